@@ -109,8 +109,8 @@ func (f *fleetFlags) consistent() error {
 	if f.Nats != "" {
 		return f.Check()
 	}
-	if f.Login != (cli.Login{}) {
-		return cli.Usagef("--creds and --tls-... are for the servers of --nats; without it the server is inside this process")
+	if flags := f.Given(); len(flags) > 0 {
+		return cli.Usagef("%s: for the servers of --nats only; without it the server is inside this process", strings.Join(flags, ", "))
 	}
 	if f.Replicas > 1 {
 		return cli.Usagef("--replicas %d: needs --nats and as many servers; the one inside this process keeps 1", f.Replicas)

@@ -122,7 +122,7 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	}
 	command := cmp.Or(kctx.Selected(), kctx.Model.Node).FullPath()
 	if err := checkEmpty(kctx, emptyEnv); err != nil {
-		return report(p, command, err)
+		return report(p, command, variables(kctx, err))
 	}
 	if common.PrintConfig {
 		return report(p, command, printConfig(p.Stdout, kctx))
@@ -131,7 +131,7 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	if reason := ended.Load(); reason != nil {
 		err = *reason
 	}
-	return report(p, command, err)
+	return report(p, command, variables(kctx, err))
 }
 
 // errInterrupted says all that whoever has sent a signal wants to know.

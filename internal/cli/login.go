@@ -83,15 +83,31 @@ type TLS struct {
 	Key  string `placeholder:"FILE" help:"Private key (PEM) of --tls-cert."`
 }
 
+// files are the flags that name a file, and those files.
+func (l *Login) files() []struct{ flag, file string } {
+	return []struct{ flag, file string }{
+		{"--creds", l.Creds}, {"--tls-ca", l.TLS.CA}, {"--tls-cert", l.TLS.Cert}, {"--tls-key", l.TLS.Key},
+	}
+}
+
+// Given are the names of the flags that are set.
+func (l *Login) Given() []string {
+	var names []string
+	for _, f := range l.files() {
+		if f.file != "" {
+			names = append(names, f.flag)
+		}
+	}
+	return names
+}
+
 // Check returns the fault of the flags. What is in the files is looked at when a connection is
 // made.
 func (l *Login) Check() error {
 	if (l.TLS.Cert == "") != (l.TLS.Key == "") {
 		return Usagef("--tls-cert and --tls-key: a certificate needs its key; give both or neither")
 	}
-	for _, f := range []struct{ flag, file string }{
-		{"--creds", l.Creds}, {"--tls-ca", l.TLS.CA}, {"--tls-cert", l.TLS.Cert}, {"--tls-key", l.TLS.Key},
-	} {
+	for _, f := range l.files() {
 		if f.file == "" {
 			continue
 		}
