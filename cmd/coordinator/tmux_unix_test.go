@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,14 +40,14 @@ func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
 	beside := t.TempDir()
 	m := &tmux{t: t, dir: t.TempDir(), socket: filepath.Join(beside, "tmux")}
 	require.NoError(t, os.Symlink(executable, filepath.Join(beside, "coordinator")))
-	quoted := []string{filepath.Join(beside, "coordinator")}
-	for _, arg := range args {
-		quoted = append(quoted, "'"+strings.ReplaceAll(arg, "'", `'\''`)+"'")
+	var quoted []string
+	for _, word := range slices.Concat([]string{"env", "HOME=" + t.TempDir()}, env, []string{filepath.Join(beside, "coordinator")}, args) {
+		quoted = append(quoted, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
 	}
 	alive := filepath.Join(beside, "alive") // which all that it starts holds open
 	require.NoError(t, syscall.Mkfifo(alive, 0o600))
 	m.run("new-session", "-d", "-x", fmt.Sprint(columns), "-y", "24", "-c", m.dir,
-		"exec 9<>'"+alive+"'; "+strings.Join(append(env, "HOME="+t.TempDir(), strings.Join(quoted, " ")), " ")+`; echo "[ended: $?]"; cat`)
+		"exec 9<>'"+alive+"'; "+strings.Join(quoted, " ")+`; echo "[ended: $?]"; cat`)
 	t.Cleanup(func() {
 		m.run("kill-server")
 		gone, err := os.OpenFile(alive, os.O_RDONLY|syscall.O_NONBLOCK, 0)

@@ -17,7 +17,7 @@ import (
 func TestGitCredentials_AnswersWhatIsAskedForOneHost(t *testing.T) {
 	dir := t.TempDir()
 	asked, settings := filepath.Join(dir, "asked"), filepath.Join(dir, "gitconfig")
-	helper := "!f() { cat >>" + asked + "; echo username=ada; echo password=secret; echo password_expiry_utc=9999999999; }; f"
+	helper := "!f() { cat >>'" + asked + "'; echo username=ada; echo password=secret; echo password_expiry_utc=9999999999; }; f"
 	require.NoError(t, os.WriteFile(settings, []byte("[credential]\n\thelper = \""+helper+"\"\n"), 0o600))
 	t.Setenv("GIT_CONFIG_GLOBAL", settings)
 	t.Setenv("GIT_CONFIG_NOSYSTEM", "1")

@@ -96,7 +96,7 @@ func (l Limits) checkGuest(m sandbox.Mount) error {
 		return errors.New("INSIDE is /: must be a directory below it, such as /data")
 	}
 	for _, own := range slices.Concat(l.View.own, l.View.sees) {
-		if within(m.Guest, own) || within(own, m.Guest) {
+		if hides(own, m.Guest) || within(own, m.Guest) {
 			return fmt.Errorf("inside it would be %s: %s is the sandbox's own; give it another place, as in --mount %s:/data", m.Guest, own, m.Host)
 		}
 	}

@@ -80,7 +80,8 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 		at("work") + ":/x:rw":             "but for what is protected",
 		at("work/a") + ":/x:rw":           "but for what is protected",
 		at("data") + ":/":                 "INSIDE is /",
-		at("data") + ":/tmp/x":            "/tmp is the sandbox's own",
+		at("data") + ":/tmp":              "/tmp is the sandbox's own",
+		at("data") + ":/tmp.host/x":       "/tmp.host is the sandbox's own",
 		at("data") + ":/home":             "/home/sandbox is the sandbox's own",
 		at("data") + ":/workspace/x":      "/workspace is the sandbox's own",
 		at("data") + ":/usr/x":            "/usr is the sandbox's own",
@@ -90,9 +91,9 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 		require.ErrorContains(t, err, says, text)
 		require.ErrorContains(t, err, text, "it names the value")
 	}
-	mounts, err := limits.CheckAll([]string{at("data") + ":/a:rw", at("fine/x") + ":/b", at("work/a") + ":/c"})
+	mounts, err := limits.CheckAll([]string{at("data") + ":/a:rw", at("fine/x") + ":/b", at("work/a") + ":/c", at("data") + ":/tmp/x:rw"})
 	require.NoError(t, err)
-	require.Len(t, mounts, 3)
+	require.Len(t, mounts, 4)
 	_, err = limits.CheckAll([]string{at("data") + ":/a:rw", at("fine") + ":/a"})
 	require.ErrorContains(t, err, "two mounts")
 

@@ -186,7 +186,7 @@ func (f *finder) install(bin string) error {
 		}
 	}
 	root := filepath.Dir(bin)
-	if name := filepath.Base(bin); name != "bin" && name != "sbin" || f.private(root) != "" {
+	if name := filepath.Base(bin); name != "bin" && name != "sbin" || f.private(root) != "" || f.host.View.hides(root) != "" {
 		return f.show(Toolchain{Name: Other, Root: bin, Parts: []string{bin}})
 	}
 	return f.add(root, kind{name: Other, parts: prefix})

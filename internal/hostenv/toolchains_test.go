@@ -131,7 +131,10 @@ func TestFind_KnownInstallations(t *testing.T) {
 				link(t, to, filepath.Join(home, at))
 			}
 			entry := filepath.Join(home, test.path)
-			f := hostenv.Find(hostenv.Host{Path: entry + ":/usr/bin", Home: home, Env: func(name string) string { return test.env[name] }, View: paths}, nil)
+			host := hostenv.Host{Path: entry + ":/usr/bin", Home: home, Env: func(name string) string { return test.env[name] }, View: paths}
+			f := hostenv.Find(host, nil)
+			host.View = isolated
+			require.Equal(t, f, hostenv.Find(host, nil), "also where the home directory is below /tmp")
 			require.Equal(t, test.shown, shown(t, home, f), "%+v", f)
 			inside, err := filepath.EvalSymlinks(entry)
 			require.NoError(t, err)

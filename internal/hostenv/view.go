@@ -22,6 +22,9 @@ type View struct {
 // guestWorkspace is where sandboxes with a root of their own have their workspace.
 const guestWorkspace = "/workspace"
 
+// guestTemp is where they have temporary files. What the host has below /tmp can be shown there.
+const guestTemp = "/tmp"
+
 // ViewOf is the view of a driver with these capabilities.
 func ViewOf(caps sandbox.Caps) View {
 	system := []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr"}
@@ -33,7 +36,7 @@ func ViewOf(caps sandbox.Caps) View {
 	default:
 		return View{
 			Root: true, sees: system,
-			own: []string{"/proc", "/dev", "/sys", "/etc", guestWorkspace, "/tmp", "/home/sandbox"},
+			own: []string{"/proc", "/dev", "/sys", "/etc", guestWorkspace, guestTemp, "/tmp.host", "/home/sandbox"},
 		}
 	}
 }
@@ -44,11 +47,16 @@ func (v View) has(path string) bool { return isAny(path, v.sees) }
 // hides is the place of the sandbox's own that a path is in; "" when there is none.
 func (v View) hides(path string) string {
 	for _, dir := range v.own {
-		if within(path, dir) {
+		if hides(dir, path) {
 			return dir
 		}
 	}
 	return ""
+}
+
+// hides reports whether a place of the sandbox's own has no room for a path of the host.
+func hides(own, path string) bool {
+	return path == own || own != guestTemp && within(path, own)
 }
 
 // within reports whether a clean path is dir or below it.

@@ -191,7 +191,7 @@ var namespaces = sync.OnceValues(initd.Namespaces) //nolint:gochecknoglobals // 
 
 // reservedPlaces are what a sandbox has of its own; a mount there would be hidden, or hide it.
 var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
-	"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace, initd.GuestHome, initd.GuestTemp,
+	"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace, initd.GuestHome, initd.GuestTemp, initd.HostTemp,
 }
 
 // checkMounts puts mounts into a configuration if they can be made, outer ones first.
@@ -205,7 +205,8 @@ func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 			return fmt.Errorf("mount %s as %s: both must be absolute paths", m.Host, m.Guest)
 		}
 		for _, reserved := range reservedPlaces {
-			if m.Guest == reserved || reserved != "/" && (strings.HasPrefix(m.Guest, reserved+"/") || strings.HasPrefix(reserved, m.Guest+"/")) {
+			below := strings.HasPrefix(m.Guest, reserved+"/") && reserved != initd.GuestTemp // see [initd.HostTemp]
+			if m.Guest == reserved || reserved != "/" && (below || strings.HasPrefix(reserved, m.Guest+"/")) {
 				return fmt.Errorf("mount %s as %s: %s is the sandbox's own; give the mount another place", m.Host, m.Guest, reserved)
 			}
 		}

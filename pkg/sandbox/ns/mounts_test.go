@@ -26,7 +26,7 @@ func TestMounts_HavePlacesOfTheirOwn(t *testing.T) {
 			Mounts: []sandbox.Mount{{Host: host, Guest: guest}},
 		})
 	}
-	for _, guest := range []string{"", "/", "/tmp", "/tmp/x", "/home/sandbox/x", "/workspace/x", "/proc/x", "/dev", "/etc/passwd", "/home", "x", "/opt/../tmp/x"} {
+	for _, guest := range []string{"/", "/tmp", "/tmp.host/x", "/home/sandbox/x", "/workspace/x", "/proc/x", "/dev", "/etc/passwd", "/home", "x", "/opt/../tmp"} {
 		_, err := open(guest)
 		require.Error(t, err, guest)
 		require.ErrorContains(t, err, "mount "+host, guest)
@@ -68,5 +68,56 @@ func TestMounts_CanBeWrittenTo(t *testing.T) { //nolint:paralleltest // its arms
 		stat, is := info.Sys().(*syscall.Stat_t)
 		require.True(t, is)
 		require.Equal(t, os.Geteuid(), int(stat.Uid))
+	})
+}
+
+// TestMounts_BelowTmp are at the host's paths, next to the temporary files of commands. They do not
+// count as those, survive a command that empties /tmp, and one that only reads cannot change them.
+func TestMounts_BelowTmp(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+	inArms(t, true, func(t *testing.T) {
+		t.Helper()
+		bin, data, scratch := filepath.Join(t.TempDir(), "my bin"), t.TempDir(), t.TempDir()
+		require.NoError(t, os.Mkdir(bin, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(bin, "tool"), []byte("#!/bin/sh\necho $0\n"), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(bin, "big"), make([]byte, 30<<20), 0o600))
+		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+			ID: "tmp", Workspace: t.TempDir(), Scratch: scratch, Env: map[string]string{"PATH": "/tmp/ci home/my bin:/usr/bin:/bin"},
+			Limits: sandbox.Limits{Disk: 20 << 20},
+			Mounts: []sandbox.Mount{
+				{Host: bin, Guest: "/tmp/ci home/my bin", AsOwner: true}, {Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true},
+				{Host: data, Guest: "/tmp/ci home/data", Write: true, AsOwner: true},
+			},
+		})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		says := func(cmd sandbox.Cmd, script string) string {
+			cmd.Argv = []string{"sh", "-c", script}
+			result, err := s.Exec(t.Context(), cmd)
+			require.NoError(t, err)
+			require.Equal(t, sandbox.ReasonExited, result.Reason)
+			return string(result.Stdout.Data) + string(result.Stderr.Data)
+		}
+		for range 2 {
+			require.Equal(t, "/tmp/ci home/my bin/tool\n/tmp/file\n", says(sandbox.Cmd{}, `tool; /tmp/file`))
+			require.Contains(t, says(sandbox.Cmd{}, `echo x >"/tmp/ci home/my bin/tool"`), "Read-only")
+			require.Empty(t, says(sandbox.Cmd{}, `echo x >"/tmp/ci home/data/written"; echo x >/tmp/x`))
+			require.Contains(t, says(sandbox.Cmd{ReadOnly: true}, `: >"/tmp/ci home/data/written"; echo x >/tmp/y`), "Permission denied")
+			busy := says(sandbox.Cmd{}, `rm -rf /tmp/*; mv "/tmp/ci home" /tmp/other; ls /tmp`)
+			require.Contains(t, busy, "busy")
+			require.Contains(t, busy, "ci home\nfile\n")
+			require.NoError(t, s.Reset(t.Context()))
+		}
+		require.FileExists(t, filepath.Join(data, "written"))
+		require.NoError(t, s.Close())
+
+		// What commands of an earlier life have put there makes way.
+		require.NoError(t, os.Remove(filepath.Join(scratch, "tmp", "file")))
+		require.NoError(t, os.MkdirAll(filepath.Join(scratch, "tmp", "file", "deep"), 0o700))
+		again, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+			ID: "again", Workspace: t.TempDir(), Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"},
+			Mounts: []sandbox.Mount{{Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true}},
+		})
+		require.NoError(t, err)
+		require.NoError(t, again.Close())
 	})
 }

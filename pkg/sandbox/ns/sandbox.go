@@ -59,6 +59,9 @@ func (s *Sandbox) start(ctx context.Context) error {
 		s.config.Protected, s.config.Pinned = s.guard.wire(s.guard.protected), s.guard.wire(s.guard.pinned)
 		s.link()
 	}
+	if err := s.linkMounts(); err != nil {
+		return err
+	}
 	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
 	if err != nil {
 		return explain(err)
@@ -76,6 +79,17 @@ func (s *Sandbox) link() {
 			s.config.Protected[i].Link = path.Join(initd.GuestHome, sandbox.CopyInHome(place.Path))
 		}
 	}
+}
+
+// linkMounts makes the links in /tmp that lead to mounts. Commands of an earlier start may have put
+// something else there.
+func (s *Sandbox) linkMounts() error {
+	for _, name := range initd.TempLinks(s.config.Mounts) {
+		if err := s.scratch.LinkTemp(name, path.Join(initd.HostTemp, name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // use has operations go to i.

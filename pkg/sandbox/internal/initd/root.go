@@ -3,6 +3,7 @@
 package initd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +27,11 @@ const (
 	GuestHome      = "/home/sandbox"
 	GuestTemp      = "/tmp"
 )
+
+// HostTemp has the mounts whose paths are below [GuestTemp]. Links there lead to them. So a command
+// that empties /tmp removes nothing of the host's, and one that only reads can write to /tmp, but not
+// to the mounts.
+const HostTemp = "/tmp.host"
 
 // maxShm is how big /dev/shm may become, and bytesPerFile how much of that there is for each of its
 // files: one with nothing in it takes a kilobyte of the kernel's memory.
@@ -127,6 +134,7 @@ func (v *view) steps() []part {
 		}},
 		{"working directory", func() { v.Do(unix.SYS_CHDIR, GuestWorkspace) }},
 		{"protected places", v.protect}, // now no symbolic link on the way leads to the host
+		{"links to mounts", v.keepLinks},
 	}
 }
 
@@ -216,12 +224,26 @@ func (v *view) take(list *[]tree, trees *[]int, host string, t tree) {
 	*list = append(*list, t)
 }
 
-// Guest is where a mount appears.
+// Guest is where a mount is: where it appears, or in [HostTemp].
 func Guest(m sandbox.Mount) string {
-	if m.Guest == "" {
-		return filepath.Clean(m.Host)
+	guest := filepath.Clean(cmp.Or(m.Guest, m.Host))
+	if below, is := strings.CutPrefix(guest, GuestTemp+"/"); is {
+		return path.Join(HostTemp, below)
 	}
-	return filepath.Clean(m.Guest)
+	return guest
+}
+
+// TempLinks are the names of the links in [GuestTemp] that lead to mounts, sorted.
+func TempLinks(mounts []sandbox.Mount) []string {
+	var names []string
+	for _, m := range mounts {
+		if below, is := strings.CutPrefix(Guest(m), HostTemp+"/"); is {
+			name, _, _ := strings.Cut(below, "/")
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // set sets attributes of a mount.
@@ -353,6 +375,14 @@ func (v *view) placeDevices() {
 	v.Do(unix.SYS_MOUNT, "devpts", "dev/pts", "devpts", flags, fmt.Sprintf("newinstance,ptmxmode=0666,mode=0620,max=%d", maxTerminals))
 	v.Step("/dev/shm")
 	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", v.config.Shm, v.config.Shm/bytesPerFile))
+}
+
+// keepLinks mounts the links to mounts on themselves: so commands cannot remove them.
+func (v *view) keepLinks() {
+	for _, name := range TempLinks(v.config.Mounts) {
+		link := path.Join(GuestTemp, name)
+		v.mountAt(link, link, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
+	}
 }
 
 func (v *view) placeDirectories() {

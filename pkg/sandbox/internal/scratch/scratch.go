@@ -60,6 +60,25 @@ func (s *Dir) fill() error {
 	return nil
 }
 
+// LinkTemp makes a symbolic link among the temporary files, in the place of what has that name.
+func (s *Dir) LinkTemp(name, target string) error {
+	at := filepath.Join(TempName, name)
+	if leads, err := s.root.Readlink(at); err == nil && leads == target {
+		return nil
+	}
+	temp, err := s.open(TempName)
+	if err != nil {
+		return fmt.Errorf("scratch directory: %w", err)
+	}
+	defer temp.Close()
+	if _, err := s.root.Lstat(at); err == nil {
+		if err := removal.At(temp, name); err != nil {
+			return fmt.Errorf("scratch directory: %w", err)
+		}
+	}
+	return s.root.Symlink(target, at)
+}
+
 // Empty removes everything in home and tmp, and everything beside them.
 func (s *Dir) Empty() error {
 	err := s.emptyDir(".", func(name string) bool {
