@@ -12,17 +12,22 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // installTimeout bounds the download and unpacking of the packages.
-const installTimeout = 5 * time.Minute
+const installTimeout = 10 * time.Minute
+
+// lockPause is the time between tries to get the lock.
+const lockPause = 50 * time.Millisecond
 
 // manifests are what says which packages, in which versions and with which hashes.
 func manifests() []string { return []string{"package.json", "package-lock.json"} }
 
 // install returns a directory with the packages that source pins, which it installs if need be.
-// Several processes may install at once: each works in a directory of its own, and the first to be
-// done gives its directory the final name.
+// One process at a time installs them, in a directory that gets its name when it is whole; the
+// others wait for that instead of doing the same work at the same time.
 func install(ctx context.Context, source string) (string, error) {
 	if err := checkNode(ctx); err != nil {
 		return "", err
@@ -46,6 +51,14 @@ func install(ctx context.Context, source string) (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
+	lock := flock.New(final + ".lock")
+	if _, err := lock.TryLockContext(ctx, lockPause); err != nil {
+		return "", err
+	}
+	defer func() { _ = lock.Close() }()
+	if exists(final) {
+		return final, nil
+	}
 	work, err := os.MkdirTemp(cache, "installing-")
 	if err != nil {
 		return "", err
@@ -54,10 +67,7 @@ func install(ctx context.Context, source string) (string, error) {
 	if err := npmInstall(ctx, work, files); err != nil {
 		return "", err
 	}
-	if err := os.Rename(work, final); err != nil && !exists(final) {
-		return "", err
-	}
-	return final, nil
+	return final, os.Rename(work, final)
 }
 
 func npmInstall(ctx context.Context, dir string, files map[string][]byte) error {

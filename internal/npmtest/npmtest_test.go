@@ -1,6 +1,7 @@
 package npmtest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,9 +47,16 @@ func TestInstall_WithoutNode(t *testing.T) {
 	require.Contains(t, output, "--- FAIL")
 }
 
+// TestInstall_SeveralAtOnce: npm runs once.
 func TestInstall_SeveralAtOnce(t *testing.T) {
 	Install(t, source, without) // or the test ends here
-	cache := t.TempDir()
+	npm, err := exec.LookPath("npm")
+	require.NoError(t, err)
+	bin, cache := t.TempDir(), t.TempDir()
+	runs := filepath.Join(bin, "runs")
+	script := fmt.Sprintf("#!/bin/sh\necho >>'%s'\nexec '%s' \"$@\"\n", runs, npm)
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "npm"), []byte(script), 0o700)) //nolint:gosec // it is run
+	t.Setenv("PATH", bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	t.Setenv("XDG_CACHE_HOME", cache) // where os.UserCacheDir looks on Linux
 	dirs := make([]string, 2)
 	group, ctx := errgroup.WithContext(t.Context())
@@ -63,5 +71,8 @@ func TestInstall_SeveralAtOnce(t *testing.T) {
 	require.DirExists(t, filepath.Join(dirs[0], "node_modules"))
 	rest, err := filepath.Glob(filepath.Join(cache, "toolfleet-test", "installing-*"))
 	require.NoError(t, err)
-	require.Empty(t, rest, "what was not needed must be gone")
+	require.Empty(t, rest)
+	got, err := os.ReadFile(runs)
+	require.NoError(t, err)
+	require.Equal(t, "\n", string(got), "others wait for the first one")
 }
