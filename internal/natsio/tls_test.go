@@ -30,7 +30,7 @@ func secureOptions(t *testing.T, ca *natsiotest.Authority, own natsiotest.Pair, 
 	t.Helper()
 	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: own.Cert, KeyFile: own.Key, CaFile: ca.Cert, Verify: true})
 	require.NoError(t, err)
-	return &server.Options{Host: "127.0.0.1", Port: port, TLSConfig: config, TLSTimeout: 5, NoSigs: true, NoLog: true}
+	return &server.Options{Host: "127.0.0.1", Port: port, TLSConfig: config, TLSTimeout: 60, NoSigs: true, NoLog: true}
 }
 
 func TestConnect_TLS(t *testing.T) {

@@ -29,7 +29,12 @@ import (
 
 const (
 	readyTimeout = 20 * time.Second
-	dialTimeout  = 5 * time.Second
+	// dialTimeout bounds a connection of this process to its own server, which is there: whoever waits
+	// long for it is on a busy machine.
+	dialTimeout = time.Minute
+	// authTimeout is how long a client may take to show the token. NATS's default of 2 s is too short
+	// for a busy machine.
+	authTimeout = 10 * time.Second
 	// maxPayload is above NATS's default of 1 MiB, so that a big file fits in one message.
 	maxPayload = 8 << 20
 	// maxPending is what a slow reader may fall behind before it is cut off.
@@ -152,7 +157,7 @@ func (s *Server) configure(o Options) (*server.Options, error) {
 		}
 		s.file = file
 	}
-	options.Authorization = s.token
+	options.Authorization, options.AuthTimeout = s.token, authTimeout.Seconds()
 	return options, nil
 }
 
@@ -229,9 +234,9 @@ func (s *Server) CredentialFile() string { return s.file }
 // are made then; where one waits for the other it takes a tenth longer.
 func (s *Server) Options() []nats.Option {
 	if s.file == "" {
-		return []nats.Option{nats.InProcessServer(s)}
+		return []nats.Option{nats.InProcessServer(s), nats.Timeout(dialTimeout)}
 	}
-	return []nats.Option{nats.SetCustomDialer(listener{s.options.Listen}), nats.Token(s.token)}
+	return []nats.Option{nats.SetCustomDialer(listener{s.options.Listen}), nats.Token(s.token), nats.Timeout(dialTimeout)}
 }
 
 // InProcessConn implements [nats.InProcessConnProvider].

@@ -171,7 +171,7 @@ func (c *Cluster) ConnectTo(i int) *nats.Conn {
 
 func (c *Cluster) connect(url string) *nats.Conn {
 	c.tb.Helper()
-	nc, err := natsio.Connect(c.tb.Context(), url, natsio.ConnectOptions{Name: c.tb.Name()})
+	nc, err := natsio.Connect(c.tb.Context(), url, natsio.ConnectOptions{Name: c.tb.Name(), Options: []nats.Option{nats.Timeout(patience)}})
 	require.NoError(c.tb, err)
 	c.tb.Cleanup(nc.Close)
 	return nc

@@ -39,7 +39,9 @@ const (
 	// the client gives each.
 	patience = time.Minute
 	// answerWait is how long a test waits for the answer to one question, for the same reason.
-	answerWait = 20 * time.Second
+	answerWait = time.Minute
+	// deafWait is how long a new connection by a link waits for the server, which a deaf link loses.
+	deafWait = 5 * time.Second
 )
 
 // New starts a server with the streams of topology, whose zero value is the default.
@@ -92,14 +94,14 @@ func (f *Fleet) ConnectVia() (*nats.Conn, *Link) {
 	f.tb.Helper()
 	link := newLink(f.Server.Options())
 	f.tb.Cleanup(link.Cut)
-	return f.connect("", "", append(f.Server.Options(), nats.InProcessServer(link))...), link
+	return f.connect("", "", append(f.Server.Options(), nats.InProcessServer(link), nats.Timeout(deafWait))...), link
 }
 
 func (f *Fleet) connect(url, creds string, options ...nats.Option) *nats.Conn {
 	f.tb.Helper()
 	// The connection outlives the test's context: whoever uses it is stopped in a cleanup.
 	ctx := context.WithoutCancel(f.tb.Context())
-	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{Name: f.tb.Name(), Creds: creds, Options: options, Logger: f.Logger})
+	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{Name: f.tb.Name(), Creds: creds, Options: append([]nats.Option{nats.Timeout(patience)}, options...), Logger: f.Logger})
 	require.NoError(f.tb, err)
 	f.tb.Cleanup(nc.Close)
 	return nc
