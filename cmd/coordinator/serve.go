@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"mvdan.cc/sh/v3/syntax"
+
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -239,6 +241,14 @@ func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 	if fl.Server != nil {
 		creds := fl.Server.CredentialFile()
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
-			fl.Server.URL(), fl.Server.URL(), creds, filepath.Join(filepath.Dir(creds), signing.PublicFile))
+			fl.Server.URL(), fl.Server.URL(), shellWord(creds), shellWord(filepath.Join(filepath.Dir(creds), signing.PublicFile)))
 	}
+}
+
+// shellWord is a path as it is pasted into a shell.
+func shellWord(path string) string {
+	if word, err := syntax.Quote(path, syntax.LangPOSIX); err == nil {
+		return word
+	}
+	return path // a shell cannot have it
 }

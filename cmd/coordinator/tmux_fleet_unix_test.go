@@ -15,15 +15,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"mvdan.cc/sh/v3/shell"
 )
 
 // served starts a coordinator that serves a model, and a worker, and returns the flags that lead to
 // them.
 func served(t *testing.T, model string) []string {
 	t.Helper()
-	line := background(t, regexp.MustCompile(`start workers with: worker (--nats \S+ --creds \S+)`),
+	line := background(t, regexp.MustCompile(`start workers with: worker (--nats \S+ --creds .+) --call-keys`),
 		"coordinator", "serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--model", model, "--min-level", "none", "--drain", "1s")
-	fleet := strings.Fields(line)
+	fleet, err := shell.Fields(line, nil)
+	require.NoError(t, err)
 	background(t, regexp.MustCompile(`takes calls of (pool)`), append([]string{"worker", "--sandbox", "process", "--data", t.TempDir(), "--drain", "1s"}, fleet...)...)
 	return fleet
 }

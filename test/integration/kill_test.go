@@ -134,7 +134,7 @@ func TestServe_StartedAgainDoesNotWaitForItself(t *testing.T) {
 	model, data := script(t, say("Once.", bash("c1", "echo done")), say("Answered.")), t.TempDir()
 	serve := func(listen string) (*process, []string) {
 		p := start(t, coordinator, launch{args: []string{"serve", "--listen", listen, "--data", data, "--lease", "1h", "--model", model, "--min-level", "none"}})
-		return p, strings.Fields(p.waitFor(t, `start workers with: worker (--nats \S+ --creds \S+) --call-keys`)[1])
+		return p, pasted(t, p.waitFor(t, `start workers with: worker (--nats \S+ --creds .+) --call-keys`)[1])
 	}
 	lost, flags := serve("127.0.0.1:0")
 	b := &broker{flags: flags}

@@ -149,7 +149,7 @@ func TestTools_OfAPoolWithoutWorkers(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	folder, ran := t.TempDir(), filepath.Join(t.TempDir(), "ran")
-	write(t, filepath.Join(folder, "train.yaml"), "name: train\ndescription: Train.\ncommand: echo >>"+ran+"\nresources: [{key: gpu/one}]\npool: gpu\n")
+	write(t, filepath.Join(folder, "train.yaml"), "name: train\ndescription: Train.\ncommand: echo >>'"+ran+"'\nresources: [{key: gpu/one}]\npool: gpu\n")
 	startWorkers(t, 1, b.flags)
 	call := append([]string{"call", "--tools", folder, "--timeout", "500ms", "train", "{}"}, b.flags...)
 	got := execute(t, coordinator, launch{args: call})

@@ -7,7 +7,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"mvdan.cc/sh/v3/shell"
 )
+
+// pasted are the words that a shell makes of what somebody pastes into it.
+func pasted(t *testing.T, text string) []string {
+	t.Helper()
+	words, err := shell.Fields(text, nil)
+	require.NoError(t, err)
+	return words
+}
 
 // TestFleet_ServesSessions is a fleet as a newcomer starts it: a coordinator with its own
 // server, two workers by the command line that it prints, and sessions of both kinds.
@@ -21,8 +30,9 @@ func TestFleet_ServesSessions(t *testing.T) {
 			bash("c4", "rm gone.txt; chmod +x run.sh")),
 		say("All changed."))
 	server := startServe(t, changes, "--listen", "127.0.0.1:0", "--data", filepath.Join(t.TempDir(), "serve"))
-	printed := server.waitFor(t, `start workers with: worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+) (--call-keys) (\S+)\n`)
-	flags, keys := printed[1:5], printed[5:]
+	printed := pasted(t, server.waitFor(t, `start workers with: worker (.*)\n`)[1])
+	flags, keys := printed[:4], printed[4:]
+	require.Equal(t, []string{"--nats", flags[1], "--creds", flags[3], "--call-keys", keys[1]}, printed)
 	info, err := os.Stat(flags[3])
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "the credential is the owner's alone")
