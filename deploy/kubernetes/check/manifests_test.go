@@ -50,6 +50,12 @@ func objects(t *testing.T, components ...string) map[string]any {
 	if len(components) > 0 {
 		dir = withComponents(t, components)
 	}
+	return objectsIn(t, dir)
+}
+
+// objectsIn are those of a directory.
+func objectsIn(t *testing.T, dir string) map[string]any {
+	t.Helper()
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	require.NoError(t, err)
 	all := map[string]any{}
@@ -230,7 +236,12 @@ func TestSecrets_HaveTheKeysThatPodsAskFor(t *testing.T) {
 
 func deployment(t *testing.T, name string, components ...string) *appsv1.Deployment {
 	t.Helper()
-	d, ok := objects(t, components...)["Deployment/"+name].(*appsv1.Deployment)
+	return deploymentIn(t, objects(t, components...), name)
+}
+
+func deploymentIn(t *testing.T, all map[string]any, name string) *appsv1.Deployment {
+	t.Helper()
+	d, ok := all["Deployment/"+name].(*appsv1.Deployment)
 	require.True(t, ok, name)
 	return d
 }
