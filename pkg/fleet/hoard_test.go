@@ -111,7 +111,7 @@ func TestHoard_LeaseOfAnother(t *testing.T) {
 	v := newVictims(t)
 	lane, ended, starts := protocol.Lane("sandbox/"+victim), make(chan fleet.Outcome, 1), filepath.Join(t.TempDir(), "starts")
 	go func() {
-		ended <- v.call(t.Context(), victim, "echo >>"+starts+"; [ $(wc -l <"+starts+") = 2 ] || sleep 100")
+		ended <- v.call(t.Context(), victim, "echo >>'"+starts+"'; [ $(wc -l <'"+starts+"') = 2 ] || sleep 100")
 	}()
 	var claim *protocol.Claim
 	for claim == nil { // nobody has it yet

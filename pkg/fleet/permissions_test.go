@@ -91,7 +91,8 @@ func deployed(t *testing.T, file string) place {
 		routes := ports[2*servers:]
 		text := strings.NewReplacer(
 			"server_name: nats-1", fmt.Sprintf("server_name: nats-%d", i+1), "0.0.0.0:4222", local(ports[i]), "127.0.0.1:8222", local(ports[servers+i]),
-			"/var/lib/nats", t.TempDir(), "/etc/nats/server.pem", own.Cert, "/etc/nats/server-key.pem", own.Key, "/etc/nats/ca.pem", ca.Cert,
+			"/var/lib/nats", strconv.Quote(t.TempDir()), "/etc/nats/server.pem", strconv.Quote(own.Cert), "/etc/nats/server-key.pem", strconv.Quote(own.Key),
+			"/etc/nats/ca.pem", strconv.Quote(ca.Cert),
 			"0.0.0.0:6222", local(routes[i]), "nats-1:6222", local(routes[0]), "nats-2:6222", local(routes[1]), "nats-3:6222", local(routes[2]),
 			"include accounts.conf", natsiotest.Accounts(t),
 		).Replace(string(configuration))

@@ -37,7 +37,7 @@ func TestSession_InUse(t *testing.T) {
 	b := newBroker(t)
 	startWorkers(t, 1, b.flags)
 	gate := filepath.Join(t.TempDir(), "gate")
-	model := script(t, say("", bash("c1", "until [ -e "+gate+" ]; do sleep 0.05; done")), say("Done."))
+	model := script(t, say("", bash("c1", "until [ -e '"+gate+"' ]; do sleep 0.05; done")), say("Done."))
 	p := start(t, coordinator, launch{args: append([]string{"run", "--session", "live", "--model", model, "go"}, b.flags...)})
 	state := func() string {
 		got := execute(t, coordinator, launch{args: append([]string{"session", "show", "--json", "live"}, b.flags...)})

@@ -117,7 +117,7 @@ background: true
 		say("Training.", use("c1", "train", object{}), bash("c2", "echo beside"), use("f1", "fails", object{})),
 		say("It trains."),
 		say("Waiting.", use("c3", "job_wait", object{"job": "job_1_1_0", "timeout": 120})),
-		say("Other work.", bash("c4", "until [ -e $GATE.failed ]; do sleep 0.05; done; sleep 2")), // its end is told a moment later
+		say("Other work.", bash("c4", "until [ -e \"$GATE.failed\" ]; do sleep 0.05; done; sleep 2")), // its end is told a moment later
 		say("Other work.", bash("c5", "sleep 1")),
 		say("Trained."))
 	args := append([]string{"run", "--json", "--model", first, "--tools", folder, "--toolset", "core,jobs", "--session", "training"}, b.flags...)

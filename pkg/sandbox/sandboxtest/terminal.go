@@ -5,6 +5,8 @@ package sandboxtest
 
 import (
 	"bytes"
+	"os"
+	"os/signal"
 	"runtime"
 	"strings"
 	"sync"
@@ -100,6 +102,9 @@ func terminalTyped(t *testing.T, b *box) {
 }
 
 func terminalInterrupt(t *testing.T, b *box) {
+	caught := make(chan os.Signal, 1) // a script that starts tests in the background has them ignore it, and what they start
+	signal.Notify(caught, os.Interrupt)
+	t.Cleanup(func() { signal.Stop(caught) })
 	s := b.screen(t, sandbox.Cmd{Argv: []string{"sh", "-c", "trap 'echo interrupted; exit 7' INT; echo ready; while :; do sleep 0.1; done"}})
 	s.shows(t, "ready")
 	s.types("\x03")
