@@ -64,6 +64,8 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
 	case loop.EventJobEnded:
 		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
+	case loop.EventPartLeftOut:
+		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
 	case loop.EventPolicyDecision:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true
 	case loop.EventApprovalAsked:

@@ -42,7 +42,7 @@ func until(events []loop.Event, at protocol.CallID) []loop.Event {
 		last := slices.IndexFunc(events, func(e loop.Event) bool {
 			return e.CallID == at && e.Job == "" && e.Type == loop.EventToolResult || e.CallID == at && e.Type == loop.EventJobEnded
 		})
-		events = events[:last+1]
+		events = slices.Concat(events[:last+1], leftOutOf(events[:last+1], events[last+1:]))
 	}
 	var left leftOpen
 	for i := range events {
@@ -56,6 +56,20 @@ func until(events []loop.Event, at protocol.CallID) []loop.Event {
 		}
 	}
 	return slices.Concat(events[:end], left.ends(), events[end:])
+}
+
+// leftOutOf are the events behind a cut that say which parts of calls before it are left out.
+func leftOutOf(before, behind []loop.Event) []loop.Event {
+	var events []loop.Event
+	for i := range behind {
+		has := func(e loop.Event) bool {
+			return slices.ContainsFunc(e.ToolCalls, func(c loop.ToolCall) bool { return c.ID == behind[i].ToolCallID })
+		}
+		if behind[i].Type == loop.EventPartLeftOut && slices.ContainsFunc(before, has) {
+			events = append(events, behind[i])
+		}
+	}
+	return events
 }
 
 // leftOpen is what has not ended where events were cut off.

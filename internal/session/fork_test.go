@@ -77,6 +77,25 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
 }
 
+// What a model's server refused of a call stays left out in a fork at that call.
+func TestFork_KeepsWhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	left := func(id string) loop.Event {
+		return loop.Event{Type: loop.EventPartLeftOut, Turn: 1, Step: 2, ToolCallID: id, Part: loop.PartImage, Text: "refused"}
+	}
+	events := slices.Insert(conversation(), 5, left("a"))
+	events = append(events, left("c"))
+	for at, want := range map[protocol.CallID][]string{"call-a": {"a"}, "call-c": {"a", "c"}, "": {"a", "c"}} {
+		var got []string
+		for _, e := range until(slices.Clone(events), at) {
+			if e.Type == loop.EventPartLeftOut {
+				got = append(got, e.ToolCallID)
+			}
+		}
+		require.Equal(t, want, got, at)
+	}
+}
+
 // answers is a model that has one answer.
 type answers struct{}
 

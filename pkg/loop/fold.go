@@ -25,6 +25,8 @@ type session struct {
 	jobs  []*job // in the order in which they were started
 	// dialogs are what stateful tools go on with, in the order in which they were opened.
 	dialogs []*dialog
+	// leftOut are the parts of tool calls that requests are without, and why.
+	leftOut map[Part]string
 	// system and project are the instructions of its last turn.
 	system  string
 	project []protocol.InstructionFile
@@ -69,7 +71,7 @@ type decision struct{ status, reason, note string }
 // fold returns the session that the events of a journal tell. Errors wrap
 // [ErrJournalInvalid].
 func fold(events []Event) (*session, error) {
-	s := &session{taken: make(map[string]bool)}
+	s := &session{taken: make(map[string]bool), leftOut: make(map[Part]string)}
 	for i := range events {
 		if err := s.apply(&events[i]); err != nil {
 			return nil, fmt.Errorf("event %d: %w", i+1, err)
@@ -114,6 +116,8 @@ func (s *session) apply(e *Event) error {
 		})
 	case EventJobEnded:
 		err = s.endJob(e)
+	case EventPartLeftOut:
+		s.leftOut[Part{e.ToolCallID, e.Part}] = e.Text
 	case EventTurnEnded:
 		err = s.endTurn(e)
 	default:

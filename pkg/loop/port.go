@@ -17,8 +17,9 @@ type Model interface {
 	// returned). Retries are the model's own; an error ends the turn as failed, with its text.
 	//
 	// A request is the whole conversation, however long: a model that takes less returns an
-	// error that wraps [ErrTooLong], and is asked again with less. The request is the callee's,
-	// but for images, which are only read.
+	// error that wraps [ErrTooLong], and is asked again with less. One whose server refuses a
+	// part of it returns a [RefusedError], and is asked again without. The request is the
+	// callee's, but for images, which are only read.
 	Reply(ctx context.Context, req Request, delta func(Delta)) (Reply, error)
 }
 
@@ -236,6 +237,7 @@ const (
 	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call; again after a lost coordinator
 	EventPolicyDecision EventType = "policy_decision"
 	EventJobEnded       EventType = "job_ended"
+	EventPartLeftOut    EventType = "part_left_out" // the model's server refused it; later requests are without
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionEnded   EventType = "session_ended" // live: the process that runs the session is done with it
 
@@ -289,7 +291,7 @@ type Event struct {
 	Usage *protocol.Usage `json:"usage,omitempty"`
 
 	// Of tool_call, tool_queued, tool_running and tool_result, approval_asked, question_asked and
-	// policy_decision.
+	// policy_decision; of part_left_out ToolCallID and Name.
 	CallID     protocol.CallID `json:"call_id,omitempty"`
 	ToolCallID string          `json:"tool_call_id,omitempty"`
 	Index      int             `json:"index,omitempty"`
@@ -318,6 +320,9 @@ type Event struct {
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
+
+	// Part is, of part_left_out, what of the tool call ToolCallID is left out; the Text says why.
+	Part PartKind `json:"part,omitempty"`
 
 	// Of tool_result (status of the call), tool_call (the same when it is not made, else ""),
 	// policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).

@@ -32,6 +32,9 @@ func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Re
 		}
 		size := sizeOf(request.Messages)
 		reply, err := t.model.Reply(ctx, request, delta)
+		if refused, is := errors.AsType[*RefusedError](err); is && ctx.Err() == nil && t.leaveOut(ctx, refused) {
+			continue
+		}
 		if !errors.Is(err, ErrTooLong) || ctx.Err() != nil || !t.cutBelow(size) {
 			return reply, err
 		}
@@ -43,6 +46,7 @@ func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Re
 // shown is the conversation after it was too long so many times.
 func (t *turnRun) shown(cuts int) []Message {
 	messages := t.session.conversation(t.system())
+	t.withoutRefused(messages)
 	if cuts > 0 {
 		shorten(messages, wholeResults()[cuts-1])
 	}

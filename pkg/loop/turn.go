@@ -15,7 +15,8 @@ type turnRun struct {
 	*recorder
 
 	followed followers
-	cuts     int // how often the conversation was too long for the model
+	cuts     int             // how often the conversation was too long for the model
+	refused  map[Part]string // what the model's server refused in this run, and is not journaled
 }
 
 // ending is a decision to end the turn.
@@ -155,11 +156,12 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if reply.Cut {
 		at.Finish = FinishLength
 	}
-	err := t.record(ctx, at)
+	err := t.record(ctx, append(t.leftOutEvents(at), at)...)
 	if errors.Is(err, ErrEventTooLarge) {
 		return &ending{OutcomeFailed, protocol.Errorf(protocol.CodePayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
 	}
+	t.refused = nil // the session has it
 	return nil, err
 }
 

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"cmp"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -92,15 +93,17 @@ func Diff(result *protocol.Result) string {
 const MaxImageBytes = render.MaxImageBytes
 
 // Image returns the image that a result is, or the first that it has, and its media type, as in
-// "image/png"; ok is false for every other result, and for images that are too large to be shown.
+// "image/png"; ok is false for every other result, for images that are too large to be shown, and
+// for those of a type that models do not take, as SVG.
 func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 	if result == nil {
 		return "", nil, false
 	}
 	if called, isCall := result.Value.(protocol.MCPCallResult); isCall {
 		for _, part := range called.Content {
-			if part.Type == "image" && len(part.Data) > 0 && len(part.Data) <= MaxImageBytes {
-				return part.MediaType, part.Data, true
+			if mediaType := imageType(part.MediaType); part.Type == "image" && mediaType != "" &&
+				len(part.Data) > 0 && len(part.Data) <= MaxImageBytes {
+				return mediaType, part.Data, true
 			}
 		}
 	}
@@ -109,4 +112,16 @@ func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 		return "", nil, false
 	}
 	return read.Image, read.Content, true
+}
+
+// imageType is a media type as models take it; "" when they do not.
+func imageType(mediaType string) string {
+	switch mediaType = strings.ToLower(mediaType); mediaType {
+	case "image/png", "image/jpeg", "image/gif", "image/webp":
+		return mediaType
+	case "image/jpg":
+		return "image/jpeg"
+	default:
+		return ""
+	}
 }

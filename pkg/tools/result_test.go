@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // What a person says takes nothing from the result, whose end says how to read on.
@@ -47,4 +48,23 @@ func TestText_StartedAgain(t *testing.T) {
 		lost := protocol.Result{Attempt: 2, Status: status, Error: protocol.Errorf(code, "lost")}
 		require.NotContains(t, command.Text(&lost), "attempt 2", "it says what became of it")
 	}
+}
+
+// Only images of the types that models take are images for them; SVG is text.
+func TestImage_TypesThatModelsTake(t *testing.T) {
+	t.Parallel()
+	result := func(mediaType string) *protocol.Result {
+		return &protocol.Result{Value: protocol.MCPCallResult{Content: []protocol.MCPContent{{Type: "image", MediaType: mediaType, Data: []byte("<svg/>")}}}}
+	}
+	for given, want := range map[string]string{
+		"image/png": "image/png", "image/jpg": "image/jpeg", "IMAGE/WEBP": "image/webp",
+		"image/svg+xml": "", "image/bmp": "", "image/tiff": "", "": "",
+	} {
+		mediaType, _, ok := tools.Image(result(given))
+		require.Equal(t, want, mediaType, given)
+		require.Equal(t, want != "", ok, given)
+	}
+	svg, ok := result("image/svg+xml").Value.(protocol.MCPCallResult)
+	require.True(t, ok)
+	require.Equal(t, "[image image/svg+xml]\n<svg/>", plain.MCP(svg))
 }

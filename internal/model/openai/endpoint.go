@@ -88,7 +88,7 @@ func (e *endpoint) refuse(resp *http.Response) *Error {
 
 func (e *endpoint) serverError(kind string, told serverFault) *Error {
 	fault := e.fault(kind, told.Message)
-	fault.Code = told.Code
+	fault.Code, fault.param = told.Code, told.Param
 	if fault.Code == "" {
 		fault.Code = told.Type
 	}

@@ -3,13 +3,11 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"math"
 	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -50,7 +48,8 @@ type Error struct {
 	// RetryAfter is how long the server asked to wait; 0 when it did not.
 	RetryAfter time.Duration
 
-	permanent bool // not worth another attempt, although others of its type are
+	param     string // the field of the request that the server names
+	permanent bool   // not worth another attempt, although others of its type are
 	cause     error
 }
 
@@ -236,42 +235,6 @@ func parseDelay(value string, unit time.Duration) (time.Duration, bool) {
 	return time.Duration(min(number*float64(unit), float64(math.MaxInt64/2))), true
 }
 
-// rejects is what a server has rejected of requests, and is not sent again.
-type rejects struct {
-	usage     atomic.Bool // stream_options
-	maxTokens atomic.Bool // max_tokens: it wants max_completion_tokens
-	reasoning atomic.Bool // the fields of [fieldNames] in messages
-}
-
-// learn reports whether an error says that the server rejects something that is not known yet, so
-// that the same request without it may do.
-func (r *rejects) learn(err error) bool {
-	fault, ok := errors.AsType[*Error](err)
-	if !ok || fault.Type != TypeInvalidRequest {
-		return false
-	}
-	mentions := func(words ...string) bool {
-		for _, word := range words {
-			if strings.Contains(fault.Message, word) {
-				return true
-			}
-		}
-		return false
-	}
-	switch {
-	case mentions("stream_options", "include_usage"):
-		return r.usage.CompareAndSwap(false, true)
-	case mentions("max_completion_tokens"):
-		return r.maxTokens.CompareAndSwap(false, true)
-	case mentions("reasoning_effort"): // which the user asked for
-		return false
-	case mentions("reasoning"): // of every field
-		return r.reasoning.CompareAndSwap(false, true)
-	default:
-		return false
-	}
-}
-
 // maxMessage bounds the part of a server's message that errors repeat, in bytes.
 const maxMessage = 2000
 
@@ -280,6 +243,7 @@ type serverFault struct {
 	Message string
 	Type    string
 	Code    string
+	Param   string // the field of the request that it is about
 }
 
 func (f serverFault) mentions(word string) bool {
@@ -291,6 +255,7 @@ type faultFields struct {
 	Error   json.RawMessage `json:"error"`
 	Message json.RawMessage `json:"message"`
 	Detail  json.RawMessage `json:"detail"`
+	Param   json.RawMessage `json:"param"`
 	Type    json.RawMessage `json:"type"`
 	Code    json.RawMessage `json:"code"`
 }
@@ -317,14 +282,14 @@ func parseFault(body []byte, inStream bool) (serverFault, bool) {
 		if json.Unmarshal(outer.Error, &inner) != nil || isBlank(inner.Message) {
 			return serverFault{Message: textOf(outer.Error), Code: textOf(outer.Code)}, true
 		}
-		return serverFault{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code)}, true
+		return serverFault{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code), Param: textOf(inner.Param)}, true
 	}
 	if inStream && outer.Object != "error" {
 		return serverFault{}, false
 	}
 	for _, message := range []json.RawMessage{outer.Message, outer.Detail} {
 		if !isBlank(message) {
-			return serverFault{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code)}, true
+			return serverFault{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code), Param: textOf(outer.Param)}, true
 		}
 	}
 	return serverFault{}, false

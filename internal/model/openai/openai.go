@@ -63,7 +63,7 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 		}
 		fault, ok := errors.AsType[*Error](err)
 		if !ok || !fault.retryable() || attempt >= m.opts.MaxAttempts {
-			return loop.Reply{}, afterAttempts(err, attempt)
+			return loop.Reply{}, m.refused(req, afterAttempts(err, attempt))
 		}
 		delay := m.delay(fault, delays)
 		m.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
@@ -97,7 +97,7 @@ func afterAttempts(err error, attempts int) error {
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	for {
 		reply, err := m.ask(ctx, m.request(req), delta)
-		if !m.rejects.learn(err) {
+		if !m.rejects.learn(err, req) {
 			return reply, err
 		}
 	}

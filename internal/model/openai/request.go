@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -41,6 +42,9 @@ type message struct {
 	ReasoningContent *string  `json:"reasoning_content,omitempty"`
 	Reasoning        *string  `json:"reasoning,omitempty"`
 	ReasoningDetails []fields `json:"reasoning_details,omitempty"`
+
+	callID string   // of a tool message, as the conversation has it
+	images []string // the tool calls whose images it has, each behind a text
 }
 
 type contentPart struct {
@@ -57,6 +61,8 @@ type toolCall struct {
 	ID       string       `json:"id"`
 	Type     string       `json:"type"`
 	Function functionCall `json:"function"`
+
+	callID string // as the conversation has it
 }
 
 type functionCall struct {
@@ -94,7 +100,7 @@ func (m *Model) request(req loop.Request) *request {
 		if asked.Role == loop.RoleSystem && asked.Text == "" {
 			continue
 		}
-		next := messageOf(asked)
+		next := m.messageOf(asked)
 		if !m.rejects.reasoning.Load() {
 			next.sendBack(asked.Reasoning)
 		}
@@ -104,12 +110,23 @@ func (m *Model) request(req loop.Request) *request {
 			out.Messages = appendImages(out.Messages, req.Messages[:i+1])
 		}
 	}
-	for _, definition := range req.Tools {
-		if tool, declared := toolOf(definition); declared {
-			out.Tools = append(out.Tools, tool)
-		}
+	for _, definition := range m.rejects.offered(req.Tools) {
+		tool, _ := toolOf(definition)
+		out.Tools = append(out.Tools, tool)
 	}
+	out.tell(m.rejects.toolNotes(req.Tools))
 	return out
+}
+
+// tell adds to the instructions, behind them so that places in the conversation stay.
+func (r *request) tell(notes string) {
+	switch {
+	case notes == "":
+	case len(r.Messages) > 0 && r.Messages[0].Role == loop.RoleSystem:
+		r.Messages[0].Content = fmt.Sprint(r.Messages[0].Content, notes)
+	default:
+		r.Messages = append(r.Messages, message{Role: loop.RoleSystem, Content: strings.TrimSpace(notes)})
+	}
 }
 
 // appendImages adds the images of the tool messages at the end of a conversation, in a
@@ -120,10 +137,12 @@ func appendImages(out []message, conversation []loop.Message) []message {
 		first--
 	}
 	var parts []contentPart
+	var images []string
 	for _, result := range conversation[first:] {
 		if result.Image == nil {
 			continue
 		}
+		images = append(images, result.ToolCallID)
 		parts = append(parts,
 			contentPart{Type: "text", Text: "The image of tool call " + result.ToolCallID + ":"},
 			contentPart{Type: "image_url", ImageURL: &imageURL{
@@ -133,18 +152,24 @@ func appendImages(out []message, conversation []loop.Message) []message {
 	if len(parts) == 0 {
 		return out
 	}
-	return append(out, message{Role: loop.RoleUser, Content: parts})
+	return append(out, message{Role: loop.RoleUser, Content: parts, images: images})
 }
 
-func messageOf(asked *loop.Message) message {
+func (m *Model) messageOf(asked *loop.Message) message {
 	out := message{Role: asked.Role}
 	switch asked.Role {
 	case loop.RoleAssistant:
 		for _, call := range asked.ToolCalls {
-			out.ToolCalls = append(out.ToolCalls, toolCall{call.ID, "function", functionCall{nameOf(call.Name), argumentsOf(call.Arguments)}})
+			out.ToolCalls = append(out.ToolCalls, toolCall{
+				ID: m.rejects.idOf(call.ID), Type: "function", callID: call.ID,
+				Function: functionCall{nameOf(call.Name), argumentsOf(call.Arguments)},
+			})
 		}
 	case loop.RoleTool:
-		out.ToolCallID, out.Name = asked.ToolCallID, nameOf(asked.Name)
+		out.ToolCallID, out.callID = m.rejects.idOf(asked.ToolCallID), asked.ToolCallID
+		if !m.rejects.names.Load() {
+			out.Name = nameOf(asked.Name)
+		}
 	case loop.RoleSystem, loop.RoleUser:
 	}
 	switch {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -39,6 +40,9 @@ func mcpPart(part protocol.MCPContent) string {
 		}
 		fallthrough
 	default:
+		if strings.HasPrefix(part.MediaType, "image/svg") && utf8.Valid(part.Data) { // no image for models, but text
+			return fmt.Sprintf("[%s %s]\n%s", part.Type, part.MediaType, part.Data)
+		}
 		return strings.TrimSpace(fmt.Sprintf("[%s %s, %d bytes %s", part.Type, cmp.Or(part.MediaType, "of no known type"), len(part.Data), part.URI)) + "]"
 	}
 }
