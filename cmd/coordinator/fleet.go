@@ -223,6 +223,9 @@ func (e *embeddedWorker) start(
 	for _, warning := range slices.Concat(e.host.access.notices(), cli.Warnings(e.limits, e.caps), cli.FewFiles(e.flags.Slots)) {
 		warn(warning)
 	}
+	if e.host.git != "" {
+		warn(e.host.git)
+	}
 	if workspace != "" && e.protect == nil && !e.caps.Protect {
 		places, err := gitguard.Protected(ctx, workspace)
 		if err != nil {

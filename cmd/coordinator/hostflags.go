@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -86,6 +87,7 @@ type hostView struct {
 	cache  *hostenv.Cache // nil for none
 	asked  []sandbox.Mount
 	access *access
+	git    string // why git does not work in the workspace; "" where it does
 }
 
 // open decides what sandboxes of a driver with these capabilities, which reach what is allowed, see
@@ -110,6 +112,9 @@ func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, 
 	if workspace != "" {
 		maps.Copy(h.env, author(ctx, workspace).Env())
 	}
+	if outside := gitguard.FindOutside(workspace); workspace != "" && outside != nil && !view.Host {
+		h.addRepository(limits, outside)
+	}
 	if err := h.openCache(ctx, f, view, workspace); err != nil {
 		return nil, err
 	}
@@ -121,6 +126,24 @@ func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, 
 		maps.Copy(h.env, doors.Env)
 	}
 	return h, nil
+}
+
+// addRepository has sandboxes see the repository of a linked worktree, or a notice say why git does
+// not work there.
+func (h *hostView) addRepository(limits hostenv.Limits, outside *gitguard.Outside) {
+	if slices.ContainsFunc(h.asked, func(m sandbox.Mount) bool { return m.Host == outside.Common || m.Host == outside.Dir }) {
+		return // a person knows better
+	}
+	h.git = outside.String()
+	if !outside.Worktree {
+		return
+	}
+	mounts, err := limits.Repository(outside)
+	if err != nil {
+		h.git += fmt.Sprintf(" (%v)", err)
+		return
+	}
+	h.git, h.mounts = "", slices.Concat(h.mounts, mounts)
 }
 
 func (h *hostView) openCache(ctx context.Context, f *hostFlags, view hostenv.View, workspace string) (err error) {

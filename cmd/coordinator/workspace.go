@@ -62,6 +62,9 @@ func (f *policyFlags) importWorkspace(
 	if err != nil {
 		return nil, err
 	}
+	if outside := gitguard.FindOutside(dir); outside != nil {
+		show.warn(outside.String())
+	}
 	var settings *gitSettings
 	if protect == nil {
 		places, err := gitguard.Protected(ctx, dir)

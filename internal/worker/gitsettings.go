@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -46,6 +47,9 @@ func (s *sandboxes) notes(ctx context.Context, l protocol.Lane, cmd *sandbox.Cmd
 	if hint := protectedHint(protect, r); hint != "" {
 		notes = append(notes, hint)
 	}
+	if note := s.noRepository(l, r); note != "" {
+		notes = append(notes, note)
+	}
 	if cmd.ReadOnly { // it changes nothing of the workspace
 		return notes
 	}
@@ -59,6 +63,23 @@ func (s *sandboxes) notes(ctx context.Context, l protocol.Lane, cmd *sandbox.Cmd
 			"If they are wanted there, say so: only the user can set them.", strings.Join(kept, ", ")))
 	}
 	return notes
+}
+
+// noRepository says why a command found no repository where a person's git finds one; "" where it
+// does not say so.
+func (s *sandboxes) noRepository(l protocol.Lane, r *sandbox.Result) string {
+	const said = "fatal: not a git repository"
+	if !bytes.Contains(r.Stderr.Data, []byte(said)) && !bytes.Contains(r.Stdout.Data, []byte(said)) {
+		return ""
+	}
+	workspace := s.workspace(l)
+	link, err := os.Lstat(filepath.Join(workspace, ".git"))
+	if err != nil || !link.Mode().IsRegular() {
+		if _, inPlace := s.inPlace(l); !inPlace || gitguard.FindOutside(workspace) == nil {
+			return ""
+		}
+	}
+	return "git does not work in this workspace: it is a linked worktree, a submodule or a subdirectory of a repository that the sandbox does not have. Go on without git, and say so if it is needed."
 }
 
 // refusals are what the kernel says of changing a protected place.

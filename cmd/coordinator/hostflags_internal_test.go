@@ -1,0 +1,63 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+)
+
+// TestHostView_RepositoryOutsideOfTheWorkspace: of a linked worktree it is mounted, and where git
+// cannot work the user is told so in one line.
+func TestHostView_RepositoryOutsideOfTheWorkspace(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("NOT TESTED: git is not installed")
+	}
+	base, err := os.MkdirTemp("/var/tmp", "outside-") // sandboxes have a /tmp of their own
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
+	cmd := exec.CommandContext(t.Context(), "sh", "-ec", `
+		export GIT_CONFIG_NOSYSTEM=1 HOME="$PWD" GIT_AUTHOR_NAME=p GIT_AUTHOR_EMAIL=p GIT_COMMITTER_NAME=p GIT_COMMITTER_EMAIL=p
+		git init -q repo; cd repo; git commit -q --allow-empty -m 1; mkdir sub; git worktree add -q ../work`)
+	cmd.Dir = base
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	repo := filepath.Join(base, "repo")
+	common := filepath.Join(repo, ".git")
+	for name, test := range map[string]struct {
+		workspace, driver string
+		flags             hostFlags
+		mounted           bool
+		told              string
+	}{
+		"a linked worktree":   {"work", "ns", hostFlags{}, true, ""},
+		"a subdirectory":      {"repo/sub", "ns", hostFlags{}, false, "the workspace is a subdirectory of the repository " + repo},
+		"the repository":      {"repo", "ns", hostFlags{}, false, ""},
+		"without protection":  {"work", "landlock", hostFlags{}, false, "the workspace is a linked worktree of the repository " + repo},
+		"mounted by the user": {"work", "ns", hostFlags{Mount: []string{common}}, false, ""},
+	} {
+		test.flags.Cache, test.flags.Toolchains = flagNone, flagNone
+		h, err := test.flags.open(t.Context(), test.driver, sandbox.Caps{Driver: test.driver, Level: sandbox.LevelFull}, egress.Allow{}, filepath.Join(base, test.workspace), t.TempDir())
+		require.NoError(t, err, name)
+		require.Contains(t, h.git, test.told, name)
+		require.Equal(t, test.told == "", h.git == "", name)
+		mounted := map[string]bool{}
+		for _, m := range h.mounts {
+			mounted[m.Guest] = m.Write
+		}
+		if test.mounted {
+			require.Subset(t, mounted, map[string]bool{
+				common: false, common + "/objects": true, common + "/worktrees/work": true, common + "/worktrees/work/commondir": false,
+			})
+		} else {
+			require.NotContains(t, mounted, common+"/objects", name)
+		}
+		require.NoError(t, h.close())
+	}
+}
