@@ -131,8 +131,7 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger,
 	})
 	if err == nil && fl.Server != nil {
-		failed := fl.Server.Failed()
-		context.AfterFunc(failed, func() { c.p.End(context.Cause(failed)) })
+		fl.Server.WhenFailed(c.p.End)
 	}
 	return fl, err
 }

@@ -8,12 +8,16 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -23,7 +27,7 @@ type mcpCommand struct {
 	WholeHome bool     `help:"Allow --workspace to be the root directory or the home directory."`
 	Session   string   `placeholder:"ID" help:"Session whose sandbox every client uses. Default: with --workspace or on stdio a new one, else one of each client."`
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
-	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080. Default: one client on stdin and stdout."`
+	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
 	httpFlags
 	taskFlag
@@ -39,7 +43,7 @@ type mcpCommand struct {
 
 // httpFlags are about clients of the Model Context Protocol over HTTP.
 type httpFlags struct {
-	McpTokens   string   `placeholder:"FILE" help:"File of bearer tokens for clients over HTTP, a line each: NAME, read or use, TOKEN. Required on addresses other than loopback."`
+	McpTokens   string   `placeholder:"FILE" help:"File of bearer tokens for clients over HTTP, a line each: NAME, read or use, TOKEN. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
 	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
 	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }
@@ -72,6 +76,9 @@ func (f taskFlag) patience() time.Duration {
 // taskAfter is that of every tool.
 func (f taskFlag) taskAfter(string) time.Duration { return f.McpTaskAfter }
 
+// unixPrefix begins the address of a Unix socket.
+const unixPrefix = "unix:"
+
 // clients checks the flags for an address and reads the tokens.
 func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err error) {
 	if address == "" {
@@ -80,17 +87,12 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 		}
 		return o, nil
 	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return o, cli.Usagef("%s %s: must be an address as in 127.0.0.1:7080", flag, address)
-	}
-	ip, err := netip.ParseAddr(host)
-	if host != "localhost" && (err != nil || !ip.IsLoopback()) && f.McpTokens == "" {
-		return o, cli.Usagef("%s %s: others reach it: give --mcp-tokens, or listen on a loopback address", flag, address)
+	if err := f.checkAddress(flag, address); err != nil {
+		return o, err
 	}
 	for _, given := range append([]string{f.McpResource}, f.McpAuth...) {
 		if u, err := url.Parse(given); given != "" && (err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http") {
-			return o, cli.Usagef("--mcp-resource, --mcp-auth: %q is no http or https URL", given)
+			return o, cli.Usagef("--mcp-resource, --mcp-auth: %q is no http or https URL", cli.RedactURL(given))
 		}
 	}
 	if (f.McpResource == "") != (len(f.McpAuth) == 0) {
@@ -105,11 +107,37 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 		return o, cli.Usagef("--mcp-tokens: %v", err)
 	}
 	defer file.Close()
+	if info, err := file.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0 {
+		return o, cli.Usagef("--mcp-tokens %s: its mode is %04o, so other users of this machine may use it: run chmod o= %[1]s", f.McpTokens, info.Mode().Perm())
+	}
 	if o.Tokens, err = mcpserver.ReadTokens(file); err != nil {
 		return o, cli.Usagef("--mcp-tokens %s: %v", f.McpTokens, err)
 	}
 	return o, nil
 }
+
+// checkAddress refuses an address that cannot be listened on, and one that others reach without a
+// token.
+func (f *httpFlags) checkAddress(flag, address string) error {
+	if path, is := strings.CutPrefix(address, unixPrefix); is {
+		if !filepath.IsAbs(path) {
+			return cli.Usagef("%s %s: must be an absolute path as in unix:/run/user/1000/toolfleet.sock", flag, address)
+		}
+		return nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return cli.Usagef("%s %s: must be an address as in 127.0.0.1:7080, or unix:PATH", flag, address)
+	}
+	ip, err := netip.ParseAddr(host)
+	if host != "localhost" && (err != nil || !ip.IsLoopback()) && f.McpTokens == "" {
+		return cli.Usagef("%s %s: others reach it: give --mcp-tokens, or listen on a loopback address", flag, address)
+	}
+	return nil
+}
+
+// tokenFile is the name of the file of the token that is made where none are given.
+const tokenFile = "mcp.token"
 
 func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	logger := p.common.Logger(p.Program)
@@ -160,6 +188,12 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer cleanup()
+	tokens := c.Data // else each run would have another token, which clients keep in their settings
+	if tokens == "" {
+		if tokens, err = cli.StateDir(""); err != nil {
+			return err
+		}
+	}
 	worker, err := c.openWorker(ctx, &c.fleetFlags, data, c.folderFlag, protect, logger)
 	if err != nil {
 		return err
@@ -227,7 +261,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	beside.Go(func() { box.follow(following, server, fl, changed, ask, warn) })
 	if c.Listen != "" {
 		var serve func() error
-		if serve, err = listenHTTP(ctx, server, c.Listen, web, p); err == nil {
+		if serve, err = listenHTTP(ctx, server, c.Listen, web, tokens, p); err == nil {
 			err = serve()
 		}
 	} else {
@@ -240,12 +274,71 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	return err
 }
 
-// listenHTTP listens for clients and returns what serves them until ctx ends.
-func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, p program) (serve func() error, err error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+// listenHTTP listens for clients and returns what serves them until ctx ends. Every user of this
+// machine reaches a port of it, so without tokens one is made, in a directory; a socket is its
+// owner's.
+func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, dir string, p program) (serve func() error, err error) {
+	path, isSocket := strings.CutPrefix(address, unixPrefix)
+	at, how := "", ""
+	var listener net.Listener
+	if isSocket {
+		listener, err = listenUnix(ctx, path)
+		at = path
+	} else if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address); err == nil {
+		at = fmt.Sprintf("http://%s/mcp", listener.Addr())
+	}
 	if err != nil {
 		return nil, cli.Usagef("cannot listen for MCP clients: %v", err)
 	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at http://%s/mcp\n", listener.Addr())
-	return func() error { return server.Serve(ctx, listener, o) }, nil
+	if len(o.Tokens) == 0 && !isSocket {
+		file := filepath.Join(dir, tokenFile)
+		token, err := ownToken(file)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
+		}
+		o.Tokens, how = []mcpserver.Token{mcpserver.OwnToken(token)}, " for clients that send the token in "+file+" (Authorization: Bearer TOKEN)"
+	}
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", at, how)
+	return func() error {
+		if isSocket {
+			defer os.Remove(path)
+		}
+		return server.Serve(ctx, listener, o)
+	}, nil
+}
+
+// ownToken reads the token of a file, or makes it.
+func ownToken(file string) (string, error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return "", err
+	}
+	return embedded.LoadToken(file)
+}
+
+// listenUnix listens on a socket that only its owner can connect to. One that was left behind is
+// replaced.
+func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return nil, fmt.Errorf("%s is there, and is no socket", path)
+	}
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
+		return nil, errors.Join(fmt.Errorf("%s is in use by another process", path), conn.Close())
+	}
+	own, err := os.MkdirTemp(filepath.Dir(path), ".mcp-") // nobody else can look into it
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(own)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(own, "s"))
+	if err != nil {
+		return nil, err
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false) //nolint:forcetypeassert // it is one
+	if err = os.Chmod(filepath.Join(own, "s"), 0o600); err == nil {
+		err = os.Rename(filepath.Join(own, "s"), path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
 }

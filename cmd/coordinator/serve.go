@@ -137,7 +137,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		})
 	}
 	if c.Mcp != "" {
-		if err := c.serveClients(sweeping, p, fl, folder, clients, logger, &beside); err != nil {
+		if err := c.serveClients(sweeping, p, fl, folder, clients, data, logger, &beside); err != nil {
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 
 // serveClients serves agents that bring their own model, until ctx ends.
 func (c *serveCommand) serveClients(
-	ctx context.Context, p program, fl *fleet.Fleet, folder *manifest.Folder, clients mcpserver.HTTPOptions, logger *slog.Logger, beside *sync.WaitGroup,
+	ctx context.Context, p program, fl *fleet.Fleet, folder *manifest.Folder, clients mcpserver.HTTPOptions, data string, logger *slog.Logger, beside *sync.WaitGroup,
 ) error {
 	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	box, err := c.toolbox(c.Toolset, folder, warn)
@@ -164,7 +164,7 @@ func (c *serveCommand) serveClients(
 		Version: p.Version, Fleet: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.tell,
 	})
-	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)
+	serve, err := listenHTTP(ctx, server, c.Mcp, clients, data, p)
 	if err != nil {
 		return err
 	}

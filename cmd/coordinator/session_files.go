@@ -82,13 +82,13 @@ func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk)
 	}
 	for _, name := range names {
 		node := tree[name]
-		mode, shown := node.Mode, terminal.Visible(strings.TrimPrefix(name, underWorkspace))
+		mode, shown := node.Mode, oneLine(strings.TrimPrefix(name, underWorkspace))
 		switch node.Type {
 		case sandbox.TypeDir:
 			mode |= fs.ModeDir
 		case sandbox.TypeSymlink:
 			mode |= fs.ModeSymlink
-			shown += " -> " + terminal.Visible(node.Target)
+			shown += " -> " + oneLine(node.Target)
 		default:
 		}
 		if _, err := fmt.Fprintf(p.Stdout, "%s %10d  %s\n", mode, node.Size, shown); err != nil {
@@ -96,6 +96,11 @@ func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk)
 		}
 	}
 	return nil
+}
+
+// oneLine is a name as a list shows it: line breaks in it begin no other entry.
+func oneLine(name string) string {
+	return terminal.Visible(strings.NewReplacer("\n", `\n`, "\r", `\r`, "\t", `\t`).Replace(name))
 }
 
 // listedFile is a file as --json prints it.

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"reflect"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -204,10 +205,37 @@ func printable(name string, value reflect.Value) any {
 		if name == "nats" {
 			return natsio.Redact(v)
 		}
-		return v
+		return RedactURL(v)
+	case []string:
+		texts := slices.Clone(v)
+		for i := range texts {
+			texts[i] = RedactURL(texts[i])
+		}
+		return texts
 	default:
 		return v
 	}
+}
+
+// RedactURL is a text without the secrets that a URL in it has: who comes, and what is asked for.
+// Any other text is returned as it is.
+func RedactURL(text string) string {
+	scheme, rest, is := strings.Cut(text, "://")
+	if !is {
+		return text
+	}
+	rest, query, asks := strings.Cut(rest, "?")
+	host, path, hasPath := strings.Cut(rest, "/")
+	if i := strings.LastIndex(host, "@"); i >= 0 {
+		host = "xxxxx" + host[i:]
+	}
+	if hasPath {
+		host += "/" + path
+	}
+	if asks && query != "" {
+		host += "?xxxxx"
+	}
+	return scheme + "://" + host
 }
 
 // Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends,

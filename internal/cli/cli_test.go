@@ -289,3 +289,15 @@ func TestStateDir(t *testing.T) {
 	_, err = cli.StateDir("worker")
 	require.Error(t, err)
 }
+
+func TestRedactURL(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"https://ann:pw@host/mcp?key=s3cret": "https://xxxxx@host/mcp?xxxxx",
+		"https://token@host":                 "https://xxxxx@host",
+		"https://host:1/a@b":                 "https://host:1/a@b",
+		"openai:gpt-5":                       "openai:gpt-5",
+	} {
+		require.Equal(t, want, cli.RedactURL(text))
+	}
+}

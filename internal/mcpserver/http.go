@@ -52,6 +52,7 @@ const minToken = 16
 func ReadTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
 	var faults []error
+	names := map[[sha256.Size]byte]string{}
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
 		fields := strings.Fields(lines.Text())
@@ -69,7 +70,12 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 		case len(fields[2]) < minToken:
 			fault("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
 		default:
-			tokens = append(tokens, Token{Name: fields[0], Role: fields[1], hash: sha256.Sum256([]byte(fields[2]))})
+			token := Token{Name: fields[0], Role: fields[1], hash: sha256.Sum256([]byte(fields[2]))}
+			if other, taken := names[token.hash]; taken {
+				fault("the token of %q is that of %q, too: each line must have its own", token.Name, other)
+			}
+			names[token.hash] = token.Name
+			tokens = append(tokens, token)
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -79,6 +85,11 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 		faults = append(faults, fmt.Errorf("%w: there is none", ErrTokens))
 	}
 	return tokens, errors.Join(faults...)
+}
+
+// OwnToken is a token of whoever started the server, which may use every tool.
+func OwnToken(token string) Token {
+	return Token{Name: "owner", Role: RoleUse, hash: sha256.Sum256([]byte(token))}
 }
 
 // HTTPOptions are about clients over HTTP.
@@ -111,13 +122,14 @@ func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	stateless := mcp.NewStreamableHTTPHandler(server, &mcp.StreamableHTTPOptions{
 		Stateless: true, MaxRequestBodyBytes: MaxBody, PropagateRequestCancellation: true, Logger: s.options.Logger,
 	})
+	opened := &openSessions{handler: sessions, of: map[string]map[string]*openSession{}}
 	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set(keyHeader, r.PathValue("key"))
 		if r.Header.Get("MCP-Protocol-Version") >= firstStateless {
 			stateless.ServeHTTP(w, r)
 			return
 		}
-		sessions.ServeHTTP(w, r)
+		opened.serve(w, r)
 	})
 	handler = wellFormed(b.body, handler)
 	const metadataPath = "/.well-known/oauth-protected-resource"

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -160,4 +161,53 @@ func TestServe_ConnectionsAreCapped(t *testing.T) {
 		n, _ := conn.Read(make([]byte, 1))
 		return n == 1
 	}, generous, 10*time.Millisecond, "the place of one that has gone is free")
+}
+
+func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
+	t.Parallel()
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	tokens, err := ReadTokens(strings.NewReader("ann read " + goodToken))
+	require.NoError(t, err)
+	s := New(Options{Fleet: protocol.DefaultFleet, Tools: table})
+	web := httptest.NewServer(s.Handler(HTTPOptions{Tokens: tokens}))
+	t.Cleanup(func() {
+		web.Close()
+		for session := range s.offer.reading.server.Sessions() {
+			_ = session.Close() // as its client has gone
+		}
+	})
+	post := func(session, body string) *http.Response {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+"/mcp", strings.NewReader(body))
+		require.NoError(t, err)
+		for name, value := range map[string]string{
+			"Authorization": "Bearer " + goodToken, "Content-Type": "application/json", "Accept": "application/json, text/event-stream", sessionHeader: session,
+		} {
+			if value != "" {
+				request.Header.Set(name, value)
+			}
+		}
+		response, err := web.Client().Do(request)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		return response
+	}
+	const hello = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+	busy := post("", hello).Header.Get(sessionHeader)
+	require.NotEmpty(t, busy)
+	ids := []string{}
+	for range 2 * maxSessions {
+		ids = append(ids, post("", hello).Header.Get(sessionHeader))
+		require.Equal(t, http.StatusOK, post(busy, ping).StatusCode, "one that is used stays")
+	}
+	open := 0
+	for range s.offer.reading.server.Sessions() {
+		open++
+	}
+	require.Equal(t, maxSessions, open)
+	require.Equal(t, http.StatusNotFound, post(ids[0], ping).StatusCode, "its client greets again")
+	require.Equal(t, http.StatusOK, post(ids[len(ids)-1], ping).StatusCode)
 }

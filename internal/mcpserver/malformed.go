@@ -1,3 +1,4 @@
+//nolint:tagliatelle // the names are the protocol's
 package mcpserver
 
 import (

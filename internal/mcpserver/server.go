@@ -75,6 +75,7 @@ type Server struct {
 	options Options
 	server  *mcp.Server
 	key     []byte // signs questions that clients carry
+	reads   bool   // its clients change nothing
 	order   *order
 	log     loop.SingleLog
 
@@ -95,6 +96,8 @@ func New(o Options) *Server {
 	s := &Server{options: o, key: make([]byte, 32), order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
 	_, _ = rand.Read(s.key) // it never fails
 	sdk := &mcp.ServerOptions{
+		// What a sandbox has is no other client's, and no cache's on the way.
+		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },
 		Instructions: o.Instructions, Logger: o.Logger, Capabilities: capabilities(),
 		GetSessionID: func() string { return string(protocol.NewSessionID()) },
 	}

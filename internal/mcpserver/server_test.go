@@ -479,6 +479,16 @@ func TestHTTP_TokensAndWebPages(t *testing.T) {
 	require.Equal(t, []any{"https://login.example.com"}, metadata["authorization_servers"])
 }
 
+func TestResources_AreNoCaches(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared)
+	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "shared"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(workspace, "shared", "f"), []byte("x"), 0o600))
+	read, err := connect(t, s, nil).ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
+	require.NoError(t, err)
+	require.Equal(t, "private", read.CacheScope)
+}
+
 func TestReadTokens_EveryFault(t *testing.T) {
 	t.Parallel()
 	_, err := mcpserver.ReadTokens(strings.NewReader("ann use\nbob admin 0123456789abcdef\ncid read short\n"))
@@ -486,6 +496,8 @@ func TestReadTokens_EveryFault(t *testing.T) {
 	require.ErrorContains(t, err, "line 1: must have a name, a role and a token, but has 2 words")
 	require.ErrorContains(t, err, `line 2: role "admin": must be read or use`)
 	require.ErrorContains(t, err, "line 3")
+	_, err = mcpserver.ReadTokens(strings.NewReader("ann use 0123456789abcdef\nbob read 0123456789abcdef\n"))
+	require.ErrorContains(t, err, `line 2: the token of "bob" is that of "ann", too`)
 	_, err = mcpserver.ReadTokens(strings.NewReader("\n"))
 	require.ErrorContains(t, err, "there is none")
 }

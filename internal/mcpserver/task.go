@@ -29,8 +29,9 @@ const (
 )
 
 // task names a call of the fleet. Its id is all that it takes to find the call, so nothing is
-// stored beside that: any server of the fleet knows any task, also after a crash. Who has the id of
-// a call, which is random, and the name of the token that made it, may ask.
+// stored beside that: any server of the fleet knows any task, also after a crash. The id is not
+// trusted: whoever asks must have the session of the call, by a token, key or session of the
+// protocol, and so may ask for results of that session anyway.
 type task struct {
 	Call    protocol.CallID      `json:"call"`
 	Session protocol.SessionID   `json:"session"`
@@ -54,11 +55,11 @@ func (t *task) call() *protocol.Call {
 // errNoTask answers questions about tasks that there are not, or not any more.
 var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown task: it is not of this server and token, or its time has passed"}
 
-// taskOf reads the id of a task.
-func taskOf(id, owner string) (*task, error) {
+// taskOf reads the id of a task of whoever asks.
+func taskOf(id string, of asker) (*task, error) {
 	var t task
 	raw, err := base64.RawURLEncoding.DecodeString(id)
-	if err != nil || json.Unmarshal(raw, &t) != nil || t.Owner != owner || time.Since(t.Created) > taskTTL {
+	if err != nil || json.Unmarshal(raw, &t) != nil || t.Owner != of.owner || t.Session != of.session || time.Since(t.Created) > taskTTL {
 		return nil, errNoTask
 	}
 	_, badCall := protocol.ParseCallID(string(t.Call))
@@ -117,8 +118,14 @@ func becomeTask(ctx context.Context, call *protocol.Call) *mcp.CallToolResult {
 // taskSlot is the key of the task in the context of a call, which is set once it is one.
 type taskSlot struct{}
 
-// asker is the key of who asks, in the context of a question about a task.
-type asker struct{}
+// asker is who asks about a task.
+type asker struct {
+	owner   string
+	session protocol.SessionID
+}
+
+// askerKey is the key of an asker in the context of a question.
+type askerKey struct{}
 
 // tasks answers calls with tasks that became some, and lets only clients that know tasks ask for
 // them.
@@ -146,7 +153,7 @@ func (s *Server) tasks(next mcp.MethodHandler) mcp.MethodHandler {
 					return nil, &jsonrpc.Error{Code: mcp.CodeHeaderMismatch, Message: "Mcp-Name is not the taskId of the request"}
 				}
 			}
-			return next(context.WithValue(ctx, asker{}, ownerOf(request)), method, request)
+			return next(context.WithValue(ctx, askerKey{}, asker{owner: ownerOf(request), session: s.session(request)}), method, request)
 		default:
 			return next(ctx, method, request)
 		}
@@ -188,8 +195,8 @@ func (s *Server) addTasks() {
 			if params == nil {
 				return nil, errNoTask
 			}
-			owner, _ := ctx.Value(asker{}).(string)
-			t, err := taskOf(params.TaskID, owner)
+			of, _ := ctx.Value(askerKey{}).(asker)
+			t, err := taskOf(params.TaskID, of)
 			if err != nil {
 				return nil, err
 			}
@@ -202,6 +209,9 @@ func (s *Server) addTasks() {
 }
 
 func (s *Server) taskCancel(ctx context.Context, t *task) error {
+	if s.reads {
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "a token of role " + RoleRead + " cancels no calls: it needs role " + RoleUse}
+	}
 	result, err := s.options.Dispatcher.Result(ctx, t.call())
 	if result != nil {
 		return nil

@@ -2,6 +2,7 @@ package mcpserver_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -133,6 +134,39 @@ func TestTask_IsCancelled(t *testing.T) {
 	made := c.call("sleep 1000").Result
 	require.Equal(t, "complete", c.about("tasks/cancel", made.TaskID).Result.ResultType)
 	require.Equal(t, "cancelled", c.ended(made.TaskID).Result.Status)
+}
+
+// TestTask_IsOfItsSessionAndToken: an id that a client made up of another's call finds nothing, and
+// who may only read cancels nothing.
+func TestTask_IsOfItsSessionAndToken(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, tasksAtOnce)
+	url := serveHTTP(t, s)
+	c := asking{t: t, url: url + "/k", token: useToken}
+	made := c.call("sleep 1000").Result
+	var fields map[string]any
+	raw, err := base64.RawURLEncoding.DecodeString(made.TaskID)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(raw, &fields))
+	require.Equal(t, "ann", fields["owner"])
+	fields["owner"] = "bob"
+	raw, err = json.Marshal(fields)
+	require.NoError(t, err)
+	forged := base64.RawURLEncoding.EncodeToString(raw)
+	reader := asking{t: t, url: c.url, token: readToken}
+	require.Equal(t, -32602, reader.about("tasks/get", forged).Error.Code)
+	require.Equal(t, -32602, reader.about("tasks/cancel", forged).Error.Code)
+	require.Equal(t, -32602, asking{t: t, url: url + "/other", token: useToken}.about("tasks/get", made.TaskID).Error.Code, "another sandbox")
+	require.Equal(t, "working", c.about("tasks/get", made.TaskID).Result.Status)
+
+	s, _ = open(t, shared, tasksAtOnce)
+	c = asking{t: t, url: serveHTTP(t, s), token: useToken}
+	made = c.call("sleep 1000").Result
+	raw, err = base64.RawURLEncoding.DecodeString(made.TaskID)
+	require.NoError(t, err)
+	forged = base64.RawURLEncoding.EncodeToString(bytes.Replace(raw, []byte(`"ann"`), []byte(`"bob"`), 1))
+	require.Equal(t, -32600, asking{t: t, url: c.url, token: readToken}.about("tasks/cancel", forged).Error.Code, "a reader of one sandbox cancels nothing there")
+	require.Equal(t, "working", c.about("tasks/get", made.TaskID).Result.Status)
 }
 
 // TestTask_OnlyWhoKnowsThem: quick calls and other clients get results.

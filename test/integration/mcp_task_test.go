@@ -55,7 +55,7 @@ func TestMcp_TaskSurvivesItsCoordinator(t *testing.T) {
 	workers := startWorkers(t, 1, b.flags)
 	serve := func() (*process, string) {
 		p := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0", "--mcp-task-after", "0s")...)
-		return p, p.waitFor(t, `MCP is at (\S+)`)[1] + "/k"
+		return p, mcpURL(t, p) + "/k"
 	}
 	first, url := serve()
 	made := askTask(t, url, "tools/call", "bash", `"name": "bash", "arguments": {"command": "sleep 2; echo done"}`).Result

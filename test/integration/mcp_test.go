@@ -3,6 +3,8 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -114,6 +116,52 @@ func TestMcp_ToolsetsOfOtherSystems(t *testing.T) {
 	}
 }
 
+// mcpURL is where clients without a token reach a coordinator.
+func mcpURL(t *testing.T, p *process) string {
+	t.Helper()
+	at := p.waitFor(t, `MCP is at (\S+) for clients that send the token in (\S+) `)
+	return processtest.Authorized(t, at[1], at[2])
+}
+
+// TestMcp_OnlyWithItsToken: whoever reaches the port needs the token, which only its owner reads; a
+// socket is its owner's, and replaces one that was left behind.
+func TestMcp_OnlyWithItsToken(t *testing.T) {
+	t.Parallel()
+	b, model := newBroker(t), script(t, say("Done."))
+	startWorkers(t, 1, b.flags)
+	p := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...)
+	at := p.waitFor(t, `MCP is at (\S+) for clients that send the token in (\S+) `)
+	_, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).
+		Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: at[1]}, nil)
+	require.ErrorContains(t, err, "Unauthorized")
+	info, err := os.Stat(at[2])
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	require.Equal(t, "hi\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: mcpURL(t, p)}), "echo hi"))
+
+	dir, err := os.MkdirTemp("", "s") // a path of a socket is short
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	socket := filepath.Join(dir, "mcp.sock")
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	t.Cleanup(client.CloseIdleConnections)
+	for range 2 {
+		p := startServe(t, model, append(b.flags, "--mcp", "unix:"+socket)...)
+		p.waitFor(t, `MCP is at `+socket)
+		info, err := os.Stat(socket)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+		require.Equal(t, "hi\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: "http://localhost/mcp", HTTPClient: client}), "echo hi"))
+		p.kill(t)
+	}
+	write(t, filepath.Join(dir, "file"), "")
+	got := execute(t, coordinator, launch{args: []string{"mcp", "--listen", "unix:" + filepath.Join(dir, "file")}})
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.stderr, "is there, and is no socket")
+}
+
 // TestMcp_OverHTTP is a client of a fleet whose coordinator is killed: another one serves it, and
 // its files are still there.
 func TestMcp_OverHTTP(t *testing.T) {
@@ -122,7 +170,7 @@ func TestMcp_OverHTTP(t *testing.T) {
 	startWorkers(t, 1, b.flags)
 	serve := func() (*process, string) {
 		p := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...)
-		return p, p.waitFor(t, `MCP is at (\S+)`)[1]
+		return p, mcpURL(t, p)
 	}
 	first, url := serve()
 	require.NotEmpty(t, mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "echo kept >f"))
@@ -168,13 +216,18 @@ func TestMcp_UsageErrors(t *testing.T) {
 	t.Parallel()
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	write(t, tokens, "ann admin 0123456789abcdef\n")
+	others := filepath.Join(t.TempDir(), "tokens")
+	write(t, others, "ann use 0123456789abcdef\n")
+	require.NoError(t, os.Chmod(others, 0o604))
 	for name, c := range map[string]struct {
 		args []string
 		want string
 	}{
+		"a relative socket": {[]string{"--listen", "unix:sock"}, "--listen unix:sock: must be an absolute path"},
 		"no address":        {[]string{"--listen", "7080"}, "--listen 7080: must be an address"},
 		"open to others":    {[]string{"--listen", "0.0.0.0:0"}, "give --mcp-tokens"},
 		"tokens on stdio":   {[]string{"--mcp-tokens", tokens}, "they need --listen"},
+		"tokens of others":  {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", others}, "its mode is 0604, so other users of this machine may use it"},
 		"a wrong role":      {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", tokens}, `role "admin": must be read or use`},
 		"half of metadata":  {[]string{"--listen", "127.0.0.1:0", "--mcp-resource", "https://x.example.com/mcp"}, "one needs the other"},
 		"a task before":     {[]string{"--mcp-task-after=-1s"}, "--mcp-task-after -1s: must be 0 or more"},

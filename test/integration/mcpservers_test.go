@@ -173,7 +173,7 @@ func TestMcpServers_OfManifests(t *testing.T) {
 	serve := startServe(t, script(t, count, say("Done.")), append([]string{"--mcp", "127.0.0.1:0", "--tools", dir, "--mcp-config", mcpServers(t, "other")}, b.flags...)...)
 	startWorkers(t, 1, b.flags)
 	c, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &mcp.StreamableClientTransport{
-		Endpoint: serve.waitFor(t, `MCP is at (\S+)`)[1], DisableStandaloneSSE: true,
+		Endpoint: mcpURL(t, serve), DisableStandaloneSSE: true,
 	}, nil)
 	require.NoError(t, err)
 	defer func() { _ = c.Close() }() // nothing more is asked
@@ -245,7 +245,7 @@ func TestMcp_ManyClientsAtOnce(t *testing.T) {
 	t.Parallel()
 	b, model := newBroker(t), script(t, say("Done."))
 	startWorkers(t, 1, append(b.flags, "--lease", "1m")) // of a machine that does much else
-	url := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...).waitFor(t, `MCP is at (\S+)`)[1]
+	url := mcpURL(t, startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...))
 	const clients, calls = 64, 3
 	var group sync.WaitGroup
 	for i := range clients {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 const inspector = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
@@ -28,7 +30,9 @@ func serve(t *testing.T, args ...string) (url string) {
 // it at once.
 func start(t *testing.T, args ...string) (url string, kill func()) {
 	t.Helper()
-	return startCommand(t, "MCP", append([]string{"mcp", "--listen", "127.0.0.1:0"}, args...)...)
+	data := filepath.Join(t.TempDir(), "data")
+	url, kill = startCommand(t, "MCP", append([]string{"mcp", "--listen", "127.0.0.1:0", "--data", data}, args...)...)
+	return processtest.Authorized(t, url, filepath.Join(data, "mcp.token")), kill
 }
 
 // startCommand starts a coordinator that says where something is.

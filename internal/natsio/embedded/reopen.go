@@ -53,8 +53,10 @@ const notFound = "Resource not found: "
 // stores is the directory of the streams.
 func (s *Server) stores() string { return filepath.Join(s.options.Data, server.JetStreamStoreDir) }
 
-// Failed ends once the server is down for good because it could not store; its cause is why.
-func (s *Server) Failed() context.Context { return s.failed }
+// WhenFailed calls do with the reason once the server is down for good because it could not store.
+func (s *Server) WhenFailed(do func(error)) {
+	context.AfterFunc(s.failed, func() { do(context.Cause(s.failed)) })
+}
 
 // watch opens stores again that failed, until ctx ends.
 func (s *Server) watch(ctx context.Context) {

@@ -48,6 +48,8 @@ func exhausted(ctx context.Context, data, listen string) error {
 		return err
 	}
 	defer server.Close()
+	failed := make(chan error, 1)
+	server.WhenFailed(func(err error) { failed <- err })
 	nc, err := natsio.Connect(ctx, "", natsio.ConnectOptions{Name: "test", Options: server.Options(), Logger: logger})
 	if err != nil {
 		return err
@@ -72,11 +74,11 @@ func exhausted(ctx context.Context, data, listen string) error {
 	if err != nil {
 		return err
 	}
-	after, failed := fill(ctx, js, "AFTER")
+	after, full := fill(ctx, js, "AFTER")
 	if err := giveBack(); err != nil {
 		return err
 	}
-	if failed == nil {
+	if full == nil {
 		return errors.New("the store has not failed")
 	}
 	for {
@@ -88,8 +90,8 @@ func exhausted(ctx context.Context, data, listen string) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("the store has failed for good: %w", err)
-		case <-server.Failed().Done():
-			return context.Cause(server.Failed())
+		case err := <-failed:
+			return err
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -140,11 +142,13 @@ func TestServer_WithoutItsFilesItGivesUp(t *testing.T) {
 	require.NoError(t, os.RemoveAll(filepath.Join(data, "jetstream")))
 	_, err = fill(t.Context(), js, "S")
 	require.Error(t, err)
+	failed := make(chan error, 1)
+	server.WhenFailed(func(err error) { failed <- err })
 	select {
-	case <-server.Failed().Done():
+	case err = <-failed:
 	case <-time.After(time.Minute):
 		require.Fail(t, "nobody is told that it stores nothing")
 	}
-	require.ErrorContains(t, context.Cause(server.Failed()), data)
-	require.ErrorContains(t, context.Cause(server.Failed()), "no such file or directory")
+	require.ErrorContains(t, err, data)
+	require.ErrorContains(t, err, "no such file or directory")
 }

@@ -152,8 +152,8 @@ func (s *Server) configure(o Options) (*server.Options, error) {
 	}
 	if s.file == "" {
 		file := filepath.Join(o.Data, TokenFile)
-		if s.token, err = loadToken(file); err != nil {
-			return nil, err
+		if s.token, err = LoadToken(file); err != nil {
+			return nil, fmt.Errorf("embedded NATS: %w", err)
 		}
 		s.file = file
 	}
@@ -192,29 +192,21 @@ func probe(host string, port int) error {
 	return listener.Close()
 }
 
-// loadToken reads the token of a data directory, or makes one.
-func loadToken(path string) (string, error) {
+// LoadToken reads the token of a file, or makes the file with a new one. Only its owner can read it.
+func LoadToken(path string) (string, error) {
 	content, err := os.ReadFile(path)
 	if err == nil {
 		if token := strings.TrimSpace(string(content)); token != "" {
-			return token, closeToOthers(path)
+			return token, os.Chmod(path, 0o600) // whoever made it
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("embedded NATS: %w", err)
+		return "", err
 	}
 	token := rand.Text()
 	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
-		return "", fmt.Errorf("embedded NATS: %w", err)
+		return "", err
 	}
-	return token, closeToOthers(path)
-}
-
-// closeToOthers makes the token its owner's, whoever made the file.
-func closeToOthers(path string) error {
-	if err := os.Chmod(path, 0o600); err != nil {
-		return fmt.Errorf("embedded NATS: %w", err)
-	}
-	return nil
+	return token, os.Chmod(path, 0o600)
 }
 
 // URL is where clients in other processes connect; "" when the server does not listen.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"regexp"
 	"regexp/syntax"
-	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -75,7 +74,9 @@ func dropPatterns(schema any) {
 			}
 		}
 		for keyword, value := range schema {
-			if !strings.Contains(" enum const default examples ", " "+keyword+" ") {
+			switch keyword {
+			case "enum", "const", "default", "examples": // which are values
+			default:
 				dropPatterns(value)
 			}
 		}

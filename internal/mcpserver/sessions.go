@@ -1,0 +1,105 @@
+package mcpserver
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/auth"
+)
+
+// maxSessions is how many sessions of the protocol a token has at once. One more ends the one that
+// is idle for longest; its client greets again, as the protocol has it.
+const maxSessions = 64
+
+// sessionHeader names a session of the protocol.
+const sessionHeader = "Mcp-Session-Id"
+
+// openSessions bounds the sessions of each token: each costs memory until it ends, or is idle for
+// [idleSession].
+type openSessions struct {
+	handler http.Handler
+
+	mu sync.Mutex
+	of map[string]map[string]*openSession // by the token's name, and the id
+}
+
+// openSession is a session that has not ended, as far as is known here.
+type openSession struct {
+	used     time.Time
+	requests int // that are being answered
+}
+
+func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
+	owner := ""
+	if info := auth.TokenInfoFromContext(r.Context()); info != nil {
+		owner = info.UserID
+	}
+	id := r.Header.Get(sessionHeader)
+	if id != "" {
+		defer o.use(owner, id)()
+	} else if !o.makeRoom(r, owner) {
+		http.Error(w, "too many sessions of this token are in use: end one", http.StatusTooManyRequests)
+		return
+	}
+	o.handler.ServeHTTP(w, r)
+	if made := w.Header().Get(sessionHeader); id == "" && made != "" {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.of[owner] == nil {
+			o.of[owner] = map[string]*openSession{}
+		}
+		o.of[owner][made] = &openSession{used: time.Now()}
+	}
+	if r.Method == http.MethodDelete {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.of[owner], id)
+	}
+}
+
+// use notes that a session is used until the function is called.
+func (o *openSessions) use(owner, id string) (done func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s := o.of[owner][id]
+	if s == nil {
+		return func() {}
+	}
+	s.requests++
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		s.requests--
+		s.used = time.Now()
+	}
+}
+
+// makeRoom has place for another session. It reports whether there is some.
+func (o *openSessions) makeRoom(r *http.Request, owner string) bool {
+	oldest := ""
+	o.mu.Lock()
+	of := o.of[owner]
+	for id, s := range of {
+		switch {
+		case s.requests > 0:
+		case time.Since(s.used) > idleSession: // it has ended by itself
+			delete(of, id)
+		case oldest == "" || s.used.Before(of[oldest].used):
+			oldest = id
+		}
+	}
+	full := len(of) >= maxSessions
+	if full {
+		delete(of, oldest)
+	}
+	o.mu.Unlock()
+	if full && oldest != "" {
+		end := r.Clone(r.Context())
+		end.Method, end.Body, end.ContentLength = http.MethodDelete, http.NoBody, 0
+		end.Header.Set(sessionHeader, oldest)
+		o.handler.ServeHTTP(httptest.NewRecorder(), end)
+	}
+	return !full || oldest != ""
+}
