@@ -90,6 +90,9 @@ type conversation struct {
 	interrupts chan os.Signal
 }
 
+// maxNamed is how many files of each kind /undo names.
+const maxNamed = 20
+
 // maxUndone is how many turns can be undone, one after the other.
 const maxUndone = 10
 
@@ -246,6 +249,15 @@ func (v *conversation) undo(ctx context.Context) {
 	v.before, v.undone = v.before[:last], v.undone+1
 	v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
 		terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
+	for what, paths := range map[string][]string{"as before": changes.Written, "removed": changes.Removed} {
+		if len(paths) > 0 {
+			more := ""
+			if len(paths) > maxNamed {
+				paths, more = paths[:maxNamed], ", ..."
+			}
+			v.say("%s: %s%s", what, strings.Join(paths, ", "), more)
+		}
+	}
 	if left := slices.Concat(changes.Conflicts, changes.Protected); len(left) > 0 {
 		v.say("left as they are: %s", strings.Join(left, ", "))
 	}

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -34,6 +35,7 @@ type grammar struct {
 	Template templateCommand `cmd:"" help:"What the workspaces of new sessions begin with: create, ls, rm."`
 	Bodies   bodiesCommand   `cmd:"" help:"Where the contents of workspaces are: move."`
 	Doctor   doctorCommand   `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
+	Info     versionCommand  `cmd:"" name:"version" help:"Print the version."`
 	Ping     pingCommand     `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
@@ -43,6 +45,13 @@ func main() {
 		Description: "Runs agent sessions whose tool calls are executed by workers over NATS JetStream. Every flag can be set by an environment variable: --max-steps is TOOLFLEET_MAX_STEPS.",
 		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}))
+}
+
+type versionCommand struct{}
+
+func (versionCommand) run(_ context.Context, p program) error {
+	_, err := fmt.Fprintf(p.Stdout, "%s %s\n", p.Name, p.Version)
+	return err
 }
 
 // command is one subcommand.
@@ -67,7 +76,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bodies move <to>": &g.Bodies,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "workers": &g.Workers, "bench": &g.Bench, "bodies move <to>": &g.Bodies,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())

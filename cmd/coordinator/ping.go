@@ -2,10 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type pingCommand struct {
@@ -26,6 +31,14 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
-	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)\n", fl.Name, time.Since(start).Round(time.Millisecond))
+	workers := ""
+	took := time.Since(start)
+	if fl.CheckRights(ctx, natsio.WorkersRights(fl.Name, protocol.DefaultPool)) == nil {
+		_, err := fl.Conn(protocol.DefaultPool).RequestWithContext(ctx, fl.Name.WhoSubject(protocol.DefaultPool), nil)
+		if errors.Is(err, nats.ErrNoResponders) {
+			workers = "; no worker of pool " + string(protocol.DefaultPool) + " is there: its calls wait"
+		}
+	}
+	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)%s\n", fl.Name, took.Round(time.Millisecond), workers)
 	return err
 }

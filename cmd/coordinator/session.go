@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -25,7 +27,9 @@ type sessionCommand struct {
 	Timeout time.Duration `default:"60s" help:"How long it may take; attach has no bound."`
 
 	Ls struct {
-		Limit int `default:"100" help:"Most sessions to print."`
+		Limit int           `default:"100" help:"Most sessions to print."`
+		State string        `placeholder:"STATE" help:"Only sessions in this state, such as waits_for_approval or failed."`
+		Since time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 is all."`
 	} `cmd:"" help:"List sessions, the one that changed last first."`
 	Show struct {
 		ID string `arg:"" help:"Id of the session."`
@@ -95,11 +99,51 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	if v.id == &v.command.Attach.ID { // a turn takes as long as it does
+		if v.command.Nats != "" {
+			if desk.id, err = v.command.resolve(ctx, p, desk); err != nil {
+				return err
+			}
+		}
 		return v.act(ctx, p, desk)
 	}
 	ctx, cancel := context.WithTimeout(ctx, v.command.Timeout)
 	defer cancel()
+	if desk.id, err = v.command.resolve(ctx, p, desk); err != nil {
+		return err
+	}
 	return v.act(ctx, p, desk)
+}
+
+// minPrefix is the shortest beginning of an id that stands for it.
+const minPrefix = 4
+
+// resolve returns the session that an id stands for: its own, then the beginning of one alone, and
+// "last" is the session that changed last. An id of none stays as it is.
+func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDesk) (protocol.SessionID, error) {
+	if len(desk.id) == len(protocol.NewSessionID()) || desk.id == "" || desk.id != "last" && len(desk.id) < minPrefix {
+		return desk.id, nil
+	}
+	all, fl, err := c.open(ctx, p, desk)
+	if err != nil {
+		return "", err
+	}
+	defer closeFleet(fl)
+	ids, err := all.IDs(ctx)
+	if err != nil || slices.Contains(ids, desk.id) {
+		return desk.id, err
+	}
+	if desk.id == "last" && len(ids) > 0 {
+		return ids[0], nil
+	}
+	ids = slices.DeleteFunc(ids, func(id protocol.SessionID) bool { return !strings.HasPrefix(string(id), string(desk.id)) })
+	switch len(ids) {
+	case 0:
+		return desk.id, nil
+	case 1:
+		return ids[0], nil
+	default:
+		return "", cli.Usagef("ID %s: %d sessions begin so, as %s and %s: give more of it", desk.id, len(ids), ids[0], ids[1])
+	}
 }
 
 // check reads the flags and arguments; nothing is connected yet.
@@ -110,6 +154,12 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	}
 	if c.Ls.Limit < 1 {
 		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
+	}
+	if c.Ls.State != "" && !slices.Contains(session.States(), session.State(c.Ls.State)) {
+		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(stateNames(), ", "))
+	}
+	if c.Ls.Since < 0 {
+		return desk, cli.Usagef("--since %s: must not be negative", c.Ls.Since)
 	}
 	if desk.fleet, err = protocol.ParseFleet(c.Fleet); err != nil {
 		return desk, cli.Usagef("--fleet: %v", err)
@@ -126,8 +176,16 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	return desk, nil
 }
 
+func stateNames() (names []string) {
+	for _, state := range session.States() {
+		names = append(names, string(state))
+	}
+	return names
+}
+
 // sessions are those of a fleet, or of this machine.
 type sessions interface {
+	IDs(ctx context.Context) ([]protocol.SessionID, error)
 	List(ctx context.Context, limit int) (list []session.Info, leftOut int, err error)
 	Show(ctx context.Context, id protocol.SessionID) (*session.Info, error)
 }
@@ -178,9 +236,19 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer closeFleet(fl)
-	list, leftOut, err := all.List(ctx, c.Ls.Limit)
+	limit := c.Ls.Limit
+	if c.Ls.State != "" || c.Ls.Since > 0 { // what is left out is not known before
+		limit = math.MaxInt
+	}
+	list, leftOut, err := all.List(ctx, limit)
 	if err != nil {
 		return err
+	}
+	list = slices.DeleteFunc(list, func(s session.Info) bool {
+		return c.Ls.State != "" && string(s.State) != c.Ls.State || c.Ls.Since > 0 && time.Since(s.UpdatedAt) > c.Ls.Since
+	})
+	if len(list) > c.Ls.Limit {
+		leftOut, list = leftOut+len(list)-c.Ls.Limit, list[:c.Ls.Limit]
 	}
 	if c.JSON {
 		if list == nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,8 +16,10 @@ import (
 	"github.com/aymanbagabas/go-udiff"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -161,18 +164,42 @@ func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk,
 	if c.JSON {
 		return printJSON(p, history)
 	}
+	events, err := c.history(ctx, p, desk) // a workspace without a session's journal has no names of tools
+	if err != nil && !errors.Is(err, session.ErrNone) {
+		return err
+	}
+	tools := map[protocol.CallID]string{}
+	for _, e := range events.Events {
+		if e.Type == loop.EventToolCall {
+			tools[e.CallID] = e.Name
+		}
+	}
 	for _, at := range history {
 		what := "everything"
 		if at.Set+at.Removed > 0 {
-			what = fmt.Sprintf("%d set, %d removed", at.Set, at.Removed)
+			what = fmt.Sprintf("%d set, %d removed: %s", at.Set, at.Removed, named(at.Paths))
 		}
 		for _, call := range at.Calls {
-			if _, err := fmt.Fprintf(p.Stdout, "%s  %s  %s\n", call, at.Time.Local().Format(time.DateTime), what); err != nil {
+			if _, err := fmt.Fprintf(p.out(), "%s  %s  %s  %s\n", call, at.Time.Local().Format(time.DateTime), orDash(printableName(tools[call])), what); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// named are the first paths of a workspace, as people know them.
+func named(paths []string) string {
+	var shown []string
+	for _, path := range paths {
+		if name, in := strings.CutPrefix(path, underWorkspace); in {
+			shown = append(shown, printableName(name))
+		}
+	}
+	if len(shown) > maxNamed {
+		shown = append(shown[:maxNamed], "...")
+	}
+	return strings.Join(shown, ", ")
 }
 
 // changed is the difference of two trees: a line for each path, and what changed of texts.

@@ -138,6 +138,9 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 // errInterrupted says all that whoever has sent a signal wants to know.
 var errInterrupted = errors.New("interrupted")
 
+// listed ends the error about an unknown flag, which says all on one line.
+const listed = "; --help lists the flags"
+
 // report prints an error of a command, as it is called, and returns the exit code that the error
 // asks for.
 func report(p Program, command string, err error) int {
@@ -154,7 +157,7 @@ func report(p Program, command string, err error) int {
 	}
 	if message := err.Error(); message != "" {
 		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, harmless(message))
-		if code == ExitUsage {
+		if code == ExitUsage && !strings.HasSuffix(message, listed) {
 			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", command)
 		}
 	}

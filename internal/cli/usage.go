@@ -2,7 +2,6 @@ package cli
 
 import (
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -33,7 +32,7 @@ func usageError(err error) error {
 		case strings.Contains(message, "unexpected argument"):
 			message += "; usage: " + parse.Context.Model.Name + parse.Context.Model.Summary() // which begins with a space
 		case strings.Contains(message, "unknown flag"):
-			message += "; allowed are " + strings.Join(flagNames(parse.Context), ", ")
+			message += listed
 		case strings.Contains(message, "expected duration but got"):
 			message += "; a duration has a unit, as in 90s, 10m or 1h30m"
 		case strings.Contains(message, " (short flag)"): // of which there are none: it is a negative number
@@ -59,22 +58,4 @@ func commandNames(group *kong.Node) string {
 		}
 	}
 	return strings.Join(names, ", ")
-}
-
-// flagNames are the flags that are allowed at the place where parsing stopped, sorted.
-func flagNames(kctx *kong.Context) []string {
-	var names []string
-	add := func(flag *kong.Flag) { names = append(names, "--"+flag.Name) }
-	for _, group := range kctx.Model.AllFlags(true) {
-		for _, flag := range group {
-			add(flag)
-		}
-	}
-	if selected := kctx.Selected(); selected != nil {
-		for _, flag := range selected.Flags {
-			add(flag)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }

@@ -31,10 +31,20 @@ const (
 	// StateWaitsForCoordinator is a turn of a fleet that was accepted and that no coordinator runs:
 	// none has a free slot, or serves its model, or an operator has paused the session's lane.
 	StateWaitsForCoordinator State = "waits_for_coordinator"
+	// StateForked is a session that was forked and has had no turn of its own.
+	StateForked State = "forked"
 	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on
 	// with it.
 	StateInvalid State = "invalid"
 )
+
+// States are all states.
+func States() []State {
+	return []State{
+		State(loop.OutcomeAnswered), State(loop.OutcomeFailed), State(loop.OutcomeLimitReached), State(loop.OutcomeInterrupted),
+		StateOpen, StateInUse, StateWaitsForApproval, StateWaitsForCoordinator, StateForked, StateInvalid,
+	}
+}
 
 // open reports whether the journal has a turn that has not ended.
 func (s State) open() bool { return s == StateOpen || s == StateWaitsForApproval }
@@ -123,6 +133,8 @@ func (i *Info) apply(e *loop.Event) {
 			i.History[last].Steps++
 			i.History[last].ToolCalls += len(e.ToolCalls)
 		}
+	case loop.EventSessionForked:
+		i.State = StateForked
 	case loop.EventTurnEnded:
 		i.State = State(e.Status)
 		if last >= 0 {

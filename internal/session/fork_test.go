@@ -105,3 +105,25 @@ func (answers) Reply(context.Context, loop.Request, func(loop.Delta)) (loop.Repl
 
 // nobody dispatches nothing.
 type nobody struct{ loop.Dispatcher }
+
+func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()...)
+	require.NoError(t, err)
+	_, err = Fork(t.Context(), r.Journal, "from", "call-a", "to")
+	require.NoError(t, err)
+	info, err := r.reader(t).Show(t.Context(), "to")
+	require.NoError(t, err)
+	require.Equal(t, StateForked, info.State)
+	history, err := r.Journal.Load(t.Context(), "to")
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, Input: "on"})
+	require.NoError(t, err)
+	info, err = r.reader(t).Show(t.Context(), "to")
+	require.NoError(t, err)
+	require.Equal(t, StateOpen, info.State)
+	ids, err := r.reader(t).IDs(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []protocol.SessionID{"to", "from"}, ids)
+}

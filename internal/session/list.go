@@ -103,6 +103,28 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 	return list, max(all-limit, 0), err
 }
 
+// IDs returns the ids of all sessions, those that changed last first.
+func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
+	asked, err := r.asked(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := r.ids(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changed, err := r.changed(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	changed, err = r.withAccepted(ctx, changed, asked.waiting)
+	ids = ids[:0]
+	for _, c := range changed {
+		ids = append(ids, c.id)
+	}
+	return ids, err
+}
+
 // withAccepted adds sessions without a journal whose turns wait.
 func (r *Reader) withAccepted(ctx context.Context, changed []change, waiting map[protocol.SessionID]bool) ([]change, error) {
 	var without []protocol.SessionID

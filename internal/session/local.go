@@ -31,22 +31,10 @@ type Local struct {
 
 // List is [Reader.List].
 func (l Local) List(ctx context.Context, limit int) (list []Info, leftOut int, err error) {
-	entries, err := os.ReadDir(l.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, 0, nil
-	}
+	list, err = l.measured()
 	if err != nil {
 		return nil, 0, err
 	}
-	for _, entry := range entries {
-		id, err := protocol.ParseSessionID(entry.Name())
-		if err != nil || !entry.IsDir() {
-			continue
-		}
-		size, changed := l.measure(id)
-		list = append(list, Info{SessionID: id, UpdatedAt: changed, DiskBytes: size})
-	}
-	l.sort(list)
 	leftOut = max(0, len(list)-limit)
 	list = list[:len(list)-leftOut]
 	for i := range list {
@@ -62,6 +50,36 @@ func (l Local) List(ctx context.Context, limit int) (list []Info, leftOut int, e
 	}
 	l.sort(list)
 	return list, leftOut, nil
+}
+
+// IDs is [Reader.IDs].
+func (l Local) IDs(context.Context) (ids []protocol.SessionID, err error) {
+	list, err := l.measured()
+	for i := range list {
+		ids = append(ids, list[i].SessionID)
+	}
+	return ids, err
+}
+
+// measured are the sessions, those that changed last first, with their sizes alone.
+func (l Local) measured() (list []Info, err error) {
+	entries, err := os.ReadDir(l.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		id, err := protocol.ParseSessionID(entry.Name())
+		if err != nil || !entry.IsDir() {
+			continue
+		}
+		size, changed := l.measure(id)
+		list = append(list, Info{SessionID: id, UpdatedAt: changed, DiskBytes: size})
+	}
+	l.sort(list)
+	return list, nil
 }
 
 func (Local) sort(list []Info) {

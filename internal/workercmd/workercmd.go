@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -42,6 +43,7 @@ type flags struct {
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
+	Name  string `placeholder:"NAME" help:"Name of this worker, shown wherever workers are: up to 32 letters, digits, '-' and '_'. Its id is the name and a random suffix. Default: the host's name."`
 
 	Sandbox  string            `placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker takes calls of its handlers only). Default: auto; none for a program with handlers of its own."`
 	MinLevel string            `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" help:"Least level that sandboxes must prove here: none, paths, full or kernel. A worker whose sandboxes prove less does not start, and says what to set."`
@@ -128,6 +130,8 @@ func (f *flags) validate() error {
 		return cli.Usagef("missing flags: --nats=URL")
 	case f.Pool == string(protocol.SessionPool):
 		return cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", f.Pool)
+	case f.Name != "" && !workerName.MatchString(f.Name):
+		return cli.Usagef("--name %s: must be 1 to 32 letters, digits, '-' or '_'", f.Name)
 	case f.Slots < 1 || f.Slots > worker.MaxSlots:
 		return cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
 	case f.Lease != 0 && (f.Lease < cli.MinLease || f.Lease > natsio.MaxAckWait):
@@ -220,6 +224,9 @@ func (f *flags) data() (dir string, err error) {
 	return dir, nil
 }
 
+// workerName is what --name takes.
+var workerName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
+
 // serve runs a worker until a signal.
 func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handlers) (err error) {
 	logger := f.Logger(p)
@@ -228,8 +235,11 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 		return err
 	}
 	o.Logger, o.Handlers, o.Build = logger, handlers, p.Version
-	host, _ := os.Hostname() // only a name
-	o.ID = protocol.NewWorkerID(host)
+	name := f.Name
+	if name == "" {
+		name, _ = os.Hostname() // only a name
+	}
+	o.ID = protocol.NewWorkerID(name)
 	drain, abort := context.WithCancel(ctx)
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })

@@ -24,6 +24,8 @@ type Checkpoint struct {
 	// was below them. Both are 0 when the whole workspace was written down again.
 	Set     int `json:"set"`
 	Removed int `json:"removed"`
+	// Paths are those, sorted.
+	Paths []string `json:"paths"`
 }
 
 // History returns the checkpoints of a lane's workspace, the oldest first, but for those of workers
@@ -32,7 +34,9 @@ func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoi
 	var history []Checkpoint
 	err := s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if len(m.Calls) > 0 {
-			history = append(history, Checkpoint{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed)})
+			paths := slices.AppendSeq(slices.Clone([]string(m.Delta.Removed)), maps.Keys(m.Delta.Set))
+			slices.Sort(paths)
+			history = append(history, Checkpoint{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed), Paths: paths})
 		}
 		return true, nil
 	})

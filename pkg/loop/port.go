@@ -239,7 +239,8 @@ const (
 	EventJobEnded       EventType = "job_ended"
 	EventPartLeftOut    EventType = "part_left_out" // the model's server refused it; later requests are without
 	EventTurnEnded      EventType = "turn_ended"
-	EventSessionEnded   EventType = "session_ended" // live: the process that runs the session is done with it
+	EventSessionForked  EventType = "session_forked" // the events before are those of another session
+	EventSessionEnded   EventType = "session_ended"  // live: the process that runs the session is done with it
 
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
 	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
