@@ -24,7 +24,7 @@ import (
 type callCommand struct {
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
-	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back."`
+	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: as of run."`
 	Session   string        `placeholder:"ID" help:"Session whose sandbox is used, and kept. Default: a new one, of which nothing is kept after the call."`
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the call, its wait included; 0 is no bound."`
@@ -67,6 +67,10 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 			return cli.Usagef("--session: %v", err)
 		}
 	}
+	say := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	if c.Workspace, err = c.here(c.Workspace, c.Session, say); err != nil {
+		return err
+	}
 	workspace, err := checkWorkspace(c.Workspace)
 	if err != nil {
 		return err
@@ -81,7 +85,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	box, err := c.toolbox(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
+	box, err := c.toolbox(c.Toolset, folder, say)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func (c *chatCommand) lastFile() (path, dir string, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", "", err
 	}
-	key := sha256.Sum256([]byte(strings.Join([]string{dir, c.Workspace, c.Data, c.Nats, c.Fleet}, "\x00")))
+	key := sha256.Sum256([]byte(strings.Join([]string{dir, c.Data, c.Nats, c.Fleet}, "\x00")))
 	path, err = cli.StateDir(filepath.Join("last", hex.EncodeToString(key[:])))
 	return path, dir, err
 }

@@ -235,6 +235,11 @@ func (e *embeddedWorker) start(
 				e.caps.Driver, strings.Join(places.Protect, ", ")))
 		}
 	}
+	if workspace != "" {
+		if err := remembered(data, session, workspace); err != nil {
+			return err
+		}
+	}
 	env := maps.Clone(e.host.env)
 	maps.Copy(env, e.flags.Env)
 	store, _ := logins() // without a home they are in the data directory

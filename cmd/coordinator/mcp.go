@@ -23,7 +23,7 @@ import (
 )
 
 type mcpCommand struct {
-	Workspace string   `placeholder:"DIR" help:"Directory to work on, for every client. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back at the end."`
+	Workspace string   `placeholder:"DIR" help:"Directory to work on, for every client. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back at the end. Default: as of run, but with --listen an empty one of each client."`
 	WholeHome bool     `help:"Allow --workspace to be the root directory or the home directory."`
 	Session   string   `placeholder:"ID" help:"Session whose sandbox every client uses. Default: with --workspace or on stdio a new one, else one of each client."`
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
@@ -151,6 +151,11 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if c.Session != "" {
 		if session, err = protocol.ParseSessionID(c.Session); err != nil {
 			return cli.Usagef("--session: %v", err)
+		}
+	}
+	if c.Listen == "" || c.Session != "" || c.Workspace != "" { // else each client has a workspace of its own
+		if c.Workspace, err = c.here(c.Workspace, c.Session, warn); err != nil {
+			return err
 		}
 	}
 	workspace, err := checkWorkspace(c.Workspace)

@@ -22,7 +22,7 @@ import (
 type turnFlags struct {
 	Prompt    string        `arg:"" optional:"" help:"What the agent is asked; - reads it from stdin, as does none when that is a pipe or file."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
-	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
+	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: where the session worked before, or without --nats the current directory, unless that has your home directory; else an empty workspace."`
 	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours. On a terminal run and chat ask instead."`
 	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
 	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
@@ -123,6 +123,9 @@ type prepared struct {
 func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) (turn prepared, err error) {
 	if !c.JSON {
 		c.confirm = confirmed(p)
+	}
+	if c.Workspace, err = c.place(c.Workspace, c.Session, warn); err != nil {
+		return turn, err
 	}
 	if turn.checked, err = c.check(); err != nil {
 		return turn, err
