@@ -12,7 +12,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -265,7 +264,7 @@ func TestDialog_LostWorkerInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	r, s := newRig(t), newScribe()
 	o := r.scribes(s)
-	o.AckWait = natsio.DefaultAckWait
+	o.AckWait = shortLease
 	nc, link := r.ConnectVia()
 	cut, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)

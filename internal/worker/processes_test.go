@@ -156,7 +156,7 @@ func TestBackground_ALostLaneKillsWhatLivesThere(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.New(t, natsio.Topology{}))
 	o := r.options()
-	o.AckWait = natsio.DefaultAckWait
+	o.AckWait = shortLease
 	nc := r.Connect()
 	w, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)

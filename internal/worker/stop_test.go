@@ -181,7 +181,7 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.AckWait = natsio.DefaultAckWait
+	o.AckWait = shortLease
 	nc, link := r.ConnectVia()
 	cut, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)
@@ -218,7 +218,7 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.AckWait = natsio.DefaultAckWait
+	o.AckWait = shortLease
 	began, end := make(chan struct{}), make(chan struct{})
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"stubborn": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {

@@ -29,6 +29,7 @@ const secret = "sk-not-for-sandboxes"
 
 func TestMain(m *testing.M) {
 	toolservertest.Main()
+	natsiotest.Overlap()
 	if err := os.Setenv("OPENAI_API_KEY", secret); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -38,6 +39,9 @@ func TestMain(m *testing.M) {
 
 // patience is how long a test waits for what must happen.
 const patience = time.Minute
+
+// shortLease is that of tests in which a lease ends. A busy machine renews it in time.
+const shortLease = 4 * time.Second
 
 // rig is a fleet with a dispatcher; workers are added by the test.
 type rig struct {

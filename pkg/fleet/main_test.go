@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -21,6 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	toolservertest.Main()
+	natsiotest.Overlap()
 	goleak.VerifyTestMain(m)
 }
 
