@@ -124,7 +124,7 @@ func isGitDir(dir string) bool {
 }
 
 func exists(path string) bool {
-	_, err := os.Lstat(path)
+	_, err := os.Lstat(path) //nolint:gosec // only whether there is anything
 	return err == nil
 }
 

@@ -13,8 +13,8 @@ type Outside struct {
 	Worktree bool
 	// Dir is where a person would use the repository; the main worktree of a linked one.
 	Dir string
-	// GitDir and Common are, of a linked worktree, its own directory and the one that it shares with
-	// the main one, and Named is how its file .git names the former.
+	// GitDir and Common are, of a linked worktree, its own directory and the one that it shares
+	// with the main one, and Named is how its file .git names the former.
 	GitDir, Common, Named string
 
 	kind string
@@ -57,11 +57,11 @@ func linked(link, named, gitDir string) *Outside {
 	if at := strings.LastIndex(gitDir, "/.git/modules/"); at > 0 {
 		o.Dir = gitDir[:at]
 	}
-	common, err := os.ReadFile(filepath.Join(gitDir, "commondir"))
+	common, err := os.ReadFile(filepath.Join(gitDir, "commondir")) //nolint:gosec // nothing of it is used unless the repository names the directory
 	if err != nil {
 		return o
 	}
-	back, err := os.ReadFile(filepath.Join(gitDir, "gitdir"))
+	back, err := os.ReadFile(filepath.Join(gitDir, "gitdir")) //nolint:gosec // nothing of it is used unless the repository names the directory
 	if err != nil {
 		return o
 	}
