@@ -3,7 +3,8 @@
 //
 //	screenshots bin/coordinator tools/screenshots/run.script.json examples/wordstats docs/images/run.svg
 //
-// What differs from run to run (ids, times) is replaced, so that a second run changes nothing.
+// What differs from run to run (ids, times) is replaced, so that a second run changes nothing. A
+// browser then shows whether each character is where it stood on the terminal.
 package main
 
 import (
@@ -56,6 +57,9 @@ func draw(coordinator, script, project, svg string) (err error) {
 	if err := os.CopyFS(workspace, os.DirFS(project)); err != nil {
 		return err
 	}
+	if err := exec.Command("git", "init", "-q", workspace).Run(); err != nil { // a project as people have it
+		return fmt.Errorf("git init: %w", err)
+	}
 	model, err := os.ReadFile(script)
 	if err != nil {
 		return err
@@ -86,7 +90,13 @@ func draw(coordinator, script, project, svg string) (err error) {
 	}
 	typed := `$ coordinator run --workspace . "` + prompt + `"`
 	image := render(typed, masked(linesOf(screen), workspace))
-	return os.WriteFile(svg, []byte(image), 0o644) //nolint:gosec // for everybody who reads the documents
+	if err := os.WriteFile(svg, []byte(image), 0o644); err != nil { //nolint:gosec // for everybody who reads the documents
+		return err
+	}
+	if err := look(image); err != nil {
+		return fmt.Errorf("%s: %w", svg, err)
+	}
+	return nil
 }
 
 // show runs a command on a terminal until it ends.

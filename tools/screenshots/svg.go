@@ -33,7 +33,7 @@ func render(typed string, lines []line) string {
 	for i, fill := range []string{"f38ba8", "f9e2af", "a6e3a1"} {
 		fmt.Fprintf(&b, `<circle cx="%d" cy="18" r="6" fill="#%s"/>`, margin+6+20*i, fill)
 	}
-	fmt.Fprintf(&b, "\n"+`<g font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace" font-size="%d" fill="#%s" xml:space="preserve">`+"\n", fontSize, foreground)
+	fmt.Fprintf(&b, "\n"+`<g font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace" font-size="%d" fill="#%s">`+"\n", fontSize, foreground)
 	runs(&b, 0, line{text: []rune(typed), styles: make([]uv.Style, len([]rune(typed)))})
 	for i := range lines {
 		runs(&b, i+2, lines[i])
@@ -42,18 +42,20 @@ func render(typed string, lines []line) string {
 	return b.String()
 }
 
-// runs draws a line: each run of one style at its own column, whatever the font's width is.
+// runs draws a line: each word of one style at its own column, whatever the font's width is. No
+// text has a space, because browsers do not agree on how to keep them.
 func runs(b *strings.Builder, row int, l line) {
 	for begin := 0; begin < len(l.text); {
 		end := begin + 1
-		for end < len(l.text) && l.styles[end].Equal(&l.styles[begin]) {
+		for end < len(l.text) && l.text[end] != ' ' && l.styles[end].Equal(&l.styles[begin]) {
 			end++
 		}
-		text := string(l.text[begin:end])
-		if strings.TrimSpace(text) != "" {
-			fmt.Fprintf(b, `<text x="%.1f" y="%d" textLength="%.1f"%s>%s</text>`+"\n", margin+float64(begin)*cellWidth,
-				bar+row*cellHeight+fontSize, float64(end-begin)*cellWidth, attributes(l.styles[begin]), html.EscapeString(text))
+		if l.text[begin] == ' ' {
+			begin++
+			continue
 		}
+		fmt.Fprintf(b, `<text x="%.1f" y="%d" textLength="%.1f"%s>%s</text>`+"\n", margin+float64(begin)*cellWidth,
+			bar+row*cellHeight+fontSize, float64(end-begin)*cellWidth, attributes(l.styles[begin]), html.EscapeString(string(l.text[begin:end])))
 		begin = end
 	}
 }
