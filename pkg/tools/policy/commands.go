@@ -26,7 +26,7 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 		if p.Language != "sh" {
 			return nil, false, nil
 		}
-		script, err = shell.Parse(p.Code)
+		script, err = shell.Argv([]string{"sh", "-c", p.Code}, nil)
 		return assigning(script, p.Env), true, err
 	case protocol.ProcessSend:
 		return typedLines(p), true, nil

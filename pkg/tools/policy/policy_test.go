@@ -118,6 +118,7 @@ func TestJudge(t *testing.T) {
 		{"variables beside a deny list", "commands: {deny: [rm]}", "bash", `{"command":"git status","env":{"PATH":"."}}`, policy.Allowed, ""},
 		{"no shell at all", gitOnly, "bash", sh("if"), policy.Denied, "commands"},
 		{"code in sh", gitOnly, "run_code", `{"code":"rm x","language":"sh"}`, policy.Denied, "commands.allow"},
+		{"code in sh is not for bash", gitOnly, "run_code", `{"code":"cat x &>y rm z","language":"sh"}`, policy.Denied, "commands"},
 		{"other code cannot be read", gitOnly, "run_code", `{"code":"1","language":"python"}`, policy.Denied, "commands.allow"},
 		{"files are no commands", gitOnly, "write", `{"path":"a","content":""}`, policy.Allowed, ""},
 		{"a denied command", "commands: {deny: [git push, rm]}", "bash", sh("echo x; git push -f"), policy.Denied, "commands.deny"},

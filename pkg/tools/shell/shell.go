@@ -109,6 +109,7 @@ type scope struct {
 	line  int
 	depth int // scripts around it
 	stdin stdin
+	posix bool // a shell that may not be bash reads it
 }
 
 // read adds what a script does.
@@ -119,11 +120,14 @@ func (r *reader) read(script string, at scope) error {
 	if at.depth > maxNesting {
 		return fmt.Errorf("scripts in scripts: more than %d levels", maxNesting)
 	}
+	if err := ambiguous(script); err != nil {
+		return fmt.Errorf("the script cannot be read: %w", err)
+	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(script), "")
 	if err != nil {
 		return fmt.Errorf("the script cannot be read: %w", err)
 	}
-	w := &walker{reader: r, values: valuesOf(file), depth: at.depth, inputs: []stdin{at.stdin}, piped: map[*syntax.Stmt]bool{}}
+	w := &walker{reader: r, values: valuesOf(file), text: script, depth: at.depth, posix: at.posix, inputs: []stdin{at.stdin}, piped: map[*syntax.Stmt]bool{}}
 	syntax.Walk(file, w.visit)
 	return w.failed
 }

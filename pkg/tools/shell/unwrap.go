@@ -66,6 +66,7 @@ func (r *reader) unwrap(words []Word, at scope) (wrapped, error) {
 	name, arguments := programOf(words[0]), words[1:]
 	switch name {
 	case "sh", "bash", "dash", "ash", "rbash":
+		at.posix = name != "bash" && name != "rbash"
 		return r.shellScript(arguments, at)
 	case "zsh", "ksh", "mksh", "yash", "fish", "csh", "tcsh", "pwsh":
 		return r.otherShell(arguments, at)

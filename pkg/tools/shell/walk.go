@@ -12,7 +12,9 @@ type walker struct {
 	*reader
 	*values
 
+	text   string
 	depth  int
+	posix  bool
 	inputs []stdin // of the nodes around this one
 	piped  map[*syntax.Stmt]bool
 	failed error
@@ -39,7 +41,7 @@ func (w *walker) visit(node syntax.Node) bool {
 		}
 	}
 	w.inputs = append(w.inputs, input)
-	at := scope{line: int(node.Pos().Line()), depth: w.depth, stdin: input}
+	at := scope{line: int(node.Pos().Line()), depth: w.depth, stdin: input, posix: w.posix}
 	if !w.harmless(node, at) && w.failed == nil {
 		w.failed = w.evaluates(source(node), at)
 	}
@@ -49,6 +51,9 @@ func (w *walker) visit(node syntax.Node) bool {
 // harmless reports whether a node evaluates nothing but the commands in it; those that are
 // commands themselves are added.
 func (w *walker) harmless(node syntax.Node, at scope) bool {
+	if w.disputed(node) {
+		return false
+	}
 	switch node := node.(type) {
 	case *syntax.File, *syntax.Stmt, *syntax.Comment, *syntax.Block, *syntax.Subshell, *syntax.IfClause, *syntax.WhileClause,
 		*syntax.CaseClause, *syntax.CaseItem, *syntax.FuncDecl, *syntax.TimeClause,
