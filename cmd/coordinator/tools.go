@@ -20,6 +20,7 @@ type toolsCommand struct {
 	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
 
 	// MCP servers run in a fleet to be asked.
+	Workspace string `placeholder:"DIR" help:"Directory that MCP servers are asked in, without --nats. Default: an empty one."`
 	fleetFlags
 	workerFlags
 	hostFlags
@@ -69,9 +70,19 @@ func (c *toolsCommand) ask(ctx context.Context, p program, box *toolbox, warn fu
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	call := callCommand{Tool: "tools", folderFlag: c.folderFlag, fleetFlags: c.fleetFlags, workerFlags: c.workerFlags, hostFlags: c.hostFlags}
+	workspace, err := checkWorkspace(c.Workspace)
+	if err != nil {
+		return err
+	}
+	if workspace != "" && c.Nats != "" {
+		return cli.Usagef("--workspace %s: is for servers in this process: leave --nats out", c.Workspace)
+	}
+	if err := (&turnFlags{Workspace: c.Workspace}).narrow(workspace); err != nil {
+		return err
+	}
 	session := protocol.NewSessionID()
-	_, err := call.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, _ func(string)) (*protocol.Call, error) {
+	_, err = call.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, _ func(string)) (*protocol.Call, error) {
 		return nil, box.ask(ctx, fl, session, warn)
-	}, "", &callOutput{})
+	}, workspace, &callOutput{})
 	return err
 }

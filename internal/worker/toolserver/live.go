@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +23,7 @@ import (
 // live is a server that was started.
 type live struct {
 	name    string
+	command string             // "" of a server that has a URL
 	session *mcp.ClientSession // nil until it has greeted
 	cancel  context.CancelFunc // ends it
 	done    chan struct{}      // closed when nothing of it runs any more
@@ -88,7 +91,7 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		return nil, err
 	}
 	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	l := &live{name: spec.Name, cancel: cancel, done: make(chan struct{}), shown: map[string]*shown{}}
+	l := &live{name: spec.Name, command: spec.Command, cancel: cancel, done: make(chan struct{}), shown: map[string]*shown{}}
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
 	client := l.client(at, spec)
 	var transport mcp.Transport
@@ -147,7 +150,29 @@ func (l *live) notStarted(ctx context.Context, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("it did not answer within %s", startTimeout)
 	}
-	return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s could not be started: %s", l.name, l.last(err))
+	why := l.last(err)
+	return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s could not be started: %s%s", l.name, why, networkAdvice(l.command, why))
+}
+
+// networkAdvice is what to do about a program that found no host, as package managers do that fetch
+// it first; "" for any other failure.
+func networkAdvice(command, why string) string {
+	found := func(sign string) bool { return strings.Contains(why, sign) }
+	if !slices.ContainsFunc([]string{
+		"EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "name resolution", "resolve host", "dns error", "no such host", "Name or service not known", "Network is unreachable",
+	}, found) {
+		return ""
+	}
+	hosts := "HOST"
+	switch path.Base(command) {
+	case "npx", "npm", "pnpm", "yarn", "node", "bunx":
+		hosts = "npm"
+	case "uvx", "uv", "pip", "pipx", "python", "python3":
+		hosts = "pypi"
+	case "go":
+		hosts = "go"
+	}
+	return "; sandboxes reach listed hosts only: start the worker (or this command, without --nats) with --allow-net " + hosts
 }
 
 // client is what talks to it.

@@ -116,3 +116,24 @@ func TestServers_NobodyWaitsForAStart(t *testing.T) {
 		require.Len(t, box.starts, 1)
 	})
 }
+
+// unreachable is a sandbox whose program finds no host.
+type unreachable struct{ sandbox.Sandbox }
+
+// Exec implements [sandbox.Sandbox].
+func (unreachable) Exec(_ context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	cmd.Live(sandbox.Stderr, []byte("npm error code EAI_AGAIN\nnpm error request to https://registry.npmjs.org/x failed"))
+	return sandbox.Result{Reason: sandbox.ReasonExited, ExitCode: 1}, nil
+}
+
+func TestServers_SayHowToGiveNetwork(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{"/usr/bin/npx": "--allow-net npm", "uvx": "--allow-net pypi", "other": "--allow-net HOST"} {
+		servers := toolserver.New()
+		_, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: unreachable{}}, protocol.MCPServer{Name: "s", Command: command})
+		require.ErrorContains(t, err, "EAI_AGAIN")
+		require.ErrorContains(t, err, want)
+		servers.End()
+		servers.Wait()
+	}
+}
