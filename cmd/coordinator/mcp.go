@@ -338,7 +338,9 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener.(*net.UnixListener).SetUnlinkOnClose(false) //nolint:forcetypeassert // it is one
+	if l, is := listener.(*net.UnixListener); is { // which it always is
+		l.SetUnlinkOnClose(false)
+	}
 	if err = os.Chmod(filepath.Join(own, "s"), 0o600); err == nil {
 		err = os.Rename(filepath.Join(own, "s"), path)
 	}
