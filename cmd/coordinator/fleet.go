@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -130,6 +131,9 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger,
 	})
+	if errors.Is(err, embedded.ErrInUse) && f.Data == "" { // the directory is the session's own
+		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session", filepath.Base(c.data))
+	}
 	if err == nil && fl.Server != nil {
 		fl.Server.WhenFailed(c.p.End)
 	}

@@ -80,8 +80,12 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{options: o, lock: flock.New(filepath.Join(o.Data, "lock")), broken: make(chan string, 1)}
 	s.failed, s.fail = context.WithCancelCause(context.WithoutCancel(ctx))
-	if free, err := s.lock.TryLock(); err != nil || !free {
-		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, errors.Join(err, ErrInUse))
+	free, err := s.lock.TryLock()
+	if err != nil {
+		return nil, fmt.Errorf("embedded NATS: data directory %s cannot be locked: %w", o.Data, err)
+	}
+	if !free {
+		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, ErrInUse)
 	}
 	if err := s.start(ctx, o); err != nil {
 		return nil, errors.Join(err, s.lock.Unlock())

@@ -1,0 +1,50 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/gofrs/flock"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+)
+
+// Who asks for a session that another process has is told about the session, not about a directory
+// that they never chose; with a --data of their own, about that.
+func TestBusySession_IsNamed(t *testing.T) {
+	t.Parallel()
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	coordinator := filepath.Join(dir, "coordinator")
+	require.NoError(t, os.Symlink(executable, coordinator))
+	state := filepath.Join(dir, "state")
+	data := filepath.Join(state, "toolfleet", "sessions", "mine")
+	require.NoError(t, os.MkdirAll(filepath.Join(data, fleet.ServerDir), 0o700))
+	lock := flock.New(filepath.Join(data, fleet.ServerDir, "lock"))
+	free, err := lock.TryLock()
+	require.NoError(t, err)
+	require.True(t, free)
+	t.Cleanup(func() { _ = lock.Unlock() })
+	model := script(t, `{"text": "never"}`)
+	for _, test := range []struct {
+		args      []string
+		want, not string
+	}{
+		{[]string{"run", "--model", model, "--session", "mine", "go on"}, "session mine is in use by another process", "--data"},
+		{[]string{"call", "--session", "mine", "list"}, "session mine is in use by another process", "--data"},
+		{[]string{"run", "--model", model, "--data", data, "go on"}, "choose another --data", "session mine"},
+	} {
+		cmd := exec.CommandContext(t.Context(), coordinator, append(test.args, "--sandbox", "process", "--workspace", t.TempDir())...)
+		cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_STATE_HOME="+state)
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), test.want)
+		require.NotContains(t, string(out), test.not)
+	}
+}
