@@ -150,6 +150,8 @@ func (j *Journal) refused(session protocol.SessionID, err error) error {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
 		err = fmt.Errorf("%w: stream %s is at a limit, its own or the server's (%w): raise it, or remove sessions (coordinator session rm)",
 			loop.ErrJournalFull, j.fleet.SessionsStream(), err)
+	} else if errors.Is(err, context.DeadlineExceeded) && j.nc.IsConnected() { // a server whose disk is full does not answer
+		err = fmt.Errorf("the NATS server stores nothing in stream %s; look whether the disk of its JetStream directory is full: %w", j.fleet.SessionsStream(), err)
 	}
 	return fmt.Errorf("append to session %s: %w", session, err)
 }

@@ -1,9 +1,11 @@
 package loop
 
 import (
+	"context"
 	"errors"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -205,4 +207,16 @@ func TestUnfinished_TellsWhatFailed(t *testing.T) {
 	require.True(t, reflect.DeepEqual(
 		protocol.Errorf(protocol.CodeFleetUnavailable, "gone"),
 		unfinished(t.Context(), TurnResult{}, errors.New("gone")).Error))
+}
+
+// TestUnfinished_TimeLimit: a turn whose end cannot be journaled ends by its limit, not as
+// interrupted.
+func TestUnfinished_TimeLimit(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(TimeLimit(time.Second))
+	require.Equal(t, OutcomeLimitReached, unfinished(ctx, TurnResult{}, errors.New("gone")).Outcome)
+	ctx, cancel = context.WithCancelCause(t.Context())
+	cancel(nil)
+	require.Equal(t, OutcomeInterrupted, unfinished(ctx, TurnResult{}, errors.New("gone")).Outcome)
 }

@@ -227,6 +227,9 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	result.Outcome = OutcomeFailed
 	if ctx.Err() != nil {
 		result.Outcome = OutcomeInterrupted
+		if isTimeLimit(context.Cause(ctx)) {
+			result.Outcome = OutcomeLimitReached
+		}
 	}
 	code := protocol.CodeFleetUnavailable
 	switch {
@@ -257,6 +260,11 @@ func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 // TimeLimit makes the cause with which a context ends when the time of a turn is over, for
 // whoever bounds it from outside: the turn ends as [OutcomeLimitReached]. See [context.Cause].
 func TimeLimit(limit time.Duration) *protocol.Error { return limitReached("%s (timeout)", limit) }
+
+func isTimeLimit(cause error) bool {
+	fault, is := errors.AsType[*protocol.Error](cause)
+	return is && fault.Code == protocol.CodeLimitReached
+}
 
 // limitReached is the error of a turn that came to one of its limits.
 func limitReached(format string, args ...any) *protocol.Error {

@@ -115,11 +115,11 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 // stopped says how the turn ends now that ctx is over.
 func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
 	cause := context.Cause(ctx)
-	fault, isFault := errors.AsType[*protocol.Error](cause)
 	switch {
 	case errors.Is(cause, ErrDetached):
 		return nil, cause
-	case isFault && fault.Code == protocol.CodeLimitReached: // [TimeLimit]
+	case isTimeLimit(cause):
+		fault, _ := errors.AsType[*protocol.Error](cause)
 		return &ending{OutcomeLimitReached, fault}, nil
 	default:
 		return &ending{OutcomeInterrupted, protocol.Errorf(protocol.CodeCancelled,

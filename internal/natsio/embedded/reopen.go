@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -76,6 +77,9 @@ func (s *Server) watch(ctx context.Context) {
 		}
 		if err := s.reopen(ctx, giveUp); err != nil && ctx.Err() == nil {
 			err = fmt.Errorf("embedded NATS in %s (--data) stores nothing any more: %s; and it could not be opened again: %w", s.options.Data, reason, err)
+			if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+				err = fmt.Errorf("the disk of %s (--data) is full: make room there, then start again: %w", s.options.Data, err)
+			}
 			s.current().Shutdown()
 			s.fail(err)
 			return

@@ -6,10 +6,12 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
@@ -83,7 +85,7 @@ func best(ctx context.Context, options *Options) (sandbox.Driver, sandbox.Caps, 
 		failures = append(failures, err)
 	}
 	if slices.ContainsFunc(failures, func(failure error) bool { return !errors.Is(failure, sandbox.ErrLevel) }) {
-		return nil, sandbox.Caps{}, fmt.Errorf("no isolating sandbox driver could be tried to its end:%s", list(failures)) // a full disk says nothing about the host's isolation
+		return nil, sandbox.Caps{}, fmt.Errorf("no isolating sandbox driver could be tried to its end in %s:%s", cmp.Or(options.Data, os.TempDir()), list(failures)) // a full disk says nothing about the host's isolation
 	}
 	return nil, sandbox.Caps{}, fmt.Errorf("%w: no isolating sandbox driver works in this build and on this host; "+
 		"to run commands without isolation, ask for it: --sandbox %s%s", sandbox.ErrLevel, process.Name, list(failures))
