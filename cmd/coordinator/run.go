@@ -170,7 +170,7 @@ func (c *runCommand) with(
 	ctx context.Context, p program, signals func(context.Context, func()) (context.Context, func()),
 	talk func(context.Context, *started) (loop.TurnResult, error),
 ) (err error) {
-	c.fleet, c.copied = c.Nats != "", c.Nats != "" && c.Workspace != ""
+	c.fleet = c.Nats != ""
 	show, err := newView(p, &c.viewFlags)
 	if err != nil {
 		return err
@@ -297,12 +297,21 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 		}
 		s.runner = s.runner.With(s.tools.table)
 	}
+	var before stamps
+	if s.workspace != "" {
+		s.show.screen.Hold()
+	}
+	if s.workspace != "" && s.remote == nil {
+		before = stampsOf(ctx, s.workspace)
+	}
 	result, err := s.runner.Run(ctx, s.session, loop.Input{Text: text})
 	if err == nil { // else it is open, and may go on
 		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	if s.remote != nil {
 		err = errors.Join(err, s.remote.sync(context.WithoutCancel(ctx), s.show))
+	} else if s.workspace != "" {
+		s.show.screen.CameBack(before.since(context.WithoutCancel(ctx), s.workspace), isIn(s.workspace))
 	}
 	return result, err
 }

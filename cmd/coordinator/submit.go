@@ -48,12 +48,15 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	c.fleet, c.copied = true, c.Workspace != ""
+	c.fleet = true
 	show, err := newView(p, &c.viewFlags)
 	if err != nil {
 		return err
 	}
 	defer show.screen.Close()
+	if c.Workspace != "" && !c.Detach {
+		show.screen.Hold()
+	}
 	logger := p.common.LoggerTo(show.screen)
 	end, err := p.Telemetry(ctx, "toolfleet-client", telemetry.Options{Logger: logger})
 	if err != nil {

@@ -24,8 +24,7 @@ type viewFlags struct {
 	Plain bool   `help:"Show progress in words and every line once, as for a screen reader: nothing is drawn, and nothing moves."`
 	Price string `placeholder:"IN/OUT" help:"Dollars that a million input and output tokens of the model cost, as in 2.50/10: a turn then says what it cost."`
 
-	fleet  bool // workers are elsewhere: their names matter
-	copied bool // the workspace is a copy, which comes back
+	fleet bool // workers are elsewhere: their names matter
 }
 
 // cost reads the price; nil without one.
@@ -63,7 +62,7 @@ func newView(p program, f *viewFlags) (view, error) {
 		return view{}, err
 	}
 	options := &terminal.Options{
-		Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr), Plain: f.Plain, Cost: cost, Workers: f.fleet, Copied: f.copied,
+		Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr), Plain: f.Plain, Cost: cost, Workers: f.fleet,
 	}
 	if terminal.IsTerminal(p.Stderr) && options.Width > 0 {
 		options.Size = func() (int, int) { return terminal.Size(p.Stderr) }

@@ -173,9 +173,10 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 // sync brings what changed in the sandbox back into the directory. What was
 // changed on both sides stays as it is here, which is told.
 func (w *remoteWorkspace) sync(ctx context.Context, show view) error {
+	before := w.base
 	changes, err := w.fetch(ctx)
 	if err == nil {
-		show.screen.CameBack()
+		show.screen.CameBack(cameBack(before, &changes), isIn(w.dir))
 		tellChanges(changes, show.warn)
 	}
 	return err

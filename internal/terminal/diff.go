@@ -107,6 +107,7 @@ type change struct {
 	added, removed int
 	created, gone  bool
 	partial        bool // there was more than the diff showed
+	uncounted      bool // nobody has said how many lines
 }
 
 // changesOf reads a diff of any number of files.

@@ -2,6 +2,7 @@ package terminal
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -50,23 +51,64 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 		text.add(string(e.Error.Code) + ": " + e.Error.Message)
 		text.end()
 	}
-	if v.held = nil; v.opts.Copied && !v.back {
-		v.held = t.files
-	} else {
+	switch {
+	case t != &v.turn || !v.holds:
 		v.files(t.files)
+	case v.back:
+		v.files(v.merged())
+	default:
+		v.waits = true
 	}
 	v.gap = true
 }
 
-// CameBack shows what the last turn has changed: it is here now.
-func (v *View) CameBack() {
+// Changed is a file of the workspace that differs from what it was before a turn.
+type Changed struct {
+	Path          string
+	Created, Gone bool
+}
+
+// Hold has the changes of each turn shown only when [View.CameBack] tells them.
+func (v *View) Hold() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.holds = true
+}
+
+// CameBack shows what the last turn has changed, by tools and by commands. Numbers of lines are
+// known of what tools said; there reports whether a file exists now.
+func (v *View) CameBack(found []Changed, there func(path string) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.back, v.gap = true, false
-	v.files(v.held)
-	v.held, v.gap = nil, true
+	v.back, v.found, v.there, v.gap = true, found, there, false
+	if v.waits { // else the turn's summary shows it
+		v.waits = false
+		v.files(v.merged())
+	}
+	v.gap = true
 	v.flush()
+}
+
+// merged is what the turn's tools have said that they changed, and what else is found to differ.
+func (v *View) merged() []change {
+	var all []change
+	for _, c := range v.turn.files {
+		gone := !v.there(c.path)
+		if gone && c.created { // it came and went
+			continue
+		}
+		c.gone = gone
+		all = append(all, c)
+	}
+	for _, f := range v.found {
+		if !slices.ContainsFunc(v.turn.files, func(c change) bool { return c.path == f.Path }) {
+			c := change{path: f.Path, created: f.Created, gone: f.Gone, uncounted: true}
+			all = append(all, c)
+			v.session.change(c)
+		}
+	}
+	return all
 }
 
 func (v *View) outcomeMark(outcome loop.Outcome) (string, style) {
@@ -106,9 +148,19 @@ func (v *View) files(all []change) {
 	}
 }
 
-func plus(c *change) string { return "+" + count(c.added) }
+func plus(c *change) string {
+	if c.uncounted {
+		return ""
+	}
+	return "+" + count(c.added)
+}
 
-func (v *View) minus(c *change) string { return v.marks.minus + count(c.removed) }
+func (v *View) minus(c *change) string {
+	if c.uncounted {
+		return ""
+	}
+	return v.marks.minus + count(c.removed)
+}
 
 // remark says what the numbers do not.
 func (c *change) remark() string {

@@ -52,6 +52,7 @@ func (t *tally) change(c change) {
 	known.removed += c.removed
 	known.gone = c.gone
 	known.partial = known.partial || c.partial
+	known.uncounted = known.uncounted && c.uncounted
 	if known.created { // all of its lines are new, whichever they were at first
 		known.added, known.removed = max(0, known.added-known.removed), 0
 	}

@@ -36,9 +36,6 @@ type Options struct {
 	Plain bool
 	// Workers says, when Live, which worker ran a call.
 	Workers bool
-	// Copied says that a turn changes a copy: what it changed is shown once [View.CameBack] says
-	// so.
-	Copied bool
 	// Cost is what tokens cost, in dollars; nil when that is not known.
 	Cost func(protocol.Usage) float64
 	// Now is the clock for events that carry no time; nil means time.Now.
@@ -70,10 +67,13 @@ type View struct {
 	activity activity
 	turn     tally
 	session  tally
-	turns    int      // that ended
-	ended    string   // outcome of the last turn; "" while one is open
-	held     []change // what a turn changed that has not come back
-	back     bool     // it has
+	turns    int    // that ended
+	ended    string // outcome of the last turn; "" while one is open
+	holds    bool   // changes of turns are shown when they have come back
+	waits    bool   // those of the last turn have not, and it has ended
+	back     bool   // they have
+	found    []Changed
+	there    func(path string) bool
 	live     *region
 }
 
@@ -253,7 +253,7 @@ func (v *View) sessionStarted(e *loop.Event) {
 }
 
 func (v *View) turnStarted(e *loop.Event) {
-	v.turn, v.ended, v.held, v.back = tally{since: e.Time}, "", nil, false
+	v.turn, v.ended, v.waits, v.back = tally{since: e.Time}, "", false, false
 	v.labels, v.calls = labels{}, nil
 	for i, line := range excerpt(e.Input, maxInputLines) {
 		prefix := "  "

@@ -217,13 +217,15 @@ func TestView_ChangesOfACopyAreShownWhenTheyAreBack(t *testing.T) {
 	r.result(loop.Event{Name: "edit", Content: "done", Diff: "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"}, 0, 1)
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
 	var out bytes.Buffer
-	view := terminal.New(&out, &terminal.Options{Copied: true})
+	view := terminal.New(&out, nil)
+	view.Hold()
 	for _, e := range r.events {
 		view.Observe(e)
 	}
 	require.NotContains(t, out.String(), "changed")
-	view.CameBack()
-	require.Contains(t, out.String(), "  changed  f")
+	view.CameBack([]terminal.Changed{{Path: "f"}, {Path: "made", Created: true}, {Path: "gone", Gone: true}, {Path: "other"}},
+		func(path string) bool { return path != "gone" })
+	require.Contains(t, out.String(), "  changed  f      +2 −1\n           made          new\n           gone          deleted\n           other\n")
 }
 
 func TestView_LongDiffIsCut(t *testing.T) {

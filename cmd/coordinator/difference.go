@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// stamps is what the files of a directory were at a moment, without reading them; nil is not
+// known. What git ignores is not in it.
+type stamps map[string]stamp
+
+// stamp changes when a file does.
+type stamp struct {
+	size     int64
+	mode     fs.FileMode
+	modified time.Time
+}
+
+// maxStamps bounds the files that are looked at before and after each turn.
+const maxStamps = 200_000
+
+// stampsOf looks at a directory.
+func stampsOf(ctx context.Context, dir string) stamps {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = root.Close() }()
+	ignore, found := snapshot.NewIgnore(root, gitguard.Tracked(ctx, dir), false), stamps{}
+	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case path == "." || err != nil: // what cannot be read is left out
+			return nil //nolint:nilerr // see above
+		case ctx.Err() != nil || len(found) >= maxStamps:
+			return fs.SkipAll
+		case entry.IsDir() && (entry.Name() == ".git" || ignore.Skip(path, true)):
+			return fs.SkipDir
+		case entry.IsDir() || ignore.Skip(path, false):
+			return nil
+		}
+		if info, err := entry.Info(); err == nil {
+			found[path] = stamp{info.Size(), info.Mode(), info.ModTime()}
+		}
+		return nil
+	})
+	if err != nil || len(found) >= maxStamps {
+		return nil
+	}
+	return found
+}
+
+// since returns the files of the directory that have changed since then.
+func (d stamps) since(ctx context.Context, dir string) (changed []terminal.Changed) {
+	now := stampsOf(ctx, dir)
+	if d == nil || now == nil {
+		return nil
+	}
+	all := maps.Clone(d)
+	maps.Copy(all, now)
+	for _, path := range slices.Sorted(maps.Keys(all)) {
+		before, was := d[path]
+		after, is := now[path]
+		if was != is || before != after {
+			changed = append(changed, terminal.Changed{Path: path, Created: !was, Gone: !is})
+		}
+	}
+	return changed
+}
+
+// isIn reports whether a path is in a directory now.
+func isIn(dir string) func(path string) bool {
+	return func(path string) bool {
+		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(path)))
+		return err == nil
+	}
+}
+
+// cameBack are the files that came back; before is what the directory was.
+func cameBack(before snapshot.Manifest, changes *snapshot.Changes) (changed []terminal.Changed) {
+	for _, path := range changes.Written {
+		if _, was := before[path]; !isDir(changes.Base, path) {
+			changed = append(changed, terminal.Changed{Path: path, Created: !was})
+		}
+	}
+	for _, path := range changes.Removed {
+		if !isDir(before, path) {
+			changed = append(changed, terminal.Changed{Path: path, Gone: true})
+		}
+	}
+	return changed
+}
+
+func isDir(m snapshot.Manifest, path string) bool { return m[path].Type == sandbox.TypeDir }
