@@ -62,6 +62,9 @@ type callOutput struct {
 func (c *callCommand) run(ctx context.Context, p program) error {
 	session := protocol.NewSessionID()
 	var err error
+	if c.Session, err = c.sessions().continued(ctx, p, c.Session, c.Data); err != nil {
+		return err
+	}
 	if c.Session != "" {
 		if session, err = protocol.ParseSessionID(c.Session); err != nil {
 			return cli.Usagef("--session: %v", err)

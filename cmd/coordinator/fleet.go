@@ -96,6 +96,11 @@ func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *
 	return fl, nil
 }
 
+// sessions looks at the sessions that are where the flags say.
+func (f *fleetFlags) sessions() *sessionCommand {
+	return &sessionCommand{Nats: f.Nats, Login: f.Login, Pools: f.Pools, Fleet: f.Fleet}
+}
+
 // consistent returns a usage error for flags that make no sense, alone or together.
 func (f *fleetFlags) consistent() error {
 	if _, err := protocol.ParseFleet(f.Fleet); err != nil {

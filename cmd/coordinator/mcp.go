@@ -148,6 +148,9 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	}
 	options := mcpserver.Options{Version: p.Version, Fleet: protocol.Fleet(c.Fleet), Guard: c.guard(), MinLevel: c.least(), Logger: logger}
 	session := protocol.NewSessionID()
+	if c.Session, err = c.sessions().continued(ctx, p, c.Session, c.Data); err != nil {
+		return err
+	}
 	if c.Session != "" {
 		if session, err = protocol.ParseSessionID(c.Session); err != nil {
 			return cli.Usagef("--session: %v", err)

@@ -21,7 +21,7 @@ import (
 // turnFlags describe a turn; run and submit have them both.
 type turnFlags struct {
 	Prompt    string        `arg:"" optional:"" help:"What the agent is asked; - reads it from stdin, as does none when that is a pipe or file."`
-	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
+	Session   string        `placeholder:"ID" help:"Session to go on with: its id, the beginning of one (4 characters or more), or last for the one that changed last. Another name begins a session with that id. Default: a new session."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: where the session worked before, or without --nats the current directory, unless that has your home directory; else an empty workspace."`
 	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours. On a terminal run and chat ask instead."`
 	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
@@ -177,6 +177,9 @@ func (c *runCommand) with(
 	}
 	defer show.screen.Close()
 	logger := p.common.LoggerTo(show.screen)
+	if c.Session, err = c.sessions().continued(ctx, p, c.Session, c.Data); err != nil {
+		return err
+	}
 	turn, err := c.prepare(p, logger, show.warn)
 	if err != nil {
 		return err

@@ -32,13 +32,13 @@ type sessionCommand struct {
 		Since time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 is all."`
 	} `cmd:"" help:"List sessions, the one that changed last first."`
 	Show struct {
-		ID string `arg:"" help:"Id of the session."`
+		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
 	} `cmd:"" help:"Show a session with its turns."`
 	Log struct {
-		ID string `arg:"" help:"Id of the session."`
+		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
 	} `cmd:"" help:"Print a session as run shows it: what was asked, said and done."`
 	Export struct {
-		ID string `arg:"" help:"Id of the session."`
+		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
 	} `cmd:"" help:"Print a session's journal, each event as a line of JSON."`
 	Files   sessionFiles   `cmd:"" help:"List the files of a session's workspace, or print one, also as it was after a call. No worker is asked."`
 	Diff    sessionDiff    `cmd:"" help:"List the calls that changed a session's workspace, or show what one changed. No worker is asked."`
@@ -46,10 +46,10 @@ type sessionCommand struct {
 	Restore sessionRestore `cmd:"" help:"Make a session's workspace what it was after a call. What came later stays in its history."`
 	Fork    sessionFork    `cmd:"" help:"Begin a session with the workspace and the conversation that another one had after a call, and print its id. No content is copied."`
 	Cancel  struct {
-		ID string `arg:"" help:"Id of the session."`
+		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
 	} `cmd:"" help:"End a session's turns that run or wait, with the calls that run for them."`
 	Attach struct {
-		ID    string `arg:"" help:"Id of the session."`
+		ID    string `arg:"" help:"Id of the session, or its beginning, or last."`
 		Plain bool   `help:"Show progress in words and every line once, as for a screen reader."`
 	} `cmd:"" help:"Follow the turn that a serving coordinator runs, as submit does; leaving it stops nothing."`
 	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and kept outputs. Done again it completes what was cut short."`
@@ -57,7 +57,7 @@ type sessionCommand struct {
 
 type sessionRemove struct {
 	Force bool   `help:"Remove it while a turn is open too; in a fleet its calls are cancelled."`
-	ID    string `arg:"" help:"Id of the session."`
+	ID    string `arg:"" help:"Id of the session, or its beginning, or last."`
 }
 
 // sessionVerb is one of the subcommands.
@@ -117,6 +117,9 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 // minPrefix is the shortest beginning of an id that stands for it.
 const minPrefix = 4
 
+// continueTimeout is how long it may take to find the session that --session stands for.
+const continueTimeout = time.Minute
+
 // resolve returns the session that an id stands for: its own, then the beginning of one alone, and
 // "last" is the session that changed last. An id of none stays as it is.
 func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDesk) (protocol.SessionID, error) {
@@ -135,15 +138,59 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 	if desk.id == "last" && len(ids) > 0 {
 		return ids[0], nil
 	}
-	ids = slices.DeleteFunc(ids, func(id protocol.SessionID) bool { return !strings.HasPrefix(string(id), string(desk.id)) })
+	return only("ID", desk.id, ids)
+}
+
+// only returns the one of the ids that begins with an id, and the id itself when none does.
+func only(argument string, id protocol.SessionID, ids []protocol.SessionID) (protocol.SessionID, error) {
+	ids = slices.DeleteFunc(ids, func(other protocol.SessionID) bool { return !strings.HasPrefix(string(other), string(id)) })
 	switch len(ids) {
 	case 0:
-		return desk.id, nil
+		return id, nil
 	case 1:
 		return ids[0], nil
 	default:
-		return "", cli.Usagef("ID %s: %d sessions begin so, as %s and %s: give more of it", desk.id, len(ids), ids[0], ids[1])
+		return "", cli.Usagef("%s %s: %d sessions begin so, as %s and %s: give more of it", argument, id, len(ids), ids[0], ids[1])
 	}
+}
+
+// continued returns the session that --session stands for: "last" is the session that changed last,
+// and a beginning stands for a generated id. Everything else is an id, maybe of a new session: so
+// the beginning of a name that somebody chose stands for nothing. No list has sessions of a --data.
+func (c *sessionCommand) continued(ctx context.Context, p program, flag, data string) (string, error) {
+	generated := len(protocol.NewSessionID())
+	short := len(flag) >= minPrefix && len(flag) < generated && strings.Trim(flag, "0123456789abcdef-") == ""
+	switch {
+	case flag != "last" && !short:
+		return flag, nil
+	case data != "" && c.Nats == "" && flag == "last":
+		return "", cli.Usagef("--session last: the sessions in --data %s are not listed: give the session's id", data)
+	case data != "" && c.Nats == "":
+		return flag, nil
+	}
+	fleet, err := protocol.ParseFleet(c.Fleet)
+	if err != nil {
+		return "", cli.Usagef("--fleet: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, continueTimeout)
+	defer cancel()
+	all, fl, err := c.open(ctx, p, sessionDesk{fleet: fleet})
+	if err != nil {
+		return "", err
+	}
+	defer closeFleet(fl)
+	ids, err := all.IDs(ctx)
+	switch {
+	case err != nil || slices.Contains(ids, protocol.SessionID(flag)):
+		return flag, err
+	case flag != "last":
+		ids = slices.DeleteFunc(ids, func(id protocol.SessionID) bool { return len(id) != generated })
+		id, err := only("--session", protocol.SessionID(flag), ids)
+		return string(id), err
+	case len(ids) == 0:
+		return "", cli.Usagef("--session last: there is no session yet; leave --session out to begin one")
+	}
+	return string(ids[0]), nil
 }
 
 // check reads the flags and arguments; nothing is connected yet.

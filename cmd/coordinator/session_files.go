@@ -26,13 +26,13 @@ import (
 )
 
 type sessionFiles struct {
-	ID   string `arg:"" help:"Id of the session."`
+	ID   string `arg:"" help:"Id of the session, or its beginning, or last."`
 	Path string `arg:"" optional:"" help:"File of the workspace to print; without it the files are listed."`
 	At   string `placeholder:"CALL" help:"As it was after a call; without it as it is now."`
 }
 
 type sessionDiff struct {
-	ID   string `arg:"" help:"Id of the session."`
+	ID   string `arg:"" help:"Id of the session, or its beginning, or last."`
 	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown; without it the calls that changed something are listed."`
 }
 

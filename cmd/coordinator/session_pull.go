@@ -18,7 +18,7 @@ import (
 )
 
 type sessionPull struct {
-	ID  string `arg:"" help:"Id of the session."`
+	ID  string `arg:"" help:"Id of the session, or its beginning, or last."`
 	Dir string `arg:"" help:"Directory that gets the workspace; it is made if it is missing. One that has something gets what the session changed, and keeps what was changed on both sides."`
 	At  string `placeholder:"CALL" help:"As it was after a call; without it as it is now. With workers that keep checkpoints no worker is asked."`
 

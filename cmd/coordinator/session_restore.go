@@ -19,7 +19,7 @@ type sessionRestore struct {
 }
 
 type sessionFork struct {
-	ID string `arg:"" help:"Id of the session."`
+	ID string `arg:"" help:"Id of the session, or its beginning, or last."`
 	At string `placeholder:"CALL" help:"Call up to which the new session is the same; without it as it is now."`
 }
 

@@ -34,6 +34,10 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
+	sessions := sessionCommand{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+	if c.Session, err = sessions.continued(ctx, p, c.Session, ""); err != nil {
+		return err
+	}
 	turn, err := c.check()
 	if err != nil {
 		return err

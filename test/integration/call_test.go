@@ -184,6 +184,40 @@ func TestCall_SessionKeepsItsWorkspace(t *testing.T) {
 	require.Len(t, entries, 1, "a call without a session leaves nothing behind")
 }
 
+// TestCall_SessionIsShortened: as session show takes the beginning of an id and "last", so does
+// --session; the beginning of a name that somebody chose is another name.
+func TestCall_SessionIsShortened(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	call := func(flags ...string) finished {
+		args := append([]string{"call", "--sandbox", "process"}, append(flags, "list")...)
+		return execute(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "XDG_STATE_HOME="}})
+	}
+	session := func(flags ...string) string {
+		got := call(flags...)
+		require.Equal(t, 0, got.code, got.stderr)
+		return parseCall(t, got).SessionID
+	}
+	got := call("--session", "last")
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Contains(t, got.stderr, "--session last: there is no session yet")
+
+	const id, other, name = "01a1f7cc-9c17-75db-ab48-c34c3f3946dc", "01a1f7cc-aaaa-75db-ab48-c34c3f3946dc", "feed-1"
+	for _, begun := range []string{id, other, name} {
+		require.Equal(t, begun, session("--session", begun))
+		require.Equal(t, begun, session("--session", "last"))
+	}
+	require.Equal(t, id, session("--session", "01a1f7cc-9c"))
+	require.Equal(t, id, session("--session", "last"))
+	require.Equal(t, "feed", session("--session", "feed"))
+	got = call("--session", "01a1f7cc")
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Contains(t, got.stderr, "--session 01a1f7cc: 2 sessions begin so")
+	got = call("--session", "last", "--data", t.TempDir())
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Contains(t, got.stderr, "give the session's id")
+}
+
 func TestCall_UsageErrors(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

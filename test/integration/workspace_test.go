@@ -28,7 +28,8 @@ func TestFleet_ServesSessions(t *testing.T) {
 			use("c2", "edit", object{"path": "a.txt", "old": "alpha", "new": "omega"}),
 			use("c3", "write", object{"path": "new/b.txt", "content": "beta\n"}),
 			bash("c4", "rm gone.txt; chmod +x run.sh")),
-		say("All changed."))
+		say("All changed."),
+		say("Gone on."))
 	server := startServe(t, changes, "--listen", "127.0.0.1:0", "--data", filepath.Join(t.TempDir(), "serve"))
 	printed := pasted(t, server.waitFor(t, `start workers with: worker (.*)\n`)[1])
 	flags, keys := printed[:4], printed[4:]
@@ -93,6 +94,9 @@ func TestFleet_ServesSessions(t *testing.T) {
 			require.Equal(t, 0, got.code, got.stderr)
 		})
 	})
+	got := execute(t, coordinator, launch{args: append([]string{"submit", "--session", "last", "go on"}, flags...)})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, "Gone on.\n", got.stdout, "the session that changed last goes on")
 	for _, w := range workers {
 		w.stop(t)
 	}
