@@ -68,10 +68,11 @@ func encoded(value any) json.RawMessage {
 
 // structuredOf is the structuredContent of a result, as its server sent it.
 func structuredOf(result *mcp.CallToolResult) json.RawMessage {
-	if text, _ := result.Meta[metaStructured].(string); text != "" {
-		return json.RawMessage(text)
+	text, _ := result.Meta[metaStructured].(string)
+	if !json.Valid([]byte(text)) { // a server can have put anything there
+		return nil
 	}
-	return nil
+	return json.RawMessage(text)
 }
 
 // adaptResponse has the messages of a response [adapted].

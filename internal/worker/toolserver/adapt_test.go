@@ -38,6 +38,7 @@ func odd(request []byte) string {
 			"numbers": `{"content": [{"type": "text", "text": "n"}], "structuredContent": {"n": 9007199254740993, "f": 1.10}, "_meta": {"a": 1}}`,
 			"unknown": `{"content": [{"type": "text", "text": "before"}, {"type": "video", "url": "x"}, 5]}`,
 			"broken":  `{"content": {"type": "text"}}`,
+			"feigned": `{"content": [], "_meta": {"toolfleet/structured": "no JSON"}}`,
 		}[r.Params.Name]
 	}
 	return fmt.Sprintf(`{"jsonrpc": "2.0", "id": %s, "result": %s}`, r.ID, result)
@@ -127,6 +128,11 @@ func TestCall_WhatTheSDKDoesNotCarry(t *testing.T) {
 			require.Len(t, value.Content, 3)
 			require.Equal(t, "before", value.Content[0].Text)
 			require.Equal(t, `[content of unknown type "video": {"type": "video", "url": "x"}]`, value.Content[1].Text)
+
+			value, err = call("feigned")
+			require.NoError(t, err)
+			_, err = json.Marshal(value)
+			require.NoError(t, err, "a result that cannot be stored ends no call")
 
 			_, err = call("broken")
 			require.ErrorContains(t, err, "MCP server odd: its answer cannot be read")

@@ -15,7 +15,7 @@ import (
 // compilePattern compiles a pattern.
 func compilePattern(pattern string) (jsonschema.Regexp, error) {
 	compiled, err := regexp.Compile(inGo(pattern))
-	if foreign(err) {
+	if foreign(err) || err != nil && emptyClass.MatchString(pattern) {
 		return unchecked(pattern), nil
 	}
 	if err != nil {
@@ -37,6 +37,9 @@ func foreign(err error) bool {
 		return true
 	}
 }
+
+// emptyClass is [^] or [], which JavaScript reads as any character, and as none.
+var emptyClass = regexp.MustCompile(`(?:^|[^\\])\[\^?\]`)
 
 // codeUnit is \uXXXX or \u{X...} behind backslashes that are a pair each.
 var codeUnit = regexp.MustCompile(`((?:^|[^\\])(?:\\\\)*)\\u(?:\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{4}))`)

@@ -21,6 +21,7 @@ func TestCompile_PatternsOfJavaScript(t *testing.T) {
 		`^\\u{1F600}$`:         {good: "\U0001F600", bad: "x"},
 		`^\\u0041\\u0042$`:     {good: "AB", bad: "A"},
 		`^a{1,2000}$`:          {good: "a"},
+		`^[^]+$`:               {good: "any\ntext"},
 		`^[a-z]\\/\\-$`:        {good: "a/-", bad: "a"},
 		`^\\\\u0041$`:          {good: `\u0041`, bad: "A"},
 	} {
