@@ -96,8 +96,9 @@ func afterAttempts(err error, attempts int) error {
 // attempt asks once, and again without what the server turns out to reject.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	for {
-		reply, err := m.ask(ctx, m.request(req), delta)
-		if !m.rejects.learn(err, req) {
+		sent := m.request(req)
+		reply, err := m.ask(ctx, sent, delta)
+		if !m.rejects.learn(err, sent) {
 			return reply, err
 		}
 	}

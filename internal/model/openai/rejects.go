@@ -39,9 +39,16 @@ var (
 	tooManyFor = regexp.MustCompile(`(?i)at most|too many|more than`)
 )
 
-// learn reports whether an error says that the server rejects something of a request that is not
-// known yet, so that the same request without it may do.
-func (r *rejects) learn(err error, req loop.Request) bool {
+// omitted is what a request is without.
+type omitted struct{ usage, maxTokens, reasoning, names, ids bool }
+
+func (r *rejects) omitted() omitted {
+	return omitted{r.usage.Load(), r.maxTokens.Load(), r.reasoning.Load(), r.names.Load(), r.ids.Load()}
+}
+
+// learn reports whether an error says that the server rejects something that the sent request has,
+// so that one without it may do. Other requests may have learned the same meanwhile.
+func (r *rejects) learn(err error, sent *request) bool {
 	fault, ok := errors.AsType[*Error](err)
 	if !ok || fault.Type != TypeInvalidRequest {
 		return false
@@ -49,27 +56,31 @@ func (r *rejects) learn(err error, req loop.Request) bool {
 	text := fault.text()
 	switch {
 	case strings.Contains(text, "stream_options"), strings.Contains(text, "include_usage"):
-		return r.usage.CompareAndSwap(false, true)
+		r.usage.Store(true)
+		return !sent.omitted.usage
 	case strings.Contains(text, "max_completion_tokens"):
-		return r.maxTokens.CompareAndSwap(false, true)
+		r.maxTokens.Store(true)
+		return !sent.omitted.maxTokens
 	case strings.Contains(text, "reasoning_effort"): // which the user asked for
 		return false
 	case strings.Contains(text, "reasoning"): // of every field
-		return r.reasoning.CompareAndSwap(false, true)
+		r.reasoning.Store(true)
+		return !sent.omitted.reasoning
 	case nameField.MatchString(text):
-		return r.names.CompareAndSwap(false, true)
+		r.names.Store(true)
+		return !sent.omitted.names
 	case callID.MatchString(text):
-		return r.ids.CompareAndSwap(false, true)
+		r.ids.Store(true)
+		return !sent.omitted.ids
 	case inMessage.MatchString(text):
 		return false
 	default:
-		return r.learnTool(text, req)
+		return r.learnTool(text, sent.offered)
 	}
 }
 
 // learnTool looks for the tool that a server names, by its place or its name.
-func (r *rejects) learnTool(text string, req loop.Request) bool {
-	sent := r.offered(req.Tools)
+func (r *rejects) learnTool(text string, sent []tools.Definition) bool {
 	if found := inTool.FindStringSubmatch(text); found != nil {
 		if i, err := strconv.Atoi(found[1]); err == nil && i < len(sent) {
 			r.tools.Store(toolKey(sent[i]), text)
@@ -118,8 +129,8 @@ func toolKey(definition tools.Definition) string {
 }
 
 // idOf is the id of a tool call as the server takes it.
-func (r *rejects) idOf(id string) string {
-	if !r.ids.Load() {
+func (o omitted) idOf(id string) string {
+	if !o.ids {
 		return id
 	}
 	sum := sha256.Sum256([]byte(id))

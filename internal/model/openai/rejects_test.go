@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -130,5 +133,43 @@ func TestReply_FieldsThatAServerRejects(t *testing.T) {
 		if i >= 2 {
 			require.Regexp(t, "^[a-z0-9]{9}$", call["id"])
 		}
+	}
+}
+
+// What a server rejects of several requests at once is left out of each of them, and nothing else.
+func TestReply_RejectedOfSeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, message := range map[string]string{"a field": `"stream_options is not supported"`, "a tool": `"bad","param":"tools[1].function.name"`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const several = 4
+			var arrived sync.WaitGroup
+			arrived.Add(several)
+			rejected := func(w http.ResponseWriter, r *http.Request) {
+				arrived.Done()
+				arrived.Wait()
+				status(http.StatusBadRequest, `{"error":{"message":`+message+`}}`)(w, r)
+			}
+			s := serve(t, rejected, rejected, rejected, rejected, stream(text("ok"), stop, done))
+			m := s.model(t)
+			var asking errgroup.Group
+			for range several {
+				asking.Go(func() error {
+					request := hello()
+					request.Tools = []tools.Definition{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+					_, err := m.Reply(t.Context(), request, ignore)
+					return err
+				})
+			}
+			require.NoError(t, asking.Wait())
+			asked := s.asked()
+			require.Len(t, asked, 2*several)
+			for _, again := range asked[several:] {
+				_, has := again["stream_options"]
+				require.Equal(t, name == "a tool", has)
+				require.Contains(t, fmt.Sprint(again["tools"]), "name:c")
+				require.Equal(t, name == "a field", strings.Contains(fmt.Sprint(again["tools"]), "name:b"))
+			}
+		})
 	}
 }

@@ -26,6 +26,9 @@ type request struct {
 	ReasoningEffort     string         `json:"reasoning_effort,omitempty"`
 	MaxTokens           int64          `json:"max_tokens,omitempty"`
 	MaxCompletionTokens int64          `json:"max_completion_tokens,omitempty"`
+
+	omitted omitted
+	offered []tools.Definition // those of Tools
 }
 
 type streamOptions struct {
@@ -86,11 +89,13 @@ func (m *Model) request(req loop.Request) *request {
 	out := &request{
 		Model: m.opts.Model, Messages: make([]message, 0, len(req.Messages)), Stream: true,
 		Temperature: req.Settings.Temperature, ReasoningEffort: req.Settings.Effort,
+		omitted: m.rejects.omitted(), offered: m.rejects.offered(req.Tools),
 	}
-	if !m.rejects.usage.Load() {
+	if !out.omitted.usage {
 		out.StreamOptions = &streamOptions{IncludeUsage: true}
 	}
-	if m.opts.BaseURL == DefaultBaseURL || m.rejects.maxTokens.Load() { // other servers know the older name
+	out.omitted.maxTokens = out.omitted.maxTokens || m.opts.BaseURL == DefaultBaseURL // other servers know the older name
+	if out.omitted.maxTokens {
 		out.MaxCompletionTokens = req.Settings.MaxOutput
 	} else {
 		out.MaxTokens = req.Settings.MaxOutput
@@ -100,8 +105,8 @@ func (m *Model) request(req loop.Request) *request {
 		if asked.Role == loop.RoleSystem && asked.Text == "" {
 			continue
 		}
-		next := m.messageOf(asked)
-		if !m.rejects.reasoning.Load() {
+		next := messageOf(asked, out.omitted)
+		if !out.omitted.reasoning {
 			next.sendBack(asked.Reasoning)
 		}
 		out.Messages = append(out.Messages, next)
@@ -110,7 +115,7 @@ func (m *Model) request(req loop.Request) *request {
 			out.Messages = appendImages(out.Messages, req.Messages[:i+1])
 		}
 	}
-	for _, definition := range m.rejects.offered(req.Tools) {
+	for _, definition := range out.offered {
 		tool, _ := toolOf(definition)
 		out.Tools = append(out.Tools, tool)
 	}
@@ -155,19 +160,19 @@ func appendImages(out []message, conversation []loop.Message) []message {
 	return append(out, message{Role: loop.RoleUser, Content: parts, images: images})
 }
 
-func (m *Model) messageOf(asked *loop.Message) message {
+func messageOf(asked *loop.Message, without omitted) message {
 	out := message{Role: asked.Role}
 	switch asked.Role {
 	case loop.RoleAssistant:
 		for _, call := range asked.ToolCalls {
 			out.ToolCalls = append(out.ToolCalls, toolCall{
-				ID: m.rejects.idOf(call.ID), Type: "function", callID: call.ID,
+				ID: without.idOf(call.ID), Type: "function", callID: call.ID,
 				Function: functionCall{nameOf(call.Name), argumentsOf(call.Arguments)},
 			})
 		}
 	case loop.RoleTool:
-		out.ToolCallID, out.callID = m.rejects.idOf(asked.ToolCallID), asked.ToolCallID
-		if !m.rejects.names.Load() {
+		out.ToolCallID, out.callID = without.idOf(asked.ToolCallID), asked.ToolCallID
+		if !without.names {
 			out.Name = nameOf(asked.Name)
 		}
 	case loop.RoleSystem, loop.RoleUser:
