@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -210,4 +211,14 @@ func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
 	require.Equal(t, maxSessions, open)
 	require.Equal(t, http.StatusNotFound, post(ids[0], ping).StatusCode, "its client greets again")
 	require.Equal(t, http.StatusOK, post(ids[len(ids)-1], ping).StatusCode)
+	var together sync.WaitGroup
+	for range 4 * maxSessions {
+		together.Go(func() { post("", hello) })
+	}
+	together.Wait()
+	open = 0
+	for range s.offer.reading.server.Sessions() {
+		open++
+	}
+	require.LessOrEqual(t, open, maxSessions, "however many are opened at once")
 }

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"crypto/rand"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -37,26 +38,35 @@ func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
 		owner = info.UserID
 	}
 	id := r.Header.Get(sessionHeader)
-	if id != "" {
-		defer o.use(owner, id)()
-	} else if !o.makeRoom(r, owner) {
-		http.Error(w, "too many sessions of this token are in use: end one", http.StatusTooManyRequests)
+	if id == "" {
+		o.open(w, r, owner)
 		return
 	}
+	defer o.use(owner, id)()
 	o.handler.ServeHTTP(w, r)
-	if made := w.Header().Get(sessionHeader); id == "" && made != "" {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if o.of[owner] == nil {
-			o.of[owner] = map[string]*openSession{}
-		}
-		o.of[owner][made] = &openSession{used: time.Now()}
-	}
 	if r.Method == http.MethodDelete {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		delete(o.of[owner], id)
 	}
+}
+
+// open answers a request of no session, which may make one. Its place is taken before.
+func (o *openSessions) open(w http.ResponseWriter, r *http.Request, owner string) {
+	place := "opening " + rand.Text()
+	if !o.makeRoom(r, owner, place) {
+		http.Error(w, "too many sessions of this token are in use: end one", http.StatusTooManyRequests)
+		return
+	}
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.of[owner], place)
+		if made := w.Header().Get(sessionHeader); made != "" {
+			o.of[owner][made] = &openSession{used: time.Now()}
+		}
+	}()
+	o.handler.ServeHTTP(w, r)
 }
 
 // use notes that a session is used until the function is called.
@@ -76,10 +86,13 @@ func (o *openSessions) use(owner, id string) (done func()) {
 	}
 }
 
-// makeRoom has place for another session. It reports whether there is some.
-func (o *openSessions) makeRoom(r *http.Request, owner string) bool {
+// makeRoom has place for another session, and takes it. It reports whether there is some.
+func (o *openSessions) makeRoom(r *http.Request, owner, place string) bool {
 	oldest := ""
 	o.mu.Lock()
+	if o.of[owner] == nil {
+		o.of[owner] = map[string]*openSession{}
+	}
 	of := o.of[owner]
 	for id, s := range of {
 		switch {
@@ -93,6 +106,9 @@ func (o *openSessions) makeRoom(r *http.Request, owner string) bool {
 	full := len(of) >= maxSessions
 	if full {
 		delete(of, oldest)
+	}
+	if !full || oldest != "" {
+		of[place] = &openSession{requests: 1}
 	}
 	o.mu.Unlock()
 	if full && oldest != "" {
