@@ -33,8 +33,13 @@ var ErrNotAsked = errors.New("nobody waits for an answer about this call: it was
 // does not fit what is asked: the question stays.
 var ErrRefused = errors.New("the answer does not count")
 
-// patience is how long an answer tries to reach a question that may just be put.
-const patience = 2 * time.Second
+const (
+	// patience is how long an answer tries to reach a question that may just be put.
+	patience = 2 * time.Second
+	// takenWait is how long whoever waits for an answer may need to confirm it: a busy machine may
+	// have much to do before.
+	takenWait = 30 * time.Second
+)
 
 // Waiter returns what waits for answers that come over NATS: the Approve function of
 // a session. It is safe for concurrent use.
@@ -75,12 +80,13 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 	return deliver(ctx, reply{nc, fleet.ApprovalSubject(session, call), body})
 }
 
-// Waits reports whether a coordinator waits for an answer about a call.
+// Waits reports whether a coordinator waits for an answer about a call. One that does not say so in
+// time may wait.
 func Waits(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := nc.RequestWithContext(ctx, fleet.ApprovalSubject(session, call), nil) // no answer: it is refused, and the question stays
-	return err == nil
+	return !errors.Is(err, nats.ErrNoResponders)
 }
 
 // reply is an answer, and where it is waited for.
@@ -92,26 +98,36 @@ type reply struct {
 
 // deliver has one of some answers taken: whichever is waited for.
 func deliver(ctx context.Context, replies ...reply) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
+	putBy := time.NewTimer(patience)
+	defer putBy.Stop()
 	retry := time.NewTicker(patience / 20)
 	defer retry.Stop()
 	for {
 		for _, r := range replies {
-			confirmed, err := r.nc.RequestWithContext(ctx, r.subject, r.body)
+			confirmed, err := r.request(ctx)
 			switch {
 			case err == nil && string(confirmed.Data) == string(taken()):
 				return nil
 			case err == nil:
 				return fmt.Errorf("%w: %s", ErrRefused, confirmed.Data)
-			case !errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil:
+			case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+				return ErrNotAsked // another answer was taken before
+			case !errors.Is(err, nats.ErrNoResponders):
 				return fmt.Errorf("answer: %w", err)
 			}
 		}
 		select {
 		case <-retry.C:
-		case <-ctx.Done():
+		case <-putBy.C:
 			return ErrNotAsked
+		case <-ctx.Done():
+			return fmt.Errorf("answer: %w", context.Cause(ctx))
 		}
 	}
+}
+
+func (r reply) request(ctx context.Context) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, takenWait)
+	defer cancel()
+	return r.nc.RequestWithContext(ctx, r.subject, r.body)
 }

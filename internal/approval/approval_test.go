@@ -38,6 +38,21 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	require.ErrorIs(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
 }
 
+// TestAnswer_WaitsForABusyOne: whoever waits for an answer has much to do before it confirms it.
+func TestAnswer_WaitsForABusyOne(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session, call := protocol.NewSessionID(), protocol.RandomCallID()
+	nc := f.Connect()
+	_, err := nc.Subscribe(f.Name.ApprovalSubject(session, call), func(message *nats.Msg) {
+		time.AfterFunc(3*time.Second, func() { _ = message.Respond([]byte(protocol.AnswerTaken)) }) // longer than it looks for a question
+	})
+	require.NoError(t, err)
+	require.NoError(t, nc.FlushTimeout(time.Minute))
+	require.NoError(t, approval.Answer(t.Context(), f.NC, f.Name, session, call, protocol.Approval{}))
+	require.True(t, approval.Waits(t.Context(), f.NC, f.Name, session, call), "it does not say no")
+}
+
 // awaitQuestion waits until a question is put. An answer that makes no sense does not end it.
 func awaitQuestion(t *testing.T, nc *nats.Conn, subject protocol.Subject) {
 	t.Helper()
