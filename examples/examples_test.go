@@ -85,7 +85,7 @@ func applyEdit(t *testing.T, dir, arguments string) {
 
 func goCommand(t *testing.T, dir string, args ...string) (output string, passed bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir

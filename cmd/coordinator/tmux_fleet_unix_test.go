@@ -37,7 +37,7 @@ func background(t *testing.T, sign *regexp.Regexp, args ...string) string {
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), executable)
 	cmd.Args, cmd.Env = args, append(os.Environ(), "HOME="+t.TempDir())
-	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, 30*time.Second
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
 	stderr, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

@@ -53,7 +53,7 @@ func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
 		gone, err := os.OpenFile(alive, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		require.NoError(t, err)
 		defer gone.Close()
-		require.NoError(t, gone.SetReadDeadline(time.Now().Add(30*time.Second)))
+		require.NoError(t, gone.SetReadDeadline(time.Now().Add(time.Minute)))
 		_, err = io.Copy(io.Discard, gone)
 		require.NoError(t, err, "what ran in the terminal has not ended with it")
 	})
@@ -72,7 +72,7 @@ func (m *tmux) run(args ...string) string {
 // shows waits until every text is on the screen, or above it, and returns all of that.
 func (m *tmux) shows(texts ...string) string {
 	m.t.Helper()
-	timeout := time.After(60 * time.Second)
+	timeout := time.After(3 * time.Minute)
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {

@@ -48,7 +48,7 @@ type plainWorker struct {
 const headerReplyTo = "bench-reply-to"
 
 // plainWait bounds how long a caller waits for a result, which may get lost.
-const plainWait = 30 * time.Second
+const plainWait = time.Minute
 
 // startPlain makes the stream and connects workers that do not consume yet.
 func startPlain(ctx context.Context, nc *nats.Conn, o Options, w *witness) (p *plain, err error) {

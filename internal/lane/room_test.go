@@ -38,7 +38,7 @@ func TestFull_WhereOthersHaveTakenAllRoom(t *testing.T) {
 			require.NoError(t, err)
 			s.Start()
 			t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-			require.True(t, s.ReadyForConnections(20*time.Second))
+			require.True(t, s.ReadyForConnections(time.Minute))
 			require.NoError(t, limit(s))
 			nc, err := natsio.Connect(context.WithoutCancel(t.Context()), s.ClientURL(), natsio.ConnectOptions{Name: "test"})
 			require.NoError(t, err)

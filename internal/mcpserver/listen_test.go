@@ -22,7 +22,7 @@ import (
 const goodToken = "a-token-of-sixteen-characters"
 
 // generous is longer than what is waited for takes anywhere.
-const generous = 20 * time.Second
+const generous = time.Minute
 
 // listen serves clients that have a token, and returns its address.
 func listen(t *testing.T, b bounds) string {
@@ -99,7 +99,7 @@ func TestServe_ABodyMustArriveInTime(t *testing.T) {
 func TestServe_ADeadlineOfABodyEndsWithIt(t *testing.T) {
 	t.Parallel()
 	b := slow()
-	b.body = 200 * time.Millisecond
+	b.body = 2 * time.Second // in which a message arrives also on a busy machine
 	conn := dial(t, listen(t, b))
 	in := bufio.NewReader(conn)
 	post := func(body string) int {
@@ -116,7 +116,7 @@ func TestServe_ADeadlineOfABodyEndsWithIt(t *testing.T) {
 	for range 3 {
 		require.Equal(t, http.StatusOK, post(ping), "the same connection takes another request")
 	}
-	time.Sleep(2 * b.body) // the deadline has to pass
+	time.Sleep(b.body + 100*time.Millisecond) // the deadline has to pass
 	require.Equal(t, http.StatusOK, post(ping))
 }
 

@@ -22,7 +22,7 @@ func secure(t *testing.T, ca *natsiotest.Authority, own natsiotest.Pair) *server
 	require.NoError(t, err)
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(20*time.Second))
+	require.True(t, s.ReadyForConnections(time.Minute))
 	return s
 }
 

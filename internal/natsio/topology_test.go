@@ -164,7 +164,7 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 func roomy(t *testing.T, room int64) *natsiotest.Fleet {
 	t.Helper()
 	s := natsiotest.Serve(t, natsiotest.Alone(t, fmt.Sprintf("max_file_store: %d", room), ""))
-	require.True(t, s.ReadyForConnections(20*time.Second))
+	require.True(t, s.ReadyForConnections(time.Minute))
 	nc, err := natsio.Connect(t.Context(), s.ClientURL(), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)

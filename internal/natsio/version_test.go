@@ -20,7 +20,7 @@ import (
 type dated struct{ version string }
 
 func (d dated) Dial(network, address string) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, 10*time.Second) //nolint:noctx // the interface passes no context
+	conn, err := net.DialTimeout(network, address, time.Minute) //nolint:noctx // the interface passes no context
 	return &datedConn{conn, d.version}, err
 }
 
@@ -72,7 +72,7 @@ func TestEnsure_SaysThatTheServerRunsWithoutJetStream(t *testing.T) {
 	require.NoError(t, err)
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(20*time.Second))
+	require.True(t, s.ReadyForConnections(time.Minute))
 	nc, err := natsio.Connect(t.Context(), s.ClientURL(), natsio.ConnectOptions{})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)

@@ -160,7 +160,7 @@ func TestMCP_APersonAnswersWhatAServerAsks(t *testing.T) {
 	require.Equal(t, "cancel", said(t, ask("asks", protocol.Answer{Action: protocol.ActionCancel})))
 
 	call := newCall(session, mcpCall("asks", ""))
-	call.RunTimeout = protocol.MillisOf(time.Second)
+	call.RunTimeout = protocol.MillisOf(4 * time.Second)
 	late := r.asking(t.Context(), call, func(asked approval.Asked, q protocol.Question) {
 		if err := approval.TakeOn(r.NC, r.Name, asked, q.ID); err != nil {
 			t.Error(err)

@@ -17,8 +17,8 @@ import (
 )
 
 // promptly is how long a call takes that does not wait for anybody, on a machine that has much else
-// to do.
-const promptly = 1500 * time.Millisecond
+// to do. Those that wait for what becomes of a cancel do so for five seconds.
+const promptly = 4 * time.Second
 
 // callUntil makes one call and requires that it returns when its context ends.
 func callUntil(ctx context.Context, t *testing.T, f *fleet.Fleet, command string) (fleet.Outcome, error) {
@@ -61,7 +61,7 @@ func TestCall_ReturnsWhenItsContextEnds(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // in which a busy machine takes it
 	defer cancel()
 	outcome, err := callUntil(ctx, t, f, "true")
 	require.NoError(t, err)

@@ -166,7 +166,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 		_, err = hostile.Publish(ctx, fleetName.ClaimSubject(protocol.DefaultPool, lane.Hash()), body)
 	}
 	require.ErrorContains(t, err, "maximum messages exceeded")
-	soon, stop := context.WithTimeout(ctx, 2*time.Second)
+	soon, stop := context.WithTimeout(ctx, 5*time.Second)
 	defer stop()
 	waits, err := f.Call(soon, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
 	require.NoError(t, err)

@@ -271,7 +271,7 @@ func (c *client) cancel(ctx context.Context, k *call, after time.Duration) {
 }
 
 // patience is how long a caller waits for a result before it gives the call up for lost.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // follow waits until a call has its result.
 func (c *client) follow(ctx context.Context, k *call, done <-chan result) {

@@ -100,11 +100,11 @@ func TestCheck(t *testing.T) {
 			h.effects["sandbox/s"] = append([]effect{{"begin", "a", "other"}}, h.effects["sandbox/s"]...)
 		}, "L8: call a: it began 2 times"},
 		"late": {func(h *history) {
-			h.calls[0].due, h.calls[0].told = time.Second, h.calls[0].put.Add(7*time.Second)
-		}, "L11: call a: it was answered 6s after it was due"},
+			h.calls[0].due, h.calls[0].told = time.Second, h.calls[0].put.Add(12*time.Second)
+		}, "L11: call a: it was answered 11s after it was due"},
 		"late, and somebody was killed": {func(h *history) {
 			h.killed()
-			h.calls[0].due, h.calls[0].told = time.Second, h.calls[0].put.Add(7*time.Second)
+			h.calls[0].due, h.calls[0].told = time.Second, h.calls[0].put.Add(12*time.Second)
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -54,7 +54,7 @@ func readEffects(dir string) (map[string][]effect, error) {
 }
 
 // slack is how long after it is due a call may be answered, on a machine that is busy.
-const slack = 5 * time.Second
+const slack = 10 * time.Second
 
 // checker collects what breaks a law.
 type checker struct {

@@ -79,7 +79,7 @@ func TestPublish_ServersOfTheSandboxAreReached(t *testing.T) {
 
 // page is what a URL has, "" where there is none.
 func page(url string) string {
-	response, err := (&http.Client{Timeout: 10 * time.Second}).Get(url) //nolint:noctx // it has a time
+	response, err := (&http.Client{Timeout: time.Minute}).Get(url) //nolint:noctx // it has a time
 	if err != nil {
 		return ""
 	}

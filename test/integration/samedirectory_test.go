@@ -69,14 +69,14 @@ func TestInPlace_ACallWaitsForAnotherProcess(t *testing.T) {
 		return err == nil
 	}, patience, 20*time.Millisecond)
 	waiting := start(t, coordinator, launch{
-		args: []string{"call", "--workspace", filepath.Join(workspace, "sub"), "--sandbox", "process", "bash", `{"command":"echo mine","timeout":1}`},
+		args: []string{"call", "--workspace", filepath.Join(workspace, "sub"), "--sandbox", "process", "bash", `{"command":"echo mine","timeout":3}`},
 		env:  []string{"HOME=" + home},
 	})
 	told := waiting.waitFor(t, `bash waits for: process (\d+) \(coordinator run, session \S+\), which uses (\S+) since`)
 	require.Equal(t, fmt.Sprint(holder.cmd.Process.Pid), told[1])
 	require.Equal(t, workspace, told[2])
 	ended := execute(t, coordinator, launch{
-		args: []string{"call", "--workspace", workspace, "--sandbox", "process", "--timeout", "3s", "bash", `{"command":"echo other"}`}, env: []string{"HOME=" + home},
+		args: []string{"call", "--workspace", workspace, "--sandbox", "process", "--timeout", "5s", "bash", `{"command":"echo other"}`}, env: []string{"HOME=" + home},
 	})
 	require.Equal(t, 1, ended.code)
 	require.Regexp(t, `the call ended while it waited for process \d+ .*; nothing was run`, ended.stdout)

@@ -151,7 +151,7 @@ func TestTools_OfAPoolWithoutWorkers(t *testing.T) {
 	folder, ran := t.TempDir(), filepath.Join(t.TempDir(), "ran")
 	write(t, filepath.Join(folder, "train.yaml"), "name: train\ndescription: Train.\ncommand: echo >>'"+ran+"'\nresources: [{key: gpu/one}]\npool: gpu\n")
 	startWorkers(t, 1, b.flags)
-	call := append([]string{"call", "--tools", folder, "--timeout", "500ms", "train", "{}"}, b.flags...)
+	call := append([]string{"call", "--tools", folder, "--timeout", "3s", "train", "{}"}, b.flags...)
 	got := execute(t, coordinator, launch{args: call})
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, `"status":"outcome_unknown","content":"[outcome_unknown: no_worker]\nno worker of pool gpu is there, and none was seen to take the call`)

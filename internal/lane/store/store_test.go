@@ -81,7 +81,7 @@ func TestStore_ALeafNodeIsNoServerOfItsOwn(t *testing.T) {
 			s.Shutdown()
 			s.WaitForShutdown()
 		})
-		require.True(t, s.ReadyForConnections(30*time.Second))
+		require.True(t, s.ReadyForConnections(time.Minute))
 		return s
 	}
 	clustered := func(s *server.Server) bool {

@@ -159,7 +159,7 @@ func connect(t *testing.T, s sandbox.Sandbox, target string) string {
 // tunnel asks for an address through a tunnel.
 func tunnel(t *testing.T, s sandbox.Sandbox, target, address string) string {
 	t.Helper()
-	return sh(t, s, fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\nGET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3 && timeout 5 cat <&3; true`, target, address))
+	return sh(t, s, fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\nGET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3 && timeout 60 cat <&3; true`, target, address))
 }
 
 // TestProxy_DeadMeansNothing: when nobody serves the proxy, nothing is reached.

@@ -109,7 +109,7 @@ func (f *tree) each(t *testing.T, path string, check func(op string, err error))
 	check("list", err)
 	_, err = f.Search(ctx, sandbox.SearchRequest{Path: path, Pattern: "x"})
 	check("search", err)
-	require.Less(t, time.Since(start), patience/4)
+	require.Less(t, time.Since(start), patience)
 }
 
 func pathTests() map[string]func(*testing.T, *tree) {

@@ -125,7 +125,7 @@ func terminalGone(t *testing.T, b *box) {
 	start := time.Now()
 	result := <-b.screen(t, shell(`trap "" HUP; sleep 300 & echo done`)).ended
 	require.Equal(t, sandbox.ReasonExited, result.Reason)
-	require.Less(t, time.Since(start), patience/2)
+	require.Less(t, time.Since(start), patience)
 }
 
 // terminalNoInput has a command try to type for itself (TIOCSTI), as if somebody had.

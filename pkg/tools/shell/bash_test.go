@@ -119,7 +119,7 @@ var notHere = []string{`echo $"x"`, `coproc bash; echo touch PWN >&${COPROC[1]};
 func run(t *testing.T, bash, script string) bool {
 	t.Helper()
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, bash, "-c", script)
 	cmd.Dir, cmd.Stdin, cmd.WaitDelay = dir, bytes.NewReader(nil), time.Second
