@@ -250,6 +250,9 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	options.Tools = box.table
+	if options.Key, err = fl.Secret(ctx); err != nil {
+		return err
+	}
 	options.At, options.Dispatcher, options.Journal = fl.Conn, fl.Dispatcher, fl.Journal
 	options.TaskAfter, options.Patience, options.Lasting = c.taskAfter, c.patience(), c.Nats != ""
 	if c.Nats != "" {

@@ -159,9 +159,13 @@ func (c *serveCommand) serveClients(
 	if err != nil {
 		return err
 	}
+	key, err := fl.Secret(ctx)
+	if err != nil {
+		return err
+	}
 	changed := make(changes, 1)
 	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
+		Version: p.Version, Fleet: fl.Name, Key: key, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.tell,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, data, p)

@@ -40,7 +40,7 @@ var errState = &jsonrpc.Error{
 }
 
 func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) (*question, error) {
-	mac := hmac.New(sha256.New, s.key)
+	mac := hmac.New(sha256.New, s.options.Key)
 	_ = json.NewEncoder(mac).Encode([]string{string(session), request.Params.Name, arguments}) // it never fails
 	q := &question{state: hex.EncodeToString(mac.Sum(nil)), other: s.options.Approve, wait: wait}
 	capabilities := request.ClientCapabilities()

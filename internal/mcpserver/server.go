@@ -36,6 +36,9 @@ type Options struct {
 	Journal loop.Journal
 	// Tools are what clients may call, until [Server.SetTools] says otherwise. Required.
 	Tools *tools.Table
+	// Key signs what clients carry and bring back: the ids of tasks, and questions. Servers with
+	// one key know those of each other. nil makes one, which ends with this server.
+	Key []byte
 	// Session is the sandbox of every client; "" gives each client its own, see [Server.session].
 	Session protocol.SessionID
 	// Instructions tell models what the tools are about; "" says nothing.
@@ -74,8 +77,7 @@ type Options struct {
 type Server struct {
 	options Options
 	server  *mcp.Server
-	key     []byte // signs questions that clients carry
-	reads   bool   // its clients change nothing
+	reads   bool // its clients change nothing
 	order   *order
 	log     loop.SingleLog
 
@@ -93,8 +95,10 @@ func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{options: o, key: make([]byte, 32), order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
-	_, _ = rand.Read(s.key) // it never fails
+	if o.Key == nil {
+		o.Key = []byte(rand.Text())
+	}
+	s := &Server{options: o, order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },

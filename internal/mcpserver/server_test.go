@@ -60,7 +60,9 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	require.NoError(tb, err)
 	table, err := tools.NewTable(set...)
 	require.NoError(tb, err)
-	o := mcpserver.Options{Fleet: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger}
+	key, err := fl.Secret(tb.Context())
+	require.NoError(tb, err)
+	o := mcpserver.Options{Fleet: fl.Name, Key: key, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger}
 	for _, change := range changes {
 		change(&o)
 	}

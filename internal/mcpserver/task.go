@@ -3,9 +3,10 @@ package mcpserver
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -26,50 +27,57 @@ const (
 	taskTTL = 24 * time.Hour
 	// taskPoll is how often clients should ask.
 	taskPoll = time.Second
+	// taskMAC is the length of the code that begins the id of a task, in bytes.
+	taskMAC = 16
 )
 
-// task names a call of the fleet. Its id is all that it takes to find the call, so nothing is
-// stored beside that: any server of the fleet knows any task, also after a crash. The id is not
-// trusted: whoever asks must have the session of the call, by a token, key or session of the
-// protocol, and so may ask for results of that session anyway.
+// task names a call of the fleet. Its id has all that it takes to find the call, so nothing is
+// stored: any server with [Options].Key knows any task, also after a crash. The id is signed for
+// the session of the call, and the name and role of the token: no client can make one up, not even
+// of a call that it knows.
 type task struct {
 	Call    protocol.CallID      `json:"call"`
-	Session protocol.SessionID   `json:"session"`
 	Pool    protocol.Pool        `json:"pool"`
 	Key     protocol.ResourceKey `json:"key"`
 	Tool    string               `json:"tool"`
-	Owner   string               `json:"owner,omitempty"`
 	Created time.Time            `json:"created"`
+
+	session protocol.SessionID
+	id      string
 }
 
-func (t *task) id() string {
-	encoded, _ := json.Marshal(t) // texts and a time always can be
-	return base64.RawURLEncoding.EncodeToString(encoded)
+// taskID is the id of a task for whoever asks.
+func (s *Server) taskID(t *task, of asker) string {
+	fields, _ := json.Marshal(t) // texts and a time always can be
+	return base64.RawURLEncoding.EncodeToString(append(s.taskCode(fields, of), fields...))
+}
+
+// taskCode authenticates the fields of a task.
+func (s *Server) taskCode(fields []byte, of asker) []byte {
+	mac := hmac.New(sha256.New, s.options.Key)
+	_ = json.NewEncoder(mac).Encode([]any{"task", of.token, of.session, fields}) // it never fails
+	return mac.Sum(nil)[:taskMAC]
 }
 
 // call is as much of the call as a cancel needs.
 func (t *task) call() *protocol.Call {
-	return &protocol.Call{ID: t.Call, SessionID: t.Session, Pool: t.Pool, Resources: []protocol.Use{{Key: t.Key}}}
+	return &protocol.Call{ID: t.Call, SessionID: t.session, Pool: t.Pool, Resources: []protocol.Use{{Key: t.Key}}}
 }
 
 // errNoTask answers questions about tasks that there are not, or not any more.
-var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown task: it is not of this server and token, or its time has passed"}
+var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "no such task of this token and sandbox, or its time has passed"}
 
 // taskOf reads the id of a task of whoever asks.
-func taskOf(id string, of asker) (*task, error) {
-	var t task
+func (s *Server) taskOf(id string, of asker) (*task, error) {
 	raw, err := base64.RawURLEncoding.DecodeString(id)
-	if err != nil || json.Unmarshal(raw, &t) != nil || t.Owner != of.owner || t.Session != of.session || time.Since(t.Created) > taskTTL {
+	if err != nil || len(raw) < taskMAC || !hmac.Equal(raw[:taskMAC], s.taskCode(raw[taskMAC:], of)) {
 		return nil, errNoTask
 	}
-	_, badCall := protocol.ParseCallID(string(t.Call))
-	_, badSession := protocol.ParseSessionID(string(t.Session))
-	_, badPool := protocol.ParsePool(string(t.Pool))
-	_, badKey := protocol.ParseResourceKey(string(t.Key))
-	if errors.Join(badCall, badSession, badPool, badKey) != nil {
+	t := &task{id: id, session: of.session}
+	if json.Unmarshal(raw[taskMAC:], t) != nil || time.Since(t.Created) > taskTTL {
 		return nil, errNoTask
 	}
-	return &t, nil
+	return t, nil
 }
 
 // taskState is a task as clients get it; all but ResultType is empty when a request was merely
@@ -93,7 +101,7 @@ const complete = "complete"
 
 func (t *task) state(resultType, status string, updated time.Time) *taskState {
 	return &taskState{
-		ResultType: resultType, TaskID: t.id(), Status: status,
+		ResultType: resultType, TaskID: t.id, Status: status,
 		CreatedAt: t.Created.Format(time.RFC3339Nano), LastUpdatedAt: updated.UTC().Format(time.RFC3339Nano),
 		TTLMS: taskTTL.Milliseconds(), PollIntervalMS: taskPoll.Milliseconds(),
 	}
@@ -110,7 +118,7 @@ func knowsTasks(c *mcp.ClientCapabilities) bool {
 // becomeTask has [Server.tasks] answer a call with a task.
 func becomeTask(ctx context.Context, call *protocol.Call) *mcp.CallToolResult {
 	slot, _ := ctx.Value(taskSlot{}).(*task)
-	slot.Call, slot.Session, slot.Pool, slot.Key, slot.Tool = call.ID, call.SessionID, call.Pool, call.Resources[0].Key, call.Tool
+	slot.Call, slot.Pool, slot.Key, slot.Tool = call.ID, call.Pool, call.Resources[0].Key, call.Tool
 	slot.Created = time.Now().UTC()
 	return &mcp.CallToolResult{}
 }
@@ -120,8 +128,16 @@ type taskSlot struct{}
 
 // asker is who asks about a task.
 type asker struct {
-	owner   string
+	token   []string // its name and role; nil without one
 	session protocol.SessionID
+}
+
+func (s *Server) asker(request mcp.Request) asker {
+	of := asker{session: s.session(request)}
+	if extra := request.GetExtra(); extra != nil && extra.TokenInfo != nil {
+		of.token = append([]string{extra.TokenInfo.UserID}, extra.TokenInfo.Scopes...)
+	}
+	return of
 }
 
 // askerKey is the key of an asker in the context of a question.
@@ -133,11 +149,12 @@ func (s *Server) tasks(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
 		switch method {
 		case "tools/call":
-			t := &task{Owner: ownerOf(request)}
+			t := &task{}
 			result, err := next(context.WithValue(ctx, taskSlot{}, t), method, request)
 			if err != nil || t.Call == "" {
 				return result, err
 			}
+			t.id = s.taskID(t, s.asker(request))
 			state := t.state("task", "working", t.Created)
 			state.StatusMessage = "The call goes on as a task: tasks/get tells its result, also after a crash of this server."
 			return state, nil
@@ -153,7 +170,7 @@ func (s *Server) tasks(next mcp.MethodHandler) mcp.MethodHandler {
 					return nil, &jsonrpc.Error{Code: mcp.CodeHeaderMismatch, Message: "Mcp-Name is not the taskId of the request"}
 				}
 			}
-			return next(context.WithValue(ctx, askerKey{}, asker{owner: ownerOf(request), session: s.session(request)}), method, request)
+			return next(context.WithValue(ctx, askerKey{}, s.asker(request)), method, request)
 		default:
 			return next(ctx, method, request)
 		}
@@ -163,14 +180,6 @@ func (s *Server) tasks(next mcp.MethodHandler) mcp.MethodHandler {
 func errNeedsTasks() error {
 	data := `{"requiredCapabilities": {"extensions": {"` + tasksExtension + `": {}}}}`
 	return &jsonrpc.Error{Code: mcp.CodeMissingRequiredClientCapabilities, Message: "the client does not know the extension " + tasksExtension, Data: json.RawMessage(data)}
-}
-
-// ownerOf is whose token a request has.
-func ownerOf(request mcp.Request) string {
-	if extra := request.GetExtra(); extra != nil && extra.TokenInfo != nil {
-		return extra.TokenInfo.UserID
-	}
-	return ""
 }
 
 // taskParams are those of every question about a task. Answers to what a task asks for are taken
@@ -196,7 +205,7 @@ func (s *Server) addTasks() {
 				return nil, errNoTask
 			}
 			of, _ := ctx.Value(askerKey{}).(asker)
-			t, err := taskOf(params.TaskID, of)
+			t, err := s.taskOf(params.TaskID, of)
 			if err != nil {
 				return nil, err
 			}
@@ -242,7 +251,7 @@ func (s *Server) taskGet(ctx context.Context, t *task) (*taskState, error) {
 	}
 	state := t.state(complete, "completed", result.FinishedAt)
 	tool, _ := s.offer.tools.Load().Lookup(t.Tool) // one that there is no more is shown as JSON
-	state.Result, err = answer(t.Session, loop.SingleOutcome{
+	state.Result, err = answer(t.session, loop.SingleOutcome{
 		Status: result.Status, Text: tool.Text(result), Error: result.Error, Result: result,
 	})
 	return state, err

@@ -2,6 +2,8 @@ package mcpserver_test
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"io"
@@ -136,37 +138,56 @@ func TestTask_IsCancelled(t *testing.T) {
 	require.Equal(t, "cancelled", c.ended(made.TaskID).Result.Status)
 }
 
-// TestTask_IsOfItsSessionAndToken: an id that a client made up of another's call finds nothing, and
-// who may only read cancels nothing.
+// TestTask_IsOfItsSessionAndToken: no client has a use of an id that it made up of a call that it
+// knows, or got from another, in one sandbox or several.
 func TestTask_IsOfItsSessionAndToken(t *testing.T) {
 	t.Parallel()
-	s, _ := open(t, tasksAtOnce)
-	url := serveHTTP(t, s)
-	c := asking{t: t, url: url + "/k", token: useToken}
-	made := c.call("sleep 1000").Result
-	var fields map[string]any
-	raw, err := base64.RawURLEncoding.DecodeString(made.TaskID)
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(raw, &fields))
-	require.Equal(t, "ann", fields["owner"])
-	fields["owner"] = "bob"
-	raw, err = json.Marshal(fields)
-	require.NoError(t, err)
-	forged := base64.RawURLEncoding.EncodeToString(raw)
-	reader := asking{t: t, url: c.url, token: readToken}
-	require.Equal(t, -32602, reader.about("tasks/get", forged).Error.Code)
-	require.Equal(t, -32602, reader.about("tasks/cancel", forged).Error.Code)
-	require.Equal(t, -32602, asking{t: t, url: url + "/other", token: useToken}.about("tasks/get", made.TaskID).Error.Code, "another sandbox")
-	require.Equal(t, "working", c.about("tasks/get", made.TaskID).Result.Status)
+	for name, change := range map[string]func(*mcpserver.Options){"sandboxes of keys": func(*mcpserver.Options) {}, "one sandbox": shared} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _ := open(t, change, tasksAtOnce)
+			url := serveHTTP(t, s)
+			c := asking{t: t, url: url + "/k", token: useToken}
+			reader := asking{t: t, url: c.url, token: readToken}
+			made := c.call("sleep 1000").Result.TaskID
+			own := reader.request("tools/call", "read", `"name": "read", "arguments": {"path": "x"}`).Result.TaskID
+			raw, err := base64.RawURLEncoding.DecodeString(made)
+			require.NoError(t, err)
+			at := bytes.IndexByte(raw, '{')
+			require.Equal(t, 16, at, "a code of 128 bits, then the fields")
+			signature, err := base64.RawURLEncoding.DecodeString(own)
+			require.NoError(t, err)
+			forged := map[string][]byte{
+				"unsigned":                  raw[at:],
+				"with no code":              append(make([]byte, at), raw[at:]...),
+				"with the code of its own":  append(bytes.Clone(signature[:at]), raw[at:]...),
+				"with a digest as its code": append(digest(raw[at:]), raw[at:]...),
+				"of another tool":           bytes.Replace(raw, []byte(`"bash"`), []byte(`"read"`), 1),
+				"short":                     raw[:at-1],
+			}
+			for kind, id := range forged {
+				for who, client := range map[string]asking{"use": c, "read": reader} {
+					for _, method := range []string{"tasks/get", "tasks/update", "tasks/cancel"} {
+						require.Equal(t, -32602, client.about(method, base64.RawURLEncoding.EncodeToString(id)).Error.Code, "%s, %s, %s", kind, who, method)
+					}
+				}
+			}
+			require.Equal(t, -32602, reader.about("tasks/get", made).Error.Code, "of another token")
+			require.Equal(t, -32602, reader.about("tasks/cancel", made).Error.Code, "of another token")
+			require.Equal(t, -32600, reader.about("tasks/cancel", own).Error.Code, "a reader cancels nothing")
+			if name != "one sandbox" {
+				require.Equal(t, -32602, asking{t: t, url: url + "/other", token: useToken}.about("tasks/get", made).Error.Code, "of another sandbox")
+			}
+			require.Equal(t, "working", c.about("tasks/get", made).Result.Status)
+		})
+	}
+}
 
-	s, _ = open(t, shared, tasksAtOnce)
-	c = asking{t: t, url: serveHTTP(t, s), token: useToken}
-	made = c.call("sleep 1000").Result
-	raw, err = base64.RawURLEncoding.DecodeString(made.TaskID)
-	require.NoError(t, err)
-	forged = base64.RawURLEncoding.EncodeToString(bytes.Replace(raw, []byte(`"ann"`), []byte(`"bob"`), 1))
-	require.Equal(t, -32600, asking{t: t, url: c.url, token: readToken}.about("tasks/cancel", forged).Error.Code, "a reader of one sandbox cancels nothing there")
-	require.Equal(t, "working", c.about("tasks/get", made.TaskID).Result.Status)
+// digest is what a client can make of the fields of a task and its own token.
+func digest(fields []byte) []byte {
+	mac := hmac.New(sha256.New, []byte(readToken))
+	mac.Write(fields)
+	return mac.Sum(nil)[:16]
 }
 
 // TestTask_OnlyWhoKnowsThem: quick calls and other clients get results.
