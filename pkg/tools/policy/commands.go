@@ -58,7 +58,7 @@ func assigning(script *shell.Script, env map[string]string) *shell.Script {
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		script.Assigned = append(script.Assigned, name)
-		if shell.Evaluated(name) {
+		if script.MayEvaluate(name, env[name]) {
 			script.Commands = append(script.Commands, shell.Command{Words: []shell.Word{{Text: name + "=" + env[name], Many: true}}, Evaluates: true})
 		}
 	}
@@ -175,12 +175,15 @@ func doesMatch(patterns []string, command *shell.Command) bool {
 // known match everything, and the program's directory does not count.
 func mayMatch(patterns []string, command *shell.Command) (string, bool) {
 	for _, pattern := range patterns {
-		words := strings.Fields(pattern)
+		words, is := strings.Fields(pattern), command.Words
 		name := command.Program()
+		if subcommand, of := strings.CutPrefix(name, "git-"); of { // git's own folder has its subcommands
+			name, is = "git", append([]shell.Word{is[0], {Text: subcommand, Known: true}}, is[1:]...)
+		}
 		if strings.Contains(words[0], "/") {
 			name = command.Words[0].Text
 		}
-		if command.Program() == "" || matches(words[0], name) && globalsOf(command.Program()).mayBegin(words[1:], command.Words[1:]) {
+		if command.Program() == "" || matches(words[0], name) && globalsOf(name).mayBegin(words[1:], is[1:]) {
 			return pattern, true
 		}
 	}

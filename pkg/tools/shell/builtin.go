@@ -57,6 +57,9 @@ func names(args []Word, flags, valued, named string, isVariable func(i int) bool
 			if !word.plain {
 				return nil, false
 			}
+			if word.Many { // it may be none
+				continue
+			}
 			break
 		}
 		if word.Text == "--" {
@@ -169,8 +172,9 @@ func setOptions(args []Word) bool {
 	for i := 0; i < len(args); i++ {
 		word := args[i]
 		switch {
-		case !word.Known:
+		case !word.Known && (!word.plain || !word.Many):
 			return word.plain
+		case !word.Known: // it may be none
 		case word.Text == "--", word.Text == "-", !strings.HasPrefix(word.Text, "-") && !strings.HasPrefix(word.Text, "+"):
 			return true
 		case strings.Trim(word.Text[1:], setLetters) != "":

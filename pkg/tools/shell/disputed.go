@@ -42,6 +42,12 @@ func (w *walker) disputed(node syntax.Node) bool {
 		return w.endsDocument(node)
 	case *syntax.ProcSubst:
 		return w.endsDocument(node)
+	case *syntax.TimeClause: // with options, time may be the program
+		if node.Stmt == nil {
+			return false
+		}
+		call, is := node.Stmt.Cmd.(*syntax.CallExpr)
+		return is && len(call.Args) > 0 && strings.HasPrefix(w.wordOf(call.Args[0]).Text, "-")
 	// A POSIX shell starts programs by these.
 	case *syntax.SglQuoted:
 		return w.posix && node.Dollar
@@ -97,14 +103,17 @@ func requoted(parts []syntax.WordPart) bool {
 	return found
 }
 
-// endsDocument reports whether a here document in a substitution has a line that begins as its last
-// one, and has a parenthesis. Bash ends the document there.
+// endsDocument reports whether a here document in a substitution is read behind it, or has a line
+// that begins as its last one, and has a parenthesis. Bash ends the document there.
 func (w *walker) endsDocument(substitution syntax.Node) bool {
 	found := false
 	syntax.Walk(substitution, func(node syntax.Node) bool {
 		redirect, is := node.(*syntax.Redirect)
 		if !is || redirect.Hdoc == nil {
 			return !found
+		}
+		if redirect.Hdoc.End().Offset() > substitution.End().Offset() { // bash may read it as commands
+			found = true
 		}
 		last := strings.NewReplacer(`\`, "", `"`, "", `'`, "").Replace(source(redirect.Word))
 		for line := range strings.Lines(w.text[redirect.Hdoc.Pos().Offset():redirect.Hdoc.End().Offset()]) {

@@ -23,6 +23,7 @@ var misread = map[string]string{
 	"a descriptor with a subscript":     `echo {a[$X]}>f`,
 	"one for a here string":             `echo {a["X"]}<<< x`,
 	"the end of a here document":        "echo $(cat <<A\nx\nA)\ntouch PWN\nA\n)",
+	"one that ends behind its command":  "echo `cat <<A`\ntouch PWN\nA",
 	"it, and more":                      "echo $(cat <<-'A'\nx\n\tA x)\ntouch PWN\nA\n)",
 }
 

@@ -63,6 +63,15 @@ type Script struct {
 	Assigned []string
 	// Files are the targets of redirections.
 	Files []Redirect
+
+	numbers map[string]int
+}
+
+// MayEvaluate reports whether the script may evaluate a value as code that a variable has from
+// outside.
+func (s *Script) MayEvaluate(name, value string) bool {
+	_, used := s.numbers[name]
+	return Evaluated(name) || used && !integer.MatchString(value)
 }
 
 // Redirect is a file that the shell itself opens.
@@ -78,11 +87,11 @@ func Parse(script string) (*Script, error) { return ParseInput(script, nil) }
 // ParseInput is [Parse] for a script that is given a standard input, which may be a script as
 // well; nil is none.
 func ParseInput(script string, stdin []byte) (*Script, error) {
-	r := &reader{script: &Script{}}
+	r := &reader{script: &Script{}, variables: newVariables()}
 	if err := r.read(script, scope{stdin: given(stdin)}); err != nil {
 		return nil, err
 	}
-	return r.script, nil
+	return r.finish()
 }
 
 // Argv is the script of a program that is started without a shell, with a standard input.
@@ -91,18 +100,33 @@ func Argv(argv []string, stdin []byte) (*Script, error) {
 	for i, arg := range argv {
 		words[i] = Word{Text: arg, Known: true}
 	}
-	r := &reader{script: &Script{}}
+	r := &reader{script: &Script{}, variables: newVariables()}
 	if len(words) == 0 {
 		return r.script, nil
 	}
 	if err := r.command(words, nil, scope{line: 1, stdin: given(stdin)}); err != nil {
 		return nil, err
 	}
-	return r.script, nil
+	return r.finish()
 }
 
 // reader collects what it finds.
-type reader struct{ script *Script }
+type reader struct {
+	*variables
+
+	script *Script
+}
+
+// finish adds what is known at the end alone: which variables are no numbers after all.
+func (r *reader) finish() (*Script, error) {
+	for _, name := range r.notNumbers() {
+		if err := r.evaluates("$"+name, scope{line: r.used[name]}); err != nil {
+			return nil, err
+		}
+	}
+	r.script.numbers = r.used
+	return r.script, nil
+}
 
 // scope is where a command stands.
 type scope struct {
@@ -127,7 +151,7 @@ func (r *reader) read(script string, at scope) error {
 	if err != nil {
 		return fmt.Errorf("the script cannot be read: %w", err)
 	}
-	w := &walker{reader: r, values: valuesOf(file), text: script, depth: at.depth, posix: at.posix, inputs: []stdin{at.stdin}, piped: map[*syntax.Stmt]bool{}}
+	w := &walker{reader: r, values: valuesOf(file, r.variables), text: script, depth: at.depth, posix: at.posix, inputs: []stdin{at.stdin}, piped: map[*syntax.Stmt]bool{}}
 	syntax.Walk(file, w.visit)
 	return w.failed
 }
@@ -148,7 +172,10 @@ func (r *reader) command(words []Word, assigned []string, at scope) error {
 	if err != nil {
 		return err
 	}
-	r.script.Commands[index].Wraps = inner.wraps
+	r.script.Commands[index].Wraps = inner.wraps && isInstalled(words[0].Text)
+	for _, name := range inner.assigned {
+		r.others[name] = true
+	}
 	if slices.ContainsFunc(inner.assigned, Evaluated) {
 		return r.evaluates(r.script.Commands[index].String(), at)
 	}
@@ -168,6 +195,13 @@ func (r *reader) evaluates(text string, at scope) error {
 	}
 	r.script.Commands = append(r.script.Commands, Command{Words: []Word{{Text: text, Many: true}}, Evaluates: true, Line: at.line})
 	return nil
+}
+
+// isInstalled reports whether a program is one that PATH has, or stands where the system has its
+// own: one of the same name elsewhere may be anything.
+func isInstalled(program string) bool {
+	name := strings.TrimPrefix(strings.TrimPrefix(program, "/usr"), "/bin/")
+	return !strings.Contains(name, "/")
 }
 
 // Program is the name of the program, without its directory; "" when it is not known.

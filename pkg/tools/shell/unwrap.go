@@ -171,8 +171,9 @@ func withInput(commands [][]Word, arguments []Word) [][]Word {
 		return nil
 	}
 	command := commands[0]
-	text := ""
+	text, several := "", false
 	for i, word := range arguments[:len(arguments)-min(len(command), len(arguments))] {
+		several = several || strings.HasPrefix(word.Text, "--max-") || !strings.HasPrefix(word.Text, "--") && strings.ContainsAny(word.Text, "Ln")
 		letters, long := strings.CutPrefix(word.Text, "--replace")
 		at := strings.IndexByte(word.Text, 'I')
 		switch {
@@ -190,7 +191,10 @@ func withInput(commands [][]Word, arguments []Word) [][]Word {
 	if text == "" {
 		return [][]Word{append(slices.Clone(command), Word{Text: "...", Many: true})}
 	}
-	return [][]Word{replacing(command, text)}
+	if command = replacing(command, text); several { // these may take back that words are replaced
+		command = append(command, Word{Text: "...", Many: true})
+	}
+	return [][]Word{command}
 }
 
 // replacing is a command in which a text stands for something that is not known.
@@ -300,12 +304,16 @@ func (r *reader) joined(words []Word, at scope) error {
 }
 
 // executedByFind returns the commands behind -exec and its like. A word that may become such an
-// option hides one.
+// option hides one: when it is a single word, and what follows may be a program up to its end.
 func executedByFind(words []Word) [][]Word {
 	var found [][]Word
 	for i := 0; i < len(words); i++ {
-		if !words[i].Known && words[i].Many && !words[i].plain {
-			found = append(found, []Word{{Text: words[i].Text, Many: true}})
+		if !words[i].Known && !words[i].plain {
+			rest := words[i+1:]
+			ends := func(w Word) bool { return !w.Known || w.Text == ";" || w.Text == "+" }
+			if words[i].Many || len(rest) > 1 && (!rest[0].Known || !strings.HasPrefix(rest[0].Text, "-")) && slices.ContainsFunc(rest[1:], ends) {
+				found = append(found, []Word{{Text: words[i].Text, Many: true}})
+			}
 		}
 		switch words[i].Text {
 		case "-exec", "-execdir", "-ok", "-okdir":

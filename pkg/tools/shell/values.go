@@ -1,7 +1,9 @@
 package shell
 
 import (
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -9,14 +11,48 @@ import (
 
 // values is what is known of the variables of a script. Arithmetic evaluates the values of
 // variables as code, so it is only harmless with those that surely are numbers: they are set
-// to one in a statement of the script itself, which nothing can skip, and never to anything else.
+// to one in a statement of the script itself, and never to anything else, by no script around it or
+// in it.
 type values struct {
+	*variables
+
 	numbers map[string]uint // where in the script each is set first
 	arrays  map[string]bool
 }
 
-func valuesOf(file *syntax.File) *values {
-	v := &values{numbers: map[string]uint{}, arrays: map[string]bool{}}
+// variables is what all scripts of a command line do with variables: an exported value, a read-only
+// one and one that eval sets are seen by the others.
+type variables struct {
+	used     map[string]int  // names that are relied on to be numbers, and the line of one use
+	others   map[string]bool // names that may be set to something that is no number
+	texts    []string        // words that may hold the name of one
+	anything bool            // any may be set to anything
+}
+
+func newVariables() *variables {
+	return &variables{used: map[string]int{}, others: map[string]bool{}}
+}
+
+// notNumbers returns the names that are used as numbers and may be something else.
+func (v *variables) notNumbers() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(v.used)), func(name string) bool { return !v.mayBeOther(name) })
+}
+
+// mayBeOther reports whether a variable may be set to something that is no number, by what was read
+// so far.
+func (v *variables) mayBeOther(name string) bool {
+	return v.anything || v.others[name] || slices.ContainsFunc(v.texts, func(text string) bool { return mayName(text, name) })
+}
+
+// mayName reports whether a word of a builtin is the name of a variable, as it is, with a subscript
+// or behind the letters of options.
+func mayName(text, name string) bool {
+	text, _, _ = strings.Cut(text, "[")
+	return text == name || strings.HasPrefix(text, "-") && len(text) > len(name)+1 && strings.HasSuffix(text, name)
+}
+
+func valuesOf(file *syntax.File, shared *variables) *values {
+	v := &values{variables: shared, numbers: map[string]uint{}, arrays: map[string]bool{}}
 	for _, stmt := range file.Stmts {
 		if !stmt.Background && !stmt.Coprocess {
 			v.sets(stmt.Cmd)
@@ -32,7 +68,7 @@ func valuesOf(file *syntax.File) *values {
 // sets notes the numbers that a statement sets for what follows.
 func (v *values) sets(command syntax.Command) {
 	note := func(name string, at syntax.Pos) {
-		if _, set := v.numbers[name]; !set && !Evaluated(name) {
+		if _, set := v.numbers[name]; !set && !Evaluated(name) && !setByShell(name) {
 			v.numbers[name] = at.Offset()
 		}
 	}
@@ -59,7 +95,12 @@ func (v *values) sets(command syntax.Command) {
 	}
 }
 
-// mayChange takes back what a node may set to something that is no number.
+// setByShell reports whether bash itself sets a variable, to a text that commands have or read.
+func setByShell(name string) bool {
+	return slices.Contains(strings.Fields("_ REPLY MAPFILE OPTARG PWD OLDPWD"), name)
+}
+
+// mayChange notes what a node may set to something that is no number.
 func (v *values) mayChange(node syntax.Node) {
 	switch node := node.(type) {
 	case *syntax.Assign:
@@ -69,9 +110,9 @@ func (v *values) mayChange(node syntax.Node) {
 		name := node.Name.Value
 		if node.Array != nil || node.Index != nil {
 			v.arrays[name] = true
-			delete(v.numbers, name)
+			v.others[name] = true
 		} else if node.Value != nil && !numeric(node.Value) {
-			delete(v.numbers, name)
+			v.others[name] = true
 		}
 	case *syntax.DeclClause:
 		array := false
@@ -81,27 +122,27 @@ func (v *values) mayChange(node syntax.Node) {
 		for _, a := range node.Args {
 			if a.Name != nil {
 				v.arrays[a.Name.Value] = v.arrays[a.Name.Value] || array
-				delete(v.numbers, a.Name.Value) // it may be read only, or another one
+				v.others[a.Name.Value] = true // it may be read only, or another one
 			}
 		}
 	case *syntax.ForClause:
 		if iter, is := node.Loop.(*syntax.WordIter); is {
 			for _, item := range iter.Items {
 				if !numeric(item) && !sequence.MatchString(item.Lit()) {
-					delete(v.numbers, iter.Name.Value)
+					v.others[iter.Name.Value] = true
 				}
 			}
 			if len(iter.Items) == 0 {
-				delete(v.numbers, iter.Name.Value)
+				v.others[iter.Name.Value] = true
 			}
 		}
 	case *syntax.ParamExp:
 		if node.Exp != nil && (node.Exp.Op == syntax.AssignUnset || node.Exp.Op == syntax.AssignUnsetOrNull) {
-			delete(v.numbers, node.Param.Value)
+			v.others[node.Param.Value] = true
 		}
 	case *syntax.CoprocClause:
 		if node.Name != nil {
-			delete(v.numbers, node.Name.Lit())
+			v.others[node.Name.Lit()] = true
 		}
 	case *syntax.CallExpr:
 		if len(node.Args) > 0 {
@@ -110,27 +151,31 @@ func (v *values) mayChange(node syntax.Node) {
 	}
 }
 
-// calls takes back what a builtin may set.
+// calls notes what a builtin may set.
 func (v *values) calls(node *syntax.CallExpr) {
 	program := v.wordOf(node.Args[0])
 	switch program.Text {
 	case "read", "mapfile", "readarray", "getopts", "printf", "wait", "unset":
 		for _, arg := range node.Args[1:] {
 			word := v.wordOf(arg)
-			for name := range v.numbers {
-				if word.Known && strings.Contains(word.Text, name) {
-					delete(v.numbers, name)
-				}
+			if word.Known {
+				v.texts = append(v.texts, word.Text)
 			}
 			if program.Text == "read" || program.Text == "mapfile" || program.Text == "readarray" {
 				v.arrays[word.Text] = true
 			}
 		}
-	case "builtin", "command", "eval", ".", "source", "trap", "alias", "shopt":
-		clear(v.numbers)
+	case "builtin", "command":
+		for _, arg := range node.Args[1:] {
+			word := v.wordOf(arg)
+			v.anything = v.anything || !word.Known || word.Text == "." || word.Text == "source"
+			v.texts = append(v.texts, word.Text)
+		}
+	case ".", "source", "alias", "shopt":
+		v.anything = true
 	default:
 		if !program.Known {
-			clear(v.numbers)
+			v.anything = true
 		}
 	}
 }
@@ -224,5 +269,9 @@ func (v *values) isNumber(p *syntax.ParamExp) bool {
 // isSet reports whether a variable was set to a number before a position.
 func (v *values) isSet(name string, at syntax.Pos) bool {
 	set, is := v.numbers[name]
-	return is && at.Offset() >= set
+	if !is || at.Offset() < set || v.mayBeOther(name) {
+		return false
+	}
+	v.used[name] = int(at.Line())
+	return true
 }

@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -12,9 +13,9 @@ func (v *values) wordOf(word *syntax.Word) Word {
 		return Word{Text: "[", Known: true}
 	}
 	var b strings.Builder
-	for _, part := range word.Parts {
+	for i, part := range word.Parts {
 		text, known := partOf(part)
-		if !known {
+		if !known || i > 0 && bracesBegin(word.Parts[:i]) {
 			return Word{Text: source(word), Many: v.many(word.Parts), plain: !v.splits(word.Parts) && v.plain(word.Parts[0])}
 		}
 		b.WriteString(text)
@@ -22,9 +23,17 @@ func (v *values) wordOf(word *syntax.Word) Word {
 	return Word{Text: b.String(), Known: true}
 }
 
+// bracesBegin reports whether unquoted text has a brace, which may close in what follows.
+func bracesBegin(parts []syntax.WordPart) bool {
+	return slices.ContainsFunc(parts, func(part syntax.WordPart) bool {
+		lit, is := part.(*syntax.Lit)
+		return is && strings.Contains(lit.Value, "{")
+	})
+}
+
 // many reports whether parts of a word may become any number of words.
 func (v *values) many(parts []syntax.WordPart) bool {
-	if v.splits(parts) {
+	if v.splits(parts) || v.vanishes(parts) || len(parts) > 1 && bracesBegin(parts) {
 		return true
 	}
 	for _, part := range parts {
@@ -59,6 +68,14 @@ func (v *values) splits(parts []syntax.WordPart) bool {
 		}
 	}
 	return false
+}
+
+// vanishes reports whether a word may be none: a number that is not quoted may be empty still.
+func (v *values) vanishes(parts []syntax.WordPart) bool {
+	return !slices.ContainsFunc(parts, func(part syntax.WordPart) bool {
+		p, is := part.(*syntax.ParamExp)
+		return !is || counts(p) && p.Param.Value != "!"
+	})
 }
 
 // isList reports whether a parameter may stand for several words even in quotes.
