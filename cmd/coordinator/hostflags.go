@@ -87,7 +87,8 @@ type hostView struct {
 	cache  *hostenv.Cache // nil for none
 	asked  []sandbox.Mount
 	access *access
-	git    string // why git does not work in the workspace; "" where it does
+	git    string       // why git does not work in the workspace; "" where it does
+	free   func() error // what is reserved in the repository of the workspace; nil for nothing
 }
 
 // open decides what sandboxes of a driver with these capabilities, which reach what is allowed, see
@@ -112,11 +113,11 @@ func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, 
 	if workspace != "" {
 		maps.Copy(h.env, author(ctx, workspace).Env())
 	}
-	if outside := gitguard.FindOutside(workspace); workspace != "" && outside != nil && !view.Host {
-		h.addRepository(limits, outside)
-	}
 	if err := h.openCache(ctx, f, view, workspace); err != nil {
 		return nil, err
+	}
+	if outside := gitguard.FindOutside(ctx, workspace); workspace != "" && outside != nil && !view.Host {
+		h.addRepository(ctx, limits, outside)
 	}
 	if h.access, err = f.accessFlags.open(ctx, driver, view, allow); err != nil {
 		return nil, errors.Join(err, h.close())
@@ -128,22 +129,22 @@ func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, 
 	return h, nil
 }
 
-// addRepository has sandboxes see the repository of a linked worktree, or a notice say why git does
-// not work there.
-func (h *hostView) addRepository(limits hostenv.Limits, outside *gitguard.Outside) {
+// addRepository has sandboxes see the repository of a linked worktree or a submodule, or a notice say
+// why git does not work there.
+func (h *hostView) addRepository(ctx context.Context, limits hostenv.Limits, outside *gitguard.Outside) {
 	if slices.ContainsFunc(h.asked, func(m sandbox.Mount) bool { return m.Host == outside.Common || m.Host == outside.Dir }) {
 		return // a person knows better
 	}
 	h.git = outside.String()
-	if !outside.Worktree {
+	if !outside.NamesBack {
 		return
 	}
-	mounts, err := limits.Repository(outside)
+	mounts, free, err := limits.Repository(ctx, outside)
 	if err != nil {
 		h.git += fmt.Sprintf(" (%v)", err)
 		return
 	}
-	h.git, h.mounts = "", slices.Concat(h.mounts, mounts)
+	h.git, h.free, h.mounts = "", free, slices.Concat(h.mounts, mounts)
 }
 
 func (h *hostView) openCache(ctx context.Context, f *hostFlags, view hostenv.View, workspace string) (err error) {
@@ -176,10 +177,14 @@ func (h *hostView) close() error {
 	if h.access != nil {
 		h.access.close()
 	}
-	if h.cache == nil {
-		return nil
+	var err error
+	if h.free != nil {
+		err = h.free()
 	}
-	return h.cache.Close()
+	if h.cache == nil {
+		return err
+	}
+	return errors.Join(err, h.cache.Close())
 }
 
 // environment is the line by which run --json tells what sandboxes see of the host.

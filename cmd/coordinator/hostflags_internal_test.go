@@ -12,35 +12,40 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
-// TestHostView_RepositoryOutsideOfTheWorkspace: of a linked worktree it is mounted, and where git
-// cannot work the user is told so in one line.
+// TestHostView_RepositoryOutsideOfTheWorkspace: of a linked worktree and a submodule it is mounted,
+// also below /tmp, and where git cannot work the user is told so in one line.
 func TestHostView_RepositoryOutsideOfTheWorkspace(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("NOT TESTED: git is not installed")
 	}
-	base, err := os.MkdirTemp("/var/tmp", "outside-") // sandboxes have a /tmp of their own
+	base, err := os.MkdirTemp("/tmp", "outside-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	cmd := exec.CommandContext(t.Context(), "sh", "-ec", `
 		export GIT_CONFIG_NOSYSTEM=1 HOME="$PWD" GIT_AUTHOR_NAME=p GIT_AUTHOR_EMAIL=p GIT_COMMITTER_NAME=p GIT_COMMITTER_EMAIL=p
-		git init -q repo; cd repo; git commit -q --allow-empty -m 1; mkdir sub; git worktree add -q ../work`)
+		git init -q repo; cd repo; git commit -q --allow-empty -m 1; mkdir sub; git worktree add -q ../work
+		git init -q ../lib; git -C ../lib commit -q --allow-empty -m 1; git -c protocol.file.allow=always submodule --quiet add "$PWD/../lib" lib`)
 	cmd.Dir = base
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	repo := filepath.Join(base, "repo")
 	common := filepath.Join(repo, ".git")
+	lib := filepath.Join(common, "modules/lib")
 	for name, test := range map[string]struct {
 		workspace, driver string
 		flags             hostFlags
-		mounted           bool
+		mounted           map[string]bool
 		told              string
 	}{
-		"a linked worktree":   {"work", "ns", hostFlags{}, true, ""},
-		"a subdirectory":      {"repo/sub", "ns", hostFlags{}, false, "the workspace is a subdirectory of the repository " + repo},
-		"the repository":      {"repo", "ns", hostFlags{}, false, ""},
-		"without protection":  {"work", "landlock", hostFlags{}, false, "the workspace is a linked worktree of the repository " + repo},
-		"mounted by the user": {"work", "ns", hostFlags{Mount: []string{common}}, false, ""},
+		"a linked worktree": {"work", "ns", hostFlags{}, map[string]bool{
+			common: false, common + "/objects": true, common + "/worktrees/work": true, common + "/worktrees/work/commondir": false,
+		}, ""},
+		"a submodule":         {"repo/lib", "ns", hostFlags{}, map[string]bool{lib: true, lib + "/config": false, lib + "/commondir": false}, ""},
+		"a subdirectory":      {"repo/sub", "ns", hostFlags{}, nil, "the workspace is a subdirectory of the repository " + repo},
+		"the repository":      {"repo", "ns", hostFlags{}, nil, ""},
+		"without protection":  {"work", "landlock", hostFlags{}, nil, "the workspace is a linked worktree of the repository " + repo},
+		"mounted by the user": {"work", "ns", hostFlags{Mount: []string{common}}, nil, ""},
 	} {
 		test.flags.Cache, test.flags.Toolchains = flagNone, flagNone
 		h, err := test.flags.open(t.Context(), test.driver, sandbox.Caps{Driver: test.driver, Level: sandbox.LevelFull}, egress.Allow{}, filepath.Join(base, test.workspace), t.TempDir())
@@ -49,15 +54,14 @@ func TestHostView_RepositoryOutsideOfTheWorkspace(t *testing.T) {
 		require.Equal(t, test.told == "", h.git == "", name)
 		mounted := map[string]bool{}
 		for _, m := range h.mounts {
-			mounted[m.Guest] = m.Write
+			mounted[m.Host] = m.Write
 		}
-		if test.mounted {
-			require.Subset(t, mounted, map[string]bool{
-				common: false, common + "/objects": true, common + "/worktrees/work": true, common + "/worktrees/work/commondir": false,
-			})
-		} else {
+		if test.mounted == nil {
 			require.NotContains(t, mounted, common+"/objects", name)
+			require.NotContains(t, mounted, lib, name)
 		}
+		require.Subset(t, mounted, test.mounted, name)
 		require.NoError(t, h.close())
+		require.NoFileExists(t, filepath.Join(lib, "commondir"), "nothing stays in the repository")
 	}
 }

@@ -62,7 +62,7 @@ func (f *policyFlags) importWorkspace(
 	if err != nil {
 		return nil, err
 	}
-	if outside := gitguard.FindOutside(dir); outside != nil {
+	if outside := gitguard.FindOutside(ctx, dir); outside != nil {
 		show.warn(outside.String())
 	}
 	var settings *gitSettings

@@ -1,29 +1,37 @@
 package gitguard
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // Outside is a repository that has a directory and is not in it.
 type Outside struct {
-	// Worktree is set for a linked worktree; else the directory is a submodule or a subdirectory.
-	Worktree bool
-	// Dir is where a person would use the repository; the main worktree of a linked one.
+	// NamesBack is set for a linked worktree or a submodule that its repository names, too.
+	NamesBack bool
+	// Dir is where a person would use the repository: the main worktree of a linked one, the
+	// repository around a submodule or a subdirectory.
 	Dir string
-	// GitDir and Common are, of a linked worktree, its own directory and the one that it shares
-	// with the main one, and Named is how its file .git names the former.
+	// GitDir and Common are, where NamesBack is set, the directory's own part of the repository and
+	// the part that it shares with other worktrees; a submodule shares nothing, so they are the same.
+	// Named is how its file .git names GitDir.
 	GitDir, Common, Named string
 
-	kind string
+	kind string // "" for a file .git that is of neither kind
 }
 
 // FindOutside returns the repository of a directory that is elsewhere; nil where there is none, or
-// the directory has it. A directory cannot make itself a linked worktree: its repository has to
-// name it, too.
-func FindOutside(dir string) *Outside {
+// the directory has it. A directory cannot make itself a linked worktree or a submodule: its
+// repository has to name it, too.
+func FindOutside(ctx context.Context, dir string) *Outside {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil
@@ -37,45 +45,208 @@ func FindOutside(dir string) *Outside {
 		if rel, err := filepath.Rel(dir, gitDir); err == nil && filepath.IsLocal(rel) {
 			return nil
 		}
-		return linked(link, named, gitDir)
+		if content, err := os.ReadFile(filepath.Join(gitDir, "commondir")); err == nil { //nolint:gosec // nothing of it is used unless the repository names the directory
+			if common := absolute(gitDir, strings.TrimSpace(string(content))); common != gitDir {
+				return linked(link, named, gitDir, common)
+			}
+		}
+		return submodule(ctx, dir, named, gitDir)
 	case exists(filepath.Join(link, "HEAD")): // not so an empty directory that keeps one from being made
 		return nil
 	}
+	if around := enclosing(dir); around != "" {
+		return &Outside{Dir: around, kind: "subdirectory"}
+	}
+	return nil
+}
+
+// enclosing is the directory above that has a repository, or a file that names one; "" for none.
+func enclosing(dir string) string {
 	for above := filepath.Dir(dir); ; above = filepath.Dir(above) {
 		if exists(filepath.Join(above, ".git", "HEAD")) || isFile(filepath.Join(above, ".git")) {
-			return &Outside{Dir: above, kind: "subdirectory"}
+			return above
 		}
 		if above == filepath.Dir(above) {
-			return nil
+			return ""
 		}
 	}
 }
 
-// linked is the repository that a file .git names.
-func linked(link, named, gitDir string) *Outside {
-	o := &Outside{kind: "submodule", Dir: filepath.Dir(gitDir)}
-	if at := strings.LastIndex(gitDir, "/.git/modules/"); at > 0 {
-		o.Dir = gitDir[:at]
-	}
-	common, err := os.ReadFile(filepath.Join(gitDir, "commondir")) //nolint:gosec // nothing of it is used unless the repository names the directory
-	if err != nil {
-		return o
-	}
+// linked is the repository that the file .git of a linked worktree names.
+func linked(link, named, gitDir, common string) *Outside {
+	o := &Outside{kind: "linked worktree", Dir: strings.TrimSuffix(common, "/.git"), GitDir: gitDir, Common: common, Named: named}
 	back, err := os.ReadFile(filepath.Join(gitDir, "gitdir")) //nolint:gosec // nothing of it is used unless the repository names the directory
 	if err != nil {
 		return o
 	}
-	o.kind, o.Common = "linked worktree", absolute(gitDir, strings.TrimSpace(string(common)))
-	o.Dir = strings.TrimSuffix(o.Common, "/.git")
 	at, err := filepath.EvalSymlinks(absolute(gitDir, strings.TrimSpace(string(back))))
-	if err == nil && at == link && filepath.Dir(filepath.Dir(gitDir)) == o.Common && isGitDir(o.Common) {
-		o.Worktree, o.GitDir, o.Named = true, gitDir, named
-	}
+	o.NamesBack = err == nil && at == link && filepath.Dir(filepath.Dir(gitDir)) == common && isGitDir(common)
 	return o
 }
 
+// submodule is the repository that the file .git of a submodule names.
+func submodule(ctx context.Context, dir, named, gitDir string) *Outside {
+	o := &Outside{Dir: enclosing(dir), GitDir: gitDir, Common: gitDir, Named: named}
+	if o.Dir == "" || !strings.Contains(gitDir, "/modules/") {
+		o.Dir = gitDir
+		return o
+	}
+	o.kind = "submodule"
+	actual, err := filepath.EvalSymlinks(gitDir)
+	if err != nil || !isGitDir(actual) {
+		return o
+	}
+	out, err := ask(ctx, "/", "config", "--file", filepath.Join(actual, "config"), "--no-includes", "--list", "-z")
+	if err != nil {
+		return o
+	}
+	worktree := ""
+	for entry := range strings.SplitSeq(string(out), "\x00") {
+		switch key, value, _ := strings.Cut(entry, "\n"); key {
+		case "core.worktree":
+			worktree = value
+		case "extensions.worktreeconfig": // core.worktree may stand elsewhere, and holds in the sandbox, too
+			return o
+		}
+	}
+	at, err := filepath.EvalSymlinks(absolute(actual, worktree))
+	o.NamesBack = err == nil && worktree != "" && at == dir
+	return o
+}
+
+// standsForNone is the content of a file commondir that keeps commands from making one. It says what
+// git finds without it, and in the sandbox keeps git from looking for core.worktree, which is
+// the host's path. It is not that of [Protected], so who removes that leaves this.
+const standsForNone = "./\n"
+
+// Reserve returns the places of GitDir that commands must not change, and makes those that are
+// missing: so nobody else can. When the last process that has reserved them calls free, those that
+// say nothing are removed. If a process dies before, the next one does that.
+func (o *Outside) Reserve(ctx context.Context) (places []string, free func() error, err error) {
+	lock := flock.New(o.GitDir, flock.SetFlag(os.O_RDONLY))
+	if _, err := lock.TryRLockContext(ctx, lockPause); err != nil {
+		return nil, nil, fmt.Errorf("lock the repository: %w", err)
+	}
+	r := reservation{gitDir: o.GitDir, lock: lock}
+	if err := r.reserve(ctx, o); err != nil {
+		return nil, nil, errors.Join(err, r.free())
+	}
+	return r.places, r.free, nil
+}
+
+// reservation are the places of a repository that are reserved.
+type reservation struct {
+	gitDir string
+	lock   *flock.Flock // of the directory, held shared
+	places []string
+	stand  []string // those that are removed if they say nothing
+}
+
+func (r *reservation) reserve(ctx context.Context, o *Outside) error {
+	if o.Common != o.GitDir {
+		if err := r.make(filepath.Join(o.Common, "logs"), nil); err != nil {
+			return err
+		}
+		r.places = []string{"commondir", "gitdir"}
+	} else {
+		for _, name := range []string{"hooks", "info"} {
+			if err := r.make(filepath.Join(r.gitDir, name), nil); err != nil {
+				return err
+			}
+		}
+		r.places = []string{"config", "hooks", "info"}
+		if err := r.standIn("commondir", []byte(standsForNone)); err != nil {
+			return err
+		}
+		if err := r.standIn("worktrees", nil); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(r.standIn("config.worktree", []byte(emptySettings)), r.standIn("modules", nil)); err != nil {
+		return err
+	}
+	named, err := Protected(ctx, r.gitDir) // files that settings name
+	if err != nil {
+		return err
+	}
+	for _, name := range named.Protect {
+		within := func(place string) bool { return name == place || strings.HasPrefix(name, place+"/") }
+		if name == ".git" || slices.ContainsFunc(r.places, within) {
+			continue
+		}
+		var content []byte
+		if text, isFile := named.Missing[name]; isFile {
+			content = []byte(text)
+		}
+		if err := r.standIn(name, content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// standIn adds a place, and makes it if it is missing.
+func (r *reservation) standIn(name string, content []byte) error {
+	r.places, r.stand = append(r.places, name), append(r.stand, name)
+	at := filepath.Join(r.gitDir, name)
+	if err := r.make(at, content); err != nil {
+		return err
+	}
+	if has, err := os.ReadFile(at); err == nil && name == "commondir" && string(has) != standsForNone { // what a sandbox of the whole repository will remove
+		return os.WriteFile(at, content, 0o644) //nolint:gosec // as git makes it
+	}
+	return nil
+}
+
+// make makes a directory, or a file with some content, which belongs to whom the repository belongs.
+// What is there stays.
+func (r *reservation) make(at string, content []byte) error {
+	var err error
+	switch {
+	case exists(at):
+		return nil
+	case content == nil:
+		err = os.Mkdir(at, 0o755) //nolint:gosec // as git makes it
+	default:
+		err = os.WriteFile(at, content, 0o644) //nolint:gosec // as git makes it
+	}
+	info, statErr := os.Stat(r.gitDir)
+	if err = errors.Join(err, statErr); err != nil {
+		return err
+	}
+	if uid, gid, known := ownerOf(info); known && os.Geteuid() == 0 {
+		return os.Lchown(at, uid, gid)
+	}
+	return nil
+}
+
+// free removes what stands in the place of nothing, unless another process has reserved it.
+func (r *reservation) free() error {
+	if last, err := r.lock.TryLock(); err != nil || !last {
+		return errors.Join(err, r.lock.Close())
+	}
+	var err error
+	for _, name := range r.stand {
+		at := filepath.Join(r.gitDir, name)
+		info, statErr := os.Lstat(at)
+		if statErr != nil || info.Mode().IsRegular() && info.Size() > 0 && name != "commondir" {
+			continue
+		}
+		if removeErr := os.Remove(at); !info.IsDir() { // a directory with something in it stays
+			err = errors.Join(err, removeErr)
+		}
+	}
+	return errors.Join(err, r.lock.Close())
+}
+
+// lockPause is the time between tries to get the lock of a repository.
+const lockPause = 20 * time.Millisecond
+
 // String says in a sentence that git does not work in the directory, and what to do.
 func (o *Outside) String() string {
+	if o.kind == "" {
+		return fmt.Sprintf("git does not work in this session: the workspace's repository is %s, which the sandbox does not have", o.Dir)
+	}
 	return fmt.Sprintf("git does not work in this session: the workspace is a %s of the repository %s, which the sandbox does not have; for git use --workspace %s",
 		o.kind, o.Dir, o.Dir)
 }

@@ -1,6 +1,7 @@
 package hostenv
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,43 +12,48 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Repository returns what git needs in a linked worktree that is used in place: the directory that
-// it shares with its repository, which commands can read. They write only what a commit needs:
-// objects, refs and their logs, and what the worktree has of its own but for what says where its
-// settings are. Settings, hooks and other worktrees stay as they are.
-func (l Limits) Repository(o *gitguard.Outside) ([]sandbox.Mount, error) {
+// Repository returns what git needs in a linked worktree or a submodule that is used in place.
+// Of what a worktree shares with its repository commands write only what a commit needs: objects,
+// refs and their logs. Of its own part they write all but what is reserved. Settings, hooks and other
+// worktrees stay as they are. The caller calls free when no sandbox has the mounts any more.
+func (l Limits) Repository(ctx context.Context, o *gitguard.Outside) (mounts []sandbox.Mount, free func() error, err error) {
 	if !l.View.Root {
-		return nil, errors.New("this driver cannot protect a part of it")
+		return nil, nil, errors.New("this driver cannot protect a part of it")
 	}
 	gitDir := o.Named
 	if !filepath.IsAbs(gitDir) { // git looks for it from the place that the workspace has in a sandbox
 		gitDir = filepath.Join(guestWorkspace, gitDir)
 	}
-	common := filepath.Join(gitDir, "..", "..")
-	if err := os.Mkdir(filepath.Join(o.Common, "logs"), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as git makes it
-		return nil, err
-	}
-	settings, err := os.OpenFile(filepath.Join(o.GitDir, "config.worktree"), os.O_CREATE|os.O_WRONLY, 0o644) //nolint:gosec // as git makes it
+	places, free, err := o.Reserve(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := settings.Close(); err != nil {
-		return nil, err
-	}
-	mounts := []sandbox.Mount{{Host: o.Common, Guest: common, AsOwner: true}}
-	for _, name := range []string{"objects", "refs", "logs"} {
-		mounts = append(mounts, sandbox.Mount{Host: filepath.Join(o.Common, name), Guest: filepath.Join(common, name), Write: true, AsOwner: true})
+	if o.Common != o.GitDir {
+		common := filepath.Join(gitDir, "..", "..")
+		mounts = append(mounts, sandbox.Mount{Host: o.Common, Guest: common, AsOwner: true})
+		for _, name := range []string{"objects", "refs", "logs"} {
+			mounts = append(mounts, sandbox.Mount{Host: filepath.Join(o.Common, name), Guest: filepath.Join(common, name), Write: true, AsOwner: true})
+		}
 	}
 	mounts = append(mounts, sandbox.Mount{Host: o.GitDir, Guest: gitDir, Write: true, AsOwner: true})
-	for _, name := range []string{"commondir", "config.worktree", "gitdir", "modules"} {
-		if host := filepath.Join(o.GitDir, name); exists(host) {
-			mounts = append(mounts, sandbox.Mount{Host: host, Guest: filepath.Join(gitDir, name), AsOwner: true})
-		}
+	for _, name := range places {
+		mounts = append(mounts, sandbox.Mount{Host: filepath.Join(o.GitDir, name), Guest: filepath.Join(gitDir, name), AsOwner: true})
 	}
+	if err := l.checkRepository(mounts); err != nil {
+		return nil, nil, errors.Join(err, free())
+	}
+	return mounts, free, nil
+}
+
+func (l Limits) checkRepository(mounts []sandbox.Mount) error {
 	for _, m := range mounts {
-		if info, err := os.Lstat(m.Host); err != nil || info.Mode()&fs.ModeSymlink != 0 {
-			return nil, fmt.Errorf("%s is a symbolic link", m.Host)
+		info, err := os.Lstat(m.Host)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return fmt.Errorf("%s is a symbolic link", m.Host)
 		}
 	}
-	return mounts, l.Check(mounts[0])
+	return l.Check(mounts[0])
 }

@@ -47,7 +47,7 @@ func (s *sandboxes) notes(ctx context.Context, l protocol.Lane, cmd *sandbox.Cmd
 	if hint := protectedHint(protect, r); hint != "" {
 		notes = append(notes, hint)
 	}
-	if note := s.noRepository(l, r); note != "" {
+	if note := s.noRepository(ctx, l, r); note != "" {
 		notes = append(notes, note)
 	}
 	if cmd.ReadOnly { // it changes nothing of the workspace
@@ -67,7 +67,7 @@ func (s *sandboxes) notes(ctx context.Context, l protocol.Lane, cmd *sandbox.Cmd
 
 // noRepository says why a command found no repository where a person's git finds one; "" where it
 // does not say so.
-func (s *sandboxes) noRepository(l protocol.Lane, r *sandbox.Result) string {
+func (s *sandboxes) noRepository(ctx context.Context, l protocol.Lane, r *sandbox.Result) string {
 	const said = "fatal: not a git repository"
 	if !bytes.Contains(r.Stderr.Data, []byte(said)) && !bytes.Contains(r.Stdout.Data, []byte(said)) {
 		return ""
@@ -75,7 +75,7 @@ func (s *sandboxes) noRepository(l protocol.Lane, r *sandbox.Result) string {
 	workspace := s.workspace(l)
 	link, err := os.Lstat(filepath.Join(workspace, ".git"))
 	if err != nil || !link.Mode().IsRegular() {
-		if _, inPlace := s.inPlace(l); !inPlace || gitguard.FindOutside(workspace) == nil {
+		if _, inPlace := s.inPlace(l); !inPlace || gitguard.FindOutside(ctx, workspace) == nil {
 			return ""
 		}
 	}

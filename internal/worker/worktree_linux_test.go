@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,9 +15,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// worktreeRig has a worker whose session works in place on a linked worktree, of a repository with
-// another one.
-func worktreeRig(t *testing.T, prepare string) (run func(script string) protocol.CommandRunResult, base string) {
+// outsideRig is a worker whose session works in place on dir, which is work, a linked worktree of
+// repo, or repo/lib, a submodule of it.
+type outsideRig struct {
+	base, dir, gitDir string
+	inside            string // gitDir in the sandbox
+	run               func(script string) protocol.CommandRunResult
+	end               func() // of the sandbox and what is reserved for it
+}
+
+func newOutsideRig(t *testing.T, base, name, prepare string) *outsideRig {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("NOT TESTED: git is not installed")
@@ -25,79 +34,124 @@ func worktreeRig(t *testing.T, prepare string) (run func(script string) protocol
 	if !o.Caps.Protect {
 		t.Skip("NOT TESTED: nothing can be protected here")
 	}
-	base, err := os.MkdirTemp("/var/tmp", "worktree-") // sandboxes have a /tmp of their own
+	base, err := os.MkdirTemp(base, "outside-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	require.NoError(t, os.Mkdir(filepath.Join(base, "repo"), 0o755))
-	gitIn(t, filepath.Join(base, "repo"), "git init -q -b main; echo 1 >f; git add f; git commit -q -m first; git worktree add -q ../work -b topic; git worktree add -q ../second; "+prepare)
-	dir, session := filepath.Join(base, "work"), protocol.NewSessionID()
-	outside := gitguard.FindOutside(dir)
+	gitIn(t, filepath.Join(base, "repo"), `make() { git init -q -b main $1; echo 1 >$1/f; git -C $1 add f; git -C $1 commit -q -m first; }; make ../library; make .
+		git -c protocol.file.allow=always submodule --quiet add ../library lib; git commit -q -m second
+		git worktree add -q ../work -b topic; git worktree add -q ../second; `+prepare)
+	dir, session := filepath.Join(base, name), protocol.NewSessionID()
+	outside := gitguard.FindOutside(t.Context(), dir)
 	require.NotNil(t, outside)
-	require.True(t, outside.Worktree)
-	o.Mounts, err = hostenv.Limits{View: hostenv.ViewOf(o.Caps)}.Repository(outside)
+	require.True(t, outside.NamesBack)
+	mounts, free, err := hostenv.Limits{View: hostenv.ViewOf(o.Caps)}.Repository(t.Context(), outside)
 	require.NoError(t, err)
-	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
-	r.work(o)
-	run = func(script string) protocol.CommandRunResult {
+	o.Mounts, o.Workspace = mounts, func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
+	_, stop := r.work(o)
+	end := sync.OnceFunc(func() {
+		stop()
+		require.NoError(t, free())
+	})
+	t.Cleanup(end)
+	inside := outside.Named
+	if !filepath.IsAbs(inside) {
+		inside = filepath.Join("/workspace", inside)
+	}
+	return &outsideRig{base: base, dir: dir, gitDir: outside.GitDir, inside: inside, end: end, run: func(script string) protocol.CommandRunResult {
 		t.Helper()
 		got := r.do(session, protocol.CommandRun{Command: "export GIT_AUTHOR_NAME=s GIT_AUTHOR_EMAIL=s@example.com GIT_COMMITTER_NAME=s GIT_COMMITTER_EMAIL=s@example.com\n" + script})
 		requireOK(t, got)
 		return value[protocol.CommandRunResult](t, got)
-	}
-	return run, base
+	}}
 }
 
-// TestIsolated_GitWorksInALinkedWorktree: what a commit needs is written to the repository, which
-// is outside of the workspace.
-func TestIsolated_GitWorksInALinkedWorktree(t *testing.T) {
+// TestIsolated_GitWorksWhereTheRepositoryIsElsewhere: what a commit needs is written to the
+// repository of a linked worktree or a submodule, which is outside of the workspace.
+func TestIsolated_GitWorksWhereTheRepositoryIsElsewhere(t *testing.T) {
 	t.Parallel()
-	for name, prepare := range map[string]string{
-		"absolute":     "true",
-		"relative":     "echo 'gitdir: ../repo/.git/worktrees/work' >../work/.git",
-		"without logs": "rm -rf .git/logs",
+	for name, test := range map[string]struct{ base, dir, prepare string }{
+		"worktree":              {"/var/tmp", "work", "true"},
+		"worktree below /tmp":   {"/tmp", "work", "true"},
+		"worktree, relative":    {"/tmp", "work", "echo 'gitdir: ../repo/.git/worktrees/work' >../work/.git"},
+		"worktree without logs": {"/var/tmp", "work", "rm -rf .git/logs"},
+		"submodule":             {"/var/tmp", "repo/lib", "true"},
+		"submodule, absolute":   {"/tmp", "repo/lib", `echo "gitdir: $PWD/.git/modules/lib" >lib/.git`},
+		"submodule of worktree": {"/tmp", "work/lib", "git -C ../work -c protocol.file.allow=always submodule --quiet update --init"},
+		"submodule after crash": {"/tmp", "repo/lib", "echo ./ >.git/modules/lib/commondir; mkdir .git/modules/lib/modules"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			run, base := worktreeRig(t, prepare)
+			r := newOutsideRig(t, test.base, test.dir, test.prepare)
 			for _, script := range []string{
-				"git status && git log --oneline | grep first && git branch | grep main",
-				"echo 2 >f && git commit -q -am second && git switch -q -c other && git merge -q main",
-				"echo 3 >f && git stash -q && git diff --exit-code && git rebase -q main && git tag t && git reflog | grep second",
+				"git status && test -z \"$(git status --porcelain)\" && git log --oneline | grep first && git branch -a | grep main",
+				"git switch -q -c here; echo 2 >f && git commit -q -am new && git switch -q -c other && git merge -q here",
+				"echo 3 >f && git stash -q && git diff --exit-code && git rebase -q here && git tag t && git reflog | grep new",
+				"git rev-parse --show-toplevel | grep '^/workspace$'",
 			} {
-				got := run("{ " + script + "; } 2>&1")
+				got := r.run("{ " + script + "; } 2>&1")
 				require.Zero(t, got.ExitCode, "%s\n%s", script, got.Stdout)
 			}
-			require.Equal(t, "second\nfirst\n", gitIn(t, filepath.Join(base, "work"), "git status >/dev/null; git log --format=%s"))
-			require.Equal(t, "second\n", gitIn(t, filepath.Join(base, "repo"), "git status >/dev/null; git fsck --no-progress >&2; git log --format=%s -1 topic"))
+			r.end()
+			require.Equal(t, "new\n", gitIn(t, r.dir, "git status >/dev/null; git fsck --no-progress >&2; git log --format=%s -1"))
+			require.Equal(t, "new\n", gitIn(t, filepath.Join(r.base, "repo"), "git -C "+r.dir+" log --format=%s -1 here; git status >/dev/null"))
+			for _, made := range []string{"config.worktree", "modules"} {
+				require.NoFileExists(t, filepath.Join(r.gitDir, made))
+				require.NoDirExists(t, filepath.Join(r.gitDir, made))
+			}
+			require.Equal(t, filepath.Base(test.dir) == "lib", !isThere(filepath.Join(r.gitDir, "commondir")))
 		})
 	}
 }
 
+func isThere(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // TestIsolated_ALinkedWorktreeChangesNothingThatGitRuns: settings, hooks, other worktrees, and what
-// says where the settings are, stay as they are in the repository.
+// says where the settings are, stay as they are in the repository. The same holds for a submodule.
 func TestIsolated_ALinkedWorktreeChangesNothingThatGitRuns(t *testing.T) {
 	t.Parallel()
-	run, base := worktreeRig(t, "git config extensions.worktreeConfig true")
-	const state = "cd .git && { find . -path ./objects -prune -o -path ./refs -prune -o -path ./logs -prune -o -print | sort; " +
-		"cat config HEAD index worktrees/work/commondir worktrees/work/gitdir worktrees/work/config.worktree worktrees/second/*; } | sha256sum"
-	repo := filepath.Join(base, "repo")
-	before := gitIn(t, repo, state)
-	common := filepath.Join(repo, ".git")
-	mine := filepath.Join(common, "worktrees/work")
-	for _, script := range []string{
-		"git config core.fsmonitor 'touch ran'", "git config --worktree core.fsmonitor 'touch ran'",
-		"echo x >" + common + "/hooks/pre-commit", "mkdir " + common + "/new", "echo x >" + common + "/commondir", "echo x >" + common + "/config.worktree",
-		"mv " + common + "/config " + common + "/other", "rm -rf " + common + "/hooks", "mv " + common + " " + base + "/away",
-		"echo /tmp >" + mine + "/commondir", "rm " + mine + "/commondir", "mv " + mine + "/commondir " + mine + "/x", "ln -f /dev/null " + mine + "/commondir",
-		"echo x >" + mine + "/gitdir", "rm " + mine + "/config.worktree", "echo x >" + mine + "/config.worktree", "mv " + mine + " " + mine + "2",
-		"echo x >" + common + "/worktrees/second/HEAD", "rm -rf " + common + "/worktrees/second", "git worktree add -q x", "git worktree remove --force ../second",
-		"echo 'gitdir: /tmp' >.git", "rm .git", "echo x >" + common + "/HEAD", "echo x >" + common + "/index", "echo x >" + common + "/info/attributes",
+	const attempts = `git config core.fsmonitor 'touch ran'; git config --worktree core.fsmonitor 'touch ran'
+		echo x >COMMON/hooks/pre-commit; rm -rf COMMON/hooks; mv COMMON/hooks COMMON/x; mv COMMON/config COMMON/x; rm COMMON/config; echo x >COMMON/config
+		cp COMMON/config COMMON/new && mv COMMON/new COMMON/config; mv COMMON BASE/away; echo x >COMMON/info/attributes; mv COMMON/info COMMON/x
+		echo /tmp >MINE/commondir; rm MINE/commondir; mv MINE/commondir MINE/x; ln -f /dev/null MINE/commondir; cp MINE/HEAD MINE/new && mv MINE/new MINE/commondir
+		rm MINE/config.worktree; echo x >MINE/config.worktree; mv MINE/config.worktree MINE/x; mv MINE MINE2
+		mkdir -p MINE/modules/x; mv MINE/modules MINE/x; rmdir MINE/modules
+		git worktree add -q x; echo 'gitdir: /tmp' >.git; rm .git; mv .git x; echo x >MINE/extra; echo x >MINE/extra.d/pre-commit`
+	const ofWorktree = `mkdir COMMON/new; echo x >COMMON/commondir; echo x >COMMON/config.worktree; echo x >MINE/gitdir; mv MINE/gitdir MINE/x
+		echo x >COMMON/worktrees/second/HEAD; rm -rf COMMON/worktrees/second; git worktree remove --force ../second; echo x >COMMON/HEAD; echo x >COMMON/index`
+	const ofSubmodule = `mkdir -p COMMON/worktrees/x; mv COMMON/worktrees COMMON/x; rmdir COMMON/worktrees; echo x >COMMON/../../config; echo x >COMMON/../../hooks/pre-commit`
+	for name, test := range map[string]struct{ base, dir, prepare, attempts string }{
+		"worktree": {"/var/tmp", "work", `git config extensions.worktreeConfig true
+			git -C ../work config --worktree include.path extra; git -C ../work config --worktree core.hooksPath "$PWD/.git/worktrees/work/extra.d"`, ofWorktree},
+		"worktree below /tmp": {"/tmp", "work", `git config extensions.worktreeConfig true
+			git config include.path worktrees/work/extra; git config core.hooksPath "$PWD/.git/worktrees/work/extra.d"`, ofWorktree},
+		"submodule":            {"/var/tmp", "repo/lib", `git -C lib config include.path extra; git -C lib config core.hooksPath "$PWD/.git/modules/lib/extra.d"`, ofSubmodule},
+		"submodule below /tmp": {"/tmp", "repo/lib", `rm -rf .git/modules/lib/hooks; echo "gitdir: $PWD/.git/modules/lib" >lib/.git; git -C lib config include.path extra; git -C lib config core.hooksPath "$PWD/.git/modules/lib/extra.d"`, ofSubmodule},
 	} {
-		require.NotZero(t, run(script).ExitCode, script)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newOutsideRig(t, test.base, test.dir, test.prepare)
+			common, inside := filepath.Join(r.base, "repo/.git"), filepath.Join(r.inside, "../..")
+			if test.dir != "work" {
+				common, inside = r.gitDir, r.inside
+			}
+			const state = "{ find . -path ./objects -prune -o -path ./refs -prune -o -path ./logs -prune -o -path ./index -o -path ./HEAD -o -print | sort; " +
+				"cat config worktrees/*/commondir worktrees/*/gitdir worktrees/*/config.worktree worktrees/second/* commondir || true; } 2>&1 | sha256sum"
+			before := gitIn(t, common, state)
+			for script := range strings.Lines(attempts + "\n" + test.attempts) {
+				for script := range strings.SplitSeq(script, "; ") {
+					script = strings.NewReplacer("COMMON", inside, "MINE", r.inside, "BASE", r.base).Replace(strings.TrimSpace(script))
+					require.NotZero(t, r.run(script).ExitCode, script)
+				}
+			}
+			r.run("git worktree prune --expire=now; git gc -q --prune=now; rm -f " + r.inside + "/new")
+			require.Equal(t, before, gitIn(t, common, state))
+			require.NoFileExists(t, filepath.Join(r.dir, "ran"))
+		})
 	}
-	run("git worktree prune --expire=now; git gc -q --prune=now")
-	require.Equal(t, before, gitIn(t, repo, state))
-	require.NoFileExists(t, filepath.Join(base, "work", "ran"))
 }
 
 // TestIsolated_NoRepositoryIsTold: git says that there is none, and a note says why.
