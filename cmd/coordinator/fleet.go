@@ -56,6 +56,7 @@ type connection struct {
 	data   string  // of an embedded server
 	p      program // which ends with an embedded server that can store nothing any more
 	logger *slog.Logger
+	warn   func(string) // nil prints
 }
 
 // existingFleet says where a fleet is, for commands that make none.
@@ -132,9 +133,13 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 	if err := f.makeData(); err != nil {
 		return nil, err
 	}
+	warn := c.warn
+	if warn == nil {
+		warn = func(message string) { _, _ = fmt.Fprintln(c.p.err(), "coordinator: "+message) }
+	}
 	fl, err := fleet.Connect(ctx, fleet.Options{
 		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
-		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger,
+		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger, Notify: warn,
 	})
 	if errors.Is(err, embedded.ErrInUse) && f.Data == "" { // the directory is the session's own
 		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session", filepath.Base(c.data))

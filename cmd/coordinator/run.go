@@ -220,10 +220,11 @@ func (c *runCommand) with(
 		ctx, ended = spanOf(ctx, "run")
 		defer func() { ended(err) }()
 	}
-	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, p: p, logger: logger})
+	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, p: p, logger: logger, warn: show.warn})
 	if err != nil {
 		return err
 	}
+	logger = fl.Logger()
 	defer fl.Close()
 	git := watchGit(ctx, turn.workspace, show.alert)
 	var remote *remoteWorkspace

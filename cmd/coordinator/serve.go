@@ -98,6 +98,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	logger = fl.Logger()
 	defer fl.Close()
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {

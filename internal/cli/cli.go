@@ -129,8 +129,10 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 		return report(p, command, printConfig(p.Stdout, kctx))
 	}
 	err = run(kctx.Command())
-	if reason := ended.Load(); reason != nil {
-		err = *reason
+	if exit, _ := errors.AsType[*ExitError](err); exit == nil || exit.Code != ExitLimit { // which comes first
+		if reason := ended.Load(); reason != nil {
+			err = *reason
+		}
 	}
 	return report(p, command, variables(kctx, err))
 }

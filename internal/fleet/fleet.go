@@ -68,6 +68,8 @@ type Options struct {
 	ResultBytes int64
 	// Logger is required.
 	Logger *slog.Logger
+	// Notify is that of an embedded server, see [embedded.Options].
+	Notify func(sentence string)
 }
 
 // Fleet is a connection to a fleet. Its fields are read only.
@@ -196,16 +198,19 @@ func (f *Fleet) Parts() []*Fleet {
 }
 
 func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
-	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS, Logger: o.Logger}
+	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS}
 	if o.URL == "" {
-		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger})
+		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger, Notify: o.Notify})
 		if err != nil {
 			return err
 		}
+		o.Logger = f.Server.Quiet(o.Logger)
+		f.logger = o.Logger
 		f.closers = append(f.closers, f.Server.Close)
 		f.Origin = "embedded#" + uuid.NewString()
 		options.Creds, options.TLS, options.Options = "", natsio.TLS{}, f.Server.Options()
 	}
+	options.Logger = o.Logger
 	if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
 		return err
 	}
@@ -236,12 +241,20 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// Close ends everything that Connect and StartWorker started, last first.
+// Logger is that of [Options]. While an embedded server can store nothing, records count as debug.
+func (f *Fleet) Logger() *slog.Logger { return f.logger }
+
+// Close ends everything that Connect and StartWorker started, last first. While an embedded server
+// can store nothing it waits for no last words.
 func (f *Fleet) Close() {
 	f.mu.Lock()
-	closers := f.closers
+	closers, abort := f.closers, f.Abort
 	f.closers = nil
 	f.mu.Unlock()
+	if f.Server != nil && f.Server.Failing() {
+		abort()
+		f.NC.Close()
+	}
 	for _, closer := range slices.Backward(closers) {
 		closer()
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +28,8 @@ const (
 	reopenEvery = time.Second
 	// steady is how long a server must live before a store that fails is a new failure.
 	steady = 10 * time.Second
+	// calm is how long after that records still tell what followed from the failure.
+	calm = 5 * time.Second
 	// spareFiles and spareBytes are what there must be before an attempt: a server that is opened
 	// without finds its streams damaged.
 	spareFiles = 64
@@ -59,21 +62,36 @@ func (s *Server) WhenFailed(do func(error)) {
 	context.AfterFunc(s.failed, func() { do(context.Cause(s.failed)) })
 }
 
+// fails notes that a store takes nothing more.
+func (s *Server) fails(reason string) {
+	s.failing.Store(true)
+	s.quiet.Store(true)
+	select {
+	case s.broken <- reason:
+	default: // one failure is enough
+	}
+}
+
+// Failing reports whether nothing is stored now: a store has failed, and is not open again.
+func (s *Server) Failing() bool { return s.failing.Load() }
+
 // watch opens stores again that failed, until ctx ends.
 func (s *Server) watch(ctx context.Context) {
-	opened, giveUp := time.Now(), time.Time{}
+	var opened, giveUp time.Time
+	var calmed <-chan time.Time
 	for {
 		var reason string
 		select {
 		case <-ctx.Done():
 			return
+		case <-calmed:
+			s.quiet.Store(false)
+			continue
 		case reason = <-s.broken:
 		}
 		if now := time.Now(); giveUp.IsZero() || now.Sub(opened) > steady {
 			giveUp = now.Add(reopenWithin)
-		}
-		if s.options.Logger != nil {
-			s.options.Logger.WarnContext(ctx, "a store of the embedded NATS server failed; the server is started again", slog.String("reason", reason))
+			s.options.Notify(s.trying(reason))
 		}
 		if err := s.reopen(ctx, giveUp); err != nil && ctx.Err() == nil {
 			err = fmt.Errorf("embedded NATS in %s (--data) stores nothing any more: %s; and it could not be opened again: %w", s.options.Data, reason, err)
@@ -83,9 +101,58 @@ func (s *Server) watch(ctx context.Context) {
 			s.current().Shutdown()
 			s.fail(err)
 			return
+		} else if err == nil {
+			s.failing.Store(len(s.broken) > 0)
+			s.options.Notify(fmt.Sprintf("embedded NATS in %s (--data) stores again; what waited goes on", s.options.Data))
 		}
-		opened = time.Now()
+		opened, calmed = time.Now(), time.After(calm)
 	}
+}
+
+// trying says what happens while a store is opened again that failed for a reason.
+func (s *Server) trying(reason string) string {
+	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		if strings.Contains(reason, full.Error()) {
+			return fmt.Sprintf("the disk of %s (--data) is full: nothing can be stored; it goes on when there is room within %s, else it ends", s.options.Data, reopenWithin)
+		}
+	}
+	return fmt.Sprintf("embedded NATS in %s (--data) cannot store: %s; it is started again, and the process ends if that does not help within %s", s.options.Data, reason, reopenWithin)
+}
+
+// Quiet returns a logger whose records count as debug while nothing can be stored, and a moment
+// longer: they tell what follows from that, which [Options].Notify has said.
+func (s *Server) Quiet(logger *slog.Logger) *slog.Logger {
+	return slog.New(quietHandler{logger.Handler(), &s.quiet})
+}
+
+type quietHandler struct {
+	slog.Handler
+
+	quiet *atomic.Bool
+}
+
+func (h quietHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	if h.quiet.Load() {
+		level = min(level, slog.LevelDebug)
+	}
+	return h.Handler.Enabled(ctx, level)
+}
+
+func (h quietHandler) Handle(ctx context.Context, r slog.Record) error {
+	if h.quiet.Load() {
+		if r.Level = min(r.Level, slog.LevelDebug); !h.Handler.Enabled(ctx, r.Level) {
+			return nil
+		}
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h quietHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return quietHandler{h.Handler.WithAttrs(attrs), h.quiet}
+}
+
+func (h quietHandler) WithGroup(name string) slog.Handler {
+	return quietHandler{h.Handler.WithGroup(name), h.quiet}
 }
 
 // reopen starts the server again. It gives up at some time, or when ctx ends.

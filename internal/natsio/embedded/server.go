@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -54,6 +55,9 @@ type Options struct {
 	SyncAlways bool
 	// Logger gets the server's warnings and errors; nil discards.
 	Logger *slog.Logger
+	// Notify gets a sentence for people when nothing can be stored any more, and when that is over;
+	// nil discards.
+	Notify func(sentence string)
 }
 
 // Server is a running server.
@@ -67,9 +71,11 @@ type Server struct {
 	mu     sync.Mutex
 	server *server.Server // the last one that was made
 
-	broken chan string     // why a store failed
-	failed context.Context //nolint:containedctx // its cause is why the server is down
-	fail   context.CancelCauseFunc
+	failing atomic.Bool     // nothing is stored
+	quiet   atomic.Bool     // so it is, or was a moment ago
+	broken  chan string     // why a store failed
+	failed  context.Context //nolint:containedctx // its cause is why the server is down
+	fail    context.CancelCauseFunc
 }
 
 // Start starts a server and returns when it is ready. Another process that uses the
@@ -78,7 +84,13 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return nil, fmt.Errorf("embedded NATS: data directory (--data): %w", err)
 	}
+	if o.Notify == nil {
+		o.Notify = func(string) {}
+	}
 	s := &Server{options: o, lock: flock.New(filepath.Join(o.Data, "lock")), broken: make(chan string, 1)}
+	if o.Logger != nil {
+		s.options.Logger = s.Quiet(o.Logger)
+	}
 	s.failed, s.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	free, err := s.lock.TryLock()
 	if err != nil {
@@ -87,7 +99,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if !free {
 		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, ErrInUse)
 	}
-	if err := s.start(ctx, o); err != nil {
+	if err := s.start(ctx, s.options); err != nil {
 		return nil, errors.Join(err, s.lock.Unlock())
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -110,7 +122,7 @@ func (s *Server) start(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("embedded NATS in %s: %w", o.Data, err)
 	}
-	made.SetLoggerV2(serverLog{ctx: context.WithoutCancel(ctx), logger: o.Logger, dir: s.stores(), broken: s.broken}, false, false, false)
+	made.SetLoggerV2(serverLog{ctx: context.WithoutCancel(ctx), logger: o.Logger, dir: s.stores(), broken: s.fails}, false, false, false)
 	made.Start()
 	if !made.ReadyForConnections(readyTimeout) {
 		made.Shutdown()
@@ -260,7 +272,7 @@ type serverLog struct {
 	ctx    context.Context //nolint:containedctx // the server's logger interface has none
 	logger *slog.Logger    // nil discards
 	dir    string          // of the stores
-	broken chan<- string
+	broken func(reason string)
 }
 
 func (l serverLog) Noticef(format string, v ...any) { l.log(slog.LevelDebug, format, v) }
@@ -271,13 +283,10 @@ func (l serverLog) Errorf(format string, v ...any)  { l.trouble(slog.LevelError,
 func (l serverLog) Fatalf(format string, v ...any)  { l.trouble(slog.LevelError, format, v) }
 
 func (l serverLog) trouble(level slog.Level, format string, v []any) {
-	l.log(level, format, v)
 	if reason := l.storeFailed(fmt.Sprintf(format, v...)); reason != "" {
-		select {
-		case l.broken <- reason:
-		default: // one failure is enough
-		}
+		l.broken(reason)
 	}
+	l.log(level, format, v)
 }
 
 func (l serverLog) log(level slog.Level, format string, v []any) {
