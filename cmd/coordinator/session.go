@@ -180,6 +180,12 @@ func (c *sessionCommand) continued(ctx context.Context, p program, flag, data st
 	}
 	defer closeFleet(fl)
 	ids, err := all.IDs(ctx)
+	if local, is := all.(session.Local); is && err == nil && flag == "last" && !slices.Contains(ids, "last") {
+		ids = nil // no other process can go on with one that a process uses
+		if id, lastErr := local.Last(ctx); id != "" || lastErr != nil {
+			ids, err = []protocol.SessionID{id}, lastErr
+		}
+	}
 	switch {
 	case err != nil || slices.Contains(ids, protocol.SessionID(flag)):
 		return flag, err
@@ -188,7 +194,7 @@ func (c *sessionCommand) continued(ctx context.Context, p program, flag, data st
 		id, err := only("--session", protocol.SessionID(flag), ids)
 		return string(id), err
 	case len(ids) == 0:
-		return "", cli.Usagef("--session last: there is no session yet; leave --session out to begin one")
+		return "", cli.Usagef("--session last: there is no session to go on with; leave --session out to begin one")
 	}
 	return string(ids[0]), nil
 }

@@ -61,6 +61,26 @@ func (l Local) IDs(context.Context) (ids []protocol.SessionID, err error) {
 	return ids, err
 }
 
+// Last returns the session that changed last of those that no process uses: one with a turn, or
+// else one without. It is "" when there is none.
+func (l Local) Last(ctx context.Context) (protocol.SessionID, error) {
+	list, err := l.measured()
+	var begun protocol.SessionID // and nothing came of it, or single calls alone did
+	for i := range list {
+		info, err := l.Show(ctx, list[i].SessionID)
+		switch none := errors.Is(err, ErrNone); {
+		case err != nil && !none:
+			return "", err
+		case !none && info.State == StateInUse:
+		case !none && info.Turns > 0:
+			return info.SessionID, nil
+		default:
+			begun = cmp.Or(begun, list[i].SessionID)
+		}
+	}
+	return begun, err
+}
+
 // measured are the sessions, those that changed last first, with their sizes alone.
 func (l Local) measured() (list []Info, err error) {
 	entries, err := os.ReadDir(l.Dir)

@@ -200,7 +200,7 @@ func TestCall_SessionIsShortened(t *testing.T) {
 	}
 	got := call("--session", "last")
 	require.Equal(t, 2, got.code, got.stderr)
-	require.Contains(t, got.stderr, "--session last: there is no session yet")
+	require.Contains(t, got.stderr, "--session last: there is no session to go on with")
 
 	const id, other, name = "01a1f7cc-9c17-75db-ab48-c34c3f3946dc", "01a1f7cc-aaaa-75db-ab48-c34c3f3946dc", "feed-1"
 	for _, begun := range []string{id, other, name} {
