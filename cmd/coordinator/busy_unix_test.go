@@ -25,12 +25,14 @@ func TestBusySession_IsNamed(t *testing.T) {
 	require.NoError(t, os.Symlink(executable, coordinator))
 	state := filepath.Join(dir, "state")
 	data := filepath.Join(state, "toolfleet", "sessions", "mine")
-	require.NoError(t, os.MkdirAll(filepath.Join(data, fleet.ServerDir), 0o700))
-	lock := flock.New(filepath.Join(data, fleet.ServerDir, "lock"))
-	free, err := lock.TryLock()
-	require.NoError(t, err)
-	require.True(t, free)
-	t.Cleanup(func() { _ = lock.Unlock() })
+	for _, used := range []string{data, filepath.Join(state, "toolfleet", "serve")} {
+		require.NoError(t, os.MkdirAll(filepath.Join(used, fleet.ServerDir), 0o700))
+		lock := flock.New(filepath.Join(used, fleet.ServerDir, "lock"))
+		free, err := lock.TryLock()
+		require.NoError(t, err)
+		require.True(t, free)
+		t.Cleanup(func() { _ = lock.Unlock() })
+	}
 	model := script(t, `{"text": "never"}`)
 	for _, test := range []struct {
 		args      []string
@@ -38,9 +40,13 @@ func TestBusySession_IsNamed(t *testing.T) {
 	}{
 		{[]string{"run", "--model", model, "--session", "mine", "go on"}, "session mine is in use by another process", "--data"},
 		{[]string{"call", "--session", "mine", "list"}, "session mine is in use by another process", "--data"},
+		{[]string{"serve", "--model", model, "--listen", "127.0.0.1:0"}, "another coordinator serve of yours runs on this machine", "session"},
 		{[]string{"run", "--model", model, "--data", data, "go on"}, "choose another --data", "session mine"},
 	} {
-		cmd := exec.CommandContext(t.Context(), coordinator, append(test.args, "--sandbox", "process", "--workspace", t.TempDir())...)
+		if test.args[0] != "serve" {
+			test.args = append(test.args, "--sandbox", "process", "--workspace", t.TempDir())
+		}
+		cmd := exec.CommandContext(t.Context(), coordinator, test.args...)
 		cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_STATE_HOME="+state)
 		out, err := cmd.CombinedOutput()
 		require.Error(t, err)

@@ -141,6 +141,9 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger, Notify: warn,
 	})
+	if errors.Is(err, embedded.ErrInUse) && f.Data == "" && c.listen != "" { // serve's
+		return nil, errors.New("another coordinator serve of yours runs on this machine: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen")
+	}
 	if errors.Is(err, embedded.ErrInUse) && f.Data == "" { // the directory is the session's own
 		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session", filepath.Base(c.data))
 	}
