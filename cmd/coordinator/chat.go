@@ -247,6 +247,10 @@ func (v *conversation) undo(ctx context.Context) {
 	}
 	v.before[last].remove()
 	v.before, v.undone = v.before[:last], v.undone+1
+	if len(changes.Written)+len(changes.Removed)+len(changes.Conflicts)+len(changes.Protected) == 0 {
+		v.say("the last turn changed no files here, so nothing is undone; /undo again goes back one turn more")
+		return
+	}
 	v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
 		terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
 	for what, paths := range map[string][]string{"as before": changes.Written, "removed": changes.Removed} {

@@ -44,7 +44,9 @@ func TestChat_TurnsOfOneSession(t *testing.T) {
 	m.keys("/session", "Enter")
 	m.shows("2 turns, 0 tokens; go on with:")
 	m.keys("Up", "Up", "Enter") // the line before
-	m.shows("Third is done.")
+	m.shows("Third is done.", "›")
+	m.keys("/undo", "Enter")
+	m.shows("the last turn changed no files")
 	m.keys("C-c")
 	m.shows("Ctrl-C again ends")
 	m.keys("C-c")
