@@ -40,7 +40,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	}
 	call, err := protocol.ParseCallID(c.Call)
 	if err != nil {
-		return cli.Usagef("CALL: %v", err)
+		return cli.Usagef("CALL: %v; coordinator approve ls lists the calls that wait", err)
 	}
 	asked := approval.Asked{Pool: protocol.Pool(c.Pool), Session: session, Call: call}
 	if asked.Pool, err = protocol.ParsePool(c.Pool); err != nil {

@@ -42,7 +42,7 @@ const maxShown = 64 << 20
 // checkpoints opens the workspaces of the fleet that the flags name.
 func (c *sessionCommand) checkpoints(ctx context.Context, p program, desk sessionDesk) (*workspace.Store, func(), error) {
 	if c.Nats == "" {
-		return nil, nil, cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet are directories of this machine (session pull %s DIR)", desk.id)
+		return nil, nil, cli.Usagef("--nats is missing: only a fleet stores what each call changed. Of a session of this machine, session show %s names the directory, and session log %s shows its calls", desk.id, desk.id)
 	}
 	f, err := c.connect(ctx, p)
 	if err != nil {

@@ -90,7 +90,7 @@ func (s *Store) find(ctx context.Context, lane protocol.LaneHash, call protocol.
 		return call == "" || at == nil, nil
 	})
 	if err == nil && at == nil {
-		err = fmt.Errorf("call %q changed nothing, or is not one of this workspace: %w", call, ErrNone)
+		err = fmt.Errorf("call %q changed nothing, or is not one of this workspace (coordinator session diff lists the calls that changed something): %w", call, ErrNone)
 	}
 	return at, err
 }

@@ -142,7 +142,7 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 
 	late := execute(t, coordinator, launch{args: append([]string{"approve", "s", "c"}, b.flags...)})
 	require.Equal(t, 1, late.code)
-	require.Contains(t, late.stderr, "nobody waits for an answer")
+	require.Contains(t, late.stderr, "approve ls lists the calls that wait")
 
 	// The turn's own policy binds as well, and its shorter time.
 	got = execute(t, coordinator, launch{args: append([]string{"submit", "--json", "--policy", rules, "go"}, b.flags...)})
