@@ -178,7 +178,7 @@ func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
 			_ = session.Close() // as its client has gone
 		}
 	})
-	post := func(session, body string) *http.Response {
+	post := func(session, body string) (status int, id string) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+"/mcp", strings.NewReader(body))
 		require.NoError(t, err)
 		for name, value := range map[string]string{
@@ -193,24 +193,28 @@ func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
 		_, err = io.Copy(io.Discard, response.Body)
 		require.NoError(t, err)
 		require.NoError(t, response.Body.Close())
-		return response
+		return response.StatusCode, response.Header.Get(sessionHeader)
 	}
 	const hello = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
 	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
-	busy := post("", hello).Header.Get(sessionHeader)
+	_, busy := post("", hello)
 	require.NotEmpty(t, busy)
 	ids := []string{}
 	for range 2 * maxSessions {
-		ids = append(ids, post("", hello).Header.Get(sessionHeader))
-		require.Equal(t, http.StatusOK, post(busy, ping).StatusCode, "one that is used stays")
+		_, id := post("", hello)
+		ids = append(ids, id)
+		status, _ := post(busy, ping)
+		require.Equal(t, http.StatusOK, status, "one that is used stays")
 	}
 	open := 0
 	for range s.offer.reading.server.Sessions() {
 		open++
 	}
 	require.Equal(t, maxSessions, open)
-	require.Equal(t, http.StatusNotFound, post(ids[0], ping).StatusCode, "its client greets again")
-	require.Equal(t, http.StatusOK, post(ids[len(ids)-1], ping).StatusCode)
+	first, _ := post(ids[0], ping)
+	require.Equal(t, http.StatusNotFound, first, "its client greets again")
+	last, _ := post(ids[len(ids)-1], ping)
+	require.Equal(t, http.StatusOK, last)
 	var together sync.WaitGroup
 	for range 4 * maxSessions {
 		together.Go(func() { post("", hello) })

@@ -171,8 +171,8 @@ type FilesSearchResult struct {
 	Total int `json:"total"`
 	// Stopped says that not all was searched, because that took too long.
 	Stopped bool `json:"stopped,omitempty"`
-	// Files is how many files were searched, Skipped how many could not be (too big, unreadable), and
-	// Binary how many were not because they are no text.
+	// Files counts the files that were searched, Skipped those that could not be (too big or
+	// unreadable), and Binary those that contain no text.
 	Files   int `json:"files"`
 	Skipped int `json:"skipped"`
 	Binary  int `json:"binary,omitempty"`

@@ -202,7 +202,7 @@ func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
 		}()
 	}
 	select {
-	case <-ended:
+	case <-ended: //nolint:errcheck // how it ended is looked at below
 	case <-time.After(2 * time.Minute):
 		require.Fail(t, "the coordinator goes on")
 	}

@@ -30,11 +30,11 @@ import (
 
 const (
 	readyTimeout = 20 * time.Second
-	// dialTimeout bounds a connection of this process to its own server, which is there: whoever waits
-	// long for it is on a busy machine.
+	// dialTimeout limits how long this process connects to its own server. The server is there, so
+	// only a busy machine takes long.
 	dialTimeout = time.Minute
-	// authTimeout is how long a client may take to show the token. NATS's default of 2 s is too short
-	// for a busy machine.
+	// authTimeout limits how long a client takes to show the token. NATS's default of 2 s is too
+	// short for a busy machine.
 	authTimeout = 10 * time.Second
 	// maxPayload is above NATS's default of 1 MiB, so that a big file fits in one message.
 	maxPayload = 8 << 20
@@ -208,7 +208,8 @@ func probe(host string, port int) error {
 	return listener.Close()
 }
 
-// LoadToken reads the token of a file, or makes the file with a new one. Only its owner can read it.
+// LoadToken reads the token in a file. If the file is missing, it creates it with a new token and
+// mode 0600.
 func LoadToken(path string) (string, error) {
 	content, err := os.ReadFile(path)
 	if err == nil {

@@ -155,8 +155,8 @@ func likeGBK(content []byte) bool {
 	return common > 0 && common >= 4*rare
 }
 
-// likeWestern reports whether most of the bytes beyond ASCII stand alone or in short runs, as they do
-// in Western European languages.
+// likeWestern reports whether most of the bytes beyond ASCII stand alone or in short runs, as in
+// Western European languages.
 func likeWestern(content []byte) bool {
 	all, long, run := 0, 0, 0
 	for i := 0; i <= len(content); i++ {

@@ -64,8 +64,8 @@ type glob struct {
 	base    string // directory below the start in which every match is; "" is the start
 }
 
-// newGlob is a pattern for a search below start. Brackets stand for themselves where a file has such
-// a name, as app/[slug]/page.tsx has, and else for one of the characters in them.
+// newGlob returns a pattern for a search below start. Brackets match literally if a file has such a
+// name, as in app/[slug]/page.tsx; otherwise they match one of the characters in them.
 func (f *FS) newGlob(ctx context.Context, pattern string, names bool, start string, noIgnore bool) (glob, error) {
 	wanted, err := parseGlob(pattern, names)
 	if err != nil || !strings.Contains(wanted.pattern, "[") || strings.Contains(wanted.pattern, `\`) {

@@ -55,8 +55,7 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
 }
 
-// text is what was read of a file, or when that is text in another encoding than UTF-8, what is read
-// of it now.
+// text returns r, or, if the file holds text in another encoding than UTF-8, the decoded text.
 func (f *FS) text(ctx context.Context, name string, req sandbox.ReadRequest, r sandbox.ReadResult) (sandbox.ReadResult, error) {
 	if req.Raw || !r.Binary || r.Image != "" || r.Size > sandbox.MaxFileSize {
 		return r, nil

@@ -84,7 +84,8 @@ func TestMounts_BelowTmp(t *testing.T) { //nolint:paralleltest // its arms are p
 			ID: "tmp", Workspace: t.TempDir(), Scratch: scratch, Env: map[string]string{"PATH": "/tmp/ci home/my bin:/usr/bin:/bin"},
 			Limits: sandbox.Limits{Disk: 20 << 20},
 			Mounts: []sandbox.Mount{
-				{Host: bin, Guest: "/tmp/ci home/my bin", AsOwner: true}, {Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true},
+				{Host: bin, Guest: "/tmp/ci home/my bin", AsOwner: true},
+				{Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true},
 				{Host: data, Guest: "/tmp/ci home/data", Write: true, AsOwner: true},
 			},
 		})

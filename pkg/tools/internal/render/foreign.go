@@ -80,8 +80,8 @@ func lines(all []string, total int, r rest, none, noun string) string {
 	return body
 }
 
-// unsearched is a line which says that a search took too long, or that it found nothing and left out
-// files.
+// unsearched returns a line that says that a search took too long, or that it found nothing and
+// skipped files.
 func unsearched(v protocol.FilesSearchResult) string {
 	switch {
 	case v.Stopped:
