@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -229,7 +230,10 @@ func RedactURL(text string) string {
 	if !is {
 		return text
 	}
-	rest, query, asks := strings.Cut(rest, "?")
+	query := ""
+	if i := strings.IndexAny(rest, "?#"); i >= 0 {
+		rest, query = rest[:i], rest[i:]
+	}
 	host, path, hasPath := strings.Cut(rest, "/")
 	if i := strings.LastIndex(host, "@"); i >= 0 {
 		host = "xxxxx" + host[i:]
@@ -237,11 +241,16 @@ func RedactURL(text string) string {
 	if hasPath {
 		host += "/" + path
 	}
-	if asks && query != "" {
-		host += "?xxxxx"
+	if len(query) > 1 {
+		host += query[:1] + "xxxxx"
 	}
 	return scheme + "://" + host
 }
+
+var urls = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"<>]+`)
+
+// RedactURLs is a text, such as an error, with each URL in it as [RedactURL] has it.
+func RedactURLs(text string) string { return urls.ReplaceAllStringFunc(text, RedactURL) }
 
 // Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends,
 // with a cause that names it, and calls second at the next one. Until stop gives the signals back,

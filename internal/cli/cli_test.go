@@ -300,8 +300,11 @@ func TestRedactURL(t *testing.T) {
 		"https://ann:pw@host/mcp?key=s3cret": "https://xxxxx@host/mcp?xxxxx",
 		"https://token@host":                 "https://xxxxx@host",
 		"https://host:1/a@b":                 "https://host:1/a@b",
+		"https://host/a#s3cret":              "https://host/a#xxxxx",
 		"openai:gpt-5":                       "openai:gpt-5",
 	} {
 		require.Equal(t, want, cli.RedactURL(text))
 	}
+	require.Equal(t, `Post "https://xxxxx@host/mcp?xxxxx": dial tcp: no, see http://other`,
+		cli.RedactURLs(`Post "https://ann:pw@host/mcp?key=s3cret": dial tcp: no, see http://other`))
 }

@@ -75,7 +75,7 @@ func (l *Login) Run(ctx context.Context, p cli.Program, store login.Store) error
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return fmt.Errorf("log in to %s: %w", spec.Name, err)
+		return fmt.Errorf("log in to %s: %s", spec.Name, cli.RedactURLs(err.Error()))
 	}
 	renewal := "cannot be renewed: log in again when it ends"
 	if authority, err := url.Parse(renewedAt); err == nil && renewedAt != "" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/url"
 	"path"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -23,12 +25,13 @@ import (
 // live is a server that was started.
 type live struct {
 	name    string
-	command string             // "" of a server that has a URL
-	session *mcp.ClientSession // nil until it has greeted
-	cancel  context.CancelFunc // ends it
-	done    chan struct{}      // closed when nothing of it runs any more
-	changed atomic.Bool        // it has other tools than it told of
-	tokens  atomic.Int64       // of progress
+	command string              // "" of a server that has a URL
+	hide    func(string) string // takes the secrets of the URL out of an error
+	session *mcp.ClientSession  // nil until it has greeted
+	cancel  context.CancelFunc  // ends it
+	done    chan struct{}       // closed when nothing of it runs any more
+	changed atomic.Bool         // it has other tools than it told of
+	tokens  atomic.Int64        // of progress
 
 	mu    sync.Mutex
 	said  tail   // on standard error, and what is no message
@@ -76,7 +79,7 @@ func (l *live) last(err error) string {
 	defer l.mu.Unlock()
 	text := l.how
 	if text == "" {
-		text = err.Error()
+		text = l.hide(err.Error())
 	}
 	if said := l.said.text(); said != "" {
 		text += ": " + said
@@ -91,7 +94,7 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		return nil, err
 	}
 	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	l := &live{name: spec.Name, command: spec.Command, cancel: cancel, done: make(chan struct{}), shown: map[string]*shown{}}
+	l := &live{name: spec.Name, command: spec.Command, hide: hiding(one.spec.URL, spec.URL), cancel: cancel, done: make(chan struct{}), shown: map[string]*shown{}}
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
 	client := l.client(at, spec)
 	var transport mcp.Transport
@@ -131,6 +134,22 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		<-l.done
 	}
 	return nil, l.notStarted(ctx, err)
+}
+
+// hiding returns what shows a URL in errors as it was written: without the values of variables, and
+// other secrets.
+func hiding(written, resolved string) func(string) string {
+	if resolved == "" { // of a program
+		return func(text string) string { return text }
+	}
+	values := []string{resolved, written}
+	if u, err := url.Parse(resolved); err == nil { // as errors have it
+		values = append(values, u.String(), written)
+		if u.User != nil {
+			values = append(values, strings.Replace(u.String(), u.User.String()+"@", u.User.Username()+":***@", 1), written)
+		}
+	}
+	return func(text string) string { return cli.RedactURLs(strings.NewReplacer(values...).Replace(text)) }
 }
 
 // notStarted is why it could not be started.

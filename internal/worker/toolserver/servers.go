@@ -189,7 +189,7 @@ func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPSe
 		case isAnswer && l.lives():
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
 		case l.lives() && l.answers(ctx):
-			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %v", spec.Name, err)
+			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %s", spec.Name, l.hide(err.Error()))
 		}
 		why := l.last(err) // the next line would be the reason
 		l.stop(0)

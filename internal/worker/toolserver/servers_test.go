@@ -3,6 +3,9 @@ package toolserver_test
 import (
 	"context"
 	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -135,5 +139,36 @@ func TestServers_SayHowToGiveNetwork(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		servers.End()
 		servers.Wait()
+	}
+}
+
+// A URL is in errors as it was written, and its secrets are in none.
+func TestServers_ErrorsShowNoSecretsOfURLs(t *testing.T) {
+	t.Parallel()
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/odd/s3cret" {
+			http.Redirect(w, r, "/odd/s3cret?to=s3cret", http.StatusTemporaryRedirect)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte("no JSON")) // the client may have gone
+	}))
+	t.Cleanup(web.Close)
+	host := strings.TrimPrefix(web.URL, "http://")
+	for name, url := range map[string]string{
+		"nobody listens":     "http://127.0.0.1:1/a/${KEY}/mcp?token=s3cret",
+		"with a password":    "http://ann:s3cret@127.0.0.1:1/${KEY}",
+		"no JSON":            "http://" + host + "/odd/${KEY}?token=${KEY}",
+		"a redirect":         "http://" + host + "/${KEY}?token=${KEY}#s3cret",
+		"what is no address": "http://ann:${KEY}@127.0.0.1:none/${KEY}?token=s3cret",
+	} {
+		servers, transport := toolserver.New(), &http.Transport{}
+		at := toolserver.Surroundings{HTTP: transport, Logins: login.Store{Dir: t.TempDir()}, Variable: func(string) (string, error) { return "s3cret", nil }}
+		_, err := servers.List(t.Context(), at, protocol.MCPServer{Name: "s", URL: url})
+		require.Error(t, err, name)
+		require.NotContains(t, err.Error(), "s3cret", name)
+		servers.End()
+		servers.Wait()
+		transport.CloseIdleConnections()
 	}
 }

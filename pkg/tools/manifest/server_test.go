@@ -99,7 +99,7 @@ min_level: high
 `, []string{
 			`f:2: name "a__b": must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without "__"`,
 			`f:4: exactly one of command (a program) and url must be given`,
-			`f:4: url "ftp://example.com": must begin with http:// or https://`,
+			`f:4: url "ftp://...": must begin with http:// or https://`,
 			`f:4: args, env and cwd are of programs, not of a url`,
 			`f:7: env "A=B": a name must not be empty or contain "=", and nothing may contain a NUL byte`,
 			`f:9: only: must name a tool; without it all are offered`,

@@ -66,7 +66,7 @@ func (c *checker) origin(s protocol.MCPServer) {
 		c.fault("/url", "exactly one of command (a program) and url must be given")
 	}
 	if s.URL != "" && !strings.HasPrefix(s.URL, "https://") && !strings.HasPrefix(s.URL, "http://") && !strings.HasPrefix(s.URL, "${") {
-		c.fault("/url", "url %q: must begin with http:// or https://", s.URL)
+		c.fault("/url", "url %q: must begin with http:// or https://", beginning(s.URL))
 	}
 	if s.URL != "" && len(s.Args)+len(s.Env)+len(s.Cwd) > 0 {
 		c.fault("/url", "args, env and cwd are of programs, not of a url")
@@ -79,6 +79,17 @@ func (c *checker) origin(s protocol.MCPServer) {
 			c.fault(inPointer("/env", name), "env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name)
 		}
 	}
+}
+
+// beginning is as much of a URL as shows what it begins with: the rest may have secrets.
+func beginning(url string) string {
+	if scheme, _, is := strings.Cut(url, "://"); is {
+		return scheme + "://..."
+	}
+	if i := strings.IndexAny(url, ":/?#@"); i >= 0 {
+		return url[:i] + "..."
+	}
+	return url
 }
 
 // rule checks the settings of a tool.

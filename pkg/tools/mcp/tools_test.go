@@ -154,3 +154,14 @@ func TestTools_Only(t *testing.T) {
 	require.Len(t, faults, 1, "what is not offered may be broken")
 	require.EqualError(t, faults[0], "MCP server s: tool gone: is named in only, but the server has no such tool")
 }
+
+// What is wrong with a URL is told without its secrets.
+func TestParse_ErrorsShowNoSecretsOfURLs(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"ftp://ann:s3cret@host/s3cret?token=s3cret", "host/mcp?token=s3cret", "ann:s3cret@host", "host#s3cret"} {
+		_, faults := mcp.Parse([]byte(`{"mcpServers": {"s": {"url": "` + url + `"}}}`))
+		require.Len(t, faults, 1)
+		require.ErrorContains(t, faults[0], "must begin with http:// or https://")
+		require.NotContains(t, faults[0].Error(), "s3cret")
+	}
+}
