@@ -32,6 +32,8 @@ func ambiguous(script string) error {
 // disputed reports whether shells read a node in another way than the parser.
 func (w *walker) disputed(node syntax.Node) bool {
 	switch node := node.(type) {
+	case *syntax.Comment: // the parser joins the next line to the command before it
+		return strings.HasSuffix(node.Text, "\\\n")
 	case *syntax.Stmt:
 		return namesDescriptor(node)
 	case *syntax.DblQuoted:

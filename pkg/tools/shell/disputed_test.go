@@ -10,21 +10,23 @@ import (
 
 // misread are scripts in which the parser takes for text what bash runs.
 var misread = map[string]string{
-	"a return behind a backslash":       "echo a \\\r\ntouch PWN",
-	"a return in a comment":             "echo a # \\\r\ntouch PWN",
-	"a return in a delimiter":           "echo <<A\r\nA\necho '\nA\r\ntouch PWN\n#'",
-	"a line in an expansion":            "echo $\\\n{Y@P}",
-	"a line in arithmetic":              "(\\\n(X))",
-	"a line in a test":                  "[\\\n[ X -eq 1 ]]",
-	"quotes in an expansion in quotes":  `echo "${X+'$(touch PWN)'}"`,
-	"escapes in an expansion in quotes": `echo "${X+$'\x24(touch PWN)'}"`,
-	"in one in another":                 `echo "${X+${Y+'$(touch PWN)'}}"`,
-	"in a here document":                "cat <<A\n${X+'$(touch PWN)'}\nA",
-	"a descriptor with a subscript":     `echo {a[$X]}>f`,
-	"one for a here string":             `echo {a["X"]}<<< x`,
-	"the end of a here document":        "echo $(cat <<A\nx\nA)\ntouch PWN\nA\n)",
-	"one that ends behind its command":  "echo `cat <<A`\ntouch PWN\nA",
-	"it, and more":                      "echo $(cat <<-'A'\nx\n\tA x)\ntouch PWN\nA\n)",
+	"a return behind a backslash":         "echo a \\\r\ntouch PWN",
+	"a backslash at the end of a comment": "echo a # b \\\ntouch PWN",
+	"one in a list":                       "x=(a # b \\\n$(touch PWN)\n)\nif :; then # \\\ntouch PWN\nfi",
+	"a return in a comment":               "echo a # \\\r\ntouch PWN",
+	"a return in a delimiter":             "echo <<A\r\nA\necho '\nA\r\ntouch PWN\n#'",
+	"a line in an expansion":              "echo $\\\n{Y@P}",
+	"a line in arithmetic":                "(\\\n(X))",
+	"a line in a test":                    "[\\\n[ X -eq 1 ]]",
+	"quotes in an expansion in quotes":    `echo "${X+'$(touch PWN)'}"`,
+	"escapes in an expansion in quotes":   `echo "${X+$'\x24(touch PWN)'}"`,
+	"in one in another":                   `echo "${X+${Y+'$(touch PWN)'}}"`,
+	"in a here document":                  "cat <<A\n${X+'$(touch PWN)'}\nA",
+	"a descriptor with a subscript":       `echo {a[$X]}>f`,
+	"one for a here string":               `echo {a["X"]}<<< x`,
+	"the end of a here document":          "echo $(cat <<A\nx\nA)\ntouch PWN\nA\n)",
+	"one that ends behind its command":    "echo `cat <<A`\ntouch PWN\nA",
+	"it, and more":                        "echo $(cat <<-'A'\nx\n\tA x)\ntouch PWN\nA\n)",
 }
 
 func TestParse_WhatTheParserMisreadsIsUnknown(t *testing.T) {

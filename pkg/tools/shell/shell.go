@@ -147,7 +147,7 @@ func (r *reader) read(script string, at scope) error {
 	if err := ambiguous(script); err != nil {
 		return fmt.Errorf("the script cannot be read: %w", err)
 	}
-	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(script), "")
+	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash), syntax.KeepComments(true)).Parse(strings.NewReader(script), "")
 	if err != nil {
 		return fmt.Errorf("the script cannot be read: %w", err)
 	}

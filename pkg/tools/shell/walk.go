@@ -137,6 +137,10 @@ func (w *walker) redirect(node *syntax.Redirect) bool {
 	switch node.Op {
 	case syntax.RdrIn, syntax.RdrOut, syntax.AppOut, syntax.RdrInOut, syntax.RdrClob, syntax.RdrAll, syntax.AppAll:
 		w.script.Files = append(w.script.Files, Redirect{Path: w.wordOf(node.Word), Write: node.Op != syntax.RdrIn})
+	case syntax.DplOut: // bash expands what is no descriptor twice
+		if word := w.wordOf(node.Word); !w.number(node.Word) && (!word.Known || strings.ContainsAny(word.Text, "$`<>")) {
+			return false
+		}
 	default: // descriptors and here documents
 	}
 	if node.N == nil || strings.Trim(node.N.Value, "0123456789") == "" {

@@ -173,6 +173,9 @@ func quotedLiteral(value string, inQuotes bool) string {
 
 // source is a node as it is written.
 func source(node syntax.Node) string {
+	if redirect, is := node.(*syntax.Redirect); is && redirect.Word != nil { // the printer has statements alone
+		return redirect.Op.String() + source(redirect.Word)
+	}
 	var b strings.Builder
 	if err := syntax.NewPrinter(syntax.SingleLine(true)).Print(&b, node); err != nil {
 		return "?"
