@@ -251,6 +251,9 @@ func (c *callCommand) dispatch(
 			if u.Waits != "" {
 				show.warn(c.Tool + " waits for: " + u.Waits)
 			}
+			if u.Lost != "" {
+				show.warn(c.Tool + ": " + u.Lost)
+			}
 			answers.question(running, c.Tool, approval.Asked{Pool: call.Pool, Session: session, Call: call.ID}, u.Question)
 		})
 		answers.close()

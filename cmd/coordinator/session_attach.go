@@ -235,7 +235,7 @@ func (a *attached) once(e loop.Event) {
 			a.show(e)
 		}
 		return
-	case loop.EventToolQueued, loop.EventToolRunning:
+	case loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
 		if !a.seen[key(loop.EventToolResult)] {
 			a.seen[key(e.Type)] = true
 			a.show(e)

@@ -148,7 +148,7 @@ func noticeWaiting(show view, url string) func(loop.Event) {
 				break
 			}
 			timers[id] = time.AfterFunc(waitNotice, func() { show.sayWaiting(id, url) })
-		case loop.EventToolRunning, loop.EventToolResult:
+		case loop.EventToolRunning, loop.EventWorkerLost, loop.EventToolResult:
 			if timer := timers[e.CallID]; timer != nil {
 				timer.Stop()
 				delete(timers, e.CallID)

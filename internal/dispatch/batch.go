@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,10 +27,11 @@ type batch struct {
 	how        how
 	observe    func(loop.Update)
 	news       chan news
-	fault      error     // the fleet failed: nothing more comes
-	wondered   time.Time // when it was asked last who could run what waits
+	fault      error       // the fleet failed: nothing more comes
+	wondered   time.Time   // when it was asked last who could run what waits
+	doubting   atomic.Bool // heartbeats are read
 
-	mu   sync.Mutex // guards open: callbacks ask whether a call is theirs
+	mu   sync.Mutex // guards open, and heard of each: callbacks ask whether a call is theirs
 	open map[protocol.CallID]*followed
 }
 
@@ -38,20 +40,24 @@ type followed struct {
 	at            int // in the step
 	call          *protocol.Call
 	since         time.Time // when it was published
+	heard         time.Time // when its worker told something last
 	span, publish trace.Span
 	state         loop.State
 	accepted      bool
-	cancelled     bool   // a request to cancel it is stored
-	waits         string // what for, as it was told last
-	taken         bool   // a worker has it, which says what it waits for
+	cancelled     bool    // a request to cancel it is stored
+	waits         string  // what for, as it was told last
+	taken         bool    // a worker has it, which says what it waits for
+	attempt       attempt // the one that runs
 }
 
-// news is a result, a frame, a question of a call, or what calls wait for; exactly one is set.
+// news is a result, a frame, a question of a call, what calls wait for, or what is known of
+// workers that have been silent; exactly one is set.
 type news struct {
-	result *protocol.Result
-	frame  *protocol.Frame
-	asked  *asked
-	waits  map[protocol.CallID]string
+	result   *protocol.Result
+	frame    *protocol.Frame
+	asked    *asked
+	waits    map[protocol.CallID]string
+	attempts map[protocol.CallID]attempt
 }
 
 // asked is what a call wants to know of a person.
@@ -69,7 +75,13 @@ func (b *batch) result(r *protocol.Result) {
 }
 
 func (b *batch) frame(f *protocol.Frame) {
-	if (f.Kind == protocol.FrameStarted || f.Kind == protocol.FrameWaiting) && b.mine(f.CallID) {
+	b.mu.Lock()
+	mine := b.open[f.CallID]
+	if mine != nil {
+		mine.heard = time.Now()
+	}
+	b.mu.Unlock()
+	if (f.Kind == protocol.FrameStarted || f.Kind == protocol.FrameWaiting) && mine != nil {
 		b.tell(news{frame: f})
 	}
 }
@@ -194,6 +206,7 @@ func (b *batch) wait(ctx context.Context) bool {
 		case <-look.C:
 			b.look(ctx)
 			b.wonder(wondering, &group)
+			b.doubt(wondering, &group)
 		case <-ctx.Done():
 			return false
 		}
@@ -214,6 +227,7 @@ func (b *batch) handle(ctx context.Context, n news) {
 	}
 	if n.frame == nil {
 		b.heed(n.waits)
+		b.believe(n.attempts)
 		return
 	}
 	f := b.open[n.frame.CallID]
@@ -225,7 +239,7 @@ func (b *batch) handle(ctx context.Context, n news) {
 		b.heed(map[protocol.CallID]string{f.call.ID: string(n.frame.Data)})
 		return
 	}
-	f.state = loop.StateRunning
+	f.state, f.attempt = loop.StateRunning, attempt{worker: n.frame.WorkerID, number: n.frame.Attempt}
 	f.span.AddEvent(telemetry.EventStarted, trace.WithAttributes(
 		telemetry.KeyWorkerID.String(string(n.frame.WorkerID)), telemetry.KeyAttempt.Int(n.frame.Attempt)))
 	b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, WorkerID: n.frame.WorkerID, Attempt: n.frame.Attempt})

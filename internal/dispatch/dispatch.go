@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -76,6 +77,7 @@ type Dispatcher struct {
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
+	blind     atomic.Bool                   // without the right to see which workers are lost
 	left      sync.WaitGroup                // calls whose callers may have stopped waiting
 	publish   []trace.SpanStartOption       // of the span of a call that is published
 }

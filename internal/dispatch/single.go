@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,11 +30,12 @@ func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Re
 	return d.one(ctx, call, d.options.CancelWait, nil, nil)
 }
 
-// Told is [Dispatcher.One], and tells what the call waits for when no worker can run it.
+// Told is [Dispatcher.One], and tells what the call waits for when no worker can run it, or its
+// worker is lost.
 func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(waits string)) (*protocol.Result, error) {
 	return d.Observed(ctx, call, func(u loop.Update) {
-		if u.Waits != "" {
-			tell(u.Waits)
+		if waits := cmp.Or(u.Waits, u.Lost); waits != "" {
+			tell(waits)
 		}
 	})
 }

@@ -41,6 +41,8 @@ type Publisher struct {
 	store   *store.Store
 	streams *natsio.Streams
 	noRoom  atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
+	clock   store.Clock
+	synced  atomic.Int64 // when the clock was read, in nanoseconds since 1970
 
 	mu   sync.Mutex
 	used map[poolLane]time.Time // when calls were put into lanes; bounded by maxUsed
@@ -316,6 +318,44 @@ func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Ti
 	return err == nil && r == nil
 }
 
+// Owner is the worker that has claimed a lane, as its heartbeat shows it.
+type Owner struct {
+	Worker protocol.WorkerID
+	Beat   uint64        // of the heartbeat, other after each renewal
+	Silent time.Duration // since the last renewal
+	Left   time.Duration // of the lease; 0 when it has ended
+}
+
+// Late reports whether a renewal is overdue. Workers renew within a third of their lease, see
+// Due and Period of core.Lease.
+func (o *Owner) Late() bool { return o.Left == 0 || o.Silent > (o.Silent+o.Left)*2/5 }
+
+// Owner returns the worker that has claimed a call's lane; nil when none has. It needs
+// [natsio.OwnerRights].
+func (p *Publisher) Owner(ctx context.Context, call *protocol.Call) (*Owner, error) {
+	claim, err := p.store.Claim(ctx, call.Pool, call.Lane().Hash())
+	if err != nil || claim == nil || claim.Life == "" {
+		return nil, err
+	}
+	beat, err := p.store.Heartbeat(ctx, call.Pool, claim.Life)
+	if err != nil || beat == nil {
+		return nil, err
+	}
+	owner := &Owner{Worker: claim.WorkerID, Beat: beat.Seq}
+	if beat.Expired {
+		return owner, nil
+	}
+	if time.Since(time.Unix(0, p.synced.Load())) > syncEvery {
+		if err := p.clock.Sync(ctx, p.store.Calls); err != nil {
+			return nil, err
+		}
+		p.synced.Store(time.Now().UnixNano())
+	}
+	owner.Silent = p.clock.Age(beat.At)
+	owner.Left = max(beat.Lease()-owner.Silent, 0)
+	return owner, nil
+}
+
 func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
 	fleet, hash := p.store.Fleet, call.Lane().Hash()
 	ready, err := p.store.Ready(ctx, call.Pool, hash)
@@ -333,6 +373,8 @@ const (
 	keepTime = 25 * time.Millisecond
 	// frequent is the longest pause between two uses of a lane that is "used again and again".
 	frequent = 50 * time.Millisecond
+	// syncEvery is how long the server's clock is reckoned from one reading.
+	syncEvery = 10 * time.Second
 	// maxUsed bounds the lanes of which it is remembered when they were used.
 	maxUsed    = 8192
 	retryFirst = 20 * time.Millisecond

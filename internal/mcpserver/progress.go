@@ -89,6 +89,8 @@ func (p *progress) state(u *loop.Update) {
 	switch {
 	case u.Waits != "":
 		p.doing = "waiting: " + u.Waits
+	case u.Lost != "":
+		p.doing = u.Lost
 	case u.State == loop.StateRunning:
 		p.doing = "running"
 	}

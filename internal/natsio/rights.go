@@ -57,6 +57,13 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}
 }
 
+// OwnerRights are those of whoever looks which worker has a lane of a pool.
+func OwnerRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	return Rights{Pool: pool, Publish: []string{
+		"$JS.API.DIRECT.GET." + fleet.ClaimsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ClaimsStream(),
+	}}
+}
+
 // LaneRights are those of whoever looks at the lanes of a pool, and LaneChangeRights what it takes
 // beside them to interfere.
 func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {

@@ -54,7 +54,9 @@ type call struct {
 	what    string // one line
 	queued  time.Time
 	running time.Time // zero while it waits
+	attempt int
 	waits   string    // what the workers lack that it needs
+	lost    time.Time // when its worker was found to be lost; zero while that is there
 	output  tail
 }
 
@@ -103,8 +105,15 @@ func (v *View) callMoved(e *loop.Event) {
 		if v.live == nil {
 			v.line(v.ink.paint(dim, label+" "+v.marks.queued+"queued"))
 		}
+	case loop.EventWorkerLost:
+		v.workerLost(c, e, label)
 	default:
-		c.running = e.Time
+		if !c.lost.IsZero() && e.Attempt == c.attempt {
+			c.lost = time.Time{}
+			v.heading(part{yellow, label + " runs on: its worker is there again"})
+			return
+		}
+		c.running, c.attempt, c.lost = e.Time, e.Attempt, time.Time{}
 		if e.Attempt > 1 { // what the first one writes may come before it is told of
 			c.output = tail{}
 		}
@@ -117,6 +126,17 @@ func (v *View) callWaits(c *call, why, label string) {
 	if c.waits = why; why != "" {
 		v.heading(part{yellow, label + " waits for: " + why})
 	}
+}
+
+// workerLost shows that the worker of a call is lost, whose start may not have been seen.
+func (v *View) workerLost(c *call, e *loop.Event, label string) {
+	if c.lost.IsZero() {
+		c.lost, c.attempt = e.Time, e.Attempt
+	}
+	if c.running.IsZero() {
+		c.running = e.Time
+	}
+	v.heading(part{yellow, label + " " + e.Text})
 }
 
 // callRuns shows where a call runs. When that is seen anyway, it shows only that it runs again.

@@ -228,6 +228,9 @@ func (v *View) callsNow(now time.Time, most int) []string {
 				how = "behind: " + behind
 			}
 		}
+		if !c.lost.IsZero() {
+			how = "its worker is lost, " + elapsed(now.Sub(c.lost))
+		}
 		room := max(v.width-columns(how)-len(" ·  ·  "), minWidth/4)
 		lines = append(lines, v.ink.paint(st, mark)+" "+fit(c.about(), room)+v.ink.paint(dim, v.marks.separator+fit(how, v.width*2/3)))
 		for _, line := range c.output.last(output) {

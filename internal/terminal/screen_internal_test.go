@@ -54,6 +54,32 @@ func TestLive_CallsThatWait(t *testing.T) {
 	require.LessOrEqual(t, strings.Count(s.String(), "· true"), 24)
 }
 
+// A call whose worker is lost says so, what comes next, and when its worker is there again or
+// another one runs it.
+func TestLive_CallsWhoseWorkerIsLost(t *testing.T) {
+	t.Parallel()
+	s := &screen{columns: 70, rows: 24}
+	v, now := still(t, s, Options{})
+	see := func(e loop.Event) {
+		e.Turn, e.Step, e.Name, e.CallID, e.Time = 1, 1, "bash", "a", *now
+		v.Observe(e)
+	}
+	see(loop.Event{Type: loop.EventTurnStarted, Input: "go"})
+	see(loop.Event{Type: loop.EventToolCall, Arguments: `{"command":"make"}`})
+	see(loop.Event{Type: loop.EventToolRunning, WorkerID: "w1", Attempt: 1})
+	*now = now.Add(5 * time.Second)
+	see(loop.Event{Type: loop.EventWorkerLost, WorkerID: "w1", Attempt: 1, Text: "worker w1 is lost; its lease ends in 6 s"})
+	*now = now.Add(2 * time.Second)
+	v.Notice("x")
+	require.Equal(t, "› go\n\n[1.1 bash] worker w1 is lost; its lease ends in 6 s\n! x\n⠇ make · its worker is lost, 2 s\n  turn 7 s\n", s.String())
+	see(loop.Event{Type: loop.EventToolRunning, WorkerID: "w1", Attempt: 1})
+	require.Contains(t, s.String(), "[1.1 bash] runs on: its worker is there again\n⠇ make · 7 s\n", "the time goes on")
+	see(loop.Event{Type: loop.EventWorkerLost, WorkerID: "w1", Attempt: 1, Text: "worker w1 is lost, its lease has ended"})
+	*now = now.Add(3 * time.Second)
+	see(loop.Event{Type: loop.EventToolRunning, WorkerID: "w2", Attempt: 2})
+	require.Contains(t, s.String(), "running on w2, attempt 2\n⠸ make · 0 s\n")
+}
+
 // The end of a turn has what it cost, where its trace is, and what became of files.
 func TestSummary_SaysWhatItCameTo(t *testing.T) {
 	t.Parallel()

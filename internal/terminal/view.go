@@ -152,7 +152,7 @@ func (v *View) show(e *loop.Event) {
 		v.reasoningDelta(e)
 	case loop.EventModelReply:
 		v.modelReply(e)
-	case loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning:
+	case loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
 		v.callMoved(e)
 	case loop.EventToolResult:
 		v.callEnded(e)

@@ -222,6 +222,9 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 			return
 		}
 		event := p.as(EventToolRunning)
+		if u.Lost != "" {
+			event.Type, event.Text = EventWorkerLost, u.Lost
+		}
 		event.WorkerID, event.Attempt = u.WorkerID, u.Attempt
 		t.tell(event)
 	case StateDone:

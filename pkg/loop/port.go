@@ -179,6 +179,9 @@ type Update struct {
 	// Waits is, of a call that is queued for long, what the workers lack that it needs; "" when one
 	// of them has it. It may be told again when that changes.
 	Waits string
+	// Lost says, of a call that is running, that its worker is lost, and what comes next; "" when
+	// the worker is there again.
+	Lost string
 	// Question is, of a call that is running, what it wants to know of a person. It is told to
 	// observers ([EventQuestionAsked]), who may answer; nobody else does.
 	Question *protocol.Question
@@ -245,7 +248,8 @@ const (
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
 	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
 	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
-	EventToolRunning    EventType = "tool_running"    // live: a worker started it
+	EventToolRunning    EventType = "tool_running"    // live: a worker started it, or is there again
+	EventWorkerLost     EventType = "worker_lost"     // live: the call's worker is lost; Text says what comes next
 
 	EventQuestionAsked EventType = "question_asked" // live: the call asks a person while it runs
 )

@@ -103,6 +103,7 @@ type StoredHeartbeat struct {
 
 	Life protocol.LifeID
 	Seq  uint64
+	At   time.Time // when it was stored, by the server's clock; only [Store.Heartbeat] sets it
 }
 
 // Lease is the lease that the worker has asked for, no longer than any is.
@@ -128,7 +129,11 @@ func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life protocol
 	if err != nil || msg == nil {
 		return nil, err
 	}
-	return ReadHeartbeat(s.Fleet.LifeOfSubject(msg.Subject), msg.Data, msg.Sequence)
+	beat, err := ReadHeartbeat(s.Fleet.LifeOfSubject(msg.Subject), msg.Data, msg.Sequence)
+	if err == nil {
+		beat.At = msg.Time
+	}
+	return beat, err
 }
 
 // EachHeartbeat tells the heartbeats of a pool, one after the other, like [Store.EachClaim].
