@@ -145,7 +145,7 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 		return nil, errors.New("another coordinator serve of yours runs on this machine: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen")
 	}
 	if errors.Is(err, embedded.ErrInUse) && f.Data == "" { // the directory is the session's own
-		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session", filepath.Base(c.data))
+		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", filepath.Base(c.data))
 	}
 	if err == nil && fl.Server != nil {
 		fl.Server.WhenFailed(c.p.End)
