@@ -193,7 +193,7 @@ func TestSession_IsRemoved(t *testing.T) {
 
 	listed := execute(t, coordinator, launch{args: append([]string{"session", "ls"}, b.flags...)})
 	require.Equal(t, 0, listed.code, listed.stderr)
-	require.Regexp(t, `\ngone +open +\S+ +\S+ +1 +2 +2 `, listed.stdout)
+	require.Regexp(t, `\ngo +open +\S+ +\S+ +1 +2 +2 +gone\n`, listed.stdout)
 
 	forced := execute(t, coordinator, launch{args: append(rm, "--force")})
 	require.Equal(t, 0, forced.code, forced.stderr)
