@@ -38,6 +38,8 @@ func (w *walker) disputed(node syntax.Node) bool {
 		return namesDescriptor(node)
 	case *syntax.DblQuoted:
 		return requoted(node.Parts)
+	case *syntax.ParamExp:
+		return startsProcess(node)
 	case *syntax.Redirect:
 		return node.Hdoc != nil && requoted(node.Hdoc.Parts) || w.posix && (node.Op == syntax.RdrAll || node.Op == syntax.AppAll)
 	case *syntax.CmdSubst:
@@ -81,6 +83,22 @@ func namesDescriptor(stmt *syntax.Stmt) bool {
 		}
 	}
 	return false
+}
+
+// startsProcess reports whether a parameter expansion has a process substitution, which is text to
+// the parser.
+func startsProcess(p *syntax.ParamExp) bool {
+	found := false
+	syntax.Walk(p, func(node syntax.Node) bool {
+		switch node := node.(type) {
+		case *syntax.Lit:
+			found = found || strings.Contains(node.Value, "<(") || strings.Contains(node.Value, ">(")
+		case *syntax.DblQuoted, *syntax.SglQuoted, *syntax.CmdSubst:
+			return false
+		}
+		return !found
+	})
+	return found
 }
 
 // requoted reports whether text in double quotes, or a here document, has quotes inside of a

@@ -26,6 +26,7 @@ var misread = map[string]string{
 	"one for a here string":               `echo {a["X"]}<<< x`,
 	"the end of a here document":          "echo $(cat <<A\nx\nA)\ntouch PWN\nA\n)",
 	"one that ends behind its command":    "echo `cat <<A`\ntouch PWN\nA",
+	"a process in an expansion":           `echo ${X%>(touch PWN)}; wait $!`,
 	"it, and more":                        "echo $(cat <<-'A'\nx\n\tA x)\ntouch PWN\nA\n)",
 }
 
