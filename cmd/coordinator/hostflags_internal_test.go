@@ -19,7 +19,7 @@ func TestHostView_RepositoryOutsideOfTheWorkspace(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("NOT TESTED: git is not installed")
 	}
-	base, err := os.MkdirTemp("/tmp", "outside-")
+	base, err := os.MkdirTemp("/tmp", "outside-") //nolint:usetesting // the place matters
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	cmd := exec.CommandContext(t.Context(), "sh", "-ec", `

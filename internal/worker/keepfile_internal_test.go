@@ -57,7 +57,8 @@ func TestFileReader_KeepsWhatWasRead(t *testing.T) {
 	}
 }
 
-// TestFileReader_LeavesTheMarkOut: lines and bytes of what is kept are those that a reader was shown.
+// TestFileReader_LeavesTheMarkOut: lines and bytes of what is kept are those that a reader was
+// shown.
 func TestFileReader_LeavesTheMarkOut(t *testing.T) {
 	t.Parallel()
 	const content = "\uFEFFone two"

@@ -34,7 +34,7 @@ func newOutsideRig(t *testing.T, base, name, prepare string) *outsideRig {
 	if !o.Caps.Protect {
 		t.Skip("NOT TESTED: nothing can be protected here")
 	}
-	base, err := os.MkdirTemp(base, "outside-")
+	base, err := os.MkdirTemp(base, "outside-") //nolint:usetesting // the place matters
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	require.NoError(t, os.Mkdir(filepath.Join(base, "repo"), 0o755))
