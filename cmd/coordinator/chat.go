@@ -253,8 +253,8 @@ func (v *conversation) undo(ctx context.Context) {
 	}
 	v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
 		terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
-	for what, paths := range map[string][]string{"as before": changes.Written, "removed": changes.Removed} {
-		if len(paths) > 0 {
+	for i, paths := range [][]string{changes.Written, changes.Removed} {
+		if what := []string{"as before", "removed"}[i]; len(paths) > 0 {
 			more := ""
 			if len(paths) > maxNamed {
 				paths, more = paths[:maxNamed], ", ..."

@@ -67,7 +67,7 @@ func TestChat_UndoesTurnAfterTurn(t *testing.T) {
 	m.keys("two", "Enter")
 	m.shows("Second is done.", "two.txt  +1 −0  new")
 	m.keys("/undo", "Enter")
-	m.shows("undone: 1 file as before, 1 new file removed")
+	m.shows("undone: 1 file as before, 1 new file removed", "as before: one.txt\n", "removed: two.txt\n")
 	require.Equal(t, "1\n", contentOf(t, filepath.Join(m.dir, "one.txt")))
 	require.NoFileExists(t, filepath.Join(m.dir, "two.txt"))
 	m.keys("/undo", "Enter")

@@ -39,6 +39,7 @@ func TestCheckpoint_AFleetWhoseMachinesAreReplaced(t *testing.T) {
 	var calls []struct{ Calls []string }
 	require.NoError(t, json.Unmarshal([]byte(b.session(t, "diff", "--json", "s-1").stdout), &calls))
 	require.Len(t, calls, 2)
+	require.Regexp(t, `(?m)^`+calls[0].Calls[0]+`  \S+ \S+  bash  \d+ set, 0 removed: binary, d, d/text$`, b.session(t, "diff", "s-1").stdout)
 	require.Equal(t, "one\ntwo\n", b.session(t, "files", "--at", calls[0].Calls[0], "s-1", "d/text").stdout)
 	require.Equal(t, "removed file binary\nchanged file d/text\n--- a/d/text\n+++ b/d/text\n@@ -1,2 +1,2 @@\n one\n-two\n+three\nnew symlink l\n",
 		b.session(t, "diff", "s-1", calls[1].Calls[0]).stdout)
