@@ -92,6 +92,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	c.warnUnmatched(box, say)
 	arguments := c.Arguments
 	if arguments == "-" {
 		content, err := io.ReadAll(p.Stdin)

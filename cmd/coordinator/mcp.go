@@ -185,6 +185,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if options.Policy, err = c.judge(); err != nil {
 		return err
 	}
+	c.warnUnmatched(box, warn)
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	protect, err := c.Places()

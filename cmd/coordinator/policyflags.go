@@ -82,6 +82,21 @@ func (f *policyFlags) judge() (loop.Policy, error) {
 	return policy.New(all...)
 }
 
+// warnUnmatched warns about each tool named by a flag that matches no tool of the session: a
+// misspelled name would forbid nothing. Names of tools of MCP servers are not known yet, so with
+// servers it checks nothing.
+func (f *policyFlags) warnUnmatched(box toolbox, warn func(string)) {
+	if len(box.servers) > 0 {
+		return
+	}
+	names := box.table.Names()
+	for flag, patterns := range map[string][]string{"--allow-tool": f.AllowTool, "--deny-tool": f.DenyTool, "--ask-for": f.AskFor} {
+		for _, pattern := range policy.Unmatched(patterns, names) {
+			warn(fmt.Sprintf("%s %q matches no tool of this session: its tools are %s", flag, pattern, strings.Join(names, ", ")))
+		}
+	}
+}
+
 // encoded returns the policies as they travel.
 func (f *policyFlags) encoded() ([]json.RawMessage, error) {
 	all, err := f.policies()

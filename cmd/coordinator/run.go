@@ -146,6 +146,7 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if turn.judge, err = c.judge(); err != nil {
 		return turn, err
 	}
+	c.warnUnmatched(turn.tools, warn)
 	if err := c.checkHost(c.Nats != ""); err != nil {
 		return turn, err
 	}
