@@ -228,8 +228,14 @@ func (c *callCommand) dispatch(
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, session, workspace)
-	} else if err = c.begin(ctx, fl, session); err == nil && workspace != "" {
-		remote, err = c.importWorkspace(ctx, fl, session, workspace, protect, c.copyFlags, show)
+	} else {
+		limited, done := within(ctx, c.Timeout)
+		defer done()
+		if err = c.begin(limited, fl, session); err == nil && workspace != "" {
+			if remote, err = c.importWorkspace(limited, fl, session, workspace, protect, c.copyFlags, show); err == nil {
+				remote.hurry = c.Timeout > 0
+			}
+		}
 	}
 	if err != nil {
 		return nil, err

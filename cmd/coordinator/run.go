@@ -232,8 +232,15 @@ func (c *runCommand) with(
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
 		aborts <- fl.Abort
-	} else if err = c.begin(ctx, fl, turn.session); err == nil && turn.workspace != "" {
-		remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show)
+	} else {
+		limited, done := within(ctx, c.Timeout)
+		defer done()
+		if err = c.begin(limited, fl, turn.session); err == nil && turn.workspace != "" {
+			if remote, err = c.importWorkspace(limited, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show); err == nil {
+				remote.hurry = c.Timeout > 0
+			}
+		}
+		err = overLimit(limited, err)
 	}
 	if err != nil {
 		return err

@@ -76,26 +76,29 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer fl.Close()
-	if err := c.served(ctx, fl); err != nil {
-		return err
+	limited, done := within(ctx, c.Timeout)
+	defer done()
+	if err := c.served(limited, fl); err != nil {
+		return overLimit(limited, err)
 	}
 	project, err := c.project(turn.workspace, show.warn)
 	if err != nil {
 		return err
 	}
-	if err := c.begin(ctx, fl, turn.session); err != nil {
-		return err
+	if err := c.begin(limited, fl, turn.session); err != nil {
+		return overLimit(limited, err)
 	}
 	git := watchGit(ctx, turn.workspace, show.alert)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
-		if remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show); err != nil {
-			return err
+		if remote, err = c.importWorkspace(limited, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show); err != nil {
+			return overLimit(limited, err)
 		}
+		remote.hurry = c.Timeout > 0
 	}
 	call := c.call(turn, policies, project, author(ctx, turn.workspace))
 	if c.Detach {
-		return c.leave(ctx, p, fl, call, turn.workspace)
+		return overLimit(limited, c.leave(limited, p, fl, call, turn.workspace))
 	}
 	answers := newAnswers(p, fl, at(c.Nats, c.Login, c.Fleet), turn.session, show)
 	defer answers.close()
@@ -166,7 +169,18 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	defer watch.Stop()
-	result, err := fl.Dispatcher.Told(ctx, &call, func(waits string) { show.warn("the turn waits: " + waits) })
+	limited, done := ctx, func() {}
+	if c.Timeout > 0 { // the coordinator's limit comes first, and says more
+		limited, done = within(ctx, c.Timeout+answerWithin)
+	}
+	defer done()
+	result, err := fl.Dispatcher.Told(limited, &call, func(waits string) { show.warn("the turn waits: " + waits) })
+	over := ctx.Err() == nil && limited.Err() != nil
+	if over && (err != nil || result.Status == protocol.StatusOutcomeUnknown || result.Status == protocol.StatusCancelled) {
+		limit := loop.TimeLimit(c.Timeout)
+		limit.Message += "; the fleet did not answer in time, so the turn may go on (coordinator session show)"
+		return loop.TurnResult{Outcome: loop.OutcomeLimitReached, Error: limit}, nil
+	}
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
@@ -184,6 +198,25 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		show.observe(e)
 	}
 	return turn, nil
+}
+
+// answerWithin is how long the fleet may take to say that a turn has reached its limit.
+const answerWithin = 3 * time.Second
+
+// within is ctx with a limit of time; 0 is none.
+func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, limit, loop.TimeLimit(limit))
+}
+
+// overLimit is an error, which has an exit code of its own once the time limit of ctx is over.
+func overLimit(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return err
+	}
+	return &cli.ExitError{Code: cli.ExitLimit, Message: fmt.Sprintf("%v: %v", context.Cause(ctx), err)}
 }
 
 // turnOf returns the events of the turn that a call asked for, with the session's beginning if it

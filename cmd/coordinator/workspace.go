@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
@@ -39,6 +40,8 @@ type remoteWorkspace struct {
 	warn    func(string)      // of what has to wait
 	copyFlags
 
+	hurry bool // a time limit is over when it is brought back
+
 	busy func(what string) // shows what goes on; "" is nothing
 	left string            // what was told last to be left out
 }
@@ -51,6 +54,12 @@ func author(ctx context.Context, dir string) protocol.Author {
 
 // transferTimeout bounds the packing or unpacking of a workspace by a worker.
 const transferTimeout = 10 * time.Minute
+
+// acceptWithin is how long the fleet may take to accept that a workspace is brought back after a
+// time limit.
+const acceptWithin = 3 * time.Second
+
+var errNotAccepted = errors.New("the fleet does not answer; session pull brings it back later")
 
 // importWorkspace copies a directory into the session's sandbox. The sandbox
 // keeps what it has when the session worked in it before. The places of protect stay as they are in
@@ -160,7 +169,19 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
 		MinLevel: w.level,
 	}
-	result, err := w.fleet.Dispatcher.Told(ctx, &call, func(waits string) { w.warn("copying the workspace waits for: " + waits) })
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	accepted := func() {}
+	if w.hurry {
+		timer := time.AfterFunc(acceptWithin, func() { end(errNotAccepted) })
+		accepted = func() { timer.Stop() }
+		defer timer.Stop()
+	}
+	result, err := w.fleet.Dispatcher.Observed(ctx, &call, func(u loop.Update) {
+		if accepted(); u.Waits != "" {
+			w.warn("copying the workspace waits for: " + u.Waits)
+		}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", payload.Kind(), err)
 	}
@@ -175,6 +196,9 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 func (w *remoteWorkspace) sync(ctx context.Context, show view) error {
 	before := w.base
 	changes, err := w.fetch(ctx)
+	if errors.Is(err, errNotAccepted) { // the error of the turn would hide it
+		show.warn(err.Error())
+	}
 	if err == nil {
 		show.screen.CameBack(cameBack(before, &changes), isIn(w.dir))
 		tellChanges(changes, show.warn)

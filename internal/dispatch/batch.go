@@ -137,7 +137,14 @@ func (b *batch) follow(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && b.overdue(ctx) {
 		return b.fault
 	}
-	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.cancelWait())
+	wait := b.cancelWait()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the caller's time is over
+		wait = b.how.cancelWait
+		if !b.dispatcher.nc.IsConnected() {
+			wait = min(wait, time.Second)
+		}
+	}
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
 	for _, f := range slices.Backward(b.unfinished()) { // the last first, so that none starts because one before it was stopped
 		if err := b.dispatcher.publisher.Cancel(after, f.call); err != nil {

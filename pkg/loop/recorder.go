@@ -19,6 +19,9 @@ import (
 // run, because what was learned must not be lost.
 const journalTimeout = 15 * time.Second
 
+// overLimitTimeout is journalTimeout for a turn whose time limit is over.
+const overLimitTimeout = 5 * time.Second
+
 // recorder extends one session: in the journal first, then in the fold, then
 // before the observer. It is safe for concurrent use.
 type recorder struct {
@@ -65,7 +68,11 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	for i := range events {
 		events[i].SessionID, events[i].Time = r.id, now
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout)
+	most := journalTimeout
+	if isTimeLimit(context.Cause(ctx)) {
+		most = overLimitTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), most)
 	defer cancel()
 	last, err := r.journal.Append(ctx, r.id, r.last, events...)
 	if errors.Is(err, ErrEventTooLarge) {
