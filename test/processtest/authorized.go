@@ -1,6 +1,8 @@
 package processtest
 
 import (
+	"bytes"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -25,11 +27,20 @@ func Authorized(tb testing.TB, at, tokenFile string) string {
 	path := target.Path
 	target.Path = ""
 	own := &http.Transport{} // closing a test server closes connections of the default one
-	proxy := httptest.NewServer(&httputil.ReverseProxy{Transport: own, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
+	forward := &httputil.ReverseProxy{Transport: own, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
 		r.Out.Host = target.Host
 		r.Out.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }})
+	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// An answer that begins closes the body. One that is still being sent then breaks the answer.
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // the client has gone
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		forward.ServeHTTP(w, r)
+	}))
 	tb.Cleanup(func() {
 		proxy.CloseClientConnections() // streams of clients that only listen
 		proxy.Close()
