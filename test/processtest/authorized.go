@@ -33,7 +33,7 @@ func Authorized(tb testing.TB, at, tokenFile string) string {
 		r.Out.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// An answer that begins closes the body. One that is still being sent then breaks the answer.
+		// An answer that begins closes the body; where that is still being sent, the answer breaks.
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return // the client has gone
