@@ -319,6 +319,7 @@ func TestHTTP_ALostStreamGoesOn(t *testing.T) {
 	require.Equal(t, http.StatusOK, again.status)
 	_, got := event(t, bufio.NewReader(again.body), false)
 	require.Equal(t, "7", string(got.ID))
+	require.NotEmpty(t, got.Result.Content, "%+v", got)
 	require.Equal(t, "done\n", got.Result.Content[0].Text)
 
 	refused := c.do(http.MethodGet, "", map[string]string{"Last-Event-ID": "none", "Content-Type": ""})
