@@ -227,6 +227,8 @@ func (p posting) begin() posting {
 	response := p.do(http.MethodPost, fmt.Sprintf(hello, p.version), nil)
 	require.Equal(p.t, http.StatusOK, response.status)
 	p.session = response.header.Get("Mcp-Session-Id")
+	_, answer := event(p.t, bufio.NewReader(response.body), false) // the session is there with the answer, not with its head
+	require.Equal(p.t, p.version, answer.Result.ProtocolVersion)
 	p.t.Cleanup(func() {
 		request, _ := http.NewRequestWithContext(context.WithoutCancel(p.t.Context()), http.MethodDelete, p.url, nil)
 		for name, value := range map[string]string{"Authorization": "Bearer " + useToken, "Mcp-Session-Id": p.session, "MCP-Protocol-Version": p.version} {
