@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,8 +31,12 @@ func serve(t *testing.T, args ...string) (url string) {
 // it at once.
 func start(t *testing.T, args ...string) (url string, kill func()) {
 	t.Helper()
-	data := filepath.Join(t.TempDir(), "data")
-	url, kill = startCommand(t, "MCP", append([]string{"mcp", "--listen", "127.0.0.1:0", "--data", data}, args...)...)
+	at := slices.Index(args, "--data")
+	if at < 0 {
+		args, at = append(args, "--data", filepath.Join(t.TempDir(), "data")), len(args)
+	}
+	data := args[at+1]
+	url, kill = startCommand(t, "MCP", append([]string{"mcp", "--listen", "127.0.0.1:0"}, args...)...)
 	return processtest.Authorized(t, url, filepath.Join(data, "mcp.token")), kill
 }
 
