@@ -22,8 +22,8 @@ type approveCommand struct {
 	Call    string `arg:"" optional:"" help:"Id of the call, as the question named it."`
 	JSON    bool   `name:"json" help:"Print what ls lists as JSON."`
 	Deny    bool   `help:"Say no."`
-	Note    string `placeholder:"TEXT" help:"What the model is told with the answer whether a call may be made."`
-	Content string `placeholder:"JSON" help:"Answer to what a running call asks: an object of the schema that the question names; - reads it from stdin. Default: what has a default."`
+	Note    string `placeholder:"TEXT" help:"Message for the model, sent with the approval or the refusal."`
+	Content string `placeholder:"JSON" help:"Answer to the question of a running call: a JSON object that matches the question's schema; - reads it from stdin. Default: the schema's default values."`
 	Pool    string `default:"default" help:"Pool of the running call, as the question named it."`
 }
 

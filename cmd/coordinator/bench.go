@@ -28,16 +28,16 @@ import (
 type benchCommand struct {
 	cli.Login
 
-	Lanes      int           `default:"64" help:"How many lanes the callers use."`
-	Callers    int           `default:"256" help:"How many callers there are; each has one call under way."`
-	Calls      int           `default:"100000" help:"How many calls are made in all."`
+	Lanes      int           `default:"64" help:"Number of lanes."`
+	Callers    int           `default:"256" help:"Number of callers; each has one call in flight."`
+	Calls      int           `default:"100000" help:"Total number of calls."`
 	Waiting    int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, beside calls of another lane."`
-	Rate       int           `default:"0" help:"How many calls are begun a second at most; 0 is as many as go."`
-	Work       time.Duration `default:"0s" help:"How long each call runs, as in 5ms."`
-	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls that run so long."`
-	Workers    int           `default:"1" help:"How many workers serve."`
-	Slots      int           `default:"64" help:"How many calls each worker runs at once."`
-	Sign       bool          `help:"Have calls signed, and workers run signed ones only."`
+	Rate       int           `default:"0" help:"Maximum number of calls started per second; 0 means unlimited."`
+	Work       time.Duration `default:"0s" help:"Duration of each call, such as 5ms."`
+	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls of this duration."`
+	Workers    int           `default:"1" help:"Number of workers."`
+	Slots      int           `default:"64" help:"Concurrent calls per worker."`
+	Sign       bool          `help:"Sign calls; workers then run only signed calls."`
 	Payload    int           `default:"0" help:"Bytes that each call carries."`
 	Exec       string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
 	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`

@@ -22,7 +22,7 @@ type bodiesCommand struct {
 
 	Move struct {
 		To string `arg:"" help:"s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or nats: for the fleet's own servers."`
-	} `cmd:"" help:"Move the contents of workspaces to another place. No worker may run, and nobody may use the fleet meanwhile. What was copied stays where it was, too."`
+	} `cmd:"" help:"Move workspace contents to another store. No worker may run, and the fleet must be idle meanwhile. The originals are not deleted."`
 }
 
 // inServers are the fleet's own servers as a place of bodies.

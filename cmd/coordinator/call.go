@@ -24,10 +24,10 @@ import (
 type callCommand struct {
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
-	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: as of run."`
-	Session   string        `placeholder:"ID" help:"Session whose sandbox is used, and kept. Default: a new one, of which nothing is kept after the call."`
+	Workspace string        `placeholder:"DIR" help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
+	Session   string        `placeholder:"ID" help:"Session whose sandbox the call uses. Default: a new session, which is removed after the call."`
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
-	Timeout   time.Duration `default:"0s" help:"Longest time of the call, its wait included; 0 is no bound."`
+	Timeout   time.Duration `default:"0s" help:"Time limit of the call, including its wait; 0 means unlimited."`
 
 	templateFlag
 	guardFlag

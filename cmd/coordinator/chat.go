@@ -21,7 +21,7 @@ import (
 type chatCommand struct {
 	runCommand
 
-	Continue bool `help:"Go on with the last conversation that was had in this directory."`
+	Continue bool `help:"Continue the last conversation of this directory."`
 }
 
 // readPrompt reads the prompt from standard input where that is asked for, or is all there is.

@@ -32,8 +32,8 @@ type fleetFlags struct {
 	cli.Pools
 	cli.Signing
 	Fleet    string      `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Data     string      `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: below ~/.local/state/toolfleet one of the session, or of serve; of a call without --session a temporary one."`
-	Replicas int         `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
+	Data     string      `placeholder:"DIR" help:"Data directory of the embedded server and worker. Default: one per session (or for serve) below ~/.local/state/toolfleet; for a call without --session a temporary one."`
+	Replicas int         `default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
 	Keep     cli.Keep    `embed:"" prefix:"keep-"`
 	Results  cli.Results `embed:"" prefix:"result-"`
 }
@@ -43,7 +43,7 @@ type workerFlags struct {
 	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
 	McpEnv  []string          `placeholder:"NAME" help:"Variables of this process that MCP servers may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
-	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
+	Slots   int               `default:"8" help:"Concurrent calls of the embedded worker."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`
 
 	cli.Network

@@ -24,10 +24,10 @@ import (
 
 // hostFlags say what the embedded worker's sandboxes see of the host.
 type hostFlags struct {
-	Toolchains string   `default:"auto" placeholder:"auto|none|NAME,..." help:"Toolchains of your PATH that the embedded worker's sandboxes see, read-only: auto is all that are found (coordinator doctor lists them)."`
-	Mount      []string `sep:"none" placeholder:"HOST[:INSIDE][:ro|rw]" help:"Further directory or file that the embedded worker's sandboxes see, at the same path unless INSIDE is given; read-only unless rw is. May be given several times."`
-	Cache      string   `default:"auto" placeholder:"auto|none|NAME" help:"Cache of modules and builds that the embedded worker's sandboxes keep from one session to the next: auto is one of the workspace's own, NAME one that workspaces share."`
-	CacheSize  cli.Size `default:"10G" placeholder:"SIZE" help:"How much all your caches may take up; the least recently used goes. 0 is no bound."`
+	Toolchains string   `default:"auto" placeholder:"auto|none|NAME,..." help:"Toolchains of your PATH to mount read-only into the embedded worker's sandboxes: auto mounts all that are found (coordinator doctor lists them)."`
+	Mount      []string `sep:"none" placeholder:"HOST[:INSIDE][:ro|rw]" help:"Further directory or file to mount into the embedded worker's sandboxes, at the same path unless INSIDE is given, read-only unless rw is given. May be given several times."`
+	Cache      string   `default:"auto" placeholder:"auto|none|NAME" help:"Cache of modules and builds that sandboxes of the embedded worker keep between sessions: auto is a cache for this workspace, NAME a cache that workspaces share."`
+	CacheSize  cli.Size `default:"10G" placeholder:"SIZE" help:"Maximum size of all caches; the least recently used cache is removed first. 0 means unlimited."`
 
 	accessFlags
 }

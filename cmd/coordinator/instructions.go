@@ -16,7 +16,7 @@ import (
 // instructionFlags say what a model is told before all else.
 type instructionFlags struct {
 	System                string `placeholder:"FILE" help:"File with the system prompt, of up to 256 KiB. Default: that of the session, else a general one."`
-	NoProjectInstructions bool   `help:"Leave AGENTS.md and CLAUDE.md of the workspace out of the instructions."`
+	NoProjectInstructions bool   `help:"Ignore AGENTS.md and CLAUDE.md of the workspace."`
 }
 
 // Bounds of instructions, in bytes.

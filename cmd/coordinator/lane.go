@@ -21,25 +21,25 @@ type laneCommand struct {
 
 	Pool    string        `default:"default" help:"Pool that the lane's calls are for."`
 	JSON    bool          `name:"json" help:"Print JSON."`
-	Timeout time.Duration `default:"30s" help:"How long it may take."`
+	Timeout time.Duration `default:"30s" help:"Time limit of the command."`
 
 	Ls struct {
-		Limit int `default:"100" help:"Most lanes to print."`
-	} `cmd:"" help:"List the lanes that have something, the one with the oldest call first."`
+		Limit int `default:"100" help:"Maximum number of lanes to print."`
+	} `cmd:"" help:"List lanes with waiting or running calls, the lane with the oldest call first."`
 	Show struct {
 		laneArg
 
-		Limit int `default:"256" help:"Most calls to print."`
+		Limit int `default:"256" help:"Maximum number of calls to print."`
 	} `cmd:"" help:"Show a lane's calls in their order."`
-	Pause  laneArg `cmd:"" help:"Start none of a lane's calls until it is resumed; what runs goes on."`
+	Pause  laneArg `cmd:"" help:"Pause a lane: running calls continue, waiting calls do not start until it is resumed."`
 	Resume laneArg `cmd:"" help:"End a pause."`
-	Wake   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none; a worker does so by itself within a second or two."`
+	Wake   laneArg `cmd:"" help:"Publish a missing ready message of a lane. Workers do this themselves within a second or two."`
 	Skip   struct {
 		laneArg
 
 		Call string `arg:"" help:"Id of the call."`
 	} `cmd:"" help:"Cancel one call of a lane, whether it waits or runs."`
-	Kill laneArg `cmd:"" help:"Cancel what runs in a lane now."`
+	Kill laneArg `cmd:"" help:"Cancel the running calls of a lane."`
 }
 
 // laneArg is the lane that most verbs are about.

@@ -23,18 +23,18 @@ type grammar struct {
 	Chat     chatCommand     `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
 	Call     callCommand     `cmd:"" help:"Call one tool without a model and print its result as JSON."`
 	Serve    serveCommand    `cmd:"" help:"Run sessions for others until stopped."`
-	Submit   submitCommand   `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
+	Submit   submitCommand   `cmd:"" help:"Send a prompt to a serving coordinator, and follow the session."`
 	Mcp      mcpCommand      `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
-	Approve  approveCommand  `cmd:"" help:"Answer the question whether a tool call may be made; approve ls lists those that wait."`
-	Tools    toolsCommand    `cmd:"" help:"Print the tool schemas as the model gets them."`
+	Approve  approveCommand  `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
+	Tools    toolsCommand    `cmd:"" help:"Print the tool schemas that the model receives."`
 	Login    loginCommand    `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
-	Bench    benchCommand    `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
-	Workers  workersCommand  `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
-	Lane     laneCommand     `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, wake, skip, kill."`
-	Session  sessionCommand  `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
-	Template templateCommand `cmd:"" help:"What the workspaces of new sessions begin with: create, ls, rm."`
-	Bodies   bodiesCommand   `cmd:"" help:"Where the contents of workspaces are: move."`
-	Doctor   doctorCommand   `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
+	Bench    benchCommand    `cmd:"" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
+	Workers  workersCommand  `cmd:"" help:"List the workers of a fleet and their capabilities."`
+	Lane     laneCommand     `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
+	Session  sessionCommand  `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
+	Template templateCommand `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
+	Bodies   bodiesCommand   `cmd:"" help:"Storage of workspace contents: move."`
+	Doctor   doctorCommand   `cmd:"" help:"Test the sandboxes of this host, and say how to fix what is missing."`
 	Info     versionCommand  `cmd:"" name:"version" help:"Print the version."`
 	Ping     pingCommand     `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }

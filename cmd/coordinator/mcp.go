@@ -23,9 +23,9 @@ import (
 )
 
 type mcpCommand struct {
-	Workspace string   `placeholder:"DIR" help:"Directory to work on, for every client. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back at the end. Default: as of run, but with --listen an empty one of each client."`
+	Workspace string   `placeholder:"DIR" help:"Working directory of all clients. Without --nats it is used in place. With --nats clients work on a copy, and changes are copied back at the end. Default: as for run, but with --listen an empty workspace per client."`
 	WholeHome bool     `help:"Allow --workspace to be the root directory or the home directory."`
-	Session   string   `placeholder:"ID" help:"Session whose sandbox every client uses. Default: with --workspace or on stdio a new one, else one of each client."`
+	Session   string   `placeholder:"ID" help:"Session whose sandbox all clients use. Default: with --workspace or on stdio a new session, else one session per client."`
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
 	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
@@ -50,8 +50,8 @@ type httpFlags struct {
 
 // taskFlag is about calls that take long.
 type taskFlag struct {
-	McpTaskAfter time.Duration `default:"10s" help:"Time after which a call goes on as a task, for clients of the Model Context Protocol that know tasks; 0 is at once."`
-	McpPatience  time.Duration `default:"50s" help:"Time after which a call goes on and its answer says where its result will be, for clients of the Model Context Protocol that know no tasks and want no progress; 0 is never."`
+	McpTaskAfter time.Duration `default:"10s" help:"Time after which a call continues as a task, for MCP clients that support tasks; 0 means at once."`
+	McpPatience  time.Duration `default:"50s" help:"Time after which the client gets an answer that says where the result will be, while the call continues; for MCP clients without tasks and progress. 0 means never."`
 }
 
 // check refuses times that there are not.

@@ -16,7 +16,7 @@ import (
 type pingCommand struct {
 	existingFleet
 
-	Timeout time.Duration `default:"5s" help:"How long the answer may take."`
+	Timeout time.Duration `default:"5s" help:"Time limit for the answer."`
 }
 
 func (c *pingCommand) run(ctx context.Context, p program) error {

@@ -14,12 +14,12 @@ import (
 
 // policyFlags say which tool calls may be made.
 type policyFlags struct {
-	Policy    string   `placeholder:"FILE" narrows:"" help:"Policy for tool calls, YAML or JSON, see docs/policy.md; the flags below bind beside it."`
-	AllowTool []string `placeholder:"TOOL" narrows:"" help:"Tools that may be called, no others; * stands for any letters, @execute, @write and @read for all tools that do so. May be given several times."`
-	DenyTool  []string `placeholder:"TOOL" narrows:"" help:"Tools that may not be called; @execute is every tool that runs programs. May be given several times."`
-	AskFor    []string `placeholder:"TOOL" narrows:"" help:"Tools whose calls a person is asked about, or @execute, @write, @read. May be given several times."`
-	MaxCalls  int      `default:"0" help:"Tool calls of the session at most, refused ones not counted; 0 is no bound."`
-	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Least sandbox level of a worker that may run a call: none, paths, full or kernel. Default: with --nats paths for commands and files, so that workers without isolation take them only if you say none; without, what --sandbox gives."`
+	Policy    string   `placeholder:"FILE" narrows:"" help:"Policy for tool calls, YAML or JSON, see docs/policy.md. The flags below apply in addition."`
+	AllowTool []string `placeholder:"TOOL" narrows:"" help:"Allow only these tools. * matches any text; @execute, @write and @read match all tools of that class. May be given several times."`
+	DenyTool  []string `placeholder:"TOOL" narrows:"" help:"Forbid these tools; @execute matches every tool that runs programs. May be given several times."`
+	AskFor    []string `placeholder:"TOOL" narrows:"" help:"Tools whose calls a person must approve, or @execute, @write, @read. May be given several times."`
+	MaxCalls  int      `default:"0" help:"Maximum number of tool calls of the session, without refused ones; 0 means unlimited."`
+	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Minimum sandbox level for calls: none, paths, full or kernel. Default: with --nats paths for commands and files, so workers without isolation run them only with none; without --nats the level of --sandbox."`
 }
 
 // policies returns what the flags say, without policies that allow everything.

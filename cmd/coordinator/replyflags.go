@@ -8,9 +8,9 @@ import (
 // replyFlags tune a model's replies. Those of serve are for turns that say nothing, and its
 // --max-output bounds that of turns.
 type replyFlags struct {
-	Temperature *float64 `placeholder:"T" help:"How freely the model chooses its words, 0 to 2. Default: what its server takes."`
-	Reasoning   string   `placeholder:"EFFORT" help:"How much the model thinks before it replies: none, minimal, low, medium, high, xhigh or max; each model knows some of them. Default: what its server takes."`
-	MaxOutput   int64    `default:"0" placeholder:"N" help:"Output tokens of a reply at most, those of its reasoning included; 0 leaves it to the server."`
+	Temperature *float64 `placeholder:"T" help:"Sampling temperature, 0 to 2. Default: the server's."`
+	Reasoning   string   `placeholder:"EFFORT" help:"Reasoning effort: none, minimal, low, medium, high, xhigh or max; each model supports some of them. Default: the server's."`
+	MaxOutput   int64    `default:"0" placeholder:"N" help:"Maximum output tokens of a reply, including reasoning; 0 means the server's default."`
 }
 
 // settings checks the flags.

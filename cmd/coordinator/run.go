@@ -20,14 +20,14 @@ import (
 
 // turnFlags describe a turn; run and submit have them both.
 type turnFlags struct {
-	Prompt    string        `arg:"" optional:"" help:"What the agent is asked; - reads it from stdin, as does none when that is a pipe or file."`
-	Session   string        `placeholder:"ID" help:"Session to go on with: its id, the beginning of one (4 characters or more), or last for the one that changed last. Another name begins a session with that id. Default: a new session."`
-	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: where the session worked before, or without --nats the current directory, unless that has your home directory; else an empty workspace."`
-	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours. On a terminal run and chat ask instead."`
+	Prompt    string        `arg:"" optional:"" help:"The prompt. Without it, or with -, the prompt is read from stdin if that is a pipe or a file."`
+	Session   string        `placeholder:"ID" help:"Session to continue: its id, the beginning of its id (4 characters or more), or last for the most recent one. Any other name starts a session with that id. Default: a new session."`
+	Workspace string        `placeholder:"DIR" help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: the directory where the session worked before; for a new session without --nats the current directory, unless it contains your home directory; else an empty workspace."`
+	WholeHome bool          `help:"Allow the root or home directory as the workspace, where the session could change every file you own. On a terminal, run and chat ask instead."`
 	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
-	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
-	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
-	Timeout   time.Duration `default:"0s" help:"Longest time of the session, as in 90s or 10m; 0 is no bound."`
+	MaxSteps  int           `default:"64" help:"Maximum number of model requests."`
+	MaxTokens int64         `default:"0" help:"Token limit, input plus output; 0 means unlimited."`
+	Timeout   time.Duration `default:"0s" help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
 
 	templateFlag
 	viewFlags
@@ -56,7 +56,7 @@ type runCommand struct {
 
 // guardFlag says how careful a session's tools are.
 type guardFlag struct {
-	Guard string `default:"none" enum:"none,changed,read" help:"What the session must know of a file before it may change it: changed refuses when the file is not as it last read or wrote it, read also when it never did."`
+	Guard string `default:"none" enum:"none,changed,read" help:"Check before a file is changed: changed refuses if the file changed since the session last read or wrote it; read refuses also if the session never read it."`
 }
 
 // guard is the flag in words of the wire: kong allows no others.

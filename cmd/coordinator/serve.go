@@ -29,17 +29,17 @@ import (
 )
 
 type serveCommand struct {
-	Model     []string      `placeholder:"M" sep:"none" help:"Model that turns may ask for: openai:NAME or script:FILE. The first is the default; may be given several times. Required."`
+	Model     []string      `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME or script:FILE. The first one is the default. May be given several times. Required."`
 	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
-	Sessions  int           `default:"64" help:"How many turns run at once."`
-	MaxSteps  int           `default:"64" help:"How often a model is asked in a turn at most."`
-	MaxTokens int64         `default:"0" help:"Input and output tokens of a turn at most; 0 is no bound."`
-	Lease     time.Duration `default:"0s" help:"Length of leases on sessions of a new fleet; 0 takes what the fleet has, or 10s."`
-	Pools     []string      `placeholder:"POOL" help:"Pools to make where they are missing, separated by commas, for workers whose NATS user may not (deploy/nats)."`
+	Sessions  int           `default:"64" help:"Concurrent turns."`
+	MaxSteps  int           `default:"64" help:"Maximum number of model requests per turn."`
+	MaxTokens int64         `default:"0" help:"Token limit per turn, input plus output; 0 means unlimited."`
+	Lease     time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
+	Pools     []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
 	Mcp       string        `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
 	Toolset   []string      `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
-	Bodies    string        `placeholder:"URL" help:"Where a new fleet keeps the contents of workspaces: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
-	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
+	Bodies    string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
+	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
 
 	fleetFlags
 	replyFlags

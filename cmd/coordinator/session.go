@@ -24,40 +24,40 @@ type sessionCommand struct {
 	Fleet   string        `default:"tf" help:"Name of the fleet."`
 	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
 	JSON    bool          `name:"json" help:"Print JSON."`
-	Timeout time.Duration `default:"60s" help:"How long it may take; attach has no bound."`
+	Timeout time.Duration `default:"60s" help:"Time limit of the command; attach has none."`
 
 	Ls struct {
-		Limit int           `default:"100" help:"Most sessions to print."`
+		Limit int           `default:"100" help:"Maximum number of sessions to print."`
 		State string        `placeholder:"STATE" help:"Only sessions in this state, such as waits_for_approval or failed."`
-		Since time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 is all."`
-	} `cmd:"" help:"List sessions, the one that changed last first."`
+		Since time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 means all."`
+	} `cmd:"" help:"List sessions, most recently changed first."`
 	Show struct {
-		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
+		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Show a session with its turns."`
 	Log struct {
-		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
+		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Print a session as run shows it: what was asked, said and done."`
 	Export struct {
-		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
+		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Print a session's journal, each event as a line of JSON."`
-	Files   sessionFiles   `cmd:"" help:"List the files of a session's workspace, or print one, also as it was after a call. No worker is asked."`
-	Diff    sessionDiff    `cmd:"" help:"List the calls that changed a session's workspace, or show what one changed. No worker is asked."`
-	Pull    sessionPull    `cmd:"" help:"Bring a session's workspace, or what changed of it, into a directory, also as it was after a call."`
-	Restore sessionRestore `cmd:"" help:"Make a session's workspace what it was after a call. What came later stays in its history."`
-	Fork    sessionFork    `cmd:"" help:"Begin a session with the workspace and the conversation that another one had after a call, and print its id. No content is copied."`
+	Files   sessionFiles   `cmd:"" help:"List the files of a session's workspace, or print one, now or as it was after a call. Needs no worker."`
+	Diff    sessionDiff    `cmd:"" help:"List the calls that changed a session's workspace, or show the changes of one. Needs no worker."`
+	Pull    sessionPull    `cmd:"" help:"Copy a session's workspace, or its changes, into a directory, now or as it was after a call."`
+	Restore sessionRestore `cmd:"" help:"Restore a session's workspace to its state after a call. Later states stay in its history."`
+	Fork    sessionFork    `cmd:"" help:"Start a session with the workspace and conversation of another one after a call, and print its id. Contents are shared, not copied."`
 	Cancel  struct {
-		ID string `arg:"" help:"Id of the session, or its beginning, or last."`
-	} `cmd:"" help:"End a session's turns that run or wait, with the calls that run for them."`
+		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	} `cmd:"" help:"Cancel a session's running and waiting turns, with their calls."`
 	Attach struct {
-		ID    string `arg:"" help:"Id of the session, or its beginning, or last."`
-		Plain bool   `help:"Show progress in words and every line once, as for a screen reader."`
-	} `cmd:"" help:"Follow the turn that a serving coordinator runs, as submit does; leaving it stops nothing."`
-	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and kept outputs. Done again it completes what was cut short."`
+		ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+		Plain bool   `help:"Plain output for screen readers: progress in words, every line once."`
+	} `cmd:"" help:"Follow a running turn of a fleet, as submit does. Detaching stops nothing."`
+	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and stored outputs. Run it again if it was interrupted."`
 }
 
 type sessionRemove struct {
-	Force bool   `help:"Remove it while a turn is open too; in a fleet its calls are cancelled."`
-	ID    string `arg:"" help:"Id of the session, or its beginning, or last."`
+	Force bool   `help:"Remove the session even if a turn is open; in a fleet its calls are cancelled."`
+	ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 }
 
 // sessionVerb is one of the subcommands.

@@ -26,14 +26,14 @@ import (
 )
 
 type sessionFiles struct {
-	ID   string `arg:"" help:"Id of the session, or its beginning, or last."`
-	Path string `arg:"" optional:"" help:"File of the workspace to print; without it the files are listed."`
-	At   string `placeholder:"CALL" help:"As it was after a call; without it as it is now."`
+	ID   string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	Path string `arg:"" optional:"" help:"File of the workspace to print. Default: list the files."`
+	At   string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state."`
 }
 
 type sessionDiff struct {
-	ID   string `arg:"" help:"Id of the session, or its beginning, or last."`
-	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown; without it the calls that changed something are listed."`
+	ID   string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown. Default: list the calls that changed something."`
 }
 
 // maxShown is the most of one file that is printed or compared.

@@ -18,11 +18,11 @@ import (
 )
 
 type sessionPull struct {
-	ID  string `arg:"" help:"Id of the session, or its beginning, or last."`
-	Dir string `arg:"" help:"Directory that gets the workspace; it is made if it is missing. One that has something gets what the session changed, and keeps what was changed on both sides."`
-	At  string `placeholder:"CALL" help:"As it was after a call; without it as it is now. With workers that keep checkpoints no worker is asked."`
+	ID  string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	Dir string `arg:"" help:"Target directory, created if missing. A directory with files gets only the session's changes; files changed on both sides are kept."`
+	At  string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state. Needs no worker if workers keep checkpoints."`
 
-	IncludeIgnored bool `help:"Bring also what .gitignore files of DIR exclude."`
+	IncludeIgnored bool `help:"Copy also files that .gitignore files of DIR exclude."`
 }
 
 // pulled is what a pull prints with --json.

@@ -15,12 +15,12 @@ import (
 
 type sessionRestore struct {
 	ID string `arg:"" help:"Id of the session, in which nothing runs."`
-	At string `required:"" placeholder:"CALL" help:"The call whose state comes back; session diff ID lists those that changed something."`
+	At string `required:"" placeholder:"CALL" help:"Call whose state is restored; session diff ID lists the calls that changed something."`
 }
 
 type sessionFork struct {
-	ID string `arg:"" help:"Id of the session, or its beginning, or last."`
-	At string `placeholder:"CALL" help:"Call up to which the new session is the same; without it as it is now."`
+	ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	At string `placeholder:"CALL" help:"Last call that the new session shares. Default: all calls."`
 }
 
 // parseAt reads the id of a call; "" is none.

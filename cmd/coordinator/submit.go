@@ -23,7 +23,7 @@ import (
 type submitCommand struct {
 	existingFleet
 
-	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: that of the coordinator that takes the turn."`
+	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
 
 	turnFlags

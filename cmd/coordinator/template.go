@@ -20,12 +20,12 @@ type templateCommand struct {
 	existingFleet
 
 	JSON    bool          `name:"json" help:"Print JSON."`
-	Timeout time.Duration `default:"10m" help:"How long it may take."`
+	Timeout time.Duration `default:"10m" help:"Time limit of the command."`
 
 	Create struct {
 		Name string `arg:"" help:"Name of the template: lower case letters, digits, - and _."`
 		From string `arg:"" name:"dir|session" help:"Directory of this machine, or else the id of a session."`
-	} `cmd:"" help:"Keep a directory, or the workspace of a session, with the fleet, for sessions to begin with."`
+	} `cmd:"" help:"Store a directory, or a session's workspace, as a template for new sessions."`
 	Ls struct{} `cmd:"" help:"List templates."`
 	Rm struct {
 		Name string `arg:"" help:"Name of the template."`
@@ -118,7 +118,7 @@ func (c *templateCommand) remove(ctx context.Context, _ program, store *workspac
 
 // templateFlag says what a new workspace begins with.
 type templateFlag struct {
-	Template string `placeholder:"NAME" help:"Template that a new session's workspace begins with (template create); with --nats. A session that has a workspace keeps it."`
+	Template string `placeholder:"NAME" help:"Template for the workspace of a new session (template create); with --nats. A session that has a workspace keeps it."`
 }
 
 // check finds what does not go together.

@@ -24,7 +24,7 @@ import (
 // folderFlag names the folder of the user's own tools.
 type folderFlag struct {
 	Tools     string `placeholder:"DIR" help:"Folder of manifests of your own tools and MCP servers, see docs/tools-of-your-own.md; workers need it as well."`
-	McpConfig string `placeholder:"FILE" help:"MCP servers whose tools the model has, too, as agents name them in mcp.json: they run in the session's sandbox."`
+	McpConfig string `placeholder:"FILE" help:"File of MCP servers whose tools the model gets, in the mcp.json format of agents. They run in the session's sandbox."`
 }
 
 // openFolder returns the folder; nil when none is named.

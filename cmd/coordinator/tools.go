@@ -20,7 +20,7 @@ type toolsCommand struct {
 	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
 
 	// MCP servers run in a fleet to be asked.
-	Workspace string `placeholder:"DIR" help:"Directory that MCP servers are asked in, without --nats. Default: an empty one."`
+	Workspace string `placeholder:"DIR" help:"Directory in which MCP servers are started to list their tools, without --nats. Default: an empty one."`
 	fleetFlags
 	workerFlags
 	hostFlags

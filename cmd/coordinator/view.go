@@ -20,9 +20,9 @@ import (
 
 // viewFlags say how a session is shown.
 type viewFlags struct {
-	JSON  bool   `name:"json" help:"Print the session's events on stdout as JSON, one a line, and nothing else."`
-	Plain bool   `help:"Show progress in words and every line once, as for a screen reader: nothing is drawn, and nothing moves."`
-	Price string `placeholder:"IN/OUT" help:"Dollars that a million input and output tokens of the model cost, as in 2.50/10: a turn then says what it cost."`
+	JSON  bool   `name:"json" help:"Print the session's events on stdout as JSON, one per line, and nothing else."`
+	Plain bool   `help:"Plain output for screen readers: progress in words, every line once, no drawing."`
+	Price string `placeholder:"IN/OUT" help:"Price of a million input and output tokens in dollars, such as 2.50/10; each turn then shows its cost."`
 
 	fleet bool // workers are elsewhere: their names matter
 }

@@ -21,9 +21,9 @@ import (
 type workersCommand struct {
 	existingFleet
 
-	Pool string        `default:"default" help:"Pool whose workers are asked."`
-	Wait time.Duration `default:"1s" help:"How long answers are waited for."`
-	JSON bool          `name:"json" help:"Print what each worker says as JSON, one a line."`
+	Pool string        `default:"default" help:"Pool of the workers."`
+	Wait time.Duration `default:"1s" help:"Time to wait for answers."`
+	JSON bool          `name:"json" help:"Print the workers as JSON, one per line."`
 }
 
 func (c *workersCommand) run(ctx context.Context, p program) error {

@@ -14,7 +14,7 @@ import (
 
 // copyFlags say what of a directory is copied to a fleet and back.
 type copyFlags struct {
-	IncludeIgnored bool `help:"With --nats, copy also what .gitignore files exclude. Files that look like secrets (.env, *.pem, id_rsa, ...) are copied only when .toolfleetignore says so, as in !.env."`
+	IncludeIgnored bool `help:"With --nats, copy also files that .gitignore files exclude. Files that look like secrets (.env, *.pem, id_rsa, ...) are copied only if .toolfleetignore includes them, such as !.env."`
 
 	everything bool // nothing is left out
 }

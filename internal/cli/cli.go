@@ -77,9 +77,9 @@ const MinLease = 500 * time.Millisecond
 
 // Common is the flags that every command has.
 type Common struct {
-	LogLevel    string           `default:"warn" enum:"debug,info,warn,error" help:"Least level of log lines on stderr: debug, info, warn or error."`
-	LogFormat   string           `default:"text" enum:"text,json" help:"Form of log lines: text or json, one object a line."`
-	PrintConfig bool             `help:"Print the settings in force as JSON, secrets redacted, and exit."`
+	LogLevel    string           `default:"warn" enum:"debug,info,warn,error" help:"Minimum level of log lines on stderr: debug, info, warn or error."`
+	LogFormat   string           `default:"text" enum:"text,json" help:"Format of log lines: text, or json with one object per line."`
+	PrintConfig bool             `help:"Print the effective settings as JSON, secrets redacted, and exit."`
 	Version     kong.VersionFlag `env:"-" help:"Print the version and exit."` // images and scripts set TOOLFLEET_VERSION for their own ends
 }
 

@@ -11,8 +11,8 @@ import (
 // Keep bounds what a fleet keeps of results that models were not shown whole, as flags. Like
 // replicas they are of what does not exist yet.
 type Keep struct {
-	Age  time.Duration `default:"0s" help:"How long the results that were cut are kept at most, in a fleet that does not exist yet; 0 is until their session is removed."`
-	Size Size          `default:"0" placeholder:"SIZE" help:"How much of them is kept in all, as in 50G, in a fleet that does not exist yet; 0 is 8G, or less where servers have less room. When it is reached, nothing more is kept."`
+	Age  time.Duration `default:"0s" help:"Retention of full outputs of shortened results, applied only when the fleet is created; 0 means until their session is removed."`
+	Size Size          `default:"0" placeholder:"SIZE" help:"Maximum total size of full outputs, such as 50G, applied only when the fleet is created; 0 means 8G, or less if servers have less room. When it is reached, no more outputs are stored."`
 }
 
 // Validate returns the fault of the flags.
@@ -25,8 +25,8 @@ func (k *Keep) Validate() error {
 
 // Results bound the stream of results, as flags.
 type Results struct {
-	Age  time.Duration `default:"0s" help:"How long results of calls are kept, 10m to 8760h, also in a fleet that exists, whose older results go at once; 0 takes what the fleet has, or 168h. A call that is sent again when its result is gone runs again."`
-	Size Size          `default:"0" placeholder:"SIZE" help:"How much of them is kept in all, as in 8G, at least 64M, also in a fleet that exists; beyond it the oldest go. 0 takes what the fleet has, or 16G, less where servers have less room."`
+	Age  time.Duration `default:"0s" help:"Retention of call results, 10m to 8760h. It also applies to an existing fleet: older results are removed at once. 0 means the fleet's setting, or 168h. A call that is sent again after its result is removed runs again."`
+	Size Size          `default:"0" placeholder:"SIZE" help:"Maximum total size of call results, such as 8G, at least 64M; the oldest are removed first. It also applies to an existing fleet. 0 means the fleet's setting, or 16G, less if servers have less room."`
 }
 
 // Validate returns every fault of the flags, as one.

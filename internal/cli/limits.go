@@ -15,14 +15,14 @@ import (
 
 // Limits are the limits of a worker's sandboxes, as flags. Calls can only tighten them.
 type Limits struct {
-	Wall      time.Duration `default:"0s" help:"Longest run of a command, whatever its call says; 0 is no limit of the worker's own."`
-	CPU       time.Duration `name:"cpu" default:"0s" help:"Processor time of one process; 0 is no limit."`
-	Memory    Size          `default:"0" placeholder:"SIZE" help:"Memory of a sandbox, as in 512M or 2G; 0 is no limit."`
-	Processes int64         `default:"0" help:"Processes and threads of a sandbox; 0 is 1024."`
-	OpenFiles int64         `default:"0" help:"Open files of one process; 0 is 4096."`
-	FileSize  Size          `default:"0" placeholder:"SIZE" help:"Size of one file that a command writes; 0 is no limit."`
-	Disk      Size          `default:"0" placeholder:"SIZE" help:"Disk space of a sandbox; 0 is no limit."`
-	Output    Size          `default:"0" placeholder:"SIZE" help:"Output of each stream in a result, 1K to 1M; all of what is more is kept beside it, and ends no command. 0 is 128K."`
+	Wall      time.Duration `default:"0s" help:"Maximum run time of a command, whatever its call allows; 0 means no limit by the worker."`
+	CPU       time.Duration `name:"cpu" default:"0s" help:"CPU time limit of one process; 0 means unlimited."`
+	Memory    Size          `default:"0" placeholder:"SIZE" help:"Memory limit of a sandbox, such as 512M or 2G; 0 means unlimited."`
+	Processes int64         `default:"0" help:"Limit of processes and threads in a sandbox; 0 means 1024."`
+	OpenFiles int64         `default:"0" help:"Limit of open files of one process; 0 means 4096."`
+	FileSize  Size          `default:"0" placeholder:"SIZE" help:"Size limit of a file that a command writes; 0 means unlimited."`
+	Disk      Size          `default:"0" placeholder:"SIZE" help:"Disk space limit of a sandbox; 0 means unlimited."`
+	Output    Size          `default:"0" placeholder:"SIZE" help:"Limit of each output stream in a result, 1K to 1M. Longer output is stored separately and ends no command. 0 means 128K."`
 }
 
 // Sandbox returns the limits, or every fault of the flags, joined.

@@ -12,14 +12,14 @@ import (
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as
 // flags.
 type Login struct {
-	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password go into the URL, best in TOOLFLEET_NATS, which others do not see."`
+	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password belong in the URL, best in TOOLFLEET_NATS, which other users cannot see."`
 	TLS   TLS    `embed:"" prefix:"tls-"`
 }
 
 // Pools says where pools are that have NATS servers or an account of their own, as flags.
 type Pools struct {
-	PoolNats  map[string]string `placeholder:"POOL=URL" mapsep:";" help:"NATS server or servers of a pool whose workers have an account of their own there, so that they reach nothing else of the fleet; several pools with ; between. Default: those of --nats."`
-	PoolCreds map[string]string `placeholder:"POOL=FILE" mapsep:";" help:"Credentials of this process there, as --creds; several pools with ; between."`
+	PoolNats  map[string]string `placeholder:"POOL=URL" mapsep:";" help:"NATS servers of a pool whose workers use a separate account and reach nothing else of the fleet; separate pools with ;. Default: --nats."`
+	PoolCreds map[string]string `placeholder:"POOL=FILE" mapsep:";" help:"Credentials of this process for --pool-nats, as --creds; separate pools with ;."`
 }
 
 // CheckPools returns the fault of the flags beside those of nats.
@@ -62,7 +62,7 @@ func (p *Pools) Servers() map[protocol.Pool]natsio.Server {
 
 // Signing is what calls are signed with, as a flag.
 type Signing struct {
-	SignKey string `placeholder:"FILE" help:"Private key (PEM, Ed25519) that calls are signed with, for workers that run signed ones only. Default: calls.key beside --creds, if it is there."`
+	SignKey string `placeholder:"FILE" help:"Private key (PEM, Ed25519) that signs calls, for workers that run only signed calls. Default: calls.key next to --creds, if it exists."`
 }
 
 // CheckKey returns the fault of the flag or its file.
@@ -78,8 +78,8 @@ func (s *Signing) CheckKey() error {
 
 // TLS is the part of [Login] for servers with certificates of an own authority.
 type TLS struct {
-	CA   string `name:"ca" placeholder:"FILE" help:"Certificates (PEM) of the authorities that NATS servers are checked against. Default: the system's. With it nothing but TLS is spoken."`
-	Cert string `placeholder:"FILE" help:"Certificate (PEM) that this process shows to NATS servers; with --tls-key."`
+	CA   string `name:"ca" placeholder:"FILE" help:"CA certificates (PEM) for NATS servers. With it only TLS is used. Default: the system's."`
+	Cert string `placeholder:"FILE" help:"Client certificate (PEM) for NATS servers; with --tls-key."`
 	Key  string `placeholder:"FILE" help:"Private key (PEM) of --tls-cert."`
 }
 

@@ -10,8 +10,8 @@ import (
 
 // Network is what a worker's sandboxes reach of the network, as flags.
 type Network struct {
-	AllowNet        string `placeholder:"HOST[:PORT],..." help:"Hosts that sandboxes reach by TCP: names, *.suffix or addresses, ports 80 and 443 unless one is given, HOST:* for every port; or sets of hosts: debian, github, go, npm, pypi; or all, the whole network. Default: none."`
-	AllowNetPrivate string `placeholder:"PREFIX,..." help:"Address ranges, as in 10.0.0.0/8, that listed hosts may be in although they are not on the public Internet."`
+	AllowNet        string `placeholder:"HOST[:PORT],..." help:"Hosts that sandboxes can reach by TCP: names, *.suffix or addresses, with ports 80 and 443 unless a port is given, HOST:* for every port; or sets of hosts: debian, github, go, npm, pypi; or all, the whole network. Default: none."`
+	AllowNetPrivate string `placeholder:"PREFIX,..." help:"Address ranges, such as 10.0.0.0/8, that listed hosts may use although they are not public."`
 }
 
 // Reachable returns what the flags say. See [Enforced] for whether it can be had.

@@ -11,7 +11,7 @@ const protectNone = "none"
 
 // Protect is which places of workspaces a worker's sandboxes keep from being changed, as a flag.
 type Protect struct {
-	Protect string `placeholder:"PATH,..." help:"Places of a workspace, relative to it, that neither commands nor tools can change or make; or none. Default: of a directory of yours what git and editors run on their own (.git/hooks, .git/config, .vscode, .idea and more), elsewhere none."`
+	Protect string `placeholder:"PATH,..." help:"Paths in the workspace that commands and tools cannot create or change; or none. Default: in a directory of yours the files that git and editors execute (.git/hooks, .git/config, .vscode, .idea and more), elsewhere none."`
 }
 
 // Places returns what the flag says: nil is the default, and empty none. See [Protects] for

@@ -23,8 +23,8 @@ import (
 // Login is the command line of a login at an MCP server.
 type Login struct {
 	Server    string `arg:"" help:"Name of the MCP server, one with a URL."`
-	McpConfig string `placeholder:"FILE" help:"MCP servers, as agents name them in mcp.json."`
-	Tools     string `placeholder:"DIR" help:"Folder of manifests, of which those of kind mcp are servers, too."`
+	McpConfig string `placeholder:"FILE" help:"File of MCP servers, in the mcp.json format of agents."`
+	Tools     string `placeholder:"DIR" help:"Folder of manifests; those of kind mcp are servers too."`
 }
 
 // loginFlags is the command line of "worker login".
@@ -32,7 +32,7 @@ type loginFlags struct {
 	cli.Common
 	Login
 
-	Data string `placeholder:"DIR" help:"That of the worker which is to be logged in. Default: ~/.local/state/toolfleet/worker."`
+	Data string `placeholder:"DIR" help:"Data directory of the worker to log in. Default: ~/.local/state/toolfleet/worker."`
 }
 
 // logIn is "worker login".
