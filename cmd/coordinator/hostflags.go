@@ -129,8 +129,8 @@ func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, 
 	return h, nil
 }
 
-// addRepository has sandboxes see the repository of a linked worktree or a submodule, or a notice say
-// why git does not work there.
+// addRepository mounts the repository of a linked worktree or a submodule. If it cannot, a notice
+// says why git does not work there.
 func (h *hostView) addRepository(ctx context.Context, limits hostenv.Limits, outside *gitguard.Outside) {
 	if slices.ContainsFunc(h.asked, func(m sandbox.Mount) bool { return m.Host == outside.Common || m.Host == outside.Dir }) {
 		return // a person knows better

@@ -20,9 +20,9 @@ type Outside struct {
 	// Dir is where a person would use the repository: the main worktree of a linked one, the
 	// repository around a submodule or a subdirectory.
 	Dir string
-	// GitDir and Common are, where NamesBack is set, the directory's own part of the repository and
-	// the part that it shares with other worktrees; a submodule shares nothing, so they are the same.
-	// Named is how its file .git names GitDir.
+	// GitDir and Common are set if NamesBack is. GitDir is the directory's own part of the
+	// repository. Common is the part that it shares with other worktrees; a submodule shares
+	// nothing, so they are the same. Named is how its file .git names GitDir.
 	GitDir, Common, Named string
 
 	kind string // "" for a file .git that is of neither kind
@@ -114,9 +114,9 @@ func submodule(ctx context.Context, dir, named, gitDir string) *Outside {
 	return o
 }
 
-// standsForNone is the content of a file commondir that keeps commands from making one. It says what
-// git finds without it, and in the sandbox keeps git from looking for core.worktree, which is
-// the host's path. It is not that of [Protected], so who removes that leaves this.
+// standsForNone is the content of a file commondir that keeps commands from making one. It names
+// what git finds without the file. In the sandbox it keeps git from using core.worktree, which is a
+// path of the host. [Protected] writes another content, so removing that leaves this file.
 const standsForNone = "./\n"
 
 // Reserve returns the places of GitDir that commands must not change, and makes those that are

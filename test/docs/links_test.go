@@ -89,8 +89,8 @@ func hasAnchor(text []byte, anchor string) bool {
 	return false
 }
 
-// TestDocs_BeginWithTheReader checks that the README can be read in three minutes, and that each page
-// begins with what its reader does, not with a promise of what the page teaches.
+// TestDocs_BeginWithTheReader checks that the README can be read in three minutes. Each page begins
+// with what its reader does, not with a promise of what the page teaches.
 func TestDocs_BeginWithTheReader(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")

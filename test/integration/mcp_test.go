@@ -139,7 +139,7 @@ func TestMcp_OnlyWithItsToken(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	require.Equal(t, "hi\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: mcpURL(t, p)}), "echo hi"))
 
-	dir, err := os.MkdirTemp("", "s") // a path of a socket is short
+	dir, err := os.MkdirTemp("", "s") //nolint:usetesting // a path of a socket is short
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	socket := filepath.Join(dir, "mcp.sock")

@@ -40,7 +40,7 @@ const (
 	patience = time.Minute
 	// answerWait is how long a test waits for the answer to one question, for the same reason.
 	answerWait = time.Minute
-	// deafWait is how long a new connection by a link waits for the server, which a deaf link loses.
+	// deafWait is how long a new connection waits for the server behind a deaf link.
 	deafWait = 5 * time.Second
 )
 

@@ -37,8 +37,8 @@ func badPlace(pattern string, fault *syntax.Error) (int, string) {
 	}
 }
 
-// canMatch returns an error for a pattern that can match no line: one that needs a line end, because
-// lines are searched one by one, or one that needs text after the end of a line.
+// canMatch returns an error for a pattern that can match no line. Such a pattern needs a line end
+// (lines are searched one by one), or text after the end of a line.
 func canMatch(pattern string) error {
 	parsed, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
