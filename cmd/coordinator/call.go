@@ -29,15 +29,15 @@ type callCommand struct {
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" help:"Time limit of the call, including its wait; 0 means unlimited."`
 
-	templateFlag
-	guardFlag
-	copyFlags
-	cli.Protect
-	folderFlag
-	policyFlags
-	fleetFlags
-	workerFlags
-	hostFlags
+	templateFlag `group:"Workspace:"`
+	guardFlag    `group:"Policy:"`
+	copyFlags    `group:"Workspace:"`
+	cli.Protect  `group:"Workspace:"`
+	folderFlag   `group:"Tools:"`
+	policyFlags  `group:"Policy:"`
+	fleetFlags   `group:"Fleet:"`
+	workerFlags  `group:"Sandbox:"`
+	hostFlags    `group:"Host:"`
 
 	asks *prompt // the person at this terminal; nil until somebody may be asked
 }

@@ -29,16 +29,16 @@ type mcpCommand struct {
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
 	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
-	httpFlags
-	taskFlag
-	guardFlag
-	copyFlags
-	cli.Protect
-	folderFlag
-	policyFlags
-	fleetFlags
-	workerFlags
-	hostFlags
+	httpFlags   `group:"MCP over HTTP:"`
+	taskFlag    `group:"MCP over HTTP:"`
+	guardFlag   `group:"Policy:"`
+	copyFlags   `group:"Workspace:"`
+	cli.Protect `group:"Workspace:"`
+	folderFlag  `group:"Tools:"`
+	policyFlags `group:"Policy:"`
+	fleetFlags  `group:"Fleet:"`
+	workerFlags `group:"Sandbox:"`
+	hostFlags   `group:"Host:"`
 }
 
 // httpFlags are about clients of the Model Context Protocol over HTTP.

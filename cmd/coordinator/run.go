@@ -29,13 +29,13 @@ type turnFlags struct {
 	MaxTokens int64         `default:"0" help:"Token limit, input plus output; 0 means unlimited."`
 	Timeout   time.Duration `default:"0s" help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
 
-	templateFlag
-	viewFlags
-	guardFlag
-	replyFlags
-	instructionFlags
-	copyFlags
-	cli.Protect
+	templateFlag     `group:"Workspace:"`
+	viewFlags        `group:"Output:"`
+	guardFlag        `group:"Policy:"`
+	replyFlags       `group:"Model:"`
+	instructionFlags `group:"Model:"`
+	copyFlags        `group:"Workspace:"`
+	cli.Protect      `group:"Workspace:"`
 
 	talks   bool                       // the prompt is asked for
 	confirm func(question string) bool // asks the person at the terminal; nil without one
@@ -45,11 +45,11 @@ type runCommand struct {
 	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE. Required."`
 
 	turnFlags
-	folderFlag
-	policyFlags
-	fleetFlags
-	workerFlags
-	hostFlags
+	folderFlag  `group:"Tools:"`
+	policyFlags `group:"Policy:"`
+	fleetFlags  `group:"Fleet:"`
+	workerFlags `group:"Sandbox:"`
+	hostFlags   `group:"Host:"`
 
 	asks *prompt // the person at this terminal; nil until somebody is asked
 }

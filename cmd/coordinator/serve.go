@@ -41,12 +41,12 @@ type serveCommand struct {
 	Bodies    string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
 	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
 
-	fleetFlags
-	replyFlags
-	folderFlag
-	policyFlags
-	httpFlags
-	taskFlag
+	fleetFlags  `group:"Fleet:"`
+	replyFlags  `group:"Model:"`
+	folderFlag  `group:"Tools:"`
+	policyFlags `group:"Policy:"`
+	httpFlags   `group:"MCP over HTTP:"`
+	taskFlag    `group:"MCP over HTTP:"`
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {

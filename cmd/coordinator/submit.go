@@ -21,13 +21,13 @@ import (
 )
 
 type submitCommand struct {
-	existingFleet
+	existingFleet `group:"Fleet:"`
 
 	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
 
 	turnFlags
-	policyFlags
+	policyFlags `group:"Policy:"`
 }
 
 func (c *submitCommand) run(ctx context.Context, p program) (err error) {

@@ -14,16 +14,16 @@ import (
 )
 
 type toolsCommand struct {
-	folderFlag
+	folderFlag `group:"Tools:"`
 
 	Toolset []string `default:"core" help:"Toolsets to print, separated by commas."`
 	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
 
 	// MCP servers run in a fleet to be asked.
-	Workspace string `placeholder:"DIR" help:"Directory in which MCP servers are started to list their tools, without --nats. Default: an empty one."`
-	fleetFlags
-	workerFlags
-	hostFlags
+	Workspace   string `placeholder:"DIR" help:"Directory in which MCP servers are started to list their tools, without --nats. Default: an empty one."`
+	fleetFlags  `group:"Fleet:"`
+	workerFlags `group:"Sandbox:"`
+	hostFlags   `group:"Host:"`
 }
 
 func (c *toolsCommand) run(ctx context.Context, p program) error {

@@ -36,43 +36,43 @@ import (
 type flags struct {
 	cli.Common
 
-	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
-	cli.Login
-	CallKeys string `placeholder:"FILE" help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
+	Nats      string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
+	cli.Login `group:"Fleet:"`
+	CallKeys  string `group:"Fleet:" placeholder:"FILE" help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
 
-	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Pool  string `default:"default" help:"Pool whose calls the worker runs."`
+	Fleet string `group:"Fleet:" default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Pool  string `group:"Fleet:" default:"default" help:"Pool whose calls the worker runs."`
 	Slots int    `default:"4" help:"Concurrent calls."`
 	Name  string `placeholder:"NAME" help:"Name of this worker, shown wherever workers are: up to 32 letters, digits, '-' and '_'. Its id is the name and a random suffix. Default: the host's name."`
 
-	Sandbox  string            `placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
-	MinLevel string            `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
-	Env      map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
-	Data     string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
+	Sandbox  string            `group:"Sandbox:" placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
+	MinLevel string            `group:"Sandbox:" default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
+	Env      map[string]string `group:"Sandbox:" mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
+	Data     string            `group:"Workspaces:" placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 
-	DataCache  cli.Size  `default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
-	WarmMemory *cli.Size `placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container."`
-	Durability string    `default:"checkpoint" enum:"checkpoint,local,none" placeholder:"KIND" help:"Durability of workspaces: checkpoint (stored with the fleet; any worker can continue), local (only in --data; calls wait for a worker with that directory) or none (only in --data; another worker starts with an empty workspace)."`
+	DataCache  cli.Size  `group:"Workspaces:" default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
+	WarmMemory *cli.Size `group:"Sandbox:" placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container."`
+	Durability string    `group:"Workspaces:" default:"checkpoint" enum:"checkpoint,local,none" placeholder:"KIND" help:"Durability of workspaces: checkpoint (stored with the fleet; any worker can continue), local (only in --data; calls wait for a worker with that directory) or none (only in --data; another worker starts with an empty workspace)."`
 
 	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
-	Bodies string   `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
+	Bodies string   `group:"Workspaces:" placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
 
 	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
-	SandboxCheck bool `help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
-	JSON         bool `name:"json" help:"Print the result of --sandbox-check as JSON."`
+	SandboxCheck bool `group:"Sandbox:" help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
+	JSON         bool `group:"Sandbox:" name:"json" help:"Print the result of --sandbox-check as JSON."`
 
-	cli.Network
-	cli.Protect
+	cli.Network `group:"Sandbox:"`
+	cli.Protect `group:"Workspaces:"`
 
-	Limits     cli.Limits    `embed:"" prefix:"limit-"`
+	Limits     cli.Limits    `group:"Sandbox:" embed:"" prefix:"limit-"`
 	Background time.Duration `default:"1h" help:"Maximum lifetime of a background process; meanwhile its sandbox stays on this worker."`
 
 	Drain    time.Duration `default:"30s" help:"Time that running calls get after SIGTERM."`
-	Lease    time.Duration `default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
-	Replicas int           `default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
-	Keep     cli.Keep      `embed:"" prefix:"keep-"`
-	Results  cli.Results   `embed:"" prefix:"result-"`
+	Lease    time.Duration `group:"Fleet:" default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
+	Replicas int           `group:"Fleet:" default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
+	Keep     cli.Keep      `group:"Fleet:" embed:"" prefix:"keep-"`
+	Results  cli.Results   `group:"Fleet:" embed:"" prefix:"result-"`
 
 	handlers bool // the program has some
 }
