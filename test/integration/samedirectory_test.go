@@ -97,3 +97,25 @@ func TestInPlace_WithoutAStateFolderItSaysThatCallsMayOverlap(t *testing.T) {
 	require.Contains(t, got.stderr, "calls may overlap with theirs")
 	require.Contains(t, got.stderr, "in-place: not a directory")
 }
+
+// TestInPlace_AKilledSessionGoesOnWhereItWorked: the command that was open when its process was
+// killed runs again in the session's directory, although the next process stands in another one.
+func TestInPlace_AKilledSessionGoesOnWhereItWorked(t *testing.T) {
+	t.Parallel()
+	home, workspace := t.TempDir(), t.TempDir()
+	const command = `if [ -e started ]; then echo whole >done; else touch started; sleep 600; fi`
+	run := func(prompt string, args ...string) launch {
+		model := script(t, say("", bash("c1", command)), say("the first turn ends"), say("so does the second"))
+		return launch{args: append([]string{"run", "--json", "--session", "killed", "--model", model, "--sandbox", "process"}, append(args, prompt)...), env: []string{"HOME=" + home}}
+	}
+	killed := start(t, coordinator, run("go", "--workspace", workspace))
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(workspace, "started"))
+		return err == nil
+	}, patience, 20*time.Millisecond)
+	killed.kill(t)
+	killed.wait(t)
+	again := execute(t, coordinator, run("go on"))
+	require.Equal(t, 0, again.code, again.stderr)
+	require.Equal(t, "whole\n", content(t, filepath.Join(workspace, "done")))
+}
