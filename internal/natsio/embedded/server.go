@@ -212,18 +212,27 @@ func probe(host string, port int) error {
 // mode 0600.
 func LoadToken(path string) (string, error) {
 	content, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	if token := strings.TrimSpace(string(content)); token != "" {
+		return token, os.Chmod(path, 0o600) // whoever made it
+	}
+	made, token := path+"-"+rand.Text(), rand.Text()
+	if err := os.WriteFile(made, []byte(token+"\n"), 0o600); err != nil {
+		return "", err
+	}
+	defer os.Remove(made)
+	publish := os.Link // fails if another process was faster
 	if err == nil {
-		if token := strings.TrimSpace(string(content)); token != "" {
-			return token, os.Chmod(path, 0o600) // whoever made it
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
+		publish = os.Rename // over a file without a token
+	}
+	if err := publish(made, path); errors.Is(err, os.ErrExist) {
+		return LoadToken(path)
+	} else if err != nil {
 		return "", err
 	}
-	token := rand.Text()
-	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
-		return "", err
-	}
-	return token, os.Chmod(path, 0o600)
+	return token, nil
 }
 
 // URL is where clients in other processes connect; "" when the server does not listen.

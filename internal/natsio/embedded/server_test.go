@@ -9,11 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -254,4 +256,30 @@ func listening(t *testing.T) int {
 		}
 	}
 	return n
+}
+
+// TestLoadToken_SeveralAtOnce: processes that start together have the token of the file.
+func TestLoadToken_SeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 50 {
+		path := filepath.Join(t.TempDir(), "token")
+		tokens := make([]string, 8)
+		var group sync.WaitGroup
+		for i := range tokens {
+			group.Go(func() {
+				token, err := embedded.LoadToken(path)
+				assert.NoError(t, err)
+				tokens[i] = token
+			})
+		}
+		group.Wait()
+		stored, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, token := range tokens {
+			require.Equal(t, strings.TrimSpace(string(stored)), token)
+		}
+		left, err := os.ReadDir(filepath.Dir(path))
+		require.NoError(t, err)
+		require.Len(t, left, 1)
+	}
 }
