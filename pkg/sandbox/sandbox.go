@@ -116,8 +116,8 @@ type Spec struct {
 	// Limits bound every command of the sandbox, and the sandbox.
 	Limits Limits
 	// LeaseEnd is until when the caller surely has the right to this sandbox, as far as it knows
-	// now; the time may move. When it has passed, whatever runs in the sandbox is killed, also if
-	// the caller's process is stopped or dead by then; a driver that cannot do that has a warning
+	// now; the time may move. When it has passed, all that runs in the sandbox is killed and ends with
+	// [ReasonCancelled], also if the caller's process is stopped or dead by then; a driver that cannot do that has a warning
 	// in its [Caps]. It is called again and again while the sandbox is open, by another goroutine.
 	// nil is no end.
 	LeaseEnd func() time.Time

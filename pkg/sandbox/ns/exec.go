@@ -44,6 +44,9 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	}
 	defer s.done()
 	result, err := s.exec(ctx, i, stop, cmd)
+	if result.Reason == sandbox.ReasonLost && s.leaseEnded() {
+		result.Reason = sandbox.ReasonCancelled
+	}
 	if result.Reason == sandbox.ReasonLost {
 		s.log.WarnContext(ctx, "sandbox is lost", slog.String("sandbox", s.spec.ID), slog.String("cause", i.postMortem()))
 	}
@@ -51,6 +54,12 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		slog.String("reason", string(result.Reason)), slog.Int("exit_code", result.ExitCode),
 		slog.Duration("wall", result.Wall))
 	return result, err
+}
+
+// leaseEnded reports whether the sandbox's first process has killed everything because its lease
+// ended. Its caller may notice that later, and cancels what runs then: one cause has one reason.
+func (s *Sandbox) leaseEnded() bool {
+	return s.spec.LeaseEnd != nil && !time.Now().Before(s.spec.LeaseEnd())
 }
 
 // run is a command that was asked for.

@@ -105,7 +105,7 @@ func (g *guard) begin() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	if g.lease, err = deadman.New(func() { g.end(sandbox.ReasonLost) }); err != nil {
+	if g.lease, err = deadman.New(func() { g.end(sandbox.ReasonCancelled) }); err != nil {
 		return err
 	}
 	if o.Deadline > 0 {
