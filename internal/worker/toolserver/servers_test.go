@@ -126,7 +126,7 @@ type unreachable struct{ sandbox.Sandbox }
 
 // Exec implements [sandbox.Sandbox].
 func (unreachable) Exec(_ context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
-	cmd.Live(sandbox.Stderr, []byte("npm error code EAI_AGAIN\nnpm error request to https://registry.npmjs.org/x failed"))
+	cmd.Live(sandbox.Stderr, []byte("npm error code EAI_AGAIN\nnpm error request to https://registry.example/x failed"))
 	return sandbox.Result{Reason: sandbox.ReasonExited, ExitCode: 1}, nil
 }
 
