@@ -198,8 +198,8 @@ func (r *reservation) standIn(name string, content []byte) error {
 	return nil
 }
 
-// make makes a directory, or a file with some content, which belongs to whom the repository belongs.
-// What is there stays.
+// make creates a directory, or a file with content, owned by the owner of the repository. What
+// exists stays.
 func (r *reservation) make(at string, content []byte) error {
 	var err error
 	switch {
