@@ -15,7 +15,8 @@ import (
 // Repository returns what git needs in a linked worktree or a submodule that is used in place.
 // In the part that a worktree shares with its repository, commands can write only what a commit
 // needs: objects, refs and their logs. In the worktree's own part they can write all but what is
-// reserved. Settings, hooks and other worktrees stay as they are. The caller calls free when no sandbox has the mounts any more.
+// reserved. Settings, hooks and other worktrees stay as they are. The caller calls free when no
+// sandbox has the mounts any more.
 func (l Limits) Repository(ctx context.Context, o *gitguard.Outside) (mounts []sandbox.Mount, free func() error, err error) {
 	if !l.View.Root {
 		return nil, nil, errors.New("this driver cannot protect a part of it")

@@ -116,10 +116,10 @@ type Spec struct {
 	// Limits bound every command of the sandbox, and the sandbox.
 	Limits Limits
 	// LeaseEnd returns until when the caller surely has the right to this sandbox, as far as it
-	// knows now; the time may move. When it has passed, all that runs in the sandbox is killed and
-	// ends with [ReasonCancelled], also if the caller's process is stopped or dead by then. A driver
-	// that cannot do that has a warning in its [Caps]. LeaseEnd is called again and again while the
-	// sandbox is open, by another goroutine. nil means no end.
+	// knows now; the time may move. When it has passed, all that runs in the sandbox is killed
+	// and ends with [ReasonCancelled], also if the caller's process is stopped or dead by then.
+	// A driver that cannot do that has a warning in its [Caps]. LeaseEnd is called again and
+	// again while the sandbox is open, by another goroutine. nil means no end.
 	LeaseEnd func() time.Time
 	// Require is the least level that will do.
 	Require Level

@@ -28,9 +28,9 @@ const (
 	GuestTemp      = "/tmp"
 )
 
-// HostTemp holds the mounts whose paths are below [GuestTemp]; links in [GuestTemp] lead to them. So
-// a command that empties /tmp removes nothing of the host. A read-only command can write to /tmp,
-// but not to the mounts.
+// HostTemp holds the mounts whose paths are below [GuestTemp]; links in [GuestTemp] lead to them.
+// So a command that empties /tmp removes nothing of the host. A read-only command can write to
+// /tmp, but not to the mounts.
 const HostTemp = "/tmp.host"
 
 // maxShm is how big /dev/shm may become, and bytesPerFile how much of that there is for each of its
