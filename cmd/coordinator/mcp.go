@@ -336,7 +336,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
 		return nil, errors.Join(fmt.Errorf("%s is in use by another process", path), conn.Close())
 	}
-	own, err := os.MkdirTemp(filepath.Dir(path), ".mcp-") // nobody else can look into it
+	own, err := os.MkdirTemp(filepath.Dir(path), ".mcp-") // only its owner can look into it
 	if err != nil {
 		return nil, err
 	}

@@ -90,11 +90,14 @@ func (f *policyFlags) warnUnmatched(box toolbox, warn func(string)) {
 		return
 	}
 	names := box.table.Names()
-	for flag, patterns := range map[string][]string{"--allow-tool": f.AllowTool, "--deny-tool": f.DenyTool, "--ask-for": f.AskFor} {
+	check := func(flag string, patterns []string) {
 		for _, pattern := range policy.Unmatched(patterns, names) {
 			warn(fmt.Sprintf("%s %q matches no tool of this session: its tools are %s", flag, pattern, strings.Join(names, ", ")))
 		}
 	}
+	check("--allow-tool", f.AllowTool)
+	check("--deny-tool", f.DenyTool)
+	check("--ask-for", f.AskFor)
 }
 
 // encoded returns the policies as they travel.
