@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # What starts in a sandbox first, which the binaries contain. A plain "go build" has each
 # binary start itself there instead, which takes longer.
-PROGRAM := pkg/sandbox/internal/image/program.bin
+PROGRAM := internal/sandbox/internal/image/program.bin
 TAG     := sandboxprogram
 
 # The race detector needs cgo and so a C compiler; without one the tests still run.
@@ -66,7 +66,7 @@ build: program ## Build static binaries into bin/
 
 .PHONY: program
 program:
-	$(if $(filter linux,$(shell go env GOOS)),$(LAVISH) CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(PROGRAM) ./pkg/sandbox/internal/initd/program)
+	$(if $(filter linux,$(shell go env GOOS)),$(LAVISH) CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(PROGRAM) ./internal/sandbox/internal/initd/program)
 
 ## Check
 
@@ -98,7 +98,7 @@ simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 
 
 .PHONY: escape
 escape: program ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user); abuse one, and time calls beside it
-	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./pkg/sandbox/escapetest ./pkg/sandbox/ns ./pkg/sandbox/landlock
+	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./test/escapetest ./internal/sandbox/ns ./internal/sandbox/landlock
 	go test -tags=$(TAG) -count=1 -v -run TestAbuse_WorkerStaysResponsive ./test/integration
 
 .PHONY: firsthour
@@ -205,7 +205,7 @@ bench-workspace: program ## Measure workspaces that move, 10,000 files of 100 MB
 
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
-	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./internal/sandbox/ns
 
 .PHONY: bench-cache
 bench-cache: program ## Measure the first go test of a session beside the next one: at most 1.2 times as long

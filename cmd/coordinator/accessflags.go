@@ -11,9 +11,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // accessFlags open ways between the embedded worker's sandboxes and their user.

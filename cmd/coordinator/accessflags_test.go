@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 )
 
 // TestAccess_IsTold: the first lines of a session say who gets in, and where commands log in.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // workspaceCopy is what a workspace was at a moment, or why there is no copy. git's own files are

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // stamps is what the files of a directory were at a moment, without reading them; nil is not

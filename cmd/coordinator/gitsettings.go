@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // gitSettings are the settings of repositories in a directory whose copy a session works on: what

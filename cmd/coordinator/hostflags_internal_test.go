@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // TestHostView_RepositoryOutsideOfTheWorkspace: of a linked worktree and a submodule it is mounted,

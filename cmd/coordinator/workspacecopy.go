@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // copyFlags say what of a directory is copied to a fleet and back.

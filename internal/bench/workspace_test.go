@@ -19,11 +19,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // files is a shell script that makes a workspace of 10,000 files and 100 MB in a directory.

@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // Network is what a worker's sandboxes reach of the network, as flags.

@@ -15,9 +15,9 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
 
 // Report is what was found.

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
 // host is what the checks look at.

@@ -17,8 +17,8 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // Caches is a user's directory of caches. Each has a directory there:

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 )
 
 // Bounds of a question for credentials.

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 )
 
 // TestGitCredentials_AnswersWhatIsAskedForOneHost: whatever talks to the door, and in which words.

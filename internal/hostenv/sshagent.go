@@ -15,7 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 )
 
 // SSHAgent opens a door to the user's SSH agent at a socket, for logins at hosts that are listed

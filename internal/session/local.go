@@ -14,8 +14,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // Local is the sessions of one machine that ran without a fleet: each has a directory, named

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
 )
 
 // refuseCommand says why a command is not run here; nil for other payloads and when it is.

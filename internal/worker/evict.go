@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 )
 
 // DefaultCacheBytes is how much of workspaces that nobody works in a worker keeps on its disk.

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // Published is a port of a sandbox that is reached from this host, while the worker runs. What

@@ -4,11 +4,11 @@ import (
 	"os"
 	"testing"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
+	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/landlock"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
+	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
 // Every toolset does what it promises in the sandboxes that are for ordinary users only, and

@@ -13,11 +13,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // uploadOf is the name of the upload that a payload is about; ok is false when it is about none.

@@ -21,14 +21,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/doctor"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // ErrExists says that a lane has a workspace already, so that none can begin there.

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // ErrNone is wrapped by errors about a workspace, or a checkpoint of it, that there is not.

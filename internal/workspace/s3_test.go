@@ -14,8 +14,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // TestS3_HasTheBodiesOfAFleet, and no process but the first has to be told.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // Dir is where the files of a workspace are in its trees; what is beside it belongs to its shell

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // Ref names a checkpoint in the journal of a lane, or of an upload; the zero Ref names none.

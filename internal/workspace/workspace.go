@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // When a commit writes a base: the fold of a journal reads at most so many checkpoints and bytes.

@@ -7,8 +7,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
 // A sandbox without a fleet. The driver "process" is for examples: it isolates nothing. With

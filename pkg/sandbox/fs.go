@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
+	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 )
 
 // Limits of file operations.

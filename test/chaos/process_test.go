@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // patience bounds every wait for something that must come.

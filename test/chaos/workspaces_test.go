@@ -24,11 +24,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	plain "github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	plain "github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
 
 // machineRole is a worker with sandboxes and a disk of its own.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 

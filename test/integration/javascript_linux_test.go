@@ -9,7 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // TestJavaScript_StandsStill is a worker that is stopped in the middle of a call: another one takes

@@ -14,7 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // appends writes the time into files for a minute, in two processes: the second one has no parent,

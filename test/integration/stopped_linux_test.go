@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // calling is a call that is under way.

@@ -22,13 +22,13 @@ func binaries() []binary {
 	test := []string{"test", "-c"}
 	return []binary{
 		{"guest", "/init", test, module + "test/vm"},
-		{"probe", "/opt/probe", []string{"build"}, module + "pkg/sandbox/escapetest/probe"},
+		{"probe", "/opt/probe", []string{"build"}, module + "test/escapetest/probe"},
 		{"worker", "/usr/bin/worker", []string{"build"}, module + "cmd/worker"},
-		{"cgroup.test", "/opt/cgroup.test", test, module + "pkg/sandbox/internal/cgroup"},
-		{"ns.test", "/opt/ns.test", test, module + "pkg/sandbox/ns"},
-		{"process.test", "/opt/process.test", test, module + "pkg/sandbox/process"},
-		{"landlock.test", "/opt/landlock.test", test, module + "pkg/sandbox/landlock"},
-		{"quota.test", "/opt/quota.test", test, module + "pkg/sandbox/internal/quota"},
+		{"cgroup.test", "/opt/cgroup.test", test, module + "internal/sandbox/internal/cgroup"},
+		{"ns.test", "/opt/ns.test", test, module + "internal/sandbox/ns"},
+		{"process.test", "/opt/process.test", test, module + "internal/sandbox/process"},
+		{"landlock.test", "/opt/landlock.test", test, module + "internal/sandbox/landlock"},
+		{"quota.test", "/opt/quota.test", test, module + "internal/sandbox/internal/quota"},
 	}
 }
 

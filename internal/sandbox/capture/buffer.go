@@ -1,0 +1,96 @@
+package capture
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// buffer keeps the first headMax and the last tailMax bytes of a stream.
+type buffer struct {
+	headMax, tailMax int
+
+	head  []byte
+	tail  []byte // a ring once it is full
+	next  int    // where the ring is written next; its oldest byte
+	total int64
+	ends  int64 // of lines
+	open  bool  // the last line has no end
+
+	throttled time.Duration
+}
+
+func newBuffer(limit int64) buffer {
+	half := int(limit / 2)
+	return buffer{headMax: int(limit) - half, tailMax: half}
+}
+
+// clone returns a buffer that holds the same and goes its own way.
+func (b *buffer) clone() buffer {
+	c := *b
+	c.head, c.tail = slices.Clone(b.head), slices.Clone(b.tail)
+	return c
+}
+
+func (b *buffer) write(p []byte) {
+	if len(p) == 0 {
+		return
+	}
+	b.total += int64(len(p))
+	b.ends += int64(bytes.Count(p, []byte{'\n'}))
+	b.open = p[len(p)-1] != '\n'
+	n := min(len(p), b.headMax-len(b.head))
+	b.head = append(b.head, p[:n]...)
+	b.writeTail(p[n:])
+}
+
+func (b *buffer) writeTail(p []byte) {
+	if len(p) > b.tailMax {
+		p = p[len(p)-b.tailMax:]
+	}
+	n := min(len(p), b.tailMax-len(b.tail))
+	b.tail = append(b.tail, p[:n]...)
+	for p = p[n:]; len(p) > 0; p = p[n:] {
+		n = copy(b.tail[b.next:], p)
+		b.next = (b.next + n) % b.tailMax
+	}
+}
+
+// captured joins head and tail; where something is missing in between, neither
+// ends within a character.
+func (b *buffer) captured() sandbox.Captured {
+	tail := append(append(make([]byte, 0, len(b.tail)), b.tail[b.next:]...), b.tail[:b.next]...)
+	out := sandbox.Captured{Total: b.total, Lines: b.ends, Throttled: b.throttled}
+	if b.open {
+		out.Lines++
+	}
+	if int64(len(b.head)+len(tail)) == b.total {
+		out.Data = append(append(out.Data, b.head...), tail...)
+		return out
+	}
+	head := b.head[:lines.Border(b.head)]
+	tail = trimStart(tail)
+	missing := b.total - int64(len(head)) - int64(len(tail))
+	out.Truncated = true
+	out.Data = append(out.Data, head...)
+	out.Data = fmt.Appendf(out.Data, "\n[... %d bytes left out ...]\n", missing)
+	out.Data = append(out.Data, tail...)
+	return out
+}
+
+// trimStart drops the rest of a character that started before p.
+func trimStart(p []byte) []byte {
+	n := 0
+	for n < len(p) && !utf8.RuneStart(p[n]) {
+		n++
+	}
+	if n >= utf8.UTFMax {
+		return p // it is no text
+	}
+	return p[n:]
+}

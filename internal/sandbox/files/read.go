@@ -1,0 +1,219 @@
+package files
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"os"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// readChunk is how much of a file is read at a time.
+const readChunk = 128 << 10
+
+// Read implements [sandbox.FS].
+func (f *FS) Read(ctx context.Context, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
+	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadResult, error) { return f.read(ctx, name, req) })
+}
+
+func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
+	if err := ctx.Err(); err != nil {
+		return sandbox.ReadResult{}, err
+	}
+	file, info, err := f.openRegular(name, os.O_RDONLY)
+	if err != nil {
+		return sandbox.ReadResult{}, err
+	}
+	defer file.Close()
+	s := newScan(req)
+	limit := int64(sandbox.MaxReadSize)
+	if req.MaxSize > 0 {
+		limit = min(limit, req.MaxSize)
+	}
+	buf := make([]byte, min(readChunk, max(info.Size()+1, 512)))
+	for rest := buf; s.size <= limit && info.Size() <= limit; {
+		if len(rest) == 0 {
+			s.head, rest = bytes.Clone(s.head), buf
+		}
+		n, err := file.Read(rest)
+		s.take(rest[:n:n])
+		rest = rest[n:]
+		if errors.Is(err, io.EOF) {
+			return f.text(ctx, name, req, s.result())
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return sandbox.ReadResult{}, err
+		}
+	}
+	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
+}
+
+// text returns r, or, if the file holds text in another encoding than UTF-8, the decoded text.
+func (f *FS) text(ctx context.Context, name string, req sandbox.ReadRequest, r sandbox.ReadResult) (sandbox.ReadResult, error) {
+	if req.Raw || !r.Binary || r.Image != "" || r.Size > sandbox.MaxFileSize {
+		return r, nil
+	}
+	content, _, err := f.load(ctx, name, os.O_RDONLY)
+	if err != nil {
+		return r, err
+	}
+	text, as, ok := decode(content)
+	if !ok {
+		return r, nil
+	}
+	s := newScan(req)
+	s.take(text)
+	decoded := s.result()
+	decoded.SHA256, decoded.Size = digest(content), int64(len(content))
+	decoded.Encoding, decoded.BOM = as.name, as.mark != ""
+	return decoded, nil
+}
+
+// ReadAt implements [sandbox.FS].
+func (f *FS) ReadAt(ctx context.Context, req sandbox.ReadAtRequest) (sandbox.ReadAtResult, error) {
+	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadAtResult, error) {
+		content, err := f.readAt(ctx, name, req)
+		return sandbox.ReadAtResult{Content: content}, err
+	})
+}
+
+func (f *FS) readAt(ctx context.Context, name string, req sandbox.ReadAtRequest) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	file, _, err := f.openRegular(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	count := sandbox.MaxChunk
+	if req.Count > 0 {
+		count = min(count, req.Count)
+	}
+	content := make([]byte, count)
+	n, err := file.ReadAt(content, max(req.From, 0))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return content[:n], nil
+}
+
+// scan reads a file once from its start to its end, in pieces, and keeps the lines
+// that were asked for, as many as fit.
+type scan struct {
+	first int // line to keep
+	lines *lines.Scan
+	size  int64
+	hash  hash.Hash
+	text  textCheck
+	head  []byte // the start of the file, in case it is not text; of the buffer that it was read into
+	image string
+	raw   bool
+	mark  bool // the file begins with a byte order mark, which is not kept
+	ends  lineEnds
+}
+
+func newScan(req sandbox.ReadRequest) *scan {
+	first := max(req.Offset, 1)
+	return &scan{first: first, raw: req.Raw, lines: lines.New(lines.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
+}
+
+func (s *scan) take(chunk []byte) {
+	if len(chunk) == 0 {
+		return
+	}
+	if s.size == 0 {
+		s.image = imageType(chunk)
+	}
+	headLimit := sandbox.MaxReadBytes
+	if s.image != "" {
+		headLimit = sandbox.MaxImageSize
+	}
+	if head := chunk[:min(len(chunk), headLimit-len(s.head))]; len(s.head) == 0 {
+		s.head = head // most files are one chunk
+	} else {
+		s.head = append(s.head, head...)
+	}
+	s.size += int64(len(chunk))
+	s.hash.Write(chunk)
+	s.text.take(chunk)
+	if s.size == int64(len(chunk)) && !s.raw { // the first one
+		chunk, s.mark = bytes.CutPrefix(chunk, []byte(utf8Mark))
+	}
+	s.ends.take(chunk)
+	s.lines.Take(chunk)
+}
+
+func (s *scan) result() sandbox.ReadResult {
+	result := sandbox.ReadResult{SHA256: hex.EncodeToString(s.hash.Sum(nil)), Size: s.size, Image: s.image}
+	if result.Binary = s.image != "" || s.text.binary(); result.Binary {
+		result.Content = s.head
+		result.Truncated = int64(len(s.head)) < s.size
+		return result
+	}
+	got := s.lines.Result()
+	result.TotalLines, result.BOM, result.LineEnds = got.Total, s.mark, s.ends.String()
+	if got.Lines > 0 {
+		result.Content, result.FirstLine, result.Lines, result.Truncated = got.Content, s.first, got.Lines, got.Cut
+		if got.Split {
+			result.LineBytes = got.FirstBytes
+		}
+	}
+	return result
+}
+
+// textCheck finds out whether the pieces that it takes are text together.
+type textCheck struct {
+	bad  bool
+	rest []byte // the start of a character that goes on in the next piece
+}
+
+func (c *textCheck) take(chunk []byte) {
+	if c.bad {
+		return
+	}
+	if c.bad = bytes.IndexByte(chunk, 0) >= 0; c.bad {
+		return
+	}
+	if len(c.rest) > 0 {
+		chunk = append(c.rest, chunk...)
+	}
+	end := lines.Border(chunk)
+	c.bad = !utf8.Valid(chunk[:end])
+	c.rest = bytes.Clone(chunk[end:])
+}
+
+func (c *textCheck) binary() bool { return c.bad || len(c.rest) > 0 }
+
+// imageType is the media type of an image of a kind that models take, or "".
+func imageType(head []byte) string {
+	switch {
+	case bytes.HasPrefix(head, []byte("\x89PNG\r\n\x1a\n")):
+		return "image/png"
+	case bytes.HasPrefix(head, []byte("\xff\xd8\xff")):
+		return "image/jpeg"
+	case bytes.HasPrefix(head, []byte("GIF87a")), bytes.HasPrefix(head, []byte("GIF89a")):
+		return "image/gif"
+	case len(head) >= 12 && string(head[:4]) == "RIFF" && string(head[8:12]) == "WEBP":
+		return "image/webp"
+	default:
+		return ""
+	}
+}
+
+// binary tells content that is not text: a NUL byte, or not UTF-8.
+func binary(content []byte) bool {
+	return bytes.IndexByte(content, 0) >= 0 || !utf8.Valid(content)
+}
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,130 @@
+//go:build linux
+
+package bounds
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// TestShared_LimitsAreThoseOfWhoRunsAlone, and of the sandbox when nobody or more than one does;
+// and a command was alone if none has run at the same time, whichever of the two came first.
+func TestShared_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		whole := sandbox.Limits{Memory: 1 << 20}
+		inForce := whole
+		s := &shared{whole: whole, set: func(l sandbox.Limits) error { inForce = l; return nil }}
+		beside := map[*part]bool{} // whether another one has run at the same time
+		running := func() []*part {
+			return slices.SortedFunc(maps.Keys(s.running), func(a, b *part) int { return int(a.limits.Memory - b.limits.Memory) })
+		}
+		next := int64(0)
+		t.Repeat(map[string]func(*rapid.T){
+			"enter": func(t *rapid.T) {
+				next++
+				p, err := s.enter(sandbox.Limits{Memory: next})
+				require.NoError(t, err)
+				beside[p] = false
+			},
+			"leave": func(t *rapid.T) {
+				if len(s.running) == 0 {
+					t.Skip("nothing runs")
+				}
+				p := rapid.SampledFrom(running()).Draw(t, "command")
+				s.leave(p)
+				delete(beside, p)
+				require.False(t, s.only(p))
+			},
+			"": func(t *rapid.T) {
+				require.Len(t, s.running, len(beside))
+				want := whole
+				for p := range beside {
+					beside[p] = beside[p] || len(beside) > 1
+					require.Equal(t, !beside[p], p.alone)
+					require.Equal(t, len(beside) == 1, s.only(p))
+					if len(beside) == 1 {
+						want = p.limits
+					}
+				}
+				require.Equal(t, want, inForce)
+			},
+		})
+	})
+}
+
+// TestShared_WhatCannotBeLimitedDoesNotRun.
+func TestShared_WhatCannotBeLimitedDoesNotRun(t *testing.T) {
+	t.Parallel()
+	fault := errors.New("no such file")
+	fails := false
+	s := &shared{set: func(sandbox.Limits) error {
+		if fails {
+			return fault
+		}
+		return nil
+	}}
+	first, err := s.enter(sandbox.Limits{})
+	require.NoError(t, err)
+	fails = true
+	_, err = s.enter(sandbox.Limits{})
+	require.ErrorIs(t, err, fault)
+	require.True(t, s.only(first))
+}
+
+// TestKinds_AreWhatHeld: a limit of the command's own holds only while the command is alone.
+func TestKinds_AreWhatHeld(t *testing.T) {
+	t.Parallel()
+	whole := sandbox.Limits{Memory: 8 << 20, Processes: 8, Disk: 8 << 20}
+	none := sandbox.LimitKinds{Memory: sandbox.LimitSoft, Processes: sandbox.LimitRlimit, Disk: sandbox.LimitSoft}
+	for name, test := range map[string]struct {
+		bounded, beside           bool
+		limits                    sandbox.Limits
+		memory, processes, onDisk sandbox.LimitKind
+		watched                   bool
+	}{
+		"nothing is there":        {limits: whole, memory: none.Memory, processes: none.Processes, onDisk: none.Disk, watched: true},
+		"as the sandbox":          {bounded: true, limits: whole, memory: sandbox.LimitCgroup, processes: sandbox.LimitCgroup, onDisk: sandbox.LimitQuota},
+		"as the sandbox, beside":  {bounded: true, beside: true, limits: whole, memory: sandbox.LimitCgroup, processes: sandbox.LimitCgroup, onDisk: sandbox.LimitQuota},
+		"its own, alone":          {bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: sandbox.LimitCgroup, processes: sandbox.LimitCgroup, onDisk: sandbox.LimitQuota, watched: true},
+		"its own, beside another": {bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: sandbox.LimitSoft, processes: sandbox.LimitNone, onDisk: sandbox.LimitSoft, watched: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, d := &Bounds{shared: shared{whole: whole}}, &Disk{shared: shared{whole: whole}}
+			if test.bounded {
+				b.group, d.project = &cgroup.Group{}, &quota.Project{}
+			}
+			command, err := b.Enter(test.limits)
+			require.NoError(t, err)
+			onDisk, err := d.Enter(test.limits)
+			require.NoError(t, err)
+			if test.beside {
+				other, err := b.Enter(whole)
+				require.NoError(t, err)
+				require.False(t, command.Alone())
+				other.Leave()
+				another, err := d.Enter(whole)
+				require.NoError(t, err)
+				another.Leave()
+			}
+			require.Equal(t, test.bounded, command.Alone(), "now")
+			require.Equal(t, test.memory, command.Kinds(none).Memory)
+			require.Equal(t, test.processes, command.Kinds(none).Processes)
+			require.Equal(t, test.onDisk, onDisk.Kind())
+			require.Equal(t, test.watched, command.Watched())
+			require.Equal(t, test.watched, onDisk.Watched())
+			command.Leave()
+			require.False(t, command.Alone())
+		})
+	}
+}

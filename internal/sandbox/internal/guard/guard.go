@@ -1,0 +1,291 @@
+//go:build linux
+
+package guard
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Descriptors of a guard. The first three are the command's.
+const (
+	fdControl = 3
+	fdImage   = 4 // of the program, see package initd
+	fdMore    = 5 // the status of a driver that wraps commands, and the control group, if there are
+)
+
+// KillWait is how long killed processes may take to be gone.
+const KillWait = 5 * time.Second
+
+// Order is the command that a guard starts. It runs in the guard's directory.
+type Order struct {
+	Path     string
+	Argv     []string
+	Env      []string
+	Limits   sandbox.Limits
+	Terminal bool // the command gets a terminal between its input and its output
+	Status   bool // there is a status
+	Group    bool // there is a control group
+	Deadline int64
+}
+
+// Begun answers an order: one of the three.
+type Begun struct {
+	PID   int
+	Errno int // of the start
+	Error string
+}
+
+// guard is the parent of one command, and adopts what loses its parent. So its descendants are the
+// command's processes, whatever they do, and when it has no child there is none. It kills them when
+// the command has ended, when it is told to, when the worker is gone, and when the worker's lease
+// has ended.
+type guard struct {
+	conn  *wire.Conn
+	lease *deadman.Switch
+	main  int           // the command itself
+	kill  chan struct{} // closed when everything has to end
+	once  sync.Once
+
+	mu    sync.Mutex
+	asked bool // the command was, to end: what it has started may take its time
+	ended wire.Ended
+
+	screen *terminal.Terminal // nil without
+}
+
+// Main is the main function of a guard, with its end of the control socket. It does not return.
+func Main(conn *wire.Conn) {
+	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
+	g := &guard{conn: conn, kill: make(chan struct{})}
+	err := g.begin()
+	answer := Begun{PID: g.main}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		answer.Errno = int(errno)
+	} else if err != nil {
+		answer.Error = err.Error()
+	}
+	_ = conn.Send(0, wire.KindReady, answer) // that the worker is gone is noticed by receive
+	if err != nil {
+		unix.Exit(1) // as below
+	}
+	go g.receive()
+	go g.sweep()
+	g.reap()
+	g.drain()
+	g.mu.Lock()
+	_ = conn.Send(0, wire.KindExec, g.ended) // as above
+	unix.Exit(0)                             // at once: a race detector would wait
+}
+
+// begin starts the command.
+func (g *guard) begin() error {
+	m, err := g.conn.Receive()
+	if err != nil {
+		return err
+	}
+	var o Order
+	if err := m.Decode(&o); err != nil {
+		return err
+	}
+	if err := unix.CloseRange(fdControl, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if g.lease, err = deadman.New(func() { g.end(sandbox.ReasonCancelled) }); err != nil {
+		return err
+	}
+	if o.Deadline > 0 {
+		if err := g.lease.Extend(deadman.Deadline(o.Deadline)); err != nil {
+			return err
+		}
+	}
+	return g.fork(o)
+}
+
+// fork starts the command, and lets go of what is its alone.
+func (g *guard) fork(o Order) error {
+	attr := &syscall.ProcAttr{
+		Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	next := fdMore
+	if o.Status {
+		attr.Files = append(attr.Files, uintptr(next))
+		next++
+	}
+	if o.Group {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, next
+	}
+	if err := g.openTerminal(o, attr); err != nil {
+		return err
+	}
+	pid, err := syscall.ForkExec(o.Path, o.Argv, attr) //nolint:gosec // that is what it is for
+	if g.screen != nil {
+		g.screen.Started(err == nil)
+	}
+	if err != nil {
+		return err
+	}
+	g.main = pid
+	limitProcess(pid, o.Limits)
+	if o.Status {
+		_ = unix.Close(fdMore)
+	}
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	for fd := range 3 {
+		if err == nil {
+			err = unix.Dup3(null, fd, 0)
+		}
+	}
+	return err // the command ends with this process
+}
+
+// openTerminal makes the terminal of a command that has one, instead of its pipes. It is one of the
+// host's, so that the command opens no other by its name.
+func (g *guard) openTerminal(o Order, attr *syscall.ProcAttr) error {
+	if !o.Terminal {
+		return nil
+	}
+	var pipes [2]int
+	for fd := range pipes {
+		var err error
+		if pipes[fd], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fdMore); err != nil {
+			return err
+		}
+	}
+	var err error
+	if g.screen, err = terminal.Open(pipes[0], pipes[1]); err != nil {
+		return err
+	}
+	attr.Files[0], attr.Files[1], attr.Files[2] = g.screen.Command(), g.screen.Command(), g.screen.Command()
+	attr.Sys.Setctty = true // it is descriptor 0 of the command
+	return nil
+}
+
+// drainWait is for the worker to read what is left on the terminal of a command that has ended:
+// longer than any busy machine takes.
+const drainWait = 2 * time.Second
+
+// drain waits for that.
+func (g *guard) drain() {
+	if g.screen == nil {
+		return
+	}
+	select {
+	case <-g.screen.Done():
+	case <-time.After(drainWait):
+	}
+}
+
+// receive does what the worker asks for. When the worker is gone, everything ends.
+func (g *guard) receive() {
+	defer g.end("")
+	for {
+		m, err := g.conn.Receive()
+		if err != nil {
+			return
+		}
+		var signal wire.Signal
+		var lease wire.Lease
+		switch {
+		case m.Kind == wire.KindLease && m.Decode(&lease) == nil && g.lease.Extend(deadman.Deadline(lease.Deadline)) == nil:
+		case m.Kind == wire.KindSignal && m.Decode(&signal) == nil && !signal.Kill:
+			g.mu.Lock()
+			g.asked = true
+			g.mu.Unlock()
+			signalAll(unix.SIGTERM)
+		default:
+			return
+		}
+	}
+}
+
+// end has everything killed.
+func (g *guard) end(why sandbox.Reason) {
+	g.once.Do(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.ended.Over = why
+		close(g.kill)
+	})
+}
+
+// reap waits for children until there is none.
+func (g *guard) reap() {
+	for {
+		var status unix.WaitStatus
+		var usage unix.Rusage
+		pid, err := unix.Wait4(-1, &status, 0, &usage)
+		if errors.Is(err, unix.ECHILD) {
+			return
+		}
+		if err != nil || pid != g.main {
+			continue
+		}
+		g.mu.Lock()
+		g.ended.Status, g.ended.CPU = uint32(status), time.Duration(usage.Utime.Nano()+usage.Stime.Nano())
+		g.ended.MaxRSS = int64(usage.Maxrss) << 10 //nolint:unconvert // 32 bits on some systems
+		asked := g.asked
+		g.mu.Unlock()
+		if !asked {
+			g.end("")
+		}
+	}
+}
+
+// sweepPause is the time between two looks for what is left of a command; it doubles up to
+// sweepMaxPause.
+const (
+	sweepPause    = time.Millisecond
+	sweepMaxPause = 64 * time.Millisecond
+)
+
+// sweep kills everything, again and again, once it has to end. It says so when it does not succeed.
+func (g *guard) sweep() {
+	<-g.kill
+	told, deadline := false, time.Now().Add(KillWait)
+	for pause := sweepPause; ; pause = min(2*pause, sweepMaxPause) {
+		signalAll(unix.SIGKILL)
+		if !told && time.Now().After(deadline) {
+			told = true
+			g.mu.Lock()
+			left := g.ended
+			g.mu.Unlock()
+			left.Left = true
+			_ = g.conn.Send(0, wire.KindExec, left) // as in Main
+		}
+		<-time.After(pause)
+	}
+}
+
+// signalAll sends to all descendants of this process, a process group at a time: forks cannot
+// outrun that. The groups are theirs alone, as they are in sessions of their own.
+func signalAll(sig syscall.Signal) {
+	parents, groups := map[int][]int{}, map[int]int{}
+	for _, p := range readProcs() {
+		parents[p.ppid] = append(parents[p.ppid], p.pid)
+		groups[p.pid] = p.pgrp
+	}
+	done := map[int]bool{}
+	for next := parents[os.Getpid()]; len(next) > 0; {
+		pid := next[0]
+		next = append(next[1:], parents[pid]...)
+		if group := groups[pid]; !done[group] {
+			done[group] = true
+			_ = unix.Kill(-group, sig) // it may have ended, or belong to another user by now
+		}
+	}
+}

@@ -1,0 +1,141 @@
+//go:build linux
+
+// Package landlockstage is what a command of driver landlock is before it becomes that: the program
+// which gives up rights. It is in the program of package initd, which starts fast.
+package landlockstage
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Arg0 is the name under which a program with this package confines itself and becomes a command.
+const Arg0 = "toolfleet-landlock"
+
+// Config is what a command may do.
+type Config struct {
+	Workspace string          `json:"workspace"`
+	Scratch   string          `json:"scratch"`
+	Mounts    []sandbox.Mount `json:"mounts,omitempty"`
+	Path      string          `json:"path"` // of the program
+	ReadOnly  bool            `json:"read_only,omitempty"`
+	Network   bool            `json:"network,omitempty"`
+}
+
+// It has to be found out before anything else whether this process is to be a command.
+func init() { //nolint:gochecknoinits // there is no other way to be asked first
+	if len(os.Args) > 2 && os.Args[0] == Arg0 {
+		become(os.Args[1], os.Args[2:])
+		os.Exit(1)
+	}
+}
+
+// become confines this process and makes it the command. It returns only if that fails,
+// and has told why.
+func become(encoded string, argv []string) {
+	runtime.LockOSThread()
+	var c Config
+	err := json.Unmarshal([]byte(encoded), &c)
+	if err == nil {
+		err = c.confine()
+	}
+	text := ""
+	if err != nil {
+		text = "confine: " + err.Error()
+	} else if errno, ok := errors.AsType[unix.Errno](unix.Exec(c.Path, argv, os.Environ())); ok {
+		text = strconv.Itoa(int(errno))
+	}
+	_, _ = unix.Write(guard.StatusFD, []byte(text)) // nobody else could be told
+}
+
+// confine gives up every right that the command must not have. The exec makes it so for
+// every thread.
+func (c Config) confine() error {
+	if err := unix.CloseRange(guard.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close descriptors: %w", err)
+	}
+	core, err := confine.CoreLimit()
+	if err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: core, Max: core}); err != nil {
+		return fmt.Errorf("no core files: %w", err)
+	}
+	families := []uint32{}
+	if c.Network {
+		families = []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+	}
+	steps := []func() error{
+		confine.DropCaps, confine.NoNewPrivs,
+		func() error { return confine.Landlock(c.rules(), true) },
+		confine.Seccomp,
+		func() error { return confine.SeccompHost(families...) },
+	}
+	if c.ReadOnly {
+		steps = append(steps, confine.SeccompReadOnly)
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// programs are the directories of programs and libraries.
+func programs() []string {
+	return []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/opt"}
+}
+
+// settings are what programs need of /etc, and what tells nothing that the network would
+// not tell.
+func settings() []string {
+	return append(slices.Clone(initd.Settings), "passwd", "group", "hosts", "host.conf")
+}
+
+// rules say what the command reaches.
+func (c Config) rules() []confine.Rule {
+	all := confine.AccessRead | confine.AccessChange
+	var rules []confine.Rule
+	for _, dir := range programs() {
+		rules = append(rules, confine.Rule{Path: dir, Access: confine.AccessRead})
+	}
+	for _, name := range settings() {
+		rules = append(rules, confine.Rule{Path: filepath.Join("/etc", name), Access: confine.AccessRead})
+	}
+	if c.Network {
+		rules = append(rules, confine.Rule{Path: "/etc/resolv.conf", Access: confine.AccessRead})
+	}
+	for _, name := range initd.Devices {
+		rules = append(rules, confine.Rule{Path: "/dev/" + name, Access: confine.AccessDevices})
+	}
+	// Of other processes the kernel shows names only: what is theirs takes the right to trace them.
+	// What can be written there is the host's, or a setting of one's own that can be done without.
+	rules = append(rules, confine.Rule{Path: "/proc", Access: confine.AccessRead})
+	workspace := all
+	if c.ReadOnly {
+		workspace = confine.AccessRead
+	}
+	rules = append(rules, confine.Rule{Path: c.Workspace, Access: workspace}, confine.Rule{Path: c.Scratch, Access: all})
+	for _, m := range c.Mounts {
+		access := confine.AccessRead
+		if m.Write && (m.Cache || !c.ReadOnly) {
+			access = all
+		}
+		rules = append(rules, confine.Rule{Path: m.Host, Access: access})
+	}
+	return rules
+}

@@ -1,0 +1,168 @@
+//go:build linux
+
+package landlock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/landlockstage"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Name is the driver's name.
+const Name = "landlock"
+
+// minABI is the version of Landlock that keeps signals and abstract sockets in: Linux 6.12.
+const minABI = 6
+
+// Options are the settings of a [Driver]; nil and zero mean the defaults.
+type Options struct {
+	// Logger gets what happens to commands, at debug level; nil discards it.
+	Logger *slog.Logger
+}
+
+var _ sandbox.Driver = (*Driver)(nil)
+
+// Driver opens sandboxes of confined processes.
+type Driver struct {
+	log *slog.Logger
+}
+
+// New returns the driver.
+func New(options *Options) *Driver {
+	d := &Driver{}
+	if options != nil {
+		d.log = options.Logger
+	}
+	return d
+}
+
+// Name implements [sandbox.Driver].
+func (d *Driver) Name() string { return Name }
+
+// usable says why the driver cannot work here.
+func usable() error {
+	if os.Geteuid() == 0 {
+		return fmt.Errorf("%w: driver landlock does not work for root, who may change the mode of every file: run the worker as an ordinary user", sandbox.ErrLevel)
+	}
+	if abi := confine.LandlockABI(); abi < minABI {
+		return fmt.Errorf("%w: driver landlock needs Landlock ABI %d (Linux 6.12), the kernel has %d", sandbox.ErrLevel, minABI, abi)
+	}
+	return nil
+}
+
+// Open implements [sandbox.Driver].
+func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := check(spec); err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	inner := process.New(&process.Options{Logger: d.log, Wrap: func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
+		return wrap(spec, cmd, path, argv)
+	}})
+	spec.Require = sandbox.LevelNone
+	return inner.Open(ctx, spec)
+}
+
+// check refuses what cannot be enforced.
+func check(spec sandbox.Spec) error {
+	if err := usable(); err != nil {
+		return err
+	}
+	if spec.Require > sandbox.LevelPaths {
+		return fmt.Errorf("%w: driver landlock has level %s, %s is required", sandbox.ErrLevel, sandbox.LevelPaths, spec.Require)
+	}
+	if spec.Network.Mode == sandbox.NetworkProxy {
+		return fmt.Errorf("%w: driver landlock has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
+	}
+	if len(spec.Protect)+len(spec.Copies) > 0 {
+		return fmt.Errorf("%w: driver landlock cannot protect %s: Landlock allows a directory with all that is in it, and takes nothing of that back",
+			sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
+	}
+	return nil
+}
+
+// wrap makes the command line by which the guard's program confines itself and becomes a command.
+func wrap(spec sandbox.Spec, cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
+	config := landlockstage.Config{
+		Workspace: spec.Workspace, Scratch: spec.Scratch, Mounts: spec.Mounts, Path: path,
+		ReadOnly: cmd.ReadOnly, Network: spec.Network.Mode == sandbox.NetworkAll,
+	}
+	var err error
+	for _, dir := range []*string{&config.Workspace, &config.Scratch} {
+		*dir, err = filepath.Abs(*dir)
+		if err != nil {
+			return "", nil, err
+		}
+	}
+	encoded, err := json.Marshal(config)
+	if err != nil {
+		return "", nil, err
+	}
+	return "/proc/self/exe", append([]string{landlockstage.Arg0, string(encoded)}, argv...), nil
+}
+
+// Probe implements [sandbox.Driver]: it opens a sandbox and tries what must not be possible.
+func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps = sandbox.Caps{Driver: Name}
+	if err := usable(); err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	inner, err := process.New(nil).Probe(ctx) // which finds out whether there are control groups
+	if err != nil {
+		return caps, err
+	}
+	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := d.try(ctx, dir); err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	caps.Level, caps.Landlock, caps.Seccomp = sandbox.LevelPaths, confine.LandlockABI(), true
+	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAll}
+	caps.ReadOnly, caps.HostUID, caps.Limits = true, true, inner.Limits
+	caps.Warnings = []string{
+		"driver landlock isolates less than level full: commands are processes of the host and of the worker's user; they see its processes and mounts, " +
+			"can change mode and times of the user's files, and cannot serve a network of their own; --allow-net is all or nothing, not a list of hosts",
+	}
+	return caps, nil
+}
+
+// try uses a sandbox once: its own files can be changed, others not even be read.
+func (d *Driver) try(ctx context.Context, dir string) (err error) {
+	workspace, scratch, secret := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch"), filepath.Join(dir, "secret")
+	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700), os.WriteFile(secret, []byte("secret"), 0o600)); err != nil {
+		return err
+	}
+	s, err := d.Open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	const code = 7
+	script := `echo x >own && ! cat ../secret && ! echo x >../secret && ! echo x >../new && exit 7`
+	for _, readOnly := range []bool{false, true} {
+		cmd := sandbox.Cmd{Argv: []string{"/bin/sh", "-c", script}, ReadOnly: readOnly}
+		if readOnly {
+			cmd.Argv[2] = `! echo x >own && ! cat ../secret && exit 7`
+		}
+		result, err := s.Exec(ctx, cmd)
+		if err != nil {
+			return err
+		}
+		if result.ExitCode != code {
+			return fmt.Errorf("%w: a command that must not leave its workspace: %s, exit code %d: %s", sandbox.ErrLevel, result.Reason, result.ExitCode, result.Stderr.Data)
+		}
+	}
+	return nil
+}

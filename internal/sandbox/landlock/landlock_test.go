@@ -1,0 +1,62 @@
+//go:build linux
+
+package landlock_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/test/escapetest"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestConformance holds the driver to what every driver promises, as an ordinary user.
+func TestConformance(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
+	escapetest.InArms(t, false, func(t *testing.T) {
+		t.Helper()
+		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return landlock.New(nil) }, sandboxtest.Options{})
+	})
+}
+
+// TestEscape_OnlyByTheKnownGaps tries to get out. The gaps are those of the package comment.
+func TestEscape_OnlyByTheKnownGaps(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
+	escapetest.Run(t, escapetest.Options{
+		New:       func(*testing.T) sandbox.Driver { return landlock.New(nil) },
+		NotAsRoot: true,
+		Gaps: map[string]escapetest.Outcome{
+			// Landlock does not know these, and programs need them for their own files.
+			"file/chmod": escapetest.Escape, "file/utime": escapetest.Escape, "file/setxattr": escapetest.Escape,
+			// An ordinary user cannot empty it; no_new_privs makes it mean nothing.
+			"privilege/bounding-set": escapetest.Escape,
+			// There is no file system, process namespace and host name of its own.
+			"given/directory": escapetest.Leak, "given/hostname": escapetest.Leak, "given/mounts": escapetest.Leak,
+			"process/any-cmdline": escapetest.Leak, "process/worker-cmdline": escapetest.Leak, "process/init-fd": escapetest.Leak,
+			"ipc/sysv-listing": escapetest.Leak, "network/sockets-listed": escapetest.Leak, "neighbour/process": escapetest.Leak,
+			"secret/cgroup": escapetest.Leak, "secret/keys": escapetest.Leak, "secret/sockets": escapetest.Leak,
+			// Landlock knows neither locks nor watches of what may be read.
+			"shared/flock": escapetest.Leak, "shared/inotify": escapetest.Leak,
+			// There is no loopback of its own.
+			"use/tcp-server": escapetest.Broken, "use/unix-server": escapetest.Broken,
+		},
+	})
+}
+
+func TestOpen_RefusesRoot(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("UNSUPPORTED: this test is about root")
+	}
+	d := landlock.New(nil)
+	_, err := d.Probe(t.Context())
+	require.ErrorIs(t, err, sandbox.ErrLevel)
+	require.ErrorContains(t, err, "ordinary user")
+	_, err = d.Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
+	require.ErrorIs(t, err, sandbox.ErrLevel)
+}

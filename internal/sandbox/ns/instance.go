@@ -1,0 +1,304 @@
+//go:build linux
+
+package ns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// startWait is how long a sandbox may take to start.
+const startWait = 20 * time.Second
+
+// errLost says that the first process of a sandbox is gone.
+var errLost = errors.New("the sandbox is lost")
+
+// instance is a running sandbox: a first process and what it answers.
+type instance struct {
+	conn    *wire.Conn
+	process *os.Process
+	bwrap   *bwrap // who has started it; nil when that was our launcher
+	ready   wire.Ready
+	gone    chan struct{} // closed when it does not answer any more
+	network network
+	bounds  *bounds.Bounds
+
+	mu      sync.Mutex
+	next    uint64
+	waiting map[uint64]chan<- *reply // nil when it is gone
+	failure error                    // the first one of the connection
+
+	reader   sync.WaitGroup
+	closing  sync.Once
+	closeErr error
+	ended    string // how the first process has ended; set by closing
+}
+
+// reply is a message, parsed if it is one of the stream.
+type reply struct {
+	*wire.Message
+
+	files  sandbox.FileReply
+	socket *os.File // closed by whoever waits for it, or by the collector
+}
+
+// startError says at which step the start of a sandbox has failed.
+type startError struct{ wire.Failed }
+
+// Error implements the error interface.
+func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Failed.Error) }
+
+// await waits until the sandbox serves.
+func (i *instance) await(ctx context.Context) error {
+	i.conn.ReceiveUntil(time.Now().Add(startWait))
+	stop := context.AfterFunc(ctx, func() { i.conn.ReceiveUntil(time.Now()) })
+	err := i.served()
+	if !stop() && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	i.conn.ReceiveUntil(time.Time{})
+	return err
+}
+
+// served reads the messages of a start.
+func (i *instance) served() error {
+	for {
+		m, err := i.conn.Receive()
+		if err != nil {
+			return fmt.Errorf("the sandbox ended while it started: %w", err)
+		}
+		if m.Kind == wire.KindListener || m.Kind == wire.KindLink {
+			err = i.network.take(m)
+		}
+		m.CloseFDs()
+		switch m.Kind {
+		case wire.KindListener, wire.KindLink:
+		case wire.KindReady:
+			return m.Decode(&i.ready)
+		case wire.KindFailed:
+			return failed(m)
+		case wire.KindAborted:
+			return aborted(m)
+		default:
+			err = fmt.Errorf("%w: kind %d", wire.ErrMalformed, m.Kind)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// failed is the error in a message that tells of a failure.
+func failed(m *wire.Message) error {
+	e := &startError{}
+	if err := m.Decode(&e.Failed); err != nil {
+		return err
+	}
+	return e
+}
+
+// aborted is the error of a sandbox that has failed before it was a program.
+func aborted(m *wire.Message) error {
+	failed, ok := calls.Failed(m.Body)
+	if !ok {
+		return fmt.Errorf("%w: an abort of %d bytes", wire.ErrMalformed, len(m.Body))
+	}
+	return &startError{wire.Failed{Step: failed.Step, Error: failed.Errno.Error(), Errno: int(failed.Errno)}}
+}
+
+// receive hands out replies until the sandbox is gone.
+func (i *instance) receive() {
+	defer i.lose()
+	for {
+		m, err := i.conn.Receive()
+		if err == nil && !i.deliver(m) {
+			err = wire.ErrMalformed
+		}
+		if err != nil {
+			i.blame(err)
+			return
+		}
+	}
+}
+
+// blame notes why the sandbox is of no use any more.
+func (i *instance) blame(err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.failure == nil {
+		i.failure = err
+	}
+}
+
+// deliver hands out a reply. It reports whether that was one.
+func (i *instance) deliver(m *wire.Message) bool {
+	r := &reply{Message: m, socket: takeSocket(m)}
+	m.CloseFDs() // a sandbox has no others to give away
+	if m.Kind == wire.KindFiles && m.Decode(&r.files) != nil {
+		return false
+	}
+	i.mu.Lock()
+	to := i.waiting[m.ID]
+	delete(i.waiting, m.ID)
+	i.mu.Unlock()
+	if to != nil {
+		to <- r // there is room for it
+	}
+	return true
+}
+
+// lose tells everybody who waits that no reply will come.
+func (i *instance) lose() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	close(i.gone)
+	i.waiting = nil
+}
+
+// register returns an id for a request and the channel of its reply.
+func (i *instance) register() (uint64, <-chan *reply, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.waiting == nil {
+		return 0, nil, errLost
+	}
+	i.next++
+	to := make(chan *reply, 1)
+	i.waiting[i.next] = to
+	return i.next, to, nil
+}
+
+// forget gives up waiting for a reply.
+func (i *instance) forget(id uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.waiting, id)
+}
+
+// ask sends a request by send and waits for its reply.
+func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply, error) {
+	id, replies, err := i.register()
+	if err != nil {
+		return nil, err
+	}
+	if err := i.sending(ctx, func() error { return send(id) }); err != nil {
+		i.forget(id)
+		return nil, fmt.Errorf("%w: %w", errLost, err)
+	}
+	select {
+	case r := <-replies:
+		return r, nil
+	case <-i.gone:
+		select {
+		case r := <-replies: // the last word
+			return r, nil
+		default:
+			return nil, errLost
+		}
+	case <-ctx.Done():
+		i.forget(id)
+		return nil, ctx.Err()
+	}
+}
+
+// sending calls send, which sends a message. When ctx has ended and the first process does not take
+// it, that is killed after a moment: a part of a message cannot be taken back, and all that comes
+// behind it would wait. After an error it is known that the sandbox is gone, if it is: whoever
+// comes next gets another one.
+func (i *instance) sending(ctx context.Context, send func() error) error {
+	sent := make(chan struct{})
+	defer close(sent)
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(killWait)
+		defer timer.Stop()
+		select {
+		case <-sent:
+		case <-timer.C:
+			_ = i.process.Kill()
+		}
+	})
+	defer stop()
+	err := send()
+	if err != nil {
+		select {
+		case <-i.gone:
+		case <-time.After(killWait):
+		}
+	}
+	return err
+}
+
+// keep tells the first process until when the sandbox may run, now and whenever that moves. It ends
+// with the first process, or that with it.
+func (i *instance) keep(end func() time.Time) {
+	if end == nil {
+		return
+	}
+	send := func(d deadman.Deadline) error {
+		return i.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
+	}
+	first := end()
+	_ = send(deadman.At(first)) // one that is gone runs nothing
+	i.reader.Go(func() { deadman.Keep(end, first, i.gone, send) })
+}
+
+// wait waits for the end of the first process.
+func (i *instance) wait() error {
+	if i.bwrap != nil {
+		return errors.Join(i.bwrap.wait(), i.process.Release())
+	}
+	state, err := i.process.Wait()
+	if err == nil {
+		i.ended = state.String()
+	}
+	return err
+}
+
+// postMortem ends what is left of a sandbox that is lost, and says how its first process has ended,
+// as far as its parent can tell, and what was wrong with the connection.
+func (i *instance) postMortem() string {
+	if err := i.close(); err != nil {
+		return err.Error()
+	}
+	ended := i.ended
+	if ended == "" {
+		ended = "known to bubblewrap only"
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return fmt.Sprintf("end of its first process: %s; connection: %v", ended, i.failure)
+}
+
+// lost reports whether the sandbox does not answer any more.
+func (i *instance) lost() bool {
+	select {
+	case <-i.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// close kills the first process, with it everything, and returns when nothing is left. It
+// is idempotent.
+func (i *instance) close() error {
+	i.closing.Do(func() {
+		if i.process != nil {
+			_ = i.process.Kill() // it may have ended
+			i.closeErr = i.wait()
+		}
+		i.closeErr = errors.Join(i.closeErr, i.bounds.Group().Close(), i.conn.Close(), i.network.close())
+		i.reader.Wait()
+	})
+	return i.closeErr
+}

@@ -1,0 +1,103 @@
+//go:build linux
+
+package ns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// network is what leads out of a sandbox, and whoever serves it.
+type network struct {
+	listener net.Listener // of the proxy; nil is none
+	link     *link        // nil is none
+	cancel   context.CancelFunc
+	serving  sync.WaitGroup
+}
+
+// take takes the listener or the link out of a message, once each.
+func (n *network) take(m *wire.Message) error {
+	isLink := m.Kind == wire.KindLink
+	if len(m.FDs) != 1 || isLink && n.link != nil || !isLink && n.listener != nil {
+		return fmt.Errorf("%w: %d descriptors of kind %d", wire.ErrMalformed, len(m.FDs), m.Kind)
+	}
+	file := os.NewFile(uintptr(m.FDs[0]), "network")
+	m.FDs = nil
+	if isLink {
+		n.link = &link{file: file}
+		return nil
+	}
+	var err error
+	n.listener, err = net.FileListener(file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("listener of the proxy: %w", err)
+	}
+	return nil
+}
+
+// serve lets somebody serve what there is until close.
+func (n *network) serve(ctx context.Context, by sandbox.Network) {
+	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if n.listener != nil {
+		n.serving.Go(func() { by.Serve(ctx, n.listener) })
+	}
+	if n.link != nil {
+		n.serving.Go(func() { by.ServeLink(ctx, n.link) })
+	}
+}
+
+// close ends serving and waits for it.
+func (n *network) close() error {
+	if n.cancel != nil {
+		n.cancel()
+	}
+	var ends []io.Closer
+	if n.listener != nil {
+		ends = append(ends, n.listener)
+	}
+	if n.link != nil {
+		ends = append(ends, n.link)
+	}
+	var faults []error
+	for _, end := range ends {
+		if err := end.Close(); !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) { // by whoever served it
+			faults = append(faults, err)
+		}
+	}
+	n.serving.Wait()
+	return errors.Join(faults...)
+}
+
+// checkNetwork refuses a network that cannot be made.
+func checkNetwork(n sandbox.Network) error {
+	switch n.Mode {
+	case "", sandbox.NetworkNone, sandbox.NetworkAll:
+		return nil
+	case sandbox.NetworkProxy:
+		if n.Serve == nil {
+			return errors.New("network: the mode proxy needs somebody who serves it")
+		}
+		return nil
+	default:
+		return fmt.Errorf("%w: there is no network mode %q", sandbox.ErrUnsupported, n.Mode)
+	}
+}
+
+// proxyEnv tells programs of the proxy, in the spellings in use.
+func proxyEnv() map[string]string {
+	address := fmt.Sprintf("http://127.0.0.1:%d", initd.ProxyPort)
+	const direct = "localhost,127.0.0.1,::1"
+	return map[string]string{
+		"HTTP_PROXY": address, "http_proxy": address, "HTTPS_PROXY": address, "https_proxy": address,
+		"ALL_PROXY": address, "all_proxy": address, "NO_PROXY": direct, "no_proxy": direct,
+	}
+}

@@ -1,0 +1,186 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/files"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Name is the driver's name.
+const Name = "process"
+
+// Options are the settings of a [Driver]; nil and zero mean the defaults.
+type Options struct {
+	// Logger gets what happens to commands, at debug level; nil discards it.
+	Logger *slog.Logger
+	// Wrap, when set, says what to start instead of the program at path with the arguments
+	// argv: something that becomes this program, in the same process. Drivers that confine
+	// commands are built so; they enforce [sandbox.Cmd].ReadOnly then.
+	Wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
+}
+
+var _ sandbox.Driver = (*Driver)(nil)
+
+// Driver opens sandboxes that isolate nothing.
+type Driver struct {
+	log  *slog.Logger
+	wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
+}
+
+// ungrouped says that control groups turned out to be of no use.
+var ungrouped atomic.Bool //nolint:gochecknoglobals // groups are the process's, not a driver's
+
+// New returns the driver.
+func New(options *Options) *Driver {
+	d := &Driver{log: slog.New(slog.DiscardHandler)}
+	if options == nil {
+		return d
+	}
+	d.wrap = options.Wrap
+	if options.Logger != nil {
+		d.log = options.Logger
+	}
+	return d
+}
+
+// Name implements [sandbox.Driver].
+func (d *Driver) Name() string { return Name }
+
+// Probe implements [sandbox.Driver]: it runs a command and writes a file.
+func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps, err = d.tryOut(ctx)
+	if err == nil || caps.Limits.Memory != sandbox.LimitCgroup || ctx.Err() != nil {
+		return caps, err
+	}
+	ungrouped.Store(true)
+	without, withoutErr := d.tryOut(ctx)
+	if withoutErr != nil {
+		ungrouped.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, "control groups are not used, for a command does not start in one: "+err.Error())
+	return without, nil
+}
+
+// tryOut tries a sandbox, in a control group if there is one.
+func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps = sandbox.Caps{
+		Driver: Name, Level: sandbox.LevelNone, Limits: limitKinds(), HostUID: true,
+		Networks: []sandbox.NetworkMode{sandbox.NetworkAll}, Warnings: warnings(),
+	}
+	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	workspace, scratch := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
+	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	if s.group.Used() {
+		caps.Limits.Memory, caps.Limits.Processes = sandbox.LimitCgroup, sandbox.LimitCgroup
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return caps, try(ctx, s)
+}
+
+// try uses a sandbox once.
+func try(ctx context.Context, s sandbox.Sandbox) error {
+	if _, err := s.FS().Write(ctx, sandbox.WriteRequest{Path: "probe.txt", Content: []byte("probe")}); err != nil {
+		return fmt.Errorf("probe: write a file: %w", err)
+	}
+	argv := []string{"/bin/sh", "-c", "exit 7"}
+	if runtime.GOOS == "windows" {
+		argv = []string{"cmd", "/c", "exit 7"}
+	}
+	const code = 7
+	result, err := s.Exec(ctx, sandbox.Cmd{Argv: argv})
+	if err != nil {
+		return fmt.Errorf("probe: run a command: %w", err)
+	}
+	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
+		return fmt.Errorf("probe: %q: %s, exit code %d, want %d", argv, result.Reason, result.ExitCode, code)
+	}
+	return nil
+}
+
+func warnings() []string {
+	all := []string{
+		"driver process isolates nothing: commands have the user, files, network and processes of the worker; " +
+			"use it only for code that is trusted as much as the worker",
+	}
+	if treeWarning != "" {
+		all = append(all, treeWarning)
+	}
+	return all
+}
+
+// Open implements [sandbox.Driver].
+func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := d.open(ctx, spec)
+	if err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	return s, nil
+}
+
+func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if spec.Require > sandbox.LevelNone {
+		return nil, fmt.Errorf("%w: driver process has level %s, %s is required", sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
+	}
+	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits), checkUnisolated(spec)); err != nil {
+		return nil, err
+	}
+	scratch, err := scratch.Open(spec.Scratch)
+	if err != nil {
+		return nil, err
+	}
+	workspace, err := files.Open(spec.Workspace)
+	if err != nil {
+		return nil, errors.Join(err, scratch.Close())
+	}
+	group, err := newGroup(spec.Limits)
+	if err != nil {
+		return nil, errors.Join(err, scratch.Close(), workspace.Close())
+	}
+	return newSandbox(spec, workspace, scratch, group, d), nil
+}
+
+// checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to use, protected
+// places, and host files under other names. That the network is not cut off, and that mounts are
+// writable, is what this driver's warning is about.
+func checkUnisolated(spec sandbox.Spec) error {
+	if spec.Network.Mode == sandbox.NetworkProxy {
+		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
+	}
+	if len(spec.Protect)+len(spec.Copies) > 0 {
+		return fmt.Errorf("%w: driver process cannot keep commands from changing %s", sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
+	}
+	for _, m := range spec.Mounts {
+		if m.Guest != "" && filepath.Clean(m.Guest) != filepath.Clean(m.Host) {
+			return fmt.Errorf("%w: driver process cannot show %q as %q", sandbox.ErrUnsupported, m.Host, m.Guest)
+		}
+	}
+	return nil
+}
+
+var _ io.Closer = (*Sandbox)(nil)

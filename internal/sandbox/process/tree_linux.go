@@ -1,0 +1,171 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+const treeWarning = ""
+
+// terminals says whether commands can have one.
+const terminals = true
+
+// startDir names an open directory so that nothing on the way to it can be
+// exchanged before the command is in it.
+func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) }
+
+// guardProgram is what guards are; this program will do where the system lets no memory file be
+// one.
+var guardProgram = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglobals // one for all, read-only
+	if program, err := image.Open(); err == nil {
+		return program, nil
+	}
+	return os.Open("/proc/self/exe")
+})
+
+// tree is every process of one command, by their guard.
+type tree struct {
+	cmd   *exec.Cmd // the command
+	in    *member
+	typed bool      // it has a terminal
+	guard *exec.Cmd // who starts it
+	conn  *wire.Conn
+	gone  chan struct{} // closed when nothing is left, or the guard has given up
+	pid   int
+	ended wire.Ended // set before gone is closed
+}
+
+func newTree(cmd *exec.Cmd, in *member, typed bool) *tree {
+	return &tree{cmd: cmd, in: in, typed: typed, gone: make(chan struct{})}
+}
+
+// start starts the command, which may run until leaseEnd; nil is no end.
+func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
+	program, err := guardProgram()
+	if err != nil {
+		return err
+	}
+	conn, theirs, err := wire.Pair()
+	if err != nil {
+		return err
+	}
+	c, group := t.cmd, t.in.Group()
+	t.conn, t.guard = conn, &exec.Cmd{
+		Path: initd.Image, Args: []string{initd.Arg0, initd.StageGuard}, Env: []string{initd.OneThread}, Dir: c.Dir,
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: append([]*os.File{theirs, program}, c.ExtraFiles...),
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // what is typed at a terminal does not stop it
+	}
+	if group != nil {
+		t.guard.ExtraFiles = append(t.guard.ExtraFiles, group.Dir())
+	}
+	err = t.guard.Start()
+	if err = errors.Join(err, theirs.Close()); err != nil {
+		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
+	}
+	o := guard.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	var last time.Time
+	if leaseEnd != nil {
+		last = leaseEnd()
+		o.Deadline = int64(deadman.At(last))
+	}
+	if err := t.order(o); err != nil {
+		_ = t.conn.Close() // it ends by that
+		_ = t.guard.Wait() // as above
+		return err
+	}
+	if leaseEnd != nil {
+		go deadman.Keep(leaseEnd, last, t.gone, func(d deadman.Deadline) error {
+			return t.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
+		})
+	}
+	return nil
+}
+
+// order has the guard start the command.
+func (t *tree) order(o guard.Order) error {
+	if err := t.conn.Send(0, wire.KindExec, o); err != nil {
+		return err
+	}
+	m, err := t.conn.Receive()
+	if err != nil {
+		return fmt.Errorf("the guard of a command: %w", err)
+	}
+	var answer guard.Begun
+	switch err := m.Decode(&answer); {
+	case err != nil:
+		return err
+	case answer.Errno != 0:
+		return syscall.Errno(answer.Errno)
+	case answer.Error != "":
+		return fmt.Errorf("the guard of a command: %s", answer.Error) //nolint:err113 // it comes from another process
+	}
+	t.pid = answer.PID
+	return nil
+}
+
+// await blocks until nothing of the command is left, or its guard has given up.
+func (t *tree) await() {
+	defer close(t.gone)
+	m, err := t.conn.Receive()
+	if err == nil {
+		err = m.Decode(&t.ended)
+	}
+	if err != nil { // somebody has killed it, and by that the command
+		t.ended = wire.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
+		_ = unix.Kill(-t.pid, unix.SIGKILL) // as far as is known
+	}
+}
+
+// signal asks every process of the command to end, or kills them.
+func (t *tree) signal(kill bool) {
+	_ = t.conn.Send(0, wire.KindSignal, wire.Signal{Kill: kill}) // if it cannot be sent, nothing is left
+	if kill {
+		_ = t.in.KillAlone() // at once, where there is a control group
+	}
+}
+
+// finish reaps the guard.
+func (t *tree) finish() error {
+	if t.ended.Left {
+		return fmt.Errorf("%w: of the command %q", sandbox.ErrLeftover, t.cmd.Args[0])
+	}
+	_ = t.guard.Wait() // it has said all
+	return t.conn.Close()
+}
+
+// sweep waits for a guard that has given up once, and goes on trying.
+func (t *tree) sweep() error {
+	_ = t.in.KillAlone()
+	t.conn.ReceiveUntil(time.Now().Add(guard.KillWait))
+	m, err := t.conn.Receive()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return t.finish()
+	}
+	if err == nil {
+		err = m.Decode(&t.ended)
+	}
+	t.ended.Left = false
+	return errors.Join(err, t.finish())
+}
+
+// describe puts how the command ended under its limits, and what it used, into result.
+func (t *tree) describe(result *sandbox.Result, limits sandbox.Limits) {
+	result.CPU, result.MaxRSS = t.ended.CPU, t.ended.MaxRSS
+	start.Describe(result, syscall.WaitStatus(t.ended.Status), t.ended.Over, limits)
+}

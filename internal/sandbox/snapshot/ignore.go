@@ -1,0 +1,334 @@
+package snapshot
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// OwnIgnoreFile names the file in the root of a directory that says, with the rules of
+// gitignore(5), what else is left out of copies, and with "!" what is not.
+const OwnIgnoreFile = ".toolfleetignore"
+
+// maxIgnoreFile bounds what is read of an ignore file.
+const maxIgnoreFile = 1 << 20
+
+// secretFiles and secretDirs hold passwords, keys and tokens more often than anything else.
+const (
+	//nolint:gosec // names, none is a secret
+	secretFiles = `.env*
+!.env.example
+!.env.sample
+!.env.template
+!.env.dist
+*.pem
+*.key
+*.p12
+*.pfx
+*.jks
+*.keystore
+*.kdbx
+id_rsa*
+id_dsa*
+id_ecdsa*
+id_ed25519*
+!id_*.pub
+.git-credentials
+.netrc
+_netrc
+.pgpass
+.pypirc
+**/.docker/config.json
+credentials
+*credentials*.json
+*credentials*.y*ml
+service-account*.json
+secrets.y*ml
+`
+	//nolint:gosec // the same
+	secretDirs = `.ssh/
+.aws/
+.azure/
+.gnupg/
+.kube/
+**/.config/gcloud/
+`
+)
+
+// mayHaveTokens reports whether a file of settings is left out when a token stands in it.
+func mayHaveTokens(base string) bool { return base == ".npmrc" || base == ".yarnrc.yml" }
+
+// why a path is left out.
+type why string
+
+const (
+	whyOwn     why = OwnIgnoreFile
+	whySecret  why = "secrets"
+	whyIgnored why = ".gitignore"
+)
+
+// Ignore says what of a directory is left out of copies, for [Options].Skip: secrets by their
+// names, what .gitignore files exclude, and what the directory's own [OwnIgnoreFile] says, which
+// has the last word. What git tracks is only left out by that one, because the repository has it
+// anyway; what is below .git is no file of the person's. Its methods are not safe for concurrent
+// use.
+type Ignore struct {
+	root    *os.Root
+	all     bool
+	own     gitignore.Rules
+	secrets map[bool]gitignore.Rules   // of directories, and of files
+	rules   map[string]gitignore.Rules // by directory
+	tracked map[string]bool            // and the directories that it is in
+	within  map[string]why             // directories that are left out but for what git tracks in them
+	told    map[string]bool            // paths that are left out
+	left    map[why][]string           // those that [Ignore.LeftOut] is to tell
+}
+
+// NewIgnore reads what root says. tracked are the files that git tracks in it; all is whether what
+// .gitignore files exclude takes part.
+func NewIgnore(root *os.Root, tracked []string, all bool) *Ignore {
+	i := &Ignore{
+		root: root, all: all, rules: map[string]gitignore.Rules{}, tracked: map[string]bool{}, within: map[string]why{},
+		secrets: map[bool]gitignore.Rules{true: gitignore.Rules{}.With(".", secretDirs), false: gitignore.Rules{}.With(".", secretFiles)},
+		told:    map[string]bool{}, left: map[why][]string{},
+	}
+	i.own = gitignore.Rules{}.With(".", string(i.read(OwnIgnoreFile)))
+	for _, name := range tracked {
+		for ; name != "." && name != "/" && !i.tracked[name]; name = path.Dir(name) {
+			i.tracked[name] = true
+		}
+	}
+	return i
+}
+
+// read is a file's content; nothing when there is none to read.
+func (i *Ignore) read(name string) []byte {
+	info, err := i.root.Lstat(name)
+	if err != nil || !info.Mode().IsRegular() { // a pipe would be waited for
+		return nil
+	}
+	file, err := i.root.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	content, _ := io.ReadAll(io.LimitReader(file, maxIgnoreFile)) // what can be read
+	return content
+}
+
+// Skip reports whether a path is left out. A directory is asked about before what is in it.
+func (i *Ignore) Skip(name string, isDir bool) bool {
+	cause := i.why(name, isDir)
+	if cause == "" {
+		return false
+	}
+	if cause != whyOwn && i.tracked[name] {
+		if isDir {
+			i.within[name] = cause
+		}
+		return false
+	}
+	if !i.told[name] {
+		i.told[name] = true
+		i.left[cause] = append(i.left[cause], name)
+	}
+	return true
+}
+
+// why says what leaves a path out; "" is nothing.
+func (i *Ignore) why(name string, isDir bool) why {
+	if excluded, known := i.own.Judge(name, isDir); excluded {
+		return whyOwn
+	} else if known {
+		return ""
+	}
+	if above := i.within[path.Dir(name)]; above != "" {
+		return above
+	}
+	switch {
+	case slices.Contains(strings.Split(name, "/"), ".git"):
+		return ""
+	case i.secrets[isDir].Excludes(name, isDir), !isDir && i.hasToken(name):
+		return whySecret
+	case !i.all && i.rulesIn(path.Dir(name)).Excludes(name, isDir):
+		return whyIgnored
+	}
+	return ""
+}
+
+// hasToken reports whether a file of settings has a token.
+func (i *Ignore) hasToken(name string) bool {
+	if !mayHaveTokens(path.Base(name)) {
+		return false
+	}
+	content := bytes.ToLower(i.read(name))
+	return bytes.Contains(content, []byte("_auth")) || bytes.Contains(content, []byte("_password")) || bytes.Contains(content, []byte("authtoken"))
+}
+
+// rulesIn are those of the .gitignore files of a directory and of all above.
+func (i *Ignore) rulesIn(dir string) gitignore.Rules {
+	if rules, known := i.rules[dir]; known {
+		return rules
+	}
+	var rules gitignore.Rules
+	if dir != "." {
+		rules = i.rulesIn(path.Dir(dir))
+	}
+	if content := i.read(path.Join(dir, ".gitignore")); len(content) > 0 {
+		rules = rules.With(dir, string(content))
+	}
+	i.rules[dir] = rules
+	return rules
+}
+
+// maxNamed is how many paths are told by name.
+const maxNamed = 4
+
+// LeftOut says what was left out and not told before, as in ".env (secrets), a, b, c, d and 3 more
+// (.gitignore)", but for what [OwnIgnoreFile] names; "" is nothing.
+func (i *Ignore) LeftOut() string {
+	var told []string
+	for _, cause := range []why{whySecret, whyIgnored} {
+		names := i.left[cause]
+		if len(names) == 0 {
+			continue
+		}
+		slices.Sort(names)
+		text := strings.Join(names[:min(len(names), maxNamed)], ", ")
+		if more := len(names) - maxNamed; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		told = append(told, fmt.Sprintf("%s (%s)", text, cause))
+	}
+	clear(i.left)
+	return strings.Join(told, ", ")
+}
+
+// guarded reports whether something at a path would change one of the places: it is one, or below
+// one, or leads elsewhere on the way to one. File systems differ in which names they take for the
+// same; whatever any of them may take for a place is it here.
+func guarded(places []string, name string, is sandbox.FileType) bool {
+	return slices.ContainsFunc(places, func(place string) bool {
+		want, have := strings.Split(place, "/"), strings.Split(name, "/")
+		if len(have) < len(want) && is == sandbox.TypeDir {
+			return false
+		}
+		for i := range min(len(want), len(have)) {
+			if !alike(want[i], have[i]) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// alike reports whether two names may be one: letters that differ in case only are the same for the
+// file systems of macOS and Windows, characters that nobody sees are nothing for some, and so are
+// dots and spaces at the end for others, which also know a file under a short name.
+func alike(a, b string) bool {
+	a, b = bare(a), bare(b)
+	return strings.EqualFold(a, b) || short(a, b) || short(b, a)
+}
+
+// bare is a name without what some file systems ignore.
+func bare(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if unicode.Is(unicode.Cf, r) {
+			return -1
+		}
+		return r
+	}, name)
+	if trimmed := strings.TrimRight(name, ". "); trimmed != "" {
+		return trimmed
+	}
+	return name
+}
+
+// shortBase is how many letters of a name its short form begins with, at most.
+const shortBase = 6
+
+// short reports whether a name may be the short form of another, as in GIT~1 for .git.
+func short(name, of string) bool {
+	base, number, found := strings.Cut(name, "~")
+	if !found || base == "" || number == "" || number[0] < '0' || number[0] > '9' {
+		return false
+	}
+	of = strings.ReplaceAll(strings.TrimLeft(of, "."), " ", "")
+	of, _, _ = strings.Cut(of, ".")
+	return len(base) <= shortBase && len(of) >= len(base) && strings.EqualFold(base, of[:len(base)])
+}
+
+const (
+	// theirsSuffix marks the tree's content of a file in conflict.
+	theirsSuffix = ".toolfleet-theirs"
+	// maxTheirs is how many different ones are kept of one file.
+	maxTheirs = 1000
+)
+
+func (m *merge) conflict(name string) {
+	m.conflicts[name] = true
+	m.changes.Conflicts = append(m.changes.Conflicts, name)
+}
+
+// keepTheirs puts a file of the tree that is in conflict beside its place. One
+// that is there already with the same content will do.
+func (m *merge) keepTheirs(ctx context.Context, name string) error {
+	want := m.theirs[name]
+	if want.Type != sandbox.TypeFile {
+		return nil
+	}
+	dir, err := m.local.standing(parent(name))
+	if err != nil {
+		return err
+	}
+	rest := strings.TrimPrefix(name, dir+"/")
+	for n := 1; n <= maxTheirs; n++ {
+		beside := path.Join(dir, theirsName(rest, n))
+		mine, err := m.local.at(ctx, beside)
+		if err == nil && mine == (Entry{}) {
+			mine, err = want, m.place(m.staged[name], beside)
+		}
+		switch {
+		case errors.Is(err, fs.ErrExist):
+			continue
+		case err != nil:
+			return err
+		case mine.SHA256 == want.SHA256:
+			m.changes.Theirs = append(m.changes.Theirs, beside)
+			return nil
+		default:
+		}
+	}
+	return fmt.Errorf("%q: there are %d other versions beside it: remove them", name, maxTheirs)
+}
+
+// place puts a staged file at a path where nothing was seen. A link replaces nothing that
+// came there since; where there are no links, a rename must do.
+func (m *merge) place(staged, name string) error {
+	err := m.root.Link(staged, name)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return m.root.Rename(staged, name)
+}
+
+// theirsName returns the n-th name for a version of a file.
+func theirsName(rest string, n int) string {
+	suffix := theirsSuffix
+	if n > 1 {
+		suffix += fmt.Sprintf(".%d", n)
+	}
+	base := strings.ReplaceAll(rest, "/", "-")
+	return base[:min(len(base), maxName-len(suffix))] + suffix
+}

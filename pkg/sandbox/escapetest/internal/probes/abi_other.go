@@ -1,9 +1,0 @@
-//go:build linux && !amd64
-
-package probes
-
-import "github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/canary"
-
-func int80(canary.Host) canary.Verdict { return unsupported("only on amd64") }
-
-func x32(canary.Host) canary.Verdict { return unsupported("only on amd64") }
