@@ -1,0 +1,182 @@
+// Package docs_test checks the documents: links and names of tests are valid, each page begins with
+// what its reader does, and words that readers stumble over stay out.
+package docs_test
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	fence   = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	code    = regexp.MustCompile("`[^`\n]*`")
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.+)$`)
+)
+
+// documents returns every Markdown file of the repository by its path.
+func documents(t *testing.T) map[string][]byte {
+	t.Helper()
+	root := os.DirFS("../..")
+	found := map[string][]byte{}
+	require.NoError(t, fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && name != "." && (entry.Name()[0] == '.' || entry.Name() == "node_modules") {
+			return filepath.SkipDir
+		}
+		if path.Ext(name) != ".md" || entry.IsDir() {
+			return nil
+		}
+		found[name], err = fs.ReadFile(root, name)
+		return err
+	}))
+	require.Greater(t, len(found), 10)
+	return found
+}
+
+func TestDocs_LinksLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	all := documents(t)
+	for name, text := range all {
+		text = code.ReplaceAll(fence.ReplaceAll(text, nil), nil)
+		for _, match := range link.FindAllSubmatch(text, -1) {
+			checkLink(t, os.DirFS("../.."), all, name, string(match[1]))
+		}
+	}
+}
+
+// checkLink fails for a target that is not in the repository, or a heading that its document does
+// not have. Addresses elsewhere are not asked for.
+func checkLink(t *testing.T, root fs.FS, documents map[string][]byte, from, target string) {
+	t.Helper()
+	if strings.Contains(target, "://") {
+		return
+	}
+	file, anchor, _ := strings.Cut(target, "#")
+	to := from
+	if file != "" {
+		to = path.Join(path.Dir(from), file)
+		if _, err := fs.Stat(root, to); err != nil {
+			t.Errorf("%s: %s leads to no file", from, target)
+			return
+		}
+	}
+	if anchor != "" && !hasAnchor(documents[to], anchor) {
+		t.Errorf("%s: %s leads to no heading", from, target)
+	}
+}
+
+// hasAnchor knows the anchors that GitHub gives to headings.
+func hasAnchor(text []byte, anchor string) bool {
+	for _, match := range heading.FindAllSubmatch(fence.ReplaceAll(text, nil), -1) {
+		title := bytes.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-', r == '_', unicode.IsLetter(r), unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, match[1])
+		if string(title) == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// TestDocs_BeginWithTheReader: each page begins with what its reader does, not with a promise of
+// what the page teaches.
+func TestDocs_BeginWithTheReader(t *testing.T) {
+	t.Parallel()
+	pages := 0
+	for name, text := range documents(t) {
+		if strings.HasPrefix(name, "docs/") {
+			require.Regexp(t, `\A# .+\n\n[A-Z*|]`, string(text), name)
+			require.NotRegexp(t, `\A# .+\n\n(After|In|On) this page`, string(text), name)
+			pages++
+		}
+	}
+	require.Greater(t, pages, 10)
+}
+
+// TestDocs_Readme: the README can be read in three minutes, its commands can be pasted as they are,
+// and its Go code compiles.
+func TestDocs_Readme(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(strings.Fields(string(readme))), 700, "words of README.md")
+	var programs []string
+	for _, match := range regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```").FindAllStringSubmatch(string(readme), -1) {
+		switch match[1] {
+		case "sh":
+			require.NotContains(t, match[2], "...")
+		case "go":
+			programs = append(programs, match[2])
+		}
+	}
+	require.NotEmpty(t, programs)
+	for _, body := range programs {
+		file := filepath.Join(t.TempDir(), "main.go")
+		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+func main() { fmt.Println(run(context.Background())) }
+
+func run(ctx context.Context) error {
+%s}
+`, body), 0o600))
+		out, err := exec.CommandContext(t.Context(), "go", "vet", file).CombinedOutput()
+		require.NoError(t, err, "the Go code of README.md: %s", out)
+	}
+}
+
+// TestDocs_TestsAreThere: each test that a document names exists.
+func TestDocs_TestsAreThere(t *testing.T) {
+	t.Parallel()
+	var names strings.Builder
+	require.NoError(t, filepath.WalkDir("../..", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		for _, match := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Example)\w*)`).FindAllSubmatch(text, -1) {
+			fmt.Fprintf(&names, "%s\n", match[1])
+		}
+		return err
+	}))
+	for name, text := range documents(t) {
+		for _, match := range regexp.MustCompile("`((?:Test|Benchmark)[A-Z]\\w*)(\\*?)`").FindAllSubmatch(text, -1) {
+			want := "\n" + string(match[1])
+			if len(match[2]) == 0 {
+				want += "\n"
+			}
+			if !strings.Contains("\n"+names.String(), want) {
+				t.Errorf("%s: there is no test %s", name, match[0])
+			}
+		}
+	}
+}
