@@ -87,7 +87,7 @@ func binding(v policy.Verdict) verdict {
 // sandbox, that is least.
 func (v verdict) bind(call *protocol.Call, least string) {
 	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
-	if call.MinLevel == "" && protocol.Sandboxed(call.Payload) {
+	if call.MinLevel == "" && call.Payload != nil && call.Payload.Kind().Sandboxed() {
 		call.MinLevel = least
 	}
 	if v.once {

@@ -187,31 +187,3 @@ func (FilesGlob) Kind() Kind { return KindFilesGlob }
 
 // Kind implements [Payload].
 func (FilesSearch) Kind() Kind { return KindFilesSearch }
-
-// decodeFilesPayload reads the payloads about files; every other kind is unknown.
-func decodeFilesPayload(kind Kind, raw json.RawMessage) (Payload, error) {
-	switch kind {
-	case KindFilesRead:
-		return decodeAs[FilesRead](kind, raw)
-	case KindFilesWrite:
-		return decodeAs[FilesWrite](kind, raw)
-	case KindFilesEdit:
-		return decodeAs[FilesEdit](kind, raw)
-	case KindFilesJSONRead:
-		return decodeAs[FilesJSONRead](kind, raw)
-	case KindFilesJSONWrite:
-		return decodeAs[FilesJSONWrite](kind, raw)
-	case KindFilesExists:
-		return decodeAs[FilesExists](kind, raw)
-	case KindFilesList:
-		return decodeAs[FilesList](kind, raw)
-	case KindFilesTree:
-		return decodeAs[FilesTree](kind, raw)
-	case KindFilesGlob:
-		return decodeAs[FilesGlob](kind, raw)
-	case KindFilesSearch:
-		return decodeAs[FilesSearch](kind, raw)
-	default:
-		return UnknownPayload{Name: kind, Raw: raw}, nil
-	}
-}

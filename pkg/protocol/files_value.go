@@ -1,7 +1,5 @@
 package protocol
 
-import "encoding/json"
-
 // FilesReadResult answers [FilesRead].
 type FilesReadResult struct {
 	Path    string `json:"path"`
@@ -209,31 +207,3 @@ func (FilesGlobResult) ValueKind() Kind { return KindFilesGlob }
 
 // ValueKind implements [Value].
 func (FilesSearchResult) ValueKind() Kind { return KindFilesSearch }
-
-// decodeFilesValue reads the values about files; every other kind is unknown.
-func decodeFilesValue(kind Kind, raw json.RawMessage) (Value, error) {
-	switch kind {
-	case KindFilesRead:
-		return decodeValueAs[FilesReadResult](kind, raw)
-	case KindFilesWrite:
-		return decodeValueAs[FilesWriteResult](kind, raw)
-	case KindFilesEdit:
-		return decodeValueAs[FilesEditResult](kind, raw)
-	case KindFilesJSONRead:
-		return decodeValueAs[FilesJSONReadResult](kind, raw)
-	case KindFilesJSONWrite:
-		return decodeValueAs[FilesJSONWriteResult](kind, raw)
-	case KindFilesExists:
-		return decodeValueAs[FilesExistsResult](kind, raw)
-	case KindFilesList:
-		return decodeValueAs[FilesListResult](kind, raw)
-	case KindFilesTree:
-		return decodeValueAs[FilesTreeResult](kind, raw)
-	case KindFilesGlob:
-		return decodeValueAs[FilesGlobResult](kind, raw)
-	case KindFilesSearch:
-		return decodeValueAs[FilesSearchResult](kind, raw)
-	default:
-		return UnknownValue{Name: kind, Raw: raw}, nil
-	}
-}

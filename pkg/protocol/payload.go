@@ -8,9 +8,6 @@ import (
 	"strconv"
 )
 
-// Kind names a payload and the typed value that answers it; both use one name.
-type Kind string
-
 // Every kind that this version knows.
 const (
 	KindCommandRun       Kind = "command_run"
@@ -152,17 +149,6 @@ func (Stored) Kind() Kind { return KindStored }
 // Kind implements [Payload].
 func (u UnknownPayload) Kind() Kind { return u.Name }
 
-// Sandboxed reports whether a payload runs in a sandbox or works on its files. That of a user's own
-// kind runs in the worker's process.
-func Sandboxed(p Payload) bool {
-	switch p.(type) {
-	case nil, UnknownPayload, Noop, ResultRead, DialogOpen, DialogContinue, DialogEnd, TurnRun:
-		return false
-	default:
-		return true
-	}
-}
-
 // EncodePayload returns the JSON of p, with its type and version.
 func EncodePayload(p Payload) (json.RawMessage, error) {
 	if p == nil {
@@ -185,66 +171,6 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 }
 
 var errNoJSON = errors.New("not JSON")
-
-// decodePayload is [DecodePayload] for what is part of a body that has been read, and so is JSON.
-func decodePayload(raw json.RawMessage) (Payload, error) {
-	kind, err := kindOf(raw)
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
-	case KindCommandRun:
-		return decodeAs[CommandRun](kind, raw)
-	case KindCodeRun:
-		return decodeAs[CodeRun](kind, raw)
-	case KindProcessList:
-		return decodeAs[ProcessList](kind, raw)
-	case KindProcessRead:
-		return decodeAs[ProcessRead](kind, raw)
-	case KindProcessSend:
-		return decodeAs[ProcessSend](kind, raw)
-	case KindProcessKill:
-		return decodeAs[ProcessKill](kind, raw)
-	case KindResultRead:
-		return decodeAs[ResultRead](kind, raw)
-	case KindToolRun:
-		return decodeAs[ToolRun](kind, raw)
-	case KindMCPList:
-		return decodeAs[MCPList](kind, raw)
-	case KindMCPCall:
-		return decodeAs[MCPCall](kind, raw)
-	case KindDialogOpen:
-		return decodeAs[DialogOpen](kind, raw)
-	case KindDialogContinue:
-		return decodeAs[DialogContinue](kind, raw)
-	case KindDialogEnd:
-		return decodeAs[DialogEnd](kind, raw)
-	case KindWorkspaceImport:
-		return decodeAs[WorkspaceImport](kind, raw)
-	case KindWorkspaceExport:
-		return decodeAs[WorkspaceExport](kind, raw)
-	case KindWorkspaceRemove:
-		return decodeAs[WorkspaceRemove](kind, raw)
-	case KindWorkspaceRestore:
-		return decodeAs[WorkspaceRestore](kind, raw)
-	case KindTurnRun:
-		return decodeAs[TurnRun](kind, raw)
-	case KindNoop:
-		return decodeAs[Noop](kind, raw)
-	case KindStored:
-		return decodeAs[Stored](kind, raw)
-	default:
-		return decodeFilesPayload(kind, raw)
-	}
-}
-
-func decodeAs[T Payload](kind Kind, raw json.RawMessage) (Payload, error) {
-	var p T
-	if err := unmarshal(raw, &p); err != nil {
-		return nil, fmt.Errorf("%s: %w", kind, err)
-	}
-	return p, nil
-}
 
 // kindOf reads the type name of a typed JSON object. What this package wrote begins
 // with it, so that it is read at a glance.

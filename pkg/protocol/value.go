@@ -3,7 +3,6 @@ package protocol
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 )
 
 // Value is the typed answer to a payload of the same [Kind].
@@ -113,64 +112,4 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 		return nil, errNoJSON
 	}
 	return value, err
-}
-
-// decodeValue is [DecodeValue] for what is part of a body that has been read, and so is JSON.
-func decodeValue(raw json.RawMessage) (Value, error) {
-	kind, err := kindOf(raw)
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
-	case KindCommandRun:
-		return decodeValueAs[CommandRunResult](kind, raw)
-	case KindCodeRun:
-		return decodeValueAs[CodeRunResult](kind, raw)
-	case KindProcessList:
-		return decodeValueAs[ProcessListResult](kind, raw)
-	case KindProcessRead:
-		return decodeValueAs[ProcessReadResult](kind, raw)
-	case KindProcessSend:
-		return decodeValueAs[ProcessSendResult](kind, raw)
-	case KindProcessKill:
-		return decodeValueAs[ProcessKillResult](kind, raw)
-	case KindResultRead:
-		return decodeValueAs[ResultReadResult](kind, raw)
-	case KindToolRun:
-		return decodeValueAs[ToolRunResult](kind, raw)
-	case KindMCPList:
-		return decodeValueAs[MCPListResult](kind, raw)
-	case KindMCPCall:
-		return decodeValueAs[MCPCallResult](kind, raw)
-	case KindDialogOpen:
-		return decodeValueAs[DialogOpenResult](kind, raw)
-	case KindDialogContinue:
-		return decodeValueAs[DialogContinueResult](kind, raw)
-	case KindDialogEnd:
-		return decodeValueAs[DialogEndResult](kind, raw)
-	case KindWorkspaceImport:
-		return decodeValueAs[WorkspaceImportResult](kind, raw)
-	case KindWorkspaceExport:
-		return decodeValueAs[WorkspaceExportResult](kind, raw)
-	case KindWorkspaceRemove:
-		return decodeValueAs[WorkspaceRemoveResult](kind, raw)
-	case KindWorkspaceRestore:
-		return decodeValueAs[WorkspaceRestoreResult](kind, raw)
-	case KindTurnRun:
-		return decodeValueAs[TurnRunResult](kind, raw)
-	case KindNoop:
-		return decodeValueAs[NoopResult](kind, raw)
-	case KindStored:
-		return decodeValueAs[Stored](kind, raw)
-	default:
-		return decodeFilesValue(kind, raw)
-	}
-}
-
-func decodeValueAs[T Value](kind Kind, raw json.RawMessage) (Value, error) {
-	var v T
-	if err := unmarshal(raw, &v); err != nil {
-		return nil, fmt.Errorf("%s: %w", kind, err)
-	}
-	return v, nil
 }

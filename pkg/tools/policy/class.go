@@ -11,9 +11,9 @@ import (
 // A class stands, in a rule, for all tools whose calls do the same: a rule about it holds for tools
 // of every toolset. Calls of the user's own tools, of handlers and of MCP servers have none.
 const (
-	ClassExecute = "@execute" // programs of the model's: run, typed at, ended
-	ClassWrite   = "@write"   // files changed by the tool itself
-	ClassRead    = "@read"    // files, processes and results looked at
+	ClassExecute = "@" + string(protocol.ClassExecute) // programs of the model's: run, typed at, ended
+	ClassWrite   = "@" + string(protocol.ClassWrite)   // files changed by the tool itself
+	ClassRead    = "@" + string(protocol.ClassRead)    // files, processes and results looked at
 )
 
 // Classes returns every class.
@@ -21,17 +21,10 @@ func Classes() []string { return []string{ClassExecute, ClassWrite, ClassRead} }
 
 // classOf returns the class of a payload; "" when it has none.
 func classOf(payload protocol.Payload) string {
-	switch payload.(type) {
-	case protocol.CommandRun, protocol.CodeRun, protocol.ProcessSend, protocol.ProcessKill:
-		return ClassExecute
-	case protocol.FilesWrite, protocol.FilesEdit, protocol.FilesJSONWrite:
-		return ClassWrite
-	case protocol.FilesRead, protocol.FilesJSONRead, protocol.FilesExists, protocol.FilesList, protocol.FilesTree,
-		protocol.FilesGlob, protocol.FilesSearch, protocol.ProcessList, protocol.ProcessRead, protocol.ResultRead:
-		return ClassRead
-	default:
+	if payload == nil || payload.Kind().Class() == protocol.ClassNone {
 		return ""
 	}
+	return "@" + string(payload.Kind().Class())
 }
 
 // anyIsOf reports whether a pattern names the tool of a call, or its class.
