@@ -18,9 +18,9 @@ import (
 
 // accessFlags open ways between the embedded worker's sandboxes and their user.
 type accessFlags struct {
-	Publish        []string `sep:"none" placeholder:"[[HOST:]HOSTPORT:]PORT" help:"Port of the sandbox to publish on this host. HOST defaults to 127.0.0.1, HOSTPORT to the same port; 0 picks a free port. May be given several times."`
-	SSHAgent       bool     `name:"ssh-agent" help:"Let commands use your SSH agent, for hosts that are in --allow-net and in your known_hosts."`
-	GitCredentials []string `sep:"none" placeholder:"HOST" help:"Let commands get the credentials for HOST from your git's credential helper. --allow-net must list HOST. May be given several times."`
+	Publish        []string `sep:"none" placeholder:"[[HOST:]HOSTPORT:]PORT" brief:"Publish a port of the sandbox on this host." help:"Port of the sandbox to publish on this host. HOST defaults to 127.0.0.1, HOSTPORT to the same port; 0 picks a free port. May be given several times."`
+	SSHAgent       bool     `name:"ssh-agent" brief:"Let commands use your SSH agent." help:"Let commands use your SSH agent, for hosts that are in --allow-net and in your known_hosts."`
+	GitCredentials []string `sep:"none" placeholder:"HOST" brief:"Let commands log in to HOST as your git does." help:"Let commands get the credentials for HOST from your git's credential helper. --allow-net must list HOST. May be given several times."`
 }
 
 // checkAccess returns a usage error for values that make no sense anywhere.

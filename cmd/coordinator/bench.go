@@ -26,7 +26,7 @@ import (
 )
 
 type benchCommand struct {
-	cli.Login
+	cli.Login `group:"Fleet:"`
 
 	Lanes      int           `default:"64" help:"Number of lanes."`
 	Callers    int           `default:"256" help:"Number of callers; each has one call in flight."`

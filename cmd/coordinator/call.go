@@ -24,10 +24,10 @@ import (
 type callCommand struct {
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
-	Workspace string        `placeholder:"DIR" help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
+	Workspace string        `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
 	Session   string        `placeholder:"ID" help:"Session whose sandbox the call uses. Default: a new session, which is removed after the call."`
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
-	Timeout   time.Duration `default:"0s" help:"Time limit of the call, including its wait; 0 means unlimited."`
+	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
 
 	templateFlag `group:"Workspace:"`
 	guardFlag    `group:"Policy:"`

@@ -4,11 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
 )
 
 // commandLine is the grammar with all commands and flags.
@@ -78,4 +81,38 @@ func TestDocs_FlagsAreThere(t *testing.T) {
 		}
 	}
 	require.Greater(t, checked, 50)
+}
+
+// TestHelp_FitsOnAScreen.
+func TestHelp_FitsOnAScreen(t *testing.T) {
+	t.Parallel()
+	const screen = 60
+	node := commandLine(t)
+	for _, command := range append(node.Leaves(true), node.Children...) {
+		words := strings.Fields(command.FullPath())[1:]
+		stdout, err := os.Create(filepath.Join(t.TempDir(), "stdout"))
+		require.NoError(t, err)
+		code := run(cli.Program{Name: "coordinator", Args: append(words, "--help"), Stdout: stdout, Stderr: stdout, Examples: examples(), Getenv: os.Getenv})
+		require.NoError(t, stdout.Close())
+		require.Zero(t, code)
+		text, err := os.ReadFile(stdout.Name())
+		require.NoError(t, err)
+		require.LessOrEqual(t, strings.Count(string(text), "\n"), screen, "%s", text)
+		require.Contains(t, string(text), command.FullPath()+" --help-all\n")
+	}
+	for name := range examples() {
+		require.NotNil(t, commandNamed(node, strings.Fields(name)), "examples of %q, which is no command", name)
+	}
+}
+
+// commandNamed finds a command; nil for none.
+func commandNamed(node *kong.Node, words []string) *kong.Node {
+	for _, word := range words {
+		i := slices.IndexFunc(node.Children, func(child *kong.Node) bool { return child.Name == word })
+		if i < 0 {
+			return nil
+		}
+		node = node.Children[i]
+	}
+	return node
 }

@@ -27,7 +27,7 @@ import (
 
 // fleetFlags say where the fleet is.
 type fleetFlags struct {
-	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
+	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: run everything here." help:"NATS server or servers of the fleet. Default: a server inside this process."`
 	cli.Login
 	cli.Pools
 	cli.Signing
@@ -40,8 +40,8 @@ type fleetFlags struct {
 
 // workerFlags set up the embedded worker.
 type workerFlags struct {
-	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
-	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
+	Sandbox string            `default:"auto" placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock or process." help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
+	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for commands." help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
 	McpEnv  []string          `placeholder:"NAME" help:"Variables of this process that MCP servers may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Slots   int               `default:"8" help:"Concurrent calls of the embedded worker."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`
@@ -61,7 +61,7 @@ type connection struct {
 
 // existingFleet says where a fleet is, for commands that make none.
 type existingFleet struct {
-	Nats string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas."`
+	Nats string `required:"" placeholder:"URL" brief:"NATS servers of the fleet." help:"NATS server or servers of the fleet, separated by commas."`
 	cli.Login
 	cli.Pools
 	cli.Signing

@@ -25,7 +25,7 @@ import (
 // hostFlags say what the embedded worker's sandboxes see of the host.
 type hostFlags struct {
 	Toolchains string   `default:"auto" placeholder:"auto|none|NAME,..." help:"Toolchains of your PATH to mount read-only into the embedded worker's sandboxes: auto mounts all that are found (coordinator doctor lists them)."`
-	Mount      []string `sep:"none" placeholder:"HOST[:INSIDE][:ro|rw]" help:"Further directory or file to mount into the embedded worker's sandboxes, at the same path unless INSIDE is given, read-only unless rw is given. May be given several times."`
+	Mount      []string `sep:"none" placeholder:"HOST[:INSIDE][:ro|rw]" brief:"Mount another directory or file." help:"Further directory or file to mount into the embedded worker's sandboxes, at the same path unless INSIDE is given, read-only unless rw is given. May be given several times."`
 	Cache      string   `default:"auto" placeholder:"auto|none|NAME" help:"Cache of modules and builds that sandboxes of the embedded worker keep between sessions: auto is a cache for this workspace, NAME a cache that workspaces share."`
 	CacheSize  cli.Size `default:"10G" placeholder:"SIZE" help:"Maximum size of all caches; the least recently used cache is removed first. 0 means unlimited."`
 

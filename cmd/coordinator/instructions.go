@@ -15,7 +15,7 @@ import (
 
 // instructionFlags say what a model is told before all else.
 type instructionFlags struct {
-	System                string `placeholder:"FILE" help:"File with the system prompt, of up to 256 KiB. Default: that of the session, else a general one."`
+	System                string `placeholder:"FILE" brief:"File with the system prompt." help:"File with the system prompt, of up to 256 KiB. Default: that of the session, else a general one."`
 	NoProjectInstructions bool   `help:"Ignore AGENTS.md and CLAUDE.md of the workspace."`
 }
 

@@ -43,8 +43,44 @@ func main() {
 	os.Exit(run(cli.Program{
 		Name: "coordinator", Version: version,
 		Description: "Runs agent sessions whose tool calls are executed by workers over NATS JetStream. Every flag can be set by an environment variable: --max-steps is TOOLFLEET_MAX_STEPS.",
+		Examples:    examples(),
 		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}))
+}
+
+// examples are command lines that --help shows, by the name of the command.
+func examples() map[string][]string {
+	return map[string][]string{
+		"": {
+			`coordinator run --model openai:gpt-4.1 "Why does the build fail?"`,
+			`coordinator call bash '{"command":"go version"}'`,
+			`coordinator COMMAND --help`,
+		},
+		"run": {
+			`coordinator run --model openai:gpt-4.1 "Why does the build fail?"`,
+			`coordinator run --allow-net go,github --ask-for @execute "Update the modules."`,
+			`git diff | coordinator run --json "Review this change." -`,
+		},
+		"chat":    {`coordinator chat --model openai:gpt-4.1`, `coordinator chat --continue`},
+		"call":    {`coordinator call bash '{"command":"go version"}'`, `coordinator call --session last read '{"path":"go.mod"}'`},
+		"serve":   {`coordinator serve --model openai:gpt-4.1`, `coordinator serve --nats nats://nats1:4222 --model openai:gpt-4.1 --mcp 127.0.0.1:7080`},
+		"submit":  {`coordinator submit --nats nats://nats1:4222 --workspace . "Repair the build."`, `coordinator submit --nats nats://nats1:4222 --detach "Repair the build."`},
+		"mcp":     {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},
+		"approve": {`coordinator approve ls --nats nats://nats1:4222`, `coordinator approve --nats nats://nats1:4222 --deny --note "Not on Friday." SESSION CALL`},
+		"tools":   {`coordinator tools --doc bash`, `coordinator tools --tools ./tools`},
+		"login":   {`coordinator login --mcp-config mcp.json tickets`},
+		"bench":   {`coordinator bench --lanes 1`, `coordinator bench --exec true --calls 2000`},
+		"workers": {`coordinator workers --nats nats://nats1:4222`},
+		"lane":    {`coordinator lane ls --nats nats://nats1:4222`, `coordinator lane show --nats nats://nats1:4222 sandbox/abc`},
+		"session": {`coordinator session ls`, `coordinator session log last`, `coordinator session pull --nats nats://nats1:4222 last ./result`},
+		"session pull": {
+			`coordinator session pull --nats nats://nats1:4222 last ./result`,
+		},
+		"template": {`coordinator template create --nats nats://nats1:4222 base ~/src/project`},
+		"bodies":   {`coordinator bodies move --nats nats://nats1:4222 "s3://bucket/prefix?endpoint=https://s3.example.com"`},
+		"doctor":   {`coordinator doctor`},
+		"ping":     {`coordinator ping --nats nats://nats1:4222`},
+	}
 }
 
 type versionCommand struct{}

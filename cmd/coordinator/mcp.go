@@ -23,11 +23,11 @@ import (
 )
 
 type mcpCommand struct {
-	Workspace string   `placeholder:"DIR" help:"Working directory of all clients. Without --nats it is used in place. With --nats clients work on a copy, and changes are copied back at the end. Default: as for run, but with --listen an empty workspace per client."`
+	Workspace string   `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory of all clients. Without --nats it is used in place. With --nats clients work on a copy, and changes are copied back at the end. Default: as for run, but with --listen an empty workspace per client."`
 	WholeHome bool     `help:"Allow --workspace to be the root directory or the home directory."`
 	Session   string   `placeholder:"ID" help:"Session whose sandbox all clients use. Default: with --workspace or on stdio a new session, else one session per client."`
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
-	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
+	Listen    string   `placeholder:"ADDR" brief:"Serve over HTTP at ADDR, or unix:PATH. Default: stdio." help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
 	httpFlags   `group:"MCP over HTTP:"`
 	taskFlag    `group:"MCP over HTTP:"`
@@ -43,7 +43,7 @@ type mcpCommand struct {
 
 // httpFlags are about clients of the Model Context Protocol over HTTP.
 type httpFlags struct {
-	McpTokens   string   `placeholder:"FILE" help:"File of bearer tokens for clients over HTTP, a line each: NAME, read or use, TOKEN. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, read or use, TOKEN. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
 	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
 	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }

@@ -9,7 +9,7 @@ import (
 // --max-output bounds that of turns.
 type replyFlags struct {
 	Temperature *float64 `placeholder:"T" help:"Sampling temperature, 0 to 2. Default: the server's."`
-	Reasoning   string   `placeholder:"EFFORT" help:"Reasoning effort: none, minimal, low, medium, high, xhigh or max; each model supports some of them. Default: the server's."`
+	Reasoning   string   `placeholder:"EFFORT" brief:"Reasoning effort, such as low, medium or high." help:"Reasoning effort: none, minimal, low, medium, high, xhigh or max; each model supports some of them. Default: the server's."`
 	MaxOutput   int64    `default:"0" placeholder:"N" help:"Maximum output tokens of a reply, including reasoning; 0 means the server's default."`
 }
 

@@ -23,8 +23,8 @@ import (
 
 // folderFlag names the folder of the user's own tools.
 type folderFlag struct {
-	Tools     string `placeholder:"DIR" help:"Folder of manifests of your own tools and MCP servers, see docs/tools-of-your-own.md; workers need it as well."`
-	McpConfig string `placeholder:"FILE" help:"File of MCP servers whose tools the model gets, in the mcp.json format of agents. They run in the session's sandbox."`
+	Tools     string `placeholder:"DIR" brief:"Folder of your own tools." help:"Folder of manifests of your own tools and MCP servers, see docs/tools-of-your-own.md; workers need it as well."`
+	McpConfig string `placeholder:"FILE" brief:"MCP servers, in the mcp.json format of agents." help:"File of MCP servers whose tools the model gets, in the mcp.json format of agents. They run in the session's sandbox."`
 }
 
 // openFolder returns the folder; nil when none is named.

@@ -20,8 +20,8 @@ import (
 
 // viewFlags say how a session is shown.
 type viewFlags struct {
-	JSON  bool   `name:"json" help:"Print the session's events on stdout as JSON, one per line, and nothing else."`
-	Plain bool   `help:"Plain output for screen readers: progress in words, every line once, no drawing."`
+	JSON  bool   `name:"json" brief:"Print the events of the session as JSON lines." help:"Print the session's events on stdout as JSON, one per line, and nothing else."`
+	Plain bool   `brief:"Plain output, for screen readers and logs." help:"Plain output for screen readers: progress in words, every line once, no drawing."`
 	Price string `placeholder:"IN/OUT" help:"Price of a million input and output tokens in dollars, such as 2.50/10; each turn then shows its cost."`
 
 	fleet bool // workers are elsewhere: their names matter

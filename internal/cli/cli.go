@@ -62,6 +62,7 @@ type Program struct {
 	Description string
 	Version     string
 	Args        []string
+	Examples    map[string][]string // command lines that --help shows, by the name of the command; "" is the program
 	Stdin       io.Reader
 	Stdout      *os.File
 	Stderr      *os.File
@@ -77,10 +78,11 @@ const MinLease = 500 * time.Millisecond
 
 // Common is the flags that every command has.
 type Common struct {
-	LogLevel    string           `default:"warn" enum:"debug,info,warn,error" help:"Minimum level of log lines on stderr: debug, info, warn or error."`
-	LogFormat   string           `default:"text" enum:"text,json" help:"Format of log lines: text, or json with one object per line."`
-	PrintConfig bool             `help:"Print the effective settings as JSON, secrets redacted, and exit."`
-	Version     kong.VersionFlag `env:"-" help:"Print the version and exit."` // images and scripts set TOOLFLEET_VERSION for their own ends
+	LogLevel    string           `group:"Every command:" default:"warn" enum:"debug,info,warn,error" help:"Minimum level of log lines on stderr: debug, info, warn or error."`
+	LogFormat   string           `group:"Every command:" default:"text" enum:"text,json" help:"Format of log lines: text, or json with one object per line."`
+	PrintConfig bool             `group:"Every command:" help:"Print the effective settings as JSON, secrets redacted, and exit."`
+	HelpAll     helpAll          `group:"Every command:" env:"-" help:"Show every flag, with its variable, and exit."`
+	Version     kong.VersionFlag `group:"Every command:" env:"-" help:"Print the version and exit."` // images and scripts set TOOLFLEET_VERSION for their own ends
 }
 
 // Logger returns the logger of a command, which writes to stderr.
@@ -108,7 +110,7 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	parser, err := kong.New(grammar,
 		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
 		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version},
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: helpWidth}), kong.Help(p.help),
 		kong.TypeMapper(reflect.TypeFor[[]string](), kong.MapperFunc(list)),
 		kong.Exit(func(code int) { exit = code }),
 	)
@@ -141,8 +143,8 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 // errInterrupted says all that whoever has sent a signal wants to know.
 var errInterrupted = errors.New("interrupted")
 
-// listed ends the error about an unknown flag, which says all on one line.
-const listed = "; --help lists the flags"
+// listed ends the error about an unknown flag, which is one line.
+const listed = " --help-all lists the flags"
 
 // report prints an error of a command, as it is called, and returns the exit code that the error
 // asks for.
@@ -186,7 +188,7 @@ func printConfig(w io.Writer, kctx *kong.Context) error {
 	config := map[string]any{}
 	for _, flag := range kctx.Flags() {
 		switch flag.Name {
-		case "help", "version", "print-config":
+		case "help", "help-all", "version", "print-config":
 			continue
 		}
 		config[flag.Name] = printable(flag.Name, flag.Target)

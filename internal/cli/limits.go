@@ -17,7 +17,7 @@ import (
 type Limits struct {
 	Wall      time.Duration `default:"0s" help:"Maximum run time of a command, whatever its call allows; 0 means no limit by the worker."`
 	CPU       time.Duration `name:"cpu" default:"0s" help:"CPU time limit of one process; 0 means unlimited."`
-	Memory    Size          `default:"0" placeholder:"SIZE" help:"Memory limit of a sandbox, such as 512M or 2G; 0 means unlimited."`
+	Memory    Size          `default:"0" placeholder:"SIZE" brief:"Memory limit of a sandbox, such as 2G." help:"Memory limit of a sandbox, such as 512M or 2G; 0 means unlimited."`
 	Processes int64         `default:"0" help:"Limit of processes and threads in a sandbox; 0 means 1024."`
 	OpenFiles int64         `default:"0" help:"Limit of open files of one process; 0 means 4096."`
 	FileSize  Size          `default:"0" placeholder:"SIZE" help:"Size limit of a file that a command writes; 0 means unlimited."`

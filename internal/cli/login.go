@@ -12,7 +12,7 @@ import (
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as
 // flags.
 type Login struct {
-	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password belong in the URL, best in TOOLFLEET_NATS, which other users cannot see."`
+	Creds string `placeholder:"FILE" brief:"NATS credentials file, or a file with a token." help:"NATS credentials file, or a file with a token. A user and password belong in the URL, best in TOOLFLEET_NATS, which other users cannot see."`
 	TLS   TLS    `embed:"" prefix:"tls-"`
 }
 

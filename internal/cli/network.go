@@ -10,7 +10,7 @@ import (
 
 // Network is what a worker's sandboxes reach of the network, as flags.
 type Network struct {
-	AllowNet        string `placeholder:"HOST[:PORT],..." help:"Hosts that sandboxes can reach by TCP: names, *.suffix or addresses, with ports 80 and 443 unless a port is given, HOST:* for every port; or sets of hosts: debian, github, go, npm, pypi; or all, the whole network. Default: none."`
+	AllowNet        string `placeholder:"HOST[:PORT],..." brief:"Hosts that commands can reach, or go, npm, pypi." help:"Hosts that sandboxes can reach by TCP: names, *.suffix or addresses, with ports 80 and 443 unless a port is given, HOST:* for every port; or sets of hosts: debian, github, go, npm, pypi; or all, the whole network. Default: none."`
 	AllowNetPrivate string `placeholder:"PREFIX,..." help:"Address ranges, such as 10.0.0.0/8, that listed hosts may use although they are not public."`
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -31,8 +32,8 @@ func usageError(err error) error {
 			message += "; commands are " + commandNames(parse.Context.Model.Node)
 		case strings.Contains(message, "unexpected argument"):
 			message += "; usage: " + parse.Context.Model.Name + parse.Context.Model.Summary() // which begins with a space
-		case strings.Contains(message, "unknown flag"):
-			message += listed
+		case unknownFlag.MatchString(message):
+			message = misspelt(unknownFlag.FindStringSubmatch(message)[1], parse.Context)
 		case strings.Contains(message, "expected duration but got"):
 			message += "; a duration has a unit, as in 90s, 10m or 1h30m"
 		case strings.Contains(message, " (short flag)"): // of which there are none: it is a negative number
@@ -40,6 +41,60 @@ func usageError(err error) error {
 		}
 	}
 	return &ExitError{Code: ExitUsage, Message: message}
+}
+
+var unknownFlag = regexp.MustCompile(`^unknown flag --([^\s,]+)`)
+
+// misspelt is the error about an unknown flag, of one line, with the nearest flag there is.
+func misspelt(name string, kctx *kong.Context) string {
+	var names []string
+	for _, flag := range kctx.Flags() {
+		names = append(names, flag.Name)
+	}
+	message := "unknown flag --" + name
+	if near := nearest(name, names); near != "" {
+		message += "; did you mean --" + near + "?"
+	} else {
+		message += ";"
+	}
+	return message + listed
+}
+
+// nearest is the name that a misspelt one most likely means; "" for none.
+func nearest(name string, names []string) string {
+	best, least := "", max(2, len(name)/3)+1
+	for _, candidate := range names {
+		distance := edits(name, candidate)
+		if len(name) > 2 && strings.HasPrefix(candidate, name) {
+			distance = 1
+		}
+		if distance < least {
+			best, least = candidate, distance
+		}
+	}
+	return best
+}
+
+// edits is the number of letters to insert, delete, replace or swap with the next to make b of a.
+func edits(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		for j := range rows[i] {
+			switch {
+			case i == 0 || j == 0:
+				rows[i][j] = i + j
+			case a[i-1] == b[j-1]:
+				rows[i][j] = rows[i-1][j-1]
+			default:
+				rows[i][j] = 1 + min(rows[i-1][j-1], rows[i-1][j], rows[i][j-1])
+				if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+					rows[i][j] = min(rows[i][j], 1+rows[i-2][j-2])
+				}
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
 }
 
 // called is the command that was meant when parsing stopped, as it is called.

@@ -36,19 +36,19 @@ import (
 type flags struct {
 	cli.Common
 
-	Nats      string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
+	Nats      string `placeholder:"URL" brief:"NATS servers of the fleet. Required." help:"NATS server or servers of the fleet, separated by commas. Required."`
 	cli.Login `group:"Fleet:"`
-	CallKeys  string `group:"Fleet:" placeholder:"FILE" help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
+	CallKeys  string `group:"Fleet:" placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
 
-	Fleet string `group:"Fleet:" default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Pool  string `group:"Fleet:" default:"default" help:"Pool whose calls the worker runs."`
+	Fleet string `group:"Fleet:" default:"tf" brief:"Name of the fleet." help:"Name of the fleet: the prefix of its subjects and streams."`
+	Pool  string `group:"Fleet:" default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
 	Slots int    `default:"4" help:"Concurrent calls."`
 	Name  string `placeholder:"NAME" help:"Name of this worker, shown wherever workers are: up to 32 letters, digits, '-' and '_'. Its id is the name and a random suffix. Default: the host's name."`
 
-	Sandbox  string            `group:"Sandbox:" placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
-	MinLevel string            `group:"Sandbox:" default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
-	Env      map[string]string `group:"Sandbox:" mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
-	Data     string            `group:"Workspaces:" placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
+	Sandbox  string            `group:"Sandbox:" placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock, process or none." help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
+	MinLevel string            `group:"Sandbox:" default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" brief:"Start only if sandboxes prove this level." help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
+	Env      map[string]string `group:"Sandbox:" mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for sandboxes." help:"Environment variable for sandboxes; may be given several times."`
+	Data     string            `group:"Workspaces:" placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 
 	DataCache  cli.Size  `group:"Workspaces:" default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
 	WarmMemory *cli.Size `group:"Sandbox:" placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container."`
@@ -57,9 +57,9 @@ type flags struct {
 	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Bodies string   `group:"Workspaces:" placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
 
-	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
+	Tools string `placeholder:"DIR" brief:"Folder with the programs of your own tools." help:"Folder with the programs of your own tools; sandboxes can read it."`
 
-	SandboxCheck bool `group:"Sandbox:" help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
+	SandboxCheck bool `group:"Sandbox:" brief:"Test the sandboxes of this host, and exit." help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
 	JSON         bool `group:"Sandbox:" name:"json" help:"Print the result of --sandbox-check as JSON."`
 
 	cli.Network `group:"Sandbox:"`
@@ -97,7 +97,12 @@ func FromProcess(version string) cli.Program {
 	return cli.Program{
 		Name: "worker", Version: version,
 		Description: "Takes tool calls of a fleet from NATS and executes them in local sandboxes. Every flag can be set by an environment variable: --nats is TOOLFLEET_NATS. SIGTERM drains; a second signal exits at once. \"worker login SERVER\" logs it in to an MCP server.",
-		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
+		Examples: map[string][]string{"": {
+			`worker --nats nats://nats1:4222 --creds worker.creds --slots 8`,
+			`worker --nats nats://nats1:4222 --min-level full --limit-memory 2G`,
+			`worker --sandbox-check`,
+		}},
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}
 }
 

@@ -63,7 +63,7 @@ func TestRun_UsageErrorsRunNothing(t *testing.T) {
 		flags  []string
 		stderr string
 	}{
-		"unknown flag":        {[]string{"--frobnicate"}, `unknown flag --frobnicate; --help lists the flags`},
+		"unknown flag":        {[]string{"--frobnicate"}, `unknown flag --frobnicate; --help-all lists the flags`},
 		"missing workspace":   {[]string{"--workspace", missing}, `--workspace .*missing: no such file`},
 		"workspace is a file": {[]string{"--workspace", file}, `--workspace .*file: not a directory`},
 		"bad number":          {[]string{"--max-steps", "many"}, `--max-steps`},
