@@ -505,7 +505,7 @@ func TestReadTokens_EveryFault(t *testing.T) {
 }
 
 // echo answers with its arguments.
-func echo(_ context.Context, _ *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+func echo(_ context.Context, _ *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 	return arguments, nil
 }
 

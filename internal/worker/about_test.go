@@ -23,7 +23,7 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 	o.Caps = caps
 	o.Build, o.Slots, o.Limits = "v1.2.3", 3, sandbox.Limits{Memory: 1 << 30, Wall: time.Minute}
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"acme_refund": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) { return nil, nil },
+		"acme_refund": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 	}
 	w, stop := r.work(o)
 	var info *protocol.WorkerInfo

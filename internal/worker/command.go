@@ -8,43 +8,40 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
+	"github.com/toolfleet/toolfleet/internal/worker/offline"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
-// refuseCommand says why a command is not run here; nil for other payloads and when it is.
-func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
-	var readOnly bool
-	var limits protocol.Limits
-	switch p := p.(type) {
-	case protocol.CommandRun:
-		readOnly, limits = p.ReadOnly, p.Limits
-		if p.KeepShell && p.Command == "" {
-			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
-		}
-		if p.TTY && (!p.Background || len(p.Stdin) > 0) {
-			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: tty needs background, and no stdin: process_send types")
-		}
-		if p.TTY && len(p.Command) > maxArgument {
-			return protocol.Errorf(protocol.CodeInvalidPayload,
-				"command_run: the command has %d bytes; with tty it may have at most %d: write a script, and run that", len(p.Command), maxArgument)
-		}
-		if (p.Command == "") == (len(p.Argv) == 0) {
-			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
-		}
-	case protocol.CodeRun:
-		readOnly, limits = p.ReadOnly, p.Limits
-	default:
-		return nil
+// checkCommand refuses a command that contradicts itself, or that this worker cannot bound.
+func checkCommand(w *Worker, p protocol.CommandRun) *protocol.Error {
+	switch {
+	case p.KeepShell && p.Command == "":
+		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
+	case p.TTY && (!p.Background || len(p.Stdin) > 0):
+		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: tty needs background, and no stdin: process_send types")
+	case p.TTY && len(p.Command) > maxArgument:
+		return protocol.Errorf(protocol.CodeInvalidPayload,
+			"command_run: the command has %d bytes; with tty it may have at most %d: write a script, and run that", len(p.Command), maxArgument)
+	case (p.Command == "") == (len(p.Argv) == 0):
+		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
 	}
+	return w.checkLimits(p.Kind(), p.Limits, p.ReadOnly)
+}
+
+func checkCode(w *Worker, p protocol.CodeRun) *protocol.Error {
+	return w.checkLimits(p.Kind(), p.Limits, p.ReadOnly)
+}
+
+// checkLimits refuses limits that are invalid, and read_only where the sandbox does not enforce it:
+// its caller holds the sandbox shared, so other calls run at the same time.
+func (w *Worker) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
 	if err := limits.Validate(); err != nil {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", p.Kind(), err)
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", kind, err)
 	}
-	// Whoever asks for it holds the sandbox shared: a command that could write all the
-	// same would run beside others that rely on it.
 	if readOnly && !w.options.Caps.ReadOnly {
 		return protocol.Errorf(protocol.CodeSandboxUnsupported,
 			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", w.options.Caps.Driver)
@@ -52,8 +49,14 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 	return nil
 }
 
-func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun, frames *frames) (protocol.Value, error) {
-	if err := w.networkOff(ctx, s, p); err != nil {
+func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protocol.Value, error) {
+	w, s := a.worker, a.sandbox
+	if err := w.networkOff(ctx, s, p.Cwd, func(n offline.Network) string {
+		if p.Command == "" {
+			return n.Argv(p.Argv)
+		}
+		return n.Script(p.Command)
+	}); err != nil {
 		return nil, err
 	}
 	argv := p.Argv
@@ -62,7 +65,7 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 	}
 	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
 	if p.KeepShell {
-		s = w.inShell(s, run, p, &cmd)
+		s = w.inShell(s, a.Run, p, &cmd)
 	}
 	if len(p.Command) > maxArgument {
 		if !p.KeepShell {
@@ -71,9 +74,9 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 		byInput(&cmd, p.Command)
 	}
 	if p.Background {
-		return w.startProcess(ctx, s, run.Call, p, cmd, frames)
+		return w.startProcess(ctx, s, a.Run.Call, p, cmd, a.frames)
 	}
-	return w.exec(ctx, s, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
+	return w.exec(ctx, s, cmd, a.frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
 }
 
 // maxArgument is the longest argument that Linux gives to a program, in bytes.
@@ -95,18 +98,29 @@ func byInput(cmd *sandbox.Cmd, command string) {
 	cmd.Stdin = slices.Concat([]byte(command), cmd.Stdin)
 }
 
-func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, p protocol.CodeRun, frames *frames) (protocol.Value, error) {
-	script, err := w.languages.script(p.Language)
+func codeRun(ctx context.Context, a *Attempt, p protocol.CodeRun) (protocol.Value, error) {
+	script, err := a.worker.languages.script(p.Language)
 	if err != nil {
 		return nil, err
 	}
-	if err := w.networkOff(ctx, s, p); err != nil {
-		return nil, err
+	if p.Language == "sh" {
+		if err := a.worker.networkOff(ctx, a.sandbox, p.Cwd, func(n offline.Network) string { return n.Script(p.Code) }); err != nil {
+			return nil, err
+		}
 	}
 	cmd := sandbox.Cmd{
 		Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code), ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits),
 	}
-	return w.exec(ctx, s, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
+	return a.worker.exec(ctx, a.sandbox, cmd, a.frames, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
+}
+
+// outputSize is the size of what a command wrote.
+func outputSize(v protocol.Value) int {
+	e := plain.Execution(v)
+	if e == nil {
+		return 0
+	}
+	return max(len(e.Stdout)+len(e.Stderr), len(e.Combined))
 }
 
 // limitsOf translates limits from the wire.

@@ -77,7 +77,7 @@ func (r *rig) awaited(done <-chan *protocol.Result) *protocol.Result {
 func TestCovered_EndsWithItsResult(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int32
-	counts := func(ctx context.Context, h *worker.Handling, _ json.RawMessage) (json.RawMessage, error) {
+	counts := func(ctx context.Context, h *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 		ran.Add(1)
 		_, err := h.Sandbox(ctx)
 		return json.RawMessage(`"ran"`), err

@@ -13,10 +13,10 @@ import (
 
 // Stateful is a tool whose function answers several calls; see package dialog. Errors are
 // as those of a [Handler].
-type Stateful = dialog.Tool[*Handling]
+type Stateful = dialog.Tool[*Attempt]
 
 // Talk is a dialog as the function of a stateful tool sees it.
-type Talk = dialog.Talk[*Handling]
+type Talk = dialog.Talk[*Attempt]
 
 // answerGrace is how long the function of a stateful tool may take to answer a call that
 // was stopped, before its dialog ends.
@@ -30,39 +30,47 @@ func graceAfter(cause error) time.Duration {
 	return answerGrace
 }
 
-// talk carries out a call about a dialog; ok is false when it is another.
-func (w *Worker) talk(ctx context.Context, run *lane.Run, frames *frames) (r protocol.Result, ok bool) {
-	var value protocol.Value
-	var state protocol.DialogState
-	var err error
-	c, handling := run.Call, &Handling{Run: run, worker: w, frames: frames}
-	switch p := c.Payload.(type) {
-	case protocol.DialogOpen:
-		state, err = w.dialogs.Open(ctx, w.options.Handlers.Stateful[p.Tool], dialog.Opening[*Handling]{
-			ID: c.ID, Session: c.SessionID, Lane: c.Lane(), Kind: p.Tool, Call: handling, Arguments: p.Arguments,
-		})
-		err = w.checked(&state, err)
-		value = protocol.DialogOpenResult{DialogState: state}
-	case protocol.DialogContinue:
-		input := p.Input
-		if input == nil {
-			input = json.RawMessage("null")
-		}
-		state, err = w.dialogs.Continue(ctx, p.Dialog, c.SessionID, c.Lane(), handling, input)
-		err = w.checked(&state, err)
-		value = protocol.DialogContinueResult{DialogState: state}
-	case protocol.DialogEnd:
-		state, err = w.dialogs.End(ctx, p.Dialog, c.SessionID, c.Lane())
-		err = w.checked(&state, err)
-		value = protocol.DialogEndResult{DialogState: state}
-	default:
-		return r, false
+// checkDialog refuses a stateful tool that this worker does not have.
+func checkDialog(w *Worker, p protocol.DialogOpen) *protocol.Error {
+	if w.options.Handlers.Stateful[p.Tool].Run == nil {
+		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", p.Tool)
 	}
-	return w.returned(ctx, c, value, err), true
+	return nil
+}
+
+func dialogOpen(ctx context.Context, a *Attempt, p protocol.DialogOpen) (protocol.Value, error) {
+	c := a.Run.Call
+	state, err := a.worker.dialogs.Open(ctx, a.worker.options.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
+		ID: c.ID, Session: c.SessionID, Lane: c.Lane(), Kind: p.Tool, Call: a, Arguments: p.Arguments,
+	})
+	err = checked(&state, err)
+	return protocol.DialogOpenResult{DialogState: state}, err
+}
+
+func dialogContinue(ctx context.Context, a *Attempt, p protocol.DialogContinue) (protocol.Value, error) {
+	input := p.Input
+	if input == nil {
+		input = json.RawMessage("null")
+	}
+	state, err := a.worker.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
+	err = checked(&state, err)
+	return protocol.DialogContinueResult{DialogState: state}, err
+}
+
+func dialogEnd(ctx context.Context, a *Attempt, p protocol.DialogEnd) (protocol.Value, error) {
+	state, err := a.worker.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
+	err = checked(&state, err)
+	return protocol.DialogEndResult{DialogState: state}, err
+}
+
+// dialogSize is the size of what a stateful tool answered.
+func dialogSize(v protocol.Value) int {
+	state, _ := protocol.DialogStateOf(v)
+	return len(state.Output)
 }
 
 // checked is the error of a state, as that of a tool; an output that is no JSON is one.
-func (w *Worker) checked(state *protocol.DialogState, err error) error {
+func checked(state *protocol.DialogState, err error) error {
 	if len(state.Output) > 0 && !json.Valid(state.Output) {
 		state.Output = nil
 		err = errors.Join(err, errors.New("the tool answered with something that is no JSON"))

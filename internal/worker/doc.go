@@ -13,6 +13,14 @@
 // lives, instead of starting over in an empty one. With [DurabilityCheckpoint] the
 // fleet itself has the workspaces, and any worker goes on.
 //
+// Each kind of payload is one entry of the table in kind.go: what it needs before it runs, what it
+// refuses, and the function that runs it. To add a kind:
+//
+//  1. Describe it in package protocol.
+//  2. Write the function in a file of its own, with its payload's type:
+//     func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error)
+//  3. Add a line to the table: protocol.KindHTTPFetch: {needs: needsSandbox, run: runs(httpFetch)}.
+//
 // What a tool does wrong is a result. A panic while a payload is executed is one
 // too: it is recovered here and nowhere else.
 package worker

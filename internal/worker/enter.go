@@ -16,7 +16,7 @@ import (
 // directory that is used in place. Those who follow the call are told what it waits for.
 func (w *Worker) enter(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
 	dir, is := w.sandboxes.inPlace(run.Call.Lane())
-	if !is || w.options.InPlace == nil || !touchesWorkspace(run.Call.Payload) {
+	if !is || w.options.InPlace == nil || w.noFiles(run.Call.Payload.Kind()) {
 		return func() {}, nil
 	}
 	var last string
@@ -40,16 +40,11 @@ func (w *Worker) enter(ctx context.Context, run *lane.Run) (leave func(), refusa
 	return nil, &r
 }
 
-// touchesWorkspace reports whether a payload can read or write files of the workspace by itself.
-// Processes in the background are in no order with calls, in this process or another.
-func touchesWorkspace(p protocol.Payload) bool {
-	switch p.Kind() {
-	case protocol.KindNoop, protocol.KindResultRead, protocol.KindWorkspaceRemove,
-		protocol.KindProcessList, protocol.KindProcessRead, protocol.KindProcessSend, protocol.KindProcessKill:
-		return false
-	default:
-		return true
-	}
+// noFiles reports whether payloads of a kind touch no file of the workspace. Background processes
+// do, in no order with calls, in this process or another.
+func (w *Worker) noFiles(name protocol.Kind) bool {
+	k := w.kinds[name]
+	return k != nil && k.noFiles
 }
 
 // owner identifies this worker as the holder of a lane.

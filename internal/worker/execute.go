@@ -14,7 +14,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
-	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -75,126 +74,81 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		}
 		r.Level = level
 	}()
-	if refusal := w.refuse(run.Call); refusal != nil {
+	k, refusal := w.accept(run.Call)
+	if refusal != nil {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
-	if payload, isNoop := run.Call.Payload.(protocol.Noop); isNoop {
-		return noop(ctx, run, payload)
-	}
-	if payload, isRead := run.Call.Payload.(protocol.ResultRead); isRead {
-		value, err := w.resultRead(ctx, run.Call.SessionID, payload)
-		return w.failed(ctx, run.Call, value, err)
-	}
-	level = w.options.Caps.Level.String()
-	if run.Attempt > 1 {
-		if done := w.covered(ctx, run); done != nil {
-			return *done
+	a := &Attempt{Run: run, worker: w, frames: frames}
+	if k.needs > needsNothing {
+		level = w.options.Caps.Level.String()
+		if run.Attempt > 1 {
+			if done := w.covered(ctx, run); done != nil {
+				return *done
+			}
 		}
 	}
-	if handled, ok := w.handle(ctx, run, frames); ok {
-		return handled
+	if k.needs >= needsAnySandbox {
+		return w.inSandbox(ctx, a, k)
 	}
-	if answered, ok := w.talk(ctx, run, frames); ok {
-		return answered
+	value, err := k.run(ctx, a, run.Call.Payload)
+	if k.needs == needsFunction {
+		return w.returned(ctx, run.Call, value, err)
 	}
-	if _, removal := run.Call.Payload.(protocol.WorkspaceRemove); removal {
-		value, err := w.workspaceRemove(ctx, run.Call.Lane())
-		return w.failed(ctx, run.Call, value, err)
+	return w.failed(ctx, run.Call, value, err)
+}
+
+// inSandbox opens the sandbox of a call, and runs the payload there unless an earlier attempt has
+// done that.
+func (w *Worker) inSandbox(ctx context.Context, a *Attempt, k *kind) (r protocol.Result) {
+	call := a.Run.Call
+	var err error
+	if a.sandbox, err = w.sandboxes.get(ctx, call.Lane(), a.Run.Fence, a.Run.LeaseEnd); err != nil {
+		return w.failed(ctx, call, nil, err)
 	}
-	s, err := w.sandboxes.get(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
+	done, err := w.committed(ctx, call)
 	if err != nil {
-		return w.failed(ctx, run.Call, nil, err)
-	}
-	done, err := w.committed(ctx, run.Call)
-	if err != nil {
-		return w.failed(ctx, run.Call, nil, err)
+		return w.failed(ctx, call, nil, err)
 	}
 	if done != nil {
 		return *done
 	}
 	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec, trace.WithAttributes(
-		telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(level)))
+		telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(w.options.Caps.Level.String())))
 	defer exec.End()
-	value, err := w.inSandbox(ctx, run, s, frames)
-	if r = w.failed(ctx, run.Call, value, err); r.Error != nil {
+	value, err := k.run(ctx, a, call.Payload)
+	if r = w.failed(ctx, call, value, err); r.Error != nil {
 		telemetry.Fail(exec, r.Error)
 	}
 	return r
 }
 
-// refuse says why this worker does not run a call at all; nil when it does.
-func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
-	unknown, isUnknown := c.Payload.(protocol.UnknownPayload)
-	if isUnknown && w.options.Handlers.Calls[unknown.Name] == nil {
-		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q: it may be older than the coordinator, or lack the handler", unknown.Name)
+// accept returns how a call is run here, or why this worker does not run it.
+func (w *Worker) accept(c *protocol.Call) (*kind, *protocol.Error) {
+	k := w.kinds[c.Payload.Kind()]
+	if k == nil {
+		return nil, unknownPayload(c.Payload.Kind())
 	}
-	if opening, is := c.Payload.(protocol.DialogOpen); is && w.options.Handlers.Stateful[opening.Tool].Run == nil {
-		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", opening.Tool)
-	}
-	need, err := sandbox.ParseLevel(c.MinLevel)
+	level, err := sandbox.ParseLevel(c.MinLevel)
 	if err != nil {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
 	}
-	if need > w.options.Caps.Level {
-		return protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", need, w.options.Caps.Level)
+	if level > w.options.Caps.Level {
+		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, w.options.Caps.Level)
 	}
-	if c.Payload.Kind() == protocol.KindTurnRun {
-		return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
+	if (k.needs == needsSandbox || k.needs == needsLane) && sandboxOf(c.Lane()) == "" {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
 	}
-	if !isUnknown && !anywhere(c.Payload) && sandboxOf(c.Lane()) == "" {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
-	}
-	if name, is := uploadOf(c.Payload); is && !workspace.IsUpload(name) {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", c.Payload.Kind(), name)
-	}
-	return w.refuseCommand(c.Payload)
-}
-
-// anywhere reports whether a payload needs no sandbox of a session.
-func anywhere(p protocol.Payload) bool {
-	switch p.Kind() {
-	case protocol.KindNoop, protocol.KindResultRead, protocol.KindToolRun,
-		protocol.KindDialogOpen, protocol.KindDialogContinue, protocol.KindDialogEnd:
-		return true
-	default:
-		return false
-	}
-}
-
-// inSandbox runs a payload in its sandbox.
-func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox, frames *frames) (protocol.Value, error) {
-	switch payload := run.Call.Payload.(type) {
-	case protocol.CommandRun:
-		return w.commandRun(ctx, s, run, payload, frames)
-	case protocol.CodeRun:
-		return w.codeRun(ctx, s, payload, frames)
-	case protocol.ToolRun:
-		return w.toolRun(ctx, s, run.Call, payload, frames)
-	case protocol.MCPList:
-		return w.mcpList(ctx, s, run, payload)
-	case protocol.MCPCall:
-		return w.mcpCall(ctx, s, run, payload, frames)
-	case protocol.ProcessList:
-		return w.processes(run).List(), nil
-	case protocol.ProcessRead:
-		return valued(w.processes(run).Read(ctx, payload))
-	case protocol.ProcessSend:
-		return valued(w.processes(run).Send(ctx, payload))
-	case protocol.ProcessKill:
-		return valued(w.processes(run).Kill(ctx, payload.Process))
-	case protocol.WorkspaceImport:
-		return w.workspaceImport(ctx, run.Call.Lane(), payload)
-	case protocol.WorkspaceExport:
-		return w.workspaceExport(ctx, run.Call.Lane(), payload)
-	case protocol.WorkspaceRestore:
-		return w.workspaceRestore(ctx, run.Call.Lane(), payload)
-	default:
-		ops := fileOps{sandbox: s, session: run.Call.SessionID, seen: w.sandboxes.box(run.Call.Lane()).seen, ripgrep: w.languages.ripgrep, roots: run.Call.Roots}
-		if value, known, err := ops.run(ctx, payload); known {
-			return value, err
+	if k.check != nil {
+		if refusal := k.check(w, c.Payload); refusal != nil {
+			return nil, refusal
 		}
-		return nil, protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q", run.Call.Payload.Kind())
 	}
+	return k, nil
+}
+
+// refuseTurn refuses a turn that was sent to a pool of workers.
+func refuseTurn(*Worker, protocol.TurnRun) *protocol.Error {
+	return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 }
 
 // failed makes the result of a payload that returned value and err, either of which may be nil.
@@ -249,14 +203,12 @@ func notRun(code protocol.Code) bool {
 	}
 }
 
-func noop(ctx context.Context, run *lane.Run, payload protocol.Noop) protocol.Result {
-	if !pause.For(ctx, payload.WorkMS.Duration()) {
-		status, fault, _ := lane.Interrupted(ctx)
-		return protocol.NewResult(run.Call, status, fault)
+// noop waits for as long as the payload says.
+func noop(ctx context.Context, _ *Attempt, p protocol.Noop) (protocol.Value, error) {
+	if !pause.For(ctx, p.WorkMS.Duration()) {
+		return nil, ctx.Err()
 	}
-	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
-	return r
+	return protocol.NoopResult{}, nil
 }
 
 // maxFrame is the most output that one live frame carries.

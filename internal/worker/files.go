@@ -17,43 +17,18 @@ type fileOps struct {
 	session protocol.SessionID
 	seen    *seen
 	ripgrep bool // the sandbox has rg on its PATH
-	roots   []protocol.Roots
 }
 
-// run executes a payload; known is false when it is not about files.
-func (f fileOps) run(ctx context.Context, payload protocol.Payload) (value protocol.Value, known bool, err error) {
-	fs := f.sandbox.FS()
-	for _, roots := range f.roots {
-		fs = fs.Within(sandbox.Roots{Read: roots.Read, Write: roots.Write})
+// inFiles makes a file operation the function of a kind.
+func inFiles[P protocol.Payload](op func(fileOps, context.Context, sandbox.FS, P) (protocol.Value, error)) func(context.Context, *Attempt, P) (protocol.Value, error) {
+	return func(ctx context.Context, a *Attempt, p P) (protocol.Value, error) {
+		fs := a.sandbox.FS()
+		for _, roots := range a.Run.Call.Roots {
+			fs = fs.Within(sandbox.Roots{Read: roots.Read, Write: roots.Write})
+		}
+		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, seen: a.worker.sandboxes.box(a.lane()).seen, ripgrep: a.worker.languages.ripgrep}
+		return op(f, ctx, fs, p)
 	}
-	switch p := payload.(type) {
-	case protocol.FilesRead:
-		value, err = f.read(ctx, fs, p)
-	case protocol.FilesWrite:
-		value, err = f.write(ctx, fs, p)
-	case protocol.FilesEdit:
-		value, err = f.edit(ctx, fs, p)
-	case protocol.FilesJSONRead:
-		value, err = f.readJSON(ctx, fs, p)
-	case protocol.FilesJSONWrite:
-		value, err = f.writeJSON(ctx, fs, p)
-	case protocol.FilesExists:
-		value, err = filesExists(ctx, fs, p)
-	case protocol.FilesList:
-		value, err = filesList(ctx, fs, p)
-	case protocol.FilesTree:
-		value, err = filesTree(ctx, fs, p)
-	case protocol.FilesGlob:
-		value, err = filesGlob(ctx, fs, p)
-	case protocol.FilesSearch:
-		value, err = f.search(ctx, fs, p)
-	default:
-		return nil, false, nil
-	}
-	if err != nil {
-		return nil, true, err
-	}
-	return value, true, nil
 }
 
 func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) (protocol.Value, error) {
@@ -181,7 +156,7 @@ func (f fileOps) writeJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJ
 	return protocol.FilesJSONWriteResult{FilesWriteResult: written(p.Path, r)}, nil
 }
 
-func filesExists(ctx context.Context, fs sandbox.FS, p protocol.FilesExists) (protocol.Value, error) {
+func (fileOps) exists(ctx context.Context, fs sandbox.FS, p protocol.FilesExists) (protocol.Value, error) {
 	r, err := fs.Stat(ctx, sandbox.StatRequest{Path: p.Path})
 	if err != nil {
 		return nil, err
@@ -189,7 +164,7 @@ func filesExists(ctx context.Context, fs sandbox.FS, p protocol.FilesExists) (pr
 	return protocol.FilesExistsResult{Path: p.Path, Exists: r.Exists, Type: protocol.FileType(r.Type), Size: r.Size}, nil
 }
 
-func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protocol.Value, error) {
+func (fileOps) list(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protocol.Value, error) {
 	r, err := fs.List(ctx, sandbox.ListRequest{Path: p.Path})
 	if err != nil {
 		return nil, err
@@ -205,7 +180,7 @@ func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protoc
 	})
 }
 
-func filesTree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (protocol.Value, error) {
+func (fileOps) tree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (protocol.Value, error) {
 	r, err := fs.Tree(ctx, sandbox.TreeRequest{Path: p.Path, Depth: p.Depth, NoIgnore: p.NoIgnore})
 	if err != nil {
 		return nil, err
@@ -221,7 +196,7 @@ func filesTree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (protoc
 	})
 }
 
-func filesGlob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (protocol.Value, error) {
+func (fileOps) glob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (protocol.Value, error) {
 	r, err := fs.Glob(ctx, sandbox.GlobRequest{Pattern: p.Pattern, Names: p.Names, Path: p.Path, NoIgnore: p.NoIgnore})
 	if err != nil {
 		return nil, err

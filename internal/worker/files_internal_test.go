@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -92,14 +93,23 @@ func bare(v protocol.Value) protocol.Value {
 	return v
 }
 
+// runFiles runs a payload about files as the worker does.
+func runFiles(t *testing.T, ops fileOps, payload protocol.Payload) error {
+	t.Helper()
+	call := &protocol.Call{SessionID: ops.session, Resources: []protocol.Use{{Key: "sandbox/files", Access: protocol.Exclusive}}, Payload: payload}
+	w := &Worker{sandboxes: &sandboxes{open: map[protocol.Lane]*box{"sandbox/files": {seen: ops.seen}}}}
+	a := &Attempt{Run: &lane.Run{Call: call}, worker: w, sandbox: ops.sandbox}
+	_, err := kinds(Handlers{})[payload.Kind()].run(t.Context(), a, payload)
+	return err
+}
+
 func TestGuards(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)
 	home := t.TempDir()
 	ops := fileOps{sandbox: s, session: "s1", seen: newSeen(filepath.Join(home, "seen.jsonl"))}
 	do := func(payload protocol.Payload) sandbox.FaultCode {
-		_, known, err := ops.run(t.Context(), payload)
-		require.True(t, known)
+		err := runFiles(t, ops, payload)
 		if err == nil {
 			return ""
 		}
@@ -155,7 +165,7 @@ func TestGuards_AWriteCanBeDoneAgain(t *testing.T) {
 		ops := fileOps{sandbox: s, session: "s1", seen: newSeen(filepath.Join(t.TempDir(), "seen.jsonl"))}
 		path := filepath.Join(dir, "a-"+string(guard))
 		write := func(content string) error {
-			_, _, err := ops.run(t.Context(), protocol.FilesWrite{Path: filepath.Base(path), Content: protocol.Bytes(content), Guard: guard})
+			err := runFiles(t, ops, protocol.FilesWrite{Path: filepath.Base(path), Content: protocol.Bytes(content), Guard: guard})
 			return err
 		}
 		require.NoError(t, os.WriteFile(path, []byte("new"), 0o600))
@@ -182,16 +192,16 @@ func TestGuards_FilesThatAreGoneCanBeMadeAgain(t *testing.T) {
 		} {
 			ops := fileOps{sandbox: s, session: protocol.SessionID(name + string(guard)), seen: newSeen(filepath.Join(home, "seen.jsonl"))}
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("1"), 0o600))
-			_, _, err := ops.run(t.Context(), read)
+			err := runFiles(t, ops, read)
 			require.NoError(t, err)
 			require.NoError(t, os.Remove(filepath.Join(dir, "a")))
 			write := protocol.FilesWrite{Path: "a", Content: protocol.Bytes("2"), Guard: guard}
-			_, _, err = ops.run(t.Context(), write)
+			err = runFiles(t, ops, write)
 			require.ErrorContains(t, err, "no longer exists")
-			_, _, err = ops.run(t.Context(), read)
+			err = runFiles(t, ops, read)
 			require.ErrorContains(t, err, "does not exist")
 			ops.seen = newSeen(filepath.Join(home, "seen.jsonl")) // as another worker finds it
-			_, _, err = ops.run(t.Context(), write)
+			err = runFiles(t, ops, write)
 			require.NoError(t, err)
 		}
 	}

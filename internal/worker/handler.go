@@ -19,7 +19,7 @@ import (
 // that is a *[protocol.Error] or a *[sandbox.Fault] is the result's as it is; any
 // other is "tool_failed" with its text. When ctx ends, the call is over whatever the
 // handler returns; one that goes on then holds a slot, and what it does is not undone.
-type Handler func(ctx context.Context, h *Handling, arguments json.RawMessage) (json.RawMessage, error)
+type Handler func(ctx context.Context, a *Attempt, arguments json.RawMessage) (json.RawMessage, error)
 
 // Handlers are what executes payloads of kinds of the user's own, each kind in one way.
 type Handlers struct {
@@ -59,43 +59,28 @@ func (h Handlers) validate() error {
 	return nil
 }
 
-// Handling is one attempt of a call that a [Handler] executes.
-type Handling struct {
-	Run *lane.Run
-
-	worker *Worker
-	frames *frames
-}
-
 // errNoSandbox answers handlers of calls that have none.
 var errNoSandbox = errors.New("the call has no sandbox: its resource key is not sandbox/<id>")
 
-// Sandbox returns the sandbox of the call's session, which is opened by the first that asks.
-func (h *Handling) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
-	if sandboxOf(h.Run.Call.Lane()) == "" {
-		return nil, errNoSandbox
-	}
-	return h.worker.sandboxes.get(ctx, h.Run.Call.Lane(), h.Run.Fence, h.Run.LeaseEnd)
-}
-
-// Output sends live output to whoever watches the call. It must not be called by
-// two goroutines at a time, nor after the handler has returned.
-func (h *Handling) Output(data []byte) { h.frames.output(sandbox.Stdout, data) }
-
-// handle runs the handler of a payload; ok is false when there is none for its kind.
-func (w *Worker) handle(ctx context.Context, run *lane.Run, frames *frames) (r protocol.Result, ok bool) {
-	payload, isUnknown := run.Call.Payload.(protocol.UnknownPayload)
-	handler := w.options.Handlers.Calls[run.Call.Payload.Kind()]
-	if !isUnknown || handler == nil {
-		return r, false
-	}
+// run executes a payload of the handler's kind.
+func (handler Handler) run(ctx context.Context, a *Attempt, payload protocol.UnknownPayload) (protocol.Value, error) {
 	arguments, err := payload.Arguments()
 	if err != nil {
-		return protocol.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)), true
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
 	}
-	value, err := w.callHandler(ctx, handler, &Handling{Run: run, worker: w, frames: frames}, arguments)
-	return w.returned(ctx, run.Call, value, err), true
+	output, err := handler(ctx, a, arguments)
+	if err == nil {
+		value, encodeErr := protocol.NewUserValue(payload.Name, output)
+		if encodeErr == nil {
+			return value, nil
+		}
+		err = encodeErr
+	}
+	return nil, toolFault(err)
 }
+
+// userSize is the size of what a handler returned.
+func userSize(v protocol.UnknownValue) int { return len(v.Raw) }
 
 // returned is [Worker.failed] for a function of a user's, which nothing can kill: one that returns
 // without an error when its context has ended came to its end all the same.
@@ -108,19 +93,6 @@ func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.
 		r.Status, r.Error = status, fault
 	}
 	return r
-}
-
-// callHandler turns what a handler returns into a value, or an error that is the tool's.
-func (w *Worker) callHandler(ctx context.Context, handler Handler, h *Handling, arguments json.RawMessage) (protocol.Value, error) {
-	output, err := handler(ctx, h, arguments)
-	if err == nil {
-		value, encodeErr := protocol.NewUserValue(h.Run.Call.Payload.Kind(), output)
-		if encodeErr == nil {
-			return value, nil
-		}
-		err = encodeErr
-	}
-	return nil, toolFault(err)
 }
 
 // toolFault is an error of a user's function: typed ones that say their code as they are, all

@@ -32,7 +32,7 @@ func TestHandler_Results(t *testing.T) {
 	o.Alone = true
 	var inside atomic.Int32
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"echo": func(_ context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+		"echo": func(_ context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 			if inside.Add(1) > 1 {
 				return nil, errors.New("two at a time")
 			}
@@ -41,20 +41,20 @@ func TestHandler_Results(t *testing.T) {
 			_, err := h.Sandbox(t.Context())
 			return json.RawMessage(`{"echo":` + string(arguments) + `,"sandbox":"` + err.Error() + `"}`), nil
 		},
-		"fails": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"fails": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, errors.New("no money")
 		},
-		"typed": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"typed": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, protocol.Errorf(protocol.CodeNotFound, "no account")
 		},
-		"fault": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"fault": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, sandbox.Faultf(sandbox.FaultPermission, "no")
 		},
-		"panics": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) { panic("oh") },
-		"no_json": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"panics": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { panic("oh") },
+		"no_json": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return json.RawMessage(`{`), nil
 		},
-		"waits": func(ctx context.Context, _ *worker.Handling, _ json.RawMessage) (json.RawMessage, error) {
+		"waits": func(ctx context.Context, _ *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 			<-ctx.Done()
 			return json.RawMessage(`"late"`), nil
 		},
@@ -110,7 +110,7 @@ func TestHandler_HasTheSandboxOfItsSession(t *testing.T) {
 	r := newRig(t)
 	o := r.options()
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"count": func(ctx context.Context, h *worker.Handling, _ json.RawMessage) (json.RawMessage, error) {
+		"count": func(ctx context.Context, h *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 			box, err := h.Sandbox(ctx)
 			if err != nil {
 				return nil, err
@@ -137,7 +137,7 @@ func TestNew_RefusesHandlersOfBuiltInPayloads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for kind, handler := range map[protocol.Kind]worker.Handler{
-		"files_read": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) { return nil, nil },
+		"files_read": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 		"nothing":    nil,
 	} {
 		o := r.options()

@@ -59,7 +59,7 @@ func (w *Worker) keep(ctx context.Context, c *protocol.Call, r *protocol.Result)
 	case partial:
 		r.Value, store = value.Value, value.keep
 	default:
-		if !long(value) {
+		if !w.isLong(c, value) {
 			return
 		}
 		store = keepValue(value)
@@ -128,31 +128,13 @@ func keepOutput(written *spool.Spool) keepFunc {
 	}
 }
 
-// long reports whether a reader may be shown less than all of a value.
-func long(v protocol.Value) bool {
-	size := 0
-	if e := plain.Execution(v); e != nil {
-		size = max(len(e.Stdout)+len(e.Stderr), len(e.Combined))
+// isLong reports whether a reader may be shown less than all of a call's value.
+func (w *Worker) isLong(c *protocol.Call, v protocol.Value) bool {
+	if k := w.kinds[c.Payload.Kind()]; k != nil && k.long != nil {
+		return k.long(v)
 	}
-	switch v := v.(type) {
-	case protocol.NoopResult, protocol.ResultReadResult, protocol.ProcessReadResult, protocol.ProcessSendResult, protocol.FilesReadResult:
-		return false
-	case protocol.ToolRunResult:
-		size = max(size, len(v.Output))
-	case protocol.UnknownValue:
-		size = len(v.Raw)
-	case protocol.MCPCallResult:
-		size = len(plain.MCP(v))
-	case protocol.CommandRunResult, protocol.CodeRunResult:
-	default:
-		if state, ok := protocol.DialogStateOf(v); ok {
-			size = len(state.Output)
-			break
-		}
-		body, err := protocol.EncodeValue(v)
-		return err == nil && len(body) > plain.MaxError
-	}
-	return size > plain.MaxShown
+	body, err := protocol.EncodeValue(v)
+	return err == nil && len(body) > plain.MaxError
 }
 
 // maxCarried is how many entries of a list a message carries when the call names no limit,

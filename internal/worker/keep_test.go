@@ -73,7 +73,7 @@ func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
 	require.NoError(t, err)
 	object := `{"items":["` + strings.Repeat("x", 50_000) + `"]}`
 	answer := func(output string, err error) worker.Handler {
-		return func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		return func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return json.RawMessage(output), err
 		}
 	}

@@ -28,7 +28,8 @@ const (
 
 // resultRead returns lines of the result of an earlier call of the session: of what is
 // kept of it until the session is removed, or else of the result itself, as long as that is there.
-func (w *Worker) resultRead(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+func resultRead(ctx context.Context, a *Attempt, p protocol.ResultRead) (protocol.Value, error) {
+	w, session := a.worker, a.Run.Call.SessionID
 	page, err := w.readKept(ctx, session, p)
 	if page != nil || err != nil {
 		return page, err

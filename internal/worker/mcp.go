@@ -10,31 +10,36 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // guestWorkspace is where sandboxes with a root of their own have the workspace.
 const guestWorkspace = "/workspace"
 
-// mcpList asks a server that lives in the sandbox for its tools.
-func (w *Worker) mcpList(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.MCPList) (protocol.Value, error) {
-	spec, err := w.serverOf(p.Server)
+// mcpList returns the tools of a server that lives in the sandbox.
+func mcpList(ctx context.Context, a *Attempt, p protocol.MCPList) (protocol.Value, error) {
+	spec, err := a.worker.serverOf(p.Server)
 	if err != nil {
 		return nil, err
 	}
-	return valued(w.sandboxes.box(run.Call.Lane()).servers.List(ctx, w.serverPlace(run, s, nil), spec))
+	return valued(a.worker.sandboxes.box(a.lane()).servers.List(ctx, a.worker.serverPlace(a.Run, a.sandbox, nil), spec))
 }
 
 // mcpCall calls a tool of a server that lives in the sandbox.
-func (w *Worker) mcpCall(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.MCPCall, frames *frames) (_ protocol.Value, err error) {
-	if p.Server, err = w.serverOf(p.Server); err != nil {
+func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Value, err error) {
+	if p.Server, err = a.worker.serverOf(p.Server); err != nil {
 		return nil, err
 	}
-	value, err := w.sandboxes.box(run.Call.Lane()).servers.Call(ctx, w.serverPlace(run, s, frames), p, run.Call.Delivery == protocol.Idempotent)
+	place := a.worker.serverPlace(a.Run, a.sandbox, a.frames)
+	value, err := a.worker.sandboxes.box(a.lane()).servers.Call(ctx, place, p, a.Run.Call.Delivery == protocol.Idempotent)
 	if value == nil {
 		return nil, err
 	}
 	return *value, err
 }
+
+// mcpSize is the size of what a tool of a server returned.
+func mcpSize(v protocol.MCPCallResult) int { return len(plain.MCP(v)) }
 
 // serverOf is a server with the folder of tools in its command.
 func (w *Worker) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {

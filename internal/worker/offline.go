@@ -14,7 +14,7 @@ import (
 
 // networkOff refuses, before it runs, a command that is known to need what its sandbox
 // does not reach of the network. It is for the model's sake: the sandbox enforces it anyway.
-func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, p protocol.Payload) error {
+func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, cwd string, find func(offline.Network) string) error {
 	var reach offline.ReachFunc
 	mode := cmp.Or(w.sandboxes.network.Mode, sandbox.NetworkNone)
 	switch {
@@ -23,20 +23,10 @@ func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, p protocol.P
 	case mode == sandbox.NetworkProxy:
 		reach = w.options.Allow.Names
 	}
-	n := offline.Network{Reach: reach, Cache: slices.ContainsFunc(w.options.Mounts, func(m sandbox.Mount) bool { return m.Cache })}
-	found := ""
-	switch p := p.(type) {
-	case protocol.CommandRun:
-		n.Remote = gitRemotes(ctx, s.FS(), p.Cwd)
-		if found = n.Script(p.Command); p.Command == "" {
-			found = n.Argv(p.Argv)
-		}
-	case protocol.CodeRun:
-		n.Remote = gitRemotes(ctx, s.FS(), p.Cwd)
-		if p.Language == "sh" {
-			found = n.Script(p.Code)
-		}
-	}
+	found := find(offline.Network{
+		Reach: reach, Remote: gitRemotes(ctx, s.FS(), cwd),
+		Cache: slices.ContainsFunc(w.options.Mounts, func(m sandbox.Mount) bool { return m.Cache }),
+	})
 	switch {
 	case found == "":
 		return nil

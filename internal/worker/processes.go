@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -24,8 +23,24 @@ const earlyEnd = 150 * time.Millisecond
 const terminalType = "xterm-256color"
 
 // processes are the background processes of the lane of a call.
-func (w *Worker) processes(run *lane.Run) *background.Processes {
-	return w.sandboxes.box(run.Call.Lane()).processes
+func (a *Attempt) processes() *background.Processes {
+	return a.worker.sandboxes.box(a.lane()).processes
+}
+
+func processList(_ context.Context, a *Attempt, _ protocol.ProcessList) (protocol.Value, error) {
+	return a.processes().List(), nil
+}
+
+func processRead(ctx context.Context, a *Attempt, p protocol.ProcessRead) (protocol.Value, error) {
+	return valued(a.processes().Read(ctx, p))
+}
+
+func processSend(ctx context.Context, a *Attempt, p protocol.ProcessSend) (protocol.Value, error) {
+	return valued(a.processes().Send(ctx, p))
+}
+
+func processKill(ctx context.Context, a *Attempt, p protocol.ProcessKill) (protocol.Value, error) {
+	return valued(a.processes().Kill(ctx, p.Process))
 }
 
 // startProcess starts a command in the background.
@@ -102,12 +117,4 @@ func (f *frames) sparingly() func(stream sandbox.Stream, data []byte) {
 func processHandle(id protocol.CallID) string {
 	const length = 8
 	return "p-" + string(id[max(0, len(id)-length):])
-}
-
-// valued is the result of a function that returns a certain value, as a value.
-func valued[V protocol.Value](v V, err error) (protocol.Value, error) {
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
 }

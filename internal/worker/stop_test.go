@@ -221,7 +221,7 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	o.AckWait = shortLease
 	began, end := make(chan struct{}), make(chan struct{})
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"stubborn": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"stubborn": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			close(began)
 			<-end
 			return nil, nil

@@ -6,7 +6,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -22,12 +21,10 @@ func (w *Worker) takes(n lane.Need) bool {
 	if n.Handler {
 		return w.options.Handlers.Has(n.Kind)
 	}
-	switch n.Kind {
-	case protocol.KindNoop, protocol.KindResultRead, protocol.KindDialogContinue, protocol.KindDialogEnd, protocol.KindTurnRun:
+	if k := w.kinds[n.Kind]; k != nil && k.needs <= needsFunction {
 		return true
-	default:
-		return w.options.Caps.Driver != NoSandboxes
 	}
+	return w.options.Caps.Driver != NoSandboxes
 }
 
 // NoSandboxes is the driver of a worker that runs its handlers only.

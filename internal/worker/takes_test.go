@@ -21,7 +21,7 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	paid := worker.Options{
 		Fleet: r.Name, ID: "paying", Data: t.TempDir(), AckWait: patience, Logger: r.Logger,
 		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{
-			"refund": func(ctx context.Context, h *worker.Handling, _ json.RawMessage) (json.RawMessage, error) {
+			"refund": func(ctx context.Context, h *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 				_, err := h.Sandbox(ctx)
 				return nil, err
 			},

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 const (
@@ -28,7 +29,8 @@ const (
 )
 
 // toolRun runs the command of a tool of the user's own.
-func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.ToolRun, frames *frames) (protocol.Value, error) {
+func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Value, error) {
+	w, c := a.worker, a.Run.Call
 	if len(p.Argv) == 0 {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "tool_run: argv is empty")
 	}
@@ -37,7 +39,7 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Cal
 		return nil, err
 	}
 	cmd := sandbox.Cmd{Argv: argv, Env: env, Stdin: p.Arguments}
-	r, written, err := w.spooled(ctx, s, cmd, frames)
+	r, written, err := w.spooled(ctx, a.sandbox, cmd, a.frames)
 	if err != nil {
 		return nil, err
 	}
@@ -110,11 +112,14 @@ func toolValue(shown, whole protocol.Execution, output json.RawMessage) protocol
 		return protocol.ToolRunResult{Output: output, Execution: e}
 	}
 	value := valueOf(shown)
-	if long(value) || shown.Truncated || utf8.RuneCount(whole.Stderr) > maxComplaint {
+	if toolSize(value) > plain.MaxShown || shown.Truncated || utf8.RuneCount(whole.Stderr) > maxComplaint {
 		return partial{Value: value, keep: keepValue(valueOf(whole))}
 	}
 	return value
 }
+
+// toolSize is the size of what a tool returned, or wrote.
+func toolSize(v protocol.ToolRunResult) int { return max(outputSize(v), len(v.Output)) }
 
 // toolOutput reads what a tool wrote to standard output, all of it, or says what is wrong with it.
 func toolOutput(e *protocol.Execution, isText bool) (output json.RawMessage, fault string) {

@@ -186,13 +186,14 @@ type Worker struct {
 	nc         *nats.Conn
 	holder     *lane.Holder
 	sandboxes  *sandboxes
-	dialogs    *dialog.Set[*Handling]
+	dialogs    *dialog.Set[*Attempt]
 	web        *http.Transport // for sandboxes; nil when they reach nothing
 	js         jetstream.JetStream
 	blobs      jetstream.ObjectStore
 	kept       *keeper
 	languages  languages
 	limitKinds map[string]string // as results tell them
+	kinds      map[protocol.Kind]*kind
 	metrics    *telemetry.WorkerMetrics
 }
 
@@ -226,7 +227,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
 	w := &Worker{
 		options: o, metrics: metrics, nc: nc, js: js, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()},
-		limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger),
+		limitKinds: limitKinds(o.Caps.Limits), kinds: kinds(o.Handlers), dialogs: dialog.New[*Attempt](graceAfter, o.Logger),
 	}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err

@@ -20,21 +20,26 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// uploadOf is the name of the upload that a payload is about; ok is false when it is about none.
-func uploadOf(p protocol.Payload) (name string, ok bool) {
-	switch p := p.(type) {
-	case protocol.WorkspaceImport:
-		return p.Upload, true
-	case protocol.WorkspaceExport:
-		return p.Upload, true
-	default:
-		return "", false
+func checkImport(_ *Worker, p protocol.WorkspaceImport) *protocol.Error {
+	return checkUpload(p, p.Upload)
+}
+
+func checkExport(_ *Worker, p protocol.WorkspaceExport) *protocol.Error {
+	return checkUpload(p, p.Upload)
+}
+
+// checkUpload refuses an invalid name of an upload.
+func checkUpload(p protocol.Payload, name string) *protocol.Error {
+	if !fleetspace.IsUpload(name) {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", p.Kind(), name)
 	}
+	return nil
 }
 
 // workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with
 // anything in it was imported before, or used: it stays as it is.
-func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
+func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
+	w, l := a.worker, a.lane()
 	used, err := w.sandboxes.used(w.sandboxes.workspace(l))
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
@@ -107,7 +112,8 @@ func (w *Worker) fill(ctx context.Context, dir string, tree snapshot.Tree) (inde
 }
 
 // workspaceExport keeps what the workspace has in the journal of an upload.
-func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceExport) (protocol.Value, error) {
+func workspaceExport(ctx context.Context, a *Attempt, p protocol.WorkspaceExport) (protocol.Value, error) {
+	w, l := a.worker, a.lane()
 	store := w.sandboxes.workspaces
 	files, err := w.files(ctx, l, p.Upload)
 	if err != nil {
@@ -162,7 +168,8 @@ func sizeOf(tree snapshot.Tree) (files int, size int64) {
 }
 
 // workspaceRemove removes a sandbox with its workspace and forgets where it was.
-func (w *Worker) workspaceRemove(ctx context.Context, l protocol.Lane) (protocol.Value, error) {
+func workspaceRemove(ctx context.Context, a *Attempt, _ protocol.WorkspaceRemove) (protocol.Value, error) {
+	w, l := a.worker, a.lane()
 	w.dialogs.Release(l)
 	if err := w.sandboxes.remove(ctx, l); err != nil {
 		return nil, err
@@ -172,7 +179,8 @@ func (w *Worker) workspaceRemove(ctx context.Context, l protocol.Lane) (protocol
 
 // workspaceRestore makes a workspace what it was after an earlier call. When that fails, the next
 // call finds it as it was before.
-func (w *Worker) workspaceRestore(ctx context.Context, l protocol.Lane, p protocol.WorkspaceRestore) (protocol.Value, error) {
+func workspaceRestore(ctx context.Context, a *Attempt, p protocol.WorkspaceRestore) (protocol.Value, error) {
+	w, l := a.worker, a.lane()
 	c := w.sandboxes.checkpointsOf(l)
 	if c == nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable,

@@ -56,7 +56,7 @@ func (h Handler) Kind() protocol.Kind { return h.kind }
 
 // Call is one attempt of the call that a handler executes. It is valid until the
 // handler returns.
-type Call struct{ handling *internal.Handling }
+type Call struct{ handling *internal.Attempt }
 
 // ID is the id of the call, the same in every attempt: a key for idempotence.
 func (c *Call) ID() protocol.CallID { return c.handling.Run.Call.ID }
@@ -103,7 +103,7 @@ func (c *Call) Output(data []byte) { c.handling.Output(data) }
 // An error that is a *[protocol.Error] is the result's error as it is, for a model to
 // read; any other becomes "tool_failed" with its text.
 func Handle[Args, Output any](kind protocol.Kind, fn func(ctx context.Context, call *Call, args Args) (Output, error)) Handler {
-	run := func(ctx context.Context, h *internal.Handling, raw json.RawMessage) (json.RawMessage, error) {
+	run := func(ctx context.Context, h *internal.Attempt, raw json.RawMessage) (json.RawMessage, error) {
 		args, err := decode[Args](kind, raw)
 		if err != nil {
 			return nil, err

@@ -61,7 +61,7 @@ func startFixture(t *testing.T) (url string) {
 		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
 		Env: map[string]string{"PATH": os.Getenv("PATH")},
 		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{
-			fixtureKind: func(ctx context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+			fixtureKind: func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				if run := set[h.Run.Call.Tool].run; run != nil {
 					return run(ctx, h, arguments)
 				}
@@ -159,7 +159,7 @@ func (f fixtureTool) asking(server *mcp.Server, call mcp.ToolHandler) mcp.ToolHa
 
 // contents are what a tool answers that speaks the protocol itself.
 func contents(blocks ...any) worker.Handler {
-	return func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+	return func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 		return json.Marshal(map[string]any{"content": blocks})
 	}
 }
@@ -170,7 +170,7 @@ func says(s string) worker.Handler { return contents(text(s)) }
 
 // added answers with what the server added to the arguments, in words before it.
 func added(format string) worker.Handler {
-	return func(ctx context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+	return func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 		var given struct {
 			Added any `json:"added"`
 		}
@@ -205,7 +205,7 @@ func fixtureTools() map[string]fixtureTool {
 		"test_multiple_content_types": {run: contents(text("This is text content"), image, resource("test://embedded-in-multiple"))},
 		"test_tool_with_logging":      {run: logging},
 		"test_tool_with_progress":     {run: progressing},
-		"test_error_handling": {run: func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"test_error_handling": {run: func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, errIntended
 		}},
 		"test_reconnection": {before: func(_ *mcp.Server, request *mcp.CallToolRequest) (*mcp.CallToolResult, any, error) {
@@ -223,7 +223,7 @@ func fixtureTools() map[string]fixtureTool {
 }
 
 // logging writes three lines of live output, which clients get as log messages.
-func logging(ctx context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+func logging(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 	for _, line := range []string{"Tool execution started", "Tool processing data", "Tool execution completed"} {
 		h.Output([]byte(line + "\n"))
 	}
@@ -232,7 +232,7 @@ func logging(ctx context.Context, h *worker.Handling, arguments json.RawMessage)
 
 // progressing writes live output for longer than it takes the server to tell of it three times,
 // also on a busy machine.
-func progressing(ctx context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+func progressing(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 	for step := range 60 {
 		h.Output(fmt.Appendf(nil, "Completed step %d\n", step))
 		if !pause.For(ctx, 50*time.Millisecond) {

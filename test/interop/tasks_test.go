@@ -19,7 +19,7 @@ func taskTools() map[string]fixtureTool {
 	return map[string]fixtureTool{
 		"greet": {
 			schema: `{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}`,
-			run: func(ctx context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+			run: func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				var given struct{ Name string }
 				if err := json.Unmarshal(arguments, &given); err != nil {
 					return nil, err
@@ -29,7 +29,7 @@ func taskTools() map[string]fixtureTool {
 		},
 		"slow_compute": {
 			schema: `{"type": "object", "properties": {"seconds": {"type": "number"}, "label": {"type": "string"}}}`,
-			run: func(ctx context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+			run: func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				var given struct{ Seconds float64 }
 				if err := json.Unmarshal(arguments, &given); err != nil {
 					return nil, err
@@ -41,7 +41,7 @@ func taskTools() map[string]fixtureTool {
 			},
 		},
 		"failing_job": {
-			run: func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+			run: func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 				return nil, errIntended
 			},
 			before: func(_ *mcp.Server, request *mcp.CallToolRequest) (*mcp.CallToolResult, any, error) {
@@ -51,7 +51,7 @@ func taskTools() map[string]fixtureTool {
 				return nil, nil, nil
 			},
 		},
-		"protocol_error_job": {run: func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+		"protocol_error_job": {run: func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
 			panic(errIntended)
 		}},
 	}
