@@ -13,7 +13,7 @@ func TestAnswers_NothingIsAskedAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	asked := 0
 	a := &answers{say: func(string) { asked++ }}
-	question := loop.Event{Type: loop.EventApprovalAsked, Name: "bash", Text: "look"}
+	question := loop.Event{Type: loop.EventApprovalAsked, CallFields: loop.CallFields{Name: "bash"}, Text: "look"}
 	a.observe(t.Context(), question)
 	require.Equal(t, 1, asked)
 	a.close()

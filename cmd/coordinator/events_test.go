@@ -81,7 +81,7 @@ func TestJSONEvents_ReasoningIsThatForPeople(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	newJSONEvents(&out).observe(loop.Event{
-		Type: loop.EventModelReply, Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"x":1}`)}, Finish: loop.FinishLength,
+		Type: loop.EventModelReply, ReplyFields: loop.ReplyFields{Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"x":1}`)}, Finish: loop.FinishLength},
 	})
 	require.Contains(t, out.String(), `"reasoning":{"text":"hm"}`)
 	require.Contains(t, out.String(), `"finish":"length"`)
@@ -96,7 +96,7 @@ func TestJSONEvents_ValuesStayAndLiveNewsAreLeftOut(t *testing.T) {
 	require.Empty(t, out.String())
 	queue := 1.5
 	events.observe(loop.Event{
-		Type: loop.EventToolResult, SessionID: "s", Time: time.Unix(0, 0).UTC(), Content: "<a> & b", Status: string(protocol.StatusOK), QueueMS: &queue,
+		Type: loop.EventToolResult, SessionID: "s", Time: time.Unix(0, 0).UTC(), ResultFields: loop.ResultFields{Content: "<a> & b", QueueMS: &queue}, Status: string(protocol.StatusOK),
 	})
 	require.Contains(t, out.String(), `"content":"<a> & b"`)
 	require.Contains(t, out.String(), `"queue_ms":1.5`)

@@ -86,7 +86,10 @@ func (l *leftOpen) see(e *loop.Event) {
 		l.turn = e
 	case loop.EventModelReply:
 		for i, c := range e.ToolCalls {
-			l.calls = append(l.calls, loop.Event{Type: loop.EventToolResult, Turn: e.Turn, Step: e.Step, Index: i, Name: c.Name, ToolCallID: c.ID})
+			l.calls = append(l.calls, loop.Event{
+				Type: loop.EventToolResult, Turn: e.Turn, Step: e.Step,
+				CallFields: loop.CallFields{Index: i, Name: c.Name, ToolCallID: c.ID},
+			})
 		}
 	case loop.EventToolResult:
 		l.calls = slices.DeleteFunc(l.calls, func(c loop.Event) bool { return c.Index == e.Index })

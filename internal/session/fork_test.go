@@ -20,16 +20,16 @@ import (
 // a job that never ends.
 func conversation() []loop.Event {
 	return []loop.Event{
-		{Type: loop.EventSessionStarted, Model: "m"},
-		{Type: loop.EventTurnStarted, Turn: 1, Input: "first", Seed: "of the origin"},
-		{Type: loop.EventModelReply, Turn: 1, Step: 1, ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}},
-		{Type: loop.EventToolResult, Turn: 1, Step: 1, Index: 1, ToolCallID: "b", CallID: "call-b", Job: "job-1", Status: "ok", Content: "begun"},
-		{Type: loop.EventToolResult, Turn: 1, Step: 1, Index: 0, ToolCallID: "a", CallID: "call-a", Status: "ok", Content: "done"},
+		{Type: loop.EventSessionStarted, SessionFields: loop.SessionFields{Model: "m"}},
+		{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "first", Seed: "of the origin"}},
+		{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}}},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 1, ToolCallID: "b", CallID: "call-b"}, JobFields: loop.JobFields{Job: "job-1"}, Status: "ok", ResultFields: loop.ResultFields{Content: "begun"}},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "a", CallID: "call-a"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
 		{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "that is it"},
 		{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"},
-		{Type: loop.EventTurnStarted, Turn: 2, Input: "second"},
-		{Type: loop.EventModelReply, Turn: 2, Step: 1, ToolCalls: []loop.ToolCall{{ID: "c", Name: "x"}, {ID: "d", Name: "x"}}},
-		{Type: loop.EventToolResult, Turn: 2, Step: 1, Index: 0, ToolCallID: "c", CallID: "call-c", Status: "ok", Content: "done"},
+		{Type: loop.EventTurnStarted, Turn: 2, TurnFields: loop.TurnFields{Input: "second"}},
+		{Type: loop.EventModelReply, Turn: 2, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "c", Name: "x"}, {ID: "d", Name: "x"}}}},
+		{Type: loop.EventToolResult, Turn: 2, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "c", CallID: "call-c"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
 	}
 }
 
@@ -81,7 +81,7 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 func TestFork_KeepsWhatIsLeftOut(t *testing.T) {
 	t.Parallel()
 	left := func(id string) loop.Event {
-		return loop.Event{Type: loop.EventPartLeftOut, Turn: 1, Step: 2, ToolCallID: id, Part: loop.PartImage, Text: "refused"}
+		return loop.Event{Type: loop.EventPartLeftOut, Turn: 1, Step: 2, CallFields: loop.CallFields{ToolCallID: id}, Part: loop.PartImage, Text: "refused"}
 	}
 	events := slices.Insert(conversation(), 5, left("a"))
 	events = append(events, left("c"))
@@ -118,7 +118,7 @@ func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 	require.Equal(t, StateForked, info.State)
 	history, err := r.Journal.Load(t.Context(), "to")
 	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, Input: "on"})
+	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, TurnFields: loop.TurnFields{Input: "on"}})
 	require.NoError(t, err)
 	info, err = r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)

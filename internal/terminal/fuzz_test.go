@@ -22,9 +22,8 @@ func hostile(s string) []loop.Event {
 	usage := &protocol.Usage{InputTokens: -1}
 	fault := &protocol.Error{Code: protocol.Code(s), Message: s}
 	at := loop.Event{
-		SessionID: protocol.SessionID(s), Turn: 1, Step: 1, Model: s, Tools: []string{s}, Workspace: s, Input: s,
-		Text: s, ToolCalls: []loop.ToolCall{{ID: s, Name: s, Arguments: s}}, Usage: usage, CallID: protocol.CallID(s),
-		Name: s, Arguments: s, Status: s, Content: s, Error: fault, WorkerID: protocol.WorkerID(s), Attempt: 2, Diff: s,
+		SessionID: protocol.SessionID(s), Turn: 1, Step: 1, SessionFields: loop.SessionFields{Model: s, Tools: []string{s}, Workspace: s}, TurnFields: loop.TurnFields{Input: s},
+		Text: s, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: s, Name: s, Arguments: s}}}, Usage: usage, CallFields: loop.CallFields{CallID: protocol.CallID(s), Name: s, Arguments: s}, Status: s, ResultFields: loop.ResultFields{Content: s, Error: fault, WorkerID: protocol.WorkerID(s), Attempt: 2, Diff: s},
 	}
 	named := at
 	named.Name, named.Arguments = "bash", `{"command":`+quote(s)+`,"cwd":`+quote(s)+`}`
@@ -112,7 +111,7 @@ func FuzzView_EverythingHasItsPlace(f *testing.F) {
 			}
 		}
 		result := show([]loop.Event{{
-			Type: loop.EventToolResult, Name: "x", Status: "failed", Content: s, Diff: s, Error: protocol.Errorf("code", "%s", s),
+			Type: loop.EventToolResult, CallFields: loop.CallFields{Name: "x"}, Status: "failed", ResultFields: loop.ResultFields{Content: s, Diff: s, Error: protocol.Errorf("code", "%s", s)},
 		}}, o)
 		for i, line := range strings.Split(strings.TrimSuffix(result, "\n"), "\n") {
 			if i == 0 {

@@ -100,7 +100,7 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 	s := &screen{columns: 80, rows: 24}
 	v, now := still(t, s, Options{Cost: func(u protocol.Usage) float64 { return float64(u.Total()) / 1000 }})
 	see := func(e loop.Event) { e.Turn, e.Step = 1, 1; v.Observe(e) }
-	see(loop.Event{Type: loop.EventTurnStarted, Input: "go"})
+	see(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
 	*now = now.Add(6 * time.Second)
 	v.Notice("by the way")
 	require.Equal(t, "› go\n\n! by the way\n⠋ thinking · 6 s\n", s.String())
@@ -108,12 +108,12 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 	require.Contains(t, s.String(), "● I **test\n⠋ replying")
 	v.Output("a", []byte("one\n")) // workers are faster than who tells of calls
 	see(loop.Event{Type: loop.EventModelReply, Text: "I **test** it.", Usage: &protocol.Usage{InputTokens: 1500}})
-	see(loop.Event{Type: loop.EventToolCall, CallID: "a", Name: "bash", Arguments: `{"command":"go test"}`})
-	see(loop.Event{Type: loop.EventToolCall, CallID: "b", Index: 1, Name: "read", Arguments: `{"path":"a.go"}`})
-	see(loop.Event{Type: loop.EventToolQueued, CallID: "a", Name: "bash"})
-	see(loop.Event{Type: loop.EventToolQueued, CallID: "b", Index: 1, Name: "read"})
+	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: "a", Name: "bash", Arguments: `{"command":"go test"}`}})
+	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read", Arguments: `{"path":"a.go"}`}})
+	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "a", Name: "bash"}})
+	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read"}})
 	v.Output("a", []byte("two\n"))
-	see(loop.Event{Type: loop.EventToolRunning, CallID: "a", Name: "bash", WorkerID: "w", Attempt: 1})
+	see(loop.Event{Type: loop.EventToolRunning, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1}})
 	about, behind := v.Waiting("b")
 	require.Equal(t, []string{"read a.go", "go test, 0 s"}, []string{about, behind})
 	v.Output("a", []byte("10%\r20%\r\n\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\nlast"))
@@ -129,8 +129,8 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 · read a.go · behind: go test, 12 s
   turn 18 s · 1,500 tokens · $1.50
 `), s.String())
-	see(loop.Event{Type: loop.EventToolResult, CallID: "a", Name: "bash", Status: "ok", WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]"})
-	see(loop.Event{Type: loop.EventToolResult, CallID: "b", Index: 1, Name: "read", Status: "ok", Content: "text"})
+	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]"}})
+	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Content: "text"}})
 	see(loop.Event{Type: loop.EventTurnEnded, Status: "answered"})
 	v.Close()
 	require.Equal(t, `› go
@@ -175,7 +175,7 @@ func TestWrite_LinesOfALogAreNotInTheModelsText(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v, out := begin(t)
-			v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, Input: "go"})
+			v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}})
 			var group sync.WaitGroup
 			half := make(chan struct{})
 			group.Go(func() {
@@ -231,7 +231,7 @@ func TestLive_NothingIsWrittenBelowAQuestion(t *testing.T) {
 	t.Parallel()
 	s := &screen{columns: 60, rows: 24}
 	v, _ := still(t, s, Options{})
-	v.Observe(loop.Event{Type: loop.EventTurnStarted, Input: "go"})
+	v.Observe(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
 	answered := v.Ask(Question{
 		Reason: "it writes", Tool: "write", Arguments: `{"path":"a.txt","content":"one\nthree\n"}`, Answers: "Allow it?",
 		Old: func(path string) ([]byte, bool) { return []byte("one\ntwo\n"), path == "a.txt" },
@@ -339,8 +339,8 @@ func TestExitOf(t *testing.T) {
 		"x\n[exit code 2]\n[output was cut: more]": "exit code 2", "[exit code 1]\nnot the end": "", "[ended by signal KILL]\n": "ended by signal KILL",
 		"[exit code x]": "",
 	} {
-		require.Equal(t, want, exitOf(&loop.Event{Status: "ok", Content: content}), "%q", content)
-		require.Empty(t, exitOf(&loop.Event{Status: "failed", Content: content}))
+		require.Equal(t, want, exitOf(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Content: content}}), "%q", content)
+		require.Empty(t, exitOf(&loop.Event{Status: "failed", ResultFields: loop.ResultFields{Content: content}}))
 	}
 }
 
@@ -348,8 +348,8 @@ func TestExitOf(t *testing.T) {
 func TestTally_NewFilesCountWhole(t *testing.T) {
 	t.Parallel()
 	var sum tally
-	sum.result(&loop.Event{Status: "ok", Diff: "--- /dev/null\n+++ b/x\n@@ -0,0 +1,500 @@\n+a\n+b\n[... 99 bytes of the diff left out ...]\n"})
+	sum.result(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Diff: "--- /dev/null\n+++ b/x\n@@ -0,0 +1,500 @@\n+a\n+b\n[... 99 bytes of the diff left out ...]\n"}})
 	require.Equal(t, []change{{path: "x", added: 500, created: true, partial: false}}, sum.files)
-	sum.result(&loop.Event{Status: "ok", Diff: "--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n-a\n+c\n+d\n b\n"})
+	sum.result(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Diff: "--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n-a\n+c\n+d\n b\n"}})
 	require.Equal(t, []change{{path: "x", added: 501, created: true}}, sum.files)
 }

@@ -17,7 +17,7 @@ func TestLive_ReasoningIsFolded(t *testing.T) {
 	t.Parallel()
 	s := &screen{columns: 60, rows: 24}
 	v, _ := still(t, s, Options{})
-	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, Input: "go"})
+	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}})
 	for i := range 30 {
 		v.Observe(loop.Event{Type: loop.EventReasoningDelta, Turn: 1, Step: 1, Text: fmt.Sprintf("thought %d\n", i)})
 	}
@@ -35,20 +35,20 @@ func TestLive_CallsThatWait(t *testing.T) {
 	s := &screen{columns: 40, rows: 24}
 	v, now := still(t, s, Options{})
 	see := func(e loop.Event) { e.Turn, e.Step, e.Name = 1, 1, "bash"; v.Observe(e) }
-	see(loop.Event{Type: loop.EventTurnStarted, Input: "go"})
-	see(loop.Event{Type: loop.EventToolCall, CallID: "a", Arguments: `{"command":"make"}`})
-	see(loop.Event{Type: loop.EventToolQueued, CallID: "a"})
+	see(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
+	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: "a", Arguments: `{"command":"make"}`}})
+	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "a"}})
 	*now = now.Add(4 * time.Second)
-	see(loop.Event{Type: loop.EventToolQueued, CallID: "a", Text: "1 worker of pool default, none offers level full"})
+	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "a"}, Text: "1 worker of pool default, none offers level full"})
 	require.Equal(t, "› go\n\n[1.1 bash] waits for: 1 worker of pool\n  default, none offers level full\n· make · no worker can run it, 4 s\n  turn 4 s\n", s.String())
-	see(loop.Event{Type: loop.EventToolQueued, CallID: "a"})
+	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "a"}})
 	require.Contains(t, s.String(), "· make · waiting for a worker, ", "one has come")
 	v.Output("a", []byte("one\n"))
 	*now = now.Add(2 * time.Second)
 	v.Notice("x")
 	require.Contains(t, s.String(), "⠋ make · 2 s\n  │ one\n")
 	for i := range 40 {
-		see(loop.Event{Type: loop.EventToolCall, CallID: protocol.CallID(fmt.Sprint(i)), Index: i + 1, Arguments: `{"command":"true"}`})
+		see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: protocol.CallID(fmt.Sprint(i)), Index: i + 1, Arguments: `{"command":"true"}`}})
 	}
 	require.Regexp(t, `\n  … \d+ more calls\n  turn 6 s\n$`, s.String())
 	require.LessOrEqual(t, strings.Count(s.String(), "· true"), 24)
@@ -64,19 +64,19 @@ func TestLive_CallsWhoseWorkerIsLost(t *testing.T) {
 		e.Turn, e.Step, e.Name, e.CallID, e.Time = 1, 1, "bash", "a", *now
 		v.Observe(e)
 	}
-	see(loop.Event{Type: loop.EventTurnStarted, Input: "go"})
-	see(loop.Event{Type: loop.EventToolCall, Arguments: `{"command":"make"}`})
-	see(loop.Event{Type: loop.EventToolRunning, WorkerID: "w1", Attempt: 1})
+	see(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
+	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{Arguments: `{"command":"make"}`}})
+	see(loop.Event{Type: loop.EventToolRunning, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}})
 	*now = now.Add(5 * time.Second)
-	see(loop.Event{Type: loop.EventWorkerLost, WorkerID: "w1", Attempt: 1, Text: "worker w1 is lost; its lease ends in 6 s"})
+	see(loop.Event{Type: loop.EventWorkerLost, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}, Text: "worker w1 is lost; its lease ends in 6 s"})
 	*now = now.Add(2 * time.Second)
 	v.Notice("x")
 	require.Equal(t, "› go\n\n[1.1 bash] worker w1 is lost; its lease ends in 6 s\n! x\n⠇ make · its worker is lost, 2 s\n  turn 7 s\n", s.String())
-	see(loop.Event{Type: loop.EventToolRunning, WorkerID: "w1", Attempt: 1})
+	see(loop.Event{Type: loop.EventToolRunning, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}})
 	require.Contains(t, s.String(), "[1.1 bash] runs on: its worker is there again\n⠇ make · 7 s\n", "the time goes on")
-	see(loop.Event{Type: loop.EventWorkerLost, WorkerID: "w1", Attempt: 1, Text: "worker w1 is lost, its lease has ended"})
+	see(loop.Event{Type: loop.EventWorkerLost, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}, Text: "worker w1 is lost, its lease has ended"})
 	*now = now.Add(3 * time.Second)
-	see(loop.Event{Type: loop.EventToolRunning, WorkerID: "w2", Attempt: 2})
+	see(loop.Event{Type: loop.EventToolRunning, ResultFields: loop.ResultFields{WorkerID: "w2", Attempt: 2}})
 	require.Contains(t, s.String(), "running on w2, attempt 2\n⠸ make · 0 s\n")
 }
 
@@ -85,10 +85,10 @@ func TestSummary_SaysWhatItCameTo(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	v := New(&out, &Options{Cost: func(protocol.Usage) float64 { return 2.5 }})
-	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, Input: "go"})
-	v.Observe(loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, Name: "bash", Status: "ok", Diff: "--- a/gone\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"})
+	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}})
+	v.Observe(loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{Diff: "--- a/gone\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"}})
 	out.Reset()
-	v.Observe(loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered", Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 1}, TraceID: "t-1"})
+	v.Observe(loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered", Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 1}, TurnFields: loop.TurnFields{TraceID: "t-1"}})
 	require.Contains(t, out.String(), "1,001 tokens (1,000 in, 1 out) · $2.50")
 	require.Contains(t, out.String(), "trace t-1")
 	require.Contains(t, out.String(), "gone  +0 −2  deleted")

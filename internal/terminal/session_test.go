@@ -31,12 +31,11 @@ func (r *recording) add(e loop.Event) {
 func (r *recording) start(input string) {
 	if r.turn == 0 {
 		r.add(loop.Event{
-			Type: loop.EventSessionStarted, Model: "openai:qwen3", Workspace: "/home/ada/wordstats",
-			Tools: []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"},
+			Type: loop.EventSessionStarted, SessionFields: loop.SessionFields{Model: "openai:qwen3", Workspace: "/home/ada/wordstats", Tools: []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}},
 		})
 	}
 	r.turn, r.step = r.turn+1, 0
-	r.add(loop.Event{Type: loop.EventTurnStarted, Input: input})
+	r.add(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: input}})
 }
 
 // reply streams a text in pieces of seven bytes, and asks for tools as "name {arguments}".
@@ -58,16 +57,16 @@ func (r *recording) silent(text string, calls ...string) {
 	}
 	r.add(reply)
 	for i, call := range reply.ToolCalls {
-		r.add(loop.Event{Type: loop.EventToolCall, Index: i, Name: call.Name, Arguments: call.Arguments})
+		r.add(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{Index: i, Name: call.Name, Arguments: call.Arguments}})
 	}
 }
 
 func (r *recording) queued(index int, name string) {
-	r.add(loop.Event{Type: loop.EventToolQueued, Index: index, Name: name})
+	r.add(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{Index: index, Name: name}})
 }
 
 func (r *recording) running(index int, name string, worker protocol.WorkerID, attempt int) {
-	r.add(loop.Event{Type: loop.EventToolRunning, Index: index, Name: name, WorkerID: worker, Attempt: attempt})
+	r.add(loop.Event{Type: loop.EventToolRunning, CallFields: loop.CallFields{Index: index, Name: name}, ResultFields: loop.ResultFields{WorkerID: worker, Attempt: attempt}})
 }
 
 // result ends a call; its place, worker and times are in e.
@@ -86,7 +85,7 @@ func (r *recording) result(e loop.Event, queued, ran float64) {
 
 func (r *recording) end(outcome loop.Outcome, text string, in, out int64, fault *protocol.Error) {
 	usage := &protocol.Usage{InputTokens: in, OutputTokens: out}
-	r.add(loop.Event{Type: loop.EventTurnEnded, Status: string(outcome), Text: text, Usage: usage, Error: fault})
+	r.add(loop.Event{Type: loop.EventTurnEnded, Status: string(outcome), Text: text, Usage: usage, ResultFields: loop.ResultFields{Error: fault}})
 }
 
 // show plays the events into a view.
@@ -123,8 +122,8 @@ func realistic() []loop.Event {
 		`read {"path":"text/stats.go","offset":1,"limit":40}`,
 		`read {"path": 7}`)
 	r.result(loop.Event{
-		Index: 3, Name: "read", Status: "rejected",
-		Error: protocol.Errorf(protocol.CodeInvalidArguments, "path: got number, want string\noffset: fine"),
+		CallFields: loop.CallFields{Index: 3, Name: "read"}, Status: "rejected",
+		ResultFields: loop.ResultFields{Error: protocol.Errorf(protocol.CodeInvalidArguments, "path: got number, want string\noffset: fine")},
 	}, 0, 0)
 	r.queued(0, "bash")
 	r.queued(1, "grep")
@@ -132,8 +131,7 @@ func realistic() []loop.Event {
 	r.running(1, "grep", "worker-a", 1)
 	r.running(2, "read", "worker-a", 1)
 	r.result(loop.Event{
-		Index: 1, Name: "grep", WorkerID: "worker-a", Attempt: 1,
-		Content: "text/stats.go:5:func Longest(words []string) string {\n[1 match in 6 files]",
+		CallFields: loop.CallFields{Index: 1, Name: "grep"}, ResultFields: loop.ResultFields{WorkerID: "worker-a", Attempt: 1, Content: "text/stats.go:5:func Longest(words []string) string {\n[1 match in 6 files]"},
 	}, 2.25, 3.5)
 	r.running(0, "bash", "worker-a", 1)
 	var file strings.Builder
@@ -141,12 +139,11 @@ func realistic() []loop.Event {
 		fmt.Fprintf(&file, "%6d\tline %d\n", i, i)
 	}
 	r.result(loop.Event{
-		Index: 2, Name: "read", WorkerID: "worker-a", Attempt: 1, Content: file.String() + "[lines 1-40 of 61; read on with offset=41]",
+		CallFields: loop.CallFields{Index: 2, Name: "read"}, ResultFields: loop.ResultFields{WorkerID: "worker-a", Attempt: 1, Content: file.String() + "[lines 1-40 of 61; read on with offset=41]"},
 	}, 2.5, 0.8)
 	r.running(0, "bash", "worker-b", 2)
 	r.result(loop.Event{
-		Index: 0, Name: "bash", WorkerID: "worker-b", Attempt: 2,
-		Content: "--- FAIL: TestLongest (0.00s)\n    stats_test.go:19: Longest = \"lazy\", want \"quick\"\nFAIL\nFAIL\twordstats/text\t0.003s\nFAIL\n[exit code 1]",
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 2, Content: "--- FAIL: TestLongest (0.00s)\n    stats_test.go:19: Longest = \"lazy\", want \"quick\"\nFAIL\nFAIL\twordstats/text\t0.003s\nFAIL\n[exit code 1]"},
 	}, 9.4, 1840)
 
 	r.reply("`>=` lets later words of equal length win.",
@@ -158,17 +155,14 @@ func realistic() []loop.Event {
 		r.running(i, name, "worker-b", 1)
 	}
 	r.result(loop.Event{
-		Index: 0, Name: "edit", WorkerID: "worker-b", Attempt: 1, Diff: editDiff,
-		Content: "Edited text/stats.go: 1 replacement (412 bytes).\n" + editDiff,
+		CallFields: loop.CallFields{Index: 0, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Diff: editDiff, Content: "Edited text/stats.go: 1 replacement (412 bytes).\n" + editDiff},
 	}, 1.5, 1.25)
 	r.result(loop.Event{
-		Index: 2, Name: "edit", WorkerID: "worker-b", Attempt: 1, Status: "failed",
-		Error: protocol.Errorf(protocol.CodeEditNotFound,
-			"text/split.go does not contain the text of old. The nearest is line 12:\n\n    nopes := strings.Fields(s)\n\nCopy the text exactly, with its white space."),
+		CallFields: loop.CallFields{Index: 2, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeEditNotFound,
+			"text/split.go does not contain the text of old. The nearest is line 12:\n\n    nopes := strings.Fields(s)\n\nCopy the text exactly, with its white space.")}, Status: "failed",
 	}, 1.5, 1.1)
 	r.result(loop.Event{
-		Index: 1, Name: "write", WorkerID: "worker-b", Attempt: 1, Content: "Created NOTES.md (40 bytes).",
-		Diff: "--- /dev/null\n+++ b/NOTES.md\n@@ -0,0 +1,3 @@\n+# Notes\n+\n+Of equal words the first wins.\n",
+		CallFields: loop.CallFields{Index: 1, Name: "write"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Content: "Created NOTES.md (40 bytes).", Diff: "--- /dev/null\n+++ b/NOTES.md\n@@ -0,0 +1,3 @@\n+# Notes\n+\n+Of equal words the first wins.\n"},
 	}, 1.5, 1.3)
 
 	r.step++
@@ -176,22 +170,19 @@ func realistic() []loop.Event {
 	r.queued(0, "bash")
 	r.running(0, "bash", "worker-b", 1)
 	r.result(loop.Event{
-		Index: 1, Name: "mcp__github__create_pull_request_review", Status: "rejected",
-		Error: protocol.Errorf(protocol.CodeUnknownTool, "there is no tool of this name"),
+		CallFields: loop.CallFields{Index: 1, Name: "mcp__github__create_pull_request_review"}, Status: "rejected",
+		ResultFields: loop.ResultFields{Error: protocol.Errorf(protocol.CodeUnknownTool, "there is no tool of this name")},
 	}, 0, 0)
 	r.result(loop.Event{
-		Index: 0, Name: "bash", WorkerID: "worker-b", Attempt: 1, Status: "timeout",
-		Error: protocol.Errorf(protocol.CodeRunTimeout, "The call ran longer than 2s and was stopped."),
-		Content: "[timeout: run_timeout]\nThe call ran longer than 2s and was stopped.\nNext: do less in one call.\nPartial output:\n" +
-			strings.Repeat("ok  \twordstats/text\t0.003s\n", 5000) + "[stopped: it ran out of its time]",
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeRunTimeout, "The call ran longer than 2s and was stopped."), Content: "[timeout: run_timeout]\nThe call ran longer than 2s and was stopped.\nNext: do less in one call.\nPartial output:\n" +
+			strings.Repeat("ok  \twordstats/text\t0.003s\n", 5000) + "[stopped: it ran out of its time]"}, Status: "timeout",
 	}, 0.75, 2003)
 
 	r.reply("", `bash {"command":"cat evil.txt"}`)
 	r.queued(0, "bash")
 	r.running(0, "bash", "worker-\x1b[31m", 1)
 	r.result(loop.Event{
-		Index: 0, Name: "bash", WorkerID: "worker-\x1b[31m", Attempt: 1,
-		Content: "\x1b]0;owned\x07\x1b[2J\x1b[1;1H✓ answered\r\nrm -rf \u202egnp.exe\u2066\n\x9b31m 漢字\u009b\x00\n" + strings.Repeat("=", 400),
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-\x1b[31m", Attempt: 1, Content: "\x1b]0;owned\x07\x1b[2J\x1b[1;1H✓ answered\r\nrm -rf \u202egnp.exe\u2066\n\x9b31m 漢字\u009b\x00\n" + strings.Repeat("=", 400)},
 	}, 0.5, 2)
 
 	r.reply("The tests pass now: `Longest` compared with `>=`.\r\n[9.9 bash] ✓ ok \x1b[8mhidden\x1b[0m")

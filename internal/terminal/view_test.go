@@ -46,7 +46,7 @@ func TestView_ReplyIsShownOnce(t *testing.T) {
 		"no text":           {[]loop.Event{reply("")}, ""},
 		"space only":        {[]loop.Event{delta(" \n\n"), reply(" \n\n")}, ""},
 		"paragraphs":        {[]loop.Event{reply("\n\na\n\n\n\n  b\n\n")}, "● a\n\n    b\n"},
-		"the model stopped": {[]loop.Event{delta("Hel"), {Type: loop.EventToolQueued, Turn: 1, Step: 2, Name: "x"}}, "● Hel\n[2.1 x] · queued\n"},
+		"the model stopped": {[]loop.Event{delta("Hel"), {Type: loop.EventToolQueued, Turn: 1, Step: 2, CallFields: loop.CallFields{Name: "x"}}}, "● Hel\n[2.1 x] · queued\n"},
 		"the next step":     {[]loop.Event{delta("a"), {Type: loop.EventTextDelta, Turn: 1, Step: 2, Text: "b"}, {}}, "● a\n\n● b\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,11 +138,11 @@ func TestView_Ends(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	turn := func(n int) loop.Event {
-		return loop.Event{Type: loop.EventTurnStarted, Turn: n, Input: "Go", Time: began.Add(time.Duration(n) * time.Minute)}
+		return loop.Event{Type: loop.EventTurnStarted, Turn: n, TurnFields: loop.TurnFields{Input: "Go"}, Time: began.Add(time.Duration(n) * time.Minute)}
 	}
 	end := func(kind loop.EventType, n int, outcome loop.Outcome, fault *protocol.Error) loop.Event {
 		return loop.Event{
-			Type: kind, Turn: n, Step: n, Status: string(outcome), Error: fault,
+			Type: kind, Turn: n, Step: n, Status: string(outcome), ResultFields: loop.ResultFields{Error: fault},
 			Time:  began.Add(time.Duration(n)*time.Minute + 1500*time.Millisecond),
 			Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 234},
 		}
@@ -198,8 +198,7 @@ func TestView_ChangedFilesAreSummedUp(t *testing.T) {
 	r.silent("")
 	for i := range 25 {
 		r.result(loop.Event{
-			Index: i, Name: "edit", Content: "done",
-			Diff: fmt.Sprintf("--- a/f%d\n+++ b/f%d\n@@ -1 +1,2 @@\n-a\n+b\n+c\n", i%23, i%23),
+			CallFields: loop.CallFields{Index: i, Name: "edit"}, ResultFields: loop.ResultFields{Content: "done", Diff: fmt.Sprintf("--- a/f%d\n+++ b/f%d\n@@ -1 +1,2 @@\n-a\n+b\n+c\n", i%23, i%23)},
 		}, 0, 1)
 	}
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
@@ -214,7 +213,7 @@ func TestView_ChangesOfACopyAreShownWhenTheyAreBack(t *testing.T) {
 	r := newRecording()
 	r.start("Go")
 	r.silent("")
-	r.result(loop.Event{Name: "edit", Content: "done", Diff: "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"}, 0, 1)
+	r.result(loop.Event{CallFields: loop.CallFields{Name: "edit"}, ResultFields: loop.ResultFields{Content: "done", Diff: "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"}}, 0, 1)
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
 	var out bytes.Buffer
 	view := terminal.New(&out, nil)
@@ -233,7 +232,7 @@ func TestView_LongDiffIsCut(t *testing.T) {
 	r := newRecording()
 	r.silent("")
 	r.result(loop.Event{
-		Name: "edit", Diff: "--- a/f\n+++ b/f\n@@ -0,0 +1,500 @@\n" + strings.Repeat("+x\n", 500),
+		CallFields: loop.CallFields{Name: "edit"}, ResultFields: loop.ResultFields{Diff: "--- a/f\n+++ b/f\n@@ -0,0 +1,500 @@\n" + strings.Repeat("+x\n", 500)},
 	}, 0, 1)
 	got := show(r.events, nil)
 	require.Equal(t, 1+60+1, strings.Count(got, "\n"), got)
@@ -251,7 +250,7 @@ func TestView_StatusesHaveTheirMarks(t *testing.T) {
 		want, ok := marks[status]
 		require.True(t, ok, "no mark for %s", status)
 		require.Equal(t, "[0.1 x] "+want+"\n", show([]loop.Event{
-			{Type: loop.EventToolResult, Name: "x", Status: string(status)},
+			{Type: loop.EventToolResult, CallFields: loop.CallFields{Name: "x"}, Status: string(status)},
 		}, nil))
 	}
 }
@@ -261,7 +260,7 @@ func TestView_FailureIsShownInFull(t *testing.T) {
 	t.Parallel()
 	r := newRecording()
 	message := strings.Repeat("every word of it counts\n", 30) + "the last"
-	r.result(loop.Event{Name: "x", Status: "failed", Error: protocol.Errorf(protocol.CodeToolFailed, "%s", message)}, 0, 1)
+	r.result(loop.Event{CallFields: loop.CallFields{Name: "x"}, Status: "failed", ResultFields: loop.ResultFields{Error: protocol.Errorf(protocol.CodeToolFailed, "%s", message)}}, 0, 1)
 	got := show(r.events, nil)
 	require.Equal(t, 30, strings.Count(got, "every word of it counts\n"))
 	require.Equal(t, 1, strings.Count(got, "the last\n"))

@@ -101,10 +101,9 @@ func (s *session) apply(e *Event) error {
 			}
 			c.content, c.image, c.status = &e.Content, e.Image, protocol.Status(e.Status)
 			if e.Job != "" {
-				s.jobs = append(s.jobs, &job{
-					name: e.Job, callID: e.CallID, toolCallID: e.ToolCallID, tool: e.Name, arguments: c.Arguments,
-					turn: e.Turn, step: e.Step, index: e.Index, lane: c.lane, since: e.Time,
-				})
+				j := &job{CallFields: e.CallFields, name: e.Job, turn: e.Turn, step: e.Step, lane: c.lane, since: e.Time}
+				j.Arguments = c.Arguments
+				s.jobs = append(s.jobs, j)
 			}
 			s.noteDialog(e, c)
 			return nil

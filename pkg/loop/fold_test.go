@@ -21,8 +21,8 @@ func anyEvent(t *rapid.T) Event {
 			EventSessionStarted, EventTurnStarted, EventModelReply, EventToolCall, EventToolResult, EventTurnEnded,
 			EventTextDelta, "from_the_future",
 		}).Draw(t, "type"),
-		Turn: small.Draw(t, "turn"), Step: small.Draw(t, "step"), Index: small.Draw(t, "index"),
-		Text: "text", Content: "content", Status: string(OutcomeAnswered),
+		Turn: small.Draw(t, "turn"), Step: small.Draw(t, "step"), CallFields: CallFields{Index: small.Draw(t, "index")},
+		Text: "text", ResultFields: ResultFields{Content: "content"}, Status: string(OutcomeAnswered),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "calls") {
 		e.ToolCalls = append(e.ToolCalls, ToolCall{ID: rapid.StringN(1, 3, -1).Draw(t, "id"), Name: "tool"})
@@ -97,7 +97,7 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 8).Draw(t, "calls")
-		events := []Event{{Type: EventTurnStarted, Turn: 1, Input: "go"}, {Type: EventModelReply, Turn: 1, Step: 1}}
+		events := []Event{{Type: EventTurnStarted, Turn: 1, TurnFields: TurnFields{Input: "go"}}, {Type: EventModelReply, Turn: 1, Step: 1}}
 		indexes := make([]int, n)
 		for i := range n {
 			indexes[i] = i
@@ -105,8 +105,7 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 		}
 		for _, i := range rapid.Permutation(indexes).Draw(t, "order") {
 			events = append(events, Event{
-				Type: EventToolResult, Turn: 1, Step: 1, Index: i, Content: "of " + string(rune('a'+i)),
-				Image: &Image{MediaType: "image/png", Data: []byte{byte(i)}},
+				Type: EventToolResult, Turn: 1, Step: 1, CallFields: CallFields{Index: i}, ResultFields: ResultFields{Content: "of " + string(rune('a'+i)), Image: &Image{MediaType: "image/png", Data: []byte{byte(i)}}},
 			})
 		}
 		s, err := fold(events)
@@ -124,7 +123,7 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 func TestFold_RefusesWhatNoSessionWrites(t *testing.T) {
 	t.Parallel()
 	started := Event{Type: EventTurnStarted, Turn: 1}
-	asked := Event{Type: EventModelReply, Turn: 1, Step: 1, ToolCalls: []ToolCall{{ID: "a"}}}
+	asked := Event{Type: EventModelReply, Turn: 1, Step: 1, ReplyFields: ReplyFields{ToolCalls: []ToolCall{{ID: "a"}}}}
 	answered := Event{Type: EventModelReply, Turn: 1, Step: 1}
 	result := Event{Type: EventToolResult, Turn: 1, Step: 1}
 	ended := Event{Type: EventTurnEnded, Turn: 1}
@@ -141,7 +140,7 @@ func TestFold_RefusesWhatNoSessionWrites(t *testing.T) {
 		{"a reply after the answer", []Event{started, answered, {Type: EventModelReply, Turn: 1, Step: 2}}},
 		{"a result before a reply", []Event{started, {Type: EventToolResult, Turn: 1}}},
 		{"a result of another turn", []Event{started, asked, {Type: EventToolResult, Turn: 2, Step: 1}}},
-		{"a result of no call", []Event{started, asked, {Type: EventToolResult, Turn: 1, Step: 1, Index: 1}}},
+		{"a result of no call", []Event{started, asked, {Type: EventToolResult, Turn: 1, Step: 1, CallFields: CallFields{Index: 1}}}},
 		{"a second result", []Event{started, asked, result, result}},
 		{"an end before the results", []Event{started, asked, ended}},
 		{"a second end", []Event{started, ended, ended}},

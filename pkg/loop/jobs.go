@@ -16,14 +16,13 @@ import (
 
 // job is a call that goes on in the background, as the journal tells it.
 type job struct {
-	name              string // the handle
-	callID            protocol.CallID
-	toolCallID        string
-	tool, arguments   string
-	turn, step, index int
-	lane              string // where its call was sent
-	since             time.Time
-	ended             *Event // nil while it runs
+	CallFields
+
+	name       string // the handle
+	turn, step int
+	lane       string // of its call
+	since      time.Time
+	ended      *Event // nil while it runs
 }
 
 // newJob is a call that is to become a job.
@@ -51,7 +50,7 @@ func (s *session) endJob(e *Event) error {
 	if e.Told {
 		return nil
 	}
-	note := fmt.Sprintf("[%s (%s) has ended: %s]\n%s", j.name, j.tool, e.Status, e.Content)
+	note := fmt.Sprintf("[%s (%s) has ended: %s]\n%s", j.name, j.Name, e.Status, e.Content)
 	if last := t.last(); last != nil {
 		last.notes = append(last.notes, note)
 	} else {
@@ -62,7 +61,7 @@ func (s *session) endJob(e *Event) error {
 
 func (s *session) jobOf(id protocol.CallID) *job {
 	for _, j := range s.jobs {
-		if j.callID == id {
+		if j.CallID == id {
 			return j
 		}
 	}
@@ -174,17 +173,17 @@ func (t *turnRun) leaveJobs() {
 // earlier run. It is nil when the job's tool is gone or another one: then it ends unknown.
 func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	t.followed.mu.Lock()
-	f := t.followed.byCall[j.callID]
+	f := t.followed.byCall[j.CallID]
 	t.followed.mu.Unlock()
 	if f != nil {
 		return f
 	}
 	scope := t.scope(t.id)
-	tool, plan, fault := t.table.Plan(scope, j.tool, j.arguments)
+	tool, plan, fault := t.table.Plan(scope, j.Name, j.Arguments)
 	if fault != nil || plan.Payload == nil {
 		return nil
 	}
-	call, fault := plan.Call(scope, tools.Place{ID: j.callID, Turn: j.turn, Step: j.step, Index: j.index}, j.toolCallID, j.tool, time.Now().UTC())
+	call, fault := plan.Call(scope, tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}, j.ToolCallID, j.Name, time.Now().UTC())
 	if fault != nil || j.lane != "" && j.lane != laneOf(&call) {
 		return nil
 	}
@@ -193,7 +192,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	if err != nil {
 		return nil
 	}
-	judged := bound.judge(policy.Call{Tool: j.tool, Plan: plan}, "") // it was let through; what binds it on its worker does so still
+	judged := bound.judge(policy.Call{Tool: j.Name, Plan: plan}, "") // it was let through; what binds it on its worker does so still
 	binding(judged).bind(&call, t.opts.MinLevel)
 	call.Payload = t.opts.Author.In(call.Payload)
 	return t.follow(ctx, call, tool)
@@ -230,21 +229,17 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 	t.followed.ending.Lock()
 	defer t.followed.ending.Unlock()
 	for _, known := range t.jobs() {
-		if known.callID == j.callID && known.ended != nil {
+		if known.CallID == j.CallID && known.ended != nil {
 			return *known.ended, nil
 		}
 	}
-	event := Event{
-		Type: EventJobEnded, Turn: j.turn, Step: j.step, Index: j.index, CallID: j.callID, ToolCallID: j.toolCallID, Name: j.tool,
-		Job: j.name, Told: told,
-	}
+	event := Event{Type: EventJobEnded, Turn: j.turn, Step: j.step, CallFields: j.CallFields, JobFields: JobFields{Job: j.name, Told: told}}
+	event.Arguments = ""
 	if f == nil {
-		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.tool)
+		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), fault, tools.RenderFailure(protocol.StatusOutcomeUnknown, fault)
 	} else {
-		event.Status, event.Error, event.Content = string(f.result.Status), carried(f.result.Error), f.tool.Text(f.result)
-		event.WorkerID, event.Attempt = f.result.WorkerID, f.result.Attempt
-		event.QueueMS, event.RunMS, event.Diff = &f.result.QueueMS, &f.result.RunMS, tools.Diff(f.result)
+		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 	}
 	return event, t.record(ctx, event)
 }

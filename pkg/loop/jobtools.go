@@ -93,7 +93,7 @@ func endedText(e *Event) string {
 }
 
 func runningText(j *job) string {
-	return fmt.Sprintf("[%s (%s) runs, since %s]", j.name, j.tool, j.since.Format(time.RFC3339))
+	return fmt.Sprintf("[%s (%s) runs, since %s]", j.name, j.Name, j.since.Format(time.RFC3339))
 }
 
 // listJobs says how every job stands.
@@ -104,7 +104,7 @@ func listJobs(all []job) string {
 	lines := make([]string, len(all))
 	for i := range all {
 		if lines[i] = runningText(&all[i]); all[i].ended != nil {
-			lines[i] = fmt.Sprintf("[%s (%s) has ended: %s]", all[i].name, all[i].tool, all[i].ended.Status)
+			lines[i] = fmt.Sprintf("[%s (%s) has ended: %s]", all[i].name, all[i].Name, all[i].ended.Status)
 		}
 	}
 	return strings.Join(lines, "\n")

@@ -67,7 +67,7 @@ func (t *turnRun) leftOutEvents(at Event) []Event {
 	var events []Event
 	for part, reason := range t.refused {
 		events = append(events, Event{
-			Type: EventPartLeftOut, Turn: at.Turn, Step: at.Step, ToolCallID: part.ToolCallID, Part: part.Kind, Text: reason,
+			Type: EventPartLeftOut, Turn: at.Turn, Step: at.Step, CallFields: CallFields{ToolCallID: part.ToolCallID}, Part: part.Kind, Text: reason,
 		})
 	}
 	return events

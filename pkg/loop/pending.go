@@ -27,7 +27,7 @@ type pendingCall struct {
 func (t *turnRun) pending(turn *turn, index int) *pendingCall {
 	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
 	return &pendingCall{place: at, event: Event{
-		Turn: at.Turn, Step: at.Step, Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name,
+		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
 	}}
 }
 
@@ -41,15 +41,20 @@ func (p *pendingCall) as(kind EventType) Event {
 // result is the event of a result that came from a worker.
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
-	event.Status, event.Error = string(r.Status), carried(r.Error)
-	event.Content, event.Diff = p.tool.WithNote(p.tool.Text(r), p.note), tools.Diff(r)
+	event.Status, event.ResultFields = string(r.Status), resultFields(r, p.tool.WithNote(p.tool.Text(r), p.note))
 	if mediaType, data, ok := tools.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
 	}
 	event.describeDialog(r)
-	event.WorkerID, event.Attempt = r.WorkerID, r.Attempt
-	event.QueueMS, event.RunMS = &r.QueueMS, &r.RunMS
 	return event
+}
+
+// resultFields are a worker's result, of which the model sees content.
+func resultFields(r *protocol.Result, content string) ResultFields {
+	return ResultFields{
+		Content: content, Error: carried(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
+		QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: tools.Diff(r),
+	}
 }
 
 // carried is an error as an event has it: with no more of its message than a model is shown,

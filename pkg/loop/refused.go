@@ -47,11 +47,14 @@ func (r Refused) events(session protocol.SessionID, s *session, input string) []
 	number := len(s.turns) + 1
 	var events []Event
 	if number == 1 {
-		events = append(events, Event{Type: EventSessionStarted, Model: r.Model})
+		events = append(events, Event{Type: EventSessionStarted, SessionFields: SessionFields{Model: r.Model}})
 	}
 	events = append(events,
-		Event{Type: EventTurnStarted, Turn: number, Input: validText(input), CallID: r.Input.ID},
-		Event{Type: EventTurnEnded, Turn: number, Status: string(r.Outcome), Usage: &protocol.Usage{}, Error: r.Error})
+		Event{
+			Type: EventTurnStarted, Turn: number,
+			TurnFields: TurnFields{Input: validText(input)}, CallFields: CallFields{CallID: r.Input.ID},
+		},
+		Event{Type: EventTurnEnded, Turn: number, Status: string(r.Outcome), Usage: &protocol.Usage{}, ResultFields: ResultFields{Error: r.Error}})
 	for i := range events {
 		events[i].SessionID, events[i].Time = session, time.Now().UTC()
 	}

@@ -196,12 +196,16 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	var events []Event
 	if rec.last == 0 {
 		events = append(events, Event{
-			Type: EventSessionStarted, Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace,
-			Instructions: namesOf(r.opts.Project),
+			Type: EventSessionStarted, SessionFields: SessionFields{
+				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project),
+			},
 		})
 	}
 	started := Event{
-		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(rec.session), By: validText(r.opts.Author.Name),
+		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1,
+		TurnFields:     TurnFields{Input: validText(input.Text), Terms: r.terms(rec.session)},
+		CallFields:     CallFields{CallID: input.ID},
+		DecisionFields: DecisionFields{By: validText(r.opts.Author.Name)},
 	}
 	if rec.session.seed == "" {
 		started.Seed = protocol.NewSeed()
@@ -252,8 +256,8 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 	return Event{
 		Type: EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: result.Turn,
-		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, Error: result.Error,
-		TraceID: result.TraceID,
+		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage,
+		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	}
 }
 

@@ -62,9 +62,9 @@ func TestSeed_JournalsWithoutOneGoOn(t *testing.T) {
 	sent := protocol.NewCallID(r.session, "", 1, 1, 0)
 	_, err := r.journal.Append(t.Context(), r.session, 0,
 		loop.Event{Type: loop.EventSessionStarted, SessionID: r.session},
-		loop.Event{Type: loop.EventTurnStarted, SessionID: r.session, Turn: 1, Input: "go"},
-		loop.Event{Type: loop.EventModelReply, SessionID: r.session, Turn: 1, Step: 1, ToolCalls: r.model.replies[0].ToolCalls},
-		loop.Event{Type: loop.EventToolCall, SessionID: r.session, Turn: 1, Step: 1, CallID: sent, ToolCallID: "a0", Name: "work"})
+		loop.Event{Type: loop.EventTurnStarted, SessionID: r.session, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}},
+		loop.Event{Type: loop.EventModelReply, SessionID: r.session, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: r.model.replies[0].ToolCalls}},
+		loop.Event{Type: loop.EventToolCall, SessionID: r.session, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: sent, ToolCallID: "a0", Name: "work"}})
 	require.NoError(t, err)
 	_, err = r.run(t.Context(), t, "go")
 	require.NoError(t, err)

@@ -119,8 +119,8 @@ func (s *Single) Update(u Update) {
 		return
 	}
 	s.observe(Event{
-		Type: EventQuestionAsked, SessionID: s.Call.SessionID, Time: time.Now().UTC(), CallID: s.Call.ID, Name: s.Call.Tool,
-		Lane: laneOf(s.Call), Question: u.Question,
+		Type: EventQuestionAsked, SessionID: s.Call.SessionID, Time: time.Now().UTC(), CallFields: CallFields{CallID: s.Call.ID, Name: s.Call.Tool},
+		StatefulFields: StatefulFields{Lane: laneOf(s.Call), Question: u.Question},
 	})
 }
 
@@ -160,7 +160,8 @@ func (s *Single) judge(
 
 func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule string, given answer) {
 	audit(ctx, s.logger, &Event{
-		SessionID: call.SessionID, CallID: call.ID, Name: tool, Status: given.status, Rule: rule, By: given.by, Note: given.note,
+		SessionID: call.SessionID, CallFields: CallFields{CallID: call.ID, Name: tool}, Status: given.status,
+		DecisionFields: DecisionFields{Rule: rule, By: given.by, Note: given.note},
 	})
 }
 

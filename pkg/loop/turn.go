@@ -131,8 +131,9 @@ func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
 func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().soFar(end.outcome, end.fault)
 	err := t.record(ctx, Event{
-		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps, Text: result.Text,
-		Usage: &result.Usage, Status: string(result.Outcome), Error: result.Error, TraceID: result.TraceID,
+		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
+		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage,
+		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	})
 	return result, err
 }

@@ -1,0 +1,177 @@
+package loop
+
+import (
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// EventType names an event.
+type EventType string
+
+// The events of a session. Observers get all of them; the live ones are not journaled.
+const (
+	EventSessionStarted EventType = "session_started"
+	EventTurnStarted    EventType = "turn_started"
+	EventModelReply     EventType = "model_reply"
+	EventToolCall       EventType = "tool_call"
+	EventToolResult     EventType = "tool_result"
+	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call, once more after a lost coordinator
+	EventPolicyDecision EventType = "policy_decision"
+	EventJobEnded       EventType = "job_ended"
+	EventPartLeftOut    EventType = "part_left_out" // the model's server refused it; later requests omit it
+	EventTurnEnded      EventType = "turn_ended"
+	EventSessionForked  EventType = "session_forked" // the events before are those of another session
+	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
+
+	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
+	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
+	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
+	EventToolRunning    EventType = "tool_running"    // live: a worker started it, or a lost worker came back
+	EventWorkerLost     EventType = "worker_lost"     // live: the call's worker is lost; Text says what comes next
+
+	EventQuestionAsked EventType = "question_asked" // live: the call asks a person while it runs
+)
+
+// Event is one journal entry of a session, or one live event. Its Type decides which groups of
+// fields are set; the comment of a group names the types that have it. The JSON form has all
+// fields in one object and is a contract.
+type Event struct {
+	Type      EventType          `json:"type"`
+	SessionID protocol.SessionID `json:"session_id"`
+	Time      time.Time          `json:"time"`
+	Turn      int                `json:"turn,omitempty"` // from 1
+	Step      int                `json:"step,omitempty"` // from 1
+
+	SessionFields
+	TurnFields
+
+	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
+	// session_ended), the reason (policy_decision, approval_asked, part_left_out), what follows
+	// (worker_lost), or the requirement that no worker meets (tool_queued; "" when one does).
+	// turn_ended has none where the journal could not store it a second time.
+	Text string `json:"text,omitempty"`
+
+	ReplyFields
+
+	// Usage is that of the reply (model_reply), or the sum (turn_ended, session_ended).
+	Usage *protocol.Usage `json:"usage,omitempty"`
+
+	CallFields
+	JobFields
+	StatefulFields
+	DecisionFields
+
+	// Part is what was left out of the tool call ToolCallID (part_left_out).
+	Part PartKind `json:"part,omitempty"`
+	// Status is that of the call (tool_result, job_ended; tool_call when the call is refused), a
+	// decision such as [DecisionDenied] (policy_decision), or an [Outcome] (turn_ended,
+	// session_ended).
+	Status string `json:"status,omitempty"`
+
+	ResultFields
+}
+
+// SessionFields describe a session (session_started).
+type SessionFields struct {
+	Model     string   `json:"model,omitempty"`
+	Tools     []string `json:"tools,omitempty"`
+	Workspace string   `json:"workspace,omitempty"`
+	// Instructions are the names of the files of [Options].Project.
+	Instructions []string `json:"instructions,omitempty"`
+}
+
+// TurnFields describe a turn (turn_started). The event's CallID is [Input].ID, its By the name of
+// [Options].Author.
+type TurnFields struct {
+	Input string `json:"input,omitempty"`
+	// Seed is the session's, in the first turn that has one. Observers do not get it.
+	Seed  protocol.Seed `json:"seed,omitempty"`
+	Terms *Terms        `json:"terms,omitempty"`
+	// TraceID is the turn's trace in hex (also turn_ended and session_ended), and SpanID its span;
+	// "" when traces are not exported. A resumed turn continues its trace.
+	TraceID string `json:"trace_id,omitempty"`
+	SpanID  string `json:"span_id,omitempty"`
+}
+
+// ReplyFields are what a model returned beside its text (model_reply).
+type ReplyFields struct {
+	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
+	Reasoning *Reasoning `json:"reasoning,omitempty"`
+	// Finish is [FinishLength] for a reply that was cut.
+	Finish string `json:"finish,omitempty"`
+}
+
+// CallFields identify a tool call (every event about a call; part_left_out has only ToolCallID and
+// Name).
+type CallFields struct {
+	CallID     protocol.CallID `json:"call_id,omitempty"`
+	ToolCallID string          `json:"tool_call_id,omitempty"`
+	Index      int             `json:"index,omitempty"`
+	Name       string          `json:"name,omitempty"`
+	// Arguments are set for tool_call and approval_asked, unless the journal could not store them a
+	// second time.
+	Arguments string `json:"arguments,omitempty"`
+}
+
+// JobFields are those of a call in the background.
+type JobFields struct {
+	// Job is the handle (tool_result when the call continues in the background, job_ended).
+	Job string `json:"job,omitempty"`
+	// Told reports that the model received the result from a tool call (job_ended).
+	Told bool `json:"told,omitempty"`
+}
+
+// StatefulFields are those of calls of stateful tools.
+type StatefulFields struct {
+	// About is the stateful tool that the call continues (tool_call).
+	About string `json:"about,omitempty"`
+	// Lane is the call's destination, POOL/LANE (tool_call, question_asked); "" for a call that
+	// runs in the coordinator.
+	Lane string `json:"lane,omitempty"`
+	// Question is what the running call wants to know (question_asked).
+	Question *protocol.Question `json:"question,omitempty"`
+	// Handle names what the call opened or continued (tool_result), and Ending why it
+	// cannot be continued (a [protocol.DialogEnding]); "" while it can.
+	Handle string `json:"handle,omitempty"`
+	Ending string `json:"ending,omitempty"`
+}
+
+// DecisionFields say which rule decided, who answered, and with which note (policy_decision,
+// approval_asked).
+type DecisionFields struct {
+	Rule string `json:"rule,omitempty"`
+	By   string `json:"by,omitempty"`
+	Note string `json:"note,omitempty"`
+}
+
+// ResultFields are the result of a call (tool_result, job_ended). Error is also that of turn_ended
+// and session_ended, WorkerID and Attempt also those of tool_running and worker_lost.
+type ResultFields struct {
+	// Content is what the model sees.
+	Content string `json:"content,omitempty"`
+	// Image is what a model with vision sees next to Content. Its Data is missing from live events,
+	// and from events older than the fleet's retention of results if the journal had no room.
+	Image    *Image            `json:"image,omitempty"`
+	Error    *protocol.Error   `json:"error,omitempty"`
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	QueueMS  *float64          `json:"queue_ms,omitempty"`
+	RunMS    *float64          `json:"run_ms,omitempty"`
+	// Diff is a short unified diff of what the call changed.
+	Diff string `json:"diff,omitempty"`
+}
+
+// FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
+const FinishLength = "length"
+
+// Outcome is how a turn ended.
+type Outcome string
+
+// Every outcome.
+const (
+	OutcomeAnswered     Outcome = "answered"
+	OutcomeFailed       Outcome = "failed"
+	OutcomeLimitReached Outcome = "limit_reached"
+	OutcomeInterrupted  Outcome = "interrupted"
+)
