@@ -74,6 +74,7 @@ func kinds(handlers Handlers) map[protocol.Kind]*kind {
 		protocol.KindWorkspaceRemove:  {needs: needsLane, noFiles: true, run: runs(workspaceRemove)},
 
 		protocol.KindResultRead: {needs: needsNothing, noFiles: true, run: runs(resultRead), long: never},
+		protocol.KindHTTPFetch:  {needs: needsNothing, noFiles: true, run: runs(httpFetch), long: longer(pageSize)},
 		protocol.KindNoop:       {needs: needsNothing, noFiles: true, run: runs(noop), long: never},
 		protocol.KindTurnRun:    {needs: needsNothing, check: checks(refuseTurn)},
 	}

@@ -56,7 +56,7 @@ func (w *Worker) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 // serverPlace is where servers of a call's sandbox run; without frames nothing is shown,
 // and nobody asked.
 func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) toolserver.Surroundings {
-	place := toolserver.Surroundings{Sandbox: s, Root: guestWorkspace, HTTP: w.web, Logins: w.options.Logins, Variable: w.serverVariable}
+	place := toolserver.Surroundings{Sandbox: s, Root: guestWorkspace, HTTP: w.network.servers, Logins: w.options.Logins, Variable: w.serverVariable}
 	if w.options.Caps.Level < sandbox.LevelFull {
 		place.Root = w.sandboxes.workspace(run.Call.Lane())
 	}

@@ -16,41 +16,64 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/webfetch"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// network is what the worker's sandboxes reach of the network, and what makes requests for them
-// outside; nil when they reach nothing.
-func (o Options) network(nc *nats.Conn) (sandbox.Network, *http.Transport, error) {
+// network has the ways in which calls reach the network.
+type network struct {
+	sandboxes sandbox.Network // from inside of sandboxes
+	servers   *http.Transport // to MCP servers by URL; nil when nothing may be reached
+	pages     *http.Transport // to pages of the web: only listed hosts, and no private addresses
+}
+
+// network returns what the options allow.
+func (o Options) network(nc *nats.Conn) (network, error) {
+	own := &servers{list: func() []string { return append(nc.Servers(), nc.DiscoveredServers()...) }, resolve: net.DefaultResolver.LookupNetIP}
+	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: own.deny, Logger: o.Logger})
+	if err != nil {
+		return network{}, err
+	}
+	pages := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := proxy.DialContext(ctx, network, address)
+		if refusal, is := errors.AsType[*egress.Refusal](err); is {
+			return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
+		}
+		return conn, err
+	}}
 	switch {
 	case o.Allow.All():
-		return sandbox.Network{Mode: sandbox.NetworkAll}, &http.Transport{}, nil
+		return network{sandboxes: sandbox.Network{Mode: sandbox.NetworkAll}, servers: &http.Transport{}, pages: pages}, nil
 	case o.Allow.Empty():
-		return sandbox.Network{Mode: sandbox.NetworkNone}, nil, nil
-	}
-	servers := &servers{list: func() []string { return append(nc.Servers(), nc.DiscoveredServers()...) }, resolve: net.DefaultResolver.LookupNetIP}
-	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: servers.deny, Logger: o.Logger})
-	if err != nil {
-		return sandbox.Network{}, nil, err
+		return network{sandboxes: sandbox.Network{Mode: sandbox.NetworkNone}, pages: pages}, nil
 	}
 	ended := func(ctx context.Context, err error) {
 		if err != nil {
 			o.Logger.WarnContext(ctx, "the network of a sandbox ended", slog.Any("error", err))
 		}
 	}
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := proxy.DialContext(ctx, network, address)
-		if refusal, is := errors.AsType[*egress.Refusal](err); is {
-			return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
-		}
-		return conn, err
+	return network{
+		sandboxes: sandbox.Network{
+			Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+			Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
+			ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
+		},
+		servers: pages, pages: pages,
+	}, nil
+}
+
+// httpFetch requests a page of the web, outside of any sandbox.
+func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error) {
+	return valued(webfetch.Get(ctx, a.worker.network.pages, p))
+}
+
+// pageSize is the length of the text of a page.
+func pageSize(v protocol.HTTPFetchResult) int {
+	if v.Image != "" {
+		return 0
 	}
-	return sandbox.Network{
-		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
-		Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
-		ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
-	}, &http.Transport{DialContext: dial}, nil
+	return len(v.Content)
 }
 
 // Times of looking up the fleet's servers.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -187,7 +186,7 @@ type Worker struct {
 	holder     *lane.Holder
 	sandboxes  *sandboxes
 	dialogs    *dialog.Set[*Attempt]
-	web        *http.Transport // for sandboxes; nil when they reach nothing
+	network    network
 	js         jetstream.JetStream
 	blobs      jetstream.ObjectStore
 	kept       *keeper
@@ -235,9 +234,10 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if w.sandboxes.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	if w.sandboxes.network, w.web, err = o.network(nc); err != nil {
+	if w.network, err = o.network(nc); err != nil {
 		return nil, err
 	}
+	w.sandboxes.network = w.network.sandboxes
 	if o.Caps.Driver == NoSandboxes {
 		w.languages = languagesOf(func(string) bool { return false })
 	} else if w.languages, err = findLanguages(ctx, o); err != nil { // calls will fail for the same reason, and say so
@@ -283,8 +283,9 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	evicting.Wait()
 	unpublish()
 	w.sandboxes.closeAll()
-	if w.web != nil {
-		w.web.CloseIdleConnections()
+	w.network.pages.CloseIdleConnections()
+	if w.network.servers != nil {
+		w.network.servers.CloseIdleConnections()
 	}
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection
 	// ends.

@@ -39,7 +39,7 @@ type descriptor struct {
 
 // kinds has every kind that this version knows. To add one, define its payload and its value in a
 // file, and describe both here; CONTRIBUTING.md has all steps.
-var kinds = map[Kind]descriptor{
+var kinds = map[Kind]descriptor{ //nolint:gochecknoglobals // never changed; made once
 	KindCommandRun:       describe[CommandRun, CommandRunResult](inSandbox, ClassExecute),
 	KindCodeRun:          describe[CodeRun, CodeRunResult](inSandbox, ClassExecute),
 	KindProcessList:      describe[ProcessList, ProcessListResult](inSandbox, ClassRead),
@@ -69,6 +69,7 @@ var kinds = map[Kind]descriptor{
 	KindWorkspaceRestore: describe[WorkspaceRestore, WorkspaceRestoreResult](inSandbox, ClassNone),
 	KindTurnRun:          describe[TurnRun, TurnRunResult](outside, ClassNone),
 	KindNoop:             describe[Noop, NoopResult](outside, ClassNone),
+	KindHTTPFetch:        describe[HTTPFetch, HTTPFetchResult](outside, ClassNone),
 	KindStored:           describe[Stored, Stored](inSandbox, ClassNone),
 }
 

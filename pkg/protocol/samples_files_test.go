@@ -32,8 +32,11 @@ func filePayloadSamples() map[string]any {
 		"payload/files_json_write_whole": protocol.FilesJSONWrite{Path: "a.json", Content: json.RawMessage(`"x"`)},
 		"payload/files_tree":             protocol.FilesTree{Path: "src", Depth: 2, Limit: 100, NoIgnore: true},
 		"payload/files_tree_root":        protocol.FilesTree{},
-		"payload/files_glob":             protocol.FilesGlob{Pattern: "**/*.go", Names: true, Path: "src", Limit: 100, NoIgnore: true},
-		"payload/files_glob_all":         protocol.FilesGlob{Pattern: "*"},
+		"payload/http_fetch": protocol.HTTPFetch{
+			URL: "https://example.com/a?b=c", Method: "HEAD", Headers: map[string]string{"Accept": "text/plain"}, MaxBytes: 1000, Raw: true,
+		},
+		"payload/files_glob":     protocol.FilesGlob{Pattern: "**/*.go", Names: true, Path: "src", Limit: 100, NoIgnore: true},
+		"payload/files_glob_all": protocol.FilesGlob{Pattern: "*"},
 		"payload/files_search_options": protocol.FilesSearch{
 			Pattern: "x", IgnoreCase: true, Path: "src", Glob: "*.go", Limit: 20, NoIgnore: true,
 		},
@@ -78,6 +81,13 @@ func fileValueSamples() map[string]any {
 			Path: "src", Total: 9, Ignored: 4, Skipped: 1, Entries: []protocol.TreeEntry{
 				{Path: "src/a", Type: protocol.TypeDir, Hidden: 3}, {Path: "src/b.go", Type: protocol.TypeFile, Size: 10},
 			},
+		},
+		"value/http_fetch": protocol.HTTPFetchResult{
+			URL: "https://example.com/b", Status: 200, MediaType: "text/html", Title: "A page", Content: protocol.Bytes("# A page"), Bytes: 512,
+			Truncated: true, Redirects: []string{"https://example.com/a"}, Headers: map[string]string{"ETag": `"1"`},
+		},
+		"value/http_fetch_image": protocol.HTTPFetchResult{
+			URL: "https://example.com/i", Status: 200, MediaType: "image/png", Image: "image/png", Content: protocol.Bytes("\x89PNG"), Bytes: 4,
 		},
 		"value/files_glob": protocol.FilesGlobResult{Paths: []string{"a.go", "b/c.go"}, Total: 3, Skipped: 1, Ignored: 5},
 		"value/files_list": protocol.FilesListResult{

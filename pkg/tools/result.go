@@ -107,6 +107,9 @@ func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 			}
 		}
 	}
+	if page, isPage := result.Value.(protocol.HTTPFetchResult); isPage && page.Image != "" && len(page.Content) <= MaxImageBytes {
+		return page.Image, page.Content, true
+	}
 	read, isRead := result.Value.(protocol.FilesReadResult)
 	if !isRead || read.Image == "" || read.Truncated || len(read.Content) > MaxImageBytes {
 		return "", nil, false

@@ -63,11 +63,8 @@ type Proxy struct {
 	log      *slog.Logger
 }
 
-// New makes a proxy. A list that allows everything is an error: that takes no proxy.
+// New makes a proxy. With a list that allows everything it still refuses private addresses.
 func New(o Options) (*Proxy, error) {
-	if o.Allow.All() {
-		return nil, fmt.Errorf("egress proxy: the list must name hosts, not %q", All)
-	}
 	if o.Conns < 0 || o.Idle < 0 {
 		return nil, fmt.Errorf("egress proxy: %d connections, idle time %s: must not be negative", o.Conns, o.Idle)
 	}

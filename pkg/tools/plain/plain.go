@@ -58,6 +58,8 @@ func Text(v protocol.Value) ([]byte, error) {
 		return Written(&v.Execution), nil
 	case protocol.FilesReadResult:
 		return v.Content, nil
+	case protocol.HTTPFetchResult:
+		return v.Content, nil
 	case protocol.FilesJSONReadResult:
 		return v.Value, nil
 	case protocol.ToolRunResult:

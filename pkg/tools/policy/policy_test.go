@@ -388,7 +388,7 @@ func TestClasses_HaveEveryPayload(t *testing.T) {
 	none := []protocol.Kind{
 		protocol.KindToolRun, protocol.KindMCPList, protocol.KindMCPCall, protocol.KindDialogOpen, protocol.KindDialogContinue,
 		protocol.KindDialogEnd, protocol.KindWorkspaceImport, protocol.KindWorkspaceExport, protocol.KindWorkspaceRemove,
-		protocol.KindWorkspaceRestore, protocol.KindTurnRun, protocol.KindNoop, protocol.KindStored,
+		protocol.KindWorkspaceRestore, protocol.KindTurnRun, protocol.KindNoop, protocol.KindStored, protocol.KindHTTPFetch,
 	}
 	files, err := filepath.Glob("../../protocol/testdata/v1/payload/*.json")
 	require.NoError(t, err)

@@ -26,6 +26,7 @@ const (
 	JobsName      = "jobs"       // [Jobs]
 	OpenRathName  = "openrath"   // [OpenRath]
 	SmithersName  = "smithers"   // [Smithers]
+	WebName       = "web"        // [Web]
 )
 
 // ErrUnknown is wrapped by the error of [Named].
@@ -35,7 +36,7 @@ var ErrUnknown = errors.New("unknown toolset")
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
 		CoreName: Core, CoreShellName: CoreShell, FilesName: Files, HelpName: tools.Help,
-		JobsName: Jobs, OpenRathName: OpenRath, SmithersName: Smithers,
+		JobsName: Jobs, OpenRathName: OpenRath, SmithersName: Smithers, WebName: Web,
 	}
 }
 

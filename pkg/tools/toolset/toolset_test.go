@@ -67,6 +67,10 @@ func TestToolsets_Plans(t *testing.T) {
 			Payload:   protocol.CommandRun{Argv: []string{"ls", "-l", "$HOME; x"}, Cwd: "src", Limits: protocol.Limits{Output: 200_000}},
 			Resources: whole, Delivery: protocol.Rollback, Timeout: 60 * second,
 		}},
+		"web, a page": {"web", "web_fetch", `{"url":"https://example.com/a","method":"GET","headers":{"Accept":"text/plain"},"timeout":5}`, tools.Plan{
+			Payload:   protocol.HTTPFetch{URL: "https://example.com/a", Headers: map[string]string{"Accept": "text/plain"}},
+			Resources: []protocol.Use{}, Delivery: protocol.Idempotent, Timeout: 5 * second,
+		}},
 		"files, read": {"files", "read_file", `{"path":"a"}`, tools.Plan{
 			Payload: protocol.FilesRead{Path: "a"}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
@@ -112,6 +116,8 @@ func TestToolsets_Refusals(t *testing.T) {
 		"a carriage return":        {"openrath", "run_shell_command", map[string]any{"cmd": "a\rb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
 		"a long command":           {"openrath", "run_shell_command", map[string]any{"cmd": strings.Repeat("x", 2049)}, protocol.CodeInvalidArguments, "command too long"},
 		"another encoding":         {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": "latin-1"}, protocol.CodeInvalidArguments, "encoding"},
+		"a file":                   {"web", "web_fetch", map[string]any{"url": "file:///etc/passwd"}, protocol.CodeInvalidArguments, "must begin with http:// or https://"},
+		"a header":                 {"web", "web_fetch", map[string]any{"url": "http://a.test", "headers": map[string]any{"Cookie": "a"}}, protocol.CodeInvalidArguments, `"Cookie" cannot be sent`},
 		"a large content":          {"smithers", "write", map[string]any{"path": "a", "content": large}, protocol.CodeTooLarge, "200001 bytes; at most 200000"},
 		"a large patch":            {"smithers", "edit", map[string]any{"path": "a", "patch": large}, protocol.CodeTooLarge, "at most 200000"},
 		"a blank program":          {"smithers", "bash", map[string]any{"cmd": " \t"}, protocol.CodeInvalidArguments, "cmd: is blank"},
@@ -188,7 +194,7 @@ func TestToolsets(t *testing.T) {
 
 	_, err = toolset.Named("Core")
 	require.ErrorIs(t, err, toolset.ErrUnknown)
-	require.EqualError(t, err, `unknown toolset "Core": must be one of core, core-shell, files, help, jobs, openrath, smithers`)
+	require.EqualError(t, err, `unknown toolset "Core": must be one of core, core-shell, files, help, jobs, openrath, smithers, web`)
 	_, err = toolset.Named("x", "core", "y")
 	require.ErrorIs(t, err, toolset.ErrUnknown)
 	require.ErrorContains(t, err, `"x"`)

@@ -1,0 +1,248 @@
+// Package webfetch requests one page of the web for a tool call, and returns it as a model can read
+// it: HTML as Markdown, other text in UTF-8, images as they are.
+//
+// It runs in the worker, outside of any sandbox. The transport decides which hosts may be reached;
+// since every connection goes through it, each redirect is judged again.
+package webfetch
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/JohannesKaufmann/html-to-markdown/v2/converter"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/base"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/commonmark"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/table"
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+	"golang.org/x/net/html/charset"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	maxRedirects = 10
+	userAgent    = "toolfleet (a tool of an AI agent)"
+	// maxImage is the largest image that is returned, in bytes; models take no larger ones.
+	maxImage = 4 << 20
+	// maxHTML is how much of an HTML page is converted, in bytes: parsing cannot be interrupted.
+	maxHTML = 4 << 20
+)
+
+// Get sends the request and returns its response, whatever its status is. It fails with a
+// [protocol.Error] if the payload is invalid or the host cannot be reached, and with the error of
+// ctx when that has ended. It is safe for concurrent use.
+func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch) (result protocol.HTTPFetchResult, _ error) {
+	if err := p.Validate(); err != nil {
+		return result, err
+	}
+	response, err := send(ctx, transport, p, &result)
+	if err != nil {
+		return result, failure(ctx, err)
+	}
+	defer response.Body.Close()
+	result.URL, result.Status = response.Request.URL.Redacted(), response.StatusCode
+	result.Headers = headersOf(response.Header)
+	result.MediaType, _, _ = mime.ParseMediaType(response.Header.Get("Content-Type"))
+	if p.Method == http.MethodHead {
+		return result, nil
+	}
+	limit := cmp.Or(p.MaxBytes, protocol.DefaultFetchBytes)
+	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
+	if err != nil {
+		return result, failure(ctx, err)
+	}
+	if result.Truncated = int64(len(body)) > limit; result.Truncated {
+		body = body[:limit]
+	}
+	result.Bytes = int64(len(body))
+	return result, read(&result, body, response, p.Raw)
+}
+
+// send returns the first response that is no redirect, and notes the addresses before it.
+func send(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch, result *protocol.HTTPFetchResult) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, cmp.Or(p.Method, http.MethodGet), p.URL, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("User-Agent", userAgent)
+	request.Header.Set("Accept", "text/html, text/*;q=0.9, application/json;q=0.9, image/*;q=0.5, */*;q=0.1")
+	for name, value := range p.Headers {
+		request.Header.Set(name, value)
+	}
+	client := &http.Client{Transport: transport, CheckRedirect: func(next *http.Request, before []*http.Request) error {
+		result.Redirects = append(result.Redirects, before[len(before)-1].URL.Redacted())
+		if len(before) >= maxRedirects {
+			return fmt.Errorf("more than %d redirects", maxRedirects)
+		}
+		if next.URL.Scheme != "http" && next.URL.Scheme != "https" || next.URL.User != nil {
+			return fmt.Errorf("redirect to %s: must be an http or https address without a password", next.URL.Redacted())
+		}
+		return nil
+	}}
+	return client.Do(request)
+}
+
+// failure is the error of a request, in the words of a result.
+func failure(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if refused, is := errors.AsType[*protocol.Error](err); is {
+		return refused
+	}
+	return protocol.Errorf(protocol.CodeToolFailed, "%v", err)
+}
+
+// headersOf returns the headers of a response that [protocol.HTTPFetchResult] has.
+func headersOf(all http.Header) map[string]string {
+	some := map[string]string{}
+	for _, name := range []string{"Content-Length", "ETag", "Last-Modified", "Location", "Retry-After"} {
+		if value := all.Get(name); value != "" {
+			some[name] = value
+		}
+	}
+	return some
+}
+
+// read fills in the content of a body.
+func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response, raw bool) error {
+	sniffed, _, _ := strings.Cut(http.DetectContentType(body), ";")
+	result.MediaType = cmp.Or(result.MediaType, sniffed)
+	switch {
+	case len(body) == 0:
+		return nil
+	case slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, sniffed):
+		if len(body) <= maxImage && !result.Truncated {
+			result.Image, result.Content = sniffed, body
+		}
+		return nil
+	case !isText(result.MediaType, sniffed):
+		return nil
+	}
+	text, err := decode(body, response.Header.Get("Content-Type"))
+	if err != nil {
+		return protocol.Errorf(protocol.CodeToolFailed, "decode %s: %v", result.MediaType, err)
+	}
+	result.Content = text
+	if isHTML := result.MediaType == "text/html" || result.MediaType == "application/xhtml+xml"; isHTML && !raw {
+		return markdown(result, text, response.Request.URL)
+	}
+	return nil
+}
+
+// isText reports whether a body can be shown as text.
+func isText(declared, sniffed string) bool {
+	for _, ending := range []string{"json", "xml", "javascript", "yaml", "toml", "x-www-form-urlencoded", "x-sh", "sql", "graphql"} {
+		if strings.HasPrefix(declared, "application/") && strings.HasSuffix(declared, ending) {
+			return true
+		}
+	}
+	return strings.HasPrefix(declared, "text/") || declared == "image/svg+xml" || strings.HasPrefix(sniffed, "text/")
+}
+
+// decode returns a text in UTF-8. The encoding is that of the header, of a byte order mark, or of a
+// meta element; text that names none is UTF-8 if it can be.
+func decode(body []byte, contentType string) ([]byte, error) {
+	if utf8.Valid(body) && !strings.Contains(strings.ToLower(contentType), "charset=") {
+		return bytes.TrimPrefix(body, []byte("\ufeff")), nil
+	}
+	reader, err := charset.NewReader(bytes.NewReader(body), contentType)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(reader)
+	return bytes.ToValidUTF8(bytes.TrimPrefix(text, []byte("\ufeff")), []byte("\ufffd")), err
+}
+
+// markdown replaces an HTML page by its Markdown: that of its only <main> element, if it has one.
+func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) error {
+	if len(page) > maxHTML {
+		page, result.Truncated = page[:maxHTML], true
+	}
+	doc, err := html.Parse(bytes.NewReader(page))
+	if err != nil { // nested deeper than the parser allows
+		return nil //nolint:nilerr // the page is then returned as it is
+	}
+	result.Title = strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " ")
+	if href, err := url.Parse(attribute(first(doc, atom.Base), "href")); err == nil {
+		address = address.ResolveReference(href)
+	}
+	tidy(doc)
+	part := doc
+	if mains := all(doc, atom.Main); len(mains) == 1 {
+		part = mains[0]
+	}
+	convert := converter.NewConverter(converter.WithPlugins(base.NewBasePlugin(), commonmark.NewCommonmarkPlugin(), table.NewTablePlugin()))
+	absolute := address.ResolveReference(&url.URL{Path: "./"})
+	text, err := convert.ConvertNode(part, converter.WithDomain(absolute.String()))
+	if err != nil {
+		return nil //nolint:nilerr // likewise
+	}
+	result.Content = bytes.TrimSpace(text)
+	return nil
+}
+
+// tidy removes what no reader sees, and images that are part of the page's source.
+func tidy(doc *html.Node) {
+	for _, kind := range []atom.Atom{atom.Script, atom.Style, atom.Noscript, atom.Template, atom.Svg, atom.Iframe, atom.Title} {
+		for _, node := range all(doc, kind) {
+			node.Parent.RemoveChild(node)
+		}
+	}
+	for _, node := range all(doc, atom.Img) {
+		if strings.HasPrefix(attribute(node, "src"), "data:") {
+			node.Parent.RemoveChild(node)
+		}
+	}
+}
+
+// all returns the elements of a kind.
+func all(doc *html.Node, kind atom.Atom) []*html.Node {
+	var found []*html.Node
+	for node := range doc.Descendants() {
+		if node.Type == html.ElementNode && node.DataAtom == kind {
+			found = append(found, node)
+		}
+	}
+	return found
+}
+
+// first returns the first element of a kind, or an empty node.
+func first(doc *html.Node, kind atom.Atom) *html.Node {
+	if found := all(doc, kind); len(found) > 0 {
+		return found[0]
+	}
+	return &html.Node{}
+}
+
+// textOf returns the text of an element.
+func textOf(element *html.Node) string {
+	var text strings.Builder
+	for node := range element.Descendants() {
+		if node.Type == html.TextNode {
+			text.WriteString(node.Data)
+		}
+	}
+	return text.String()
+}
+
+// attribute returns the value of an attribute, or "".
+func attribute(element *html.Node, name string) string {
+	for _, a := range element.Attr {
+		if a.Key == name {
+			return a.Val
+		}
+	}
+	return ""
+}

@@ -1,0 +1,174 @@
+package webfetch_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/webfetch"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// serve answers every request with a body of a content type.
+func serve(t *testing.T, contentType, body string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", contentType)
+		_, _ = w.Write([]byte(body))
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func get(t *testing.T, p protocol.HTTPFetch) protocol.HTTPFetchResult {
+	t.Helper()
+	r, err := webfetch.Get(t.Context(), &http.Transport{}, p)
+	require.NoError(t, err)
+	return r
+}
+
+func TestGet_HTMLBecomesMarkdown(t *testing.T) {
+	t.Parallel()
+	url := serve(t, "text/html; charset=utf-8", `<!doctype html><html><head><title> A
+		page </title><style>p{color:red}</style></head><body><nav><a href="/away">Away</a></nav>
+		<main><h1>Heading</h1><p>Some <b>bold</b> text, <a href="sub?q=1">a link</a>.<script>alert(1)</script></p>
+		<img src="data:image/png;base64,AAAA" alt="inline"><table><tr><th>a</th></tr><tr><td>1</td></tr></table></main></body></html>`)
+	r := get(t, protocol.HTTPFetch{URL: url + "/dir/page"})
+	require.Equal(t, "A page", r.Title)
+	text := string(r.Content)
+	require.Contains(t, text, "# Heading")
+	require.Contains(t, text, "Some **bold** text, [a link]("+url+"/dir/sub?q=1).")
+	require.Contains(t, text, "| a |")
+	for _, absent := range []string{"Away", "alert", "color", "base64"} {
+		require.NotContains(t, text, absent)
+	}
+	require.Contains(t, string(get(t, protocol.HTTPFetch{URL: url, Raw: true}).Content), "<nav>")
+}
+
+func TestGet_Bodies(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		contentType, body string
+		content, image    string
+	}{
+		"json":          {"application/json", `{"a": 9007199254740993}`, `{"a": 9007199254740993}`, ""},
+		"latin-1":       {"text/plain; charset=iso-8859-1", "caf\xe9", "café", ""},
+		"utf-16":        {"text/plain; charset=utf-16le", "h\x00i\x00", "hi", ""},
+		"no type":       {"", "plain", "plain", ""},
+		"not UTF-8":     {"text/plain; charset=utf-8", "a\xffb", "a\ufffdb", ""},
+		"image":         {"image/png", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
+		"image as text": {"text/plain", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
+		"binary":        {"application/zip", "PK\x03\x04\x00\x00", "", ""},
+		"too deep":      {"text/html", strings.Repeat("<div>", 600) + "x", strings.Repeat("<div>", 600) + "x", ""},
+		"empty":         {"text/html", "", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := get(t, protocol.HTTPFetch{URL: serve(t, c.contentType, c.body)})
+			require.Equal(t, c.content, string(r.Content))
+			require.Equal(t, c.image, r.Image)
+			require.Equal(t, 200, r.Status)
+		})
+	}
+}
+
+func TestGet_Bounds(t *testing.T) {
+	t.Parallel()
+	r := get(t, protocol.HTTPFetch{URL: serve(t, "text/plain", strings.Repeat("x", 1000)), MaxBytes: 10})
+	require.True(t, r.Truncated)
+	require.Len(t, r.Content, 10)
+
+	var packed bytes.Buffer
+	zip := gzip.NewWriter(&packed)
+	_, err := zip.Write(make([]byte, 64<<20))
+	require.NoError(t, err)
+	require.NoError(t, zip.Close())
+	bomb := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Set("Content-Type", "text/plain")
+		_, _ = w.Write(packed.Bytes())
+	}))
+	t.Cleanup(bomb.Close)
+	r = get(t, protocol.HTTPFetch{URL: bomb.URL})
+	require.True(t, r.Truncated)
+	require.EqualValues(t, protocol.DefaultFetchBytes, r.Bytes)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(silent.Close)
+	_, err = webfetch.Get(ctx, &http.Transport{}, protocol.HTTPFetch{URL: silent.URL})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+func TestGet_Redirects(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/loop":
+			http.Redirect(w, r, "/loop", http.StatusFound)
+		case "/once":
+			http.Redirect(w, r, "/end", http.StatusFound)
+		case "/file":
+			w.Header().Set("Location", "file:///etc/passwd")
+			w.WriteHeader(http.StatusFound)
+		case "/away":
+			http.Redirect(w, r, "http://away.test/", http.StatusFound)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = fmt.Fprint(w, r.Method, " ", r.Header.Get("Accept-Language"))
+		}
+	}))
+	t.Cleanup(s.Close)
+
+	r := get(t, protocol.HTTPFetch{URL: s.URL + "/once", Headers: map[string]string{"accept-language": "de"}})
+	require.Equal(t, s.URL+"/end", r.URL)
+	require.Equal(t, []string{s.URL + "/once"}, r.Redirects)
+	require.Equal(t, 404, r.Status)
+	require.Equal(t, "GET de", string(r.Content))
+	require.Empty(t, get(t, protocol.HTTPFetch{URL: s.URL + "/end", Method: "HEAD"}).Content)
+
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if strings.HasPrefix(address, "away.test") {
+			return nil, protocol.Errorf(protocol.CodeNetworkOff, "away.test must not be reached")
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}}
+	for path, code := range map[string]protocol.Code{
+		"/loop": protocol.CodeToolFailed, "/file": protocol.CodeToolFailed, "/away": protocol.CodeNetworkOff,
+	} {
+		_, err := webfetch.Get(t.Context(), transport, protocol.HTTPFetch{URL: s.URL + path})
+		var failed *protocol.Error
+		require.ErrorAs(t, err, &failed, path)
+		require.Equal(t, code, failed.Code, path)
+	}
+}
+
+func TestGet_InvalidPayloads(t *testing.T) {
+	t.Parallel()
+	for text, p := range map[string]protocol.HTTPFetch{
+		`url ""`:                                {},
+		`url "ftp://x"`:                         {URL: "ftp://x"},
+		`url "http://"`:                         {URL: "http://"},
+		"must not contain a user name":          {URL: "http://user:secret@host.test"},
+		`method "POST": must be GET or HEAD`:    {URL: "http://host.test", Method: "POST"},
+		"max_bytes -1":                          {URL: "http://host.test", MaxBytes: -1},
+		`"Authorization" cannot be sent`:        {URL: "http://host.test", Headers: map[string]string{"Authorization": "x"}},
+		`"Accept" contains a control character`: {URL: "http://host.test", Headers: map[string]string{"Accept": "a\r\nHost: b"}},
+	} {
+		_, err := webfetch.Get(t.Context(), &http.Transport{}, p)
+		var failed *protocol.Error
+		require.ErrorAs(t, err, &failed, text)
+		require.Equal(t, protocol.CodeInvalidArguments, failed.Code)
+		require.Contains(t, failed.Message, text)
+	}
+}
