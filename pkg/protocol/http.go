@@ -20,8 +20,9 @@ const (
 	maxURL = 8 << 10
 )
 
-// HTTPFetch requests one page of the web, from the worker, under the network rules of sandboxes: only
-// hosts that the worker allows, and no private addresses. Redirects are judged again.
+// HTTPFetch requests one page of the web, from the worker, under the network rules of
+// sandboxes: only hosts that the worker allows, and no private addresses. Redirects are
+// judged again.
 type HTTPFetch struct {
 	// URL begins with "http://" or "https://", and contains no user name and no password.
 	URL string `json:"url"`

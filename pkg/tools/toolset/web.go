@@ -13,8 +13,9 @@ import (
 // webTimeout is the time limit of a request when the call names none, and its redirects.
 const webTimeout = 30 * time.Second
 
-// Web returns the tool that requests pages of the web: web_fetch. The worker sends the requests under
-// its network rules for sandboxes, so the tool reaches no host that they do not list. A request touches no file, so it runs beside every other call.
+// Web returns the tool that requests pages of the web: web_fetch. The worker sends the
+// requests under its network rules for sandboxes, so the tool reaches no host that they do
+// not list. A request touches no file, so it runs alongside every other call.
 func Web() []tools.Tool {
 	return []tools.Tool{{
 		Effect: tools.Effect{ReadOnly: true, Open: true},
