@@ -85,6 +85,8 @@ func rig(ts *testscript.TestScript) *laneRig {
 
 // laneRig is the fleet of one script.
 type laneRig struct {
+	lane.DefaultHost
+
 	nc        *nats.Conn
 	js        jetstream.JetStream
 	publisher *lane.Publisher

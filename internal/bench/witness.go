@@ -20,6 +20,8 @@ const (
 // witness executes the calls of a measurement and counts violations: two calls of
 // a lane at once, or a call that was accepted before one which has run.
 type witness struct {
+	lane.DefaultHost
+
 	work, slow time.Duration
 	violations atomic.Int64
 	lanes      sync.Map // protocol.Lane -> *laneState

@@ -53,8 +53,15 @@ func (r *rig) newDispatcher(nc *nats.Conn, o dispatch.Options) *dispatch.Dispatc
 // executor executes calls by a function.
 type executor func(ctx context.Context, run *lane.Run) protocol.Result
 
-func (e executor) Execute(ctx context.Context, run *lane.Run) protocol.Result { return e(ctx, run) }
-func (executor) Release(protocol.Lane)                                        {}
+// host is a lane host with an executor.
+type host struct {
+	lane.DefaultHost
+
+	execute executor
+}
+
+func (h host) Execute(ctx context.Context, run *lane.Run) protocol.Result { return h.execute(ctx, run) }
+func (host) Release(protocol.Lane)                                        {}
 
 func succeed(run *lane.Run) protocol.Result {
 	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
@@ -67,7 +74,7 @@ func (r *rig) hold(e executor) { r.holdPool(protocol.DefaultPool, e) }
 
 func (r *rig) holdPool(pool protocol.Pool, e executor) {
 	r.t.Helper()
-	h, err := lane.NewHolder(r.t.Context(), r.Connect(), e, lane.Options{
+	h, err := lane.NewHolder(r.t.Context(), r.Connect(), host{execute: e}, lane.Options{
 		Fleet: r.Name, Pool: pool, Worker: "w", Slots: 16, AckWait: patience, Logger: r.Logger, // a busy machine ends no lease
 	})
 	require.NoError(r.t, err)

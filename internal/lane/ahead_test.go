@@ -18,7 +18,7 @@ func TestLane_OneLookForTheResultsOfAllThatWait(t *testing.T) {
 	calls := newCalls(30, exclusive("account/x"))
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	first := true
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if first { // the lane's calls run one after the other
 			first = false
 			close(begun)

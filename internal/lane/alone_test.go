@@ -41,7 +41,7 @@ func busyHolder(t *testing.T, f *fleet, nc *nats.Conn, p *lane.Publisher) (finis
 	blocker := newCall("s", exclusive("account/blocker"))
 	release := make(chan struct{})
 	ran = make(chan protocol.CallID, 9)
-	h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	h, err := lane.NewHolder(t.Context(), nc, hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		ran <- run.Call.ID
 		if run.Call.ID == blocker.ID {
 			<-release

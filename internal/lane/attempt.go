@@ -35,7 +35,7 @@ func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
 		return true
 	}
 	if result != nil && (e.MayHaveRun() || e.Starts > 0) {
-		result = cmp.Or(l.holder.options.Covered(l.ctx, l.run(e)), result)
+		result = cmp.Or(l.holder.host.CommittedResult(l.ctx, l.run(e)), result)
 	}
 	if result == nil {
 		e.Unsettled.Store(true)
@@ -194,7 +194,7 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 
 // entered executes a call as soon as it may enter, for at most limit, and returns when it began.
 func (l *held) entered(ctx context.Context, run *Run, limit time.Duration) (r protocol.Result, begun time.Time) {
-	leave, refusal := l.holder.options.Enter(ctx, run)
+	leave, refusal := l.holder.host.Admit(ctx, run)
 	begun = time.Now()
 	if refusal != nil {
 		return *refusal, begun
@@ -202,7 +202,7 @@ func (l *held) entered(ctx context.Context, run *Run, limit time.Duration) (r pr
 	defer leave()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrRunTimeout)
 	defer cancel()
-	return l.holder.executor.Execute(ctx, run), begun
+	return l.holder.host.Execute(ctx, run), begun
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -217,14 +217,14 @@ func (l *held) settle(e *core.Entry, r *protocol.Result) bool {
 	if !l.tries("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, r) }) {
 		return false
 	}
-	l.holder.options.Settled(l.ctx, e.Call, r)
+	l.holder.host.OnSettled(l.ctx, e.Call, r)
 	l.dropPayload(e)
 	return true
 }
 
 func (l *held) wasSettled(e *core.Entry) {
 	e.SettledBefore = true
-	l.holder.options.SettledBefore(l.ctx, e.Call)
+	l.holder.host.OnAlreadySettled(l.ctx, e.Call)
 	l.dropPayload(e)
 }
 

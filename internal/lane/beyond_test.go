@@ -26,7 +26,7 @@ func TestCancel_BeyondWhatIsInHand(t *testing.T) {
 			started, release := make(chan struct{}), make(chan struct{})
 			ran := make(chan protocol.CallID, 2*waiting)
 			hold := func() {
-				f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+				f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 					if run.Call.ID == first.ID {
 						close(started)
 						<-release

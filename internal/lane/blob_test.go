@@ -24,7 +24,7 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	p := f.publisher()
 	large := strings.Repeat("0123456789abcdef", int(f.nc.MaxPayload())/16+1) // bytes are encoded several times more slowly
 	started := make(chan int, 4)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		payload, ok := run.Call.Payload.(protocol.CommandRun)
 		if !ok {
 			return protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeInternal, "payload is %T", run.Call.Payload))
@@ -68,7 +68,7 @@ func TestLane_PayloadThatIsGoneIsRejected(t *testing.T) {
 	call := newCall("s", exclusive("account/a"))
 	call.Payload = protocol.Stored{Blob: "call/s/nothing", Bytes: 1}
 	put(t, p, call)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	f.hold(succeeds, lane.Options{})
 	r := f.await(p, call)
 	require.Equal(t, protocol.StatusRejected, r.Status)
 	require.Equal(t, protocol.CodeInvalidPayload, r.Error.Code)
@@ -112,7 +112,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		p := f.publisher()
 		call := newCall("s", exclusive("account/a"))
 		put(t, p, call)
-		f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 			r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
 			r.Value = protocol.TurnRunResult{Text: strings.Repeat("x", int(f.nc.MaxPayload()))}
 			return r

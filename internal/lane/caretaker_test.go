@@ -77,7 +77,7 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	f := newFleet(t)
 	started, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	h := f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		once.Do(func() { close(started) })
 		<-release
 		return succeed(run)
@@ -119,7 +119,7 @@ func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
 			meta, err := ready.Metadata()
 			require.NoError(t, err)
 			attempts := make(chan int, 2)
-			f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 				attempts <- run.Attempt
 				return succeed(run)
 			}), lane.Options{})

@@ -21,6 +21,8 @@ import (
 
 // history is what really happened on lanes: starts and ends, with the calls' sequences.
 type history struct {
+	lane.DefaultHost
+
 	mu       sync.Mutex
 	running  map[protocol.Lane]int
 	last     map[protocol.Lane]uint64
@@ -179,7 +181,7 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
 	o := lane.Options{Worker: "cut-off"}
 	started, stopped, again := make(chan struct{}), make(chan time.Time, 1), make(chan time.Time, 1)
-	work := executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	work := hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		close(started)
 		<-ctx.Done()
 		stopped <- time.Now()
@@ -201,7 +203,7 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	put(t, p, call)
 	<-started
 	f.dial = func() *nats.Conn { return c.ConnectTo((leader + 1) % len(c.Servers)) }
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		again <- time.Now()
 		return succeed(run)
 	}), lane.Options{Worker: "with-the-others"})

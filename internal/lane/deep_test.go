@@ -45,7 +45,7 @@ func drain(t *testing.T, waiting int) (each, other time.Duration) {
 	done := make(chan struct{})
 	var ran atomic.Int32
 	begun := time.Now()
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Lane() == "account/deep" && int(ran.Add(1)) == waiting {
 			close(done)
 		}
@@ -111,7 +111,7 @@ func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 			started, release := make(chan struct{}), make(chan struct{})
 			ran := make(chan protocol.CallID, waiting+1)
 			hold := func() {
-				f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+				f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 					if run.Call.ID == first.ID {
 						close(started)
 						<-release
@@ -153,7 +153,7 @@ func TestLane_WhatWaitedForItsWorkerMakesWay(t *testing.T) {
 	put(t, p, other)
 	var ran atomic.Int32
 	before := make(chan int32, 1)
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if run.Call.ID == other.ID {
 			before <- ran.Load()
 			return succeed(run)

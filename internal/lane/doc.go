@@ -91,7 +91,8 @@
 //
 //	pure decisions, without I/O or clock       package core, and its simulation
 //	calls are published                        publisher
-//	the holder: one loop that pulls            holder, pull; options has Executor and Run
+//	what the engine needs of its program        host
+//	the holder: one loop that pulls            holder, pull
 //	claims and leases                          claim; a worker's heartbeat: life; other workers': peers
 //	a lane while it is held: one select loop   held; slots shared between lanes: fairness
 //	one call: start, execution, result         attempt

@@ -23,7 +23,7 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 	var calls []*protocol.Call
 	for round := range 8 {
 		begun := make(chan struct{}, 1)
-		h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		h := f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 			select {
 			case begun <- struct{}{}:
 			default:
@@ -43,7 +43,7 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{Slots: 64})
+	f.hold(succeeds, lane.Options{Slots: 64})
 	for _, call := range calls {
 		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	}
@@ -60,7 +60,7 @@ func TestDrain_AnotherWorkerGoesOnAtOnce(t *testing.T) {
 	for i := range took {
 		call := newCall("s", exclusive("account/a"))
 		started, again := make(chan struct{}), make(chan time.Time, 1)
-		h, err := lane.NewHolder(t.Context(), f.connect(), executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		h, err := lane.NewHolder(t.Context(), f.connect(), hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 			close(started)
 			<-ctx.Done()
 			return interrupted(ctx, run)
@@ -71,7 +71,7 @@ func TestDrain_AnotherWorkerGoesOnAtOnce(t *testing.T) {
 		go func() { done <- h.Run(ctx, ctx) }()
 		put(t, p, call)
 		<-started
-		next := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		next := f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 			again <- time.Now()
 			return succeed(run)
 		}), lane.Options{Worker: "next"})

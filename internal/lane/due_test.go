@@ -14,7 +14,8 @@ import (
 // blocks is an executor whose first call begins and then runs until the test ends it; all others
 // are done at once.
 type blocks struct {
-	executorFunc
+	testHost
+
 	begun, end chan struct{}
 	ran        chan protocol.CallID // the others
 }
@@ -22,7 +23,7 @@ type blocks struct {
 func newBlocks(t *testing.T) *blocks {
 	t.Helper()
 	b := &blocks{begun: make(chan struct{}, 1), end: make(chan struct{}), ran: make(chan protocol.CallID, 99)}
-	b.executorFunc = func(ctx context.Context, run *lane.Run) protocol.Result {
+	b.execute = func(ctx context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Tool != "blocks" {
 			b.ran <- run.Call.ID
 			return succeed(run)

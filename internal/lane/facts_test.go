@@ -89,7 +89,7 @@ func TestFact_CutOffHolderDoesNotRelyOnTheServer(t *testing.T) {
 	nc, link := nf.ConnectVia()
 	const ackWait = briefLease
 	started, ended := make(chan struct{}), make(chan error, 1)
-	a, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	a, err := lane.NewHolder(t.Context(), nc, hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		close(started)
 		<-ctx.Done()
 		ended <- context.Cause(ctx)
@@ -156,7 +156,7 @@ func TestFact_DeliveriesAreCountedAnewByANewConsumer(t *testing.T) {
 			require.NoError(t, f.js.DeleteConsumer(t.Context(), factFleet.CallsStream(), name))
 
 			var runs atomic.Int32
-			f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 				runs.Add(1)
 				return succeed(run)
 			}), lane.Options{AckWait: ackWait})
@@ -187,7 +187,7 @@ func TestFact_OrderOutlivesALostWorker(t *testing.T) {
 	var ran []protocol.CallID
 	var running, overlaps atomic.Int32
 	others := make(chan struct{}, 9)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Lane() == calls[0].Lane() {
 			if running.Add(1) > 1 {
 				overlaps.Add(1)
@@ -262,7 +262,7 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 	p := f.publisher()
 	var arrived atomic.Int32
 	all := make(chan struct{})
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if arrived.Add(1) == lanes {
 			close(all)
 		}
@@ -336,7 +336,7 @@ func noWakeUpIsLost(t *testing.T, f *fleet, server, creds string) {
 		return nc
 	}
 	goOn := make(chan struct{})
-	worker.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	worker.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Tool == "waits" {
 			<-goOn
 		}

@@ -102,7 +102,7 @@ func (l *held) makesWay() bool {
 		l.seat.share = now.Add(-quantum * 3 / 4) // asked again soon
 		return false
 	}
-	if l.seat.used == 0 && !l.holder.options.Keeps(l.lane) && !l.unresolved() {
+	if l.seat.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() {
 		l.stop()
 	} else {
 		l.seat.share = now.Add(giveWay)

@@ -52,7 +52,7 @@ func TestLane_BusyLaneMakesWayOnlyForOthers(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	var longest atomic.Int64 // for which the lane was held before a call
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Lane() == "account/busy" {
 			longest.Store(max(longest.Load(), int64(run.InLane)))
 			select {

@@ -101,7 +101,7 @@ type holder struct {
 }
 
 // hold starts a holder on a connection of its own.
-func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
+func (f *fleet) hold(host lane.Host, o lane.Options) *holder {
 	f.t.Helper()
 	if o.Worker == "" {
 		o.Worker = protocol.NewWorkerID("test")
@@ -114,7 +114,7 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 	var h *lane.Holder
 	require.EventuallyWithT(f.t, func(t *assert.CollectT) { // servers that have just found each other may be slow to answer
 		var err error
-		h, err = lane.NewHolder(f.t.Context(), nc, executor, o)
+		h, err = lane.NewHolder(f.t.Context(), nc, host, o)
 		require.NoError(t, err)
 	}, patience, 100*time.Millisecond)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -267,18 +267,60 @@ func put(t *testing.T, p *lane.Publisher, calls ...*protocol.Call) {
 	}
 }
 
-// executorFunc is an executor made of a function.
-type executorFunc func(ctx context.Context, run *lane.Run) protocol.Result
+// testHost is a lane host made of functions. Only execute is required.
+type testHost struct {
+	lane.DefaultHost
 
-func (f executorFunc) Execute(ctx context.Context, run *lane.Run) protocol.Result { return f(ctx, run) }
-func (f executorFunc) Release(protocol.Lane)                                      {}
+	execute          func(ctx context.Context, run *lane.Run) protocol.Result
+	canRun           func(lane.Need) bool
+	mustHold         func(protocol.Lane) bool
+	onSettled        func(*protocol.Call, *protocol.Result)
+	onAlreadySettled func(*protocol.Call)
+	onLost           func(protocol.Lane)
+}
+
+// hostFunc is a host that only executes calls.
+func hostFunc(execute func(ctx context.Context, run *lane.Run) protocol.Result) testHost {
+	return testHost{execute: execute}
+}
+
+func (h testHost) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	return h.execute(ctx, run)
+}
+func (h testHost) Release(protocol.Lane) {}
+
+func (h testHost) CanRun(n lane.Need) bool {
+	return h.canRun == nil || h.canRun(n)
+}
+
+func (h testHost) MustHold(l protocol.Lane) bool {
+	return h.mustHold != nil && h.mustHold(l)
+}
+
+func (h testHost) OnSettled(_ context.Context, c *protocol.Call, r *protocol.Result) {
+	if h.onSettled != nil {
+		h.onSettled(c, r)
+	}
+}
+
+func (h testHost) OnAlreadySettled(_ context.Context, c *protocol.Call) {
+	if h.onAlreadySettled != nil {
+		h.onAlreadySettled(c)
+	}
+}
+
+func (h testHost) OnLost(_ context.Context, l protocol.Lane) {
+	if h.onLost != nil {
+		h.onLost(l)
+	}
+}
 
 // tells is an executor that says which calls it has run.
-func tells(ran chan<- protocol.CallID) executorFunc {
-	return func(_ context.Context, run *lane.Run) protocol.Result {
+func tells(ran chan<- protocol.CallID) testHost {
+	return hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		ran <- run.Call.ID
 		return succeed(run)
-	}
+	})
 }
 
 func succeed(run *lane.Run) protocol.Result {

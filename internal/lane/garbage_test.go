@@ -19,7 +19,7 @@ func newLaneOf(t *testing.T, s *store.Store) *held {
 	t.Helper()
 	const name = protocol.Lane("account/a")
 	l := &held{
-		holder: &Holder{store: s, options: Options{}.withDefaults()}, tenure: &tenure{lane: name, hash: name.Hash(), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
+		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, tenure: &tenure{lane: name, hash: name.Hash(), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
 		schedule: core.NewSchedule(), garbage: newGarbage(),
 		mail: newMailbox(s, protocol.DefaultPool, name.Hash()),
 	}
@@ -85,4 +85,10 @@ func TestAccept_ASecondCopyGoes(t *testing.T) {
 	l.accept(&message{Sequence: 6, Subject: subject, Data: body})
 	require.Equal(t, 1, l.schedule.Len())
 	require.Equal(t, map[uint64]protocol.CallID{6: call.ID}, l.garbage.thrown)
+}
+
+// idleHost is a host that is never asked to execute anything.
+type idleHost struct {
+	DefaultHost
+	Executor
 }

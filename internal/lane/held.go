@@ -127,7 +127,7 @@ func (l *held) lose() (left bool) {
 	if !errors.Is(context.Cause(l.ctx), ErrDraining) || !l.life.trusted(time.Now()) {
 		return false
 	}
-	l.holder.executor.Release(l.lane)
+	l.holder.host.Release(l.lane)
 	l.letGo(true, l.redeliver)
 	return true
 }
@@ -230,10 +230,10 @@ func (l *held) waitIdle() time.Duration {
 func (l *held) idleFor() time.Duration {
 	o := &l.holder.options
 	switch {
-	case o.Keeps(l.lane):
+	case l.holder.host.MustHold(l.lane):
 		l.use.idle = time.Time{} // asked again
 		return 2 * lookPeriodMax
-	case o.Linger > 0 && o.Lingers(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
+	case o.Linger > 0 && l.holder.host.MayLinger(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
 		return o.Linger
 	case l.use.served > 1:
 		return keepTime
@@ -281,7 +281,7 @@ func (l *held) conclude(e *core.Entry) {
 // leave gives the lane up when nothing of it runs. It reports false when the attempt failed and the
 // lane is still held.
 func (l *held) leave() bool {
-	l.holder.executor.Release(l.lane) // before anybody else can claim the lane
+	l.holder.host.Release(l.lane) // before anybody else can claim the lane
 	if !l.tries(sweepTrouble, l.sweep) {
 		return false
 	}

@@ -24,7 +24,7 @@ import (
 type Holder struct {
 	options  Options
 	store    *store.Store
-	executor Executor
+	host     Host
 	slots    *slots
 	puller   *puller
 	peers    *peers
@@ -48,7 +48,7 @@ type roster struct {
 
 // NewHolder opens the streams of a fleet, which must exist, and makes or checks
 // the pool's consumer.
-func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options) (*Holder, error) {
+func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holder, error) {
 	o = o.withDefaults()
 	s, err := store.Open(ctx, nc, o.Fleet)
 	if err != nil {
@@ -63,7 +63,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		return nil, err
 	}
 	h := &Holder{
-		options: o, store: s, executor: executor, lease: lease,
+		options: o, store: s, host: host, lease: lease,
 		roster:   roster{held: map[protocol.LaneHash]*held{}, recent: map[protocol.LaneHash]time.Time{}},
 		troubles: troubles{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
 		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
@@ -304,7 +304,7 @@ func (h *Holder) hold(l *held) {
 	untold := h.tellLoss(l)
 	defer untold()
 	if !l.serve() {
-		h.executor.Release(l.lane)
+		h.host.Release(l.lane)
 	}
 }
 
@@ -358,7 +358,7 @@ func (h *Holder) tellLoss(l *held) (stop func()) {
 	stopped := context.AfterFunc(l.ctx, func() {
 		defer close(told)
 		if errors.Is(context.Cause(l.ctx), ErrLost) {
-			h.options.Lost(l.ctx, l.lane)
+			h.host.OnLost(l.ctx, l.lane)
 		}
 	})
 	return func() {

@@ -21,15 +21,15 @@ func TestLane_KeptLaneIsHeldUntilNothingLivesThere(t *testing.T) {
 	var keep atomic.Bool
 	keep.Store(true)
 	asked := make(chan struct{}, 1)
-	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{
-		Keeps: func(l protocol.Lane) bool {
-			select {
-			case asked <- struct{}{}:
-			default:
-			}
-			return l == "sandbox/a" && keep.Load()
-		},
-	})
+	host := succeeds
+	host.mustHold = func(l protocol.Lane) bool {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		return l == "sandbox/a" && keep.Load()
+	}
+	h := f.hold(host, lane.Options{})
 	kept, other := newCall("s", exclusive("sandbox/a")), newCall("s", exclusive("sandbox/b"))
 	put(t, p, kept, other)
 	f.await(p, kept)
@@ -54,7 +54,7 @@ func TestLane_KeptLaneLeavesSlotsToOthers(t *testing.T) {
 	p := f.publisher()
 	var keep atomic.Bool
 	keep.Store(true)
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	host := hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Lane() == "sandbox/a" {
 			select {
 			case <-time.After(20 * time.Millisecond):
@@ -62,7 +62,9 @@ func TestLane_KeptLaneLeavesSlotsToOthers(t *testing.T) {
 			}
 		}
 		return succeed(run)
-	}), lane.Options{Slots: 1, Keeps: func(l protocol.Lane) bool { return l == "sandbox/a" && keep.Load() }})
+	})
+	host.mustHold = func(l protocol.Lane) bool { return l == "sandbox/a" && keep.Load() }
+	f.hold(host, lane.Options{Slots: 1})
 	makesWay(t, f, p, "sandbox/a", "sandbox/b")
 	keep.Store(false)
 	f.requireQuiet()

@@ -18,7 +18,7 @@ func TestLane_OneCallGetsItsResult(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{Worker: "w-1"})
+	f.hold(succeeds, lane.Options{Worker: "w-1"})
 	call := newCall("s", exclusive("account/acme"))
 	put(t, p, call)
 	r := f.await(p, call)
@@ -36,7 +36,7 @@ func TestLane_ExclusiveCallsRunOneByOneInOrder(t *testing.T) {
 	var mu sync.Mutex
 	var order []protocol.CallID
 	var running, overlaps atomic.Int32
-	execute := executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	execute := hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if running.Add(1) > 1 {
 			overlaps.Add(1)
 		}
@@ -72,7 +72,7 @@ func TestLane_CallsWithoutConflictRunSideBySide(t *testing.T) {
 	const n = 8
 	var arrived atomic.Int32
 	all := make(chan struct{})
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if arrived.Add(1) == n {
 			close(all)
 		}
@@ -110,7 +110,7 @@ func TestLane_EnqueueingTwiceRunsOnce(t *testing.T) {
 	twice := *call
 	twice.Again = true
 	put(t, again, &twice)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)
 		return succeed(run)
 	}), lane.Options{})
@@ -124,7 +124,7 @@ func TestLane_RunTimeoutDeadlineAndExpiry(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		<-ctx.Done()
 		return interrupted(ctx, run)
 	}), lane.Options{Slots: 4})
@@ -184,7 +184,7 @@ func TestLane_CancelEndsWaitingAndRunningCalls(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	started := make(chan protocol.CallID, 4)
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		started <- run.Call.ID
 		<-ctx.Done()
 		return interrupted(ctx, run)
@@ -211,7 +211,7 @@ func TestLane_CancelWithoutWorkerIsDurable(t *testing.T) {
 	call := newCall("s", exclusive("account/a"))
 	put(t, p, call)
 	require.NoError(t, p.Cancel(t.Context(), call))
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	f.hold(succeeds, lane.Options{})
 	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
 	f.requireQuiet()
 }
@@ -220,7 +220,7 @@ func TestLane_LingeringLaneTakesNewCalls(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
-	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }),
+	h := f.hold(succeeds,
 		lane.Options{Linger: time.Minute})
 	for range 20 {
 		call := newCall("s", exclusive("account/a"))
@@ -243,11 +243,11 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 			release := make(chan struct{})
 			nc := f.connect()
 			var atLost, atNext told
-			lost, err := lane.NewHolder(t.Context(), nc, executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			lost, err := lane.NewHolder(t.Context(), nc, atLost.by(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 				close(started)
 				<-release
 				return succeed(run)
-			}), atLost.by(lane.Options{Worker: "lost", AckWait: briefLease}))
+			})), lane.Options{Worker: "lost", AckWait: briefLease})
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
@@ -258,7 +258,7 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 			put(t, p, first, second)
 			<-started
 			nc.Close() // the worker is cut off: it must commit nothing from now on
-			next := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), atNext.by(lane.Options{Worker: "next"}))
+			next := f.hold(atNext.by(succeeds), lane.Options{Worker: "next"})
 			r := f.await(p, first)
 			if delivery == protocol.AtMostOnce {
 				require.Equal(t, protocol.StatusOutcomeUnknown, r.Status)
@@ -294,21 +294,21 @@ type told struct {
 	lost    []protocol.Lane
 }
 
-// by are the options of a holder that tells it.
-func (w *told) by(o lane.Options) lane.Options {
-	o.Settled = func(_ context.Context, c *protocol.Call, r *protocol.Result) {
+// by adds to a host that it notifies w.
+func (w *told) by(host testHost) testHost {
+	host.onSettled = func(c *protocol.Call, r *protocol.Result) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if r.CallID == c.ID {
 			w.settled = append(w.settled, c.ID)
 		}
 	}
-	o.Lost = func(_ context.Context, l protocol.Lane) {
+	host.onLost = func(l protocol.Lane) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.lost = append(w.lost, l)
 	}
-	return o
+	return host
 }
 
 func TestLane_PoisonCallIsGivenUp(t *testing.T) {
@@ -321,7 +321,7 @@ func TestLane_PoisonCallIsGivenUp(t *testing.T) {
 	for i := range 3 { // workers that die at the call
 		nc := f.connect()
 		started := make(chan struct{}, 1)
-		h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		h, err := lane.NewHolder(t.Context(), nc, hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 			started <- struct{}{}
 			<-ctx.Done()
 			return interrupted(ctx, run)
@@ -339,7 +339,7 @@ func TestLane_PoisonCallIsGivenUp(t *testing.T) {
 		cancel()
 		require.NoError(t, <-done)
 	}
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	f.hold(succeeds, lane.Options{})
 	r := f.await(p, poison)
 	require.Equal(t, protocol.StatusFailed, r.Status)
 	require.Equal(t, protocol.CodeAttemptsExhausted, r.Error.Code)

@@ -25,7 +25,7 @@ func TestLeave_WhatWasKilledIsCountedHoweverLateItIsHandedOver(t *testing.T) {
 	p, call := f.publisher(), newCall("s", exclusive("account/a"))
 	put(t, p, call)
 	attempts := make(chan int, 2)
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if attempts <- run.Attempt; run.Attempt > 1 {
 			return succeed(run)
 		}

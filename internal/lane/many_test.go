@@ -26,7 +26,7 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	const lanes, lease, most = 1000, natsio.DefaultAckWait, 100.0 // one for each lane in a fifth of a lease is 500 a second
 	var started atomic.Int32
 	release := make(chan struct{})
-	h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	h, err := lane.NewHolder(t.Context(), nc, hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		started.Add(1)
 		select {
 		case <-release:

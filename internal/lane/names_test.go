@@ -43,7 +43,7 @@ func TestLane_MayHaveAnyName(t *testing.T) {
 		_, err := o.Resume(t.Context(), protocol.DefaultPool, status.Lane)
 		require.NoError(t, err)
 	}
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{Slots: 4})
+	f.hold(succeeds, lane.Options{Slots: 4})
 	for _, call := range calls {
 		require.Equal(t, protocol.StatusOK, f.await(p, call).Status, "%q", call.Lane())
 	}
@@ -58,7 +58,7 @@ func TestLane_ACallOfAnotherPoolIsNotRun(t *testing.T) {
 	call.Pool = "other"
 	msg := messageOf(t, protocol.DefaultFleet.ReadySubject(protocol.DefaultPool, call.Lane().Hash()), call)
 	require.NoError(t, f.nc.PublishMsg(msg))
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		t.Errorf("call of pool %s runs", run.Call.Pool)
 		return succeed(run)
 	}), lane.Options{})

@@ -12,8 +12,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// withoutHandlers takes what needs no handler.
-func withoutHandlers(n lane.Need) bool { return !n.Handler }
+// withoutHandlers is a host that runs only calls which need no handler.
+func withoutHandlers(host testHost) testHost {
+	host.canRun = func(n lane.Need) bool { return !n.Handler }
+	return host
+}
+
+func always(protocol.Lane) bool { return true }
 
 // refund is a call that takes a handler.
 func refund(t *testing.T, uses ...protocol.Use) *protocol.Call {
@@ -36,7 +41,7 @@ func TestOffer_WaitsForWhoeverCanRunIt(t *testing.T) {
 	offers, err := f.nc.SubscribeSync(factFleet.AskSubject(protocol.DefaultPool, call.Lane().Hash()))
 	require.NoError(t, err)
 	require.NoError(t, f.nc.Flush())
-	f.hold(succeeds, lane.Options{Worker: "plain", Slots: 8, Takes: withoutHandlers})
+	f.hold(withoutHandlers(succeeds), lane.Options{Worker: "plain", Slots: 8})
 	put(t, p, call)
 	said, err := offers.NextMsg(patience)
 	require.NoError(t, err)
@@ -62,8 +67,10 @@ func TestOffer_KeepsTheOrderOfALane(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	ran := make(chan protocol.CallID, 9)
-	f.hold(tells(ran), lane.Options{Worker: "plain", Slots: 8, Takes: withoutHandlers})
-	f.hold(tells(ran), lane.Options{Worker: "able", Takes: func(n lane.Need) bool { return n.Handler }})
+	f.hold(withoutHandlers(tells(ran)), lane.Options{Worker: "plain", Slots: 8})
+	able := tells(ran)
+	able.canRun = func(n lane.Need) bool { return n.Handler }
+	f.hold(able, lane.Options{Worker: "able"})
 	key := exclusive("account/a")
 	calls := []*protocol.Call{newCall("s", key), refund(t, key), newCall("s", key), refund(t, key), newCall("s", key)}
 	put(t, p, calls...)
@@ -83,7 +90,7 @@ func TestOffer_HoldsUpNothingElse(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
-	f.hold(succeeds, lane.Options{Takes: withoutHandlers})
+	f.hold(withoutHandlers(succeeds), lane.Options{})
 	cancelled, expired := refund(t, exclusive("account/a/1")), refund(t, exclusive("account/a/2"))
 	expired.QueueTimeout = protocol.MillisOf(time.Millisecond)
 	put(t, p, cancelled, expired)
@@ -101,9 +108,11 @@ func TestOffer_NotOfALaneThatIsKept(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	host := withoutHandlers(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no"))
-	}), lane.Options{Takes: withoutHandlers, Keeps: func(protocol.Lane) bool { return true }})
+	}))
+	host.mustHold = always
+	f.hold(host, lane.Options{})
 	call := refund(t, exclusive("account/a"))
 	put(t, p, call)
 	require.Equal(t, protocol.CodeUnknownPayload, f.await(p, call).Error.Code)

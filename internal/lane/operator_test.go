@@ -25,6 +25,8 @@ func (f *fleet) operator() *operator.Operator {
 
 // gate executes calls that end when they are let go or killed.
 type gate struct {
+	lane.DefaultHost
+
 	started chan *lane.Run
 	letGo   chan struct{} // one a call
 }
@@ -290,7 +292,7 @@ func TestOperator_WakeOfAStalledLane(t *testing.T) {
 	did, err := o.Wake(t.Context(), pool, "account/a")
 	require.NoError(t, err)
 	require.True(t, did)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	f.hold(succeeds, lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	f.requireQuiet()
 

@@ -61,7 +61,7 @@ func (l *held) takes(e *core.Entry) bool {
 	if _, answer := e.NextStart(); e.Fault != nil || answer != nil {
 		return true
 	}
-	return l.holder.options.Takes(NeedOf(e.Call)) || l.holder.options.Keeps(l.lane)
+	return l.holder.host.CanRun(NeedOf(e.Call)) || l.holder.host.MustHold(l.lane)
 }
 
 // isOver notes a call that is not taken and has its result: as its holder left it, such as the one
@@ -94,7 +94,7 @@ func (l *held) offer(ctx context.Context) error {
 func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, msg *nats.Msg) {
 	var need Need
 	err := json.Unmarshal(msg.Data, &need)
-	if err != nil || need.Disk != "" && need.Disk != h.options.Disk || need.Disk == "" && !h.options.Takes(need) {
+	if err != nil || need.Disk != "" && need.Disk != h.options.Disk || need.Disk == "" && !h.host.CanRun(need) {
 		return
 	}
 	if !h.slots.tryAcquire() {
@@ -132,7 +132,7 @@ const (
 // bound reports whether a lane is left to the only worker that can run its calls, which lives. That
 // one takes the lane if it has a slot, and is asked again whenever the lane is delivered.
 func (h *Holder) bound(l *held) bool {
-	disk := h.options.Binds(l.ctx, l.lane)
+	disk := h.host.RequiredDisk(l.ctx, l.lane)
 	if disk == "" || disk == h.options.Disk || !h.peers.surelyHas(l.ctx, disk) {
 		return false
 	}
@@ -150,7 +150,7 @@ func (h *Holder) leaves(l *held) bool {
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, preferFor)
 	defer cancel()
-	preferred := h.options.Prefers(ctx, l.lane)
+	preferred := h.host.PreferredDisk(ctx, l.lane)
 	if preferred == "" || preferred == h.options.Disk || !h.peers.anyHas(preferred) {
 		return false
 	}

@@ -21,6 +21,8 @@ import (
 
 // witness is an executor whose release can be watched.
 type witness struct {
+	lane.DefaultHost
+
 	run     func(ctx context.Context, run *lane.Run) protocol.Result
 	release func(protocol.Lane)
 }
@@ -132,7 +134,7 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	<-deaf
 	require.Eventually(t, func() bool { return f.stored() == 1 }, patience, 5*time.Millisecond, "x's ready message is not removed")
 	put(t, p, second, third)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Call.ID != other.ID { // which A lost with its lease
 			ranAtB <- run.Call.ID
 		}
@@ -163,7 +165,7 @@ func TestLane_LateFirstTryRunsNothingTwice(t *testing.T) {
 	raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), &again)
 	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
 	var runs atomic.Int32
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)
 		return succeed(run)
 	}), lane.Options{})
@@ -188,7 +190,7 @@ func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
 	f.storeResult(settled)
 
 	started, goOn := make(chan struct{}), make(chan struct{})
-	b := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	b := f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		close(started)
 		<-goOn
 		return succeed(run)
@@ -203,7 +205,7 @@ func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
 	close(goOn)
 	<-drained
 	var runs atomic.Int32
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)
 		return succeed(run)
 	}), lane.Options{Worker: "c"})
@@ -223,7 +225,7 @@ func TestLane_PutTwiceByOnePublisher(t *testing.T) {
 	put(t, p, twice)
 	require.Eventually(t, func() bool { return len(ready.all()) > 1 }, patience, 5*time.Millisecond, "the lane is not made ready")
 	var runs atomic.Int32
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)
 		return succeed(run)
 	}), lane.Options{})
@@ -242,7 +244,7 @@ func TestLane_OverlappingCallsLeaveSlotsToOthers(t *testing.T) {
 	done := make(chan struct{}, 64)
 	follows, over := make(chan struct{}), make(chan struct{}) // a call ends when another one follows it
 	defer close(over)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Call.ID == other.ID {
 			close(began)
 			return succeed(run)

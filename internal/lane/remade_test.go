@@ -28,7 +28,7 @@ func TestRemade_ALaneIsNotHeldTwice(t *testing.T) {
 			p := f.publisher()
 			var starts atomic.Int32
 			begun, end := make(chan struct{}, 9), make(chan struct{})
-			work := executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+			work := hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 				starts.Add(1)
 				begun <- struct{}{}
 				select {

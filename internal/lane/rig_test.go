@@ -24,7 +24,7 @@ import (
 const factFleet = protocol.DefaultFleet
 
 // succeeds is an executor that does nothing.
-var succeeds = executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+var succeeds = hostFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 
 // readyOf is the subject of a lane's ready message in the default pool.
 func readyOf(l protocol.Lane) string { return factFleet.ReadySubject(protocol.DefaultPool, l.Hash()) }
@@ -125,7 +125,7 @@ func (f *fleet) loseAt(ackWait time.Duration) {
 	f.t.Helper()
 	nc := f.connect()
 	started := make(chan struct{}, 1)
-	h, err := lane.NewHolder(f.t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	h, err := lane.NewHolder(f.t.Context(), nc, hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		nc.Close()
 		started <- struct{}{}
 		<-ctx.Done()

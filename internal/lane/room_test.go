@@ -54,7 +54,7 @@ func TestFull_WhereOthersHaveTakenAllRoom(t *testing.T) {
 			p := f.publisher()
 			runs, refused, again := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/b")), newCall("s", exclusive("account/c"))
 			started, release := make(chan struct{}), make(chan struct{})
-			f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+			f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 				if run.Call.ID == runs.ID {
 					close(started)
 					select {

@@ -18,7 +18,7 @@ func TestRun_LeaseEndMovesWithRenewals(t *testing.T) {
 	p := f.publisher()
 	f.ensurePool(briefLease)
 	moved := make(chan time.Duration, 1)
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		first := run.LeaseEnd()
 		for ctx.Err() == nil && !run.LeaseEnd().After(first) {
 			<-time.After(time.Millisecond)
@@ -38,7 +38,7 @@ func TestRun_FenceGrowsWithEachHolder(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	fences := make(chan uint64, 1)
-	tells := executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	tells := hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		fences <- run.Fence
 		if run.Attempt == 1 && run.Call.Tool == "lost" {
 			<-ctx.Done()

@@ -21,7 +21,7 @@ func (f *fleet) lose(p *lane.Publisher, call *protocol.Call, o lane.Options) {
 	f.t.Helper()
 	nc := f.connect()
 	started := make(chan struct{}, 1)
-	h, err := lane.NewHolder(f.t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	h, err := lane.NewHolder(f.t.Context(), nc, hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		started <- struct{}{}
 		<-ctx.Done()
 		return interrupted(ctx, run)
@@ -67,7 +67,7 @@ func takenOverAfter(t *testing.T, lease time.Duration) time.Duration {
 	lost, err := claims.GetLastMsgForSubject(t.Context(), factFleet.HeartbeatsFilter(protocol.DefaultPool))
 	require.NoError(t, err)
 	taken := make(chan time.Time, 1)
-	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		claim, err := claims.GetLastMsgForSubject(ctx, factFleet.ClaimSubject(call.Pool, call.Lane().Hash()))
 		if assert.NoError(t, err) {
 			taken <- claim.Time
@@ -102,7 +102,7 @@ func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	begun, end := make(chan struct{}, 9), make(chan struct{})
-	work := executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+	work := hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		begun <- struct{}{}
 		<-end
 		return succeed(run)

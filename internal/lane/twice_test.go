@@ -1,7 +1,6 @@
 package lane_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -36,7 +35,9 @@ func sendsTwice(t *testing.T, f *fleet, delivery protocol.Delivery) {
 	calls := newCalls(3, exclusive("account/x"))
 	ran := make(chan protocol.CallID, 99)
 	known := make(chan protocol.CallID, 99)
-	defer f.hold(tells(ran), lane.Options{SettledBefore: tellsCall(known)}).stop()
+	host := tells(ran)
+	host.onAlreadySettled = tellsCall(known)
+	defer f.hold(host, lane.Options{}).stop()
 	for _, call := range calls {
 		call.Delivery = delivery
 		put(t, p, call)
@@ -86,8 +87,8 @@ func (f *fleet) sendRaw(c *protocol.Call, subject string) {
 }
 
 // tellsCall tells which calls something happens to.
-func tellsCall(to chan<- protocol.CallID) func(context.Context, *protocol.Call) {
-	return func(_ context.Context, c *protocol.Call) { to <- c.ID }
+func tellsCall(to chan<- protocol.CallID) func(*protocol.Call) {
+	return func(c *protocol.Call) { to <- c.ID }
 }
 
 // wake makes a call's lane ready.
@@ -102,9 +103,9 @@ func TestTwice_AHolderKnowsWhatItHasSettled(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	ran, known := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
-	f.hold(tells(ran), lane.Options{
-		SettledBefore: tellsCall(known), Keeps: func(protocol.Lane) bool { return true },
-	})
+	host := tells(ran)
+	host.onAlreadySettled, host.mustHold = tellsCall(known), always
+	f.hold(host, lane.Options{})
 	p, call := f.publisher(), newCall("s", exclusive("account/x"))
 	put(t, p, call)
 	require.Equal(t, call.ID, <-ran)

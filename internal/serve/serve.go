@@ -111,6 +111,8 @@ func (o Options) withDefaults() Options {
 
 // Server takes turns and executes them. Make one with [New] and run it once.
 type Server struct {
+	lane.DefaultHost
+
 	options Options
 	nc      *nats.Conn
 	holder  *lane.Holder
@@ -118,7 +120,7 @@ type Server struct {
 	turns   *telemetry.TurnMetrics
 }
 
-var _ lane.Executor = (*Server)(nil)
+var _ lane.Host = (*Server)(nil)
 
 // New makes a server on the streams of a fleet, which must exist. Its live events go out through
 // nc.
@@ -130,8 +132,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	}
 	var err error
 	s.holder, err = lane.NewHolder(ctx, nc, s, lane.Options{
-		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
-		Takes: s.takes, Settled: s.settled, SettledBefore: s.settledBefore, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
+		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin, Logger: o.Logger,
 	})
 	return s, err
 }
@@ -144,9 +145,9 @@ func (s *Server) Run(ctx, drain context.Context) error {
 	return s.holder.Run(ctx, drain)
 }
 
-// takes reports whether this coordinator runs a turn; others stay in their lanes, for a coordinator
-// that serves their model. What is no turn is refused by any.
-func (s *Server) takes(n lane.Need) bool {
+// CanRun implements [lane.Host]: a turn that names a model waits for a coordinator that serves it.
+// Any coordinator takes, and refuses, a call that is no turn.
+func (s *Server) CanRun(n lane.Need) bool {
 	return n.Model == "" || s.options.Models[n.Model] != nil
 }
 
@@ -175,18 +176,19 @@ func (s *Server) tell(ctx context.Context) (stop func()) {
 // models are the names of the models, sorted.
 func (s *Server) models() []string { return slices.Sorted(maps.Keys(s.options.Models)) }
 
-// settled tells the metrics of a turn whose result is stored, and ends it where that is not done:
-// nobody may have run it since another coordinator was lost with it, and its calls would go on
-// until the session's next turn. That waits here meanwhile.
-func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+// OnSettled implements [lane.Host]: it counts a turn whose result is stored, and ends a failed turn
+// in the journal. Its coordinator may have been lost in the middle of it, and the turn's tool calls
+// would run until the session's next turn. The session's next turn waits meanwhile.
+func (s *Server) OnSettled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 	if r.Status != protocol.StatusOK {
 		s.conclude(ctx, c, r)
 	}
 }
 
-// settledBefore is settled for a turn whose coordinator was lost after its result was stored.
-func (s *Server) settledBefore(ctx context.Context, c *protocol.Call) {
+// OnAlreadySettled implements [lane.Host] for a turn whose coordinator was lost after it stored the
+// result.
+func (s *Server) OnAlreadySettled(ctx context.Context, c *protocol.Call) {
 	r, err := s.holder.Result(ctx, c.SessionID, c.ID)
 	switch {
 	case err != nil:
@@ -256,6 +258,9 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 	defer cancel()
 	return runner.EndGivenUp(ctx, c.SessionID, c.ID)
 }
+
+// OnLost implements [lane.Host].
+func (s *Server) OnLost(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }
 
 // Release implements [lane.Executor]: a session keeps nothing here.
 func (s *Server) Release(protocol.Lane) {}

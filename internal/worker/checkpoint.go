@@ -369,9 +369,9 @@ func (w *Worker) committed(ctx context.Context, call *protocol.Call) (*protocol.
 	return c.result(ctx, call.ID)
 }
 
-// covered is [Worker.committed] of a call whose sandbox may not be open yet: of one that is not to
-// run again, or that a handler executes, which opens the sandbox itself.
-func (w *Worker) covered(ctx context.Context, run *lane.Run) *protocol.Result {
+// CommittedResult implements [lane.Host]. It opens the sandbox first: that of a call that does not
+// run again, or that a handler executes, may not be open yet.
+func (w *Worker) CommittedResult(ctx context.Context, run *lane.Run) *protocol.Result {
 	if w.options.Caps.Driver == NoSandboxes || sandboxOf(run.Call.Lane()) == "" || !w.sandboxes.checkpoints() {
 		return nil
 	}

@@ -12,9 +12,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// enter waits until no process of this machine runs a call that conflicts with this one in a
-// directory that is used in place. Those who follow the call are told what it waits for.
-func (w *Worker) enter(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
+// Admit implements [lane.Host]: it waits until no process of this machine runs a call that
+// conflicts with this one in a directory that is used in place. Those who follow the call are told
+// what it waits for.
+func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
 	dir, is := w.sandboxes.inPlace(run.Call.Lane())
 	if !is || w.options.InPlace == nil || w.noFiles(run.Call.Payload.Kind()) {
 		return func() {}, nil

@@ -82,7 +82,7 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	if k.needs > needsNothing {
 		level = w.options.Caps.Level.String()
 		if run.Attempt > 1 {
-			if done := w.covered(ctx, run); done != nil {
+			if done := w.CommittedResult(ctx, run); done != nil {
 				return *done
 			}
 		}

@@ -53,8 +53,8 @@ func (s *measuredSandbox) Close() error {
 	return s.Sandbox.Close()
 }
 
-// settled tells the metrics, and the checkpoints, of a call whose result is stored.
-func (w *Worker) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+// OnSettled implements [lane.Host] for metrics and checkpoints.
+func (w *Worker) OnSettled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	w.sandboxes.settledCall(c)
 	w.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 }

@@ -9,9 +9,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// takes reports whether this worker runs calls that need this: it has the handler, the level, and
-// for what is no handler's, sandboxes. What no worker could run is taken, and refused.
-func (w *Worker) takes(n lane.Need) bool {
+// CanRun implements [lane.Host]: it reports whether this worker runs calls that need this: it has
+// the handler, the level, and for what is no handler's, sandboxes. What no worker could run is
+// taken, and refused.
+func (w *Worker) CanRun(n lane.Need) bool {
 	if w.options.Alone {
 		return true
 	}

@@ -179,8 +179,12 @@ func (o Options) withDefaults() Options {
 // LoginsIn are the logins of a worker with this data directory.
 func LoginsIn(data string) login.Store { return login.Store{Dir: filepath.Join(data, "logins")} }
 
+var _ lane.Host = (*Worker)(nil)
+
 // Worker takes calls of one pool and executes them. Make one with [New] and run it once.
 type Worker struct {
+	lane.DefaultHost
+
 	options    Options
 	nc         *nats.Conn
 	holder     *lane.Holder
@@ -246,12 +250,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
-		Linger: max(o.Linger, 0), Lingers: w.sandboxes.lingers,
-		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
-		Prefers: w.sandboxes.lastAt, Binds: w.sandboxes.onlyAt, Disk: w.sandboxes.dataID,
-		Takes: w.takes,
-		Keys:  o.Keys, Settled: w.settled, Lost: w.lost, Covered: w.covered, Enter: w.enter,
-		Logger: o.Logger,
+		Linger: max(o.Linger, 0), Disk: w.sandboxes.dataID, Keys: o.Keys, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -293,14 +292,30 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	return err
 }
 
-// lost has everything of a lane end that may be somebody else's by now, without the grace of a
-// cancel and whatever a handler does that was told to end.
-func (w *Worker) lost(ctx context.Context, l protocol.Lane) {
+// OnLost implements [lane.Host]: it kills the lane's sandbox and ends its stateful sessions,
+// without the grace of a cancel, because another worker may own the lane by now.
+func (w *Worker) OnLost(ctx context.Context, l protocol.Lane) {
 	w.metrics.Lost(ctx)
 	if err := w.sandboxes.kill(l); err != nil { // what is left dies with the release
 		w.options.Logger.WarnContext(ctx, "sandbox of a lost lane cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 	}
 	w.dialogs.Release(l)
+}
+
+// MayLinger implements [lane.Host].
+func (w *Worker) MayLinger(l protocol.Lane) bool { return w.sandboxes.lingers(l) }
+
+// MustHold implements [lane.Host]: stateful sessions and background processes outlive their calls.
+func (w *Worker) MustHold(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) }
+
+// PreferredDisk implements [lane.Host].
+func (w *Worker) PreferredDisk(ctx context.Context, l protocol.Lane) string {
+	return w.sandboxes.lastAt(ctx, l)
+}
+
+// RequiredDisk implements [lane.Host].
+func (w *Worker) RequiredDisk(ctx context.Context, l protocol.Lane) string {
+	return w.sandboxes.onlyAt(ctx, l)
 }
 
 // Release implements [lane.Executor].

@@ -20,6 +20,8 @@ import (
 
 // workerRole is a worker whose executions do nothing but write down that they happened.
 type workerRole struct {
+	lane.DefaultHost
+
 	URL, Creds, Log string
 	Worker          protocol.WorkerID
 	Slots           int

@@ -297,9 +297,9 @@ func (js *javaScript) awaitClaim(tb testing.TB, call *protocol.Call) {
 
 // holder runs one of ours until stop, which kills what runs and returns when it has handed its
 // lanes over.
-func (js *javaScript) holder(tb testing.TB, executor lane.Executor) (stop func()) {
+func (js *javaScript) holder(tb testing.TB, host lane.Host) (stop func()) {
 	tb.Helper()
-	holder, err := lane.NewHolder(tb.Context(), js.broker.jetStream(tb).Conn(), executor, lane.Options{Pool: "javascript", Worker: "ours"})
+	holder, err := lane.NewHolder(tb.Context(), js.broker.jetStream(tb).Conn(), host, lane.Options{Pool: "javascript", Worker: "ours"})
 	require.NoError(tb, err)
 	ctx, cancel := context.WithCancel(tb.Context())
 	ended := make(chan error, 1)
@@ -311,7 +311,11 @@ func (js *javaScript) holder(tb testing.TB, executor lane.Executor) (stop func()
 }
 
 // untilKilled runs calls until they are killed.
-type untilKilled struct{ attempts chan int }
+type untilKilled struct {
+	lane.DefaultHost
+
+	attempts chan int
+}
 
 func (u *untilKilled) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	u.attempts <- run.Attempt
