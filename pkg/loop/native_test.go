@@ -20,7 +20,7 @@ func TestNative_IsForItsProviderAlone(t *testing.T) {
 	t.Parallel()
 	web := tools.Tool{
 		Definition: tools.Definition{Name: "web", Description: "Search.", Native: map[string]json.RawMessage{"cloud": json.RawMessage(`{"type":"search"}`)}},
-		Hint:       "Search before you guess.",
+		Metadata:   tools.Metadata{Hint: "Search before you guess."},
 	}
 	r := newRig(says("done"))
 	elsewhere := &script{replies: []loop.Reply{says("done")}}

@@ -29,9 +29,9 @@ import (
 // [NewTable].
 func New[Args, Output any](name, description string, fn func(ctx context.Context, args Args) (Output, error)) Tool {
 	schema, err := schemaOf[Args]()
-	tool := Tool{Definition: Definition{Name: name, Description: description, Schema: schema}, Effect: Effect{ReadOnly: true}, fault: err, own: true}
+	tool := Tool{Definition: Definition{Name: name, Description: description, Schema: schema}, Metadata: Metadata{Effect: Effect{ReadOnly: true}}, invalid: err, own: true}
 	if fn == nil {
-		tool.fault = errors.Join(err, errors.New("function: missing"))
+		tool.invalid = errors.Join(err, errors.New("function: missing"))
 	}
 	tool.Plan = PlanOf(func(_ Scope, args Args) (Plan, *protocol.Error) {
 		return Plan{Inline: func(ctx context.Context) (string, *protocol.Error) {

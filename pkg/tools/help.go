@@ -17,7 +17,7 @@ import (
 // the tools of its table.
 func Help() []Tool {
 	return []Tool{{
-		Effect: Effect{ReadOnly: true},
+		Metadata: Metadata{Effect: Effect{ReadOnly: true}},
 		Definition: Definition{
 			Name:        "tool_help",
 			Description: "Read the full documentation of a tool: what it does, all of its arguments, and examples where there are any.",

@@ -41,7 +41,7 @@ type Remote struct {
 func NewRemote[Args any](name, description string, remote Remote) Tool {
 	schema, err := schemaOf[Args]()
 	if err != nil {
-		return Tool{Definition: Definition{Name: name, Description: description}, fault: err}
+		return Tool{Definition: Definition{Name: name, Description: description}, invalid: err}
 	}
 	return remote.Tool(Definition{Name: name, Description: description, Schema: schema})
 }
@@ -53,7 +53,7 @@ func (r Remote) Tool(definition Definition) Tool {
 		return protocol.NewUserPayload(r.Kind, arguments)
 	})
 	if _, err := protocol.ParseUserKind(string(r.Kind)); err != nil {
-		tool.fault = errors.Join(tool.fault, err)
+		tool.invalid = errors.Join(tool.invalid, err)
 	}
 	tool.Render = render.User
 	return tool
@@ -62,9 +62,9 @@ func (r Remote) Tool(definition Definition) Tool {
 // planned makes the tool that plans what r says, with a payload made of the arguments.
 func (r Remote) planned(definition Definition, payload func(json.RawMessage) (protocol.Payload, error)) Tool {
 	templates, err := compileResources(r.Resources)
-	tool := Tool{Definition: definition, Effect: r.effect(), fault: errors.Join(r.validate(), err), own: true}
+	tool := Tool{Definition: definition, Metadata: Metadata{Effect: r.effect()}, invalid: errors.Join(r.validate(), err), own: true}
 	if err == nil && json.Valid(definition.Schema) {
-		tool.fault = errors.Join(tool.fault, checkTemplates(templates, definition.Schema))
+		tool.invalid = errors.Join(tool.invalid, checkTemplates(templates, definition.Schema))
 	}
 	tool.Rules = func(arguments map[string]any) []string { return templateFaults(templates, arguments) }
 	tool.Plan = func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
@@ -217,11 +217,11 @@ func (r Remote) CommandTool(definition Definition, command Command) Tool {
 		return protocol.ToolRun{Argv: argv, Arguments: arguments, Env: env, Text: command.Text}, nil
 	})
 	if len(argv) == 0 || argv[0] == "" {
-		tool.fault = errors.Join(tool.fault, errors.New("command: must name a program"))
+		tool.invalid = errors.Join(tool.invalid, errors.New("command: must name a program"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(env[name], "\x00") {
-			tool.fault = errors.Join(tool.fault,
+			tool.invalid = errors.Join(tool.invalid,
 				fmt.Errorf("env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name))
 		}
 	}

@@ -55,11 +55,11 @@ func NewStateful[Args, Input any](name, description string, remote Remote) Tool 
 	arguments, err := schemaOf[Args]()
 	inferred, inputErr := jsonschema.For[Input](nil)
 	if err = errors.Join(err, inputErr); err != nil {
-		return Tool{Definition: Definition{Name: name, Description: description}, fault: err}
+		return Tool{Definition: Definition{Name: name, Description: description}, invalid: err}
 	}
 	input, err := json.Marshal(inferred)
 	if err != nil {
-		return Tool{Definition: Definition{Name: name, Description: description}, fault: fmt.Errorf("input: %w", err)}
+		return Tool{Definition: Definition{Name: name, Description: description}, invalid: fmt.Errorf("input: %w", err)}
 	}
 	return remote.StatefulTool(Definition{Name: name, Description: description, Schema: arguments}, input)
 }
@@ -70,17 +70,17 @@ func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool 
 		return protocol.DialogOpen{Tool: r.Kind, Arguments: arguments}, nil
 	})
 	_, err := protocol.ParseUserKind(string(r.Kind))
-	tool.fault = errors.Join(tool.fault, err)
+	tool.invalid = errors.Join(tool.invalid, err)
 	for _, resource := range r.Resources {
 		if resource.Access == protocol.Shared {
-			tool.fault = errors.Join(tool.fault, fmt.Errorf("resources: %s: a stateful tool uses its resources exclusively", resource.Key))
+			tool.invalid = errors.Join(tool.invalid, fmt.Errorf("resources: %s: a stateful tool uses its resources exclusively", resource.Key))
 		}
 	}
 	if r.Background {
-		tool.fault = errors.Join(tool.fault, errors.New("background: a stateful tool cannot be a job"))
+		tool.invalid = errors.Join(tool.invalid, errors.New("background: a stateful tool cannot be a job"))
 	}
 	tool.input, err = inputSchema(input)
-	tool.fault = errors.Join(tool.fault, err)
+	tool.invalid = errors.Join(tool.invalid, err)
 	tool.Render, tool.Effect.Loop = render.Dialog, true
 	var compact bytes.Buffer
 	if json.Compact(&compact, input) == nil {
@@ -156,7 +156,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 func dialogTools() []Tool {
 	return []Tool{
 		{
-			Effect: Effect{Loop: true},
+			Metadata: Metadata{Effect: Effect{Loop: true}},
 			Definition: Definition{
 				Name: ContinueTool,
 				Description: "Go on with a tool that keeps its state: give it the next input, and get its next answer. " +
@@ -174,7 +174,7 @@ func dialogTools() []Tool {
 			Rules: continueRules,
 		},
 		{
-			Effect: Effect{Loop: true},
+			Metadata: Metadata{Effect: Effect{Loop: true}},
 			Definition: Definition{
 				Name:        EndTool,
 				Description: "End a tool that keeps its state, when you do not need it any more. Its handle cannot be used again.",
@@ -225,7 +225,7 @@ func withDialogTools(all []Tool) []Tool {
 	for i := range all {
 		if all[i].Name == ContinueTool || all[i].Name == EndTool {
 			all = slices.Clone(all)
-			all[i].fault = errors.Join(all[i].fault, fmt.Errorf("%w: the name is that of a tool about handles", ErrToolNameConflict))
+			all[i].invalid = errors.Join(all[i].invalid, fmt.Errorf("%w: the name is that of a tool about handles", ErrToolNameConflict))
 		}
 	}
 	for i := range all {

@@ -100,10 +100,10 @@ func check(tool *Tool) (*argument.Schema, error) {
 	if tool.Plan == nil {
 		fault(errors.New("plan: missing"))
 	}
-	fault(tool.fault)
+	fault(tool.invalid)
 	fault(checkNative(tool.Native))
 	compiled, err := argument.Compile(tool.Schema)
-	if tool.fault == nil || len(tool.Schema) > 0 { // without one the fault says why
+	if tool.invalid == nil || len(tool.Schema) > 0 { // without one the fault says why
 		fault(err)
 	}
 	return compiled, errors.Join(faults...)

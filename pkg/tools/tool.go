@@ -28,48 +28,52 @@ func (d *Definition) isFor(provider string) bool {
 	return len(d.Native) == 0 || d.Native[provider] != nil
 }
 
-// Tool is a definition and what its arguments mean.
+// Tool is a definition, the functions that plan its calls and render their results, and metadata.
 type Tool struct {
 	Definition
+	Metadata
 
 	// Plan turns arguments, already valid under the schema, into what to do. It is
 	// pure: same scope and arguments, same plan. An error becomes a rejected result.
 	Plan func(scope Scope, args json.RawMessage) (Plan, *protocol.Error)
-	// Rules returns what is wrong with arguments beyond what the schema says, one sentence
-	// a fault that begins with the property: "old: is required beside new, but missing". It
-	// is pure, and gets them as a model wrote them, valid under the schema or not, so that one
-	// message has every fault. nil has no rules.
+	// Rules checks what the schema cannot express. It returns one sentence for each error, which
+	// begins with the property: "old: required because new is given". It is pure, and gets the
+	// arguments as the model wrote them, valid under the schema or not, so that one message lists
+	// all errors. nil has no rules.
 	Rules func(arguments map[string]any) []string
 	// Render turns a result, of any status, into the text that the model reads; nil
 	// means [RenderJSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
-	// Format words all results and failures in place of Render, as another system does; nil is the
-	// house's own way. A table whose tools share one has it for the user's own tools and for
-	// unknown names, too.
+	// Format renders results and failures in the format of another system, instead of Render; nil
+	// is our own format. If all tools of a table that have a Format share one, the table uses it
+	// for the user's own tools and for unknown names, too.
 	Format *Format
 
+	input   *argument.Schema // of tool_continue for this tool; nil unless it is stateful
+	invalid error            // the mistake of the tool's author that NewTable reports
+	own     bool             // made by the user, not by a toolset
+	// called and arguments are the name and the arguments, as the model wrote them, of the call
+	// for which [Table.Plan] returned this copy.
+	called, arguments string
+	// planIn makes the Plan of a tool that reads its table; nil for all others.
+	planIn func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error)
+}
+
+// Metadata describes a tool beyond its [Definition]. All of it is optional.
+type Metadata struct {
+	// Title is a name for people; "" means one made from the tool's name.
+	Title string
 	// Help is documentation beyond the description, for [Table.Document]: plain text or Markdown.
 	Help string
 	// Hint is a sentence or two for the system prompt of sessions that have the tool.
 	Hint string
-	// Effect is what calls may do, as a hint for others.
+	// Effect says what calls may change. It is a hint for clients.
 	Effect Effect
-	// Title is a name for people; "" is one made of the name.
-	Title string
-	// Returns has a value of each type that results may have, whatever is in it; nil says nothing
-	// about that. Structured is the JSON Schema of what a tool of an MCP server returns beside its
-	// content; nil is any.
-	Returns    []protocol.Value
+	// Returns has one value of each type that results may have; nil says nothing about types.
+	Returns []protocol.Value
+	// Structured is the JSON Schema of the structured content that an MCP server's tool returns;
+	// nil means any.
 	Structured json.RawMessage
-
-	input *argument.Schema // of tool_continue for this tool; nil unless it is stateful
-	fault error            // of whoever made the tool, for NewTable to report
-	own   bool             // of the user's own, and not of a toolset
-	// called and arguments are of the call for which [Table.Plan] returned this copy, as a model
-	// wrote them.
-	called, arguments string
-	// planIn makes the Plan of a tool that is about its table; nil for all others.
-	planIn func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error)
 }
 
 // Scope is where a tool call happens.

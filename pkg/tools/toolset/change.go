@@ -17,7 +17,7 @@ type writeArguments struct {
 
 func write() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Idempotent: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Idempotent: true}},
 		Definition: definition("write",
 			"Write a file: make it, with its directories, or replace all of its content. Returns one line that says which, with the size and the SHA-256. "+
 				"To change part of a file use edit.",

@@ -16,7 +16,7 @@ func Files() []tools.Tool {
 
 func readFile() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("read_file",
 			"Read a text file. Returns its text as it is; what is too long is cut, and the end says so.",
 			fileSchema),
@@ -31,7 +31,7 @@ func readFile() tools.Tool {
 
 func writeFile() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Idempotent: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Idempotent: true}},
 		Definition: definition("write_file",
 			"Write a file: make it, with its directories, or replace all of its content.", writeSchema),
 		Plan: tools.PlanOf(planWhole),
@@ -70,7 +70,7 @@ func editFile() tools.Tool {
 
 func listFiles() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("list_files",
 			"List the files of the workspace that match a glob, one path a line, sorted.",
 			`{
@@ -95,7 +95,7 @@ func listFiles() tools.Tool {
 
 func searchFiles() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("search_files",
 			"Find the lines of the workspace's files that match a regular expression. Returns path:line: text, sorted. "+
 				"What .gitignore files exclude is left out.",

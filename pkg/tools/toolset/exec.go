@@ -51,7 +51,7 @@ func bashKeeping() tools.Tool {
 // bashTool is bash with what it says about its shell.
 func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Plan, *protocol.Error)) tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Open: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Open: true}},
 		Definition: definition("bash",
 			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				shell+
@@ -103,7 +103,7 @@ type runCodeArguments struct {
 
 func runCode() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Open: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Open: true}},
 		Definition: definition("run_code",
 			"Run a program in the workspace directory. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+

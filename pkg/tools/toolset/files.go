@@ -20,7 +20,7 @@ type readArguments struct {
 
 func read() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("read",
 			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
 				"Text in UTF-16 with a byte order mark, GBK, Latin-1 or Windows-1252 is shown as text, and the end names the encoding, and line ends that are not LF. "+
@@ -57,7 +57,7 @@ type listArguments struct {
 
 func list() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("list",
 			"List a directory, not what is below its subdirectories. Returns one name a line, hidden ones too: "+
 				"directories with a slash at the end, files with their size. At most 500 names; the total is told.",
@@ -85,7 +85,7 @@ type existsArguments struct {
 
 func exists() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("exists",
 			"Ask whether there is something at a path. Returns yes or no, and with yes whether it is a file (and its size), a directory or a symlink.",
 			`{

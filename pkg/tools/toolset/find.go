@@ -31,7 +31,7 @@ type globArguments struct {
 
 func glob() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("glob",
 			"Find files by their path. Returns the paths of matching files, sorted, one a line, hidden ones too; directories are not listed. "+
 				"* matches within one name, ** any number of directories, {a,b} either, [a-z] one of; where a name has these brackets, as app/[slug] has, it is found by itself.",
@@ -66,7 +66,7 @@ type treeArguments struct {
 
 func tree() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("tree",
 			"Show a directory and what is below it as an indented tree, sorted, hidden names too: directories with a slash at the end, "+
 				"files with their size. What .gitignore files exclude is left out and counted.",
@@ -102,7 +102,7 @@ type grepArguments struct {
 
 func grep() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory. "+
 				"Returns path:line:text, sorted; long lines are cut. Binary and very large files are left out and counted.",

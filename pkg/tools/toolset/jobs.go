@@ -20,12 +20,12 @@ func Jobs() []tools.Tool {
 	}`
 	return []tools.Tool{
 		{
-			Effect:     tools.Effect{Loop: true},
+			Metadata:   tools.Metadata{Effect: tools.Effect{Loop: true}},
 			Definition: definition("job_cancel", "Stop a job that runs in the background. Returns how it ended.", one),
 			Plan:       planJob(tools.JobCancel),
 		},
 		{
-			Effect: tools.Effect{Loop: true},
+			Metadata: tools.Metadata{Effect: tools.Effect{Loop: true}},
 			Definition: definition("job_status", "Ask how a job stands that runs in the background, or all jobs of this session.", `{
 				"type": "object",
 				"properties": {
@@ -36,7 +36,7 @@ func Jobs() []tools.Tool {
 			Plan: planJob(tools.JobStatus),
 		},
 		{
-			Effect: tools.Effect{Loop: true},
+			Metadata: tools.Metadata{Effect: tools.Effect{Loop: true}},
 			Definition: definition("job_wait",
 				"Wait until a job that runs in the background has ended, and get its result. You are told of its end in any case: wait only when you can do nothing else.", `{
 				"type": "object",

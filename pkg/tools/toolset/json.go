@@ -17,7 +17,7 @@ type jsonReadArguments struct {
 
 func jsonRead() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("json_read",
 			"Read a JSON file, or one place of it. Returns the JSON value. Of a value that is too long its parts are cut and say so: "+
 				"read them with a query of their own.",

@@ -24,7 +24,7 @@ func OpenRath() []tools.Tool {
 
 func runShellCommand() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Open: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Open: true}},
 		Definition: definition("run_shell_command",
 			"Run one shell command in the workspace. Returns JSON: exit_code, stdout, stderr and elapsed_ms. "+
 				"A command has one line of at most 2,048 characters.",
@@ -61,7 +61,7 @@ func shellCommandRules(arguments map[string]any) (faults []string) {
 
 func readWorkspaceFile() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("read_workspace_file",
 			"Read a file of the workspace. Returns JSON: data has its text, or with encoding null the base64 of its bytes. "+
 				"Of more than 12,000 characters you get the first, and truncated says how to read on.",
@@ -99,7 +99,7 @@ func readPlan(scope tools.Scope, raw string, payload protocol.FilesRead) (tools.
 
 func writeWorkspaceFile() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Idempotent: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Idempotent: true}},
 		Definition: definition("write_workspace_file",
 			"Write text to a file of the workspace: make it, with its directories, or replace all of its content. Returns JSON: bytes_written.",
 			writeSchema),

@@ -28,7 +28,7 @@ func Smithers() []tools.Tool {
 
 func smithersRead() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("read",
 			"Read a text file of at most 200,000 bytes. Returns its text as it is; what is too long to be shown is cut, and the end says so.",
 			fileSchema),
@@ -45,7 +45,7 @@ func smithersRead() tools.Tool {
 
 func smithersWrite() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Idempotent: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Idempotent: true}},
 		Definition: definition("write",
 			"Write a file of at most 200,000 bytes: make it, with its directories, or replace all of its content. Returns ok.", writeSchema),
 		Plan: tools.PlanOf(func(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Error) {
@@ -100,7 +100,7 @@ func smithersEdit() tools.Tool {
 
 func smithersGrep() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{ReadOnly: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory that no .gitignore excludes. "+
 				"Returns path:line:text, sorted, of one file line:text; nothing when there is no match.",
@@ -131,7 +131,7 @@ type smithersCommand struct {
 
 func smithersBash() tools.Tool {
 	return tools.Tool{
-		Effect: tools.Effect{Open: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{Open: true}},
 		Definition: definition("bash",
 			"Run a program with arguments, without a shell: no pipes, wildcards or variables, unless cmd is sh and args are -c and a command line. "+
 				"Returns what it wrote, after TOOL_COMMAND_FAILED and the exit code unless that is 0. It is killed after 60 seconds.",

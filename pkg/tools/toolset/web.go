@@ -18,7 +18,7 @@ const webTimeout = 30 * time.Second
 // not list. A request touches no file, so it runs alongside every other call.
 func Web() []tools.Tool {
 	return []tools.Tool{{
-		Effect: tools.Effect{ReadOnly: true, Open: true},
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true, Open: true}, Returns: []protocol.Value{protocol.HTTPFetchResult{}}},
 		Definition: definition("web_fetch",
 			"Request one page of the web and return it: HTML as Markdown, other text as it is, images as images. "+
 				"Only hosts that the operator allows can be reached, no private addresses. Redirects are followed.",
@@ -35,9 +35,8 @@ func Web() []tools.Tool {
 				"required": ["url"],
 				"additionalProperties": false
 			}`),
-		Plan:    tools.PlanOf(planFetch),
-		Render:  render.Cut(render.Fetch),
-		Returns: []protocol.Value{protocol.HTTPFetchResult{}},
+		Plan:   tools.PlanOf(planFetch),
+		Render: render.Cut(render.Fetch),
 	}}
 }
 
