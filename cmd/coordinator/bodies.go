@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -56,14 +57,14 @@ const answersWait = 3 * time.Second
 
 // standsStill returns an error when a worker runs, of any pool.
 func standsStill(ctx context.Context, fl *fleet.Fleet) error {
-	stream, err := natsio.Open(ctx, fl.JS.Stream, fl.Name.CallsStream())
+	stream, err := natsio.Open(ctx, fl.JS.Stream, wire.CallsStream(fl.Name))
 	if err != nil {
 		return err
 	}
 	names := stream.ConsumerNames(ctx)
 	var pools []protocol.Pool
 	for name := range names.Name() {
-		if pool, is := strings.CutPrefix(name, fl.Name.ReadyConsumer("")); is {
+		if pool, is := strings.CutPrefix(name, wire.ReadyConsumer("")); is {
 			pools = append(pools, protocol.Pool(pool))
 		}
 	}

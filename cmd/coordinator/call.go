@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -178,7 +179,7 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 		return nil
 	}
 	var err error
-	o.Result, err = protocol.EncodeValue(r.Value)
+	o.Result, err = wire.EncodeValue(r.Value)
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -139,13 +140,13 @@ func (r *laneRig) enqueue(ts *testscript.TestScript, name string, ids []string) 
 
 func (r *laneRig) strand(ts *testscript.TestScript, name, id string) {
 	call := scriptCall(name, id)
-	body, err := protocol.EncodeCall(call)
+	body, err := wire.EncodeCall(call)
 	ts.Check(err)
-	msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	msg := nats.NewMsg(wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
 	msg.Data = body
-	msg.Header.Set(protocol.HeaderLane, name)
-	msg.Header.Set(protocol.HeaderCall, id)
-	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
+	msg.Header.Set(wire.HeaderLane, name)
+	msg.Header.Set(wire.HeaderCall, id)
+	msg.Header.Set(wire.HeaderSession, string(call.SessionID))
 	_, err = r.js.PublishMsg(context.Background(), msg)
 	ts.Check(err)
 }
@@ -179,7 +180,7 @@ func (r *laneRig) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	r.started <- run.Call.ID
 	<-ctx.Done()
 	status, fault, _ := lane.Interrupted(ctx)
-	return protocol.NewResult(run.Call, status, fault)
+	return wire.NewResult(run.Call, status, fault)
 }
 
 // Release implements lane.Executor.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -34,7 +35,7 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 	workers := ""
 	took := time.Since(start)
 	if fl.CheckRights(ctx, natsio.WorkersRights(fl.Name, protocol.DefaultPool)) == nil {
-		_, err := fl.Conn(protocol.DefaultPool).RequestWithContext(ctx, fl.Name.WhoSubject(protocol.DefaultPool), nil)
+		_, err := fl.Conn(protocol.DefaultPool).RequestWithContext(ctx, wire.WhoSubject(fl.Name, protocol.DefaultPool), nil)
 		if errors.Is(err, nats.ErrNoResponders) {
 			workers = "; no worker of pool " + string(protocol.DefaultPool) + " is there: its calls wait"
 		}

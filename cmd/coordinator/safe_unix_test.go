@@ -13,6 +13,7 @@ import (
 	"github.com/creack/pty"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -50,7 +51,7 @@ func TestRun_AnswerDoesNothingToATerminal(t *testing.T) {
 func TestWorkers_NamesDoNothingToATerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, printWorkers(&out, []*protocol.WorkerInfo{{
+	require.NoError(t, printWorkers(&out, []*wire.WorkerInfo{{
 		WorkerID: clipboard, Build: clipboard, Driver: clipboard, Level: clipboard, Network: clipboard,
 		Languages: []string{clipboard}, Kinds: []protocol.Kind{clipboard + "\nw2\t1"},
 	}}))

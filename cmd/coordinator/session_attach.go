@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -82,9 +83,9 @@ type attached struct {
 
 // follow shows the turn until it has ended.
 func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
-	watch, err := dispatch.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := dispatch.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *wire.Frame) {
 		var e loop.Event
-		if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
+		if f.Kind == wire.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
 			a.live(e)
 		}
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -55,7 +56,9 @@ func (c *sessionCommand) checkpoints(ctx context.Context, p program, desk sessio
 	return store, f.Close, err
 }
 
-func (d sessionDesk) lane() protocol.LaneHash { return protocol.SandboxKey(string(d.id)).Lane().Hash() }
+func (d sessionDesk) lane() wire.LaneHash {
+	return wire.HashLane(protocol.SandboxKey(string(d.id)).Lane())
+}
 
 // underWorkspace is where the files of a workspace are in its checkpoints.
 const underWorkspace = workspace.Dir + "/"

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -151,13 +152,13 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	defer silent()
-	watch, err := dispatch.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := dispatch.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *wire.Frame) {
 		if f.CallID != call.ID {
 			return
 		}
 		waits.Stop()
 		var e loop.Event
-		if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
+		if f.Kind != wire.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
 			return
 		}
 		answers.observe(ctx, e)

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -110,8 +111,8 @@ func (v view) output(fl *fleet.Fleet, session protocol.SessionID) (stop func(), 
 		}
 	}
 	for _, part := range fl.Parts() {
-		frames, err := part.NC.Subscribe(fl.Name.OutputFilter(session), func(message *nats.Msg) {
-			if f, err := protocol.DecodeFrame(message.Data); err == nil && message.Subject == fl.Name.OutputSubject(session, f.CallID) {
+		frames, err := part.NC.Subscribe(wire.OutputFilter(fl.Name, session), func(message *nats.Msg) {
+			if f, err := wire.DecodeFrame(message.Data); err == nil && message.Subject == wire.OutputSubject(fl.Name, session, f.CallID) {
 				v.frame(f)
 			} // others are lost; the result has it all
 		})
@@ -124,8 +125,8 @@ func (v view) output(fl *fleet.Fleet, session protocol.SessionID) (stop func(), 
 	return stop, nil
 }
 
-func (v view) frame(f *protocol.Frame) {
-	if f.Kind == protocol.FrameStdout || f.Kind == protocol.FrameStderr {
+func (v view) frame(f *wire.Frame) {
+	if f.Kind == wire.FrameStdout || f.Kind == wire.FrameStderr {
 		v.screen.Output(f.CallID, f.Data)
 	}
 }

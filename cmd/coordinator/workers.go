@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,7 +46,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	}
 	if c.JSON {
 		for _, w := range workers {
-			body, err := protocol.EncodeWorkerInfo(w)
+			body, err := wire.EncodeWorkerInfo(w)
 			if err != nil {
 				return err
 			}
@@ -73,7 +74,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	return nil
 }
 
-func printWorkers(out io.Writer, workers []*protocol.WorkerInfo) error {
+func printWorkers(out io.Writer, workers []*wire.WorkerInfo) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
 	for _, w := range workers {
@@ -93,7 +94,7 @@ func printWorkers(out io.Writer, workers []*protocol.WorkerInfo) error {
 	return table.Flush()
 }
 
-func printCoordinators(out io.Writer, coordinators []*protocol.WorkerInfo) error {
+func printCoordinators(out io.Writer, coordinators []*wire.WorkerInfo) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS") // Flush tells
 	for _, c := range coordinators {

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -137,7 +138,7 @@ func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { // it ages out otherwise
-		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.part().JS, w.fleet.Name.BlobsBucket(), blob)
+		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.part().JS, wire.BlobsBucket(w.fleet.Name), blob)
 	}()
 	w.tellLeft("not copied", ignore)
 	value, err := w.call(ctx, protocol.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)
@@ -157,14 +158,14 @@ func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
 }
 
 func (w *remoteWorkspace) put(ctx context.Context, name string, content []byte) error {
-	_, err := natsio.PutObject(ctx, w.part().JS, w.fleet.Name.BlobsBucket(), name, bytes.NewReader(content))
+	_, err := natsio.PutObject(ctx, w.part().JS, wire.BlobsBucket(w.fleet.Name), name, bytes.NewReader(content))
 	return err
 }
 
 // call has a worker do something with the whole workspace.
 func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, access protocol.Access) (protocol.Value, error) {
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: w.session, Tool: string(payload.Kind()), Pool: w.pool,
+		ID: wire.RandomCallID(), SessionID: w.session, Tool: string(wire.KindOf(payload)), Pool: w.pool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(w.session)), Access: access}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
 		MinLevel: w.level,
@@ -183,10 +184,10 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		}
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", payload.Kind(), err)
+		return nil, fmt.Errorf("%s: %w", wire.KindOf(payload), err)
 	}
 	if result.Error != nil {
-		return nil, fmt.Errorf("%s: %w", payload.Kind(), result.Error)
+		return nil, fmt.Errorf("%s: %w", wire.KindOf(payload), result.Error)
 	}
 	return result.Value, nil
 }
@@ -314,7 +315,7 @@ func (w *remoteWorkspace) loadBase(ctx context.Context) (snapshot.Manifest, erro
 
 // get decodes an object.
 func (w *remoteWorkspace) get(ctx context.Context, name string, into any) (err error) {
-	object, err := natsio.GetObject(ctx, w.part().JS, w.fleet.Name.BlobsBucket(), name)
+	object, err := natsio.GetObject(ctx, w.part().JS, wire.BlobsBucket(w.fleet.Name), name)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -46,7 +47,7 @@ const (
 func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
 	return func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
 		messages := make(chan *nats.Msg, 8)
-		subscription, err := nc.ChanSubscribe(fleet.ApprovalSubject(request.SessionID, request.CallID), messages)
+		subscription, err := nc.ChanSubscribe(wire.ApprovalSubject(fleet, request.SessionID, request.CallID), messages)
 		if err != nil {
 			return loop.Approval{}, fmt.Errorf("wait for approval: %w", err)
 		}
@@ -54,7 +55,7 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 		for {
 			select {
 			case message := <-messages:
-				answer, err := protocol.DecodeApproval(message.Data)
+				answer, err := wire.DecodeApproval(message.Data)
 				if err != nil {
 					_ = message.Respond([]byte(err.Error())) // whoever asked wrongly has gone or reads it
 					continue
@@ -68,16 +69,16 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 	}
 }
 
-func taken() []byte { return []byte(protocol.AnswerTaken) }
+func taken() []byte { return []byte(wire.AnswerTaken) }
 
 // Answer answers the question about a call and returns when the coordinator has taken
 // the answer. The error is [ErrNotAsked] when no coordinator waits for one.
 func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
-	body, err := protocol.EncodeApproval(answer)
+	body, err := wire.EncodeApproval(answer)
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
-	return deliver(ctx, reply{nc, fleet.ApprovalSubject(session, call), body})
+	return deliver(ctx, reply{nc, wire.ApprovalSubject(fleet, session, call), body})
 }
 
 // Waits reports whether a coordinator waits for an answer about a call. One that does not say so in
@@ -85,14 +86,14 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 func Waits(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := nc.RequestWithContext(ctx, fleet.ApprovalSubject(session, call), nil) // no answer: it is refused, and the question stays
+	_, err := nc.RequestWithContext(ctx, wire.ApprovalSubject(fleet, session, call), nil) // no answer: it is refused, and the question stays
 	return !errors.Is(err, nats.ErrNoResponders)
 }
 
 // reply is an answer, and where it is waited for.
 type reply struct {
 	nc      *nats.Conn
-	subject protocol.Subject
+	subject wire.Subject
 	body    []byte
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	session, call := protocol.NewSessionID(), protocol.RandomCallID()
+	session, call := protocol.NewSessionID(), wire.RandomCallID()
 	asked := make(chan loop.Approval, 1)
 	go func() {
 		answer, err := approval.Waiter(f.Connect(), f.Name)(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
@@ -32,7 +33,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 		asked <- answer
 	}()
 	nc := f.Connect()
-	awaitQuestion(t, nc, f.Name.ApprovalSubject(session, call))
+	awaitQuestion(t, nc, wire.ApprovalSubject(f.Name, session, call))
 	require.NoError(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
 	require.Equal(t, loop.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
 	require.ErrorIs(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
@@ -42,10 +43,10 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 func TestAnswer_WaitsForABusyOne(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	session, call := protocol.NewSessionID(), protocol.RandomCallID()
+	session, call := protocol.NewSessionID(), wire.RandomCallID()
 	nc := f.Connect()
-	_, err := nc.Subscribe(f.Name.ApprovalSubject(session, call), func(message *nats.Msg) {
-		time.AfterFunc(3*time.Second, func() { _ = message.Respond([]byte(protocol.AnswerTaken)) }) // longer than it looks for a question
+	_, err := nc.Subscribe(wire.ApprovalSubject(f.Name, session, call), func(message *nats.Msg) {
+		time.AfterFunc(3*time.Second, func() { _ = message.Respond([]byte(wire.AnswerTaken)) }) // longer than it looks for a question
 	})
 	require.NoError(t, err)
 	require.NoError(t, nc.FlushTimeout(time.Minute))
@@ -54,7 +55,7 @@ func TestAnswer_WaitsForABusyOne(t *testing.T) {
 }
 
 // awaitQuestion waits until a question is put. An answer that makes no sense does not end it.
-func awaitQuestion(t *testing.T, nc *nats.Conn, subject protocol.Subject) {
+func awaitQuestion(t *testing.T, nc *nats.Conn, subject wire.Subject) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		reply, err := nc.Request(subject, []byte(`{"type":"other"}`), time.Second)
@@ -76,7 +77,7 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	session := protocol.NewSessionID()
-	calls := []protocol.CallID{protocol.RandomCallID(), protocol.RandomCallID()}
+	calls := []protocol.CallID{wire.RandomCallID(), wire.RandomCallID()}
 	answers := make([]chan loop.Approval, len(calls))
 	wait := approval.Waiter(f.Connect(), f.Name)
 	for i, call := range calls {
@@ -90,7 +91,7 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 		}()
 	}
 	for i, call := range slices.Backward(calls) {
-		awaitQuestion(t, f.NC, f.Name.ApprovalSubject(session, call))
+		awaitQuestion(t, f.NC, wire.ApprovalSubject(f.Name, session, call))
 		require.NoError(t, approval.Answer(t.Context(), f.NC, f.Name, session, call, protocol.Approval{Granted: i == 0}))
 	}
 	require.True(t, (<-answers[0]).Granted)

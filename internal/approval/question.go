@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,16 +18,16 @@ type Asked struct {
 }
 
 func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) (reply, error) {
-	body, err := protocol.EncodeAnswer(answer)
+	body, err := wire.EncodeAnswer(answer)
 	if err != nil {
 		return reply{}, fmt.Errorf("answer: %w", err)
 	}
-	return reply{nc, fleet.AnswerSubject(a.Pool, a.Session, a.Call), body}, nil
+	return reply{nc, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), body}, nil
 }
 
 // TakeOn lets a call know that somebody is being asked, so that it waits for the answer.
 func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error {
-	r, err := a.reply(nc, fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
+	r, err := a.reply(nc, fleet, protocol.Answer{Question: question, Action: wire.ActionWait})
 	if err != nil {
 		return err
 	}
@@ -50,7 +51,7 @@ func Reply(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, an
 // know, of which yes is everything that has a default. Coordinators wait at home, and the call's
 // worker at running, which may be the same. Errors are as those of [Answer] and [Reply].
 func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
-	body, err := protocol.EncodeApproval(said)
+	body, err := wire.EncodeApproval(said)
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
@@ -62,5 +63,5 @@ func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a 
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, reply{home, fleet.ApprovalSubject(a.Session, a.Call), body}, r)
+	return deliver(ctx, reply{home, wire.ApprovalSubject(fleet, a.Session, a.Call), body}, r)
 }

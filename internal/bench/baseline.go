@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // Baseline is what bare NATS does on the same server.
@@ -36,7 +37,7 @@ func measureBaseline(ctx context.Context, nc *nats.Conn, o Options) (b Baseline,
 		return b, err
 	}
 	subject := string(o.Fleet) + "-bench-baseline"
-	info, err := js.Stream(ctx, o.Fleet.CallsStream())
+	info, err := js.Stream(ctx, wire.CallsStream(o.Fleet))
 	if err != nil {
 		return b, fmt.Errorf("baseline: %w", err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -332,7 +333,7 @@ func (l *load) call(ctx context.Context, session protocol.SessionID, key string,
 
 func newCall(session protocol.SessionID, key string, payload protocol.Payload) *protocol.Call {
 	return &protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: session, Tool: "noop", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: session, Tool: "noop", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}

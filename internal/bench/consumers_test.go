@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -19,7 +20,7 @@ type keyed struct {
 	*plain
 
 	options   Options
-	consumers sync.Map // protocol.LaneHash -> *keyConsumer
+	consumers sync.Map // wire.LaneHash -> *keyConsumer
 }
 
 // keyConsumer is the consumer of a key: making it is tried once.
@@ -32,7 +33,7 @@ func startConsumers(ctx context.Context, nc *nats.Conn, o Options, w *witness) (
 	}
 	k := &keyed{plain: p, options: o}
 	p.subject = func(_ context.Context, call *protocol.Call) (string, error) {
-		hash := call.Lane().Hash()
+		hash := wire.HashLane(call.Lane())
 		return plainSubject(o) + "." + string(hash), k.ensure(ctx, hash)
 	}
 	return k, nil
@@ -40,7 +41,7 @@ func startConsumers(ctx context.Context, nc *nats.Conn, o Options, w *witness) (
 
 // ensure returns when a key has its consumer. Whoever uses the key first makes it, and the others
 // wait; after a failure the next call tries again.
-func (k *keyed) ensure(ctx context.Context, hash protocol.LaneHash) error {
+func (k *keyed) ensure(ctx context.Context, hash wire.LaneHash) error {
 	made, known := k.consumers.Load(hash)
 	if !known {
 		made, _ = k.consumers.LoadOrStore(hash, &keyConsumer{sync.OnceValue(func() error { return k.make(ctx, string(hash)) })})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -70,7 +71,7 @@ func startRunner(ctx context.Context, nc *nats.Conn, o Options, w *witness) (run
 		return startWorker(ctx, nc, o, &w.violations)
 	}
 	return lane.NewHolder(ctx, nc, w, lane.Options{
-		Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Keys: o.Keys, Logger: o.Logger,
+		Fleet: o.Fleet, Worker: wire.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Keys: o.Keys, Logger: o.Logger,
 	})
 }
 

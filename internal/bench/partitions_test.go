@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -23,7 +24,7 @@ func startPartitions(ctx context.Context, nc *nats.Conn, o Options, w *witness) 
 		return nil, err
 	}
 	p.subject = func(_ context.Context, call *protocol.Call) (string, error) {
-		return fmt.Sprintf("%s.%d.%s", plainSubject(o), partition(call.Lane(), partitions), call.Lane().Hash()), nil
+		return fmt.Sprintf("%s.%d.%s", plainSubject(o), partition(call.Lane(), partitions), wire.HashLane(call.Lane())), nil
 	}
 	for i := range partitions {
 		consumer, err := p.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{

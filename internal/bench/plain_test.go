@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -84,7 +85,7 @@ func startPlainWorker(o Options, i int, w *witness) (*plainWorker, error) {
 	if err != nil {
 		return nil, err
 	}
-	worker := &plainWorker{nc: nc, witness: w, id: protocol.NewWorkerID("bench"), slots: make(chan struct{}, o.Slots)}
+	worker := &plainWorker{nc: nc, witness: w, id: wire.NewWorkerID("bench"), slots: make(chan struct{}, o.Slots)}
 	if worker.js, err = jetstream.New(nc); err != nil {
 		nc.Close()
 		return nil, err
@@ -102,7 +103,7 @@ func (p *plain) call(ctx context.Context, call *protocol.Call) bool {
 	}
 	msg := nats.NewMsg(subject)
 	msg.Header.Set(headerReplyTo, p.inbox+"."+string(call.ID))
-	if msg.Data, err = protocol.EncodeCall(call); err != nil {
+	if msg.Data, err = wire.EncodeCall(call); err != nil {
 		return false
 	}
 	result := make(chan bool, 1)
@@ -127,7 +128,7 @@ func (p *plain) call(ctx context.Context, call *protocol.Call) bool {
 
 // reply gives a result to whoever waits for it.
 func (p *plain) reply(msg *nats.Msg) {
-	r, err := protocol.DecodeResult(msg.Data)
+	r, err := wire.DecodeResult(msg.Data)
 	id := protocol.CallID(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -183,7 +184,7 @@ func (w *plainWorker) execute(ctx context.Context, msg jetstream.Msg) {
 	if err != nil {
 		return
 	}
-	call, err := protocol.DecodeCall(msg.Data())
+	call, err := wire.DecodeCall(msg.Data())
 	if err != nil {
 		_ = msg.Term() // it would never get better
 		return
@@ -192,7 +193,7 @@ func (w *plainWorker) execute(ctx context.Context, msg jetstream.Msg) {
 		Call: call, Header: msg.Headers(), Attempt: int(min(meta.NumDelivered, 1<<30)), Sequence: meta.Sequence.Stream,
 	})
 	result.WorkerID, result.FinishedAt = w.id, time.Now().UTC()
-	body, err := protocol.EncodeResult(&result)
+	body, err := wire.EncodeResult(&result)
 	if err != nil {
 		return
 	}

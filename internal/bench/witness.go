@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -73,9 +74,9 @@ func (w *witness) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		close(w.drained)
 	}
 	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
-		return protocol.NewResult(run.Call, status, fault)
+		return wire.NewResult(run.Call, status, fault)
 	}
-	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r := wire.NewResult(run.Call, protocol.StatusOK, nil)
 	r.Value = protocol.NoopResult{}
 	return r
 }

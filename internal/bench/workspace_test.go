@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -51,7 +52,7 @@ type benchStore struct {
 	connect func(string) (*nats.Conn, error)
 	js      jetstream.JetStream
 	fleet   protocol.Fleet
-	lane    protocol.LaneHash
+	lane    wire.LaneHash
 	epoch   uint64
 }
 
@@ -88,7 +89,7 @@ func (s *benchStore) commit(b *testing.B, w *workspace.Workspace, dir string, in
 	return timed(func() {
 		delta, err := snapshot.Save(b.Context(), root, w.Tree(), index, s, nil)
 		require.NoError(b, err)
-		call := protocol.RandomCallID()
+		call := wire.RandomCallID()
 		require.NoError(b, w.Commit(b.Context(), delta, &protocol.Result{CallID: call, Status: protocol.StatusOK, Value: protocol.NoopResult{}}))
 		w.Settled(call)
 	})
@@ -256,7 +257,7 @@ func (f *benchFleet) work(b *testing.B, durability worker.Durability) (drain fun
 	opened, caps, err := driver.Open(b.Context(), driver.Auto, &driver.Options{Logger: logger})
 	require.NoError(b, err)
 	w, err := worker.New(b.Context(), nc, worker.Options{
-		Fleet: f.name, ID: protocol.NewWorkerID("bench"), Data: b.TempDir(), Driver: opened, Caps: caps, Durability: durability, Logger: logger,
+		Fleet: f.name, ID: wire.NewWorkerID("bench"), Data: b.TempDir(), Driver: opened, Caps: caps, Durability: durability, Logger: logger,
 	})
 	require.NoError(b, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -274,7 +275,7 @@ func (f *benchFleet) work(b *testing.B, durability worker.Durability) (drain fun
 func (f *benchFleet) do(b *testing.B, payload protocol.Payload) {
 	b.Helper()
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: "bench", Tool: "bench", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: "bench", Tool: "bench", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey("bench"), Access: protocol.Exclusive}},
 		Delivery:  protocol.Rollback, IssuedAt: time.Now(), Payload: payload,
 	}

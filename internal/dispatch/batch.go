@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -54,7 +55,7 @@ type followed struct {
 // workers that have been silent; exactly one is set.
 type news struct {
 	result   *protocol.Result
-	frame    *protocol.Frame
+	frame    *wire.Frame
 	asked    *asked
 	waits    map[protocol.CallID]string
 	attempts map[protocol.CallID]attempt
@@ -74,14 +75,14 @@ func (b *batch) result(r *protocol.Result) {
 	}
 }
 
-func (b *batch) frame(f *protocol.Frame) {
+func (b *batch) frame(f *wire.Frame) {
 	b.mu.Lock()
 	mine := b.open[f.CallID]
 	if mine != nil {
 		mine.heard = time.Now()
 	}
 	b.mu.Unlock()
-	if (f.Kind == protocol.FrameStarted || f.Kind == protocol.FrameWaiting) && mine != nil {
+	if (f.Kind == wire.FrameStarted || f.Kind == wire.FrameWaiting) && mine != nil {
 		b.tell(news{frame: f})
 	}
 }
@@ -96,11 +97,11 @@ func (b *batch) hear(calls []protocol.Call) (stop func(), err error) {
 	}
 	for i := range calls {
 		c := &calls[i]
-		if c.Payload.Kind() != protocol.KindMCPCall {
+		if wire.KindOf(c.Payload) != wire.KindMCPCall {
 			continue
 		}
-		subscription, err := b.dispatcher.nc.Subscribe(b.dispatcher.fleet.QuestionSubject(c.Pool, c.SessionID, c.ID), func(message *nats.Msg) {
-			if question, err := protocol.DecodeQuestion(message.Data); err == nil { // else the worker declines it
+		subscription, err := b.dispatcher.nc.Subscribe(wire.QuestionSubject(b.dispatcher.fleet, c.Pool, c.SessionID, c.ID), func(message *nats.Msg) {
+			if question, err := wire.DecodeQuestion(message.Data); err == nil { // else the worker declines it
 				b.tell(news{asked: &asked{c.ID, question}})
 			}
 		})
@@ -162,7 +163,7 @@ func (b *batch) follow(ctx context.Context) error {
 		if b.how.alone && !f.accepted && !f.cancelled {
 			return maySent(ctx, f.call)
 		}
-		r := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, b.unanswered(context.WithoutCancel(ctx), f))
+		r := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, b.unanswered(context.WithoutCancel(ctx), f))
 		b.done(context.WithoutCancel(ctx), &r)
 	}
 	return nil
@@ -241,7 +242,7 @@ func (b *batch) handle(ctx context.Context, n news) {
 	if f == nil {
 		return
 	}
-	if n.frame.Kind == protocol.FrameWaiting {
+	if n.frame.Kind == wire.FrameWaiting {
 		f.taken = true
 		b.heed(map[protocol.CallID]string{f.call.ID: string(n.frame.Data)})
 		return
@@ -260,7 +261,7 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 	}
 	b.close(f)
 	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && tools.HigherLevel(r.Level, level) != r.Level {
-		worse := protocol.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
+		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
 			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
 			level, r.WorkerID, r.Level))
 		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt
@@ -287,7 +288,7 @@ func (b *batch) close(f *followed) {
 
 // refuse ends a call that the fleet did not accept.
 func (b *batch) refuse(ctx context.Context, f *followed, code protocol.Code, message string) {
-	r := protocol.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
+	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
 	b.done(ctx, &r)
 }
 
@@ -309,8 +310,8 @@ func (b *batch) look(ctx context.Context) {
 	}
 	for _, f := range b.unfinished() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
-		if errors.Is(err, protocol.ErrInvalidResult) { // it is there for good, and none will be that can be read
-			unread := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+		if errors.Is(err, wire.ErrInvalidResult) { // it is there for good, and none will be that can be read
+			unread := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 				"the call has a result that this coordinator cannot read, as of a newer worker: %v", err))
 			b.done(ctx, &unread)
 			continue
@@ -328,7 +329,7 @@ func (b *batch) look(ctx context.Context) {
 			continue
 		}
 		if b.dispatcher.publisher.Lost(ctx, f.call, f.since) {
-			lost := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+			lost := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 				"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
 			b.done(ctx, &lost)
 		}
@@ -357,7 +358,7 @@ func (b *batch) abandon(ctx context.Context) {
 func attributes(c *protocol.Call) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
 		telemetry.KeyCallID.String(string(c.ID)), telemetry.KeyGenAIConversation.String(string(c.SessionID)),
-		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyPayload.String(string(c.Payload.Kind())),
+		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyPayload.String(string(wire.KindOf(c.Payload))),
 		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
 	}
 	if c.ToolCallID != "" { // else no model asked for it

@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -105,7 +106,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	return &Dispatcher{
 		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter),
 		publish: []trace.SpanStartOption{
-			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(fleet.CallsStream())...),
+			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(wire.CallsStream(fleet))...),
 		},
 	}, nil
 }
@@ -113,7 +114,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 // Keep implements [loop.Keeper]. What it keeps is read by workers of the default pool.
 func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
 	d = d.of(protocol.DefaultPool)
-	_, err := natsio.PutObject(ctx, d.js, d.fleet.KeptBucket(), protocol.KeptText(session, call), strings.NewReader(text))
+	_, err := natsio.PutObject(ctx, d.js, wire.KeptBucket(d.fleet), wire.KeptText(session, call), strings.NewReader(text))
 	return err
 }
 
@@ -125,7 +126,7 @@ func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call 
 func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
 	result, err := d.publisher.Result(ctx, session, id)
 	switch {
-	case errors.Is(err, protocol.ErrInvalidResult), err == nil && result == nil:
+	case errors.Is(err, wire.ErrInvalidResult), err == nil && result == nil:
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("look whether turn %s is still wanted: %w", id, err)
@@ -248,9 +249,9 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent) && b.how.alone:
 			return b.notSent(ctx, f, fault)
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):
-			r := protocol.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
+			r := wire.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				r = protocol.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
+				r = wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
 			}
 			b.done(ctx, &r)
 		case ctx.Err() != nil:

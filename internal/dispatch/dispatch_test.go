@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -32,9 +33,9 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Tracer: provider.Tracer("test")})
 	running := make(chan struct{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
-		body, err := protocol.EncodeFrame(&protocol.Frame{CallID: run.Call.ID, Seq: 1, Kind: protocol.FrameStarted, WorkerID: "w", Attempt: 1})
+		body, err := wire.EncodeFrame(&wire.Frame{CallID: run.Call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
 		if err == nil {
-			err = nc.Publish(r.Name.OutputSubject(run.Call.SessionID, run.Call.ID), body)
+			err = nc.Publish(wire.OutputSubject(r.Name, run.Call.SessionID, run.Call.ID), body)
 		}
 		if err != nil {
 			t.Error(err)
@@ -117,7 +118,7 @@ func TestDispatch_DetachedReturnsAtOnceAndCancelsNothing(t *testing.T) {
 			return succeed(run)
 		case <-ctx.Done():
 			t.Error("cancelled")
-			return protocol.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "cancelled"))
+			return wire.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "cancelled"))
 		}
 	})
 	ctx, detach := context.WithCancelCause(t.Context())
@@ -151,12 +152,12 @@ func TestDispatch_EachPoolHasAReadyMessageOfItsOwn(t *testing.T) {
 		_, err := r.dispatch(ctx, calls)
 		done <- err
 	}()
-	stream, err := r.JS.Stream(t.Context(), r.Name.CallsStream())
+	stream, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
 	require.NoError(t, err)
 	for _, call := range calls {
 		ready := func() (msg *jetstream.RawStreamMsg) {
 			require.Eventually(t, func() bool {
-				msg, err = stream.GetLastMsgForSubject(t.Context(), r.Name.ReadySubject(call.Pool, call.Lane().Hash()))
+				msg, err = stream.GetLastMsgForSubject(t.Context(), wire.ReadySubject(r.Name, call.Pool, wire.HashLane(call.Lane())))
 				return err == nil
 			}, patience, time.Millisecond, "pool %s is not told", call.Pool)
 			return msg
@@ -180,7 +181,7 @@ func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 		close(started) // of the second; the third waits behind it
 		<-ctx.Done()
 		status, fault, _ := lane.Interrupted(ctx)
-		return protocol.NewResult(run.Call, status, fault)
+		return wire.NewResult(run.Call, status, fault)
 	})
 	sameLane(calls[1:], protocol.Exclusive)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -213,7 +214,7 @@ func TestDispatch_ADeadlineHasOneOutcome(t *testing.T) {
 	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
 		<-ctx.Done()
 		status, fault, _ := lane.Interrupted(ctx)
-		return protocol.NewResult(run.Call, status, fault)
+		return wire.NewResult(run.Call, status, fault)
 	})
 	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: patience})
 	for life, ended := 300*time.Millisecond, 0; ended < 4; {
@@ -238,7 +239,7 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	calls := append(newCalls(1), sameLane(newCalls(2), protocol.Exclusive)...)
 	for i := range calls {
 		calls[i].SessionID = calls[0].SessionID
-		calls[i].ID = protocol.RandomCallID()
+		calls[i].ID = wire.RandomCallID()
 	}
 	o, err := r.dispatchAndCancel(calls)
 	require.NoError(t, err)
@@ -269,7 +270,7 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
 		close(started)
 		<-ctx.Done()
-		return protocol.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
+		return wire.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
 	})
 	calls := newCalls(1)
 	ctx, detach := context.WithCancelCause(t.Context())
@@ -309,7 +310,7 @@ func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 		if _, err := r.dispatch(ctx, inner); err != nil {
 			t.Errorf("dispatch: %v", err)
 		}
-		return protocol.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "interrupted"))
+		return wire.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "interrupted"))
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -336,7 +337,7 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	workers := r.Connect()
-	for _, subject := range []string{r.Name.WhoSubject("busy"), r.Name.AskAllSubject("serving")} { // as workers do, and coordinators
+	for _, subject := range []string{wire.WhoSubject(r.Name, "busy"), wire.AskAllSubject(r.Name, "serving")} { // as workers do, and coordinators
 		_, err := workers.Subscribe(subject, func(m *nats.Msg) { _ = m.Respond(nil) })
 		require.NoError(t, err)
 	}
@@ -356,9 +357,9 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 		switch u.State {
 		case loop.StateQueued:
 			if queued++; queued == len(calls) {
-				body, err := protocol.EncodeFrame(&protocol.Frame{CallID: running.ID, Seq: 1, Kind: protocol.FrameStarted, WorkerID: "w", Attempt: 1})
+				body, err := wire.EncodeFrame(&wire.Frame{CallID: running.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
 				require.NoError(t, err)
-				require.NoError(t, workers.Publish(r.Name.OutputSubject(running.SessionID, running.ID), body))
+				require.NoError(t, workers.Publish(wire.OutputSubject(r.Name, running.SessionID, running.ID), body))
 			}
 		case loop.StateRunning:
 			cancel()
@@ -394,7 +395,7 @@ func TestDispatch_AResultThatIsPushedOutIsHeard(t *testing.T) {
 	for _, call := range calls {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
-	stream, err := r.JS.Stream(t.Context(), r.Name.ResultsStream())
+	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
 	require.NoError(t, err)
 	require.Less(t, stream.CachedInfo().State.Msgs, uint64(len(calls)/2))
 }
@@ -411,7 +412,7 @@ func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
 	calls := newCalls(1)
 	_, err := r.dispatch(t.Context(), calls)
 	require.NoError(t, err)
-	stream, err := r.JS.Stream(t.Context(), r.Name.ResultsStream())
+	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		info, err := stream.Info(t.Context())

@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -19,9 +20,9 @@ func TestDispatch_AResultThatNamesAnotherCallIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	worker, calls := r.Connect(), newCalls(1)
-	forged := protocol.NewResult(&calls[0], protocol.StatusOK, nil)
+	forged := wire.NewResult(&calls[0], protocol.StatusOK, nil)
 	forged.Value, forged.WorkerID = protocol.NoopResult{}, "forger"
-	body, err := protocol.EncodeResult(&forged)
+	body, err := wire.EncodeResult(&forged)
 	require.NoError(t, err)
 	release := make(chan struct{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
@@ -35,8 +36,8 @@ func TestDispatch_AResultThatNamesAnotherCallIsNotBelieved(t *testing.T) {
 			return
 		}
 		// It is stored as the result of another call of the session, so it is not refused.
-		require.NoError(t, worker.Publish(r.Name.ResultSubject(calls[0].SessionID, "junk"), body))
-		require.NoError(t, worker.Publish(r.Name.DoneSubject(calls[0].SessionID, "junk"), body))
+		require.NoError(t, worker.Publish(wire.ResultSubject(r.Name, calls[0].SessionID, "junk"), body))
+		require.NoError(t, worker.Publish(wire.DoneSubject(r.Name, calls[0].SessionID, "junk"), body))
 		require.NoError(t, worker.Flush())
 		close(release)
 	}))
@@ -48,11 +49,11 @@ func TestDispatch_AStoredResultOfAnotherCallIsUnknown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	calls := newCalls(2)
-	other := protocol.NewResult(&calls[1], protocol.StatusOK, nil)
+	other := wire.NewResult(&calls[1], protocol.StatusOK, nil)
 	other.Value = protocol.NoopResult{}
-	body, err := protocol.EncodeResult(&other)
+	body, err := wire.EncodeResult(&other)
 	require.NoError(t, err)
-	_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[0].SessionID, calls[0].ID), body)
+	_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[0].SessionID, calls[0].ID), body)
 	require.NoError(t, err)
 	o, err := r.dispatch(t.Context(), calls[:1])
 	require.NoError(t, err)
@@ -66,11 +67,11 @@ func TestDispatch_AResultOfALesserLevelIsNotBelieved(t *testing.T) {
 	calls := newCalls(4)
 	for i, level := range []string{"none", "full", "kernel", ""} { // "" is of calls that run in no sandbox
 		calls[i].MinLevel = "full"
-		result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
+		result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
 		result.Value, result.Level, result.WorkerID = protocol.NoopResult{}, level, "liar"
-		body, err := protocol.EncodeResult(&result)
+		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
-		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[i].SessionID, calls[i].ID), body)
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)
 		require.NoError(t, err)
 	}
 	o, err := r.dispatch(t.Context(), calls)
@@ -92,21 +93,21 @@ func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {
 	faults := make(chan error, 8)
 	results := dispatch.NewResults(r.NC, r.Name, func(err error) { faults <- err })
 	session := protocol.NewSessionID()
-	turn := protocol.NewCallID(session, "", 1, 0, 0)
-	frames := make(chan *protocol.Frame, 8)
-	watch, err := results.Watch(t.Context(), session, func(*protocol.Result) {}, func(f *protocol.Frame) { frames <- f })
+	turn := wire.NewCallID(session, "", 1, 0, 0)
+	frames := make(chan *wire.Frame, 8)
+	watch, err := results.Watch(t.Context(), session, func(*protocol.Result) {}, func(f *wire.Frame) { frames <- f })
 	require.NoError(t, err)
 	defer watch.Stop()
 	question, err := json.Marshal(loop.Event{Type: loop.EventApprovalAsked})
 	require.NoError(t, err)
-	body, err := protocol.EncodeFrame(&protocol.Frame{CallID: turn, Seq: 1, Kind: protocol.FrameEvent, WorkerID: "w", Attempt: 1, Data: question})
+	body, err := wire.EncodeFrame(&wire.Frame{CallID: turn, Seq: 1, Kind: wire.FrameEvent, WorkerID: "w", Attempt: 1, Data: question})
 	require.NoError(t, err)
 	worker := r.Connect()
-	require.NoError(t, worker.Publish(r.Name.OutputSubject(session, turn), body))
+	require.NoError(t, worker.Publish(wire.OutputSubject(r.Name, session, turn), body))
 	require.ErrorContains(t, <-faults, "events of turns do not come as output")
-	require.NoError(t, worker.Publish(r.Name.LiveSubject(session, "another"), body))
+	require.NoError(t, worker.Publish(wire.LiveSubject(r.Name, session, "another"), body))
 	require.ErrorContains(t, <-faults, "it is of call")
-	require.NoError(t, worker.Publish(r.Name.LiveSubject(session, turn), body))
-	require.Equal(t, protocol.FrameEvent, (<-frames).Kind)
+	require.NoError(t, worker.Publish(wire.LiveSubject(r.Name, session, turn), body))
+	require.Equal(t, wire.FrameEvent, (<-frames).Kind)
 	require.Empty(t, frames)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -20,20 +21,20 @@ type scripted struct {
 
 	store *store.Store
 	call  *protocol.Call
-	beat  protocol.Heartbeat
+	beat  wire.Heartbeat
 	seq   uint64
 }
 
-const scriptedLife = protocol.LifeID("life-1")
+const scriptedLife = wire.LifeID("life-1")
 
 // scripted has a worker claim the lane of a call, and start that.
 func (r *rig) scripted(call *protocol.Call, lease time.Duration) *scripted {
 	r.t.Helper()
 	s, err := store.Open(r.t.Context(), r.Connect(), r.Name)
 	require.NoError(r.t, err)
-	w := &scripted{rig: r, store: s, call: call, beat: protocol.Heartbeat{WorkerID: "w1", LeaseMS: lease.Milliseconds()}}
+	w := &scripted{rig: r, store: s, call: call, beat: wire.Heartbeat{WorkerID: "w1", LeaseMS: lease.Milliseconds()}}
 	w.renew()
-	claim := protocol.Claim{Lane: call.Lane(), WorkerID: "w1", Life: scriptedLife, Token: "t", Ready: 1}
+	claim := wire.Claim{Lane: call.Lane(), WorkerID: "w1", Life: scriptedLife, Token: "t", Ready: 1}
 	_, answer, err := s.PutClaim(r.t.Context(), call.Pool, &claim, 0)
 	require.NoError(r.t, err)
 	require.Equal(r.t, store.Accepted, answer)
@@ -52,9 +53,9 @@ func (w *scripted) renew() {
 
 func (w *scripted) starts(worker protocol.WorkerID, attempt int) {
 	w.t.Helper()
-	body, err := protocol.EncodeFrame(&protocol.Frame{CallID: w.call.ID, Seq: 1, Kind: protocol.FrameStarted, WorkerID: worker, Attempt: attempt})
+	body, err := wire.EncodeFrame(&wire.Frame{CallID: w.call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: worker, Attempt: attempt})
 	require.NoError(w.t, err)
-	require.NoError(w.t, w.NC.Publish(w.Name.OutputSubject(w.call.SessionID, w.call.ID), body))
+	require.NoError(w.t, w.NC.Publish(wire.OutputSubject(w.Name, w.call.SessionID, w.call.ID), body))
 }
 
 // Whoever waits for a call that runs is told that its worker is lost and for how long the lease

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -43,7 +44,7 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 	var failed atomic.Bool // which calls were accepted is a matter of chance
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		if failed.CompareAndSwap(false, true) {
-			return protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeNotFound, "not there"))
+			return wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeNotFound, "not there"))
 		}
 		return succeed(run)
 	})

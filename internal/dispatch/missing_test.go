@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -15,7 +16,7 @@ import (
 // A stream is deleted while a call waits: its caller is told.
 func TestDispatch_SaysThatAStreamIsGone(t *testing.T) {
 	t.Parallel()
-	for _, stream := range []string{protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ResultsStream()} {
+	for _, stream := range []string{wire.CallsStream(protocol.DefaultFleet), wire.ResultsStream(protocol.DefaultFleet)} {
 		t.Run(stream, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, natsio.Topology{})
@@ -44,13 +45,13 @@ func TestDispatch_WhatIsLostWithAStreamIsUnknown(t *testing.T) {
 		require.NoError(t, r.JS.DeleteStream(t.Context(), stream))
 		require.NoError(t, natsio.Ensure(t.Context(), r.JS, natsio.Topology{}))
 	}
-	beyond, err := r.NC.SubscribeSync("$JS.API.DIRECT.GET." + r.Name.ResultsStream())
+	beyond, err := r.NC.SubscribeSync("$JS.API.DIRECT.GET." + wire.ResultsStream(r.Name))
 	require.NoError(t, err)
 	calls := newCalls(1)
 	o := &told{t: t}
 	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
 		if o.observe(u); u.State == loop.StateQueued {
-			remake(r.Name.CallsStream())
+			remake(wire.CallsStream(r.Name))
 		}
 	}))
 	require.NoError(t, ctx.Err())
@@ -65,7 +66,7 @@ func TestDispatch_WhatIsLostWithAStreamIsUnknown(t *testing.T) {
 	o = &told{t: t}
 	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
 		if o.observe(u); u.State == loop.StateQueued {
-			remake(r.Name.ResultsStream())
+			remake(wire.ResultsStream(r.Name))
 			r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 		}
 	}))

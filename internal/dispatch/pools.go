@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -66,8 +67,8 @@ func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how ho
 func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol.CallID) error {
 	reader, session := d.of(read.Pool), read.SessionID
 	names := []string{
-		protocol.KeptText(session, of), protocol.KeptValue(session, of),
-		protocol.KeptStream(session, of, protocol.PartStdout), protocol.KeptStream(session, of, protocol.PartStderr),
+		wire.KeptText(session, of), wire.KeptValue(session, of),
+		wire.KeptStream(session, of, protocol.PartStdout), wire.KeptStream(session, of, protocol.PartStderr),
 	}
 	if there, err := reader.copyKept(ctx, reader, names); there || err != nil {
 		return err
@@ -84,15 +85,15 @@ func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol
 			return err
 		}
 		result, err := part.publisher.Result(ctx, session, of)
-		if errors.Is(err, protocol.ErrInvalidResult) || err == nil && (result == nil || result.Value == nil) {
+		if errors.Is(err, wire.ErrInvalidResult) || err == nil && (result == nil || result.Value == nil) {
 			continue
 		}
 		var value []byte
 		if err == nil {
-			value, err = protocol.EncodeValue(result.Value)
+			value, err = wire.EncodeValue(result.Value)
 		}
 		if err == nil {
-			_, err = natsio.PutObject(ctx, reader.js, d.fleet.KeptBucket(), names[1], bytes.NewReader(value))
+			_, err = natsio.PutObject(ctx, reader.js, wire.KeptBucket(d.fleet), names[1], bytes.NewReader(value))
 		}
 		if err != nil {
 			return fmt.Errorf("bring the result of call %s to pool %s: %w", of, read.Pool, err)
@@ -105,12 +106,12 @@ func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol
 // copyKept copies those of some objects that are there, and reports whether there is one.
 func (d *Dispatcher) copyKept(ctx context.Context, to *Dispatcher, names []string) (there bool, err error) {
 	for _, name := range names {
-		object, err := natsio.GetObject(ctx, d.js, d.fleet.KeptBucket(), name)
+		object, err := natsio.GetObject(ctx, d.js, wire.KeptBucket(d.fleet), name)
 		if errors.Is(err, jetstream.ErrObjectNotFound) {
 			continue
 		}
 		if err == nil && d != to {
-			_, err = natsio.PutObject(ctx, to.js, d.fleet.KeptBucket(), name, object)
+			_, err = natsio.PutObject(ctx, to.js, wire.KeptBucket(d.fleet), name, object)
 		}
 		if object != nil {
 			err = errors.Join(err, object.Close())

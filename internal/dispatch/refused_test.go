@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -90,10 +91,10 @@ func TestDispatch_FullFleetRejectsNothingThatMayHaveRun(t *testing.T) {
 
 	calls := newCalls(2)
 	calls[0].Again, calls[1].Again = true, true
-	result := protocol.NewResult(&calls[0], protocol.StatusOK, nil)
-	body, err := protocol.EncodeResult(&result)
+	result := wire.NewResult(&calls[0], protocol.StatusOK, nil)
+	body, err := wire.EncodeResult(&result)
 	require.NoError(t, err)
-	_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[0].SessionID, calls[0].ID), body)
+	_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[0].SessionID, calls[0].ID), body)
 	require.NoError(t, err)
 
 	o, err := r.dispatch(t.Context(), calls)
@@ -110,10 +111,10 @@ func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	calls := newCalls(2)
 	for _, call := range calls { // stored before anybody listens
-		result := protocol.NewResult(&call, protocol.StatusOK, nil)
-		body, err := protocol.EncodeResult(&result)
+		result := wire.NewResult(&call, protocol.StatusOK, nil)
+		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
-		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(call.SessionID, call.ID), body)
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, call.SessionID, call.ID), body)
 		require.NoError(t, err)
 	}
 	o, err := r.dispatch(t.Context(), calls)
@@ -130,14 +131,14 @@ func TestDispatch_AValueThatIsGone(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	calls := newCalls(2)
 	for i, value := range []protocol.Value{protocol.Stored{Blob: "result/s/1", Bytes: 1 << 20}, nil} {
-		result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
+		result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
 		result.Value = value
-		body, err := protocol.EncodeResult(&result)
+		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
-		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[i].SessionID, calls[i].ID), body)
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)
 		require.NoError(t, err)
 	}
-	require.NoError(t, r.JS.DeleteObjectStore(t.Context(), r.Name.BlobsBucket()))
+	require.NoError(t, r.JS.DeleteObjectStore(t.Context(), wire.BlobsBucket(r.Name)))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	o, err := r.dispatch(ctx, calls)
@@ -154,11 +155,11 @@ func TestDispatch_AResultThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	calls := newCalls(2)
-	result := protocol.NewResult(&calls[1], protocol.StatusOK, nil)
-	readable, err := protocol.EncodeResult(&result)
+	result := wire.NewResult(&calls[1], protocol.StatusOK, nil)
+	readable, err := wire.EncodeResult(&result)
 	require.NoError(t, err)
 	for i, body := range [][]byte{[]byte(`{"type":"result/v9"}`), readable} {
-		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[i].SessionID, calls[i].ID), body)
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)
 		require.NoError(t, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

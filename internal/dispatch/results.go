@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -55,12 +56,12 @@ type Watch struct {
 	results *Results
 	session protocol.SessionID
 	result  func(*protocol.Result)
-	frame   func(*protocol.Frame)
+	frame   func(*wire.Frame)
 }
 
 // Watch starts to listen to a session: every result stored and every frame sent after
 // Watch returned is passed on, unless NATS loses it. frame may be nil.
-func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*protocol.Frame)) (*Watch, error) {
+func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame)) (*Watch, error) {
 	w := &Watch{results: r, session: session, result: result, frame: frame}
 	r.mu.Lock()
 	state, known := r.sessions[session]
@@ -122,10 +123,10 @@ func (r *Results) forget(session protocol.SessionID, state *sessionWatch) {
 }
 
 func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
-	done, err := r.nc.Subscribe(r.fleet.DoneFilter(session), func(msg *nats.Msg) {
-		result, err := protocol.DecodeResult(msg.Data)
-		if err == nil && msg.Subject != r.fleet.DoneSubject(result.SessionID, result.CallID) {
-			err = fmt.Errorf("%w: it is of call %s", protocol.ErrInvalidResult, result.CallID)
+	done, err := r.nc.Subscribe(wire.DoneFilter(r.fleet, session), func(msg *nats.Msg) {
+		result, err := wire.DecodeResult(msg.Data)
+		if err == nil && msg.Subject != wire.DoneSubject(r.fleet, result.SessionID, result.CallID) {
+			err = fmt.Errorf("%w: it is of call %s", wire.ErrInvalidResult, result.CallID)
 		}
 		if err == nil {
 			err = r.value(result)
@@ -140,7 +141,7 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 		return fmt.Errorf("listen to results of session %s: %w", session, err)
 	}
 	state.subscriptions = []*nats.Subscription{done}
-	for _, subject := range []protocol.Subject{r.fleet.OutputFilter(session), r.fleet.LiveFilter(session)} {
+	for _, subject := range []wire.Subject{wire.OutputFilter(r.fleet, session), wire.LiveFilter(r.fleet, session)} {
 		frames, err := r.nc.Subscribe(subject, func(msg *nats.Msg) { r.frame(session, msg) })
 		if err != nil {
 			for _, begun := range state.subscriptions {
@@ -158,13 +159,13 @@ var errMalformedFrame = errors.New("malformed frame")
 // frame passes a frame on, if it is of the call that its subject names. Workers may publish output
 // of any session, so events of a turn, which may ask a person something, come on their own subject.
 func (r *Results) frame(session protocol.SessionID, msg *nats.Msg) {
-	frame, err := protocol.DecodeFrame(msg.Data)
+	frame, err := wire.DecodeFrame(msg.Data)
 	switch {
 	case err != nil:
-	case msg.Subject == r.fleet.LiveSubject(session, frame.CallID):
-	case msg.Subject != r.fleet.OutputSubject(session, frame.CallID):
+	case msg.Subject == wire.LiveSubject(r.fleet, session, frame.CallID):
+	case msg.Subject != wire.OutputSubject(r.fleet, session, frame.CallID):
 		err = fmt.Errorf("%w: it is of call %s", errMalformedFrame, frame.CallID)
-	case frame.Kind == protocol.FrameEvent:
+	case frame.Kind == wire.FrameEvent:
 		err = fmt.Errorf("%w: events of turns do not come as output", errMalformedFrame)
 	}
 	if err != nil {
@@ -238,7 +239,7 @@ func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, whoWait)
 	defer cancel()
-	for _, subject := range []protocol.Subject{d.fleet.WhoSubject(pool), d.fleet.AskAllSubject(pool)} { // coordinators of earlier versions answer the second one only
+	for _, subject := range []wire.Subject{wire.WhoSubject(d.fleet, pool), wire.AskAllSubject(d.fleet, pool)} { // coordinators of earlier versions answer the second one only
 		if _, err := d.nc.RequestWithContext(ctx, subject, nil); !errors.Is(err, nats.ErrNoResponders) {
 			return false
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -64,7 +65,7 @@ func (h host) Execute(ctx context.Context, run *lane.Run) protocol.Result { retu
 func (host) Release(protocol.Lane)                                        {}
 
 func succeed(run *lane.Run) protocol.Result {
-	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r := wire.NewResult(run.Call, protocol.StatusOK, nil)
 	r.Value = protocol.NoopResult{}
 	return r
 }
@@ -95,7 +96,7 @@ func newCalls(n int) []protocol.Call {
 	calls := make([]protocol.Call, n)
 	for i := range calls {
 		calls[i] = protocol.Call{
-			ID: protocol.NewCallID(session, "", 1, 1, i), SessionID: session, Tool: "test", Turn: 1, Step: 1, Index: i, Pool: protocol.DefaultPool,
+			ID: wire.NewCallID(session, "", 1, 1, i), SessionID: session, Tool: "test", Turn: 1, Step: 1, Index: i, Pool: protocol.DefaultPool,
 			Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("account/%s-%d", session, i)), Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
 		}
@@ -206,7 +207,7 @@ func requireDone(t *testing.T, o *told, call protocol.Call, status protocol.Stat
 // requireQuiet waits until no calls are left in the stream.
 func (r *rig) requireQuiet() {
 	r.t.Helper()
-	stream, err := r.JS.Stream(r.t.Context(), r.Name.CallsStream())
+	stream, err := r.JS.Stream(r.t.Context(), wire.CallsStream(r.Name))
 	require.NoError(r.t, err)
 	require.Eventually(r.t, func() bool {
 		info, err := stream.Info(r.t.Context())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -99,7 +100,7 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	if state.Load() == nil { // it was not accepted
 		return nil, maySent(ctx, call)
 	}
-	unknown := protocol.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+	unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the fleet took the call, and did not answer a request to cancel it at once; it may have had effects, or run later"))
 	return &unknown, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -33,7 +34,7 @@ func TestDispatch_Spans(t *testing.T) {
 		parents[run.Call.ID] = trace.SpanContextFromContext(telemetry.Extract(context.Background(), run.Header)).SpanID()
 		mu.Unlock()
 		if run.Call.ID == calls[1].ID {
-			return protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeNotFound, "not there"))
+			return wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeNotFound, "not there"))
 		}
 		return succeed(run)
 	})
@@ -58,7 +59,7 @@ func TestDispatch_Spans(t *testing.T) {
 			}
 		case telemetry.SpanPublish:
 			require.Equal(t, trace.SpanKindProducer, span.SpanKind())
-			require.Subset(t, span.Attributes(), telemetry.Published(r.Name.CallsStream()))
+			require.Subset(t, span.Attributes(), telemetry.Published(wire.CallsStream(r.Name)))
 			publishes[span.Parent().SpanID()] = span
 		}
 	}

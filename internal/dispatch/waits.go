@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -29,14 +30,14 @@ const (
 
 // Workers returns what the workers of a pool say about themselves within a time, sorted by their
 // ids. The error is [nats.ErrNoResponders] when there is none.
-func Workers(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration) ([]*protocol.WorkerInfo, error) {
-	return ask(ctx, nc, fleet, pool, wait, func(*protocol.WorkerInfo) bool { return false })
+func Workers(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration) ([]*wire.WorkerInfo, error) {
+	return ask(ctx, nc, fleet, pool, wait, func(*wire.WorkerInfo) bool { return false })
 }
 
 // ask is [Workers], and returns early once a worker is enough.
 func ask(
-	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration, enough func(*protocol.WorkerInfo) bool,
-) ([]*protocol.WorkerInfo, error) {
+	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration, enough func(*wire.WorkerInfo) bool,
+) ([]*wire.WorkerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	inbox := nc.NewInbox()
@@ -45,20 +46,20 @@ func ask(
 		return nil, err
 	}
 	defer func() { _ = answers.Unsubscribe() }() // fails only when the connection is closed
-	if err := nc.PublishRequest(fleet.WhoSubject(pool), inbox, nil); err != nil {
+	if err := nc.PublishRequest(wire.WhoSubject(fleet, pool), inbox, nil); err != nil {
 		return nil, err
 	}
-	var workers []*protocol.WorkerInfo
+	var workers []*wire.WorkerInfo
 	for {
 		answer, err := answers.NextMsgWithContext(ctx)
 		switch {
 		case errors.Is(err, context.DeadlineExceeded):
-			slices.SortFunc(workers, func(a, b *protocol.WorkerInfo) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
+			slices.SortFunc(workers, func(a, b *wire.WorkerInfo) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
 			return workers, nil
 		case err != nil:
 			return nil, err
 		}
-		if w, err := protocol.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
+		if w, err := wire.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
 			if workers = append(workers, w); enough(w) {
 				return workers, nil
 			}
@@ -121,7 +122,7 @@ func (b *batch) heed(waits map[protocol.CallID]string) {
 }
 
 // lacks says what the workers of a pool lack of what a call needs; "" when one of them has it all.
-func lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) string {
+func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Need) string {
 	if pool == protocol.SessionPool {
 		return unserved(workers, n.Model)
 	}
@@ -164,7 +165,7 @@ func lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) stri
 }
 
 // unserved says that no coordinator serves the model of a turn; "" when one does.
-func unserved(coordinators []*protocol.WorkerInfo, model string) string {
+func unserved(coordinators []*wire.WorkerInfo, model string) string {
 	var served []string
 	for _, c := range coordinators {
 		if model == "" || slices.Contains(c.Models, model) {
@@ -182,7 +183,7 @@ func Unserved(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, model st
 	if model == "" {
 		return ""
 	}
-	coordinators, err := ask(ctx, nc, fleet, protocol.SessionPool, answersWait, func(c *protocol.WorkerInfo) bool {
+	coordinators, err := ask(ctx, nc, fleet, protocol.SessionPool, answersWait, func(c *wire.WorkerInfo) bool {
 		return slices.Contains(c.Models, model)
 	})
 	if err != nil || len(coordinators) == 0 {
@@ -199,7 +200,7 @@ const (
 )
 
 // hasHandler reports whether a worker runs payloads of a kind at all.
-func hasHandler(w *protocol.WorkerInfo, n lane.Need) bool {
+func hasHandler(w *wire.WorkerInfo, n lane.Need) bool {
 	if n.Handler {
 		return slices.Contains(w.Kinds, n.Kind)
 	}

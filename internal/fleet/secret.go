@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // secretKey is the key of the secret among the places of sandboxes, whose keys are hashes.
@@ -21,9 +22,9 @@ const secretPause = 50 * time.Millisecond
 // Secret returns a key that all coordinators of the fleet share, and that no client of theirs
 // knows. The first one makes it.
 func (f *Fleet) Secret(ctx context.Context) ([]byte, error) {
-	records, err := f.JS.KeyValue(ctx, f.Name.PlacesBucket())
+	records, err := f.JS.KeyValue(ctx, wire.PlacesBucket(f.Name))
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", f.Name.PlacesBucket(), err)
+		return nil, fmt.Errorf("open %s: %w", wire.PlacesBucket(f.Name), err)
 	}
 	made := []byte(rand.Text())
 	for {
@@ -37,7 +38,7 @@ func (f *Fleet) Secret(ctx context.Context) ([]byte, error) {
 			}
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
-			return nil, fmt.Errorf("secret of the fleet in %s: %w", f.Name.PlacesBucket(), err)
+			return nil, fmt.Errorf("secret of the fleet in %s: %w", wire.PlacesBucket(f.Name), err)
 		}
 		if !pause.For(ctx, secretPause) { // one of several servers may not know it yet
 			return nil, context.Cause(ctx)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -54,13 +55,13 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
-	stream, err := natsio.Open(ctx, js.Stream, fleet.SessionsStream())
+	stream, err := natsio.Open(ctx, js.Stream, wire.SessionsStream(fleet))
 	if err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
+		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(fleet), err)
 	}
-	kept, err := natsio.Open(ctx, js.ObjectStore, fleet.KeptBucket())
+	kept, err := natsio.Open(ctx, js.ObjectStore, wire.KeptBucket(fleet))
 	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", fleet.KeptBucket(), err)
+		return nil, fmt.Errorf("open object store %s: %w", wire.KeptBucket(fleet), err)
 	}
 	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream, kept: kept}, nil
 }
@@ -95,7 +96,7 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 func (j *Journal) message(ctx context.Context, session protocol.SessionID, from uint64) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	return j.stream.GetMsg(ctx, from, jetstream.WithGetMsgSubject(j.fleet.EventSubject(session)))
+	return j.stream.GetMsg(ctx, from, jetstream.WithGetMsgSubject(wire.EventSubject(j.fleet, session)))
 }
 
 // Append implements [loop.Journal]. Events that do not fit into one message go
@@ -149,9 +150,9 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 func (j *Journal) refused(session protocol.SessionID, err error) error {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
 		err = fmt.Errorf("%w: stream %s is at a limit, its own or the server's (%w): raise it, or remove sessions (coordinator session rm)",
-			loop.ErrJournalFull, j.fleet.SessionsStream(), err)
+			loop.ErrJournalFull, wire.SessionsStream(j.fleet), err)
 	} else if errors.Is(err, context.DeadlineExceeded) && j.nc.IsConnected() { // a server whose disk is full does not answer
-		err = fmt.Errorf("the NATS server stores nothing in stream %s; look whether the disk of its JetStream directory is full: %w", j.fleet.SessionsStream(), err)
+		err = fmt.Errorf("the NATS server stores nothing in stream %s; look whether the disk of its JetStream directory is full: %w", wire.SessionsStream(j.fleet), err)
 	}
 	return fmt.Errorf("append to session %s: %w", session, err)
 }
@@ -159,7 +160,7 @@ func (j *Journal) refused(session protocol.SessionID, err error) error {
 func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
-	ack, err := j.js.Publish(ctx, j.fleet.EventSubject(session), body, jetstream.WithExpectLastSequencePerSubject(expected))
+	ack, err := j.js.Publish(ctx, wire.EventSubject(j.fleet, session), body, jetstream.WithExpectLastSequencePerSubject(expected))
 	if err != nil {
 		return 0, err
 	}
@@ -181,7 +182,7 @@ func (j *Journal) settle(ctx context.Context, session protocol.SessionID, expect
 // check compares a session's last sequence with what the caller expects.
 func (j *Journal) check(ctx context.Context, session protocol.SessionID, expected uint64) (uint64, error) {
 	var last uint64
-	msg, err := j.stream.GetLastMsgForSubject(ctx, j.fleet.EventSubject(session))
+	msg, err := j.stream.GetLastMsgForSubject(ctx, wire.EventSubject(j.fleet, session))
 	if err == nil {
 		last = msg.Sequence
 	} else if !errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -236,8 +237,8 @@ func (j *Journal) batches(ctx context.Context, session protocol.SessionID, event
 // its data.
 func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, image *loop.Image) (*loop.Image, error) {
 	sum := sha256.Sum256(image.Data)
-	stored := &loop.Image{MediaType: image.MediaType, Blob: protocol.ImageBlob(session, hex.EncodeToString(sum[:]))}
-	_, err := natsio.PutObject(ctx, j.js, j.fleet.KeptBucket(), stored.Blob, bytes.NewReader(image.Data))
+	stored := &loop.Image{MediaType: image.MediaType, Blob: wire.ImageBlob(session, hex.EncodeToString(sum[:]))}
+	_, err := natsio.PutObject(ctx, j.js, wire.KeptBucket(j.fleet), stored.Blob, bytes.NewReader(image.Data))
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
 		return &loop.Image{MediaType: image.MediaType}, nil
 	}

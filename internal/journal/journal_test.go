@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -155,7 +156,7 @@ func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	// Once it is kept no more, its text is all there is.
 	js, err := jetstream.New(f.NC, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
-	store, err := js.ObjectStore(t.Context(), protocol.DefaultFleet.KeptBucket())
+	store, err := js.ObjectStore(t.Context(), wire.KeptBucket(protocol.DefaultFleet))
 	require.NoError(t, err)
 	require.NoError(t, store.Delete(t.Context(), history.Events[1].Image.Blob))
 	history, err = j.Load(t.Context(), session)
@@ -200,7 +201,7 @@ func TestLoad_NamesWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	j := open(t, f.NC)
-	_, err := f.JS.Publish(t.Context(), f.Name.EventSubject("s"), []byte("{"))
+	_, err := f.JS.Publish(t.Context(), wire.EventSubject(f.Name, "s"), []byte("{"))
 	require.NoError(t, err)
 	_, err = j.Load(t.Context(), "s")
 	require.ErrorContains(t, err, "session s, message 1")

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -29,7 +30,7 @@ func TestLane_OneLookForTheResultsOfAllThatWait(t *testing.T) {
 	put(t, p, calls[0])
 	<-begun
 	put(t, p, calls[1:]...)
-	asked := f.overhear("$JS.API.DIRECT.GET." + protocol.DefaultFleet.ResultsStream())
+	asked := f.overhear("$JS.API.DIRECT.GET." + wire.ResultsStream(protocol.DefaultFleet))
 	close(goOn)
 	for _, call := range calls {
 		f.await(p, call)

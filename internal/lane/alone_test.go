@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,7 +29,7 @@ func TestAlone_AnOlderEntryIsFirst(t *testing.T) {
 	put(t, p, warm)
 	require.Equal(t, warm.ID, <-ran)
 	// Its publisher dies before it makes the lane ready.
-	raw(t, f, protocol.DefaultFleet.CallSubject(older.Pool, older.Lane().Hash(), older.ID), older)
+	raw(t, f, wire.CallSubject(protocol.DefaultFleet, older.Pool, wire.HashLane(older.Lane()), older.ID), older)
 	put(t, p, newer)
 	require.Equal(t, older.ID, <-ran)
 	require.Equal(t, newer.ID, <-ran)

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -53,11 +54,11 @@ const answerBytes = 256 << 10
 // answerQuestions answers operators until stop is called.
 func (h *Holder) answerQuestions() (stop func(), err error) {
 	fleet, pool := h.options.Fleet, h.options.Pool
-	all, err := h.store.NC.Subscribe(fleet.AskAllSubject(pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
+	all, err := h.store.NC.Subscribe(wire.AskAllSubject(fleet, pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
 	if err != nil {
 		return nil, fmt.Errorf("listen to questions: %w", err)
 	}
-	one, err := h.store.NC.Subscribe(fleet.AskFilter(pool), h.answerOne)
+	one, err := h.store.NC.Subscribe(wire.AskFilter(fleet, pool), h.answerOne)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen to questions: %w", err), all.Unsubscribe())
 	}
@@ -70,11 +71,11 @@ func (h *Holder) answerQuestions() (stop func(), err error) {
 // answerOne answers a question about one lane, if it is held here. Whoever asks may
 // have changed something, so the lane looks into its mailbox.
 func (h *Holder) answerOne(msg *nats.Msg) {
-	hash := protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
+	hash := wire.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
 	h.mu.Lock()
 	l, life := h.held[hash], h.life
 	h.mu.Unlock()
-	if asked := msg.Header.Get(protocol.HeaderLife); asked != "" && (life == nil || asked != string(life.id)) {
+	if asked := msg.Header.Get(wire.HeaderLife); asked != "" && (life == nil || asked != string(life.id)) {
 		return
 	}
 	if l == nil || len(msg.Data) > 0 {
@@ -95,7 +96,7 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 }
 
 func (h *Holder) respond(question *nats.Msg, lanes []*held) {
-	a := Answer{Type: TypeAnswer, Version: protocol.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
+	a := Answer{Type: TypeAnswer, Version: wire.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
 	size := 0
 	for _, l := range lanes {
 		tells := l.tells()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -57,7 +58,7 @@ func (l *held) unpack(e *core.Entry) (result *protocol.Result) {
 		return nil
 	}
 	reject := func(format string, args ...any) {
-		r := protocol.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, format, args...))
+		r := wire.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, format, args...))
 		result = &r
 	}
 	l.tries("payload cannot be read", func() error {
@@ -73,7 +74,7 @@ func (l *held) unpack(e *core.Entry) (result *protocol.Result) {
 			return err
 		}
 		full := *e.Call
-		if full.Payload, err = protocol.DecodePayload(raw); err != nil {
+		if full.Payload, err = wire.DecodePayload(raw); err != nil {
 			reject("the stored payload: %v", err)
 		}
 		e.Full = &full
@@ -113,7 +114,7 @@ func (l *held) isSettled(e *core.Entry) (bool, error) { return e.IsSettled(&star
 // Mark implements [core.Starter].
 func (l *held) Mark(e *core.Entry, n int) (core.Marking, error) {
 	o := l.holder.options
-	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.Call.ID, n))
+	msg := nats.NewMsg(wire.StartSubject(o.Fleet, o.Pool, l.hash, e.Call.ID, n))
 	msg.Data = fmt.Appendf(nil, "%s %d", o.Worker, l.claim.epoch.Load())
 	seq, answer, err := l.holder.store.Publish(l.ctx, msg)
 	if err == nil && answer == store.Full {
@@ -349,15 +350,15 @@ func (l *held) readBeyond() error {
 	s, pool := l.holder.store, l.holder.options.Pool
 	if l.isFull() && (!s.Consistency().TellsAll() || !l.mail.knowsCancels()) {
 		l.mail.listenAnew()
-		_, err := s.EachSubject(l.ctx, s.Fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, func(subject string) {
-			l.cancelCall(s.Fleet.ParseMailboxSubject(subject).CallID)
+		_, err := s.EachSubject(l.ctx, wire.CancelSubject(s.Fleet, pool, l.hash, "*"), math.MaxInt, func(subject string) {
+			l.cancelCall(wire.ParseMailboxSubject(s.Fleet, subject).CallID)
 		})
 		if err != nil {
 			return err
 		}
 		l.mail.listed = true
 	}
-	mark, err := s.Next(l.ctx, s.Fleet.PauseSubject(pool, l.hash), 0)
+	mark, err := s.Next(l.ctx, wire.PauseSubject(s.Fleet, pool, l.hash), 0)
 	if err == nil {
 		l.marks.paused.Store(mark != nil)
 	}

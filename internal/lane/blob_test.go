@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -27,10 +28,10 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		payload, ok := run.Call.Payload.(protocol.CommandRun)
 		if !ok {
-			return protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeInternal, "payload is %T", run.Call.Payload))
+			return wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeInternal, "payload is %T", run.Call.Payload))
 		}
 		started <- len(payload.Command)
-		r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+		r := wire.NewResult(run.Call, protocol.StatusOK, nil)
 		r.Value = protocol.TurnRunResult{Text: payload.Command}
 		return r
 	}), lane.Options{})
@@ -54,7 +55,7 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 		require.Equal(t, want, (<-told).Value, "told")
 	}
 	f.requireQuiet()
-	store, err := f.js.ObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket())
+	store, err := f.js.ObjectStore(t.Context(), wire.BlobsBucket(protocol.DefaultFleet))
 	require.NoError(t, err)
 	objects, err := store.List(t.Context())
 	require.NoError(t, err)
@@ -96,7 +97,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}
 		put(t, p, call)
 		f.spoilObjects()
-		tried, err := f.nc.SubscribeSync("$JS.API.STREAM.INFO." + natsio.ObjectStream(protocol.DefaultFleet.BlobsBucket()))
+		tried, err := f.nc.SubscribeSync("$JS.API.STREAM.INFO." + natsio.ObjectStream(wire.BlobsBucket(protocol.DefaultFleet)))
 		require.NoError(t, err)
 		f.hold(newHistory(), lane.Options{})
 		_, err = tried.NextMsgWithContext(t.Context())
@@ -113,7 +114,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		call := newCall("s", exclusive("account/a"))
 		put(t, p, call)
 		f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-			r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+			r := wire.NewResult(run.Call, protocol.StatusOK, nil)
 			r.Value = protocol.TurnRunResult{Text: strings.Repeat("x", int(f.nc.MaxPayload()))}
 			return r
 		}), lane.Options{})
@@ -136,13 +137,13 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		p := f.publisher()
 		call := newCall("s", exclusive("account/a"))
 		call.Again = true
-		r := protocol.NewResult(call, protocol.StatusOK, nil)
+		r := wire.NewResult(call, protocol.StatusOK, nil)
 		r.Value = protocol.Stored{Blob: "result/s/x", Bytes: 1}
-		body, err := protocol.EncodeResult(&r)
+		body, err := wire.EncodeResult(&r)
 		require.NoError(t, err)
-		_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.ResultSubject(call.SessionID, call.ID), body)
+		_, err = f.js.Publish(t.Context(), wire.ResultSubject(protocol.DefaultFleet, call.SessionID, call.ID), body)
 		require.NoError(t, err)
-		require.NoError(t, f.js.DeleteObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket()))
+		require.NoError(t, f.js.DeleteObjectStore(t.Context(), wire.BlobsBucket(protocol.DefaultFleet)))
 		ran := make(chan protocol.CallID, 1)
 		f.hold(tells(ran), lane.Options{})
 		put(t, p, call)
@@ -154,7 +155,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 // spoilObjects has the one object of the fleet's object store not be what it says it is.
 func (f *fleet) spoilObjects() {
 	f.t.Helper()
-	bucket := protocol.DefaultFleet.BlobsBucket()
+	bucket := wire.BlobsBucket(protocol.DefaultFleet)
 	stream, err := f.js.Stream(f.t.Context(), natsio.ObjectStream(bucket))
 	require.NoError(f.t, err)
 	meta, err := stream.GetLastMsgForSubject(f.t.Context(), "$O."+bucket+".M.*")
@@ -170,7 +171,7 @@ func (f *fleet) spoilObjects() {
 // fillObjects leaves no room in the fleet's object store.
 func (f *fleet) fillObjects() {
 	f.t.Helper()
-	objects, err := f.js.Stream(f.t.Context(), natsio.ObjectStream(protocol.DefaultFleet.BlobsBucket()))
+	objects, err := f.js.Stream(f.t.Context(), natsio.ObjectStream(wire.BlobsBucket(protocol.DefaultFleet)))
 	require.NoError(f.t, err)
 	config := objects.CachedInfo().Config
 	config.MaxBytes = 1 << 10

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -43,7 +44,7 @@ type caretaker struct {
 	nextReview  time.Time
 
 	cursor uint64 // what is before was read in search of calls that are due
-	due    map[protocol.LaneHash]dueLane
+	due    map[wire.LaneHash]dueLane
 }
 
 const (
@@ -138,14 +139,14 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 // what no worker can read.
 func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	fleet := c.holder.options.Fleet
-	what := fleet.ParseMailboxSubject(entry.Subject())
-	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
+	what := wire.ParseMailboxSubject(fleet, entry.Subject())
+	if what.Kind != wire.EntryCall && what.Kind != wire.EntryCancel {
 		return ""
 	}
-	lane = protocol.LaneOfHeader(entry.Headers().Get(protocol.HeaderLane))
-	if lane.Hash() != fleet.LaneOfSubject(entry.Subject()) {
+	lane = wire.LaneOfHeader(entry.Headers().Get(wire.HeaderLane))
+	if wire.HashLane(lane) != wire.LaneOfSubject(fleet, entry.Subject()) {
 		c.holder.options.Logger.Error("mailbox entry is malformed: nobody takes its lane for it",
-			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))
+			slog.String("subject", entry.Subject()), slog.String("header", wire.HeaderLane))
 		return ""
 	}
 	return lane
@@ -169,7 +170,7 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane, entry uin
 	if made || err != nil {
 		return err
 	}
-	ready, err := s.Refusing(ctx, pool, lane.Hash(), entry)
+	ready, err := s.Refusing(ctx, pool, wire.HashLane(lane), entry)
 	if err != nil || ready == nil {
 		return err // it was there, so its holder looks into the mailbox
 	}
@@ -189,7 +190,7 @@ func (c *caretaker) review(ctx context.Context) error {
 		return err
 	}
 	for seq := uint64(0); ; {
-		ready, err := s.Next(ctx, o.Fleet.ReadyFilter(o.Pool), seq)
+		ready, err := s.Next(ctx, wire.ReadyFilter(o.Fleet, o.Pool), seq)
 		if err != nil {
 			return err
 		}
@@ -197,7 +198,7 @@ func (c *caretaker) review(ctx context.Context) error {
 			break
 		}
 		seq = ready.Sequence + 1
-		if lane := protocol.LaneOfHeader(ready.Header.Get(protocol.HeaderLane)); lane.Hash() == o.Fleet.LaneOfSubject(ready.Subject) {
+		if lane := wire.LaneOfHeader(ready.Header.Get(wire.HeaderLane)); wire.HashLane(lane) == wire.LaneOfSubject(o.Fleet, ready.Subject) {
 			if err := c.inspect(ctx, lane, ready, consumer); err != nil && !errors.Is(err, errOnItsWay) {
 				return err
 			}
@@ -217,7 +218,7 @@ var errOnItsWay = errors.New("the ready message is on its way to a worker")
 // pool's, of a review, which believes no claim; else nil.
 func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
 	s, pool := c.holder.store, c.holder.options.Pool
-	claim, err := s.Claim(ctx, pool, lane.Hash())
+	claim, err := s.Claim(ctx, pool, wire.HashLane(lane))
 	if err != nil {
 		return err
 	}
@@ -227,7 +228,7 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 		}
 		// The ready message is about to be removed, or was brought back, maybe with the claim:
 		// whose it is looks whether it holds the lane, and removes the claim if not.
-		_ = s.NC.Publish(s.Fleet.AskSubject(pool, lane.Hash()), nil)
+		_ = s.NC.Publish(wire.AskSubject(s.Fleet, pool, wire.HashLane(lane)), nil)
 		return errOnItsWay
 	}
 	if consumer == nil {
@@ -249,8 +250,8 @@ func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	if c.holder.peers.isExpired(claim.Life) { // one without a record is noticed by this
 		return true
 	}
-	question := nats.NewMsg(s.Fleet.AskSubject(pool, claim.Lane.Hash()))
-	question.Header.Set(protocol.HeaderLife, string(claim.Life))
+	question := nats.NewMsg(wire.AskSubject(s.Fleet, pool, wire.HashLane(claim.Lane)))
+	question.Header.Set(wire.HeaderLife, string(claim.Life))
 	_, err := s.Request(ctx, heldWait, question)
 	return err == nil
 }
@@ -258,7 +259,7 @@ func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 // visit claims a lane without a slot, reads what waits in it, and has do let it go. It reports
 // false when the lane is not ready or cannot be claimed: then it is its holder's, if it has one.
 func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) (bool, error) {
-	ready, err := h.storedReady(ctx, lane.Hash())
+	ready, err := h.storedReady(ctx, wire.HashLane(lane))
 	if err != nil || ready == nil {
 		return false, err // without a ready message the caretaker makes one
 	}
@@ -302,13 +303,13 @@ func (h *Holder) beginVisit(ready *readyMessage) *held {
 
 // storedReady returns the ready message of a lane as it is stored, which nobody was given; nil when
 // there is none that names the lane.
-func (h *Holder) storedReady(ctx context.Context, hash protocol.LaneHash) (*readyMessage, error) {
+func (h *Holder) storedReady(ctx context.Context, hash wire.LaneHash) (*readyMessage, error) {
 	found, err := h.store.Ready(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {
 		return nil, err
 	}
-	lane := protocol.LaneOfHeader(found.Header.Get(protocol.HeaderLane))
-	if lane.Hash() != hash {
+	lane := wire.LaneOfHeader(found.Header.Get(wire.HeaderLane))
+	if wire.HashLane(lane) != hash {
 		return nil, nil //nolint:nilnil // none that names the lane is an answer
 	}
 	return &readyMessage{
@@ -327,7 +328,7 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	}
 	_, _ = h.visit(ctx, lane, func(l *held) { // the lane has its own context; it is tried again
 		inline := l.pinned()
-		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(protocol.HeaderCall))); inline && e != nil {
+		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(wire.HeaderCall))); inline && e != nil {
 			known, err := l.isSettled(e)
 			inline = err != nil || !known
 		}
@@ -391,7 +392,7 @@ func (c *caretaker) answerDue(ctx context.Context) error {
 }
 
 func (c *caretaker) readDue(ctx context.Context) error {
-	filter := c.holder.options.Fleet.PoolFilter(c.holder.options.Pool)
+	filter := wire.PoolFilter(c.holder.options.Fleet, c.holder.options.Pool)
 	for n := 0; n < dueReads && len(c.due) < maxDue; n++ {
 		msg, err := c.holder.store.Next(ctx, filter, c.cursor)
 		if err != nil || msg == nil {
@@ -405,10 +406,10 @@ func (c *caretaker) readDue(ctx context.Context) error {
 
 // remember notes when a call has to be answered that a message is, or is about.
 func (c *caretaker) remember(msg *message) {
-	lane := protocol.LaneOfHeader(msg.Header.Get(protocol.HeaderLane))
+	lane := wire.LaneOfHeader(msg.Header.Get(wire.HeaderLane))
 	at := time.Now()
-	if c.holder.options.Fleet.ParseMailboxSubject(msg.Subject).Kind != protocol.EntryCancel {
-		call, err := protocol.DecodeCall(msg.Data)
+	if wire.ParseMailboxSubject(c.holder.options.Fleet, msg.Subject).Kind != wire.EntryCancel {
+		call, err := wire.DecodeCall(msg.Data)
 		if err != nil {
 			return // no call, or one that whoever gets the lane answers
 		}
@@ -419,8 +420,8 @@ func (c *caretaker) remember(msg *message) {
 		}
 		lane, at = call.Lane(), at.Add(after-c.holder.clock.Age(msg.Time))
 	}
-	if before, known := c.due[lane.Hash()]; lane != "" && (!known || at.Before(before.at)) {
-		c.due[lane.Hash()] = dueLane{lane: lane, at: at}
+	if before, known := c.due[wire.HashLane(lane)]; lane != "" && (!known || at.Before(before.at)) {
+		c.due[wire.HashLane(lane)] = dueLane{lane: lane, at: at}
 	}
 }
 
@@ -449,10 +450,10 @@ func (c *caretaker) answerLane(ctx context.Context, lane protocol.Lane) (again t
 
 func (c *caretaker) isEmpty(ctx context.Context, lane protocol.Lane) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
-	ready, err := s.Ready(ctx, pool, lane.Hash())
+	ready, err := s.Ready(ctx, pool, wire.HashLane(lane))
 	if err != nil || ready != nil {
 		return false
 	}
-	entry, err := s.Next(ctx, s.Fleet.MailboxFilter(pool, lane.Hash()), 0)
+	entry, err := s.Next(ctx, wire.MailboxFilter(s.Fleet, pool, wire.HashLane(lane)), 0)
 	return err == nil && entry == nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -61,7 +62,7 @@ func TestCaretaker_WhatALostWorkerLookedAfterIsRun(t *testing.T) {
 	first.stop()
 	call := newCall("s", exclusive("account/a"))
 	f.enqueueWithoutReady(call)
-	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.CareConsumer(protocol.DefaultPool))
+	consumer, err := f.js.Consumer(t.Context(), wire.CallsStream(protocol.DefaultFleet), wire.CareConsumer(protocol.DefaultPool))
 	require.NoError(t, err)
 	_, err = consumer.Next()
 	require.NoError(t, err)
@@ -86,7 +87,7 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	calls := newCalls(20, exclusive("account/a"))
 	put(t, p, calls...)
 	<-started
-	stream, name := protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.CareConsumer(protocol.DefaultPool)
+	stream, name := wire.CallsStream(protocol.DefaultFleet), wire.CareConsumer(protocol.DefaultPool)
 	require.Eventually(t, func() bool {
 		consumer, err := f.js.Consumer(t.Context(), stream, name)
 		return err == nil && consumer.CachedInfo().NumPending == 0 && consumer.CachedInfo().NumAckPending == 0
@@ -123,7 +124,7 @@ func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
 				attempts <- run.Attempt
 				return succeed(run)
 			}), lane.Options{})
-			f.storeClaim(first.Lane(), protocol.Claim{Life: f.aLife(), Ready: meta.Sequence.Stream, Interrupted: interrupted})
+			f.storeClaim(first.Lane(), wire.Claim{Life: f.aLife(), Ready: meta.Sequence.Stream, Interrupted: interrupted})
 			f.enqueueWithoutReady(second)
 			require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
 			require.Equal(t, protocol.StatusOK, f.await(p, second).Status)
@@ -142,9 +143,9 @@ func TestCaretaker_AMarkOfALostHolderIsRemoved(t *testing.T) {
 	f, _ := newClusterFleet(t)
 	f.ensurePool(0)
 	l := newCall("s", exclusive("account/a")).Lane()
-	for _, subject := range []string{factFleet.FloorSubject(protocol.DefaultPool, l.Hash(), 1), readyOf(l)} {
+	for _, subject := range []string{wire.FloorSubject(factFleet, protocol.DefaultPool, wire.HashLane(l), 1), readyOf(l)} {
 		msg := nats.NewMsg(subject)
-		msg.Header.Set(protocol.HeaderLane, string(l))
+		msg.Header.Set(wire.HeaderLane, string(l))
 		_, err := f.js.PublishMsg(t.Context(), msg)
 		require.NoError(t, err)
 	}
@@ -162,9 +163,9 @@ func TestCaretaker_AClaimWithoutItsLifeIsNoticed(t *testing.T) {
 	put(t, p, first)
 	ready, life := f.takeAndDie()
 	require.NoError(t, ready.NakWithDelay(time.Hour))
-	claims, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
+	claims, err := f.js.Stream(t.Context(), wire.ClaimsStream(factFleet))
 	require.NoError(t, err)
-	require.NoError(t, claims.Purge(t.Context(), jetstream.WithPurgeSubject(factFleet.HeartbeatSubject(protocol.DefaultPool, life))))
+	require.NoError(t, claims.Purge(t.Context(), jetstream.WithPurgeSubject(wire.HeartbeatSubject(factFleet, protocol.DefaultPool, life))))
 	f.enqueueWithoutReady(second)
 	f.hold(succeeds, lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)

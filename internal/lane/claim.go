@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,7 +29,7 @@ type readyMessage struct {
 	body       []byte    // of the call that it is; empty when it is none
 	stored     time.Time // by the server's clock
 	lane       protocol.Lane
-	hash       protocol.LaneHash
+	hash       wire.LaneHash
 
 	call *core.Entry // the call that it is, until that is in the schedule of its lane
 }
@@ -41,24 +42,24 @@ func readReady(msg *nats.Msg) (*readyMessage, error) {
 	r := &readyMessage{
 		seq: meta.Sequence.Stream, deliveries: meta.NumDelivered, ack: msg.Reply,
 		header: msg.Header, body: msg.Data, stored: meta.Timestamp,
-		hash: protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
+		hash: wire.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
 	}
-	if r.lane = protocol.LaneOfHeader(msg.Header.Get(protocol.HeaderLane)); r.lane.Hash() != r.hash {
+	if r.lane = wire.LaneOfHeader(msg.Header.Get(wire.HeaderLane)); wire.HashLane(r.lane) != r.hash {
 		return nil, fmt.Errorf("header %s %q does not match the subject",
-			protocol.HeaderLane, msg.Header.Get(protocol.HeaderLane))
+			wire.HeaderLane, msg.Header.Get(wire.HeaderLane))
 	}
 	return r, nil
 }
 
 // claim is what is stored of a lane's holder.
 type claim struct {
-	protocol.Claim
+	wire.Claim
 
 	epoch atomic.Uint64 // 0 while it is not known to be stored
 }
 
 func (h *Holder) newClaim(l *life, r *readyMessage) *claim {
-	return &claim{Claim: protocol.Claim{
+	return &claim{Claim: wire.Claim{
 		Lane: r.lane, WorkerID: h.options.Worker, Life: l.id, Token: uuid.NewString(), Ready: r.seq,
 	}}
 }
@@ -90,7 +91,7 @@ func (h *Holder) take(ctx context.Context, c *claim) error {
 		case err != nil && !store.Retryable(err):
 			return fmt.Errorf("claim: %w", err)
 		}
-		found, readErr := h.store.Claim(ctx, h.options.Pool, c.Lane.Hash())
+		found, readErr := h.store.Claim(ctx, h.options.Pool, wire.HashLane(c.Lane))
 		if readErr != nil {
 			return fmt.Errorf("claim: %w", errors.Join(err, readErr))
 		}
@@ -140,7 +141,7 @@ const (
 // removal of the claim, it removes it then. A lane that is released needs no such word.
 func (h *Holder) askToLeave(r *readyMessage) {
 	if r.deliveries > 2 {
-		_ = h.store.NC.Publish(h.store.Fleet.AskSubject(h.options.Pool, r.hash), nil)
+		_ = h.store.NC.Publish(wire.AskSubject(h.store.Fleet, h.options.Pool, r.hash), nil)
 	}
 }
 
@@ -157,7 +158,7 @@ func (h *Holder) disownAfter(l *held, why error) {
 
 // disown lets go of a claim of this life on a lane that is not held here: its removal was lost, or
 // a server brought it back. The consumer may wait with the ready message, so it is delivered again.
-func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
+func (h *Holder) disown(ctx context.Context, hash wire.LaneHash) {
 	found, err := h.store.Claim(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {
 		return
@@ -176,7 +177,7 @@ func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
 // use, but for the call of the ready message.
 type tenure struct {
 	lane  protocol.Lane
-	hash  protocol.LaneHash
+	hash  wire.LaneHash
 	ready *readyMessage
 	claim *claim
 	life  *life

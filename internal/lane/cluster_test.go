@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -162,11 +163,11 @@ func TestCluster_LeaderIsLost(t *testing.T) {
 	for range 2 {
 		leader := -1
 		require.Eventually(t, func() bool {
-			leader = c.Leader(protocol.DefaultFleet.CallsStream())
+			leader = c.Leader(wire.CallsStream(protocol.DefaultFleet))
 			return leader >= 0
 		}, patience, 10*time.Millisecond, "no leader")
 		c.Stop(leader)
-		require.Eventually(t, func() bool { return c.Leader(protocol.DefaultFleet.CallsStream()) >= 0 }, patience, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return c.Leader(wire.CallsStream(protocol.DefaultFleet)) >= 0 }, patience, 10*time.Millisecond)
 		c.Start(leader)
 	}
 	<-done
@@ -191,12 +192,12 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	require.NoError(t, err)
 	leader := -1
 	require.Eventually(t, func() bool {
-		leader = c.ConsumerLeader(protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+		leader = c.ConsumerLeader(wire.CallsStream(protocol.DefaultFleet), wire.ReadyConsumer(protocol.DefaultPool))
 		return leader >= 0
 	}, patience, 10*time.Millisecond, "no leader")
 	f.dial = func() *nats.Conn { return c.ConnectTo(leader) }
 	f.nc = c.ConnectTo((leader + 1) % len(c.Servers))
-	beats := f.overhear(factFleet.HeartbeatsFilter(protocol.DefaultPool))
+	beats := f.overhear(wire.HeartbeatsFilter(factFleet, protocol.DefaultPool))
 	f.hold(work, o)
 	p := f.publisher()
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
@@ -233,7 +234,7 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	t.Parallel()
 	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
-	stream := protocol.DefaultFleet.CallsStream()
+	stream := wire.CallsStream(protocol.DefaultFleet)
 	leader := -1
 	require.Eventually(t, func() bool {
 		leader = c.Leader(stream)
@@ -243,7 +244,7 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	p := f.publisher()
 	c.Part(leader, true)
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
-	attempts := f.overhear(factFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	attempts := f.overhear(wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
 	accepted := make(chan error, 1)
 	go func() { accepted <- p.Put(t.Context(), []lane.Outgoing{{Call: call}})[0] }()
 	require.Eventually(t, func() bool {
@@ -278,9 +279,9 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	f.ensurePool(briefLease)
 	call := newCall("s", exclusive("account/1"))
 	call.Delivery = protocol.AtMostOnce
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	f.takeAndDie() // it has started the call
-	_, err := f.js.Publish(t.Context(), protocol.DefaultFleet.StartSubject(call.Pool, call.Lane().Hash(), call.ID, 1), []byte("lost 1 1"))
+	_, err := f.js.Publish(t.Context(), wire.StartSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID, 1), []byte("lost 1 1"))
 	require.NoError(t, err)
 	f.fill(2)
 	p := f.publisher()
@@ -300,9 +301,9 @@ func TestCluster_AFullStreamIsServedWhileAServerIsMissing(t *testing.T) {
 	f, c := newClusterFleet(t)
 	f.ensurePool(0)
 	call := newCall("s", exclusive("account/1"))
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	f.fill(1)
-	other := (max(c.Leader(protocol.DefaultFleet.CallsStream()), 0) + 1) % len(c.Servers)
+	other := (max(c.Leader(wire.CallsStream(protocol.DefaultFleet)), 0) + 1) % len(c.Servers)
 	c.Stop(other)
 	f.dial = func() *nats.Conn { return c.ConnectTo((other + 1) % len(c.Servers)) }
 	f.nc = f.dial()
@@ -319,10 +320,10 @@ func TestCluster_ALaneThatWaitsForRoomKeepsNoSlot(t *testing.T) {
 	f, c := newClusterFleet(t)
 	f.ensurePool(briefLease)
 	call, other := newCall("s", exclusive("account/1")), newCall("s", exclusive("account/2"))
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	f.takeAndDie()
 	f.fill(1)
-	off := (max(c.Leader(protocol.DefaultFleet.CallsStream()), 0) + 1) % len(c.Servers)
+	off := (max(c.Leader(wire.CallsStream(protocol.DefaultFleet)), 0) + 1) % len(c.Servers)
 	c.Stop(off)
 	f.dial = func() *nats.Conn { return c.ConnectTo((off + 1) % len(c.Servers)) }
 	f.nc = f.dial()
@@ -351,7 +352,7 @@ func (f *fleet) makeRoomFor(call *protocol.Call) {
 // fill makes the calls stream so small that it has no room any more.
 func (f *fleet) fill(messages int64) {
 	f.t.Helper()
-	calls, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
+	calls, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(f.t, err)
 	config := calls.CachedInfo().Config
 	config.MaxMsgs = messages
@@ -367,10 +368,10 @@ func othersLead(t *testing.T, c *natsiotest.Cluster, off int) {
 	require.Eventually(t, func() bool {
 		var calls, claims, results, ready bool
 		for i, s := range c.Servers {
-			calls = calls || i != off && s.JetStreamIsStreamLeader(account, fleet.CallsStream())
-			results = results || i != off && s.JetStreamIsStreamLeader(account, fleet.ResultsStream())
-			claims = claims || i != off && s.JetStreamIsStreamLeader(account, fleet.ClaimsStream())
-			ready = ready || i != off && s.JetStreamIsConsumerLeader(account, fleet.CallsStream(), fleet.ReadyConsumer(protocol.DefaultPool))
+			calls = calls || i != off && s.JetStreamIsStreamLeader(account, wire.CallsStream(fleet))
+			results = results || i != off && s.JetStreamIsStreamLeader(account, wire.ResultsStream(fleet))
+			claims = claims || i != off && s.JetStreamIsStreamLeader(account, wire.ClaimsStream(fleet))
+			ready = ready || i != off && s.JetStreamIsConsumerLeader(account, wire.CallsStream(fleet), wire.ReadyConsumer(protocol.DefaultPool))
 		}
 		return calls && claims && results && ready
 	}, patience, 10*time.Millisecond, "the others choose no leaders")

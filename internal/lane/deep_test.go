@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -94,7 +95,7 @@ func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 			p := f.publisher()
 			f.ensurePool(0)
 			first, calls := newCall("s", exclusive("account/deep")), newCalls(waiting, exclusive("account/deep"))
-			filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, first.Lane().Hash())
+			filter := wire.MailboxFilter(protocol.DefaultFleet, protocol.DefaultPool, wire.HashLane(first.Lane()))
 			var through, listed atomic.Int32
 			heard, err := f.connect().Subscribe("$JS.API.>", func(msg *nats.Msg) {
 				all := bytes.Contains(msg.Data, []byte(`"batch"`)) || bytes.Contains(msg.Data, []byte("multi_last")) ||

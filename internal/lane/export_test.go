@@ -5,14 +5,15 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Wake publishes the ready message of a call's lane, as a publisher does behind each append, and
 // waits until it is stored or refused.
 func (p *Publisher) Wake(ctx context.Context, call *protocol.Call) error {
-	msg := nats.NewMsg(p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash()))
-	msg.Header.Set(protocol.HeaderLane, call.Lane().HeaderText())
+	msg := nats.NewMsg(wire.ReadySubject(p.store.Fleet, call.Pool, wire.HashLane(call.Lane())))
+	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(call.Lane()))
 	_, _, err := p.store.Publish(ctx, msg)
 	return err
 }

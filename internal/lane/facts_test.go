@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -53,11 +54,11 @@ func TestFact_EnqueueingTwiceIsRefused(t *testing.T) {
 	before, call := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
 	put(t, p, before, call) // the first is the ready message, the second in the mailbox
 	require.EqualValues(t, 2, f.stored())
-	_, err := f.js.Publish(t.Context(), factFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), nil)
+	_, err := f.js.Publish(t.Context(), wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), nil)
 	require.True(t, refusedBySubject(err), "%v", err)
 	put(t, f.publisher(), call)
 	require.EqualValues(t, 2, f.stored())
-	_, err = f.js.Publish(t.Context(), factFleet.CallSubject(call.Pool, call.Lane().Hash(), protocol.RandomCallID()), nil)
+	_, err = f.js.Publish(t.Context(), wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), wire.RandomCallID()), nil)
 	require.NoError(t, err, "another call")
 }
 
@@ -67,7 +68,7 @@ func TestFact_MailboxIsReadFromTheLeader(t *testing.T) {
 	t.Parallel()
 	f, _ := newClusterFleet(t)
 	direct := f.overhear("$JS.API.DIRECT.GET.>")
-	leader := f.overhear("$JS.API.STREAM.MSG.GET." + factFleet.CallsStream())
+	leader := f.overhear("$JS.API.STREAM.MSG.GET." + wire.CallsStream(factFleet))
 	p := f.publisher()
 	f.hold(succeeds, lane.Options{})
 	for i := range 20 {
@@ -147,13 +148,13 @@ func TestFact_DeliveriesAreCountedAnewByANewConsumer(t *testing.T) {
 			for range test.lost {
 				f.loseAt(ackWait)
 			}
-			name := factFleet.ReadyConsumer(protocol.DefaultPool)
-			require.NoError(t, f.js.DeleteConsumer(t.Context(), factFleet.CallsStream(), name))
+			name := wire.ReadyConsumer(protocol.DefaultPool)
+			require.NoError(t, f.js.DeleteConsumer(t.Context(), wire.CallsStream(factFleet), name))
 			msg := f.take(f.pool(ackWait))
 			meta, err := msg.Metadata()
 			require.NoError(t, err)
 			require.EqualValues(t, 1, meta.NumDelivered, "it was delivered %d times before", test.lost)
-			require.NoError(t, f.js.DeleteConsumer(t.Context(), factFleet.CallsStream(), name))
+			require.NoError(t, f.js.DeleteConsumer(t.Context(), wire.CallsStream(factFleet), name))
 
 			var runs atomic.Int32
 			f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
@@ -218,7 +219,7 @@ func TestFact_OrderOutlivesALostWorker(t *testing.T) {
 func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	acks := f.overhear("$JS.ACK." + factFleet.CallsStream() + ".>")
+	acks := f.overhear("$JS.ACK." + wire.CallsStream(factFleet) + ".>")
 	p := f.publisher()
 	f.hold(succeeds, lane.Options{Slots: 32})
 	for _, lanes := range []int{1, 1000} {
@@ -252,8 +253,8 @@ func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	small, err := f.js.CreateConsumer(t.Context(), factFleet.CallsStream(), jetstream.ConsumerConfig{
-		Durable: "small", FilterSubject: factFleet.ReadyFilter("other"), AckPolicy: jetstream.AckExplicitPolicy,
+	small, err := f.js.CreateConsumer(t.Context(), wire.CallsStream(factFleet), jetstream.ConsumerConfig{
+		Durable: "small", FilterSubject: wire.ReadyFilter(factFleet, "other"), AckPolicy: jetstream.AckExplicitPolicy,
 	})
 	require.NoError(t, err)
 	require.Equal(t, 1000, small.CachedInfo().Config.MaxAckPending, "the default")
@@ -304,9 +305,9 @@ func TestFact_OnThreeServers(t *testing.T) {
 // accepted.
 func deletionIsRemoval(t *testing.T, f *fleet) {
 	t.Helper()
-	s, err := f.js.Stream(t.Context(), factFleet.CallsStream())
+	s, err := f.js.Stream(t.Context(), wire.CallsStream(factFleet))
 	require.NoError(t, err)
-	subject := factFleet.ReadySubject("deleted", protocol.Lane("account/a").Hash())
+	subject := wire.ReadySubject(factFleet, "deleted", wire.HashLane(protocol.Lane("account/a")))
 	for range 100 {
 		ack, err := f.js.Publish(t.Context(), subject, nil)
 		require.NoError(t, err)
@@ -353,26 +354,26 @@ func noWakeUpIsLost(t *testing.T, f *fleet, server, creds string) {
 	for moment, refused := range map[string]bool{"before the removal": true, "before the look": false, "after the look": false} {
 		l := protocol.ResourceKey("account/" + strings.ReplaceAll(moment, " ", "-"))
 		first, second := newCall("s", exclusive(string(l))), newCall("s", exclusive(string(l)))
-		mailbox := factFleet.MailboxFilter(first.Pool, first.Lane().Hash())
+		mailbox := wire.MailboxFilter(factFleet, first.Pool, wire.HashLane(first.Lane()))
 		made := make(chan bool, 1)
 		appends := func() {
-			raw(t, f, factFleet.CallSubject(second.Pool, second.Lane().Hash(), second.ID), second)
+			raw(t, f, wire.CallSubject(factFleet, second.Pool, wire.HashLane(second.Lane()), second.ID), second)
 			missing, err := p.MakesReady(t.Context(), second)
 			assert.NoError(t, err)
 			made <- missing
 		}
 		first.Tool = "waits"
 		put(t, p, first)
-		ready, err := s.Ready(t.Context(), first.Pool, first.Lane().Hash())
+		ready, err := s.Ready(t.Context(), first.Pool, wire.HashLane(first.Lane()))
 		require.NoError(t, err)
-		cable.Before(says("$JS.API.STREAM.MSG.DELETE."+factFleet.CallsStream()+" ", fmt.Sprintf(`"seq":%d}`, ready.Sequence)), func() {
+		cable.Before(says("$JS.API.STREAM.MSG.DELETE."+wire.CallsStream(factFleet)+" ", fmt.Sprintf(`"seq":%d}`, ready.Sequence)), func() {
 			switch moment {
 			case "before the removal":
 				appends()
 			case "before the look":
-				cable.Before(says("$JS.API.", factFleet.CallsStream(), mailbox), appends)
+				cable.Before(says("$JS.API.", wire.CallsStream(factFleet), mailbox), appends)
 			default:
-				cable.Before(says("$JS.API.STREAM.MSG.DELETE."+factFleet.ClaimsStream()+" "), appends)
+				cable.Before(says("$JS.API.STREAM.MSG.DELETE."+wire.ClaimsStream(factFleet)+" "), appends)
 			}
 		})
 		goOn <- struct{}{}

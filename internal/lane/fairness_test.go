@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -78,7 +79,7 @@ func TestLane_WhatWaitsIsReadTogether(t *testing.T) {
 	calls := newCalls(100, exclusive("account/a"))
 	put(t, p, calls...)
 	var questions atomic.Int32 // that leave it to the server what comes next
-	filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, calls[0].Lane().Hash())
+	filter := wire.MailboxFilter(protocol.DefaultFleet, protocol.DefaultPool, wire.HashLane(calls[0].Lane()))
 	heard, err := f.nc.Subscribe("$JS.API.>", func(msg *nats.Msg) {
 		if bytes.Contains(msg.Data, []byte(filter)) {
 			questions.Add(1)

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -104,7 +105,7 @@ type holder struct {
 func (f *fleet) hold(host lane.Host, o lane.Options) *holder {
 	f.t.Helper()
 	if o.Worker == "" {
-		o.Worker = protocol.NewWorkerID("test")
+		o.Worker = wire.NewWorkerID("test")
 	}
 	if o.AckWait == 0 {
 		o.AckWait = f.newLease(o.Pool)
@@ -144,7 +145,7 @@ func (f *fleet) newLease(pool protocol.Pool) time.Duration {
 	if pool == "" {
 		pool = protocol.DefaultPool
 	}
-	_, err := f.js.Consumer(f.t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(pool))
+	_, err := f.js.Consumer(f.t.Context(), wire.CallsStream(protocol.DefaultFleet), wire.ReadyConsumer(pool))
 	if f.nc.ConnectedClusterName() != "" || !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return 0
 	}
@@ -178,7 +179,7 @@ func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 // stored is how many messages the calls stream has.
 func (f *fleet) stored() uint64 {
 	f.t.Helper()
-	s, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
+	s, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(f.t, err)
 	return s.CachedInfo().State.Msgs
 }
@@ -186,11 +187,11 @@ func (f *fleet) stored() uint64 {
 // has reports whether the calls stream has so many messages, and the pool's consumer believes none
 // of them to be held. Servers that choose a leader do not know.
 func (f *fleet) has(messages uint64) bool {
-	s, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
+	s, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	if err != nil || s.CachedInfo().State.Msgs != messages {
 		return false
 	}
-	c, err := s.Consumer(f.t.Context(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	c, err := s.Consumer(f.t.Context(), wire.ReadyConsumer(protocol.DefaultPool))
 	return err == nil && c.CachedInfo().NumAckPending == 0
 }
 
@@ -203,28 +204,28 @@ func (f *fleet) requireQuiet() {
 
 // takeAndDie is a worker that claims the lane that is ready, and is lost. It returns the ready
 // message and its life.
-func (f *fleet) takeAndDie() (jetstream.Msg, protocol.LifeID) {
+func (f *fleet) takeAndDie() (jetstream.Msg, wire.LifeID) {
 	f.t.Helper()
 	fleet, pool := protocol.DefaultFleet, protocol.DefaultPool
-	consumer, err := f.js.Consumer(f.t.Context(), fleet.CallsStream(), fleet.ReadyConsumer(pool))
+	consumer, err := f.js.Consumer(f.t.Context(), wire.CallsStream(fleet), wire.ReadyConsumer(pool))
 	require.NoError(f.t, err)
 	msg, err := consumer.Next(jetstream.FetchMaxWait(patience))
 	require.NoError(f.t, err)
 	meta, err := msg.Metadata()
 	require.NoError(f.t, err)
-	beat := protocol.Heartbeat{WorkerID: "lost", LeaseMS: consumer.CachedInfo().Config.AckWait.Milliseconds(), Beat: 1}
-	body, err := protocol.EncodeHeartbeat(&beat)
+	beat := wire.Heartbeat{WorkerID: "lost", LeaseMS: consumer.CachedInfo().Config.AckWait.Milliseconds(), Beat: 1}
+	body, err := wire.EncodeHeartbeat(&beat)
 	require.NoError(f.t, err)
-	life := protocol.NewLifeID()
-	_, err = f.js.Publish(f.t.Context(), fleet.HeartbeatSubject(pool, life), body)
+	life := wire.NewLifeID()
+	_, err = f.js.Publish(f.t.Context(), wire.HeartbeatSubject(fleet, pool, life), body)
 	require.NoError(f.t, err)
-	claim := protocol.Claim{
-		Lane: protocol.Lane(msg.Headers().Get(protocol.HeaderLane)), WorkerID: "lost", Life: life, Token: "lost",
+	claim := wire.Claim{
+		Lane: protocol.Lane(msg.Headers().Get(wire.HeaderLane)), WorkerID: "lost", Life: life, Token: "lost",
 		Ready: meta.Sequence.Stream,
 	}
-	body, err = protocol.EncodeClaim(&claim)
+	body, err = wire.EncodeClaim(&claim)
 	require.NoError(f.t, err)
-	_, err = f.js.Publish(f.t.Context(), fleet.ClaimSubject(pool, claim.Lane.Hash()), body)
+	_, err = f.js.Publish(f.t.Context(), wire.ClaimSubject(fleet, pool, wire.HashLane(claim.Lane)), body)
 	require.NoError(f.t, err)
 	return msg, life
 }
@@ -232,18 +233,18 @@ func (f *fleet) takeAndDie() (jetstream.Msg, protocol.LifeID) {
 // storeResult stores the result of a call, as that worker may have done.
 func (f *fleet) storeResult(c *protocol.Call) {
 	f.t.Helper()
-	r := protocol.NewResult(c, protocol.StatusOK, nil)
+	r := wire.NewResult(c, protocol.StatusOK, nil)
 	r.Value = protocol.NoopResult{}
-	body, err := protocol.EncodeResult(&r)
+	body, err := wire.EncodeResult(&r)
 	require.NoError(f.t, err)
-	_, err = f.js.Publish(f.t.Context(), protocol.DefaultFleet.ResultSubject(c.SessionID, c.ID), body)
+	_, err = f.js.Publish(f.t.Context(), wire.ResultSubject(protocol.DefaultFleet, c.SessionID, c.ID), body)
 	require.NoError(f.t, err)
 }
 
 // newCall makes a valid call that uses the given keys.
 func newCall(session protocol.SessionID, uses ...protocol.Use) *protocol.Call {
 	return &protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool,
 		Resources: uses, Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
 	}
 }
@@ -324,7 +325,7 @@ func tells(ran chan<- protocol.CallID) testHost {
 }
 
 func succeed(run *lane.Run) protocol.Result {
-	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r := wire.NewResult(run.Call, protocol.StatusOK, nil)
 	r.Value = protocol.NoopResult{}
 	return r
 }
@@ -332,5 +333,5 @@ func succeed(run *lane.Run) protocol.Result {
 // interrupted is the result of a call whose context has ended.
 func interrupted(ctx context.Context, run *lane.Run) protocol.Result {
 	status, fault, _ := lane.Interrupted(ctx)
-	return protocol.NewResult(run.Call, status, fault)
+	return wire.NewResult(run.Call, status, fault)
 }

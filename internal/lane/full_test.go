@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,7 +18,7 @@ func TestFull_ALaneWhoseWorkerWasLostMovesOn(t *testing.T) {
 	f := newFleet(t)
 	f.ensurePool(briefLease)
 	call := newCall("s", exclusive("account/1"))
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	f.takeAndDie()
 	f.fill(1)
 	f.hold(newHistory(), lane.Options{})
@@ -36,7 +37,7 @@ func TestFull_WhatTakesTheLastPlaceMakesItsLaneReady(t *testing.T) {
 	p := f.publisher()
 	x := exclusive("account/x")
 	waits, refused, last := newCall("s", x), newCall("s", x), newCall("s", x)
-	raw(t, f, protocol.DefaultFleet.CallSubject(waits.Pool, waits.Lane().Hash(), waits.ID), waits)
+	raw(t, f, wire.CallSubject(protocol.DefaultFleet, waits.Pool, wire.HashLane(waits.Lane()), waits.ID), waits)
 	f.fill(1)
 	require.ErrorIs(t, p.Put(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
 	f.fill(2)

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -19,9 +20,9 @@ func newLaneOf(t *testing.T, s *store.Store) *held {
 	t.Helper()
 	const name = protocol.Lane("account/a")
 	l := &held{
-		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, tenure: &tenure{lane: name, hash: name.Hash(), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
+		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, tenure: &tenure{lane: name, hash: wire.HashLane(name), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
 		schedule: core.NewSchedule(), garbage: newGarbage(),
-		mail: newMailbox(s, protocol.DefaultPool, name.Hash()),
+		mail: newMailbox(s, protocol.DefaultPool, wire.HashLane(name)),
 	}
 	t.Cleanup(l.mail.close)
 	return l
@@ -58,12 +59,12 @@ func TestSweep_OnlyWhatWasThrownAwayGoes(t *testing.T) {
 			from = msg.Sequence + 1
 		}
 	}
-	paused := put(s.Fleet.PauseSubject(protocol.DefaultPool, l.hash))
-	settled := put(s.Fleet.CallSubject(protocol.DefaultPool, l.hash, "settled"))
-	waits := put(s.Fleet.CallSubject(protocol.DefaultPool, l.hash, "waits"))
-	started := put(s.Fleet.StartSubject(protocol.DefaultPool, l.hash, "waits", 1))
-	cancel := put(s.Fleet.CancelSubject(protocol.DefaultPool, l.hash, "settled"))
-	floor := put(s.Fleet.FloorSubject(protocol.DefaultPool, l.hash, 7)) // of a claim before
+	paused := put(wire.PauseSubject(s.Fleet, protocol.DefaultPool, l.hash))
+	settled := put(wire.CallSubject(s.Fleet, protocol.DefaultPool, l.hash, "settled"))
+	waits := put(wire.CallSubject(s.Fleet, protocol.DefaultPool, l.hash, "waits"))
+	started := put(wire.StartSubject(s.Fleet, protocol.DefaultPool, l.hash, "waits", 1))
+	cancel := put(wire.CancelSubject(s.Fleet, protocol.DefaultPool, l.hash, "settled"))
+	floor := put(wire.FloorSubject(s.Fleet, protocol.DefaultPool, l.hash, 7)) // of a claim before
 	l.garbage.thrown = map[uint64]protocol.CallID{settled: "settled", cancel: "settled", floor: "", 9999: "gone"}
 	require.NoError(t, l.sweep())
 	require.Equal(t, []uint64{paused, waits, started}, left())
@@ -75,12 +76,12 @@ func TestAccept_ASecondCopyGoes(t *testing.T) {
 	t.Parallel()
 	l := newLaneOf(t, openStore(t))
 	call := &protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
+		ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: protocol.Noop{}, IssuedAt: time.Now(),
 	}
-	body, err := protocol.EncodeCall(call)
+	body, err := wire.EncodeCall(call)
 	require.NoError(t, err)
-	subject := protocol.DefaultFleet.CallSubject(protocol.DefaultPool, l.hash, call.ID)
+	subject := wire.CallSubject(protocol.DefaultFleet, protocol.DefaultPool, l.hash, call.ID)
 	l.accept(&message{Sequence: 4, Subject: subject, Data: body})
 	l.accept(&message{Sequence: 6, Subject: subject, Data: body})
 	require.Equal(t, 1, l.schedule.Len())

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -41,9 +42,9 @@ type roster struct {
 	mu       sync.Mutex
 	life     *life // nil before the first one
 	draining bool
-	held     map[protocol.LaneHash]*held
-	recent   map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxUsed
-	group    sync.WaitGroup                  // of held lanes
+	held     map[wire.LaneHash]*held
+	recent   map[wire.LaneHash]time.Time // when lanes were let go; bounded by maxUsed
+	group    sync.WaitGroup              // of held lanes
 }
 
 // NewHolder opens the streams of a fleet, which must exist, and makes or checks
@@ -64,12 +65,12 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	}
 	h := &Holder{
 		options: o, store: s, host: host, lease: lease,
-		roster:   roster{held: map[protocol.LaneHash]*held{}, recent: map[protocol.LaneHash]time.Time{}},
+		roster:   roster{held: map[wire.LaneHash]*held{}, recent: map[wire.LaneHash]time.Time{}},
 		troubles: troubles{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
 		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.peers.replace = h.replaceReady
-	h.care = &caretaker{holder: h, consumer: care, due: map[protocol.LaneHash]dueLane{}}
+	h.care = &caretaker{holder: h, consumer: care, due: map[wire.LaneHash]dueLane{}}
 	h.puller = &puller{holder: h, expires: lease / 3}
 	return h, nil
 }

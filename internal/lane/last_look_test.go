@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -100,9 +101,9 @@ func TestRelease_AWorkerKilledAfterItsLastLookLeavesNoEntry(t *testing.T) {
 	require.NoError(t, err, "the worker does not let the lane go")
 	f.enqueueWithoutReady(second)
 	f.hold(succeeds, lane.Options{})
-	care := factFleet.CareConsumer(protocol.DefaultPool)
+	care := wire.CareConsumer(protocol.DefaultPool)
 	require.Eventually(t, func() bool {
-		c, err := f.js.Consumer(t.Context(), factFleet.CallsStream(), care)
+		c, err := f.js.Consumer(t.Context(), wire.CallsStream(factFleet), care)
 		if err != nil {
 			return false
 		}

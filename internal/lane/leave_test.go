@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -16,11 +17,11 @@ import (
 func TestLeave_WhatWasKilledIsCountedHoweverLateItIsHandedOver(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	stream, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
+	stream, err := f.js.Stream(t.Context(), wire.ClaimsStream(factFleet))
 	require.NoError(t, err)
 	whole := stream.CachedInfo().Config
 	without := whole
-	without.Subjects = []string{factFleet.HeartbeatsFilter(protocol.DefaultPool)}
+	without.Subjects = []string{wire.HeartbeatsFilter(factFleet, protocol.DefaultPool)}
 	tries := f.overhear("tf.claim.>")
 	p, call := f.publisher(), newCall("s", exclusive("account/a"))
 	put(t, p, call)

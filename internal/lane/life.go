@@ -10,14 +10,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // life is a time in which a holder renews one heartbeat, for all its claims at once. It ends when
 // the lease is not trusted any more, and never comes back: its lanes are lost then, and the holder
 // begins another life. It is safe for concurrent use.
 type life struct {
-	id protocol.LifeID
+	id wire.LifeID
 	// ctx ends with the life; its cause is [ErrLost] when it was lost.
 	ctx context.Context //nolint:containedctx // the life is the scope
 	end context.CancelCauseFunc
@@ -46,7 +46,7 @@ func (h *Holder) begin(ctx context.Context) (*life, error) {
 
 // newLife is a life that ends when its first heartbeat takes longer than a lease. It outlives ctx.
 func newLife(ctx context.Context, lease time.Duration) *life {
-	l := &life{id: protocol.NewLifeID(), lease: core.Lease{Length: lease}}
+	l := &life{id: wire.NewLifeID(), lease: core.Lease{Length: lease}}
 	l.ctx, l.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	l.limit = time.AfterFunc(lease, l.check)
 	return l
@@ -120,7 +120,7 @@ func (h *Holder) renew(ctx context.Context, l *life) {
 	ctx, cancel := context.WithTimeout(ctx, length/6)
 	defer cancel()
 	sent := time.Now()
-	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, &protocol.Heartbeat{
+	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, &wire.Heartbeat{
 		WorkerID: h.options.Worker, LeaseMS: length.Milliseconds(), Beat: beat, Origin: h.options.Origin,
 		Disk: h.options.Disk,
 	}, expect)

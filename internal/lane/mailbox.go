@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -38,7 +39,7 @@ type mailbox struct {
 	looked time.Time  // when the stream was last asked
 }
 
-func newMailbox(s *store.Store, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
+func newMailbox(s *store.Store, pool protocol.Pool, hash wire.LaneHash) *mailbox {
 	return &mailbox{listener: listener{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}}
 }
 
@@ -149,17 +150,17 @@ func (m *mailbox) listenAnew() {
 	m.listen()
 }
 
-func (m *mailbox) filter() string { return m.store.Fleet.MailboxFilter(m.pool, m.hash) }
+func (m *mailbox) filter() string { return wire.MailboxFilter(m.store.Fleet, m.pool, m.hash) }
 
 // entry decodes a call that was stored at a time. One that cannot be decoded or is nobody's that is
 // known, but can be answered, is an entry with a fault.
 func (l *held) entry(header nats.Header, body []byte, stored time.Time) (*core.Entry, error) {
-	call, err := protocol.DecodeCall(body)
+	call, err := wire.DecodeCall(body)
 	if err == nil && (call.Lane() != l.lane || call.Pool != l.holder.options.Pool) {
 		err = fmt.Errorf("%w: it is of lane %s in pool %s", protocol.ErrInvalidCall, call.Lane(), call.Pool)
 	}
 	if keys := l.holder.options.Keys; err == nil && keys != nil {
-		if fault := keys.Check(l.holder.options.Fleet, header.Get(protocol.HeaderSigned), body, stored); fault != nil {
+		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, stored); fault != nil {
 			err = fault
 		}
 	}
@@ -167,8 +168,8 @@ func (l *held) entry(header nats.Header, body []byte, stored time.Time) (*core.E
 		e := &core.Entry{Call: call, Header: header, Size: len(body)}
 		return e, nil
 	}
-	id, idErr := protocol.ParseCallID(header.Get(protocol.HeaderCall))
-	session, sessionErr := protocol.ParseSessionID(header.Get(protocol.HeaderSession))
+	id, idErr := protocol.ParseCallID(header.Get(wire.HeaderCall))
+	session, sessionErr := protocol.ParseSessionID(header.Get(wire.HeaderSession))
 	if unanswerable := errors.Join(idErr, sessionErr); unanswerable != nil {
 		return nil, errors.Join(err, unanswerable)
 	}
@@ -258,9 +259,9 @@ func (l *held) open() error {
 
 // accept takes one message of the mailbox.
 func (l *held) accept(msg *message) {
-	what := l.holder.store.Fleet.ParseMailboxSubject(msg.Subject)
+	what := wire.ParseMailboxSubject(l.holder.store.Fleet, msg.Subject)
 	switch what.Kind {
-	case protocol.EntryCall:
+	case wire.EntryCall:
 		e, err := l.entry(msg.Header, msg.Data, msg.Time)
 		if err != nil {
 			l.discardUnread(msg, err)
@@ -275,23 +276,23 @@ func (l *held) accept(msg *message) {
 		if !l.admit(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // enqueued twice; the one in hand is the call
 			l.discard(what.CallID, msg.Sequence)
 		}
-	case protocol.EntryCancel, protocol.EntryStart:
+	case wire.EntryCancel, wire.EntryStart:
 		e := l.schedule.Find(what.CallID)
 		if e == nil { // its call is settled
 			l.discard(what.CallID, msg.Sequence)
 			return
 		}
 		l.garbage.marks[what.CallID] = append(l.garbage.marks[what.CallID], msg.Sequence)
-		if what.Kind == protocol.EntryCancel {
+		if what.Kind == wire.EntryCancel {
 			l.cancelCall(what.CallID)
 		} else if !e.Running {
 			e.Starts, e.Marked = max(e.Starts, what.Start), true
 		}
-	case protocol.EntryFloor: // an earlier holder's, or one's own
+	case wire.EntryFloor: // an earlier holder's, or one's own
 		l.discard("", msg.Sequence)
-	case protocol.EntryPause: // it stays where it is
+	case wire.EntryPause: // it stays where it is
 		l.marks.paused.Store(true)
-	case protocol.EntryUnknown:
+	case wire.EntryUnknown:
 		l.discardUnread(msg, errUnknownEntry)
 	}
 }
@@ -327,7 +328,7 @@ var errUnknownEntry = errors.New("unknown kind of mailbox entry")
 type listener struct {
 	store *store.Store
 	pool  protocol.Pool
-	hash  protocol.LaneHash
+	hash  wire.LaneHash
 	wake  chan struct{}
 
 	subscription *nats.Subscription
@@ -349,7 +350,7 @@ func (e *listener) listens() bool { return e.subscription != nil }
 // begin begins to listen, and reports whether it does: not without a connection.
 func (e *listener) begin() bool {
 	e.reconnects, e.listed = e.store.NC.Stats().Reconnects, false
-	subscription, err := e.store.NC.Subscribe(e.store.Fleet.StoredFilter(e.pool, e.hash), e.receive)
+	subscription, err := e.store.NC.Subscribe(wire.StoredFilter(e.store.Fleet, e.pool, e.hash), e.receive)
 	if err == nil {
 		e.subscription = subscription
 	}
@@ -373,7 +374,7 @@ func (e *listener) receive(msg *nats.Msg) {
 		e.copies = append(e.copies, copied)
 		e.copiedBytes += len(copied.Data)
 	}
-	if entry := e.store.Fleet.ParseMailboxSubject(msg.Subject); entry.Kind == protocol.EntryCancel {
+	if entry := wire.ParseMailboxSubject(e.store.Fleet, msg.Subject); entry.Kind == wire.EntryCancel {
 		e.cancels = append(e.cancels, entry.CallID)
 	}
 	e.mu.Unlock()

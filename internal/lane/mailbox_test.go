@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,13 +18,13 @@ import (
 func TestMailbox_NothingComesTwice(t *testing.T) {
 	t.Parallel()
 	s := openStore(t)
-	const hash = protocol.LaneHash("lane")
+	const hash = wire.LaneHash("lane")
 	m := newMailbox(s, protocol.DefaultPool, hash)
 	t.Cleanup(m.close)
 	m.listen()
 	require.NoError(t, s.NC.Flush())
 	put := func(id protocol.CallID) uint64 {
-		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(protocol.DefaultPool, hash, id)))
+		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(wire.CallSubject(s.Fleet, protocol.DefaultPool, hash, id)))
 		require.NoError(t, err)
 		require.Equal(t, store.Accepted, answer)
 		return seq
@@ -71,7 +72,7 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	t.Cleanup(m.close)
 	put := func(ids ...protocol.CallID) {
 		for _, id := range ids {
-			_, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(m.pool, m.hash, id)))
+			_, answer, err := s.Publish(t.Context(), nats.NewMsg(wire.CallSubject(s.Fleet, m.pool, m.hash, id)))
 			require.NoError(t, err)
 			require.Equal(t, store.Accepted, answer)
 		}
@@ -81,7 +82,7 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 		l, err := m.next(t.Context())
 		require.NoError(t, err)
 		if l != nil {
-			got = append(got, string(s.Fleet.ParseMailboxSubject(l.Subject).CallID))
+			got = append(got, string(wire.ParseMailboxSubject(s.Fleet, l.Subject).CallID))
 		}
 	}
 	put("a", "b")
@@ -119,12 +120,12 @@ func TestFeed_WhatIsNotToldIsFoundAllTheSame(t *testing.T) {
 	require.NoError(t, l.feed())
 	l.mail.subscription, l.mail.reconnects = deaf, s.NC.Stats().Reconnects
 	call := &protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
+		ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: protocol.Noop{}, IssuedAt: time.Now(),
 	}
-	body, err := protocol.EncodeCall(call)
+	body, err := wire.EncodeCall(call)
 	require.NoError(t, err)
-	_, _, err = s.Publish(t.Context(), &nats.Msg{Subject: s.Fleet.CallSubject(protocol.DefaultPool, l.hash, call.ID), Data: body})
+	_, _, err = s.Publish(t.Context(), &nats.Msg{Subject: wire.CallSubject(s.Fleet, protocol.DefaultPool, l.hash, call.ID), Data: body})
 	require.NoError(t, err)
 	require.NoError(t, l.feed())
 	require.Zero(t, l.schedule.Len())
@@ -140,7 +141,7 @@ func TestCluster_WhatIsToldOfTheTimeBeforeTheClaimIsOld(t *testing.T) {
 	c := natsiotest.NewCluster(t)
 	var s *store.Store
 	require.Eventually(t, func() (ok bool) {
-		leader := c.Leader(protocol.DefaultFleet.CallsStream())
+		leader := c.Leader(wire.CallsStream(protocol.DefaultFleet))
 		if leader < 0 {
 			return false
 		}
@@ -153,7 +154,7 @@ func TestCluster_WhatIsToldOfTheTimeBeforeTheClaimIsOld(t *testing.T) {
 	require.True(t, m.listen())
 	require.NoError(t, s.NC.Flush())
 	put := func(id protocol.CallID) uint64 {
-		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(m.pool, m.hash, id)))
+		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(wire.CallSubject(s.Fleet, m.pool, m.hash, id)))
 		require.NoError(t, err)
 		require.Equal(t, store.Accepted, answer)
 		select {

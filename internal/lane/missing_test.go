@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -18,7 +19,7 @@ import (
 // that is made again.
 func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 	t.Parallel()
-	for _, stream := range []string{protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ResultsStream()} {
+	for _, stream := range []string{wire.CallsStream(protocol.DefaultFleet), wire.ResultsStream(protocol.DefaultFleet)} {
 		t.Run(stream, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t)
@@ -39,7 +40,7 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 				}
 			}
 			require.Eventually(t, func() bool { return errors.Is(p.Streams(t.Context()), natsio.ErrNoStream) }, patience, 100*time.Millisecond)
-			if stream == protocol.DefaultFleet.CallsStream() {
+			if stream == wire.CallsStream(protocol.DefaultFleet) {
 				fault := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
 				require.ErrorIs(t, fault, natsio.ErrNoStream)
 				require.ErrorIs(t, fault, lane.ErrNotSent)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -56,7 +57,7 @@ func TestLane_ACallOfAnotherPoolIsNotRun(t *testing.T) {
 	f := newFleet(t)
 	call := newCall("s", exclusive("account/x"))
 	call.Pool = "other"
-	msg := messageOf(t, protocol.DefaultFleet.ReadySubject(protocol.DefaultPool, call.Lane().Hash()), call)
+	msg := messageOf(t, wire.ReadySubject(protocol.DefaultFleet, protocol.DefaultPool, wire.HashLane(call.Lane())), call)
 	require.NoError(t, f.nc.PublishMsg(msg))
 	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		t.Errorf("call of pool %s runs", run.Call.Pool)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -23,7 +24,7 @@ func always(protocol.Lane) bool { return true }
 // refund is a call that takes a handler.
 func refund(t *testing.T, uses ...protocol.Use) *protocol.Call {
 	t.Helper()
-	payload, err := protocol.NewUserPayload("refund", json.RawMessage(`{}`))
+	payload, err := wire.NewUserPayload("refund", json.RawMessage(`{}`))
 	require.NoError(t, err)
 	call := newCall("s", uses...)
 	call.Payload = payload
@@ -38,7 +39,7 @@ func TestOffer_WaitsForWhoeverCanRunIt(t *testing.T) {
 	p := f.publisher()
 	call := refund(t, exclusive("account/a"))
 	call.Delivery = protocol.AtMostOnce
-	offers, err := f.nc.SubscribeSync(factFleet.AskSubject(protocol.DefaultPool, call.Lane().Hash()))
+	offers, err := f.nc.SubscribeSync(wire.AskSubject(factFleet, protocol.DefaultPool, wire.HashLane(call.Lane())))
 	require.NoError(t, err)
 	require.NoError(t, f.nc.Flush())
 	f.hold(withoutHandlers(succeeds), lane.Options{Worker: "plain", Slots: 8})
@@ -109,7 +110,7 @@ func TestOffer_NotOfALaneThatIsKept(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	host := withoutHandlers(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		return protocol.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no"))
+		return wire.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no"))
 	}))
 	host.mustHold = always
 	f.hold(host, lane.Options{})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -64,7 +65,7 @@ func (g *gate) requireStart(t *testing.T, id protocol.CallID) *lane.Run {
 func (f *fleet) enqueueWithoutReady(calls ...*protocol.Call) {
 	f.t.Helper()
 	for _, c := range calls {
-		raw(f.t, f, protocol.DefaultFleet.CallSubject(c.Pool, c.Lane().Hash(), c.ID), c)
+		raw(f.t, f, wire.CallSubject(protocol.DefaultFleet, c.Pool, wire.HashLane(c.Lane()), c.ID), c)
 	}
 }
 
@@ -77,7 +78,7 @@ func (f *fleet) list(o *operator.Operator) (map[protocol.Lane]operator.Status, [
 	byName, names := map[protocol.Lane]operator.Status{}, []protocol.Lane{}
 	for _, status := range list.Lanes {
 		require.Equal(f.t, pool, status.Pool)
-		require.Equal(f.t, status.Lane.Hash(), status.Hash)
+		require.Equal(f.t, wire.HashLane(status.Lane), status.Hash)
 		byName[status.Lane] = status
 		names = append(names, status.Lane)
 	}

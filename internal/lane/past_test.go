@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -26,8 +27,8 @@ type past struct {
 // remember notes what is answered now about the mailbox of a lane.
 func remember(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
 	t.Helper()
-	p := &past{nc: nc, filter: protocol.DefaultFleet.MailboxFilter(c.Pool, c.Lane().Hash()), answers: map[string][]byte{}}
-	stream := protocol.DefaultFleet.CallsStream()
+	p := &past{nc: nc, filter: wire.MailboxFilter(protocol.DefaultFleet, c.Pool, wire.HashLane(c.Lane())), answers: map[string][]byte{}}
+	stream := wire.CallsStream(protocol.DefaultFleet)
 	p.ask(t, "$JS.API.STREAM.INFO."+stream, `{"subjects_filter":"`+p.filter+`"}`)
 	p.ask(t, "$JS.API.STREAM.MSG.GET."+stream, `{"seq":1,"next_by_subj":"`+p.filter+`"}`)
 	return p
@@ -36,8 +37,8 @@ func remember(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
 // rememberResult notes what is answered now about the result of a call.
 func rememberResult(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
 	t.Helper()
-	p := &past{nc: nc, filter: protocol.DefaultFleet.ResultSubject(c.SessionID, c.ID), answers: map[string][]byte{}}
-	p.ask(t, "$JS.API.STREAM.MSG.GET."+protocol.DefaultFleet.ResultsStream(), `{"last_by_subj":"`+p.filter+`"}`)
+	p := &past{nc: nc, filter: wire.ResultSubject(protocol.DefaultFleet, c.SessionID, c.ID), answers: map[string][]byte{}}
+	p.ask(t, "$JS.API.STREAM.MSG.GET."+wire.ResultsStream(protocol.DefaultFleet), `{"last_by_subj":"`+p.filter+`"}`)
 	return p
 }
 
@@ -88,7 +89,7 @@ func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn
 	f.ensurePool(lease)
 	leader := -1
 	require.Eventually(t, func() bool {
-		leader = c.Leader(protocol.DefaultFleet.CallsStream())
+		leader = c.Leader(wire.CallsStream(protocol.DefaultFleet))
 		return leader >= 0
 	}, patience, 10*time.Millisecond, "no leader")
 	other := (leader + 1) % len(c.Servers)
@@ -106,8 +107,8 @@ func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
 	x := exclusive("account/x")
 	earlier, later := newCall("s", x), newCall("s", x)
 	past := remember(t, nc, earlier)
-	raw(t, f, protocol.DefaultFleet.CallSubject(earlier.Pool, earlier.Lane().Hash(), earlier.ID), earlier)
-	raw(t, f, protocol.DefaultFleet.ReadySubject(later.Pool, later.Lane().Hash()), later)
+	raw(t, f, wire.CallSubject(protocol.DefaultFleet, earlier.Pool, wire.HashLane(earlier.Lane()), earlier.ID), earlier)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, later.Pool, wire.HashLane(later.Lane())), later)
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 9)
 	f.hold(tells(ran), lane.Options{})
@@ -124,7 +125,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	p := f.publisher()
 	x := exclusive("account/x")
 	before, after := newCall("s", x), newCall("s", x)
-	raw(t, f, protocol.DefaultFleet.CallSubject(before.Pool, before.Lane().Hash(), before.ID), before)
+	raw(t, f, wire.CallSubject(protocol.DefaultFleet, before.Pool, wire.HashLane(before.Lane()), before.ID), before)
 	past := remember(t, nc, before)
 	ran := make(chan protocol.CallID, 9)
 	h := f.hold(tells(ran), lane.Options{})
@@ -132,12 +133,12 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	require.Equal(t, before.ID, <-ran)
 	f.requireQuiet()
 	h.stop()
-	results, err := f.js.Stream(t.Context(), protocol.DefaultFleet.ResultsStream())
+	results, err := f.js.Stream(t.Context(), wire.ResultsStream(protocol.DefaultFleet))
 	require.NoError(t, err)
-	require.NoError(t, results.Purge(t.Context()))                                   // as if the one that is asked for them were in the past as well
-	delete(past.answers, "$JS.API.STREAM.INFO."+protocol.DefaultFleet.CallsStream()) // it comes too late with that
+	require.NoError(t, results.Purge(t.Context()))                                       // as if the one that is asked for them were in the past as well
+	delete(past.answers, "$JS.API.STREAM.INFO."+wire.CallsStream(protocol.DefaultFleet)) // it comes too late with that
 	past.answer(t, time.Second)
-	raw(t, f, protocol.DefaultFleet.CallSubject(after.Pool, after.Lane().Hash(), after.ID), after)
+	raw(t, f, wire.CallSubject(protocol.DefaultFleet, after.Pool, wire.HashLane(after.Lane()), after.ID), after)
 	require.NoError(t, p.Wake(t.Context(), after))
 	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, after.ID, <-ran)
@@ -154,14 +155,14 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	x := exclusive("account/x")
 	settled, open := newCall("s", x), newCall("s", x)
 	for _, call := range []*protocol.Call{settled, open} {
-		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+		raw(t, f, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
 	}
 	require.NoError(t, p.Wake(t.Context(), open))
 	past := remember(t, nc, open)
 	f.takeAndDie() // it has settled one call
-	calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	calls, err := f.js.Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(t, err)
-	entry, err := calls.GetLastMsgForSubject(t.Context(), protocol.DefaultFleet.CallSubject(settled.Pool, settled.Lane().Hash(), settled.ID))
+	entry, err := calls.GetLastMsgForSubject(t.Context(), wire.CallSubject(protocol.DefaultFleet, settled.Pool, wire.HashLane(settled.Lane()), settled.ID))
 	require.NoError(t, err)
 	require.NoError(t, calls.DeleteMsg(t.Context(), entry.Sequence)) // the one that is asked for results is in the past, too
 	past.answer(t, time.Second)
@@ -183,7 +184,7 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	x := exclusive("account/x")
 	settled, open := newCall("s", x), newCall("s", x)
 	for _, call := range []*protocol.Call{settled, open} {
-		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+		raw(t, f, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
 	}
 	past := rememberResult(t, nc, settled)
 	require.NoError(t, p.Wake(t.Context(), open))
@@ -206,7 +207,7 @@ func TestCluster_AnOldAnswerHidesNoCancel(t *testing.T) {
 	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	past := remember(t, nc, call)
 	require.NoError(t, p.Cancel(t.Context(), call))
 	past.answer(t, time.Second)
@@ -222,10 +223,10 @@ func TestCluster_AnOldAnswerHidesNoPause(t *testing.T) {
 	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	past := remember(t, nc, call)
-	mark := nats.NewMsg(protocol.DefaultFleet.PauseSubject(call.Pool, call.Lane().Hash()))
-	mark.Header.Set(protocol.HeaderLane, string(call.Lane()))
+	mark := nats.NewMsg(wire.PauseSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())))
+	mark.Header.Set(wire.HeaderLane, string(call.Lane()))
 	_, err := f.js.PublishMsg(t.Context(), mark)
 	require.NoError(t, err)
 	past.answer(t, time.Second)

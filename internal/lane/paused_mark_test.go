@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -23,7 +24,7 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	s := openStore(t)
 	l := newLaneOf(t, s)
 	require.True(t, l.mail.listen())
-	mark, _, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.PauseSubject(protocol.DefaultPool, l.hash)))
+	mark, _, err := s.Publish(t.Context(), nats.NewMsg(wire.PauseSubject(s.Fleet, protocol.DefaultPool, l.hash)))
 	require.NoError(t, err)
 
 	require.NoError(t, l.readMarks())
@@ -52,7 +53,7 @@ func TestReadMarks_ACancelBeforeTheHolderListens(t *testing.T) {
 	t.Parallel()
 	s := openStore(t)
 	l := newLaneOf(t, s)
-	_, _, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CancelSubject(protocol.DefaultPool, l.hash, "c")))
+	_, _, err := s.Publish(t.Context(), nats.NewMsg(wire.CancelSubject(s.Fleet, protocol.DefaultPool, l.hash, "c")))
 	require.NoError(t, err)
 	require.True(t, l.mail.listen())
 	l.fill()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -133,7 +134,7 @@ func TestPause_OfAnEmptyLaneKeepsNobodyBusy(t *testing.T) {
 		"only the mark stays, and nobody holds the lane")
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StatePaused, byName["account/a"].State)
-	c, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(pool))
+	c, err := f.js.Consumer(t.Context(), wire.CallsStream(protocol.DefaultFleet), wire.ReadyConsumer(pool))
 	require.NoError(t, err)
 	require.Less(t, c.CachedInfo().Delivered.Consumer, uint64(10), "the mark alone makes no lane ready")
 	require.Empty(t, g.started)

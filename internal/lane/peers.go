@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -30,23 +31,23 @@ type peers struct {
 	origin  string
 
 	mu    sync.Mutex
-	lives map[protocol.LifeID]*peer
+	lives map[wire.LifeID]*peer
 }
 
 // peer is one life as it was seen last.
 type peer struct {
 	core.Sighting
 
-	beat    protocol.Heartbeat
+	beat    wire.Heartbeat
 	rescued bool // its lanes are looked after
 }
 
 func newPeers(s *store.Store, pool protocol.Pool, lease time.Duration, origin string) *peers {
-	return &peers{store: s, pool: pool, lease: lease, origin: origin, lives: map[protocol.LifeID]*peer{}}
+	return &peers{store: s, pool: pool, lease: lease, origin: origin, lives: map[wire.LifeID]*peer{}}
 }
 
 func (p *peers) run(ctx context.Context) error {
-	subscription, err := p.store.NC.Subscribe(p.store.Fleet.BeatFilter(p.pool), p.hear)
+	subscription, err := p.store.NC.Subscribe(wire.BeatFilter(p.store.Fleet, p.pool), p.hear)
 	if err != nil {
 		return fmt.Errorf("listen to heartbeats: %w", err)
 	}
@@ -75,7 +76,7 @@ func (p *peers) hear(msg *nats.Msg) {
 	if err != nil {
 		return
 	}
-	if beat, err := store.ReadHeartbeat(p.store.Fleet.LifeOfSubject(msg.Subject), msg.Data, seq); err == nil {
+	if beat, err := store.ReadHeartbeat(wire.LifeOfSubject(p.store.Fleet, msg.Subject), msg.Data, seq); err == nil {
 		p.see(beat)
 	}
 }
@@ -96,7 +97,7 @@ func (p *peers) see(beat *store.StoredHeartbeat) {
 
 // isExpired reports whether a life is set to expired. One without a record is taken for one whose
 // record stands still since it was missed first.
-func (p *peers) isExpired(life protocol.LifeID) bool {
+func (p *peers) isExpired(life wire.LifeID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.lives[life]
@@ -110,12 +111,12 @@ func (p *peers) isExpired(life protocol.LifeID) bool {
 
 // others reports whether any other worker lives, as far as is known.
 func (p *peers) others(self protocol.WorkerID) bool {
-	return p.any(func(beat *protocol.Heartbeat) bool { return beat.WorkerID != "" && beat.WorkerID != self })
+	return p.any(func(beat *wire.Heartbeat) bool { return beat.WorkerID != "" && beat.WorkerID != self })
 }
 
 // anyHas reports whether a worker with a disk lives, as far as is known.
 func (p *peers) anyHas(disk string) bool {
-	return p.any(func(beat *protocol.Heartbeat) bool { return beat.Disk == disk })
+	return p.any(func(beat *wire.Heartbeat) bool { return beat.Disk == disk })
 }
 
 // surelyHas reports whether a worker with a disk lives, or may.
@@ -123,7 +124,7 @@ func (p *peers) surelyHas(ctx context.Context, disk string) bool {
 	return p.anyHas(disk) || p.store.EachHeartbeat(ctx, p.pool, p.see) != nil || p.anyHas(disk)
 }
 
-func (p *peers) any(is func(*protocol.Heartbeat) bool) bool {
+func (p *peers) any(is func(*wire.Heartbeat) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, one := range p.lives {
@@ -136,7 +137,7 @@ func (p *peers) any(is func(*protocol.Heartbeat) bool) bool {
 
 // expireDue sets to expired what has stood still for long enough, and returns the lives whose lanes
 // nobody here looks after yet.
-func (p *peers) expireDue(ctx context.Context) []protocol.LifeID {
+func (p *peers) expireDue(ctx context.Context) []wire.LifeID {
 	now := time.Now()
 	var due []*store.StoredHeartbeat
 	p.mu.Lock()
@@ -151,7 +152,7 @@ func (p *peers) expireDue(ctx context.Context) []protocol.LifeID {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var lives []protocol.LifeID
+	var lives []wire.LifeID
 	for id, one := range p.lives {
 		if one.Expired && !one.rescued {
 			one.rescued = true
@@ -200,7 +201,7 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 // rescue has the lanes of an expired life taken over until none of its claims is left; then the
 // record goes. In a cluster it looks once more a lease later: who led it before a claim was stored
 // may have answered.
-func (p *peers) rescue(ctx context.Context, life protocol.LifeID) {
+func (p *peers) rescue(ctx context.Context, life wire.LifeID) {
 	before := false // none was left
 	for wait := rescueFirst; ; {
 		left, err := p.claimsOf(ctx, life)
@@ -220,7 +221,7 @@ func (p *peers) rescue(ctx context.Context, life protocol.LifeID) {
 	p.forget(ctx, life)
 }
 
-func (p *peers) claimsOf(ctx context.Context, life protocol.LifeID) (claims []*store.StoredClaim, err error) {
+func (p *peers) claimsOf(ctx context.Context, life wire.LifeID) (claims []*store.StoredClaim, err error) {
 	err = p.store.EachClaim(ctx, p.pool, func(c *store.StoredClaim) {
 		if c.Life == life {
 			claims = append(claims, c)
@@ -230,7 +231,7 @@ func (p *peers) claimsOf(ctx context.Context, life protocol.LifeID) (claims []*s
 }
 
 // forget removes the record of an expired life of which nothing is left.
-func (p *peers) forget(ctx context.Context, life protocol.LifeID) {
+func (p *peers) forget(ctx context.Context, life wire.LifeID) {
 	p.mu.Lock()
 	one := p.lives[life]
 	delete(p.lives, life)

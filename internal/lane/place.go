@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,12 +46,12 @@ func NeedOf(c *protocol.Call) Need {
 	case protocol.DialogOpen:
 		n.Kind, n.Handler = p.Tool, true
 	case protocol.Stored:
-		_, err := protocol.ParseUserKind(string(p.Of))
+		_, err := wire.ParseUserKind(string(p.Of))
 		n.Kind, n.Handler, n.Model = p.Of, err == nil, p.Model
 	case protocol.TurnRun:
-		n.Kind, n.Model = p.Kind(), p.Model
+		n.Kind, n.Model = wire.KindOf(p), p.Model
 	default:
-		n.Kind = p.Kind()
+		n.Kind = wire.KindOf(p)
 	}
 	return n
 }
@@ -85,13 +86,13 @@ func (l *held) offer(ctx context.Context) error {
 		return fmt.Errorf("offer lane: %w", err)
 	}
 	err = s.RedeliverAfter(ctx, l.holder.options.Pool, offerPeriod, l.ready.seq)
-	_ = s.NC.Publish(s.Fleet.AskSubject(l.holder.options.Pool, l.hash), body) // without a connection it is delivered later
+	_ = s.NC.Publish(wire.AskSubject(s.Fleet, l.holder.options.Pool, l.hash), body) // without a connection it is delivered later
 	return err
 }
 
 // offered takes a lane that another worker cannot go on with, or that had better be here, if there
 // is room.
-func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, msg *nats.Msg) {
+func (h *Holder) offered(ctx context.Context, hash wire.LaneHash, msg *nats.Msg) {
 	var need Need
 	err := json.Unmarshal(msg.Data, &need)
 	if err != nil || need.Disk != "" && need.Disk != h.options.Disk || need.Disk == "" && !h.host.CanRun(need) {
@@ -138,7 +139,7 @@ func (h *Holder) bound(l *held) bool {
 	}
 	body, err := json.Marshal(Need{Disk: disk})
 	if err == nil {
-		_ = h.store.NC.Publish(h.store.Fleet.AskSubject(h.options.Pool, l.hash), body) // without a connection it is delivered later
+		_ = h.store.NC.Publish(wire.AskSubject(h.store.Fleet, h.options.Pool, l.hash), body) // without a connection it is delivered later
 	}
 	return true
 }
@@ -158,7 +159,7 @@ func (h *Holder) leaves(l *held) bool {
 	if err != nil {
 		return false
 	}
-	answer, err := h.store.NC.RequestWithContext(ctx, h.store.Fleet.AskSubject(h.options.Pool, l.hash), body)
+	answer, err := h.store.NC.RequestWithContext(ctx, wire.AskSubject(h.store.Fleet, h.options.Pool, l.hash), body)
 	return err == nil && string(answer.Data) == taken
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -148,7 +149,7 @@ func (p *Publisher) put(ctx context.Context, out Outgoing, inline bool) error {
 // carry is stored apart; the call that is returned says where.
 func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, *nats.Msg, error) {
 	call := out.Call
-	body, err := protocol.EncodeCall(call)
+	body, err := wire.EncodeCall(call)
 	if err == nil && p.store.Blobs.TooLarge(body) {
 		call, body, err = p.storePayload(ctx, call)
 	}
@@ -156,11 +157,11 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 		return nil, nil, err
 	}
 	lane := call.Lane()
-	msg := &nats.Msg{Subject: p.store.Fleet.CallSubject(call.Pool, lane.Hash(), call.ID), Header: make(nats.Header, len(out.Header)+headers)}
+	msg := &nats.Msg{Subject: wire.CallSubject(p.store.Fleet, call.Pool, wire.HashLane(lane), call.ID), Header: make(nats.Header, len(out.Header)+headers)}
 	maps.Copy(msg.Header, out.Header)
-	msg.Header.Set(protocol.HeaderLane, lane.HeaderText())
-	msg.Header.Set(protocol.HeaderCall, string(call.ID))
-	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
+	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))
+	msg.Header.Set(wire.HeaderCall, string(call.ID))
+	msg.Header.Set(wire.HeaderSession, string(call.SessionID))
 	msg.Data = body
 	return call, msg, nil
 }
@@ -174,7 +175,7 @@ func (p *Publisher) sign(msg *nats.Msg) error {
 	}
 	signed, err := p.Signer.Sign(p.store.Fleet, msg.Data, time.Now())
 	if err == nil {
-		msg.Header.Set(protocol.HeaderSigned, signed)
+		msg.Header.Set(wire.HeaderSigned, signed)
 	}
 	return err
 }
@@ -182,7 +183,7 @@ func (p *Publisher) sign(msg *nats.Msg) error {
 // storePayload puts a call's payload into the object store, and returns the call
 // and the body that stand for it.
 func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*protocol.Call, []byte, error) {
-	raw, err := protocol.EncodePayload(call.Payload)
+	raw, err := wire.EncodePayload(call.Payload)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -194,7 +195,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	stored.Of, stored.Model = need.Kind, need.Model
 	small := *call
 	small.Payload = stored
-	body, err := protocol.EncodeCall(&small)
+	body, err := wire.EncodeCall(&small)
 	return &small, body, err
 }
 
@@ -205,7 +206,7 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		return false, failed(call, err, call.Again, true)
 	}
 	msg := *mailbox
-	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash())
+	msg.Subject = wire.ReadySubject(p.store.Fleet, call.Pool, wire.HashLane(call.Lane()))
 	_, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -236,7 +237,7 @@ func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) e
 	}
 	again := *call
 	again.Again = true
-	body, err := protocol.EncodeCall(&again)
+	body, err := wire.EncodeCall(&again)
 	if err != nil {
 		return err
 	}
@@ -271,7 +272,7 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 		if err := p.sign(msg); err != nil {
 			return store.Accepted, err
 		}
-		_, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
+		_, answer, err := p.store.PublishOnce(ctx, wire.CallsStream(p.store.Fleet), msg)
 		if errors.Is(err, nats.ErrNoResponders) {
 			if gone := p.streams.Check(ctx); gone != nil {
 				return answer, fmt.Errorf("%w: %w", gone, err)
@@ -333,7 +334,7 @@ func (o *Owner) Late() bool { return o.Left == 0 || o.Silent > (o.Silent+o.Left)
 // Owner returns the worker that has claimed a call's lane; nil when none has. It needs
 // [natsio.OwnerRights].
 func (p *Publisher) Owner(ctx context.Context, call *protocol.Call) (*Owner, error) {
-	claim, err := p.store.Claim(ctx, call.Pool, call.Lane().Hash())
+	claim, err := p.store.Claim(ctx, call.Pool, wire.HashLane(call.Lane()))
 	if err != nil || claim == nil || claim.Life == "" {
 		return nil, err
 	}
@@ -357,12 +358,12 @@ func (p *Publisher) Owner(ctx context.Context, call *protocol.Call) (*Owner, err
 }
 
 func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
-	fleet, hash := p.store.Fleet, call.Lane().Hash()
+	fleet, hash := p.store.Fleet, wire.HashLane(call.Lane())
 	ready, err := p.store.Ready(ctx, call.Pool, hash)
-	if err != nil || ready != nil && ready.Header.Get(protocol.HeaderCall) == string(call.ID) {
+	if err != nil || ready != nil && ready.Header.Get(wire.HeaderCall) == string(call.ID) {
 		return true, err
 	}
-	entry, err := p.store.Next(ctx, fleet.CallSubject(call.Pool, hash, call.ID), 0)
+	entry, err := p.store.Next(ctx, wire.CallSubject(fleet, call.Pool, hash, call.ID), 0)
 	return entry != nil, err
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // puller asks a pool's consumer for ready messages, exactly as many as there is
@@ -142,7 +143,7 @@ func (p *puller) request(n int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fleet, pool := p.holder.options.Fleet, p.holder.options.Pool
-	subject := "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool)
+	subject := "$JS.API.CONSUMER.MSG.NEXT." + wire.CallsStream(fleet) + "." + wire.ReadyConsumer(pool)
 	body := fmt.Appendf(nil, `{"batch":1,"expires":%d}`, p.expires.Nanoseconds())
 	for range n {
 		p.next++

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -51,12 +52,12 @@ func raw(t *testing.T, f *fleet, subject string, c *protocol.Call) {
 // messageOf is a call as a publisher sends it.
 func messageOf(t *testing.T, subject string, c *protocol.Call) *nats.Msg {
 	t.Helper()
-	body, err := protocol.EncodeCall(c)
+	body, err := wire.EncodeCall(c)
 	require.NoError(t, err)
 	msg := &nats.Msg{Subject: subject, Header: nats.Header{}, Data: body}
-	msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
-	msg.Header.Set(protocol.HeaderCall, string(c.ID))
-	msg.Header.Set(protocol.HeaderSession, string(c.SessionID))
+	msg.Header.Set(wire.HeaderLane, string(c.Lane()))
+	msg.Header.Set(wire.HeaderCall, string(c.ID))
+	msg.Header.Set(wire.HeaderSession, string(c.SessionID))
 	return msg
 }
 
@@ -76,9 +77,9 @@ func TestLane_ReleaseComesBeforeTheNextClaim(t *testing.T) {
 		once.Do(func() {
 			releasing.Store(true)
 			defer releasing.Store(false)
-			claims, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
+			claims, err := f.js.Stream(t.Context(), wire.ClaimsStream(factFleet))
 			if assert.NoError(t, err) {
-				_, err = claims.GetLastMsgForSubject(t.Context(), factFleet.ClaimSubject(protocol.DefaultPool, l.Hash()))
+				_, err = claims.GetLastMsgForSubject(t.Context(), wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)))
 				assert.NoError(t, err, "the lane can be claimed during the release")
 			}
 			assert.NoError(t, p.Put(t.Context(), []lane.Outgoing{{Call: second}})[0]) // somebody wants the lane right now
@@ -103,7 +104,7 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	ranAtA, ranAtB := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
 	begun, deaf := make(chan struct{}), make(chan struct{})
 	var once atomic.Bool
-	p, beats := f.publisher(), f.overhear(factFleet.HeartbeatsFilter(protocol.DefaultPool))
+	p, beats := f.publisher(), f.overhear(wire.HeartbeatsFilter(factFleet, protocol.DefaultPool))
 	a, err := lane.NewHolder(t.Context(), nc, witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Attempt > 1 { // it was lost with A's lease, and anybody with a slot takes it over
 			return succeed(run)
@@ -162,8 +163,8 @@ func TestLane_LateFirstTryRunsNothingTwice(t *testing.T) {
 	call := newCall("s", exclusive("account/x"))
 	again := *call
 	again.Again = true
-	raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), &again)
-	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	raw(t, f, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), &again)
+	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	var runs atomic.Int32
 	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)
@@ -183,7 +184,7 @@ func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
 	p := f.publisher()
 	long, settled := newCall("s", shared("account/x")), newCall("s", shared("account/x"))
 	for _, call := range []*protocol.Call{long, settled} {
-		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+		raw(t, f, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
 	}
 	require.NoError(t, p.Wake(t.Context(), long))
 	f.takeAndDie()

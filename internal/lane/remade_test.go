@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -43,7 +44,7 @@ func TestRemade_ALaneIsNotHeldTwice(t *testing.T) {
 			put(t, p, call)
 			<-begun
 			f.hold(work, lane.Options{}) // it waits for a lane
-			stream, name := protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool)
+			stream, name := wire.CallsStream(protocol.DefaultFleet), wire.ReadyConsumer(protocol.DefaultPool)
 			require.NoError(t, f.js.DeleteConsumer(t.Context(), stream, name))
 			require.Eventually(t, func() bool { // it is made again, and has delivered the ready message
 				c, err := f.js.Consumer(t.Context(), stream, name)

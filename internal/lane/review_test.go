@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -20,13 +21,13 @@ func TestReview_ASettledReadyMessageThatIsBack(t *testing.T) {
 	for name, claims := range map[string]func(f *fleet, l protocol.Lane, ready uint64){
 		"no claim": func(*fleet, protocol.Lane, uint64) {},
 		"the claim of a worker that lives": func(f *fleet, l protocol.Lane, ready uint64) {
-			f.storeClaim(l, protocol.Claim{Life: f.aLife(), Ready: ready})
+			f.storeClaim(l, wire.Claim{Life: f.aLife(), Ready: ready})
 		},
 		"a later claim of a worker that lives": func(f *fleet, l protocol.Lane, ready uint64) {
-			f.storeClaim(l, protocol.Claim{Life: f.aLife(), Ready: ready + 1})
+			f.storeClaim(l, wire.Claim{Life: f.aLife(), Ready: ready + 1})
 		},
 		"a claim without an owner": func(f *fleet, l protocol.Lane, ready uint64) {
-			f.storeClaim(l, protocol.Claim{Ready: ready, Interrupted: true})
+			f.storeClaim(l, wire.Claim{Ready: ready, Interrupted: true})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -35,7 +36,7 @@ func TestReview_ASettledReadyMessageThatIsBack(t *testing.T) {
 			consumer := f.pool(briefLease)
 			call := newCall("s", exclusive("account/a"))
 			msg := nats.NewMsg(readyOf(call.Lane()))
-			msg.Header.Set(protocol.HeaderLane, string(call.Lane()))
+			msg.Header.Set(wire.HeaderLane, string(call.Lane()))
 			ack, err := f.js.PublishMsg(t.Context(), msg)
 			require.NoError(t, err)
 			require.NoError(t, f.take(consumer).DoubleAck(t.Context())) // settled, and still there
@@ -60,24 +61,24 @@ func (f *fleet) lookAfterByHand() {
 }
 
 // aLife is a life of the default pool.
-func (f *fleet) aLife() protocol.LifeID {
+func (f *fleet) aLife() wire.LifeID {
 	f.t.Helper()
-	stream, err := f.js.Stream(f.t.Context(), factFleet.ClaimsStream())
+	stream, err := f.js.Stream(f.t.Context(), wire.ClaimsStream(factFleet))
 	require.NoError(f.t, err)
 	var beat *jetstream.RawStreamMsg
 	require.Eventually(f.t, func() bool {
-		beat, err = stream.GetMsg(f.t.Context(), 1, jetstream.WithGetMsgSubject(factFleet.HeartbeatsFilter(protocol.DefaultPool)))
+		beat, err = stream.GetMsg(f.t.Context(), 1, jetstream.WithGetMsgSubject(wire.HeartbeatsFilter(factFleet, protocol.DefaultPool)))
 		return err == nil
 	}, patience, 10*time.Millisecond, "no heartbeat")
-	return factFleet.LifeOfSubject(beat.Subject)
+	return wire.LifeOfSubject(factFleet, beat.Subject)
 }
 
 // storeClaim stores a claim as a server does that brings it back.
-func (f *fleet) storeClaim(l protocol.Lane, c protocol.Claim) {
+func (f *fleet) storeClaim(l protocol.Lane, c wire.Claim) {
 	f.t.Helper()
 	c.Lane, c.WorkerID, c.Token = l, "w", "brought back"
-	body, err := protocol.EncodeClaim(&c)
+	body, err := wire.EncodeClaim(&c)
 	require.NoError(f.t, err)
-	_, err = f.js.Publish(f.t.Context(), factFleet.ClaimSubject(protocol.DefaultPool, l.Hash()), body)
+	_, err = f.js.Publish(f.t.Context(), wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), body)
 	require.NoError(f.t, err)
 }

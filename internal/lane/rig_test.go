@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -27,7 +28,9 @@ const factFleet = protocol.DefaultFleet
 var succeeds = hostFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 
 // readyOf is the subject of a lane's ready message in the default pool.
-func readyOf(l protocol.Lane) string { return factFleet.ReadySubject(protocol.DefaultPool, l.Hash()) }
+func readyOf(l protocol.Lane) string {
+	return wire.ReadySubject(factFleet, protocol.DefaultPool, wire.HashLane(l))
+}
 
 // refusedBySubject reports whether a publish was refused because its subject has its one message.
 func refusedBySubject(err error) bool {
@@ -59,7 +62,7 @@ func (f *fleet) take(c jetstream.Consumer) jetstream.Msg {
 // deleteMsg removes a message the way that the engine does.
 func (f *fleet) deleteMsg(seq uint64) {
 	f.t.Helper()
-	s, err := f.js.Stream(f.t.Context(), factFleet.CallsStream())
+	s, err := f.js.Stream(f.t.Context(), wire.CallsStream(factFleet))
 	require.NoError(f.t, err)
 	require.NoError(f.t, s.DeleteMsg(f.t.Context(), seq))
 }
@@ -101,7 +104,7 @@ func (o *overheard) lives(t *testing.T, worker protocol.WorkerID) map[string]int
 	t.Helper()
 	renewals := map[string]int{}
 	for _, msg := range o.all() {
-		beat, err := protocol.DecodeHeartbeat(msg.Data)
+		beat, err := wire.DecodeHeartbeat(msg.Data)
 		require.NoError(t, err)
 		if beat.WorkerID == worker {
 			renewals[msg.Subject]++
@@ -114,7 +117,7 @@ func (o *overheard) lives(t *testing.T, worker protocol.WorkerID) map[string]int
 func (f *fleet) requireHeldPaused(l protocol.Lane) {
 	f.t.Helper()
 	require.Eventually(f.t, func() bool {
-		reply, err := f.nc.Request(factFleet.AskSubject(protocol.DefaultPool, l.Hash()), nil, time.Second)
+		reply, err := f.nc.Request(wire.AskSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), nil, time.Second)
 		var answer lane.Answer
 		return err == nil && json.Unmarshal(reply.Data, &answer) == nil && len(answer.Lanes) == 1 && answer.Lanes[0].Paused
 	}, patience, 10*time.Millisecond, "nobody holds lane %s as a paused one", l)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -44,8 +45,8 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		return value
 	}
 	send := func(call *protocol.Call, change func(*nats.Msg)) *protocol.Result {
-		msg := messageOf(t, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
-		msg.Header.Set(protocol.HeaderSigned, sign(signer, protocol.DefaultFleet, msg.Data, time.Now()))
+		msg := messageOf(t, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
+		msg.Header.Set(wire.HeaderSigned, sign(signer, protocol.DefaultFleet, msg.Data, time.Now()))
 		change(msg)
 		_, err := f.js.PublishMsg(t.Context(), msg)
 		require.NoError(t, err)
@@ -60,24 +61,24 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		change func(*nats.Msg)
 		says   string
 	}{
-		"none":        {func(m *nats.Msg) { m.Header.Del(protocol.HeaderSigned) }, "is not signed"},
-		"of a worker": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, sign(stranger, "tf", m.Data, time.Now())) }, "none of the worker's"},
+		"none":        {func(m *nats.Msg) { m.Header.Del(wire.HeaderSigned) }, "is not signed"},
+		"of a worker": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, sign(stranger, "tf", m.Data, time.Now())) }, "none of the worker's"},
 		"another content": {func(m *nats.Msg) {
 			m.Data = []byte(strings.Replace(string(m.Data), `"session_id":"s"`, `"session_id":"s" `, 1))
 		}, "not that of its content"},
-		"another fleet": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, sign(signer, "other", m.Data, time.Now())) }, "not that of its content"},
+		"another fleet": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, sign(signer, "other", m.Data, time.Now())) }, "not that of its content"},
 		"of before": {func(m *nats.Msg) {
-			m.Header.Set(protocol.HeaderSigned, sign(signer, "tf", m.Data, time.Now().Add(-signing.Window-time.Minute)))
+			m.Header.Set(wire.HeaderSigned, sign(signer, "tf", m.Data, time.Now().Add(-signing.Window-time.Minute)))
 		}, "it is a copy"},
-		"no signature": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, "a b c") }, "has another form"},
+		"no signature": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, "a b c") }, "has another form"},
 		"a signature cut short": {func(m *nats.Msg) {
-			value := m.Header.Get(protocol.HeaderSigned)
-			m.Header.Set(protocol.HeaderSigned, value[:len(value)-8])
+			value := m.Header.Get(wire.HeaderSigned)
+			m.Header.Set(wire.HeaderSigned, value[:len(value)-8])
 		}, "has another form"},
 		"another root": {func(m *nats.Msg) { // which a stranger signs in the name of the key
 			value := strings.Fields(sign(stranger, "tf", m.Data, time.Now()))
-			value[0] = strings.Fields(m.Header.Get(protocol.HeaderSigned))[0]
-			m.Header.Set(protocol.HeaderSigned, strings.Join(value, " "))
+			value[0] = strings.Fields(m.Header.Get(wire.HeaderSigned))[0]
+			m.Header.Set(wire.HeaderSigned, strings.Join(value, " "))
 		}, "not that of its key"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,12 +146,12 @@ func TestSigned_PayloadThatIsStoredApart(t *testing.T) {
 	call := newCall("s", exclusive("a/1"))
 	call.Payload = protocol.CommandRun{Command: "true # " + strings.Repeat("x", int(f.nc.MaxPayload()))}
 	put(t, p, call)
-	store, err := f.js.ObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket())
+	store, err := f.js.ObjectStore(t.Context(), wire.BlobsBucket(protocol.DefaultFleet))
 	require.NoError(t, err)
 	objects, err := store.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, objects, 1)
-	another, err := protocol.EncodePayload(protocol.CommandRun{Command: "false"})
+	another, err := wire.EncodePayload(protocol.CommandRun{Command: "false"})
 	require.NoError(t, err)
 	_, err = store.PutBytes(t.Context(), objects[0].Name, another)
 	require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -62,13 +63,13 @@ func takenOverAfter(t *testing.T, lease time.Duration) time.Duration {
 	f.ensurePool(lease)
 	call := newCall("s", exclusive("account/a"))
 	f.lose(p, call, lane.Options{Worker: "lost"})
-	claims, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
+	claims, err := f.js.Stream(t.Context(), wire.ClaimsStream(factFleet))
 	require.NoError(t, err)
-	lost, err := claims.GetLastMsgForSubject(t.Context(), factFleet.HeartbeatsFilter(protocol.DefaultPool))
+	lost, err := claims.GetLastMsgForSubject(t.Context(), wire.HeartbeatsFilter(factFleet, protocol.DefaultPool))
 	require.NoError(t, err)
 	taken := make(chan time.Time, 1)
 	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
-		claim, err := claims.GetLastMsgForSubject(ctx, factFleet.ClaimSubject(call.Pool, call.Lane().Hash()))
+		claim, err := claims.GetLastMsgForSubject(ctx, wire.ClaimSubject(factFleet, call.Pool, wire.HashLane(call.Lane())))
 		if assert.NoError(t, err) {
 			taken <- claim.Time
 		}
@@ -111,14 +112,14 @@ func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
 	call := newCall("s", exclusive("account/a"))
 	put(t, p, call)
 	<-begun
-	seen, acks := f.claims(), f.overhear("$JS.ACK."+factFleet.CallsStream()+".>")
+	seen, acks := f.claims(), f.overhear("$JS.ACK."+wire.CallsStream(factFleet)+".>")
 	f.hold(work, lane.Options{AckWait: briefLease, Worker: "both"}) // the first one has no slot, so this is given the lane
 	s, err := store.Open(t.Context(), f.nc, factFleet)
 	require.NoError(t, err)
 	ready, err := s.Next(t.Context(), readyOf(call.Lane()), 0)
 	require.NoError(t, err)
 	require.NoError(t, s.Redeliver(t.Context(), protocol.DefaultPool, ready.Sequence))
-	second := "$JS.ACK." + factFleet.CallsStream() + "." + factFleet.ReadyConsumer(protocol.DefaultPool) + ".2."
+	second := "$JS.ACK." + wire.CallsStream(factFleet) + "." + wire.ReadyConsumer(protocol.DefaultPool) + ".2."
 	require.Eventually(t, func() bool { // it hands the second delivery back, or has taken the lane
 		return len(begun) > 0 || slices.ContainsFunc(acks.all(), func(ack *nats.Msg) bool { return strings.HasPrefix(ack.Subject, second) })
 	}, patience, 10*time.Millisecond, "nobody is given the lane again")
@@ -133,8 +134,8 @@ func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
 func (f *fleet) claims() map[string]uint64 {
 	f.t.Helper()
 	found := map[string]uint64{}
-	for _, subject := range []string{protocol.DefaultFleet.ClaimSubject(protocol.DefaultPool, protocol.Lane("account/a").Hash())} {
-		stream, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.ClaimsStream())
+	for _, subject := range []string{wire.ClaimSubject(protocol.DefaultFleet, protocol.DefaultPool, wire.HashLane(protocol.Lane("account/a")))} {
+		stream, err := f.js.Stream(f.t.Context(), wire.ClaimsStream(protocol.DefaultFleet))
 		require.NoError(f.t, err)
 		msg, err := stream.GetLastMsgForSubject(f.t.Context(), subject)
 		require.NoError(f.t, err)
@@ -150,7 +151,7 @@ func TestTakeover_AClaimThatNobodyHoldsIsDisowned(t *testing.T) {
 	p := f.publisher()
 	f.hold(succeeds, lane.Options{Worker: "w", AckWait: time.Hour})
 	first := newCall("s", exclusive("account/a"))
-	claims, err := f.nc.SubscribeSync(protocol.DefaultFleet.ClaimSubject(first.Pool, first.Lane().Hash()))
+	claims, err := f.nc.SubscribeSync(wire.ClaimSubject(protocol.DefaultFleet, first.Pool, wire.HashLane(first.Lane())))
 	require.NoError(t, err)
 	put(t, p, first)
 	f.await(p, first)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,7 +46,7 @@ func TestTrouble_OfManyCallsIsToldOnce(t *testing.T) {
 		put(t, p, c)
 		g.requireStart(t, c.ID)
 	}
-	require.NoError(t, f.js.DeleteStream(t.Context(), protocol.DefaultFleet.ResultsStream()))
+	require.NoError(t, f.js.DeleteStream(t.Context(), wire.ResultsStream(protocol.DefaultFleet)))
 	tries := f.overhear("tf.result.>")
 	for range calls {
 		g.letGo <- struct{}{}

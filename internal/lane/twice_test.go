@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -48,9 +49,9 @@ func sendsTwice(t *testing.T, f *fleet, delivery protocol.Delivery) {
 
 	put(t, f.publisher(), calls[0]) // another process, or a later life of this one
 	isKnown(t, known, ran)
-	f.sendRaw(calls[1], protocol.DefaultFleet.ReadySubject(calls[1].Pool, calls[1].Lane().Hash()))
+	f.sendRaw(calls[1], wire.ReadySubject(protocol.DefaultFleet, calls[1].Pool, wire.HashLane(calls[1].Lane())))
 	isKnown(t, known, ran)
-	f.sendRaw(calls[2], protocol.DefaultFleet.CallSubject(calls[2].Pool, calls[2].Lane().Hash(), calls[2].ID))
+	f.sendRaw(calls[2], wire.CallSubject(protocol.DefaultFleet, calls[2].Pool, wire.HashLane(calls[2].Lane()), calls[2].ID))
 	f.wake(p, calls[2])
 	isKnown(t, known, ran)
 	f.requireQuiet()    // an entry that is about to be removed would stand for the call
@@ -75,10 +76,10 @@ func isKnown(t *testing.T, known, ran <-chan protocol.CallID) {
 // sendRaw sends a call as a program does that knows the format only.
 func (f *fleet) sendRaw(c *protocol.Call, subject string) {
 	f.t.Helper()
-	body, err := protocol.EncodeCall(c)
+	body, err := wire.EncodeCall(c)
 	require.NoError(f.t, err)
 	msg := nats.NewMsg(subject)
-	msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
+	msg.Header.Set(wire.HeaderLane, string(c.Lane()))
 	msg.Data = body
 	require.Eventually(f.t, func() bool { // the lane may still be held
 		_, err := f.js.PublishMsg(f.t.Context(), msg)
@@ -110,9 +111,9 @@ func TestTwice_AHolderKnowsWhatItHasSettled(t *testing.T) {
 	put(t, p, call)
 	require.Equal(t, call.ID, <-ran)
 	f.await(p, call)
-	results, err := f.js.Stream(t.Context(), factFleet.ResultsStream())
+	results, err := f.js.Stream(t.Context(), wire.ResultsStream(factFleet))
 	require.NoError(t, err)
 	require.NoError(t, results.Purge(t.Context()))
-	f.sendRaw(call, factFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	f.sendRaw(call, wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
 	isKnown(t, known, ran)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -168,7 +169,7 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 		}
 		if r.Value != nil && !image && own == nil { // which are there already
 			var err error
-			if typed.Value, err = protocol.EncodeValue(value); err != nil {
+			if typed.Value, err = wire.EncodeValue(value); err != nil {
 				return nil, err
 			}
 		}

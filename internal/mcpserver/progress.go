@@ -10,6 +10,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -42,7 +43,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 		return &progress{stop: func() {}}, nil
 	}
 	p := &progress{doing: "queued", call: call, frames: make(chan *nats.Msg, maxFrames)}
-	subscription, err := s.options.At(call.Pool).ChanSubscribe(s.options.Fleet.OutputFilter(call.SessionID), p.frames)
+	subscription, err := s.options.At(call.Pool).ChanSubscribe(wire.OutputFilter(s.options.Fleet, call.SessionID), p.frames)
 	if err != nil {
 		return nil, fmt.Errorf("listen to output of session %s: %w", call.SessionID, err)
 	}
@@ -72,8 +73,8 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 
 // hear takes a piece of live output, if it is of the call.
 func (p *progress) hear(message *nats.Msg) {
-	f, err := protocol.DecodeFrame(message.Data)
-	if err != nil || f.CallID != p.call.ID || f.Kind != protocol.FrameStdout && f.Kind != protocol.FrameStderr {
+	f, err := wire.DecodeFrame(message.Data)
+	if err != nil || f.CallID != p.call.ID || f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {
 		return
 	}
 	p.output = append(p.output, f.Data...)

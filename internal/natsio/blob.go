@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -56,7 +57,7 @@ func NewBlobs(nc *nats.Conn, fleet protocol.Fleet) (*Blobs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	return &Blobs{nc: nc, js: js, bucket: fleet.BlobsBucket()}, nil
+	return &Blobs{nc: nc, js: js, bucket: wire.BlobsBucket(fleet)}, nil
 }
 
 // Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge],
@@ -104,7 +105,7 @@ func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
 }
 
 // Value puts the value of a result back that was too large for its message. The error wraps
-// [protocol.ErrInvalidResult] when it cannot be read.
+// [wire.ErrInvalidResult] when it cannot be read.
 func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	stored, ok := r.Value.(protocol.Stored)
 	if !ok {
@@ -118,8 +119,8 @@ func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	if err != nil {
 		return err
 	}
-	if r.Value, err = protocol.DecodeValue(raw); err != nil {
-		return fmt.Errorf("%w: value: %w", protocol.ErrInvalidResult, err)
+	if r.Value, err = wire.DecodeValue(raw); err != nil {
+		return fmt.Errorf("%w: value: %w", wire.ErrInvalidResult, err)
 	}
 	return nil
 }
@@ -138,7 +139,7 @@ func carried(fault *protocol.Error) *protocol.Error {
 // text is left out, and the value is stored apart. A result must always arrive: where that is not
 // possible, one without the value says so.
 func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, error) {
-	body, err := protocol.EncodeResult(r)
+	body, err := wire.EncodeResult(r)
 	small := *r
 	switch {
 	case err != nil:
@@ -148,10 +149,10 @@ func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, e
 		return body, nil
 	default:
 		small.Error = carried(r.Error)
-		if body, err = protocol.EncodeResult(&small); err != nil || !b.TooLarge(body) {
+		if body, err = wire.EncodeResult(&small); err != nil || !b.TooLarge(body) {
 			return body, err
 		}
-		raw, err := protocol.EncodeValue(r.Value)
+		raw, err := wire.EncodeValue(r.Value)
 		if err != nil {
 			return nil, err
 		}
@@ -169,7 +170,7 @@ func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, e
 			return nil, err
 		}
 	}
-	return protocol.EncodeResult(&small)
+	return wire.EncodeResult(&small)
 }
 
 // TooLarge reports whether a body does not fit into a message.

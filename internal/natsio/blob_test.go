@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,7 +23,7 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	stored, err := blobs.Put(t.Context(), "call/s", body)
 	require.NoError(t, err)
 
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(f.Name.BlobsBucket()))
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BlobsBucket(f.Name)))
 	require.NoError(t, err)
 	full := stream.CachedInfo().Config
 	full.MaxBytes, full.Discard = int64(stream.CachedInfo().State.Bytes), jetstream.DiscardNew
@@ -52,7 +53,7 @@ func TestBlobs_ABucketThatIsGone(t *testing.T) {
 	require.NoError(t, err)
 	_, err = blobs.Get(t.Context(), stored)
 	require.NoError(t, err)
-	require.NoError(t, f.JS.DeleteObjectStore(t.Context(), f.Name.BlobsBucket()))
+	require.NoError(t, f.JS.DeleteObjectStore(t.Context(), wire.BlobsBucket(f.Name)))
 	_, err = blobs.Get(t.Context(), stored)
 	require.Error(t, err)
 	_, err = blobs.Get(t.Context(), stored)

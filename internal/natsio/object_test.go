@@ -22,13 +22,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // TestPutObject: whatever is put, the object store has it, once.
 func TestPutObject(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	bucket := tf.KeptBucket()
+	bucket := wire.KeptBucket(tf)
 	store, err := f.JS.ObjectStore(t.Context(), bucket)
 	require.NoError(t, err)
 	messages := func() uint64 {
@@ -113,7 +114,7 @@ func openObjects(t *testing.T, f *natsiotest.Fleet, bucket string) (jetstream.Ob
 func TestDeleteObject(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	bucket := tf.KeptBucket()
+	bucket := wire.KeptBucket(tf)
 	store, stream := openObjects(t, f, bucket)
 	put := func() *jetstream.ObjectInfo {
 		info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a/b c", strings.NewReader(strings.Repeat("x", 300<<10)))
@@ -150,7 +151,7 @@ func TestDeleteObject(t *testing.T) {
 func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	bucket := tf.KeptBucket()
+	bucket := wire.KeptBucket(tf)
 	store, stream := openObjects(t, f, bucket)
 	content := strings.Repeat("x", 200<<10)
 	for range 50 {
@@ -185,7 +186,7 @@ func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
 func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.Listening(t, natsio.Topology{})
-	bucket := tf.KeptBucket()
+	bucket := wire.KeptBucket(tf)
 	address, err := url.Parse(f.Server.URL())
 	require.NoError(t, err)
 	cable := natsiotest.NewCable(t, address.Host)
@@ -232,7 +233,7 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 func TestListObjects_AsksOnceForMany(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	bucket, names := tf.KeptBucket(), []string{}
+	bucket, names := wire.KeptBucket(tf), []string{}
 	for i := range 600 {
 		names = append(names, fmt.Sprintf("a/%d ü", i))
 		_, err := natsio.PutObject(t.Context(), f.JS, bucket, names[i], strings.NewReader("x"))
@@ -263,24 +264,24 @@ func TestListObjects_AsksOnceForMany(t *testing.T) {
 func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{KeepBytes: 500 << 10})
-	_, err := natsio.PutObject(t.Context(), f.JS, tf.KeptBucket(), "first", strings.NewReader(strings.Repeat("x", 300<<10)))
+	_, err := natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "first", strings.NewReader(strings.Repeat("x", 300<<10)))
 	require.NoError(t, err)
-	_, err = natsio.PutObject(t.Context(), f.JS, tf.KeptBucket(), "second", strings.NewReader(strings.Repeat("x", 300<<10)))
+	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "second", strings.NewReader(strings.Repeat("x", 300<<10)))
 	require.ErrorContains(t, err, "maximum bytes exceeded")
-	_, err = natsio.PutObject(t.Context(), f.JS, tf.KeptBucket(), "third", strings.NewReader(strings.Repeat("x", 100<<10)))
+	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "third", strings.NewReader(strings.Repeat("x", 100<<10)))
 	require.NoError(t, err, "there is room again")
-	store, err := f.JS.ObjectStore(t.Context(), tf.KeptBucket())
+	store, err := f.JS.ObjectStore(t.Context(), wire.KeptBucket(tf))
 	require.NoError(t, err)
 	got, err := store.GetBytes(t.Context(), "first")
 	require.NoError(t, err)
 	require.Len(t, got, 300<<10)
 	for n := 64 << 10; n > 0; n /= 2 { // to the last byte
 		for err = nil; err == nil; {
-			_, err = f.JS.Publish(t.Context(), "$O."+tf.KeptBucket()+".C.more", make([]byte, n))
+			_, err = f.JS.Publish(t.Context(), "$O."+wire.KeptBucket(tf)+".C.more", make([]byte, n))
 		}
 	}
 	require.ErrorContains(t, store.Delete(t.Context(), "first"), "maximum bytes exceeded")
-	require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, tf.KeptBucket(), "first"))
+	require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, wire.KeptBucket(tf), "first"))
 	_, err = store.GetInfo(t.Context(), "first")
 	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 }
@@ -318,24 +319,24 @@ func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	content := strings.Repeat("x", 2<<20)
-	_, err := natsio.PutObject(t.Context(), f.JS, tf.BlobsBucket(), "a", strings.NewReader(content))
+	_, err := natsio.PutObject(t.Context(), f.JS, wire.BlobsBucket(tf), "a", strings.NewReader(content))
 	require.NoError(t, err)
 	nc := f.Connect()
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	object, err := natsio.GetObject(ctx, js, tf.BlobsBucket(), "a")
+	object, err := natsio.GetObject(ctx, js, wire.BlobsBucket(tf), "a")
 	require.NoError(t, err)
 	got, err := io.ReadAll(object)
 	require.NoError(t, err)
 	require.Equal(t, content, string(got))
 	require.NoError(t, object.Close())
 
-	object, err = natsio.GetObject(ctx, js, tf.BlobsBucket(), "a")
+	object, err = natsio.GetObject(ctx, js, wire.BlobsBucket(tf), "a")
 	require.NoError(t, err)
 	defer func() { _ = object.Close() }()
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(tf.BlobsBucket()))
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BlobsBucket(tf)))
 	require.NoError(t, err)
 	require.Zero(t, stream.CachedInfo().State.Consumers, "workers may make none")
 	nc.Close()

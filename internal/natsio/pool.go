@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,7 +23,7 @@ const (
 
 func readyConfig(fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{
-		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
+		Durable: wire.ReadyConsumer(pool), FilterSubject: wire.ReadyFilter(fleet, pool),
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: cmp.Or(ackWait, DefaultAckWait),
 		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
 	}
@@ -30,7 +31,7 @@ func readyConfig(fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration
 
 func careConfig(fleet protocol.Fleet, pool protocol.Pool) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{
-		Durable: fleet.CareConsumer(pool), FilterSubject: fleet.MailboxesFilter(pool),
+		Durable: wire.CareConsumer(pool), FilterSubject: wire.MailboxesFilter(fleet, pool),
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: careWait, MaxDeliver: -1, MaxAckPending: maxCared, HeadersOnly: true,
 	}
 }
@@ -39,7 +40,7 @@ func careConfig(fleet protocol.Fleet, pool protocol.Pool) jetstream.ConsumerConf
 // have no right to: who may make a consumer may change it, and with it which lanes a pool gets.
 func MakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) error {
 	for _, want := range []jetstream.ConsumerConfig{readyConfig(fleet, pool, 0), careConfig(fleet, pool)} {
-		if _, _, err := ensureConsumer(ctx, js, fleet.CallsStream(), want); err != nil {
+		if _, _, err := ensureConsumer(ctx, js, wire.CallsStream(fleet), want); err != nil {
 			return fmt.Errorf("make pool %s: %w", pool, err)
 		}
 	}
@@ -55,7 +56,7 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	if err := CheckRights(ctx, js.Conn(), poolRights(fleet, pool)); err != nil {
 		return nil, 0, fmt.Errorf("take calls of pool %s: %w", pool, err)
 	}
-	consumer, differences, err := ensureConsumer(ctx, js, fleet.CallsStream(), want)
+	consumer, differences, err := ensureConsumer(ctx, js, wire.CallsStream(fleet), want)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -67,7 +68,7 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 		differences = append(differences, fmt.Errorf("lease is %s, must be at most %s: nats consumer edit --wait", have.AckWait, MaxAckWait))
 	}
 	if len(differences) > 0 {
-		return nil, 0, differs(fleet.CallsStream(), want.Durable, differences)
+		return nil, 0, differs(wire.CallsStream(fleet), want.Durable, differences)
 	}
 	return consumer, have.AckWait, nil
 }
@@ -76,9 +77,9 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 // Errors are those of [EnsurePool], whose rights include all that it takes but to make it.
 func EnsureCare(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
 	want := careConfig(fleet, pool)
-	consumer, differences, err := ensureConsumer(ctx, js, fleet.CallsStream(), want)
+	consumer, differences, err := ensureConsumer(ctx, js, wire.CallsStream(fleet), want)
 	if err == nil && len(differences) > 0 {
-		err = differs(fleet.CallsStream(), want.Durable, differences)
+		err = differs(wire.CallsStream(fleet), want.Durable, differences)
 	}
 	return consumer, err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,75 +46,75 @@ func makeRights(stream string) Rights {
 
 // CallRights are those of whoever has calls of a pool run, and follows them.
 func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	calls := fleet.CallsStream()
+	calls := wire.CallsStream(fleet)
 	return Rights{
 		Pool: pool,
 		Publish: []string{
-			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
+			wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed),
 			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
-			"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(), chunkSubject(fleet.BlobsBucket(), probed),
+			"$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet), chunkSubject(wire.BlobsBucket(fleet), probed),
 		},
-		Subscribe: []string{fleet.DoneFilter(probed), fleet.OutputFilter(probed), fleet.LiveFilter(probed)},
+		Subscribe: []string{wire.DoneFilter(fleet, probed), wire.OutputFilter(fleet, probed), wire.LiveFilter(fleet, probed)},
 	}
 }
 
 // OwnerRights are those of whoever looks which worker has a lane of a pool.
 func OwnerRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{
-		"$JS.API.DIRECT.GET." + fleet.ClaimsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ClaimsStream(),
+		"$JS.API.DIRECT.GET." + wire.ClaimsStream(fleet), "$JS.API.STREAM.MSG.GET." + wire.ClaimsStream(fleet),
 	}}
 }
 
 // LaneRights are those of whoever looks at the lanes of a pool, and LaneChangeRights what it takes
 // beside them to interfere.
 func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	calls := fleet.CallsStream()
+	calls := wire.CallsStream(fleet)
 	return Rights{Pool: pool, Publish: []string{
-		fleet.AskAllSubject(pool), fleet.AskSubject(pool, probed), "$JS.API.CONSUMER.INFO." + calls + "." + fleet.ReadyConsumer(pool),
+		wire.AskAllSubject(fleet, pool), wire.AskSubject(fleet, pool, probed), "$JS.API.CONSUMER.INFO." + calls + "." + wire.ReadyConsumer(pool),
 		"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
-		"$JS.API.DIRECT.GET." + fleet.ClaimsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ClaimsStream(),
-		"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+		"$JS.API.DIRECT.GET." + wire.ClaimsStream(fleet), "$JS.API.STREAM.MSG.GET." + wire.ClaimsStream(fleet),
+		"$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet),
 	}}
 }
 
 // LaneChangeRights is told of at [LaneRights].
 func LaneChangeRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{
-		fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed), "$JS.API.STREAM.MSG.DELETE." + fleet.CallsStream(),
+		wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed), "$JS.API.STREAM.MSG.DELETE." + wire.CallsStream(fleet),
 	}}
 }
 
 // SessionRights are those of whoever runs sessions.
 func SessionRights(fleet protocol.Fleet) []Rights {
 	return []Rights{
-		{Publish: []string{fleet.EventSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.SessionsStream(), chunkSubject(fleet.KeptBucket(), probed)}},
-		{Pool: protocol.DefaultPool, Publish: []string{chunkSubject(fleet.KeptBucket(), probed)}},
+		{Publish: []string{wire.EventSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.SessionsStream(fleet), chunkSubject(wire.KeptBucket(fleet), probed)}},
+		{Pool: protocol.DefaultPool, Publish: []string{chunkSubject(wire.KeptBucket(fleet), probed)}},
 	}
 }
 
 // WorkspaceRights are those of whoever begins workspaces.
 func WorkspaceRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{
-		fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed),
+		wire.WorkspaceSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed),
 	}}
 }
 
 // UploadRights are those of whoever sends a directory: they add contents, and write no journal.
 func UploadRights(fleet protocol.Fleet) Rights {
-	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed)}}
+	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed)}}
 }
 
 // WorkersRights are those of whoever asks which workers a pool has.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	return Rights{Pool: pool, Publish: []string{fleet.WhoSubject(pool)}}
+	return Rights{Pool: pool, Publish: []string{wire.WhoSubject(fleet, pool)}}
 }
 
 // ApprovalRights are those of whoever answers whether calls may be made, and what calls of a pool
 // ask.
 func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
 	return []Rights{
-		{Publish: []string{fleet.ApprovalSubject(probed, probed)}},
-		{Pool: pool, Publish: []string{fleet.AnswerSubject(pool, probed, probed)}},
+		{Publish: []string{wire.ApprovalSubject(fleet, probed, probed)}},
+		{Pool: pool, Publish: []string{wire.AnswerSubject(fleet, pool, probed, probed)}},
 	}
 }
 
@@ -121,17 +122,17 @@ func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
 func JournalRights(fleet protocol.Fleet) []Rights {
 	looks := func(stream string) string { return "$JS.API.CONSUMER.CREATE." + stream + "." + probed }
 	return []Rights{
-		{Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.SessionsStream(), looks(fleet.SessionsStream())}},
-		{Pool: protocol.DefaultPool, Publish: []string{looks(ObjectStream(fleet.KeptBucket())), looks(ObjectStream(fleet.BlobsBucket()))}},
+		{Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.SessionsStream(fleet), looks(wire.SessionsStream(fleet))}},
+		{Pool: protocol.DefaultPool, Publish: []string{looks(ObjectStream(wire.KeptBucket(fleet))), looks(ObjectStream(wire.BlobsBucket(fleet)))}},
 	}
 }
 
 // RemoveRights are those of whoever removes sessions.
 func RemoveRights(fleet protocol.Fleet) []Rights {
 	return []Rights{
-		{Publish: []string{purge + fleet.SessionsStream()}},
+		{Publish: []string{purge + wire.SessionsStream(fleet)}},
 		{Pool: protocol.DefaultPool, Publish: []string{
-			purge + fleet.ResultsStream(), purge + ObjectStream(fleet.KeptBucket()), purge + ObjectStream(fleet.BlobsBucket()),
+			purge + wire.ResultsStream(fleet), purge + ObjectStream(wire.KeptBucket(fleet)), purge + ObjectStream(wire.BlobsBucket(fleet)),
 		}},
 	}
 }
@@ -141,31 +142,31 @@ const purge = "$JS.API.STREAM.PURGE."
 
 // poolRights are those of whoever takes the calls of a pool.
 func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	calls, consumer, care := fleet.CallsStream(), fleet.ReadyConsumer(pool), fleet.CareConsumer(pool)
-	claims := fleet.ClaimsStream()
+	calls, consumer, care := wire.CallsStream(fleet), wire.ReadyConsumer(pool), wire.CareConsumer(pool)
+	claims := wire.ClaimsStream(fleet)
 	return Rights{
 		Publish: []string{
-			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
-			fleet.ResultSubject(probed, probed), fleet.OutputSubject(probed, probed), fleet.QuestionSubject(pool, probed, probed),
+			wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed),
+			wire.ResultSubject(fleet, probed, probed), wire.OutputSubject(fleet, probed, probed), wire.QuestionSubject(fleet, pool, probed, probed),
 			"$JS.ACK." + calls + "." + consumer + "." + probed,
 			"$JS.API.CONSUMER.INFO." + calls + "." + consumer,
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + consumer, // without a reply subject it takes nothing
 			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls,
-			"$JS.API.DIRECT.GET." + fleet.ResultsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+			"$JS.API.DIRECT.GET." + wire.ResultsStream(fleet), "$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet),
 			"$JS.ACK." + calls + "." + care + "." + probed,
 			"$JS.API.CONSUMER.INFO." + calls + "." + care,
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + care,
-			fleet.ClaimSubject(pool, probed), fleet.HeartbeatSubject(pool, probed), fleet.AskSubject(pool, probed),
+			wire.ClaimSubject(fleet, pool, probed), wire.HeartbeatSubject(fleet, pool, probed), wire.AskSubject(fleet, pool, probed),
 			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
-			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
-			fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(),
-			chunkSubject(fleet.BodiesBucket(), probed),
-			purge + fleet.WorkspacesStream(), purge + ObjectStream(fleet.BlobsBucket()), purge + ObjectStream(fleet.KeptBucket()), purge + ObjectStream(fleet.BodiesBucket()),
-			"$JS.API.DIRECT.GET." + ObjectStream(fleet.BlobsBucket()), "$JS.API.DIRECT.GET." + ObjectStream(fleet.KeptBucket()), "$JS.API.DIRECT.GET." + ObjectStream(fleet.BodiesBucket()),
+			"$KV." + wire.PlacesBucket(fleet) + "." + probed, chunkSubject(wire.BlobsBucket(fleet), probed), chunkSubject(wire.KeptBucket(fleet), probed),
+			wire.WorkspaceSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet),
+			chunkSubject(wire.BodiesBucket(fleet), probed),
+			purge + wire.WorkspacesStream(fleet), purge + ObjectStream(wire.BlobsBucket(fleet)), purge + ObjectStream(wire.KeptBucket(fleet)), purge + ObjectStream(wire.BodiesBucket(fleet)),
+			"$JS.API.DIRECT.GET." + ObjectStream(wire.BlobsBucket(fleet)), "$JS.API.DIRECT.GET." + ObjectStream(wire.KeptBucket(fleet)), "$JS.API.DIRECT.GET." + ObjectStream(wire.BodiesBucket(fleet)),
 		},
 		Subscribe: []string{
-			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.StoredFilter(pool, probed),
-			fleet.BeatFilter(pool), fleet.AnswerSubject(pool, probed, probed),
+			wire.WhoSubject(fleet, pool), wire.AskAllSubject(fleet, pool), wire.AskFilter(fleet, pool), wire.StoredFilter(fleet, pool, probed),
+			wire.BeatFilter(fleet, pool), wire.AnswerSubject(fleet, pool, probed, probed),
 		},
 	}
 }

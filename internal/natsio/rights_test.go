@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // TestCheckRights_HasNoEffect: each stream has what was published before and afterwards.
@@ -24,7 +25,7 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 			require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 			pool, _, err := natsio.EnsurePool(t.Context(), js, tf, "default", 0)
 			require.NoError(t, err)
-			for _, subject := range []string{tf.EventSubject("kept"), tf.ResultSubject("kept", "call"), "$O.TF_KEPT.C.kept", "$O.TF_BLOBS.C.kept"} {
+			for _, subject := range []string{wire.EventSubject(tf, "kept"), wire.ResultSubject(tf, "kept", "call"), "$O.TF_KEPT.C.kept", "$O.TF_BLOBS.C.kept"} {
 				_, err := js.Publish(t.Context(), subject, nil)
 				require.NoError(t, err, subject)
 			}
@@ -33,13 +34,13 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 					natsio.CallRights(tf, "default"), natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.WorkersRights(tf, "default"),
 				},
 			)...))
-			for _, name := range []string{tf.SessionsStream(), natsio.ObjectStream(tf.KeptBucket()), natsio.ObjectStream(tf.BlobsBucket())} {
+			for _, name := range []string{wire.SessionsStream(tf), natsio.ObjectStream(wire.KeptBucket(tf)), natsio.ObjectStream(wire.BlobsBucket(tf))} {
 				stream, err := js.Stream(t.Context(), name)
 				require.NoError(t, err)
 				require.Zero(t, stream.CachedInfo().State.Consumers, name)
 			}
 			for subject, messages := range map[string]uint64{
-				tf.ReadySubject("default", "lane"): 1, tf.ResultSubject("session", "call"): 2, tf.EventSubject("session"): 2,
+				wire.ReadySubject(tf, "default", "lane"): 1, wire.ResultSubject(tf, "session", "call"): 2, wire.EventSubject(tf, "session"): 2,
 				"$KV.TF_PLACES.key": 1, "$O.TF_BLOBS.C.chunk": 2, "$O.TF_KEPT.C.chunk": 2,
 			} {
 				ack, err := js.Publish(t.Context(), subject, nil)
@@ -53,7 +54,7 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 			require.NoError(t, err)
 			msg, ok := <-batch.Messages()
 			require.True(t, ok, "nobody else has taken it")
-			require.Equal(t, tf.ReadySubject("default", "lane"), msg.Subject())
+			require.Equal(t, wire.ReadySubject(tf, "default", "lane"), msg.Subject())
 		})
 	}
 }

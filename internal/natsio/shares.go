@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -21,12 +22,12 @@ import (
 // fit.
 func Shares(fleet protocol.Fleet) map[string]int64 {
 	return map[string]int64{
-		fleet.ResultsStream():              16 << 30, // beyond it the oldest go: whoever waits has heard them
-		fleet.WorkspacesStream():           2 << 30,  // of this and the next ones: beyond it nothing more is taken
-		ObjectStream(fleet.BlobsBucket()):  4 << 30,
-		ObjectStream(fleet.KeptBucket()):   8 << 30,
-		ObjectStream(fleet.BodiesBucket()): 16 << 30,
-		"KV_" + fleet.PlacesBucket():       1 << 30,
+		wire.ResultsStream(fleet):              16 << 30, // beyond it the oldest go: whoever waits has heard them
+		wire.WorkspacesStream(fleet):           2 << 30,  // of this and the next ones: beyond it nothing more is taken
+		ObjectStream(wire.BlobsBucket(fleet)):  4 << 30,
+		ObjectStream(wire.KeptBucket(fleet)):   8 << 30,
+		ObjectStream(wire.BodiesBucket(fleet)): 16 << 30,
+		"KV_" + wire.PlacesBucket(fleet):       1 << 30,
 	}
 }
 
@@ -55,7 +56,7 @@ type reservation struct {
 // asks for.
 func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reservation, error) {
 	r := &reservation{topology: t, js: js, until: time.Now().Add(roomPatience)}
-	lock, probe := t.Fleet.RoomStreams()
+	lock, probe := wire.RoomStreams(t.Fleet)
 	if !t.Bounded {
 		return r, nil
 	}
@@ -105,7 +106,7 @@ func (t Topology) room(ctx context.Context, js jetstream.JetStream) (int64, erro
 		}
 	}
 	if room > 0 {
-		room += shares[ObjectStream(t.Fleet.BodiesBucket())]
+		room += shares[ObjectStream(wire.BodiesBucket(t.Fleet))]
 	}
 	return room, nil
 }

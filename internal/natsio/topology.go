@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -108,10 +109,10 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		return err
 	}
 	t.tellMade(ctx, made, found)
-	if err := t.bound(ctx, js, t.Fleet.ResultsStream(), t.ResultAge, t.ResultBytes); err != nil {
+	if err := t.bound(ctx, js, wire.ResultsStream(t.Fleet), t.ResultAge, t.ResultBytes); err != nil {
 		return err
 	}
-	return t.bound(ctx, js, ObjectStream(t.Fleet.BlobsBucket()), t.ResultAge, 0)
+	return t.bound(ctx, js, ObjectStream(wire.BlobsBucket(t.Fleet)), t.ResultAge, 0)
 }
 
 // make makes the streams that are missing, and names those without the buckets' as made and found.
@@ -139,14 +140,14 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
-	err = r.make(ctx, "KV_"+t.Fleet.PlacesBucket(), 0, func(size int64) error { return t.ensurePlaces(ctx, js, size) })
+	err = r.make(ctx, "KV_"+wire.PlacesBucket(t.Fleet), 0, func(size int64) error { return t.ensurePlaces(ctx, js, size) })
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, bucket := range []jetstream.ObjectStoreConfig{
-		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: cmp.Or(t.ResultAge, DefaultResultAge)},
-		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
-		{Bucket: t.Fleet.BodiesBucket(), Replicas: t.Replicas},
+		{Bucket: wire.BlobsBucket(t.Fleet), Replicas: t.Replicas, TTL: cmp.Or(t.ResultAge, DefaultResultAge)},
+		{Bucket: wire.KeptBucket(t.Fleet), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
+		{Bucket: wire.BodiesBucket(t.Fleet), Replicas: t.Replicas},
 	} {
 		err := r.make(ctx, ObjectStream(bucket.Bucket), bucket.MaxBytes, func(size int64) error {
 			bucket.MaxBytes = size
@@ -161,7 +162,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 
 // ensurePlaces makes the bucket of places when it is missing.
 func (t Topology) ensurePlaces(ctx context.Context, js jetstream.JetStream, size int64) error {
-	bucket := t.Fleet.PlacesBucket()
+	bucket := wire.PlacesBucket(t.Fleet)
 	_, err := Open(ctx, js.KeyValue, bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
@@ -301,17 +302,17 @@ func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.O
 // names are those of all streams of a fleet.
 func (t Topology) names() []string {
 	f := t.Fleet
-	return []string{f.CallsStream(), f.ClaimsStream(), f.ResultsStream(), f.SessionsStream(), f.WorkspacesStream(), ObjectStream(f.BlobsBucket()), ObjectStream(f.KeptBucket()), ObjectStream(f.BodiesBucket()), "KV_" + f.PlacesBucket()}
+	return []string{wire.CallsStream(f), wire.ClaimsStream(f), wire.ResultsStream(f), wire.SessionsStream(f), wire.WorkspacesStream(f), ObjectStream(wire.BlobsBucket(f)), ObjectStream(wire.KeptBucket(f)), ObjectStream(wire.BodiesBucket(f)), "KV_" + wire.PlacesBucket(f)}
 }
 
 // streams returns the streams as they must be.
 func (t Topology) streams() []jetstream.StreamConfig {
-	source, destination := t.Fleet.DoneMapping()
-	storedSource, storedDestination := t.Fleet.StoredMapping()
-	beatSource, beatDestination := t.Fleet.BeatMapping()
+	source, destination := wire.DoneMapping(t.Fleet)
+	storedSource, storedDestination := wire.StoredMapping(t.Fleet)
+	beatSource, beatDestination := wire.BeatMapping(t.Fleet)
 	return []jetstream.StreamConfig{
 		{
-			Name: t.Fleet.CallsStream(), Subjects: t.Fleet.CallsSubjects(),
+			Name: wire.CallsStream(t.Fleet), Subjects: wire.CallsSubjects(t.Fleet),
 			Description: "mailboxes and ready messages of lanes",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			// What an acknowledgement does not remove cannot vanish by a mistake of a consumer.
@@ -322,7 +323,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			RePublish:   &jetstream.RePublish{Source: storedSource, Destination: storedDestination},
 		},
 		{
-			Name: t.Fleet.ClaimsStream(), Subjects: t.Fleet.ClaimsSubjects(),
+			Name: wire.ClaimsStream(t.Fleet), Subjects: wire.ClaimsSubjects(t.Fleet),
 			Description: "who holds which lane, and heartbeats of workers",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			// No claim makes room for another. The bound is on messages: on one server a heartbeat
@@ -333,7 +334,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			RePublish:   &jetstream.RePublish{Source: beatSource, Destination: beatDestination},
 		},
 		{
-			Name: t.Fleet.ResultsStream(), Subjects: t.Fleet.ResultsSubjects(),
+			Name: wire.ResultsStream(t.Fleet), Subjects: wire.ResultsSubjects(t.Fleet),
 			Description: "terminal results, one a call",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
@@ -342,13 +343,13 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			RePublish:   &jetstream.RePublish{Source: source, Destination: destination},
 		},
 		{
-			Name: t.Fleet.SessionsStream(), Subjects: t.Fleet.SessionsSubjects(),
+			Name: wire.SessionsStream(t.Fleet), Subjects: wire.SessionsSubjects(t.Fleet),
 			Description: "session journals",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, MaxMsgSize: -1,
 		},
 		{
-			Name: t.Fleet.WorkspacesStream(), Subjects: t.Fleet.WorkspacesSubjects(),
+			Name: wire.WorkspacesStream(t.Fleet), Subjects: wire.WorkspacesSubjects(t.Fleet),
 			Description: "checkpoints of workspaces",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, MaxMsgSize: -1,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -42,20 +43,20 @@ func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
 	require.ElementsMatch(t, []string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "TF_WORKSPACES", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "OBJ_TF_BODIES", "KV_TF_PLACES"}, names(t, f))
-	calls := configuration(t, f, tf.CallsStream())
+	calls := configuration(t, f, wire.CallsStream(tf))
 	require.Equal(t, jetstream.LimitsPolicy, calls.Retention)
 	require.Equal(t, jetstream.DiscardNew, calls.Discard)
 	require.Equal(t, jetstream.FileStorage, calls.Storage)
 	require.EqualValues(t, 1, calls.MaxMsgsPerSubject)
 	require.True(t, calls.DiscardNewPerSubject)
 	require.True(t, calls.AllowDirect, "there is one server that can answer")
-	require.True(t, configuration(t, f, tf.ResultsStream()).AllowDirect)
-	require.False(t, configuration(t, f, tf.SessionsStream()).AllowDirect)
+	require.True(t, configuration(t, f, wire.ResultsStream(tf)).AllowDirect)
+	require.False(t, configuration(t, f, wire.SessionsStream(tf)).AllowDirect)
 	require.EqualValues(t, 7, calls.MaxMsgs)
 	require.EqualValues(t, 1<<20, calls.MaxBytes)
-	require.Equal(t, time.Hour, configuration(t, f, tf.ResultsStream()).MaxAge)
+	require.Equal(t, time.Hour, configuration(t, f, wire.ResultsStream(tf)).MaxAge)
 	require.Equal(t, time.Hour, configuration(t, f, "OBJ_TF_BLOBS").MaxAge)
-	require.Zero(t, configuration(t, f, tf.SessionsStream()).MaxAge, "journals are kept")
+	require.Zero(t, configuration(t, f, wire.SessionsStream(tf)).MaxAge, "journals are kept")
 	require.Zero(t, configuration(t, f, "OBJ_TF_KEPT").MaxAge, "and what they name")
 	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
 }
@@ -83,7 +84,7 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 			require.Equal(t, share>>halved, configuration(t, f, name).MaxBytes, "%s of %d", name, room)
 		}
 		require.LessOrEqual(t, int64(account.ReservedStore), room-shares["OBJ_TF_BODIES"]>>halved, "journals have as much")
-		require.EqualValues(t, -1, configuration(t, f, tf.SessionsStream()).MaxBytes)
+		require.EqualValues(t, -1, configuration(t, f, wire.SessionsStream(tf)).MaxBytes)
 		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
 		require.Equal(t, shares["OBJ_TF_KEPT"]>>halved, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "a stream keeps what it has")
 	}
@@ -103,7 +104,7 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	f = roomy(t, 100*unit)
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, KeepBytes: unit, ResultBytes: 2 * unit}))
 	require.EqualValues(t, unit, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
-	require.EqualValues(t, 2*unit, configuration(t, f, tf.ResultsStream()).MaxBytes)
+	require.EqualValues(t, 2*unit, configuration(t, f, wire.ResultsStream(tf)).MaxBytes)
 }
 
 // Processes that start together do not take the room that another asks for to be gone.
@@ -132,7 +133,7 @@ func TestEnsure_SharesOfManyAtOnce(t *testing.T) {
 func TestEnsure_SharesAfterALostProcess(t *testing.T) {
 	t.Parallel()
 	f := roomy(t, 100<<30)
-	lock, probe := tf.RoomStreams()
+	lock, probe := wire.RoomStreams(tf)
 	for _, left := range []jetstream.StreamConfig{{Name: lock}, {Name: probe, MaxBytes: 60 << 30}} {
 		_, err := f.JS.CreateStream(t.Context(), left)
 		require.NoError(t, err)
@@ -153,7 +154,7 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, share>>2, stream.CachedInfo().Config.MaxBytes, name)
 	}
-	lock, probe := fleet.RoomStreams()
+	lock, probe := wire.RoomStreams(fleet)
 	for _, name := range []string{lock, probe} {
 		_, err := c.JS.Stream(t.Context(), name)
 		require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
@@ -189,7 +190,7 @@ func TestEnsure_ClaimsAreRefusedAndNotDropped(t *testing.T) {
 	for range 100 {
 		require.NoError(t, put("tf.heartbeat.default.l"), "renewed in its place")
 	}
-	stream, err := f.JS.Stream(t.Context(), tf.ClaimsStream())
+	stream, err := f.JS.Stream(t.Context(), wire.ClaimsStream(tf))
 	require.NoError(t, err)
 	for _, subject := range []string{"tf.claim.default.a", "tf.claim.default.b"} {
 		_, err := stream.GetLastMsgForSubject(t.Context(), subject)
@@ -198,13 +199,13 @@ func TestEnsure_ClaimsAreRefusedAndNotDropped(t *testing.T) {
 	_, err = f.JS.Publish(t.Context(), "tf.claim.default.a", make([]byte, 64<<10))
 	require.ErrorContains(t, err, "message size exceeds maximum")
 
-	before := configuration(t, f, tf.ClaimsStream())
+	before := configuration(t, f, wire.ClaimsStream(tf))
 	before.Discard, before.MaxMsgs, before.MaxMsgSize = jetstream.DiscardOld, -1, -1
-	require.NoError(t, f.JS.DeleteStream(t.Context(), tf.ClaimsStream()))
+	require.NoError(t, f.JS.DeleteStream(t.Context(), wire.ClaimsStream(tf)))
 	_, err = f.JS.CreateStream(t.Context(), before)
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
-	require.Equal(t, jetstream.DiscardOld, configuration(t, f, tf.ClaimsStream()).Discard, "an upgrade changes no stream")
+	require.Equal(t, jetstream.DiscardOld, configuration(t, f, wire.ClaimsStream(tf)).Discard, "an upgrade changes no stream")
 	before.MaxMsgs = 10
 	_, err = f.JS.UpdateStream(t.Context(), before)
 	require.NoError(t, err)
@@ -214,9 +215,9 @@ func TestEnsure_ClaimsAreRefusedAndNotDropped(t *testing.T) {
 func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7})
-	before := configuration(t, f, tf.CallsStream())
+	before := configuration(t, f, wire.CallsStream(tf))
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{MaxCalls: 8}))
-	require.Equal(t, before, configuration(t, f, tf.CallsStream()), "sizes are the operator's to change")
+	require.Equal(t, before, configuration(t, f, wire.CallsStream(tf)), "sizes are the operator's to change")
 }
 
 // How long results are kept, and how much of them, is edited when it is asked for, and left alone
@@ -229,7 +230,7 @@ func TestEnsure_ResultsAreBoundedAsAskedFor(t *testing.T) {
 		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{
 			ResultAge: age, ResultBytes: size, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		}))
-		return configuration(t, f, tf.ResultsStream()), configuration(t, f, natsio.ObjectStream(tf.BlobsBucket()))
+		return configuration(t, f, wire.ResultsStream(tf)), configuration(t, f, natsio.ObjectStream(wire.BlobsBucket(tf)))
 	}
 	results, blobs := ensure(0, 0)
 	require.Equal(t, natsio.DefaultResultAge, results.MaxAge)
@@ -259,7 +260,7 @@ func TestEnsure_ResultsAreBoundedAsAskedFor(t *testing.T) {
 func TestEnsure_TellsThatAStreamWasMissing(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	require.NoError(t, f.JS.DeleteStream(t.Context(), tf.ResultsStream()))
+	require.NoError(t, f.JS.DeleteStream(t.Context(), wire.ResultsStream(tf)))
 	var log bytes.Buffer
 	topology := natsio.Topology{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
@@ -308,9 +309,9 @@ func TestCheck_MakesNothing(t *testing.T) {
 	require.ErrorContains(t, err, "OTHER_CALLS")
 	require.Equal(t, before, names(t, f))
 
-	config := configuration(t, f, tf.CallsStream())
+	config := configuration(t, f, wire.CallsStream(tf))
 	config.DenyDelete = true
-	require.NoError(t, f.JS.DeleteStream(t.Context(), tf.CallsStream()))
+	require.NoError(t, f.JS.DeleteStream(t.Context(), wire.CallsStream(tf)))
 	_, err = f.JS.CreateStream(t.Context(), config)
 	require.NoError(t, err)
 	require.ErrorIs(t, natsio.Check(t.Context(), f.JS, natsio.Topology{}), natsio.ErrTopology)
@@ -392,11 +393,11 @@ func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
 // fleetOf is a fleet name for each test.
 func fleetOf(t *testing.T) protocol.Fleet {
 	t.Helper()
-	return protocol.Fleet("f-" + string(protocol.Lane(t.Name()).Hash()))
+	return protocol.Fleet("f-" + string(wire.HashLane(protocol.Lane(t.Name()))))
 }
 
 func streamOf(fleet protocol.Fleet, suffix string) string {
-	for _, name := range []string{fleet.CallsStream(), fleet.ResultsStream(), fleet.SessionsStream()} {
+	for _, name := range []string{wire.CallsStream(fleet), wire.ResultsStream(fleet), wire.SessionsStream(fleet)} {
 		if len(name) > len(suffix) && name[len(name)-len(suffix):] == suffix {
 			return name
 		}
@@ -470,8 +471,8 @@ func TestEnsurePool_ManyAtOnce(t *testing.T) {
 func TestEnsurePool_ConsumerThatWouldLoseLanes(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	_, err := f.JS.CreateConsumer(t.Context(), tf.CallsStream(), jetstream.ConsumerConfig{
-		Durable: tf.ReadyConsumer("pool"), FilterSubject: tf.ReadyFilter("pool"),
+	_, err := f.JS.CreateConsumer(t.Context(), wire.CallsStream(tf), jetstream.ConsumerConfig{
+		Durable: wire.ReadyConsumer("pool"), FilterSubject: wire.ReadyFilter(tf, "pool"),
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Second, MaxDeliver: 3, MaxAckPending: 10,
 	})
 	require.NoError(t, err)
@@ -486,16 +487,16 @@ func TestFleets_OfOneAccountDoNotSeeEachOther(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	const other = protocol.Fleet("other")
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: other}))
-	lane := protocol.Lane("sandbox/one").Hash()
+	lane := wire.HashLane(protocol.Lane("sandbox/one"))
 	for _, subject := range []string{
-		tf.CallSubject("default", lane, "c"), tf.ReadySubject("default", lane), tf.ResultSubject("s", "c"), tf.EventSubject("s"),
+		wire.CallSubject(tf, "default", lane, "c"), wire.ReadySubject(tf, "default", lane), wire.ResultSubject(tf, "s", "c"), wire.EventSubject(tf, "s"),
 	} {
 		_, err := f.JS.Publish(t.Context(), subject, nil)
 		require.NoError(t, err)
 	}
 	for name, want := range map[string]uint64{
-		tf.CallsStream(): 2, tf.ResultsStream(): 1, tf.SessionsStream(): 1,
-		other.CallsStream(): 0, other.ResultsStream(): 0, other.SessionsStream(): 0,
+		wire.CallsStream(tf): 2, wire.ResultsStream(tf): 1, wire.SessionsStream(tf): 1,
+		wire.CallsStream(other): 0, wire.ResultsStream(other): 0, wire.SessionsStream(other): 0,
 	} {
 		stream, err := f.JS.Stream(t.Context(), name)
 		require.NoError(t, err)

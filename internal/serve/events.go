@@ -6,8 +6,8 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // events sends the events of a turn as live frames.
@@ -27,22 +27,22 @@ func (e *events) send(event loop.Event) {
 	if err != nil {
 		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
 	}
-	e.frame(protocol.FrameEvent, data)
+	e.frame(wire.FrameEvent, data)
 }
 
 // started tells that the turn runs.
-func (e *events) started() { e.frame(protocol.FrameStarted, nil) }
+func (e *events) started() { e.frame(wire.FrameStarted, nil) }
 
-func (e *events) frame(kind protocol.FrameKind, data []byte) {
+func (e *events) frame(kind wire.FrameKind, data []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	body, err := protocol.EncodeFrame(&protocol.Frame{
+	body, err := wire.EncodeFrame(&wire.Frame{
 		CallID: e.run.Call.ID, Seq: e.seq, Kind: kind, WorkerID: e.server.options.ID, Attempt: e.run.Attempt, Data: data,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("encode frame: %v", err))
 	}
 	// Lossy by contract; the journal has what counts.
-	_ = e.server.nc.Publish(e.server.options.Fleet.LiveSubject(e.run.Call.SessionID, e.run.Call.ID), body)
+	_ = e.server.nc.Publish(wire.LiveSubject(e.server.options.Fleet, e.run.Call.SessionID, e.run.Call.ID), body)
 }

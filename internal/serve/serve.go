@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -47,7 +48,7 @@ func NewCall(session protocol.SessionID, turn protocol.TurnRun, timeout time.Dur
 		timeout = TurnTimeout
 	}
 	return protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: session, Tool: string(protocol.KindTurnRun), Pool: protocol.SessionPool,
+		ID: wire.RandomCallID(), SessionID: session, Tool: string(wire.KindTurnRun), Pool: protocol.SessionPool,
 		Resources: []protocol.Use{{Key: Key(session), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, MaxAttempts: maxAttempts,
 		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(timeout), Payload: turn,
@@ -153,9 +154,9 @@ func (s *Server) CanRun(n lane.Need) bool {
 
 // tell answers those who ask which coordinators there are, until stop is called.
 func (s *Server) tell(ctx context.Context) (stop func()) {
-	asked, err := s.nc.Subscribe(s.options.Fleet.WhoSubject(protocol.SessionPool), func(question *nats.Msg) {
+	asked, err := s.nc.Subscribe(wire.WhoSubject(s.options.Fleet, protocol.SessionPool), func(question *nats.Msg) {
 		lanes, _, slots := s.holder.Load()
-		body, err := protocol.EncodeWorkerInfo(&protocol.WorkerInfo{
+		body, err := wire.EncodeWorkerInfo(&wire.WorkerInfo{
 			WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build, Slots: slots, HeldLanes: lanes,
 			Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(),
 		})
@@ -214,7 +215,7 @@ func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Res
 // recordRefused reports whether it has recorded a turn that never began.
 func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protocol.Result) (bool, error) {
 	need := lane.NeedOf(c)
-	if need.Kind != protocol.KindTurnRun || c.Lane() != Key(c.SessionID).Lane() {
+	if need.Kind != wire.KindTurnRun || c.Lane() != Key(c.SessionID).Lane() {
 		return false, nil // the journal of a session whose lane this coordinator does not hold is not its to write
 	}
 	prompt := "(a prompt that was too large for a message, and was not read)"
@@ -270,11 +271,11 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	defer func() {
 		if p := recover(); p != nil { // of a model: the others' turns must not end with it
 			s.options.Logger.ErrorContext(ctx, "turn panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			r = protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the turn panicked: %v", p))
+			r = wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the turn panicked: %v", p))
 		}
 	}()
 	ctx, process := s.options.Tracer.Start(telemetry.Extract(ctx, run.Header), telemetry.SpanProcess,
-		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(append(telemetry.Processed(s.options.Fleet.CallsStream()),
+		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(append(telemetry.Processed(wire.CallsStream(s.options.Fleet)),
 			telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
 			telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(s.options.ID)), telemetry.KeyAttempt.Int(run.Attempt))...))
 	defer func() {
@@ -286,11 +287,11 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	s.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
 	turn, ok := run.Call.Payload.(protocol.TurnRun)
 	if !ok {
-		return protocol.NewResult(run.Call, protocol.StatusRejected,
-			protocol.Errorf(protocol.CodeUnknownPayload, "coordinators run turns, not %q", run.Call.Payload.Kind()))
+		return wire.NewResult(run.Call, protocol.StatusRejected,
+			protocol.Errorf(protocol.CodeUnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
 	}
 	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
-		return protocol.NewResult(run.Call, protocol.StatusRejected,
+		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(protocol.CodeInvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
 	}
 	events := &events{server: s, run: run}
@@ -299,7 +300,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		return s.served(ctx, run.Call.SessionID, own, servers)
 	}, events.send)
 	if fault != nil {
-		return protocol.NewResult(run.Call, protocol.StatusRejected, fault)
+		return wire.NewResult(run.Call, protocol.StatusRejected, fault)
 	}
 	// Losing the session, or draining, must not cancel its calls: the next holder waits for them.
 	ctx, detach := context.WithCancelCause(ctx)
@@ -377,7 +378,7 @@ func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol
 	} else if fault == nil {
 		fault = protocol.Errorf(protocol.CodeInternal, "the turn ended as %s", t.Outcome)
 	}
-	r := protocol.NewResult(c, status, fault)
+	r := wire.NewResult(c, status, fault)
 	r.Value = protocol.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Steps: t.Steps, Usage: t.Usage}
 	return r
 }

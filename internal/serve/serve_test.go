@@ -28,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -273,7 +274,7 @@ func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	r := newRig(t, bash("true")+","+answer)
 	r.serve(r.Connect(), "a", nil)
 	sessions := func(most int64) {
-		stream, err := r.JS.Stream(t.Context(), r.Name.SessionsStream())
+		stream, err := r.JS.Stream(t.Context(), wire.SessionsStream(r.Name))
 		require.NoError(t, err)
 		config := stream.CachedInfo().Config
 		config.MaxMsgs = most
@@ -495,7 +496,7 @@ func (r *rig) attempt(t *testing.T, call protocol.Call, n int) <-chan struct{} {
 	t.Helper()
 	begun := make(chan struct{})
 	var once sync.Once
-	watch, err := dispatch.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := dispatch.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *wire.Frame) {
 		if f.CallID == call.ID && f.Attempt == n {
 			once.Do(func() { close(begun) })
 		}
@@ -512,16 +513,16 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
 	var mu sync.Mutex
 	var events []loop.Event
-	var frames, started []protocol.Frame
+	var frames, started []wire.Frame
 	ended := make(chan struct{})
 	watch, err := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
-		func(*protocol.Result) {}, func(f *protocol.Frame) {
+		func(*protocol.Result) {}, func(f *wire.Frame) {
 			mu.Lock()
 			defer mu.Unlock()
 			if f.CallID != call.ID {
 				return // of the command
 			}
-			if f.Kind == protocol.FrameStarted {
+			if f.Kind == wire.FrameStarted {
 				started = append(started, *f)
 				return
 			}
@@ -545,7 +546,7 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	var order []loop.EventType
 	for i, event := range events {
 		require.Equal(t, uint64(i+2), frames[i].Seq)
-		require.Equal(t, protocol.FrameEvent, frames[i].Kind)
+		require.Equal(t, wire.FrameEvent, frames[i].Kind)
 		require.Equal(t, 1, frames[i].Attempt)
 		require.Equal(t, call.SessionID, event.SessionID)
 		if event.Type != loop.EventTextDelta && event.Type != loop.EventToolRunning {
@@ -599,10 +600,10 @@ func TestTurn_SettledAndNotEnded(t *testing.T) {
 	go func() { done <- r.submit(t.Context(), call) }()
 	awaitFile(t, r.file(call.SessionID, "started"))
 	link.Cut()
-	result := protocol.NewResult(&call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown, "its coordinators were lost"))
-	body, err := protocol.EncodeResult(&result)
+	result := wire.NewResult(&call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown, "its coordinators were lost"))
+	body, err := wire.EncodeResult(&result)
 	require.NoError(t, err)
-	_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(call.SessionID, call.ID), body)
+	_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, call.SessionID, call.ID), body)
 	require.NoError(t, err)
 	requireFault(t, <-done, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 
@@ -664,7 +665,7 @@ func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 	defer cancel()
 	session := protocol.NewSessionID()
 	model := &meddled{meddle: func() error {
-		_, err := r.JS.Publish(t.Context(), r.Name.EventSubject(session), []byte(`[{"type":"of another version"}]`))
+		_, err := r.JS.Publish(t.Context(), wire.EventSubject(r.Name, session), []byte(`[{"type":"of another version"}]`))
 		return err
 	}}
 	r.serve(r.Connect(), "a", func(o *serve.Options) {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -18,7 +19,7 @@ type body struct {
 func (r *Reader) bodies(ctx context.Context, of map[protocol.SessionID]bool) (map[protocol.SessionID]body, error) {
 	sums := map[protocol.SessionID]body{}
 	for _, part := range r.parts {
-		for _, bucket := range []string{r.fleet.KeptBucket(), r.fleet.BlobsBucket()} {
+		for _, bucket := range []string{wire.KeptBucket(r.fleet), wire.BlobsBucket(r.fleet)} {
 			objects, err := natsio.ListObjects(ctx, part.JS, bucket, func(name string) bool { return of[sessionOf(name)] })
 			if err != nil {
 				return nil, err
@@ -51,14 +52,14 @@ func sessionOf(name string) protocol.SessionID {
 // and is removed by who settles it; that of a call whose publisher or worker was lost ages out.
 func (r *remover) bodies(ctx context.Context, p *part) error {
 	all := func(string) bool { return true }
-	if err := r.objects(ctx, p, r.fleet.Name.KeptBucket(), all); err != nil {
+	if err := r.objects(ctx, p, wire.KeptBucket(r.fleet.Name), all); err != nil {
 		return err
 	}
 	left, err := r.settledCalls(ctx, p)
 	if err != nil {
 		return err
 	}
-	return r.objects(ctx, p, r.fleet.Name.BlobsBucket(), func(name string) bool {
+	return r.objects(ctx, p, wire.BlobsBucket(r.fleet.Name), func(name string) bool {
 		kind, _, _ := strings.Cut(name, "/")
 		return kind != "call" && (kind != "result" || len(left.calls) == 0)
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -170,7 +171,7 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error)
 func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, error) {
 	info, invalid := &Info{SessionID: id}, false
 	for next := uint64(1); ; info.Messages++ {
-		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(r.fleet.EventSubject(id)))
+		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, id)))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
 			return nil, ErrNone
@@ -197,7 +198,7 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, err
 // sizes adds what is stored of a session beside its journal.
 func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.SessionID]body) error {
 	for _, results := range r.results {
-		n, err := messagesOf(ctx, results, r.fleet.ResultSubject(info.SessionID, "*"))
+		n, err := messagesOf(ctx, results, wire.ResultSubject(r.fleet, info.SessionID, "*"))
 		if err != nil {
 			return fmt.Errorf("session %s: %w", info.SessionID, err)
 		}
@@ -209,7 +210,7 @@ func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.Session
 }
 
 // messagesOf counts the messages of a stream on a subject, which may have wildcards.
-func messagesOf(ctx context.Context, stream jetstream.Stream, subject protocol.Subject) (messages uint64, err error) {
+func messagesOf(ctx context.Context, stream jetstream.Stream, subject wire.Subject) (messages uint64, err error) {
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
 		return 0, fmt.Errorf("look for %s: %w", subject, err)

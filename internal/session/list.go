@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -40,13 +41,13 @@ type Reader struct {
 func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
 	r := &Reader{fleet: f.Name, main: f, parts: f.Parts()}
 	var err error
-	if r.events, err = f.JS.Stream(ctx, f.Name.SessionsStream()); err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", f.Name.SessionsStream(), err)
+	if r.events, err = f.JS.Stream(ctx, wire.SessionsStream(f.Name)); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(f.Name), err)
 	}
 	for _, part := range r.parts {
-		results, err := part.JS.Stream(ctx, f.Name.ResultsStream())
+		results, err := part.JS.Stream(ctx, wire.ResultsStream(f.Name))
 		if err != nil {
-			return nil, fmt.Errorf("open stream %s: %w", f.Name.ResultsStream(), err)
+			return nil, fmt.Errorf("open stream %s: %w", wire.ResultsStream(f.Name), err)
 		}
 		r.results = append(r.results, results)
 	}
@@ -152,9 +153,9 @@ func (r *Reader) withAccepted(ctx context.Context, changed []change, waiting map
 
 // ids returns the sessions that have a journal.
 func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
-	info, err := r.events.Info(ctx, jetstream.WithSubjectFilter(r.fleet.EventSubject("*")))
+	info, err := r.events.Info(ctx, jetstream.WithSubjectFilter(wire.EventSubject(r.fleet, "*")))
 	if err != nil {
-		return nil, fmt.Errorf("look into stream %s: %w", r.fleet.SessionsStream(), err)
+		return nil, fmt.Errorf("look into stream %s: %w", wire.SessionsStream(r.fleet), err)
 	}
 	ids := make([]protocol.SessionID, 0, len(info.State.Subjects))
 	for subject := range info.State.Subjects {
@@ -165,7 +166,7 @@ func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
 
 // owner is whose journal a subject is.
 func (r *Reader) owner(subject string) protocol.SessionID {
-	return protocol.SessionID(strings.TrimPrefix(subject, r.fleet.EventSubject("")))
+	return protocol.SessionID(strings.TrimPrefix(subject, wire.EventSubject(r.fleet, "")))
 }
 
 // change is when a session changed last.
@@ -183,7 +184,7 @@ func sortChanges(changes []change) {
 // meanwhile are left out.
 func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]change, error) {
 	times := make(map[protocol.SessionID]time.Time, len(ids))
-	err := natsio.EachLast(ctx, r.events, []string{r.fleet.EventSubject("*")}, true, func(msg jetstream.Msg) error {
+	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, true, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err == nil {
 			times[r.owner(msg.Subject())] = about.Timestamp
@@ -197,7 +198,7 @@ func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]chang
 	err = each(ctx, len(ids), func(ctx context.Context, i int) error {
 		at, told := times[ids[i]]
 		if !told { // removed by now, or not known to the server that was read from
-			last, err := r.events.GetLastMsgForSubject(ctx, r.fleet.EventSubject(ids[i]))
+			last, err := r.events.GetLastMsgForSubject(ctx, wire.EventSubject(r.fleet, ids[i]))
 			if err != nil {
 				return err
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -104,7 +105,7 @@ func TestReader_ListsManySessions(t *testing.T) {
 	for i := range 1500 {
 		body, err := json.Marshal([]loop.Event{{Type: loop.EventSessionStarted, Time: at}})
 		require.NoError(t, err)
-		_, err = r.JS.Publish(t.Context(), r.Name.EventSubject(protocol.SessionID(fmt.Sprintf("s%d", 5000-i))), body)
+		_, err = r.JS.Publish(t.Context(), wire.EventSubject(r.Name, protocol.SessionID(fmt.Sprintf("s%d", 5000-i))), body)
 		require.NoError(t, err)
 	}
 	reader := r.reader(t)
@@ -122,7 +123,7 @@ func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	r := newRig(t)
 	journaled(t, r.Fleet, "broken", time.Unix(1, 0).UTC(), loop.OutcomeAnswered)
 	journaled(t, r.Fleet, "s", time.Unix(2, 0).UTC(), loop.OutcomeAnswered)
-	_, err := r.JS.Publish(t.Context(), r.Name.EventSubject("broken"), []byte(`{"from":"tomorrow"}`))
+	_, err := r.JS.Publish(t.Context(), wire.EventSubject(r.Name, "broken"), []byte(`{"from":"tomorrow"}`))
 	require.NoError(t, err)
 	list, _, err := r.reader(t).List(t.Context(), 10)
 	require.NoError(t, err)

@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -212,7 +213,7 @@ func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallSta
 }
 
 func (r *remover) journal(ctx context.Context) error {
-	removed, err := r.purge(ctx, r.fleet, r.fleet.Name.SessionsStream(), r.fleet.Name.EventSubject(r.id), 0)
+	removed, err := r.purge(ctx, r.fleet, wire.SessionsStream(r.fleet.Name), wire.EventSubject(r.fleet.Name, r.id), 0)
 	r.removed.Events += removed
 	return err
 }
@@ -267,7 +268,7 @@ func (r *remover) workspace(ctx context.Context) error {
 // call has a worker do something with the whole workspace.
 func (r *remover) call(ctx context.Context, payload protocol.Payload) (protocol.Value, error) {
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: r.id, Tool: string(payload.Kind()), Pool: r.options.Pool,
+		ID: wire.RandomCallID(), SessionID: r.id, Tool: string(wire.KindOf(payload)), Pool: r.options.Pool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(r.id)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: payload,
 	}
@@ -283,7 +284,7 @@ func (r *remover) call(ctx context.Context, payload protocol.Payload) (protocol.
 
 // HasWorkspace reports whether a session has a workspace in a part of the fleet.
 func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (bool, error) {
-	lane := protocol.SandboxKey(string(id)).Lane().Hash()
+	lane := wire.HashLane(protocol.SandboxKey(string(id)).Lane())
 	workspaces, err := workspace.Open(ctx, f.NC, f.Name)
 	if err != nil {
 		return false, err
@@ -291,9 +292,9 @@ func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (b
 	if there, err := workspaces.Has(ctx, lane); err != nil || there {
 		return there, err
 	}
-	places, err := f.JS.KeyValue(ctx, f.Name.PlacesBucket())
+	places, err := f.JS.KeyValue(ctx, wire.PlacesBucket(f.Name))
 	if err != nil {
-		return false, fmt.Errorf("open bucket %s: %w", f.Name.PlacesBucket(), err)
+		return false, fmt.Errorf("open bucket %s: %w", wire.PlacesBucket(f.Name), err)
 	}
 	_, err = places.Get(ctx, string(lane))
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
@@ -327,7 +328,7 @@ func (r *remover) released(ctx context.Context) error {
 
 // purge removes the messages of a subject up to a sequence, 0 for all, and returns how many there
 // were.
-func (r *remover) purge(ctx context.Context, f *fleet.Fleet, name string, subject protocol.Subject, last uint64) (uint64, error) {
+func (r *remover) purge(ctx context.Context, f *fleet.Fleet, name string, subject wire.Subject, last uint64) (uint64, error) {
 	stream, err := f.JS.Stream(ctx, name)
 	if err != nil {
 		return 0, fmt.Errorf("open stream %s: %w", name, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -56,7 +57,7 @@ func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, pay
 
 func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload protocol.Payload) (*protocol.Result, error) {
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: id, Tool: "test", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: id, Tool: "test", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(id)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}
@@ -84,7 +85,7 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 	t.Helper()
 	var left []string
 	for name, subject := range map[string]string{
-		r.Name.SessionsStream(): r.Name.EventSubject(id), r.Name.ResultsStream(): r.Name.ResultSubject(id, "*"),
+		wire.SessionsStream(r.Name): wire.EventSubject(r.Name, id), wire.ResultsStream(r.Name): wire.ResultSubject(r.Name, id, "*"),
 	} {
 		stream, err := r.JS.Stream(t.Context(), name)
 		require.NoError(t, err)
@@ -94,7 +95,7 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 			left = append(left, subject)
 		}
 	}
-	for _, bucket := range []string{r.Name.BlobsBucket(), r.Name.KeptBucket()} {
+	for _, bucket := range []string{wire.BlobsBucket(r.Name), wire.KeptBucket(r.Name)} {
 		store, err := r.JS.ObjectStore(t.Context(), bucket)
 		require.NoError(t, err)
 		objects, err := store.List(t.Context(), jetstream.ListObjectsShowDeleted())
@@ -113,9 +114,9 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 	} else {
 		require.ErrorIs(t, err, fs.ErrNotExist)
 	}
-	places, err := r.JS.KeyValue(t.Context(), r.Name.PlacesBucket())
+	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
 	require.NoError(t, err)
-	if _, err := places.Get(t.Context(), string(protocol.SandboxKey(string(id)).Lane().Hash())); err == nil {
+	if _, err := places.Get(t.Context(), string(wire.HashLane(protocol.SandboxKey(string(id)).Lane()))); err == nil {
 		left = append(left, "place")
 	}
 	return left
@@ -212,11 +213,11 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
 		}
 		require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &call}})[0])
-		result := protocol.NewResult(&call, protocol.StatusOK, nil)
-		body, err := protocol.EncodeResult(&result)
+		result := wire.NewResult(&call, protocol.StatusOK, nil)
+		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
-		kept = append(kept, r.Name.ResultSubject("s", id))
-		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject("s", id), body) // as a worker that is lost now
+		kept = append(kept, wire.ResultSubject(r.Name, "s", id))
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, "s", id), body) // as a worker that is lost now
 		require.NoError(t, err)
 	}
 	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
@@ -228,7 +229,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
 		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute,
 	}))
-	calls, err := r.JS.Stream(t.Context(), r.Name.CallsStream())
+	calls, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		info, err := calls.Info(t.Context())
@@ -282,7 +283,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	value, is := result.Value.(protocol.CommandRunResult)
 	require.True(t, is)
 	require.Equal(t, "9437184\n", string(value.Stdout))
-	require.Contains(t, r.left(t, "s"), r.Name.ResultSubject("s", "waits"), "whoever takes the lane over would run it again")
+	require.Contains(t, r.left(t, "s"), wire.ResultSubject(r.Name, "s", "waits"), "whoever takes the lane over would run it again")
 }
 
 // slow is a model that thinks until it is stopped.
@@ -338,9 +339,9 @@ func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
 func TestRemove_NeedsAWorkerForTheWorkspace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	places, err := r.JS.KeyValue(t.Context(), r.Name.PlacesBucket())
+	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
 	require.NoError(t, err)
-	_, err = places.Create(t.Context(), string(protocol.SandboxKey("far").Lane().Hash()), []byte("another directory"))
+	_, err = places.Create(t.Context(), string(wire.HashLane(protocol.SandboxKey("far").Lane())), []byte("another directory"))
 	require.NoError(t, err)
 	_, err = Remove(t.Context(), r.Fleet, "far", Options{})
 	require.ErrorContains(t, err, "is in another data directory (another directory)")

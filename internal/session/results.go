@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -18,8 +19,8 @@ func (r *remover) listed(ctx context.Context, p *part) (err error) {
 
 // settled are calls with a result.
 type settled struct {
-	calls map[protocol.CallID][]protocol.Subject // of their results, and of notes about them
-	last  uint64                                 // sequence up to which the stream was listed
+	calls map[protocol.CallID][]wire.Subject // of their results, and of notes about them
+	last  uint64                             // sequence up to which the stream was listed
 }
 
 // results removes the results that are listed, but for those of calls that a lane still has. The
@@ -37,7 +38,7 @@ func (r *remover) results(ctx context.Context, p *part) error {
 		return err
 	}
 	if len(present) == 0 {
-		return r.purgeResults(ctx, p, r.fleet.Name.ResultsFilter(r.id))
+		return r.purgeResults(ctx, p, wire.ResultsFilter(r.fleet.Name, r.id))
 	}
 	for id, subjects := range p.settled.calls {
 		if present[id] {
@@ -52,24 +53,24 @@ func (r *remover) results(ctx context.Context, p *part) error {
 	return nil
 }
 
-func (r *remover) purgeResults(ctx context.Context, p *part, subject protocol.Subject) error {
-	removed, err := r.purge(ctx, p.fleet, r.fleet.Name.ResultsStream(), subject, p.settled.last)
+func (r *remover) purgeResults(ctx context.Context, p *part, subject wire.Subject) error {
+	removed, err := r.purge(ctx, p.fleet, wire.ResultsStream(r.fleet.Name), subject, p.settled.last)
 	r.removed.Results += removed
 	return err
 }
 
 // settledCalls lists the session's results.
 func (r *remover) settledCalls(ctx context.Context, p *part) (settled, error) {
-	stream, err := p.fleet.JS.Stream(ctx, r.fleet.Name.ResultsStream())
+	stream, err := p.fleet.JS.Stream(ctx, wire.ResultsStream(r.fleet.Name))
 	if err != nil {
-		return settled{}, fmt.Errorf("open stream %s: %w", r.fleet.Name.ResultsStream(), err)
+		return settled{}, fmt.Errorf("open stream %s: %w", wire.ResultsStream(r.fleet.Name), err)
 	}
-	filter := r.fleet.Name.ResultsFilter(r.id)
+	filter := wire.ResultsFilter(r.fleet.Name, r.id)
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
 		return settled{}, fmt.Errorf("look for %s: %w", filter, err)
 	}
-	calls := make(map[protocol.CallID][]protocol.Subject, len(info.State.Subjects))
+	calls := make(map[protocol.CallID][]wire.Subject, len(info.State.Subjects))
 	for subject := range info.State.Subjects {
 		id, _, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(filter, ">")), ".")
 		calls[protocol.CallID(id)] = append(calls[protocol.CallID(id)], subject)

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -109,7 +110,7 @@ func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 // oldest first. Their coordinators may have been lost.
 func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 	var open []protocol.SessionID
-	err := natsio.EachLast(ctx, r.events, []string{r.fleet.EventSubject("*")}, false, func(msg jetstream.Msg) error {
+	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
 		var events []loop.Event
 		if json.Unmarshal(msg.Data(), &events) != nil || len(events) == 0 {
 			return nil //nolint:nilerr // a journal that cannot be read waits for nobody

@@ -95,7 +95,7 @@ func (k *Keys) remember(s signed) {
 }
 
 // Check returns nil for a call that one of the keys has signed when it was enqueued: value is its
-// [protocol.HeaderSigned], and stored the server's time. Else the error has the code
+// [wire.HeaderSigned], and stored the server's time. Else the error has the code
 // [protocol.CodeNotSigned].
 func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) *protocol.Error {
 	fault := func(format string, args ...any) *protocol.Error {

@@ -97,7 +97,7 @@ const (
 	burst        = 16
 )
 
-// Sign returns the value of [protocol.HeaderSigned] for the body of a call that is enqueued now. It
+// Sign returns the value of [wire.HeaderSigned] for the body of a call that is enqueued now. It
 // may wait for a few milliseconds, so that one signature is for all calls of that time.
 func (s *Signer) Sign(fleet protocol.Fleet, body []byte, now time.Time) (string, error) {
 	at := strconv.FormatInt(now.UnixMilli(), 10)

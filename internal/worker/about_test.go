@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -26,24 +27,24 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 		"acme_refund": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 	}
 	w, stop := r.work(o)
-	var info *protocol.WorkerInfo
+	var info *wire.WorkerInfo
 	require.Eventually(t, func() bool { // from when it runs
-		answer, err := r.NC.RequestWithContext(t.Context(), r.Name.WhoSubject(protocol.DefaultPool), nil)
+		answer, err := r.NC.RequestWithContext(t.Context(), wire.WhoSubject(r.Name, protocol.DefaultPool), nil)
 		if err != nil {
 			require.ErrorIs(t, err, nats.ErrNoResponders)
 			return false
 		}
-		info, err = protocol.DecodeWorkerInfo(answer.Data)
+		info, err = wire.DecodeWorkerInfo(answer.Data)
 		require.NoError(t, err)
 		return true
 	}, patience, time.Millisecond)
-	require.Equal(t, protocol.WorkerInfo{
+	require.Equal(t, wire.WorkerInfo{
 		WorkerID: w.ID(), Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 3, Driver: "process", Level: "none", Network: "all",
 		LimitKinds: info.LimitKinds, Limits: protocol.Limits{Memory: 1 << 30, Wall: 60_000}, Languages: w.Languages(), Kinds: []protocol.Kind{"acme_refund"},
 	}, *info)
 	require.Contains(t, info.LimitKinds, "memory")
 	require.Contains(t, info.Languages, "sh")
 	stop()
-	_, err = r.NC.RequestWithContext(t.Context(), r.Name.WhoSubject(protocol.DefaultPool), nil)
+	_, err = r.NC.RequestWithContext(t.Context(), wire.WhoSubject(r.Name, protocol.DefaultPool), nil)
 	require.ErrorIs(t, err, nats.ErrNoResponders)
 }

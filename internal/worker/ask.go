@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,12 +23,12 @@ const askPart = 2
 // One that does not is refused with that error, and the question stays. The error says why there is
 // none.
 func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
-	body, err := protocol.EncodeQuestion(q)
+	body, err := wire.EncodeQuestion(q)
 	if err != nil {
 		return protocol.Answer{}, err
 	}
-	if len(body) > protocol.MaxQuestion {
-		return protocol.Answer{}, fmt.Errorf("the question has %d bytes, at most %d are put to a person", len(body), protocol.MaxQuestion)
+	if len(body) > wire.MaxQuestion {
+		return protocol.Answer{}, fmt.Errorf("the question has %d bytes, at most %d are put to a person", len(body), wire.MaxQuestion)
 	}
 	if deadline, bounded := ctx.Deadline(); bounded {
 		var cancel context.CancelFunc
@@ -35,21 +36,21 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 		defer cancel()
 	}
 	answers := make(chan *nats.Msg, 8)
-	subscription, err := w.nc.ChanSubscribe(w.options.Fleet.AnswerSubject(call.Pool, call.SessionID, call.ID), answers)
+	subscription, err := w.nc.ChanSubscribe(wire.AnswerSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), answers)
 	if err != nil {
 		return protocol.Answer{}, err
 	}
 	defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
-	if err := w.nc.Publish(w.options.Fleet.QuestionSubject(call.Pool, call.SessionID, call.ID), body); err != nil {
+	if err := w.nc.Publish(wire.QuestionSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), body); err != nil {
 		return protocol.Answer{}, err
 	}
-	unheard := time.NewTimer(protocol.AskWait)
+	unheard := time.NewTimer(wire.AskWait)
 	defer unheard.Stop()
 	for {
 		select {
 		case message := <-answers:
 			unheard.Stop()
-			answer, err := protocol.DecodeAnswer(message.Data)
+			answer, err := wire.DecodeAnswer(message.Data)
 			switch {
 			case err == nil && answer.Question != "" && answer.Question != q.ID:
 				err = errors.New("it is about another question, which is not put any more")
@@ -60,8 +61,8 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 				_ = message.Respond([]byte(err.Error())) // whoever answered wrongly has gone or reads it
 				continue
 			}
-			_ = message.Respond([]byte(protocol.AnswerTaken)) // the answer counts in any case
-			if answer.Action != protocol.ActionWait {
+			_ = message.Respond([]byte(wire.AnswerTaken)) // the answer counts in any case
+			if answer.Action != wire.ActionWait {
 				return answer, nil
 			}
 		case <-unheard.C:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -33,7 +34,7 @@ func (r *rig) cabled(o worker.Options) (cable *natsiotest.Cable, stop func()) {
 func (r *rig) doCut(cable *natsiotest.Cable, session protocol.SessionID, payload protocol.Payload) *protocol.Result {
 	r.t.Helper()
 	severed := make(chan struct{})
-	cable.Before(func(said []byte) bool { return bytes.Contains(said, []byte("$O."+r.Name.BodiesBucket()+".C.")) }, func() {
+	cable.Before(func(said []byte) bool { return bytes.Contains(said, []byte("$O."+wire.BodiesBucket(r.Name)+".C.")) }, func() {
 		cable.Sever()
 		close(severed)
 	})
@@ -67,7 +68,7 @@ func TestCheckpoint_WithoutRoomForBodies(t *testing.T) {
 	r.work(r.apart())
 	requireOK(t, r.do("s-1", bash(`echo before > f`)))
 	bound := func(bytes int64) {
-		stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(r.Name.BodiesBucket()))
+		stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(r.Name)))
 		require.NoError(t, err)
 		config := stream.CachedInfo().Config
 		config.MaxBytes = bytes

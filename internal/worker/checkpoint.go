@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -89,7 +90,7 @@ func (s *sandboxes) checkpoints() bool { return s.options.Durability == Durabili
 
 // take takes the workspace of a lane and makes its directory what it has to be.
 func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64, undos *atomic.Int64) (*checkpoints, error) {
-	taken, err := s.workspaces.Take(ctx, l.Hash(), s.dataID, epoch)
+	taken, err := s.workspaces.Take(ctx, wire.HashLane(l), s.dataID, epoch)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +99,7 @@ func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64, und
 		return nil, err
 	}
 	if len(taken.Tree()) == 0 { // maybe of a time in which it was kept here only
-		place, err := s.placeOf(ctx, string(l.Hash()))
+		place, err := s.placeOf(ctx, string(wire.HashLane(l)))
 		switch {
 		case err != nil:
 			return nil, err
@@ -141,7 +142,7 @@ func (c *checkpoints) restore(ctx context.Context) (err error) {
 }
 
 // goBack makes the directory what it was after an earlier call, for the next commit to keep.
-func (c *checkpoints) goBack(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (stats snapshot.RestoreStats, err error) {
+func (c *checkpoints) goBack(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (stats snapshot.RestoreStats, err error) {
 	c.saving.Lock()
 	defer c.saving.Unlock()
 	tree, err := c.store.At(ctx, lane, call)

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -35,7 +36,7 @@ func openOne(t *testing.T) *oneSandbox {
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	places, err := f.JS.KeyValue(t.Context(), f.Name.PlacesBucket())
+	places, err := f.JS.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 	require.NoError(t, err)
 	s, err := newSandboxes(Options{
 		Data: t.TempDir(), Driver: process.New(nil), Durability: DurabilityCheckpoint, Workspace: func(string) (string, bool) { return "", false },
@@ -117,12 +118,12 @@ func TestCommit_IsShared(t *testing.T) {
 	require.Eventually(t, waits(calls-1), time.Minute, time.Millisecond)
 	o.saving.Unlock()
 	ended.Wait()
-	history, err := o.store.History(t.Context(), oneLane.Hash())
+	history, err := o.store.History(t.Context(), wire.HashLane(oneLane))
 	require.NoError(t, err)
 	require.Len(t, history, 2)
 	require.Equal(t, []protocol.CallID{"c0"}, history[0].Calls)
 	require.Len(t, history[1].Calls, calls-1)
-	tree, err := o.store.At(t.Context(), oneLane.Hash(), "")
+	tree, err := o.store.At(t.Context(), wire.HashLane(oneLane), "")
 	require.NoError(t, err)
 	for n := range calls {
 		require.Contains(t, tree, path.Join(workspaceDir, fmt.Sprint(n)))

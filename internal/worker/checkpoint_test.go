@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -52,7 +53,7 @@ func TestCheckpoint_NoneForWhatOnlyReads(t *testing.T) {
 	store, err := workspace.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
 	covered := func() (calls []protocol.CallID) {
-		history, err := store.History(t.Context(), protocol.SandboxKey("s-1").Lane().Hash())
+		history, err := store.History(t.Context(), wire.HashLane(protocol.SandboxKey("s-1").Lane()))
 		require.NoError(t, err)
 		for _, checkpoint := range history {
 			calls = append(calls, checkpoint.Calls...)
@@ -158,7 +159,7 @@ func TestWorkspaceRestore_GoesBackAndForth(t *testing.T) {
 // objects are the names of the bodies of the fleet.
 func objects(t *testing.T, r *rig) (names []string) {
 	t.Helper()
-	infos, err := natsio.ListObjects(t.Context(), r.JS, r.Name.BodiesBucket(), func(string) bool { return true })
+	infos, err := natsio.ListObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	for _, info := range infos {
 		names = append(names, info.Name)
@@ -176,7 +177,7 @@ func TestWorkspaceRestore_ThatFailsChangesNothing(t *testing.T) {
 	requireOK(t, r.dispatch(t.Context(), first))
 	stored := objects(t, r)
 	requireOK(t, r.do("s-1", bash(`rm large; echo two > f`)))
-	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, r.Name.BodiesBucket(), stored...))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), stored...))
 	result := r.do("s-1", protocol.WorkspaceRestore{At: first.ID})
 	requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
 	require.Contains(t, result.Error.Message, "missing in the store of bodies")
@@ -193,7 +194,7 @@ func TestCheckpoint_ContentsThatAreMissing(t *testing.T) {
 	_, stop := r.work(r.apart())
 	requireOK(t, r.do("s-1", bash(`head -c 200000 /dev/urandom > large`)))
 	stop()
-	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, r.Name.BodiesBucket(), objects(t, r)...))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), objects(t, r)...))
 	r.work(r.apart())
 	for range 2 {
 		result := r.do("s-1", bash(`ls`))

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -29,11 +30,11 @@ func checkCommand(w *Worker, p protocol.CommandRun) *protocol.Error {
 	case (p.Command == "") == (len(p.Argv) == 0):
 		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
 	}
-	return w.checkLimits(p.Kind(), p.Limits, p.ReadOnly)
+	return w.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
 
 func checkCode(w *Worker, p protocol.CodeRun) *protocol.Error {
-	return w.checkLimits(p.Kind(), p.Limits, p.ReadOnly)
+	return w.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
 
 // checkLimits refuses limits that are invalid, and read_only where the sandbox does not enforce it:

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -32,14 +33,14 @@ func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protoco
 		}
 		done <- result
 	}()
-	hash, js := call.Lane().Hash(), r.JS
-	stream, err := js.Stream(r.t.Context(), r.Name.CallsStream())
+	hash, js := wire.HashLane(call.Lane()), r.JS
+	stream, err := js.Stream(r.t.Context(), wire.CallsStream(r.Name))
 	require.NoError(r.t, err)
 	require.Eventually(r.t, func() bool { // the first call of a lane is in its ready message
-		_, err := stream.GetLastMsgForSubject(r.t.Context(), r.Name.ReadySubject(call.Pool, hash))
+		_, err := stream.GetLastMsgForSubject(r.t.Context(), wire.ReadySubject(r.Name, call.Pool, hash))
 		return err == nil
 	}, patience, 10*time.Millisecond, "the call is not accepted")
-	_, err = js.Publish(r.t.Context(), r.Name.StartSubject(call.Pool, hash, call.ID, 1), []byte("w-lost 1"))
+	_, err = js.Publish(r.t.Context(), wire.StartSubject(r.Name, call.Pool, hash, call.ID, 1), []byte("w-lost 1"))
 	require.NoError(r.t, err)
 	store, err := workspace.Open(r.t.Context(), r.NC, r.Name)
 	require.NoError(r.t, err)
@@ -82,7 +83,7 @@ func TestCovered_EndsWithItsResult(t *testing.T) {
 		_, err := h.Sandbox(ctx)
 		return json.RawMessage(`"ran"`), err
 	}
-	user, err := protocol.NewUserPayload("counts", json.RawMessage(`{}`))
+	user, err := wire.NewUserPayload("counts", json.RawMessage(`{}`))
 	require.NoError(t, err)
 	for name, change := range map[string]func(*protocol.Call){
 		"at most once":       func(c *protocol.Call) { c.Delivery = protocol.AtMostOnce },
@@ -116,7 +117,7 @@ func TestCovered_UnknownWithoutACheckpoint(t *testing.T) {
 	r := newRig(t)
 	call := newCall("s-1", bash("echo twice >> f"))
 	call.Delivery = protocol.AtMostOnce
-	done := r.lose(&call, protocol.RandomCallID())
+	done := r.lose(&call, wire.RandomCallID())
 	r.work(r.apart())
 	requireFault(t, r.awaited(done), protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 }

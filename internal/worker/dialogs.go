@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -65,7 +66,7 @@ func dialogEnd(ctx context.Context, a *Attempt, p protocol.DialogEnd) (protocol.
 
 // dialogSize is the size of what a stateful tool answered.
 func dialogSize(v protocol.Value) int {
-	state, _ := protocol.DialogStateOf(v)
+	state, _ := wire.DialogStateOf(v)
 	return len(state.Output)
 }
 

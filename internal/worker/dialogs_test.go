@@ -12,6 +12,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -124,7 +125,7 @@ func TestDialog_KeepsItsLaneAndItsWorker(t *testing.T) {
 		}
 		require.Equal(t, first, got.WorkerID)
 	}
-	live.until(t, protocol.FrameStdout, `heard "a"heard null`)
+	live.until(t, wire.FrameStdout, `heard "a"heard null`)
 
 	// A further dialog in the lane is one of its own; another session has no part in it.
 	other := r.open(session)

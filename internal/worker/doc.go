@@ -19,7 +19,7 @@
 //  1. Describe it in package protocol.
 //  2. Write the function in a file of its own, with its payload's type:
 //     func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error)
-//  3. Add a line to the table: protocol.KindHTTPFetch: {needs: needsSandbox, run: runs(httpFetch)}.
+//  3. Add a line to the table: wire.KindHTTPFetch: {needs: needsSandbox, run: runs(httpFetch)}.
 //
 // What a tool does wrong is a result. A panic while a payload is executed is one
 // too: it is recovered here and nowhere else.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -17,7 +18,7 @@ import (
 // what it waits for.
 func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
 	dir, is := w.sandboxes.inPlace(run.Call.Lane())
-	if !is || w.options.InPlace == nil || w.noFiles(run.Call.Payload.Kind()) {
+	if !is || w.options.InPlace == nil || w.noFiles(wire.KindOf(run.Call.Payload)) {
 		return func() {}, nil
 	}
 	var last string
@@ -25,7 +26,7 @@ func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 		Directory: dir, Owner: w.sandboxes.owner(run.Call.Lane()), Program: strings.TrimSuffix(w.nc.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID, Uses: run.Call.Resources,
 	}, func(holder string) {
 		last = holder
-		(&frames{worker: w, run: run}).frame(protocol.FrameWaiting, []byte(holder))
+		(&frames{worker: w, run: run}).frame(wire.FrameWaiting, []byte(holder))
 	})
 	if err == nil {
 		return leave, nil
@@ -34,7 +35,7 @@ func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 		if last == "" {
 			last = "its turn in " + dir
 		}
-		r := protocol.NewResult(run.Call, status, protocol.Errorf(fault.Code, "the call ended while it waited for %s; nothing was run", last))
+		r := wire.NewResult(run.Call, status, protocol.Errorf(fault.Code, "the call ended while it waited for %s; nothing was run", last))
 		return nil, &r
 	}
 	r := w.failed(ctx, run.Call, nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "%v; nothing was run", err))
@@ -50,7 +51,7 @@ func (w *Worker) noFiles(name protocol.Kind) bool {
 
 // owner identifies this worker as the holder of a lane.
 func (s *sandboxes) owner(l protocol.Lane) string {
-	return fmt.Sprintf("%s/%s", s.options.ID, l.Hash())
+	return fmt.Sprintf("%s/%s", s.options.ID, wire.HashLane(l))
 }
 
 // env is the environment of a lane's sandbox. Where commands see the host as it is they may start a

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -31,7 +32,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	w.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
 	begun := time.Now()
 	frames := &frames{worker: w, run: run}
-	frames.send(protocol.FrameStarted, nil)
+	frames.send(wire.FrameStarted, nil)
 	var held *tenure // what a workspace that is kept here only needs not
 	if w.sandboxes.checkpoints() {
 		var stop func()
@@ -55,9 +56,9 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 }
 
 func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
-	return append(telemetry.Processed(w.options.Fleet.CallsStream()),
+	return append(telemetry.Processed(wire.CallsStream(w.options.Fleet)),
 		telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
-		telemetry.KeyPayload.String(string(run.Call.Payload.Kind())), telemetry.KeyLane.String(string(run.Call.Lane())),
+		telemetry.KeyPayload.String(string(wire.KindOf(run.Call.Payload))), telemetry.KeyLane.String(string(run.Call.Lane())),
 		telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(w.options.ID)),
 		telemetry.KeyAttempt.Int(run.Attempt),
 		telemetry.KeyQueueMS.Float64(float64(run.Queued)/float64(time.Millisecond)),
@@ -70,13 +71,13 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	defer func() {
 		if p := recover(); p != nil {
 			w.options.Logger.ErrorContext(ctx, "payload panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			r = protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the tool panicked: %v", p))
+			r = wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the tool panicked: %v", p))
 		}
 		r.Level = level
 	}()
 	k, refusal := w.accept(run.Call)
 	if refusal != nil {
-		return protocol.NewResult(run.Call, protocol.StatusRejected, refusal)
+		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
 	a := &Attempt{Run: run, worker: w, frames: frames}
 	if k.needs > needsNothing {
@@ -124,9 +125,9 @@ func (w *Worker) inSandbox(ctx context.Context, a *Attempt, k *kind) (r protocol
 
 // accept returns how a call is run here, or why this worker does not run it.
 func (w *Worker) accept(c *protocol.Call) (*kind, *protocol.Error) {
-	k := w.kinds[c.Payload.Kind()]
+	k := w.kinds[wire.KindOf(c.Payload)]
 	if k == nil {
-		return nil, unknownPayload(c.Payload.Kind())
+		return nil, unknownPayload(wire.KindOf(c.Payload))
 	}
 	level, err := sandbox.ParseLevel(c.MinLevel)
 	if err != nil {
@@ -136,7 +137,7 @@ func (w *Worker) accept(c *protocol.Call) (*kind, *protocol.Error) {
 		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, w.options.Caps.Level)
 	}
 	if (k.needs == needsSandbox || k.needs == needsLane) && sandboxOf(c.Lane()) == "" {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", wire.KindOf(c.Payload), c.Lane())
 	}
 	if k.check != nil {
 		if refusal := k.check(w, c.Payload); refusal != nil {
@@ -153,7 +154,7 @@ func refuseTurn(*Worker, protocol.TurnRun) *protocol.Error {
 
 // failed makes the result of a payload that returned value and err, either of which may be nil.
 func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
-	r := protocol.NewResult(c, protocol.StatusOK, nil)
+	r := wire.NewResult(c, protocol.StatusOK, nil)
 	r.Value = value
 	if err == nil {
 		return r
@@ -221,26 +222,26 @@ type frames struct {
 	seq    uint64
 }
 
-func (f *frames) send(kind protocol.FrameKind, data []byte) {
+func (f *frames) send(kind wire.FrameKind, data []byte) {
 	f.seq++
 	f.frame(kind, data)
 }
 
-func (f *frames) frame(kind protocol.FrameKind, data []byte) {
-	body, err := protocol.EncodeFrame(&protocol.Frame{
+func (f *frames) frame(kind wire.FrameKind, data []byte) {
+	body, err := wire.EncodeFrame(&wire.Frame{
 		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.worker.options.ID, Attempt: f.run.Attempt, Data: data,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("encode frame: %v", err)) // strings and numbers always encode
 	}
 	// Lossy by contract: without a connection nobody listens.
-	_ = f.worker.nc.Publish(f.worker.options.Fleet.OutputSubject(f.run.Call.SessionID, f.run.Call.ID), body)
+	_ = f.worker.nc.Publish(wire.OutputSubject(f.worker.options.Fleet, f.run.Call.SessionID, f.run.Call.ID), body)
 }
 
 func (f *frames) output(stream sandbox.Stream, data []byte) {
-	kind := protocol.FrameStdout
+	kind := wire.FrameStdout
 	if stream == sandbox.Stderr {
-		kind = protocol.FrameStderr
+		kind = wire.FrameStderr
 	}
 	for len(data) > 0 {
 		n := min(len(data), maxFrame)

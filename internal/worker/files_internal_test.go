@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -99,7 +100,7 @@ func runFiles(t *testing.T, ops fileOps, payload protocol.Payload) error {
 	call := &protocol.Call{SessionID: ops.session, Resources: []protocol.Use{{Key: "sandbox/files", Access: protocol.Exclusive}}, Payload: payload}
 	w := &Worker{sandboxes: &sandboxes{open: map[protocol.Lane]*box{"sandbox/files": {seen: ops.seen}}}}
 	a := &Attempt{Run: &lane.Run{Call: call}, worker: w, sandbox: ops.sandbox}
-	_, err := kinds(Handlers{})[payload.Kind()].run(t.Context(), a, payload)
+	_, err := kinds(Handlers{})[wire.KindOf(payload)].run(t.Context(), a, payload)
 	return err
 }
 

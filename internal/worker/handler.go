@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -44,7 +45,7 @@ func (h Handlers) kinds() []protocol.Kind {
 
 func (h Handlers) validate() error {
 	for _, kind := range h.kinds() {
-		if _, err := protocol.ParseUserKind(string(kind)); err != nil {
+		if _, err := wire.ParseUserKind(string(kind)); err != nil {
 			return fmt.Errorf("handler: %w", err)
 		}
 		plain, isPlain := h.Calls[kind]
@@ -70,7 +71,7 @@ func (handler Handler) run(ctx context.Context, a *Attempt, payload protocol.Unk
 	}
 	output, err := handler(ctx, a, arguments)
 	if err == nil {
-		value, encodeErr := protocol.NewUserValue(payload.Name, output)
+		value, encodeErr := wire.NewUserValue(payload.Name, output)
 		if encodeErr == nil {
 			return value, nil
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -18,7 +19,7 @@ import (
 // userCall makes a call of a kind of the user's own, on a resource that is no sandbox.
 func userCall(t *testing.T, kind protocol.Kind, arguments string) protocol.Call {
 	t.Helper()
-	payload, err := protocol.NewUserPayload(kind, json.RawMessage(arguments))
+	payload, err := wire.NewUserPayload(kind, json.RawMessage(arguments))
 	require.NoError(t, err)
 	call := newCall(protocol.NewSessionID(), payload)
 	call.Resources = []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}
@@ -122,7 +123,7 @@ func TestHandler_HasTheSandboxOfItsSession(t *testing.T) {
 	r.work(o)
 	session := protocol.NewSessionID()
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "a", Content: []byte("x")}))
-	payload, err := protocol.NewUserPayload("count", nil)
+	payload, err := wire.NewUserPayload("count", nil)
 	require.NoError(t, err)
 	result := r.do(session, payload)
 	requireOK(t, result)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -21,10 +22,10 @@ func TestWorkspaceImport_FailedLeavesNothing(t *testing.T) { //nolint:parallelte
 	require.NoError(t, root.MkdirAll(strings.Repeat("d/", 600), 0o700))
 	require.NoError(t, root.WriteFile("z", bytes.Repeat([]byte("last"), 1<<10), 0o600))
 	cut := r.uploadRoot(t, "cut", root)
-	infos, err := natsio.ListObjects(t.Context(), r.JS, r.Name.BodiesBucket(), func(string) bool { return true })
+	infos, err := natsio.ListObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	for _, info := range infos {
-		require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, r.Name.BodiesBucket(), info.Name))
+		require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
 	}
 	var was unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))

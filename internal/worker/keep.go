@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -84,7 +85,7 @@ func (w *Worker) keep(ctx context.Context, c *protocol.Call, r *protocol.Result)
 // keepText keeps a text.
 func keepText(text []byte, kept *protocol.Kept) keepFunc {
 	return func(ctx context.Context, s *keeper, c *protocol.Call) (*protocol.Kept, error) {
-		_, err := s.put(ctx, protocol.KeptText(c.SessionID, c.ID), bytes.NewReader(text))
+		_, err := s.put(ctx, wire.KeptText(c.SessionID, c.ID), bytes.NewReader(text))
 		return kept, err
 	}
 }
@@ -92,11 +93,11 @@ func keepText(text []byte, kept *protocol.Kept) keepFunc {
 // keepValue keeps a value, from which any part of it can be read.
 func keepValue(whole protocol.Value) keepFunc {
 	return func(ctx context.Context, s *keeper, c *protocol.Call) (*protocol.Kept, error) {
-		body, err := protocol.EncodeValue(whole)
+		body, err := wire.EncodeValue(whole)
 		if err != nil {
 			return nil, err
 		}
-		_, err = s.put(ctx, protocol.KeptValue(c.SessionID, c.ID), bytes.NewReader(body))
+		_, err = s.put(ctx, wire.KeptValue(c.SessionID, c.ID), bytes.NewReader(body))
 		return &protocol.Kept{}, err
 	}
 }
@@ -109,12 +110,12 @@ func keepOutput(written *spool.Spool) keepFunc {
 			return nil, err
 		}
 		both := []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}
-		text, err := s.put(ctx, protocol.KeptText(c.SessionID, c.ID), written.Reader(both...))
+		text, err := s.put(ctx, wire.KeptText(c.SessionID, c.ID), written.Reader(both...))
 		if err != nil {
 			return nil, err
 		}
 		for part, stream := range map[string]sandbox.Stream{protocol.PartStdout: sandbox.Stdout, protocol.PartStderr: sandbox.Stderr} {
-			name := protocol.KeptStream(c.SessionID, c.ID, part)
+			name := wire.KeptStream(c.SessionID, c.ID, part)
 			if written.Total(stream) == written.Total(both...) { // the other one is empty
 				_, err = s.AddLink(ctx, name, text)
 			} else {
@@ -130,10 +131,10 @@ func keepOutput(written *spool.Spool) keepFunc {
 
 // isLong reports whether a reader may be shown less than all of a call's value.
 func (w *Worker) isLong(c *protocol.Call, v protocol.Value) bool {
-	if k := w.kinds[c.Payload.Kind()]; k != nil && k.long != nil {
+	if k := w.kinds[wire.KindOf(c.Payload)]; k != nil && k.long != nil {
 		return k.long(v)
 	}
-	body, err := protocol.EncodeValue(v)
+	body, err := wire.EncodeValue(v)
 	return err == nil && len(body) > plain.MaxError
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -20,7 +21,7 @@ import (
 // keptObjects are the names of what is kept of all sessions.
 func (r *rig) keptObjects(t *testing.T) []string {
 	t.Helper()
-	store, err := r.JS.ObjectStore(t.Context(), r.Name.KeptBucket())
+	store, err := r.JS.ObjectStore(t.Context(), wire.KeptBucket(r.Name))
 	require.NoError(t, err)
 	objects, err := store.List(t.Context())
 	if err != nil {
@@ -55,7 +56,7 @@ func TestKeep_AFileThatIsReadSideBySideIsStoredOnce(t *testing.T) {
 	}
 	read := r.kept(session, protocol.ResultRead{CallID: calls[3].ID, Offset: 99_999})
 	require.Equal(t, "line of text\nline of text\n", string(value[protocol.ResultReadResult](t, read).Content))
-	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(r.Name.KeptBucket()))
+	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(wire.KeptBucket(r.Name)))
 	require.NoError(t, err)
 	info, err := stream.Info(t.Context())
 	require.NoError(t, err)
@@ -96,7 +97,7 @@ func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
 		return r.dispatch(t.Context(), c)
 	}
 	for kind, want := range map[protocol.Kind]string{"text": long, "object": object, "fails": long, "short": "", "fails_shortly": ""} {
-		payload, err := protocol.NewUserPayload(kind, json.RawMessage(`{}`))
+		payload, err := wire.NewUserPayload(kind, json.RawMessage(`{}`))
 		require.NoError(t, err)
 		got := call(payload)
 		require.Equal(t, want != "", got.Kept != nil, kind)
@@ -113,7 +114,7 @@ func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
 	kept[program.CallID] = strings.Repeat("e", 50_000)
 	require.Len(t, r.keptObjects(t), len(kept))
 
-	stream, err := r.JS.Stream(t.Context(), r.Name.ResultsStream())
+	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
 	require.NoError(t, err)
 	require.NoError(t, stream.Purge(t.Context()))
 	for id, want := range kept {
@@ -160,7 +161,7 @@ func TestKeep_OneCopyOfAFile(t *testing.T) {
 func TestKeep_WhenTheStoreIsFull(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(r.Name.KeptBucket()))
+	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(wire.KeptBucket(r.Name)))
 	require.NoError(t, err)
 	config := stream.CachedInfo().Config
 	config.MaxBytes = 10_000
@@ -188,9 +189,9 @@ func TestKeep_WhatIsNotThereAnyMore(t *testing.T) {
 	require.Len(t, value[protocol.FilesGlobResult](t, got).Paths, 10)
 	require.Equal(t, &protocol.Kept{Lines: 3000}, got.Kept)
 	require.Len(t, strings.Split(r.keptLines(t, session, protocol.ResultRead{CallID: got.CallID}), "\n"), 3001)
-	store, err := r.JS.ObjectStore(t.Context(), r.Name.KeptBucket())
+	store, err := r.JS.ObjectStore(t.Context(), wire.KeptBucket(r.Name))
 	require.NoError(t, err)
-	require.NoError(t, store.Delete(t.Context(), protocol.KeptText(session, got.CallID)))
+	require.NoError(t, store.Delete(t.Context(), wire.KeptText(session, got.CallID)))
 	gone := r.kept(session, protocol.ResultRead{CallID: got.CallID})
 	requireFault(t, gone, protocol.StatusFailed, protocol.CodeNotFound)
 	require.Contains(t, gone.Error.Message, "was kept, and is not any more")

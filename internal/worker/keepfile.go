@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -44,7 +45,7 @@ func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && 
 // read again and again is kept once for each content that it had.
 func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
 	kept := &protocol.Kept{Lines: v.TotalLines}
-	name := protocol.KeptFile(c.SessionID, v.SHA256)
+	name := wire.KeptFile(c.SessionID, v.SHA256)
 	if v.Raw {
 		name += ".base64"
 		kept.Lines = 1
@@ -58,7 +59,7 @@ func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pr
 		return nil, err
 	}
 	file := &jetstream.ObjectInfo{Bucket: s.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
-	_, err = s.AddLink(ctx, protocol.KeptText(c.SessionID, c.ID), file)
+	_, err = s.AddLink(ctx, wire.KeptText(c.SessionID, c.ID), file)
 	return kept, err
 }
 

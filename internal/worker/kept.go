@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
@@ -36,7 +37,7 @@ func resultRead(ctx context.Context, a *Attempt, p protocol.ResultRead) (protoco
 	}
 	result, err := w.holder.Result(ctx, session, p.CallID)
 	switch {
-	case err != nil && !errors.Is(err, protocol.ErrInvalidResult):
+	case err != nil && !errors.Is(err, wire.ErrInvalidResult):
 		return nil, err
 	case result == nil || result.Value == nil && result.Kept == nil:
 		return nil, protocol.Errorf(protocol.CodeNotFound, "there is no result of call %q with a value in this session. "+
@@ -64,9 +65,9 @@ func (w *Worker) awaitKept(ctx context.Context, session protocol.SessionID, p pr
 func keptName(session protocol.SessionID, p protocol.ResultRead) string {
 	switch p.Part {
 	case protocol.PartStdout, protocol.PartStderr:
-		return protocol.KeptStream(session, p.CallID, p.Part)
+		return wire.KeptStream(session, p.CallID, p.Part)
 	case "", protocol.PartText, protocol.PartOutput:
-		return protocol.KeptText(session, p.CallID)
+		return wire.KeptText(session, p.CallID)
 	default:
 		return ""
 	}
@@ -84,14 +85,14 @@ func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p pro
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
 		}
 	}
-	body, err := natsio.GetObjectBytes(ctx, w.js, w.kept.bucket, protocol.KeptValue(session, p.CallID))
+	body, err := natsio.GetObjectBytes(ctx, w.js, w.kept.bucket, wire.KeptValue(session, p.CallID))
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get the value of call %s: %w", p.CallID, err)
 	}
-	value, err := protocol.DecodeValue(body)
+	value, err := wire.DecodeValue(body)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +119,7 @@ func partOf(v protocol.Value, part string) (name string, content []byte, truncat
 	}
 	switch {
 	case part == protocol.PartValue:
-		content, err = protocol.EncodeValue(v)
+		content, err = wire.EncodeValue(v)
 	case part == protocol.PartText:
 		content, err = plain.Text(v)
 	case e == nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -43,40 +44,40 @@ const (
 // kinds are all kinds of payloads that a worker with these handlers runs.
 func kinds(handlers Handlers) map[protocol.Kind]*kind {
 	table := map[protocol.Kind]*kind{
-		protocol.KindCommandRun:  {needs: needsSandbox, check: checks(checkCommand), run: runs(commandRun), long: longer(outputSize)},
-		protocol.KindCodeRun:     {needs: needsSandbox, check: checks(checkCode), run: runs(codeRun), long: longer(outputSize)},
-		protocol.KindToolRun:     {needs: needsAnySandbox, run: runs(toolRun), long: longer(toolSize)},
-		protocol.KindProcessList: {needs: needsSandbox, noFiles: true, run: runs(processList)},
-		protocol.KindProcessRead: {needs: needsSandbox, noFiles: true, run: runs(processRead), long: never},
-		protocol.KindProcessSend: {needs: needsSandbox, noFiles: true, run: runs(processSend), long: never},
-		protocol.KindProcessKill: {needs: needsSandbox, noFiles: true, run: runs(processKill)},
+		wire.KindCommandRun:  {needs: needsSandbox, check: checks(checkCommand), run: runs(commandRun), long: longer(outputSize)},
+		wire.KindCodeRun:     {needs: needsSandbox, check: checks(checkCode), run: runs(codeRun), long: longer(outputSize)},
+		wire.KindToolRun:     {needs: needsAnySandbox, run: runs(toolRun), long: longer(toolSize)},
+		wire.KindProcessList: {needs: needsSandbox, noFiles: true, run: runs(processList)},
+		wire.KindProcessRead: {needs: needsSandbox, noFiles: true, run: runs(processRead), long: never},
+		wire.KindProcessSend: {needs: needsSandbox, noFiles: true, run: runs(processSend), long: never},
+		wire.KindProcessKill: {needs: needsSandbox, noFiles: true, run: runs(processKill)},
 
-		protocol.KindFilesRead:      {needs: needsSandbox, run: runs(inFiles(fileOps.read)), long: never},
-		protocol.KindFilesWrite:     {needs: needsSandbox, run: runs(inFiles(fileOps.write))},
-		protocol.KindFilesEdit:      {needs: needsSandbox, run: runs(inFiles(fileOps.edit))},
-		protocol.KindFilesJSONRead:  {needs: needsSandbox, run: runs(inFiles(fileOps.readJSON))},
-		protocol.KindFilesJSONWrite: {needs: needsSandbox, run: runs(inFiles(fileOps.writeJSON))},
-		protocol.KindFilesExists:    {needs: needsSandbox, run: runs(inFiles(fileOps.exists))},
-		protocol.KindFilesList:      {needs: needsSandbox, run: runs(inFiles(fileOps.list))},
-		protocol.KindFilesTree:      {needs: needsSandbox, run: runs(inFiles(fileOps.tree))},
-		protocol.KindFilesGlob:      {needs: needsSandbox, run: runs(inFiles(fileOps.glob))},
-		protocol.KindFilesSearch:    {needs: needsSandbox, run: runs(inFiles(fileOps.search))},
+		wire.KindFilesRead:      {needs: needsSandbox, run: runs(inFiles(fileOps.read)), long: never},
+		wire.KindFilesWrite:     {needs: needsSandbox, run: runs(inFiles(fileOps.write))},
+		wire.KindFilesEdit:      {needs: needsSandbox, run: runs(inFiles(fileOps.edit))},
+		wire.KindFilesJSONRead:  {needs: needsSandbox, run: runs(inFiles(fileOps.readJSON))},
+		wire.KindFilesJSONWrite: {needs: needsSandbox, run: runs(inFiles(fileOps.writeJSON))},
+		wire.KindFilesExists:    {needs: needsSandbox, run: runs(inFiles(fileOps.exists))},
+		wire.KindFilesList:      {needs: needsSandbox, run: runs(inFiles(fileOps.list))},
+		wire.KindFilesTree:      {needs: needsSandbox, run: runs(inFiles(fileOps.tree))},
+		wire.KindFilesGlob:      {needs: needsSandbox, run: runs(inFiles(fileOps.glob))},
+		wire.KindFilesSearch:    {needs: needsSandbox, run: runs(inFiles(fileOps.search))},
 
-		protocol.KindMCPList:        {needs: needsSandbox, run: runs(mcpList)},
-		protocol.KindMCPCall:        {needs: needsSandbox, run: runs(mcpCall), long: longer(mcpSize)},
-		protocol.KindDialogOpen:     {needs: needsFunction, check: checks(checkDialog), run: runs(dialogOpen), long: longer(dialogSize)},
-		protocol.KindDialogContinue: {needs: needsFunction, run: runs(dialogContinue), long: longer(dialogSize)},
-		protocol.KindDialogEnd:      {needs: needsFunction, run: runs(dialogEnd), long: longer(dialogSize)},
+		wire.KindMCPList:        {needs: needsSandbox, run: runs(mcpList)},
+		wire.KindMCPCall:        {needs: needsSandbox, run: runs(mcpCall), long: longer(mcpSize)},
+		wire.KindDialogOpen:     {needs: needsFunction, check: checks(checkDialog), run: runs(dialogOpen), long: longer(dialogSize)},
+		wire.KindDialogContinue: {needs: needsFunction, run: runs(dialogContinue), long: longer(dialogSize)},
+		wire.KindDialogEnd:      {needs: needsFunction, run: runs(dialogEnd), long: longer(dialogSize)},
 
-		protocol.KindWorkspaceImport:  {needs: needsSandbox, check: checks(checkImport), run: runs(workspaceImport)},
-		protocol.KindWorkspaceExport:  {needs: needsSandbox, check: checks(checkExport), run: runs(workspaceExport)},
-		protocol.KindWorkspaceRestore: {needs: needsSandbox, run: runs(workspaceRestore)},
-		protocol.KindWorkspaceRemove:  {needs: needsLane, noFiles: true, run: runs(workspaceRemove)},
+		wire.KindWorkspaceImport:  {needs: needsSandbox, check: checks(checkImport), run: runs(workspaceImport)},
+		wire.KindWorkspaceExport:  {needs: needsSandbox, check: checks(checkExport), run: runs(workspaceExport)},
+		wire.KindWorkspaceRestore: {needs: needsSandbox, run: runs(workspaceRestore)},
+		wire.KindWorkspaceRemove:  {needs: needsLane, noFiles: true, run: runs(workspaceRemove)},
 
-		protocol.KindResultRead: {needs: needsNothing, noFiles: true, run: runs(resultRead), long: never},
-		protocol.KindHTTPFetch:  {needs: needsNothing, noFiles: true, run: runs(httpFetch), long: longer(pageSize)},
-		protocol.KindNoop:       {needs: needsNothing, noFiles: true, run: runs(noop), long: never},
-		protocol.KindTurnRun:    {needs: needsNothing, check: checks(refuseTurn)},
+		wire.KindResultRead: {needs: needsNothing, noFiles: true, run: runs(resultRead), long: never},
+		wire.KindHTTPFetch:  {needs: needsNothing, noFiles: true, run: runs(httpFetch), long: longer(pageSize)},
+		wire.KindNoop:       {needs: needsNothing, noFiles: true, run: runs(noop), long: never},
+		wire.KindTurnRun:    {needs: needsNothing, check: checks(refuseTurn)},
 	}
 	for name, handler := range handlers.Calls {
 		table[name] = &kind{needs: needsFunction, run: runs(handler.run), long: longer(userSize)}
@@ -89,7 +90,7 @@ func runs[P protocol.Payload](run func(context.Context, *Attempt, P) (protocol.V
 	return func(ctx context.Context, a *Attempt, p protocol.Payload) (protocol.Value, error) {
 		typed, ok := p.(P)
 		if !ok {
-			return nil, unknownPayload(p.Kind())
+			return nil, unknownPayload(wire.KindOf(p))
 		}
 		return run(ctx, a, typed)
 	}
@@ -100,7 +101,7 @@ func checks[P protocol.Payload](check func(*Worker, P) *protocol.Error) func(*Wo
 	return func(w *Worker, p protocol.Payload) *protocol.Error {
 		typed, ok := p.(P)
 		if !ok {
-			return unknownPayload(p.Kind())
+			return unknownPayload(wire.KindOf(p))
 		}
 		return check(w, typed)
 	}

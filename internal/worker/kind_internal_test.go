@@ -8,24 +8,25 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Every payload of the protocol is in the table, but what the holder replaces before it runs a call.
 func TestKinds_HaveEveryPayload(t *testing.T) {
 	t.Parallel()
-	samples, err := filepath.Glob("../../pkg/protocol/testdata/v1/payload/*.json")
+	samples, err := filepath.Glob("../wire/testdata/v1/payload/*.json")
 	require.NoError(t, err)
 	require.NotEmpty(t, samples)
 	table := kinds(Handlers{})
 	for _, sample := range samples {
 		body, err := os.ReadFile(sample)
 		require.NoError(t, err)
-		payload, err := protocol.DecodePayload(body)
+		payload, err := wire.DecodePayload(body)
 		require.NoError(t, err, sample)
 		_, isUnknown := payload.(protocol.UnknownPayload)
-		if payload.Kind() != protocol.KindStored && !isUnknown {
-			require.Contains(t, table, payload.Kind(), strings.TrimSuffix(filepath.Base(sample), ".json"))
+		if wire.KindOf(payload) != wire.KindStored && !isUnknown {
+			require.Contains(t, table, wire.KindOf(payload), strings.TrimSuffix(filepath.Base(sample), ".json"))
 		}
 	}
 }

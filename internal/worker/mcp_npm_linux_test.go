@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -99,7 +100,7 @@ func TestMCP_AServerOfOthersThatIsKilled(t *testing.T) {
 	call.Delivery, call.RunTimeout = protocol.AtMostOnce, protocol.MillisOf(2*patience)
 	call.Resources[0].Key += "/mcp:everything"
 	progress := make(chan *nats.Msg, 10_000)
-	watching, err := s.NC.ChanSubscribe(s.Name.OutputSubject(session, call.ID), progress)
+	watching, err := s.NC.ChanSubscribe(wire.OutputSubject(s.Name, session, call.ID), progress)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, watching.Unsubscribe()) }()
 	result := make(chan *protocol.Result, 1)
@@ -113,7 +114,7 @@ func TestMCP_AServerOfOthersThatIsKilled(t *testing.T) {
 	for limit := time.After(patience); ; {
 		select {
 		case m := <-progress:
-			frame, err := protocol.DecodeFrame(m.Data)
+			frame, err := wire.DecodeFrame(m.Data)
 			require.NoError(t, err)
 			if !strings.Contains(string(frame.Data), "[progress ") {
 				continue

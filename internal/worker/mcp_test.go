@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -277,8 +278,8 @@ func TestMCP_ProgressIsSeenLive(t *testing.T) {
 	file := filepath.Join(workspaceOf(o.Data, session), "waits")
 	call := newCall(session, mcpCall("wait", file))
 	seen := make(chan string, 16)
-	watching, err := r.NC.Subscribe(r.Name.OutputSubject(session, call.ID), func(m *nats.Msg) {
-		if frame, err := protocol.DecodeFrame(m.Data); err == nil && frame.Kind == protocol.FrameStdout {
+	watching, err := r.NC.Subscribe(wire.OutputSubject(r.Name, session, call.ID), func(m *nats.Msg) {
+		if frame, err := wire.DecodeFrame(m.Data); err == nil && frame.Kind == wire.FrameStdout {
 			seen <- string(frame.Data)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -41,7 +42,7 @@ func (s *sandboxes) claimPlace(ctx context.Context, l protocol.Lane, workspace s
 func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace string) error {
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
-	key := string(l.Hash())
+	key := string(wire.HashLane(l))
 	claims := s.options.Durability != DurabilityNone
 	if claims {
 		_, err := s.places.Create(ctx, key, []byte(s.dataID))
@@ -81,7 +82,7 @@ func (s *sandboxes) isNew(ctx context.Context, l protocol.Lane, key string) erro
 	if s.workspaces == nil {
 		return nil
 	}
-	there, err := s.workspaces.Has(ctx, l.Hash())
+	there, err := s.workspaces.Has(ctx, wire.HashLane(l))
 	if err == nil && !there {
 		return nil
 	}
@@ -102,11 +103,11 @@ func (s *sandboxes) isNew(ctx context.Context, l protocol.Lane, key string) erro
 // has ended the directory may be that of another worker: what is left of it stays.
 func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
 	if s.workspaces != nil {
-		if err := s.workspaces.Remove(ctx, l.Hash()); err != nil {
+		if err := s.workspaces.Remove(ctx, wire.HashLane(l)); err != nil {
 			return err
 		}
 	}
-	key := string(l.Hash())
+	key := string(wire.HashLane(l))
 	place, err := s.placeOf(ctx, key)
 	if err != nil {
 		return fmt.Errorf("read the place of %s: %w", l, err)

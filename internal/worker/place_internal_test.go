@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -58,7 +59,7 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	js, err := jetstream.New(f.NC, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
-	places, err := js.KeyValue(t.Context(), f.Name.PlacesBucket())
+	places, err := js.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 	require.NoError(t, err)
 	o := Options{Data: t.TempDir(), Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}
 	s, err := newSandboxes(o, places)
@@ -74,7 +75,7 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	left, err := os.ReadDir(workspace)
 	require.NoError(t, err)
 	require.Len(t, left, files-1)
-	_, err = places.Get(t.Context(), string(protocol.Lane("sandbox/one").Hash()))
+	_, err = places.Get(t.Context(), string(wire.HashLane(protocol.Lane("sandbox/one"))))
 	require.NoError(t, err, "the removal is found again")
 	require.NoError(t, s.remove(t.Context(), "sandbox/one"))
 	require.NoDirExists(t, workspace)
@@ -86,7 +87,7 @@ func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	nc, link := f.ConnectVia()
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
-	places, err := js.KeyValue(t.Context(), f.Name.PlacesBucket())
+	places, err := js.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 	require.NoError(t, err)
 	s, err := newSandboxes(Options{Data: t.TempDir()}, places)
 	require.NoError(t, err)
@@ -100,7 +101,7 @@ func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	go func() { claimed <- s.claimPlace(t.Context(), "sandbox/one", t.TempDir()) }()
 	link.Mend()
 	require.NoError(t, <-claimed)
-	place, err := places.Get(t.Context(), string(protocol.Lane("sandbox/one").Hash()))
+	place, err := places.Get(t.Context(), string(wire.HashLane(protocol.Lane("sandbox/one"))))
 	require.NoError(t, err)
 	require.Equal(t, s.dataID, string(place.Value()))
 

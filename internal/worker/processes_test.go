@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -66,9 +67,9 @@ func TestBackground_OutputIsSeenLive(t *testing.T) {
 	session := protocol.NewSessionID()
 	live := r.listen(t, session)
 	r.startServer(t, session)
-	live.until(t, protocol.FrameStdout, "ready\n") // long before its end
+	live.until(t, wire.FrameStdout, "ready\n") // long before its end
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "stop"}))
-	frames := live.until(t, protocol.FrameStdout, "ready\nbye\n")
+	frames := live.until(t, wire.FrameStdout, "ready\nbye\n")
 	require.Equal(t, frames[0].CallID, frames[len(frames)-1].CallID)
 
 	// A flood is cut, and the gap shows.
@@ -76,8 +77,8 @@ func TestBackground_OutputIsSeenLive(t *testing.T) {
 	live = r.listen(t, flooded)
 	got := r.do(flooded, protocol.CommandRun{Command: `head -c 2000000 /dev/zero | tr '\0' x; sleep 1.2; echo end`, Background: true})
 	requireOK(t, got)
-	frames = live.until(t, protocol.FrameStdout, "end\n")
-	require.Less(t, len(together(frames, protocol.FrameStdout)), 1<<20)
+	frames = live.until(t, wire.FrameStdout, "end\n")
+	require.Less(t, len(together(frames, wire.FrameStdout)), 1<<20)
 	require.Greater(t, frames[len(frames)-1].Seq, uint64(len(frames)))
 }
 

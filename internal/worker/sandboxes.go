@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -139,7 +140,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leas
 		return nil, err
 	}
 	opened, err := s.start(ctx, sandbox.Spec{
-		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
+		ID: cmp.Or(sandboxOf(l), string(wire.HashLane(l))), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
 		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})
@@ -260,7 +261,7 @@ func directoryName(l protocol.Lane) string {
 	if id, err := protocol.ParseSessionID(sandboxOf(l)); err == nil {
 		return string(id)
 	}
-	return "lane." + string(l.Hash())
+	return "lane." + string(wire.HashLane(l))
 }
 
 // opened is the box of a lane; nil when it has none.

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -235,7 +236,7 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	session := protocol.NewSessionID()
 	handle := r.startServer(t, session)
 	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
-	payload, err := protocol.NewUserPayload("stubborn", nil)
+	payload, err := wire.NewUserPayload("stubborn", nil)
 	require.NoError(t, err)
 	call := newCall(session, payload)
 	call.Delivery = protocol.AtMostOnce

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -63,7 +64,7 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	require.Equal(t, protocol.WorkerID("strong"), got.WorkerID)
 	require.Equal(t, 1, got.Attempt)
 	for range 3 { // whoever is given them first
-		refund.ID, refund.IssuedAt = protocol.RandomCallID(), command.IssuedAt
+		refund.ID, refund.IssuedAt = wire.RandomCallID(), command.IssuedAt
 		require.Equal(t, protocol.WorkerID("paying"), r.dispatch(t.Context(), refund).WorkerID)
 	}
 }

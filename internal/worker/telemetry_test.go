@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -23,14 +24,14 @@ import (
 // heard collects the frames of a session.
 type heard struct {
 	mu     sync.Mutex
-	frames []protocol.Frame
+	frames []wire.Frame
 }
 
 func (r *rig) listen(t *testing.T, session protocol.SessionID) *heard {
 	t.Helper()
 	h := &heard{}
 	watch, err := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), session,
-		func(*protocol.Result) {}, func(f *protocol.Frame) {
+		func(*protocol.Result) {}, func(f *wire.Frame) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.frames = append(h.frames, *f)
@@ -41,20 +42,20 @@ func (r *rig) listen(t *testing.T, session protocol.SessionID) *heard {
 }
 
 // until waits for the frame that ends what was said on a stream.
-func (h *heard) until(t *testing.T, kind protocol.FrameKind, said string) []protocol.Frame {
+func (h *heard) until(t *testing.T, kind wire.FrameKind, said string) []wire.Frame {
 	t.Helper()
-	var frames []protocol.Frame
+	var frames []wire.Frame
 	require.Eventually(t, func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		frames = append([]protocol.Frame(nil), h.frames...)
+		frames = append([]wire.Frame(nil), h.frames...)
 		return strings.HasSuffix(together(frames, kind), said)
 	}, patience, time.Millisecond)
 	return frames
 }
 
 // together is everything that was said on a stream.
-func together(frames []protocol.Frame, kind protocol.FrameKind) string {
+func together(frames []wire.Frame, kind wire.FrameKind) string {
 	var all strings.Builder
 	for _, f := range frames {
 		if f.Kind == kind {
@@ -76,8 +77,8 @@ func TestFrames_TellWhatHappensInOrder(t *testing.T) {
 	got := r.dispatch(t.Context(), call)
 	requireOK(t, got)
 	v := value[protocol.CommandRunResult](t, got)
-	frames := live.until(t, protocol.FrameStdout, "the end")
-	require.Equal(t, protocol.FrameStarted, frames[0].Kind)
+	frames := live.until(t, wire.FrameStdout, "the end")
+	require.Equal(t, wire.FrameStarted, frames[0].Kind)
 	for i, f := range frames {
 		require.Equal(t, uint64(i+1), f.Seq)
 		require.Equal(t, call.ID, f.CallID)
@@ -86,8 +87,8 @@ func TestFrames_TellWhatHappensInOrder(t *testing.T) {
 		require.LessOrEqual(t, len(f.Data), 32<<10)
 	}
 	require.False(t, v.Truncated)
-	require.Equal(t, string(v.Stdout), together(frames, protocol.FrameStdout))
-	require.Equal(t, "oops\n", together(frames, protocol.FrameStderr))
+	require.Equal(t, string(v.Stdout), together(frames, wire.FrameStdout))
+	require.Equal(t, "oops\n", together(frames, wire.FrameStderr))
 	require.Greater(t, len(frames), 4)
 }
 
@@ -210,7 +211,7 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	tool := byName[telemetry.SpanExecuteTool("read")]
 	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIToolCallID.String("c1"))
 	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIOperation.String("execute_tool"))
-	require.Subset(t, process.Attributes(), telemetry.Processed(r.Name.CallsStream()))
+	require.Subset(t, process.Attributes(), telemetry.Processed(wire.CallsStream(r.Name)))
 	exec := byName[telemetry.SpanSandboxExec]
 	require.Contains(t, exec.Attributes(), telemetry.KeySandboxDriver.String(o.Driver.Name()))
 	for _, name := range []string{telemetry.SpanDispatch("read"), telemetry.SpanProcess, telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec} {

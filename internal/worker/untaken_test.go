@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -30,7 +31,7 @@ func TestCheckpoint_ThatNoWorkerWrites(t *testing.T) {
 			"workspace/l/escaped": {Type: sandbox.TypeDir},
 		},
 	} {
-		require.NoError(t, store.Begin(t.Context(), protocol.SandboxKey(string(session)).Lane().Hash(), tree, "c"))
+		require.NoError(t, store.Begin(t.Context(), wire.HashLane(protocol.SandboxKey(string(session)).Lane()), tree, "c"))
 		for range 2 {
 			requireFault(t, r.do(session, bash("ls")), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
 		}

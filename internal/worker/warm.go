@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -187,7 +188,7 @@ func (s *sandboxes) onlyAt(ctx context.Context, l protocol.Lane) string {
 		return ""
 	}
 	for {
-		place, err := s.placeOf(ctx, string(l.Hash()))
+		place, err := s.placeOf(ctx, string(wire.HashLane(l)))
 		if err == nil || !pause.For(ctx, placePause) {
 			return place
 		}
@@ -200,7 +201,7 @@ func (s *sandboxes) lastAt(ctx context.Context, l protocol.Lane) string {
 	if !s.checkpoints() || sandboxOf(l) == "" || s.opened(l) != nil {
 		return ""
 	}
-	disk, err := s.workspaces.LastDisk(ctx, l.Hash())
+	disk, err := s.workspaces.LastDisk(ctx, wire.HashLane(l))
 	if err != nil { // found out when it is taken
 		return ""
 	}

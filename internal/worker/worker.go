@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
@@ -101,7 +102,7 @@ type Options struct {
 	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot
 	// run are refused instead of left for others.
 	Alone bool
-	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
+	// Handlers execute payloads of kinds of the user's own; see [wire.ParseUserKind].
 	Handlers Handlers
 	// Linger is how long an idle lane is held; 0 means [DefaultLinger], negative not at all, and
 	// then its sandbox is closed with it.
@@ -135,7 +136,7 @@ func (o Options) withDefaults() Options {
 		if err != nil {
 			host = "worker"
 		}
-		o.ID = protocol.NewWorkerID(host)
+		o.ID = wire.NewWorkerID(host)
 	}
 	if o.Slots <= 0 {
 		o.Slots = 4
@@ -214,22 +215,22 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	blobs, err := natsio.Open(ctx, js.ObjectStore, o.Fleet.BlobsBucket())
+	blobs, err := natsio.Open(ctx, js.ObjectStore, wire.BlobsBucket(o.Fleet))
 	if err != nil {
-		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.BlobsBucket(), err)
+		return nil, fmt.Errorf("worker: object store %s: %w", wire.BlobsBucket(o.Fleet), err)
 	}
-	kept, err := natsio.Open(ctx, js.ObjectStore, o.Fleet.KeptBucket())
+	kept, err := natsio.Open(ctx, js.ObjectStore, wire.KeptBucket(o.Fleet))
 	if err != nil {
-		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.KeptBucket(), err)
+		return nil, fmt.Errorf("worker: object store %s: %w", wire.KeptBucket(o.Fleet), err)
 	}
-	places, err := natsio.Open(ctx, js.KeyValue, o.Fleet.PlacesBucket())
+	places, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
 	if err != nil {
-		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
+		return nil, fmt.Errorf("worker: bucket %s: %w", wire.PlacesBucket(o.Fleet), err)
 	}
 	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
 	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
 	w := &Worker{
-		options: o, metrics: metrics, nc: nc, js: js, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()},
+		options: o, metrics: metrics, nc: nc, js: js, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: wire.KeptBucket(o.Fleet)},
 		limitKinds: limitKinds(o.Caps.Limits), kinds: kinds(o.Handlers), dialogs: dialog.New[*Attempt](graceAfter, o.Logger),
 	}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
@@ -336,7 +337,7 @@ func sandboxOf(l protocol.Lane) string {
 }
 
 // Info is what the worker says about itself.
-func (w *Worker) Info() protocol.WorkerInfo {
+func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
 	network := w.sandboxes.network.Mode
 	if network == "" {
@@ -346,7 +347,7 @@ func (w *Worker) Info() protocol.WorkerInfo {
 		network = sandbox.NetworkAll
 	}
 	l := o.Limits
-	return protocol.WorkerInfo{
+	return wire.WorkerInfo{
 		WorkerID: o.ID, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(network), ReadOnly: o.Caps.ReadOnly,
 		LimitKinds: w.limitKinds, Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.kinds(),
@@ -359,9 +360,9 @@ func (w *Worker) Info() protocol.WorkerInfo {
 
 // tell answers those who ask which workers there are, until stop is called.
 func (w *Worker) tell(ctx context.Context) (stop func()) {
-	asked, err := w.nc.Subscribe(w.options.Fleet.WhoSubject(w.options.Pool), func(question *nats.Msg) {
+	asked, err := w.nc.Subscribe(wire.WhoSubject(w.options.Fleet, w.options.Pool), func(question *nats.Msg) {
 		info := w.Info()
-		body, err := protocol.EncodeWorkerInfo(&info)
+		body, err := wire.EncodeWorkerInfo(&info)
 		if err == nil {
 			err = question.Respond(body)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -108,7 +109,7 @@ func (r *rig) run(w *worker.Worker) (stop func()) {
 // newCall makes a call that has a whole sandbox to itself.
 func newCall(session protocol.SessionID, payload protocol.Payload) protocol.Call {
 	return protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: session, Tool: "test", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: session, Tool: "test", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(session)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}

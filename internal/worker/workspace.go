@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -31,7 +32,7 @@ func checkExport(_ *Worker, p protocol.WorkspaceExport) *protocol.Error {
 // checkUpload refuses an invalid name of an upload.
 func checkUpload(p protocol.Payload, name string) *protocol.Error {
 	if !fleetspace.IsUpload(name) {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", p.Kind(), name)
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", wire.KindOf(p), name)
 	}
 	return nil
 }
@@ -74,7 +75,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport
 
 // receive keeps an upload in its journal, and returns what it has.
 func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
-	blob, err := natsio.GetObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob)
+	blob, err := natsio.GetObject(ctx, w.js, wire.BlobsBucket(w.options.Fleet), p.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "upload %q is not in the fleet's object store", p.Blob)
 	}
@@ -189,7 +190,7 @@ func workspaceRestore(ctx context.Context, a *Attempt, p protocol.WorkspaceResto
 	if err := w.sandboxes.kill(l); err != nil {
 		return nil, fmt.Errorf("close the sandbox: %w", err)
 	}
-	stats, err := c.goBack(ctx, l.Hash(), p.At)
+	stats, err := c.goBack(ctx, wire.HashLane(l), p.At)
 	if err == nil {
 		return protocol.WorkspaceRestoreResult{Written: stats.Written, Removed: stats.Removed}, nil
 	}
@@ -203,7 +204,7 @@ func workspaceRestore(ctx context.Context, a *Attempt, p protocol.WorkspaceResto
 // ephemeral makes the directories of a sandbox for a lane that is none's: of a tool
 // whose resource is something else. They are empty, and removed with the sandbox.
 func (s *sandboxes) ephemeral(l protocol.Lane) (home string, err error) {
-	home, err = os.MkdirTemp(filepath.Join(s.options.Data, "sandboxes"), "lane."+string(l.Hash())+".")
+	home, err = os.MkdirTemp(filepath.Join(s.options.Data, "sandboxes"), "lane."+string(wire.HashLane(l))+".")
 	if err != nil {
 		return "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
 	}

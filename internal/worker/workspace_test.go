@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -45,7 +46,7 @@ func TestWorkspace_OutlivesTheLanesRelease(t *testing.T) {
 // requireReleased waits until no lane is held.
 func (r *rig) requireReleased(t *testing.T) {
 	t.Helper()
-	stream, err := r.JS.Stream(t.Context(), r.Name.CallsStream())
+	stream, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		info, err := stream.Info(t.Context())
@@ -95,7 +96,7 @@ func TestWorkspace_IsUnavailableInAnotherDataDirectory(t *testing.T) {
 // left listens; await returns when calls of a session have been left to another worker once more.
 func (r *rig) left(session protocol.SessionID) (await func()) {
 	r.t.Helper()
-	asked, err := r.NC.SubscribeSync(r.Name.AskSubject(protocol.DefaultPool, protocol.SandboxKey(string(session)).Lane().Hash()))
+	asked, err := r.NC.SubscribeSync(wire.AskSubject(r.Name, protocol.DefaultPool, wire.HashLane(protocol.SandboxKey(string(session)).Lane())))
 	require.NoError(r.t, err)
 	require.NoError(r.t, r.NC.Flush())
 	return func() {
@@ -215,7 +216,7 @@ func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) protocol.Work
 
 func (r *rig) store(t *testing.T, name string, content []byte) {
 	t.Helper()
-	_, err := natsio.PutObject(t.Context(), r.JS, r.Name.BlobsBucket(), name, bytes.NewReader(content))
+	_, err := natsio.PutObject(t.Context(), r.JS, wire.BlobsBucket(r.Name), name, bytes.NewReader(content))
 	require.NoError(t, err)
 }
 
@@ -295,11 +296,11 @@ func TestWorkspaceImport_AllOrNothing(t *testing.T) {
 	random := make([]byte, 100<<10)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(random)
 	cut := r.upload(t, "cut", map[string]string{"a": "one", "z": string(random)})
-	infos, err := natsio.ListObjects(t.Context(), r.JS, r.Name.BodiesBucket(), func(string) bool { return true })
+	infos, err := natsio.ListObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	for _, info := range infos {
 		if info.Size > 90<<10 {
-			require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, r.Name.BodiesBucket(), info.Name))
+			require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
 		}
 	}
 	outside := r.uploadRoot(t, "outside", emptyRoot(t))
@@ -339,9 +340,9 @@ func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {
 	session := protocol.NewSessionID()
 	home := filepath.Dir(workspaceOf(o.Data, session))
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "a"}))
-	places, err := r.JS.KeyValue(t.Context(), r.Name.PlacesBucket())
+	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
 	require.NoError(t, err)
-	place := string(protocol.SandboxKey(string(session)).Lane().Hash())
+	place := string(wire.HashLane(protocol.SandboxKey(string(session)).Lane()))
 
 	require.NoError(t, os.RemoveAll(home)) // as one that was cut short before it had forgotten the place
 	_, err = places.Get(t.Context(), place)

@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -244,7 +245,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if name == "" {
 		name, _ = os.Hostname() // only a name
 	}
-	o.ID = protocol.NewWorkerID(name)
+	o.ID = wire.NewWorkerID(name)
 	drain, abort := context.WithCancel(ctx)
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -96,7 +97,7 @@ func bind(ctx context.Context, js jetstream.JetStream, at record) (record, error
 	if err != nil {
 		return record{}, err
 	}
-	places, err := js.KeyValue(ctx, at.Fleet.PlacesBucket())
+	places, err := js.KeyValue(ctx, wire.PlacesBucket(at.Fleet))
 	if err != nil {
 		return record{}, err
 	}
@@ -120,7 +121,7 @@ func mayBind(ctx context.Context, js jetstream.JetStream, at record) error {
 	if err != nil {
 		return err
 	}
-	objects, err := natsio.ListObjects(ctx, js, at.Fleet.BodiesBucket(), func(string) bool { return true })
+	objects, err := natsio.ListObjects(ctx, js, wire.BodiesBucket(at.Fleet), func(string) bool { return true })
 	if err != nil {
 		return err
 	}
@@ -136,9 +137,9 @@ func mayBind(ctx context.Context, js jetstream.JetStream, at record) error {
 
 // bound is where the bodies of a fleet are; the zero record when nobody has decided it.
 func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r record, err error) {
-	places, err := js.KeyValue(ctx, fleet.PlacesBucket())
+	places, err := js.KeyValue(ctx, wire.PlacesBucket(fleet))
 	if err != nil {
-		return record{}, fmt.Errorf("open %s: %w", fleet.PlacesBucket(), err)
+		return record{}, fmt.Errorf("open %s: %w", wire.PlacesBucket(fleet), err)
 	}
 	entry, err := places.Get(ctx, bodiesKey)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {

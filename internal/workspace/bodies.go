@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -68,7 +69,7 @@ func (b natsBodies) get(ctx context.Context, name string) ([]byte, error) {
 }
 
 func (b natsBodies) read(ctx context.Context, name string) ([]byte, error) {
-	object, err := natsio.GetObject(ctx, b.js, b.fleet.BodiesBucket(), name)
+	object, err := natsio.GetObject(ctx, b.js, wire.BodiesBucket(b.fleet), name)
 	if err != nil {
 		return nil, err
 	}
@@ -84,12 +85,12 @@ func (b natsBodies) put(ctx context.Context, name string, body []byte) error {
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return fmt.Errorf("look for body %s: %w", name, err)
 	}
-	_, err = natsio.PutObject(ctx, b.js, b.fleet.BodiesBucket(), name, bytes.NewReader(body))
+	_, err = natsio.PutObject(ctx, b.js, wire.BodiesBucket(b.fleet), name, bytes.NewReader(body))
 	return err
 }
 
 func (b natsBodies) before(ctx context.Context, at time.Time) (old []stored, err error) {
-	infos, err := natsio.ListObjects(ctx, b.js, b.fleet.BodiesBucket(), func(string) bool { return true })
+	infos, err := natsio.ListObjects(ctx, b.js, wire.BodiesBucket(b.fleet), func(string) bool { return true })
 	for _, info := range infos {
 		if !info.Deleted && !info.ModTime.After(at) {
 			old = append(old, stored{name: info.Name, info: info})
@@ -103,7 +104,7 @@ func (b natsBodies) remove(ctx context.Context, old []stored) error {
 	for _, o := range old {
 		infos = append(infos, o.info)
 	}
-	return natsio.DeleteTheseObjects(ctx, b.js, b.fleet.BodiesBucket(), slices.Clip(infos)...)
+	return natsio.DeleteTheseObjects(ctx, b.js, wire.BodiesBucket(b.fleet), slices.Clip(infos)...)
 }
 
 // lasts reports whether an error of a store will be the same when it is asked again.

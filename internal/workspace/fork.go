@@ -7,6 +7,7 @@ import (
 	"maps"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,7 +18,7 @@ var ErrExists = errors.New("there is a workspace already")
 // the last one that changed anything when call is "". Both need the same bodies; none is copied. No
 // worker may have the lane yet. The error wraps [ErrNone] when there is no such checkpoint, or none
 // any more; [ErrExists] when to has a workspace, which stays as it is.
-func (s *Store) Fork(ctx context.Context, from protocol.LaneHash, call protocol.CallID, to protocol.LaneHash, has func(path string) bool) error {
+func (s *Store) Fork(ctx context.Context, from wire.LaneHash, call protocol.CallID, to wire.LaneHash, has func(path string) bool) error {
 	at, err := s.find(ctx, from, call)
 	if err != nil {
 		return err
@@ -66,7 +67,7 @@ func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
 // Begin begins the workspace of a lane with a tree, whose bodies are stored, as if calls had made
 // it. The error wraps [ErrExists] when the lane has a workspace, [snapshot.ErrLimit] when the tree
 // is larger than one may be.
-func (s *Store) Begin(ctx context.Context, lane protocol.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
+func (s *Store) Begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
 	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
 	switch err := w.begin(ctx, &checkpoint{Calls: calls}, &snapshot.Delta{Set: tree}); {
 	case errors.Is(err, ErrLost):

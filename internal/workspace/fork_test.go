@@ -14,17 +14,18 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-const fork = protocol.LaneHash("FORK")
+const fork = wire.LaneHash("FORK")
 
 func all(string) bool { return true }
 
 // forked is the content of the files of a lane's workspace, restored.
-func forked(t *testing.T, store *workspace.Store, lane protocol.LaneHash, call protocol.CallID) map[string]string {
+func forked(t *testing.T, store *workspace.Store, lane wire.LaneHash, call protocol.CallID) map[string]string {
 	t.Helper()
 	tree, err := store.At(t.Context(), lane, call)
 	require.NoError(t, err)
@@ -88,9 +89,9 @@ func TestFork_ManyOfOneAddNoBodies(t *testing.T) {
 	w.append("large", string(random(300_000)))
 	w.append("small", "one\n")
 	require.NoError(t, w.commit("c1"))
-	lanes := []protocol.LaneHash{lane}
+	lanes := []wire.LaneHash{lane}
 	for i := range 200 {
-		to := protocol.LaneHash("F" + strconv.Itoa(i))
+		to := wire.LaneHash("F" + strconv.Itoa(i))
 		require.NoError(t, store.Fork(t.Context(), lane, "", to, all))
 		lanes = append(lanes, to)
 	}
@@ -121,16 +122,16 @@ func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
 	require.NoError(t, store.Begin(t.Context(), fork, snapshot.Tree{"d": {Type: sandbox.TypeDir}}, "c"))
-	infos, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
+	infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	require.Len(t, infos, 1)
-	_, err = natsio.PutObject(t.Context(), f.JS, f.Name.BodiesBucket(), infos[0].Name, bytes.NewReader([]byte("another")))
+	_, err = natsio.PutObject(t.Context(), f.JS, wire.BodiesBucket(f.Name), infos[0].Name, bytes.NewReader([]byte("another")))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err = store.Take(ctx, fork, "w", 1)
 	require.ErrorIs(t, err, snapshot.ErrCorrupt)
-	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, f.Name.BodiesBucket(), infos[0].Name))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), infos[0].Name))
 	_, err = store.Take(ctx, fork, "w", 1)
 	require.ErrorIs(t, err, workspace.ErrMissing)
 	require.NoError(t, ctx.Err(), "it is known at once")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -30,7 +31,7 @@ type Checkpoint struct {
 
 // History returns the checkpoints of a lane's workspace, the oldest first, but for those of workers
 // that only took it.
-func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoint, error) {
+func (s *Store) History(ctx context.Context, lane wire.LaneHash) ([]Checkpoint, error) {
 	var history []Checkpoint
 	err := s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if len(m.Calls) > 0 {
@@ -45,7 +46,7 @@ func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoi
 
 // Change returns what a lane's workspace had before and after the checkpoint that covers a call; ""
 // is the last one that covers any. The error wraps [ErrNone] when there is none.
-func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (before, after snapshot.Tree, err error) {
+func (s *Store) Change(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (before, after snapshot.Tree, err error) {
 	at, err := s.find(ctx, lane, call)
 	if err != nil {
 		return nil, nil, err
@@ -63,7 +64,7 @@ func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protoco
 // At returns what a lane's workspace had after the checkpoint that covers a call; "" is the last
 // one that covers any. The error wraps [ErrNone] when there is none, [ErrInvalid] when it cannot be
 // a workspace.
-func (s *Store) At(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
+func (s *Store) At(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
 	at, err := s.find(ctx, lane, call)
 	if err != nil {
 		return nil, err
@@ -73,7 +74,7 @@ func (s *Store) At(ctx context.Context, lane protocol.LaneHash, call protocol.Ca
 }
 
 // Ref names the checkpoint that [Store.At] is about.
-func (s *Store) Ref(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (Ref, error) {
+func (s *Store) Ref(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (Ref, error) {
 	at, err := s.find(ctx, lane, call)
 	if err != nil {
 		return Ref{}, err
@@ -82,7 +83,7 @@ func (s *Store) Ref(ctx context.Context, lane protocol.LaneHash, call protocol.C
 }
 
 // find returns the checkpoint that covers a call; "" is the last one that covers any.
-func (s *Store) find(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (at *message, err error) {
+func (s *Store) find(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (at *message, err error) {
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if call == "" && len(m.Calls) > 0 || slices.Contains(m.Calls, call) {
 			at = m

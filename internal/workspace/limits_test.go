@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -40,7 +41,7 @@ func TestTake_OfTooMuch(t *testing.T) {
 	require.NoError(t, err)
 	message, err := json.Marshal(map[string]any{"type": "checkpoint", "version": 1, "epoch": 2, "calls": []string{"c2"}, "base": parts, "delta": map[string]any{}})
 	require.NoError(t, err)
-	_, err = f.JS.Publish(t.Context(), f.Name.WorkspaceSubject(lane), message)
+	_, err = f.JS.Publish(t.Context(), wire.WorkspaceSubject(f.Name, lane), message)
 	require.NoError(t, err)
 
 	_, err = store.Take(t.Context(), lane, "w", 3)
@@ -103,7 +104,7 @@ func TestTake_OfEndlessChanges(t *testing.T) {
 		node := fileOf(mostParts / 16)
 		message, err := json.Marshal(map[string]any{"type": "checkpoint", "version": 1, "epoch": 1, "delta": snapshot.Delta{Set: snapshot.Tree{"f" + strconv.Itoa(i): node}}})
 		require.NoError(t, err)
-		_, err = f.JS.Publish(t.Context(), f.Name.WorkspaceSubject(lane), message)
+		_, err = f.JS.Publish(t.Context(), wire.WorkspaceSubject(f.Name, lane), message)
 		require.NoError(t, err)
 	}
 	_, err = store.Take(t.Context(), lane, "w", 2)

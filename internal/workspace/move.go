@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -37,9 +38,9 @@ func Move(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string, 
 	if err != nil {
 		return m, err
 	}
-	places, err := js.KeyValue(ctx, fleet.PlacesBucket())
+	places, err := js.KeyValue(ctx, wire.PlacesBucket(fleet))
 	if err != nil {
-		return m, fmt.Errorf("open %s: %w", fleet.PlacesBucket(), err)
+		return m, fmt.Errorf("open %s: %w", wire.PlacesBucket(fleet), err)
 	}
 	have, err := bound(ctx, js, fleet)
 	if err == nil && have == (record{}) {
@@ -148,9 +149,9 @@ func (r record) open(ctx context.Context, js jetstream.JetStream) (bodies, error
 	if r.URL != "" && r.URL != inServers {
 		return openS3(r)
 	}
-	store, err := js.ObjectStore(ctx, r.Fleet.BodiesBucket())
+	store, err := js.ObjectStore(ctx, wire.BodiesBucket(r.Fleet))
 	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", r.Fleet.BodiesBucket(), err)
+		return nil, fmt.Errorf("open object store %s: %w", wire.BodiesBucket(r.Fleet), err)
 	}
 	return natsBodies{js, store, r.Fleet, refresh}, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 )
 
@@ -33,7 +34,7 @@ func TestMove_ThereAndBack(t *testing.T) {
 	require.Equal(t, 2, store3.keys(t))
 	store, err = workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, f.Name.BodiesBucket(), bodiesOf(t, f)...))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), bodiesOf(t, f)...))
 	w = take(t, store, 2)
 	require.Equal(t, large, w.content("large"))
 	more := string(random(1 << 20))
@@ -96,7 +97,7 @@ func TestMove_NobodyWritesMeanwhile(t *testing.T) {
 // bodiesOf are the names of the bodies in a fleet's own servers.
 func bodiesOf(t *testing.T, f *natsiotest.Fleet) (names []string) {
 	t.Helper()
-	infos, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
+	infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	for _, info := range infos {
 		names = append(names, info.Name)

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 )
 
@@ -32,7 +33,7 @@ func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	large := string(random(9 << 20))
 	require.NoError(t, w.root.WriteFile("large", []byte(large), 0o600))
 	require.NoError(t, w.commit("c1"))
-	objects, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
+	objects, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	require.Empty(t, objects)
 	require.Equal(t, 3, store3.keys(t))
@@ -127,7 +128,7 @@ func TestS3_RefusesForGood(t *testing.T) {
 		f := natsiotest.New(t, natsio.Topology{})
 		bound, err := json.Marshal(map[string]string{"fleet": string(f.Name), "id": "1", "url": "s3://bucket?region=us-east-1&endpoint=" + server.URL})
 		require.NoError(t, err)
-		places, err := f.JS.KeyValue(t.Context(), f.Name.PlacesBucket())
+		places, err := f.JS.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 		require.NoError(t, err)
 		_, err = places.Put(t.Context(), "bodies", bound)
 		require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -57,9 +58,9 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
-	stream, err := natsio.Open(ctx, js.Stream, fleet.WorkspacesStream())
+	stream, err := natsio.Open(ctx, js.Stream, wire.WorkspacesStream(fleet))
 	if err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", fleet.WorkspacesStream(), err)
+		return nil, fmt.Errorf("open stream %s: %w", wire.WorkspacesStream(fleet), err)
 	}
 	kept, err := openBodies(ctx, js, fleet)
 	if err != nil {
@@ -125,16 +126,16 @@ func decode(msg *jetstream.RawStreamMsg) (*message, error) {
 }
 
 // last reads the last checkpoint of a lane; nil when there is none.
-func (s *Store) last(ctx context.Context, lane protocol.LaneHash) (*message, error) {
+func (s *Store) last(ctx context.Context, lane wire.LaneHash) (*message, error) {
 	return s.read(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
-		return s.stream.GetLastMsgForSubject(ctx, s.fleet.WorkspaceSubject(lane))
+		return s.stream.GetLastMsgForSubject(ctx, wire.WorkspaceSubject(s.fleet, lane))
 	})
 }
 
 // next reads the first checkpoint of a lane at or behind a sequence; nil when there is none.
-func (s *Store) next(ctx context.Context, lane protocol.LaneHash, from uint64) (*message, error) {
+func (s *Store) next(ctx context.Context, lane wire.LaneHash, from uint64) (*message, error) {
 	return s.read(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
-		return s.stream.GetMsg(ctx, from, jetstream.WithGetMsgSubject(s.fleet.WorkspaceSubject(lane)))
+		return s.stream.GetMsg(ctx, from, jetstream.WithGetMsgSubject(wire.WorkspaceSubject(s.fleet, lane)))
 	})
 }
 
@@ -153,7 +154,7 @@ func (s *Store) read(ctx context.Context, get func(context.Context) (*jetstream.
 
 // fold returns the tree of a lane at a checkpoint, and how many checkpoints and bytes of them lie
 // between it and its base.
-func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (tree bounded, since int, size int, err error) {
+func (s *Store) fold(ctx context.Context, lane wire.LaneHash, to *message) (tree bounded, since int, size int, err error) {
 	tree = bounded{Tree: snapshot.Tree{}}
 	from, reached := to.From, uint64(0)
 	if len(to.Base) > 0 {
@@ -216,7 +217,7 @@ func (b *bounded) admits(d *snapshot.Delta) error {
 }
 
 // each goes through the checkpoints of a lane at or behind a sequence until do returns false.
-func (s *Store) each(ctx context.Context, lane protocol.LaneHash, from uint64, do func(*message) (bool, error)) error {
+func (s *Store) each(ctx context.Context, lane wire.LaneHash, from uint64, do func(*message) (bool, error)) error {
 	for {
 		m, err := s.next(ctx, lane, max(from, 1))
 		if err != nil || m == nil {
@@ -303,8 +304,8 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 // append stores the body of a checkpoint behind the last one that its writer has seen, and returns
 // its sequence. It goes on until that is known, or ctx ends: an answer that was lost is settled by
 // a look for the token.
-func (s *Store) append(ctx context.Context, lane protocol.LaneHash, expected uint64, token string, body []byte, bodies []string) (uint64, error) {
-	msg := &nats.Msg{Subject: s.fleet.WorkspaceSubject(lane), Data: body, Header: nats.Header{}}
+func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, body []byte, bodies []string) (uint64, error) {
+	msg := &nats.Msg{Subject: wire.WorkspaceSubject(s.fleet, lane), Data: body, Header: nats.Header{}}
 	if len(bodies) > 0 {
 		msg.Header.Set(headerBodies, strings.Join(bodies, ","))
 	}
@@ -345,13 +346,13 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 }
 
 // Has reports whether a lane has a workspace.
-func (s *Store) Has(ctx context.Context, lane protocol.LaneHash) (bool, error) {
+func (s *Store) Has(ctx context.Context, lane wire.LaneHash) (bool, error) {
 	last, err := s.last(ctx, lane)
 	return last != nil, err
 }
 
 // LastDisk is where a lane's workspace was written or taken last; "" when it never was.
-func (s *Store) LastDisk(ctx context.Context, lane protocol.LaneHash) (string, error) {
+func (s *Store) LastDisk(ctx context.Context, lane wire.LaneHash) (string, error) {
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
 		return "", err
@@ -360,15 +361,15 @@ func (s *Store) LastDisk(ctx context.Context, lane protocol.LaneHash) (string, e
 }
 
 // Remove forgets the workspace of a lane. Its bodies become garbage.
-func (s *Store) Remove(ctx context.Context, lane protocol.LaneHash) error {
+func (s *Store) Remove(ctx context.Context, lane wire.LaneHash) error {
 	return s.purge(ctx, lane, 0)
 }
 
 // purge removes the checkpoints of a lane before a sequence; 0 is all.
-func (s *Store) purge(ctx context.Context, lane protocol.LaneHash, before uint64) error {
+func (s *Store) purge(ctx context.Context, lane wire.LaneHash, before uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
-	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.fleet.WorkspaceSubject(lane)), jetstream.WithPurgeSequence(before)); err != nil {
+	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(wire.WorkspaceSubject(s.fleet, lane)), jetstream.WithPurgeSequence(before)); err != nil {
 		return fmt.Errorf("remove checkpoints: %w", err)
 	}
 	return nil
@@ -377,12 +378,12 @@ func (s *Store) purge(ctx context.Context, lane protocol.LaneHash, before uint64
 // named are the journals of what stands in the place of lanes and begins with a prefix: what
 // follows it, sorted.
 func (s *Store) named(ctx context.Context, prefix string) (names []string, err error) {
-	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(s.fleet.WorkspaceSubject("*")))
+	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(wire.WorkspaceSubject(s.fleet, "*")))
 	if err != nil {
 		return nil, err
 	}
 	for subject := range info.State.Subjects {
-		if name, is := strings.CutPrefix(subject, s.fleet.WorkspaceSubject(protocol.LaneHash(prefix))); is {
+		if name, is := strings.CutPrefix(subject, wire.WorkspaceSubject(s.fleet, wire.LaneHash(prefix))); is {
 			names = append(names, name)
 		}
 	}

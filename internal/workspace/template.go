@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -41,11 +41,11 @@ func CheckTemplate(name string) error {
 // templates begins what stands for a template in the place of a lane: no hash of a lane has a dash.
 const templates = "template-"
 
-func templateLane(name string) protocol.LaneHash { return protocol.LaneHash(templates + name) }
+func templateLane(name string) wire.LaneHash { return wire.LaneHash(templates + name) }
 
 // TemplateOf makes a template of the workspace that a lane has. The errors are those of
 // [Store.Fork].
-func (s *Store) TemplateOf(ctx context.Context, name string, lane protocol.LaneHash) error {
+func (s *Store) TemplateOf(ctx context.Context, name string, lane wire.LaneHash) error {
 	return s.Fork(ctx, lane, "", templateLane(name), isFile)
 }
 
@@ -71,7 +71,7 @@ const templateCall = "template"
 
 // FromTemplate begins the workspace of a lane with a template. The errors are those of
 // [Store.Fork].
-func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.LaneHash) error {
+func (s *Store) FromTemplate(ctx context.Context, name string, lane wire.LaneHash) error {
 	return s.Fork(ctx, templateLane(name), "", lane, isFile)
 }
 

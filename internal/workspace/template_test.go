@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Sessions of one template need its bodies, and none of their own.
@@ -32,13 +32,13 @@ func TestTemplate_ManySessionsAddNoBodies(t *testing.T) {
 	require.NoError(t, store.TemplateFrom(t.Context(), "base", root))
 	require.ErrorIs(t, store.TemplateFrom(t.Context(), "base", root), workspace.ErrExists)
 	bodies := func() int {
-		infos, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
+		infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 		require.NoError(t, err)
 		return len(infos)
 	}
 	before := bodies()
 	for i := range 500 {
-		require.NoError(t, store.FromTemplate(t.Context(), "base", protocol.LaneHash("L"+strconv.Itoa(i))))
+		require.NoError(t, store.FromTemplate(t.Context(), "base", wire.LaneHash("L"+strconv.Itoa(i))))
 	}
 	require.Equal(t, before, bodies())
 

@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // Ref names a checkpoint in the journal of a lane, or of an upload; the zero Ref names none.
 type Ref struct {
-	Lane       protocol.LaneHash `json:"lane"`
-	Checkpoint uint64            `json:"checkpoint"`
+	Lane       wire.LaneHash `json:"lane"`
+	Checkpoint uint64        `json:"checkpoint"`
 }
 
 // Upload is what a directory has that is to be the workspace of a session: what changed since it
@@ -46,7 +46,7 @@ func IsUpload(name string) bool { return uploadName.MatchString(name) }
 
 // UploadRef names a checkpoint of an upload.
 func UploadRef(name string, checkpoint uint64) Ref {
-	return Ref{Lane: protocol.LaneHash(uploads + name), Checkpoint: checkpoint}
+	return Ref{Lane: wire.LaneHash(uploads + name), Checkpoint: checkpoint}
 }
 
 // Upload stores what a directory has and what the fleet does not know of the upload of that name.
@@ -190,7 +190,7 @@ func (s *Store) sweepUploads(ctx context.Context, since time.Time) error {
 // sweepUpload removes checkpoints behind which there is an old base, and has a journal that nobody
 // has written since begin anew: whoever reads it at the same time cannot go on with what is
 // removed.
-func (s *Store) sweepUpload(ctx context.Context, lane protocol.LaneHash, since time.Time) error {
+func (s *Store) sweepUpload(ctx context.Context, lane wire.LaneHash, since time.Time) error {
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -163,7 +164,7 @@ func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
 	for range 2 {
 		require.NoError(t, store.SweepUploads(t.Context(), time.Now().Add(time.Hour)))
 	}
-	stream, err := f.JS.Stream(t.Context(), f.Name.WorkspacesStream())
+	stream, err := f.JS.Stream(t.Context(), wire.WorkspacesStream(f.Name))
 	require.NoError(t, err)
 	require.Zero(t, stream.CachedInfo().State.Msgs)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -25,7 +26,7 @@ const (
 // Workspace is a workspace that a worker has taken. Its methods do not overlap.
 type Workspace struct {
 	store *Store
-	lane  protocol.LaneHash
+	lane  wire.LaneHash
 	disk  string
 	epoch uint64
 
@@ -41,7 +42,7 @@ type Workspace struct {
 // before commits any more. It tries until it is known who has it, or ctx ends. The error wraps
 // [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read,
 // [ErrAway] when the store of its bodies does not answer.
-func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, epoch uint64) (*Workspace, error) {
+func (s *Store) Take(ctx context.Context, lane wire.LaneHash, disk string, epoch uint64) (*Workspace, error) {
 	for {
 		w, err := s.take(ctx, lane, disk, epoch)
 		switch {
@@ -59,7 +60,7 @@ func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, e
 
 var errTooLate = fmt.Errorf("%w, under a later claim", ErrLost)
 
-func (s *Store) take(ctx context.Context, lane protocol.LaneHash, disk string, epoch uint64) (*Workspace, error) {
+func (s *Store) take(ctx context.Context, lane wire.LaneHash, disk string, epoch uint64) (*Workspace, error) {
 	w, err := s.load(ctx, lane)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (s *Store) take(ctx context.Context, lane protocol.LaneHash, disk string, e
 }
 
 // load reads the workspace of a lane, without taking it.
-func (s *Store) load(ctx context.Context, lane protocol.LaneHash) (*Workspace, error) {
+func (s *Store) load(ctx context.Context, lane wire.LaneHash) (*Workspace, error) {
 	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
@@ -138,7 +139,7 @@ func (w *Workspace) Result(ctx context.Context, call protocol.CallID) (*protocol
 			return nil, fmt.Errorf("result of call %s: %w", call, err)
 		}
 	}
-	return protocol.DecodeResult(body)
+	return wire.DecodeResult(body)
 }
 
 // Settled tells that the result of a call is stored: commits need not carry it any more.
@@ -189,7 +190,7 @@ func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results .
 
 // cover keeps a result for the case that its worker is lost before it is stored.
 func (w *Workspace) cover(ctx context.Context, r *protocol.Result) (covered, []string, error) {
-	body, err := protocol.EncodeResult(r)
+	body, err := wire.EncodeResult(r)
 	if err != nil || len(body) <= maxCover {
 		return covered{Call: r.CallID, Result: body}, nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	fleet = protocol.DefaultFleet
-	lane  = protocol.LaneHash("LANE")
+	lane  = wire.LaneHash("LANE")
 )
 
 func open(t *testing.T) *workspace.Store {
@@ -183,7 +184,7 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
 	store.Age()
-	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(f.Name.BodiesBucket()))
+	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(f.Name)))
 	require.NoError(t, err)
 	large := random(300 << 10)
 	w := take(t, store, 1)
@@ -191,7 +192,7 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 	require.NoError(t, w.commit("c1"))
 	require.NoError(t, store.Remove(t.Context(), lane))
 	cut := func() {
-		require.NoError(t, objects.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+f.Name.BodiesBucket()+".C.>")))
+		require.NoError(t, objects.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+wire.BodiesBucket(f.Name)+".C.>")))
 	}
 	cut()
 	w = take(t, store, 2)
@@ -218,16 +219,16 @@ func TestGet_NamesWhatIsWrong(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(f.Name.BodiesBucket()))
+	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(f.Name)))
 	require.NoError(t, err)
 	for name, change := range map[string]struct {
 		chunk string
 		want  error
 	}{"lost": {"", workspace.ErrMissing}, "other": {"damaged", snapshot.ErrCorrupt}} {
 		require.NoError(t, store.Put(t.Context(), name, []byte("content")))
-		kept, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(found string) bool { return found == name })
+		kept, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(found string) bool { return found == name })
 		require.NoError(t, err)
-		chunks := "$O." + f.Name.BodiesBucket() + ".C." + kept[0].NUID
+		chunks := "$O." + wire.BodiesBucket(f.Name) + ".C." + kept[0].NUID
 		require.NoError(t, objects.Purge(t.Context(), jetstream.WithPurgeSubject(chunks)))
 		if change.chunk != "" {
 			_, err = f.JS.Publish(t.Context(), chunks, []byte(change.chunk))

@@ -36,8 +36,8 @@ var (
 
 // Answer answers what a call asks a person while it runs, as an MCP server does: an event
 // [loop.EventQuestionAsked] of [loop.Options] or [loop.SingleOptions].Observe, of which the ids and
-// the lane count. It returns when the worker has taken the answer. A call waits [protocol.AskWait];
-// who needs longer answers [protocol.ActionWait] first, and has half of the call's time then.
+// the lane count. It returns when the worker has taken the answer. A call waits [wire.AskWait];
+// who needs longer answers [wire.ActionWait] first, and has half of the call's time then.
 // Questions that nobody answers are declined.
 func (f *Fleet) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
 	pool, _, _ := strings.Cut(asked.Lane, "/")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -72,7 +73,7 @@ func TestAnswer(t *testing.T) {
 	}
 	observe := asked(t, loop.EventQuestionAsked, func(e loop.Event) {
 		errs := []error{
-			answer(e, "", protocol.ActionWait), answer(e, `{"age":"old"}`, protocol.ActionAccept),
+			answer(e, "", wire.ActionWait), answer(e, `{"age":"old"}`, protocol.ActionAccept),
 			f.Answer(context.WithoutCancel(t.Context()), e, protocol.Answer{Question: "another", Action: protocol.ActionDecline}),
 			answer(e, `{"name":"Bob"}`, protocol.ActionAccept), answer(e, "", protocol.ActionDecline),
 		}
@@ -125,5 +126,5 @@ func TestApprove(t *testing.T) {
 		require.Contains(t, result.Text, note)
 		require.Equal(t, granted, !strings.HasPrefix(result.Text, "[rejected"), result.Text)
 	}
-	require.ErrorIs(t, b.Approve(t.Context(), "s", protocol.RandomCallID(), protocol.Approval{}), fleet.ErrNotAsked)
+	require.ErrorIs(t, b.Approve(t.Context(), "s", wire.RandomCallID(), protocol.Approval{}), fleet.ErrNotAsked)
 }

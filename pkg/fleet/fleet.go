@@ -230,7 +230,7 @@ func (o *WorkerOptions) validate() error {
 // StartWorker runs a worker inside this process until Close, whatever becomes of ctx, which bounds
 // the starting only. A fleet may have several. The error wraps
 // [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host, and
-// [protocol.ErrInvalidKind] for a handler of a kind that cannot be.
+// [wire.ErrInvalidKind] for a handler of a kind that cannot be.
 func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	var o WorkerOptions
 	if options != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -87,7 +88,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 			for n := int64(1); n <= most && refused == nil; n++ {
 				_, refused = hostile.Publish(ctx, at(n), junk[:size])
 			}
-			if stream == fleetName.ResultsStream() { // of which the oldest go
+			if stream == wire.ResultsStream(fleetName) { // of which the oldest go
 				break
 			}
 			require.ErrorContains(t, refused, "maximum", stream)
@@ -120,23 +121,23 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	full = call("write", `{"path":"large","content":"`+strings.Repeat("x", 3<<20)+`"}`)
 	require.Equal(t, protocol.StatusRejected, full.Status)
 	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
-	_, err = p.js(t, p.coordinator).Publish(ctx, fleetName.EventSubject(victim), junk)
+	_, err = p.js(t, p.coordinator).Publish(ctx, wire.EventSubject(fleetName, victim), junk)
 	require.NoError(t, err, "journals have room")
 
-	flood(fleetName.CallsStream(), "tf.call.default.junk.%", 64<<10)
+	flood(wire.CallsStream(fleetName), "tf.call.default.junk.%", 64<<10)
 	full = call("bash", `{"command":"true"}`)
 	require.Equal(t, protocol.StatusRejected, full.Status)
 	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
-	purge(fleetName.CallsStream())
+	purge(wire.CallsStream(fleetName))
 
-	claims := fleetName.ClaimsFilter(protocol.DefaultPool)
+	claims := wire.ClaimsFilter(fleetName, protocol.DefaultPool)
 	require.Eventually(t, func() bool { // else there is room as soon as a lane is let go
-		s, err := owner.Stream(ctx, fleetName.ClaimsStream())
+		s, err := owner.Stream(ctx, wire.ClaimsStream(fleetName))
 		require.NoError(t, err)
 		info, err := s.Info(ctx, jetstream.WithSubjectFilter(claims))
 		return err == nil && len(info.State.Subjects) == 0
 	}, time.Minute, 10*time.Millisecond)
-	flood(fleetName.ClaimsStream(), "tf.claim.default.%", 100)
+	flood(wire.ClaimsStream(fleetName), "tf.claim.default.%", 100)
 	waiting := make(chan fleet.Outcome)
 	go func() {
 		outcome, err := f.Call(ctx, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
@@ -152,18 +153,18 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 			require.NoError(t, ctx.Err())
 		}
 	}
-	purge(fleetName.ClaimsStream(), jetstream.WithPurgeSubject(claims))
+	purge(wire.ClaimsStream(fleetName), jetstream.WithPurgeSubject(claims))
 	require.Equal(t, protocol.StatusOK, (<-waiting).Status, "it waits for room")
-	purge(fleetName.ClaimsStream())
-	beat, err := protocol.EncodeHeartbeat(&protocol.Heartbeat{WorkerID: "hostile", LeaseMS: 60_000, Beat: 1})
+	purge(wire.ClaimsStream(fleetName))
+	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: "hostile", LeaseMS: 60_000, Beat: 1})
 	require.NoError(t, err)
-	_, err = hostile.Publish(ctx, fleetName.HeartbeatSubject(protocol.DefaultPool, "life"), beat)
+	_, err = hostile.Publish(ctx, wire.HeartbeatSubject(fleetName, protocol.DefaultPool, "life"), beat)
 	require.NoError(t, err)
 	for n := 0; err == nil; n++ {
 		lane := protocol.Lane(fmt.Sprint("sandbox/n", n))
-		body, encoding := protocol.EncodeClaim(&protocol.Claim{Lane: lane, WorkerID: "hostile", Life: "life", Token: "t", Ready: 1})
+		body, encoding := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hostile", Life: "life", Token: "t", Ready: 1})
 		require.NoError(t, encoding)
-		_, err = hostile.Publish(ctx, fleetName.ClaimSubject(protocol.DefaultPool, lane.Hash()), body)
+		_, err = hostile.Publish(ctx, wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)), body)
 	}
 	require.ErrorContains(t, err, "maximum messages exceeded")
 	soon, stop := context.WithTimeout(ctx, 5*time.Second)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -76,10 +77,10 @@ func (v *victims) last(stream, subject string) []byte {
 // hoard claims a lane in the name of a worker with an endless lease.
 func (v *victims) hoard(lane protocol.Lane) {
 	v.t.Helper()
-	beat, err := protocol.EncodeHeartbeat(&protocol.Heartbeat{WorkerID: "hoarder", LeaseMS: 1 << 62, Beat: 1})
-	v.publish(fleetName.HeartbeatSubject(protocol.DefaultPool, "life"), beat, err)
-	claim, err := protocol.EncodeClaim(&protocol.Claim{Lane: lane, WorkerID: "hoarder", Life: "life", Token: "t", Ready: 1})
-	v.publish(fleetName.ClaimSubject(protocol.DefaultPool, lane.Hash()), claim, err)
+	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: "hoarder", LeaseMS: 1 << 62, Beat: 1})
+	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, "life"), beat, err)
+	claim, err := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hoarder", Life: "life", Token: "t", Ready: 1})
+	v.publish(wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)), claim, err)
 }
 
 // TestHoard_OthersAreAnsweredAndToldWho: a lane that somebody claims and sits on has its calls
@@ -113,13 +114,13 @@ func TestHoard_LeaseOfAnother(t *testing.T) {
 	go func() {
 		ended <- v.call(t.Context(), victim, "echo >>'"+starts+"'; [ $(wc -l <'"+starts+"') = 2 ] || sleep 100")
 	}()
-	var claim *protocol.Claim
+	var claim *wire.Claim
 	for claim == nil { // nobody has it yet
-		claim, _ = protocol.DecodeClaim(v.last("TF_CLAIMS", fleetName.ClaimSubject(protocol.DefaultPool, lane.Hash())))
+		claim, _ = wire.DecodeClaim(v.last("TF_CLAIMS", wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane))))
 	}
 	require.Eventually(t, func() bool { _, err := os.Stat(starts); return err == nil }, time.Minute, time.Millisecond)
-	beat, err := protocol.EncodeHeartbeat(&protocol.Heartbeat{WorkerID: claim.WorkerID, LeaseMS: 10_000, Beat: 1 << 40, Expired: true})
-	v.publish(fleetName.HeartbeatSubject(protocol.DefaultPool, claim.Life), beat, err)
+	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: claim.WorkerID, LeaseMS: 10_000, Beat: 1 << 40, Expired: true})
+	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, claim.Life), beat, err)
 	outcome := <-ended
 	require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
 	require.Equal(t, claim.WorkerID, outcome.Result.WorkerID, "it is the only one")
@@ -134,9 +135,9 @@ func TestFlood_OfReadyMessages(t *testing.T) {
 	v := newVictims(t)
 	for n := range 500 {
 		lane := protocol.Lane(fmt.Sprint("sandbox/n", n))
-		ready := nats.NewMsg(fleetName.ReadySubject(protocol.DefaultPool, lane.Hash()))
+		ready := nats.NewMsg(wire.ReadySubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)))
 		if n < 250 { // else it is malformed
-			ready.Header.Set(protocol.HeaderLane, lane.HeaderText())
+			ready.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))
 		}
 		require.NoError(t, v.hostile.PublishMsg(ready))
 	}
@@ -167,11 +168,11 @@ func TestFlood_OfQuestions(t *testing.T) {
 		default:
 			go func() {
 				defer close(answered)
-				err := v.fleet.Answer(t.Context(), e, protocol.Answer{Action: protocol.ActionWait})
+				err := v.fleet.Answer(t.Context(), e, protocol.Answer{Action: wire.ActionWait})
 				for n := 0; n < 5000 && err == nil; n++ {
 					var body []byte
-					if body, err = protocol.EncodeQuestion(protocol.Question{ID: fmt.Sprint(n), Message: "junk"}); err == nil {
-						err = v.hostile.Publish(fleetName.QuestionSubject(protocol.DefaultPool, victim, e.CallID), body)
+					if body, err = wire.EncodeQuestion(protocol.Question{ID: fmt.Sprint(n), Message: "junk"}); err == nil {
+						err = v.hostile.Publish(wire.QuestionSubject(fleetName, protocol.DefaultPool, victim, e.CallID), body)
 					}
 				}
 				answer := protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)}
@@ -196,13 +197,13 @@ func TestFlood_OfWordsAboutACall(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- func() error {
-			ready, id := fleetName.ReadySubject(protocol.DefaultPool, protocol.Lane("sandbox/"+victim).Hash()), protocol.CallID("")
+			ready, id := wire.ReadySubject(fleetName, protocol.DefaultPool, wire.HashLane(protocol.Lane("sandbox/"+victim))), protocol.CallID("")
 			for id == "" { // the call is not there yet
 				msg, err := v.hostile.Request("$JS.API.DIRECT.GET.TF_CALLS", []byte(`{"last_by_subj":"`+ready+`"}`), time.Minute)
 				if err != nil {
 					return err
 				}
-				id = protocol.CallID(msg.Header.Get(protocol.HeaderCall))
+				id = protocol.CallID(msg.Header.Get(wire.HeaderCall))
 			}
 			for n := uint64(0); ; n++ {
 				select {
@@ -210,16 +211,16 @@ func TestFlood_OfWordsAboutACall(t *testing.T) {
 					return v.hostile.Flush()
 				default:
 				}
-				for _, kind := range []protocol.FrameKind{protocol.FrameStarted, protocol.FrameStdout} {
-					body, err := protocol.EncodeFrame(&protocol.Frame{CallID: id, Seq: n + 1, Kind: kind, WorkerID: "hostile", Attempt: 1, Data: []byte(`"junk"`)})
+				for _, kind := range []wire.FrameKind{wire.FrameStarted, wire.FrameStdout} {
+					body, err := wire.EncodeFrame(&wire.Frame{CallID: id, Seq: n + 1, Kind: kind, WorkerID: "hostile", Attempt: 1, Data: []byte(`"junk"`)})
 					if err != nil {
 						return err
 					}
-					if err := v.hostile.Publish(fleetName.OutputSubject(victim, id), body); err != nil {
+					if err := v.hostile.Publish(wire.OutputSubject(fleetName, victim, id), body); err != nil {
 						return err
 					}
 				}
-				if err := v.hostile.Publish(fleetName.QuestionSubject(protocol.DefaultPool, victim, id), []byte(fmt.Sprint(n))); err != nil {
+				if err := v.hostile.Publish(wire.QuestionSubject(fleetName, protocol.DefaultPool, victim, id), []byte(fmt.Sprint(n))); err != nil {
 					return err
 				}
 			}

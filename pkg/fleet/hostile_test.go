@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,13 +46,13 @@ func newHostile(t *testing.T, file string) *hostile {
 	}, time.Minute, 100*time.Millisecond)
 	require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, "other"))
 	for _, subject := range []string{
-		fleetName.EventSubject(victim), fleetName.ResultSubject(victim, victim), fleetName.ReadySubject("other", victim),
-		fleetName.CallSubject("other", victim, victim), "$O.TF_KEPT.C.x", fleetName.WorkspaceSubject(victim),
+		wire.EventSubject(fleetName, victim), wire.ResultSubject(fleetName, victim, victim), wire.ReadySubject(fleetName, "other", victim),
+		wire.CallSubject(fleetName, "other", victim, victim), "$O.TF_KEPT.C.x", wire.WorkspaceSubject(fleetName, victim),
 	} {
 		_, err := h.js.Publish(t.Context(), subject, []byte("secret"))
 		require.NoError(t, err)
 	}
-	_, err = h.poolJS.Publish(t.Context(), fleetName.ReadySubject(protocol.DefaultPool, "mine"), []byte("secret"))
+	_, err = h.poolJS.Publish(t.Context(), wire.ReadySubject(fleetName, protocol.DefaultPool, "mine"), []byte("secret"))
 	require.NoError(t, err)
 	return h
 }
@@ -93,7 +94,7 @@ func (h *hostile) attempts() map[string][]bool {
 		}
 		return all
 	}
-	calls, api := fleetName.CallsStream(), "$JS.API."
+	calls, api := wire.CallsStream(fleetName), "$JS.API."
 	return map[string][]bool{
 		"read a journal": append(each(h.publishes, api+"STREAM.MSG.GET.TF_SESSIONS", api+"DIRECT.GET.TF_SESSIONS", api+"CONSUMER.CREATE.TF_SESSIONS.x"),
 			h.subscribes("tf.event.>"), h.subscribes("tf.>")),
@@ -165,13 +166,13 @@ func (h *hostile) deputizes(owner *nats.Conn, to string, wait time.Duration) boo
 	heard, err := owner.SubscribeSync(to)
 	require.NoError(h.t, err)
 	require.NoError(h.t, owner.FlushTimeout(time.Minute))
-	stream, err := h.poolJS.Stream(h.t.Context(), fleetName.CallsStream())
+	stream, err := h.poolJS.Stream(h.t.Context(), wire.CallsStream(fleetName))
 	require.NoError(h.t, err)
 	ready, err := stream.GetLastMsgForSubject(h.t.Context(), "tf.ready.default.mine")
 	require.NoError(h.t, err)
 	body, err := json.Marshal(map[string]any{"seq": ready.Sequence})
 	require.NoError(h.t, err)
-	get := "$JS.API.DIRECT.GET." + fleetName.CallsStream()
+	get := "$JS.API.DIRECT.GET." + wire.CallsStream(fleetName)
 	require.NoError(h.t, h.worker.PublishRequest(get, to, body))
 	require.True(h.t, h.answers(get, string(body)), "what was asked before has its answer")
 	_, err = heard.NextMsg(wait)
@@ -184,7 +185,7 @@ func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
 	t.Parallel()
 	h := newHostile(t, accountsFile)
 	elsewhere, told := h.state(), whoMayDoWhat(t)
-	_, err := h.poolJS.Publish(t.Context(), fleetName.ResultSubject("own", "own"), nil)
+	_, err := h.poolJS.Publish(t.Context(), wire.ResultSubject(fleetName, "own", "own"), nil)
 	require.NoError(t, err)
 	for what, does := range map[string]bool{
 		"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
@@ -215,7 +216,7 @@ func (h *hostile) readsNoneOfOthers() bool {
 // state is what the worker must not change.
 func (h *hostile) state() map[string]any {
 	all := map[string]any{}
-	for _, name := range []string{fleetName.CallsStream(), fleetName.ClaimsStream(), fleetName.ResultsStream(), fleetName.SessionsStream()} {
+	for _, name := range []string{wire.CallsStream(fleetName), wire.ClaimsStream(fleetName), wire.ResultsStream(fleetName), wire.SessionsStream(fleetName)} {
 		stream, err := h.js.Stream(h.t.Context(), name)
 		require.NoError(h.t, err)
 		all[name] = stream.CachedInfo().Config

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -78,7 +79,7 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	defer func() { require.NoError(t, f.Close()) }()
 	require.Error(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "jail"}))
 	err = f.StartWorker(t.Context(), &fleet.WorkerOptions{Slots: -1, Pool: "No Pool", Handlers: []worker.Handler{{}}})
-	require.ErrorIs(t, err, protocol.ErrInvalidKind)
+	require.ErrorIs(t, err, wire.ErrInvalidKind)
 	require.ErrorContains(t, err, "slots -1")
 	require.ErrorContains(t, err, "No Pool")
 	require.ErrorContains(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Pool: protocol.SessionPool}), "coordinators")

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -165,11 +166,11 @@ func permissionsAreEnough(t *testing.T, p place) {
 func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 	t.Parallel()
 	h := newHostile(t, accountsFile)
-	asked, err := h.poolOwner.SubscribeSync(fleetName.QuestionSubject(protocol.DefaultPool, "s", "c"))
+	asked, err := h.poolOwner.SubscribeSync(wire.QuestionSubject(fleetName, protocol.DefaultPool, "s", "c"))
 	require.NoError(t, err)
 	require.NoError(t, h.poolOwner.FlushTimeout(time.Minute))
-	answer := fleetName.AnswerSubject(protocol.DefaultPool, "s", "c")
-	_, err = h.worker.Subscribe(answer, func(m *nats.Msg) { _ = m.Respond([]byte(protocol.AnswerTaken)) })
+	answer := wire.AnswerSubject(fleetName, protocol.DefaultPool, "s", "c")
+	_, err = h.worker.Subscribe(answer, func(m *nats.Msg) { _ = m.Respond([]byte(wire.AnswerTaken)) })
 	require.NoError(t, err)
 	require.NoError(t, h.worker.Publish(asked.Subject, []byte("who is it?")))
 	question, err := asked.NextMsg(time.Minute)
@@ -177,7 +178,7 @@ func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 	require.Equal(t, "who is it?", string(question.Data))
 	reply, err := h.poolOwner.Request(answer, []byte("me"), time.Minute)
 	require.NoError(t, err)
-	require.Equal(t, protocol.AnswerTaken, string(reply.Data))
+	require.Equal(t, wire.AnswerTaken, string(reply.Data))
 }
 
 // makePool makes a fleet and the pool of workers that may not, as coordinator serve --pools does.

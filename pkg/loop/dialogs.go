@@ -3,6 +3,7 @@ package loop
 import (
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -47,7 +48,7 @@ func (s *session) placeOf(e *Event) tools.Place { return s.place(e.SessionID, e.
 
 // describeDialog writes what a result says about a dialog into its event.
 func (e *Event) describeDialog(r *protocol.Result) {
-	state, is := protocol.DialogStateOf(r.Value)
+	state, is := wire.DialogStateOf(r.Value)
 	_, opening := r.Value.(protocol.DialogOpenResult)
 	if is && (!opening || state.Ending == "") {
 		e.Handle, e.Ending = tools.DialogHandle(state.Dialog), string(state.Ending)
@@ -80,7 +81,7 @@ func (t *turnRun) plan(call *stepCall) planned {
 		p.fault = protocol.Errorf(protocol.CodeNotFound, "There is no handle %q in this session. %s", request.Handle, t.session.liveHandles())
 		return p
 	case d.ending != "" && before(d.since) && !request.End:
-		p.fault = d.ending.Gone()
+		p.fault = wire.StateLost(d.ending)
 		p.fault.Message += " " + t.session.liveHandles()
 		return p
 	}

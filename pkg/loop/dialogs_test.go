@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -33,7 +34,7 @@ func (h talkers) answer(call *protocol.Call) (protocol.Value, *protocol.Error) {
 		return protocol.DialogOpenResult{DialogState: state(call.ID, "")}, nil
 	case protocol.DialogContinue:
 		if _, lives := h[p.Dialog]; !lives {
-			return protocol.DialogContinueResult{DialogState: protocol.DialogState{Dialog: p.Dialog, Ending: protocol.DialogLost}}, protocol.DialogLost.Gone()
+			return protocol.DialogContinueResult{DialogState: protocol.DialogState{Dialog: p.Dialog, Ending: protocol.DialogLost}}, wire.StateLost(protocol.DialogLost)
 		}
 		h[p.Dialog] += " " + strings.Trim(string(p.Input), `"`)
 		if string(p.Input) == `"end"` {

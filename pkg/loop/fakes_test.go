@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -164,7 +165,7 @@ func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {
 	results := make([]*protocol.Result, len(calls))
 	for i := range calls {
 		if _, again := f.known[calls[i].ID]; !again {
-			result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
+			result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
 			result.WorkerID, result.Attempt, result.Value = "w", 1, protocol.FilesWriteResult{Diff: "-a\n+b\n"}
 			if f.answer != nil {
 				if result.Value, result.Error = f.answer(&calls[i]); result.Error != nil {
@@ -183,7 +184,7 @@ func (f *fleet) stop(call *protocol.Call) *protocol.Result {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stopped = append(f.stopped, call.ID)
-	cancelled := protocol.NewResult(call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
+	cancelled := wire.NewResult(call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
 	return &cancelled
 }
 
@@ -343,7 +344,7 @@ func (r *rig) seed(t *testing.T) protocol.Seed {
 // callID is the id of the call at a place.
 func (r *rig) callID(t *testing.T, turn, step, index int) protocol.CallID {
 	t.Helper()
-	return protocol.NewCallID(r.session, r.seed(t), turn, step, index)
+	return wire.NewCallID(r.session, r.seed(t), turn, step, index)
 }
 
 // placed are messages with places instead of ids.

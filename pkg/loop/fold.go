@@ -7,6 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -146,7 +147,7 @@ func (s *session) startTurn(e *Event) error {
 
 // place is the place of a tool call of a session.
 func (s *session) place(id protocol.SessionID, turn, step, index int) tools.Place {
-	return tools.Place{ID: protocol.NewCallID(id, s.seed, turn, step, index), Turn: turn, Step: step, Index: index}
+	return tools.Place{ID: wire.NewCallID(id, s.seed, turn, step, index), Turn: turn, Step: step, Index: index}
 }
 
 // spanOf is the span that a turn_started names; an invalid one when it names none.

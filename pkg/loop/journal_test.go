@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -23,7 +24,7 @@ func TestExampleJournal(t *testing.T) {
 // runs nothing a second time that the fleet has a result of.
 func TestRun_GoesOnWhereverItsJournalEnds(t *testing.T) {
 	t.Parallel()
-	session, input := protocol.NewSessionID(), loop.Input{Text: "go", ID: protocol.RandomCallID()}
+	session, input := protocol.NewSessionID(), loop.Input{Text: "go", ID: wire.RandomCallID()}
 	run := func(r *rig, dir string) (loop.TurnResult, error) {
 		r.session, r.journal = session, &lineJournal{dir: dir}
 		return r.runInput(t.Context(), t, input)

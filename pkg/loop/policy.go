@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -87,7 +88,7 @@ func binding(v policy.Verdict) verdict {
 // sandbox, that is least.
 func (v verdict) bind(call *protocol.Call, least string) {
 	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
-	if call.MinLevel == "" && call.Payload != nil && call.Payload.Kind().Sandboxed() {
+	if call.MinLevel == "" && call.Payload != nil && wire.Sandboxed(wire.KindOf(call.Payload)) {
 		call.MinLevel = least
 	}
 	if v.once {

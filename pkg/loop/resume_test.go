@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -108,7 +109,7 @@ func TestRun_CrashAtAnyAppendChangesNothing(t *testing.T) {
 func TestRun_AnyCrashesAndAnyOrderOfResultsChangeNothing(t *testing.T) {
 	t.Parallel()
 	session := protocol.NewSessionID()
-	input := loop.Input{Text: "go", ID: protocol.RandomCallID()}
+	input := loop.Input{Text: "go", ID: wire.RandomCallID()}
 	clean := newRig(busy()...)
 	clean.session = session
 	want, err := clean.runInput(t.Context(), t, input)

@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -208,7 +209,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 		DecisionFields: DecisionFields{By: validText(r.opts.Author.Name)},
 	}
 	if rec.session.seed == "" {
-		started.Seed = protocol.NewSeed()
+		started.Seed = wire.NewSeed()
 	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() && span.IsSampled() {
 		started.TraceID, started.SpanID = span.TraceID().String(), span.SpanID().String()

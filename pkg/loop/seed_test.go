@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -14,8 +15,8 @@ import (
 func foretold(session protocol.SessionID) map[protocol.CallID]*protocol.Result {
 	results := map[protocol.CallID]*protocol.Result{}
 	for place := range 64 {
-		call := protocol.Call{ID: protocol.NewCallID(session, "", 1+place/16, 1+place/4%4, place%4), SessionID: session}
-		forged := protocol.NewResult(&call, protocol.StatusOK, nil)
+		call := protocol.Call{ID: wire.NewCallID(session, "", 1+place/16, 1+place/4%4, place%4), SessionID: session}
+		forged := wire.NewResult(&call, protocol.StatusOK, nil)
 		forged.WorkerID, forged.Value = "forger", protocol.NoopResult{}
 		results[call.ID] = &forged
 	}
@@ -59,7 +60,7 @@ func TestSeed_JournalsWithoutOneGoOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "work"), says("done"), asks("b", "work"), says("done"))
 	r.fleet.known = foretold(r.session)
-	sent := protocol.NewCallID(r.session, "", 1, 1, 0)
+	sent := wire.NewCallID(r.session, "", 1, 1, 0)
 	_, err := r.journal.Append(t.Context(), r.session, 0,
 		loop.Event{Type: loop.EventSessionStarted, SessionID: r.session},
 		loop.Event{Type: loop.EventTurnStarted, SessionID: r.session, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}},

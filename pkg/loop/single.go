@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -81,7 +82,7 @@ func PlanSingle(
 	if s.tool, s.plan, fault = table.Plan(scope, tool, arguments); fault != nil {
 		return s.refused(protocol.StatusRejected, fault)
 	}
-	call := protocol.Call{ID: protocol.RandomCallID(), SessionID: session}
+	call := protocol.Call{ID: wire.RandomCallID(), SessionID: session}
 	if s.plan.Inline == nil {
 		if call, fault = s.plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC()); fault != nil {
 			return s.refused(protocol.StatusRejected, fault)

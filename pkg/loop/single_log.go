@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -96,7 +97,7 @@ func singleTurn(session protocol.SessionID, turn int, input, tool, arguments str
 	if r == nil {
 		r = &protocol.Result{}
 	}
-	id := cmp.Or(r.CallID, protocol.RandomCallID())
+	id := cmp.Or(r.CallID, wire.RandomCallID())
 	at := Event{SessionID: session, Time: time.Now().UTC(), Turn: turn}
 	of := func(kind EventType, set func(*Event)) Event {
 		e := at

@@ -1,10 +1,8 @@
 package protocol
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"unicode/utf8"
 
 	jsonv1 "github.com/go-json-experiment/json/v1"
@@ -71,36 +69,3 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 // takes half the time and a sixth of the allocations, and every call is decoded at least twice on
 // its way.
 func unmarshal(data []byte, v any) error { return jsonv1.Unmarshal(data, v) }
-
-// compact checks JSON that this package did not write, and takes out its spaces.
-func compact(raw json.RawMessage) (json.RawMessage, error) {
-	var out bytes.Buffer
-	err := json.Compact(&out, raw)
-	return out.Bytes(), err
-}
-
-// encode is the JSON of a body of a type: that, the version, and its fields.
-func encode(kind string, fields any) ([]byte, error) {
-	body, err := json.Marshal(fields)
-	if err != nil {
-		return nil, err
-	}
-	return append(fmt.Appendf(nil, `{"type":%q,"version":%d,`, kind, Version), body[1:]...), nil
-}
-
-// decode reads what encode wrote. Errors wrap invalid.
-func decode[T any](body []byte, kind string, invalid error) (fields T, err error) {
-	var is struct {
-		Type string `json:"type"`
-	}
-	if err = unmarshal(body, &is); err == nil && is.Type != kind {
-		err = fmt.Errorf("type %q, want %q", is.Type, kind)
-	}
-	if err == nil {
-		err = unmarshal(body, &fields)
-	}
-	if err != nil {
-		return fields, fmt.Errorf("%w: %w", invalid, err)
-	}
-	return fields, nil
-}

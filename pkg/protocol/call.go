@@ -1,16 +1,12 @@
 package protocol
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 )
-
-// Version is the version of every body that this package writes.
-const Version = 1
 
 // Limits of a call.
 const (
@@ -32,7 +28,7 @@ const (
 	Rollback   Delivery = "rollback"     // run again in the workspace as it was, where that is kept
 )
 
-// ErrInvalidCall is wrapped by every error of [Call.Validate] and [DecodeCall].
+// ErrInvalidCall is wrapped by every error of [Call.Validate].
 var ErrInvalidCall = errors.New("invalid call")
 
 // Millis is a duration in whole milliseconds, as durations travel on the wire.
@@ -200,46 +196,4 @@ func (c *Call) validateResources() error {
 		}
 	}
 	return errors.Join(faults...)
-}
-
-type callFields Call // without methods
-
-// wireCall is a call in JSON.
-type wireCall struct {
-	Type    string `json:"type"`
-	Version int    `json:"version"`
-	callFields
-
-	Payload json.RawMessage `json:"payload,omitempty"`
-}
-
-const typeCall = "call"
-
-// EncodeCall returns the JSON body of a call. It fails only for a payload that
-// cannot be encoded.
-func EncodeCall(c *Call) ([]byte, error) {
-	payload, err := EncodePayload(c.Payload)
-	if err != nil {
-		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
-	}
-	return json.Marshal(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
-}
-
-// DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
-// whose ids could be read is returned beside the error, so that it can be answered.
-func DecodeCall(body []byte) (*Call, error) {
-	var wire wireCall
-	if err := unmarshal(body, &wire); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidCall, err)
-	}
-	if wire.Type != typeCall {
-		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidCall, wire.Type, typeCall)
-	}
-	c := Call(wire.callFields)
-	payload, err := decodePayload(wire.Payload)
-	if err != nil {
-		return &c, fmt.Errorf("%w: payload: %w", ErrInvalidCall, err)
-	}
-	c.Payload = payload
-	return &c, c.Validate()
 }

@@ -12,6 +12,20 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+func sampleCall() *protocol.Call {
+	now := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
+	return &protocol.Call{
+		ID: "c-1", SessionID: "my_session", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{
+			{Key: "sandbox/s1/a/b.txt", Access: protocol.Shared},
+			{Key: "sandbox/s1/c", Access: protocol.Exclusive},
+		},
+		Delivery: protocol.Rollback, MaxAttempts: 3,
+		IssuedAt: now, QueueTimeout: 60_000, RunTimeout: 30_000, Deadline: now.Add(time.Hour),
+		Payload: protocol.FilesRead{Path: "a/b.txt"},
+	}
+}
+
 func TestCall_ValidateNamesTheFault(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -62,44 +76,15 @@ func TestCall_ValidateNamesTheFault(t *testing.T) {
 	}
 }
 
-// TestDecodeCall_ReturnsWhatCanBeAnswered: a call that cannot run still gets its result.
-func TestDecodeCall_ReturnsWhatCanBeAnswered(t *testing.T) {
-	t.Parallel()
-	for name, body := range map[string]string{
-		"malformed payload": `{"type":"call","id":"c","session_id":"s","payload":{"type":"noop","work_ms":"x"}}`,
-		"no payload":        `{"type":"call","id":"c","session_id":"s"}`,
-		"null payload":      `{"type":"call","id":"c","session_id":"s","payload":null}`,
-		"no resources":      `{"type":"call","id":"c","session_id":"s","payload":{"type":"noop"}}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			call, err := protocol.DecodeCall([]byte(body))
-			require.ErrorIs(t, err, protocol.ErrInvalidCall)
-			require.NotNil(t, call)
-			require.Equal(t, protocol.CallID("c"), call.ID)
-			require.Equal(t, protocol.SessionID("s"), call.SessionID)
-		})
-	}
-	for name, body := range map[string]string{
-		"not JSON": `{`, "another type": `{"type":"result"}`, "no type": `{}`, "an array": `[]`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			call, err := protocol.DecodeCall([]byte(body))
-			require.ErrorIs(t, err, protocol.ErrInvalidCall)
-			require.Nil(t, call)
-		})
-	}
-}
-
 func TestCall_Defaults(t *testing.T) {
 	t.Parallel()
-	call := minimalCall()
+	call := sampleCall()
+	call.MaxAttempts, call.RunTimeout, call.Deadline = 0, 0, time.Time{}
 	require.Equal(t, protocol.DefaultMaxAttempts, call.Attempts())
 	require.Equal(t, protocol.DefaultRunTimeout, call.RunFor())
 	require.Zero(t, call.LifeTime(), "no deadline is for ever")
 	require.False(t, call.Expired(time.Hour))
-	require.Equal(t, protocol.Lane("account/acme"), call.Lane())
+	require.Equal(t, protocol.Lane("sandbox/s1"), call.Lane())
 
 	call.MaxAttempts, call.RunTimeout, call.Deadline = 1, 1500, call.IssuedAt.Add(time.Minute)
 	require.Equal(t, 1, call.Attempts())
@@ -140,48 +125,6 @@ func TestMillis(t *testing.T) {
 		require.GreaterOrEqual(rt, back, d, "never shorter than asked for")
 		require.Less(rt, uint64(back-d), uint64(time.Millisecond))
 	})
-}
-
-func TestEncode_RefusesNil(t *testing.T) {
-	t.Parallel()
-	_, err := protocol.EncodeCall(&protocol.Call{ID: "c-7"})
-	require.ErrorContains(t, err, "c-7")
-	_, err = protocol.EncodePayload(nil)
-	require.Error(t, err)
-	_, err = protocol.EncodeValue(nil)
-	require.Error(t, err)
-}
-
-func TestUnknownPayload_KeepsItsBytesButSpaces(t *testing.T) {
-	t.Parallel()
-	body := `{ "version": 9, "type":"x_ray" , "n": 1.000 }`
-	payload, err := protocol.DecodePayload([]byte(body))
-	require.NoError(t, err)
-	require.Equal(t, protocol.Kind("x_ray"), payload.Kind())
-	want, again := strings.ReplaceAll(body, " ", ""), must(protocol.EncodePayload(payload))(t)
-	require.Equal(t, []byte(want), []byte(again))
-}
-
-func TestDecodePayload_Refuses(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ body, says string }{
-		"no type":           {`{"path":"a"}`, "type"},
-		"empty type":        {`{"type":""}`, "type"},
-		"null":              {`null`, "type"},
-		"not an object":     {`"noop"`, ""},
-		"nothing":           {``, ""},
-		"a field's type":    {`{"type":"files_read","offset":"3"}`, "files_read"},
-		"content of null":   {`{"type":"files_write","content":null}`, "base64"},
-		"content of {}":     {`{"type":"files_write","content":{}}`, "base64"},
-		"malformed base64":  {`{"type":"files_write","content":{"base64":"%"}}`, "files_write"},
-		"content is a list": {`{"type":"files_write","content":[1]}`, "files_write"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := protocol.DecodePayload([]byte(c.body))
-			require.ErrorContains(t, err, c.says)
-		})
-	}
 }
 
 func TestCall_LongestNames(t *testing.T) {

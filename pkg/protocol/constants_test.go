@@ -34,11 +34,18 @@ func constants(t *testing.T, typeName string) []string {
 				for _, value := range spec.Values {
 					literal, ok := value.(*ast.BasicLit)
 					require.True(t, ok, "constant of %s is not a literal", typeName)
-					values = append(values, must(strconv.Unquote(literal.Value))(t))
+					values = append(values, unquote(t, literal.Value))
 				}
 			}
 			return true
 		})
 	}
 	return values
+}
+
+func unquote(t *testing.T, literal string) string {
+	t.Helper()
+	text, err := strconv.Unquote(literal)
+	require.NoError(t, err)
+	return text
 }

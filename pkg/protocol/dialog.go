@@ -6,7 +6,7 @@ import "encoding/json"
 // then waits, with all that it knows, for the next input. It lives in the worker that
 // executes this call; calls that continue it must be of the same pool and lane.
 type DialogOpen struct {
-	// Tool is the kind under which workers have the function; see [ParseUserKind].
+	// Tool is the kind of the worker's handler.
 	Tool Kind `json:"tool"`
 	// Arguments is a JSON object.
 	Arguments json.RawMessage `json:"arguments"`
@@ -40,23 +40,6 @@ const (
 	DialogLost        DialogEnding = "lost"        // its worker stopped or let go of the lane, or another has the lane now
 )
 
-// Gone is the error of a call that would continue a dialog which ended so. It is written
-// for a model, which knows the dialog by a handle.
-func (e DialogEnding) Gone() *Error {
-	why, found := map[DialogEnding]string{
-		DialogDone:        "its tool was done with it",
-		DialogFailed:      "its tool failed",
-		DialogEnded:       "it was ended on request",
-		DialogIdle:        "it was not continued for too long",
-		DialogExpired:     "it had lived as long as it may",
-		DialogInterrupted: "a call was stopped and did not answer soon",
-	}[e]
-	if !found {
-		why = "the worker that had its state stopped, was lost, or let go of it"
-	}
-	return Errorf(CodeStateLost, "The handle cannot be continued any more: %s. A new call of its tool begins anew, with a new handle.", why)
-}
-
 // DialogState is how a dialog stands after a call.
 type DialogState struct {
 	Dialog CallID `json:"dialog"`
@@ -76,35 +59,3 @@ type DialogContinueResult struct{ DialogState }
 
 // DialogEndResult answers [DialogEnd].
 type DialogEndResult struct{ DialogState }
-
-// DialogStateOf returns the state of a dialog that a value tells; ok is false for other values.
-func DialogStateOf(v Value) (state DialogState, ok bool) {
-	switch v := v.(type) {
-	case DialogOpenResult:
-		return v.DialogState, true
-	case DialogContinueResult:
-		return v.DialogState, true
-	case DialogEndResult:
-		return v.DialogState, true
-	default:
-		return DialogState{}, false
-	}
-}
-
-// Kind implements [Payload].
-func (DialogOpen) Kind() Kind { return KindDialogOpen }
-
-// Kind implements [Payload].
-func (DialogContinue) Kind() Kind { return KindDialogContinue }
-
-// Kind implements [Payload].
-func (DialogEnd) Kind() Kind { return KindDialogEnd }
-
-// ValueKind implements [Value].
-func (DialogOpenResult) ValueKind() Kind { return KindDialogOpen }
-
-// ValueKind implements [Value].
-func (DialogContinueResult) ValueKind() Kind { return KindDialogContinue }
-
-// ValueKind implements [Value].
-func (DialogEndResult) ValueKind() Kind { return KindDialogEnd }

@@ -1,5 +1,5 @@
-// Package protocol is the wire format of a fleet: what a coordinator asks, what
-// a worker answers, and the names under which both meet on NATS.
+// Package protocol is the wire format of a fleet: what a coordinator asks, and
+// what a worker answers.
 //
 //	tool call (model) ──plan──► Call ──────────► worker
 //	                             │ ID, Session     │ Payload: command_run, files_read, ...
@@ -21,8 +21,8 @@
 // ignored, so that a newer sender may add some. An unknown payload type
 // decodes to [UnknownPayload], which a worker answers with status "rejected":
 // nothing is ever dropped. Metadata that a reader needs before it decodes a body
-// travels in headers ([HeaderLane] and its neighbours). The files under testdata
-// pin the format of every type; old files must decode for ever.
+// travels in headers. Package internal/wire has the names of subjects and headers,
+// and the encoding.
 //
 // The package depends on nothing but the standard library, a UUID library and a JSON
 // decoder. Every function in it is safe for concurrent use, and pure but for those that make

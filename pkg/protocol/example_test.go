@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -13,13 +14,13 @@ import (
 // checked, and encodes it. Every fault is told at once.
 func ExampleCall_Validate() {
 	arguments := json.RawMessage(`{"account":"acme","cents":500}`)
-	payload, err := protocol.NewUserPayload("refund", arguments)
+	payload, err := wire.NewUserPayload("refund", arguments)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	call := protocol.Call{
-		ID:        protocol.NewCallID("demo", "seed of the session", 1, 1, 0), // the same place, the same id
+		ID:        wire.NewCallID("demo", "seed of the session", 1, 1, 0), // the same place, the same id
 		SessionID: "demo",
 		Pool:      protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}},
@@ -38,29 +39,6 @@ func ExampleCall_Validate() {
 	// true true
 	// invalid call: invalid name: pool "Billing": must be 1 to 32 lower-case letters, digits and '-'
 	// invalid call: delivery "": must be "idempotent", "at_most_once" or "rollback"
-}
-
-// What a worker does with a body: a kind that it does not know is a payload, too, and answered
-// as rejected.
-func ExampleDecodeCall() {
-	body := []byte(`{"type":"call","version":1,"id":"c1","session_id":"demo","pool":"default",
-		"resources":[{"key":"account/acme","access":"exclusive"}],"delivery":"idempotent",
-		"issued_at":"2025-01-02T03:04:05Z","payload":{"type":"refund","version":1,"arguments":{"cents":500}}}`)
-	call, err := protocol.DecodeCall(body)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	refund, isOurs := call.Payload.(protocol.UnknownPayload)
-	arguments, err := refund.Arguments()
-	fmt.Println(isOurs, refund.Kind(), string(arguments), err)
-
-	result := protocol.NewResult(call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no handler for %s", refund.Kind()))
-	encoded, err := protocol.EncodeResult(&result)
-	fmt.Println(string(encoded), err)
-	// Output:
-	// true refund {"cents":500} <nil>
-	// {"type":"result","version":1,"call_id":"c1","session_id":"demo","status":"rejected","error":{"code":"unknown_payload","message":"no handler for refund"},"queue_ms":0,"lane_ms":0,"run_ms":0,"finished_at":"0001-01-01T00:00:00Z"} <nil>
 }
 
 // Calls conflict when one of their keys contains the other and one of them is exclusive.

@@ -139,18 +139,6 @@ type CommandRunResult struct {
 // CodeRunResult answers [CodeRun].
 type CodeRunResult struct{ Execution }
 
-// Kind implements [Payload].
-func (CommandRun) Kind() Kind { return KindCommandRun }
-
-// Kind implements [Payload].
-func (CodeRun) Kind() Kind { return KindCodeRun }
-
-// ValueKind implements [Value].
-func (CommandRunResult) ValueKind() Kind { return KindCommandRun }
-
-// ValueKind implements [Value].
-func (CodeRunResult) ValueKind() Kind { return KindCodeRun }
-
 // ToolRun runs the command of a tool of the user's own: the tool call's arguments
 // on its standard input, its output from its standard output. A call whose resources
 // are not of a sandbox gets an empty one that ends with its lane.
@@ -173,9 +161,3 @@ type ToolRunResult struct {
 	Output json.RawMessage `json:"output,omitempty"`
 	Execution
 }
-
-// Kind implements [Payload].
-func (ToolRun) Kind() Kind { return KindToolRun }
-
-// ValueKind implements [Value].
-func (ToolRunResult) ValueKind() Kind { return KindToolRun }

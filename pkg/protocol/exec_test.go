@@ -11,7 +11,9 @@ import (
 func TestLimits_ValidateNamesEveryFault(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, protocol.Limits{}.Validate())
-	require.NoError(t, sampleLimits().Validate())
+	require.NoError(t, protocol.Limits{
+		Wall: 60_000, CPU: 30_000, Memory: 1 << 30, Processes: 64, OpenFiles: 256, FileSize: 1 << 28, Disk: 2 << 30, Output: 64 << 10,
+	}.Validate())
 	err := protocol.Limits{
 		Wall: -1, CPU: 1 << 60, Memory: 1000, Processes: -5, OpenFiles: 7, FileSize: -1, Disk: -1, Output: 9 << 20,
 	}.Validate()

@@ -5,20 +5,6 @@ import (
 	"fmt"
 )
 
-// The kinds of payloads about files.
-const (
-	KindFilesRead      Kind = "files_read"
-	KindFilesWrite     Kind = "files_write"
-	KindFilesEdit      Kind = "files_edit"
-	KindFilesJSONRead  Kind = "files_json_read"
-	KindFilesJSONWrite Kind = "files_json_write"
-	KindFilesExists    Kind = "files_exists"
-	KindFilesList      Kind = "files_list"
-	KindFilesTree      Kind = "files_tree"
-	KindFilesGlob      Kind = "files_glob"
-	KindFilesSearch    Kind = "files_search"
-)
-
 // Guard says what a session must know of a file before it may change it. Workers
 // remember what each session has seen of a sandbox's files.
 type Guard string
@@ -157,33 +143,3 @@ type FilesSearch struct {
 	Limit    int    `json:"limit,omitempty"`
 	NoIgnore bool   `json:"no_ignore,omitempty"`
 }
-
-// Kind implements [Payload].
-func (FilesRead) Kind() Kind { return KindFilesRead }
-
-// Kind implements [Payload].
-func (FilesWrite) Kind() Kind { return KindFilesWrite }
-
-// Kind implements [Payload].
-func (FilesEdit) Kind() Kind { return KindFilesEdit }
-
-// Kind implements [Payload].
-func (FilesJSONRead) Kind() Kind { return KindFilesJSONRead }
-
-// Kind implements [Payload].
-func (FilesJSONWrite) Kind() Kind { return KindFilesJSONWrite }
-
-// Kind implements [Payload].
-func (FilesExists) Kind() Kind { return KindFilesExists }
-
-// Kind implements [Payload].
-func (FilesList) Kind() Kind { return KindFilesList }
-
-// Kind implements [Payload].
-func (FilesTree) Kind() Kind { return KindFilesTree }
-
-// Kind implements [Payload].
-func (FilesGlob) Kind() Kind { return KindFilesGlob }
-
-// Kind implements [Payload].
-func (FilesSearch) Kind() Kind { return KindFilesSearch }

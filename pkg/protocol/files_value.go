@@ -177,33 +177,3 @@ type FilesSearchResult struct {
 	// Ignored is how many entries .gitignore files exclude.
 	Ignored int `json:"ignored,omitempty"`
 }
-
-// ValueKind implements [Value].
-func (FilesReadResult) ValueKind() Kind { return KindFilesRead }
-
-// ValueKind implements [Value].
-func (FilesWriteResult) ValueKind() Kind { return KindFilesWrite }
-
-// ValueKind implements [Value].
-func (FilesEditResult) ValueKind() Kind { return KindFilesEdit }
-
-// ValueKind implements [Value].
-func (FilesJSONReadResult) ValueKind() Kind { return KindFilesJSONRead }
-
-// ValueKind implements [Value].
-func (FilesJSONWriteResult) ValueKind() Kind { return KindFilesJSONWrite }
-
-// ValueKind implements [Value].
-func (FilesExistsResult) ValueKind() Kind { return KindFilesExists }
-
-// ValueKind implements [Value].
-func (FilesListResult) ValueKind() Kind { return KindFilesList }
-
-// ValueKind implements [Value].
-func (FilesTreeResult) ValueKind() Kind { return KindFilesTree }
-
-// ValueKind implements [Value].
-func (FilesGlobResult) ValueKind() Kind { return KindFilesGlob }
-
-// ValueKind implements [Value].
-func (FilesSearchResult) ValueKind() Kind { return KindFilesSearch }

@@ -7,9 +7,6 @@ import (
 	"strings"
 )
 
-// KindHTTPFetch is the kind of [HTTPFetch].
-const KindHTTPFetch Kind = "http_fetch"
-
 // Limits of [HTTPFetch].
 const (
 	// DefaultFetchBytes is how much of a response's body is read when the payload sets no limit.
@@ -62,12 +59,6 @@ type HTTPFetchResult struct {
 	// Retry-After, Location, Content-Length.
 	Headers map[string]string `json:"headers,omitempty"`
 }
-
-// Kind implements [Payload].
-func (HTTPFetch) Kind() Kind { return KindHTTPFetch }
-
-// ValueKind implements [Value].
-func (HTTPFetchResult) ValueKind() Kind { return KindHTTPFetch }
 
 // FetchHeaders returns the names of the headers that [HTTPFetch] may send, sorted.
 func FetchHeaders() []string {

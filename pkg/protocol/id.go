@@ -1,13 +1,9 @@
 package protocol
 
 import (
-	"crypto/hmac"
-	"crypto/rand"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"github.com/google/uuid"
 )
@@ -38,29 +34,9 @@ func ParseSessionID(s string) (SessionID, error) {
 // is sent.
 type Seed string
 
-// NewSeed returns a fresh one, of 128 bits or more.
-func NewSeed() Seed { return Seed(rand.Text()) }
-
 // CallID names one call for ever. It derives from the session, its seed and the call's place, so a
 // resumed coordinator derives the same id and enqueueing again does no harm.
 type CallID string
-
-// NewCallID derives the id of the call at (turn, step, index) of a session: a UUIDv8 of the
-// HMAC-SHA256 of session and place under the seed. Turn and step count from 1, index from 0.
-// Without a seed, as in journals that have none, it is a UUIDv5, which whoever knows the session
-// can derive.
-func NewCallID(session SessionID, seed Seed, turn, step, index int) CallID {
-	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/session/"+string(session)))
-	place := strconv.Itoa(turn) + "/" + strconv.Itoa(step) + "/" + strconv.Itoa(index)
-	if seed == "" {
-		return CallID(uuid.NewSHA1(space, []byte(place)).String())
-	}
-	return CallID(uuid.NewHash(hmac.New(sha256.New, []byte(seed)), space, []byte(place), 8).String())
-}
-
-// RandomCallID returns an id, which nobody can foretell, for a call that belongs to no step of a
-// session.
-func RandomCallID() CallID { return CallID(uuid.Must(uuid.NewV7()).String()) }
 
 // ParseCallID checks s. The error wraps [ErrInvalidName].
 func ParseCallID(s string) (CallID, error) {
@@ -72,24 +48,6 @@ func ParseCallID(s string) (CallID, error) {
 
 // WorkerID names one worker process; it is chosen anew at every start.
 type WorkerID string
-
-// NewWorkerID returns host name and a random suffix, cut to a safe token.
-func NewWorkerID(host string) WorkerID {
-	safe := make([]byte, 0, 32)
-	for i := 0; i < len(host) && len(safe) < 32; i++ {
-		if isTokenByte(host[i]) {
-			safe = append(safe, host[i])
-		}
-	}
-	return WorkerID(string(safe) + "-" + uuid.NewString()[:8])
-}
-
-// LifeID names the time in which a worker renews one heartbeat. A worker that lost its leases goes
-// on as another life.
-type LifeID string
-
-// NewLifeID returns a fresh id.
-func NewLifeID() LifeID { return LifeID(uuid.NewString()) }
 
 // Fleet is the name that prefixes every subject and stream of one fleet, so
 // that several share a NATS account. The default is [DefaultFleet].

@@ -63,46 +63,10 @@ func TestNewIDs_AreAccepted(t *testing.T) {
 	_, err := protocol.ParseSessionID(string(session))
 	require.NoError(t, err)
 	require.Equal(t, uuid.Version(7), uuid.MustParse(string(session)).Version())
-	_, err = protocol.ParseCallID(string(protocol.RandomCallID()))
-	require.NoError(t, err)
 	_, err = protocol.ParseFleet(string(protocol.DefaultFleet))
 	require.NoError(t, err)
 	for _, pool := range []protocol.Pool{protocol.DefaultPool, protocol.SessionPool} {
 		_, err = protocol.ParsePool(string(pool))
 		require.NoError(t, err)
 	}
-}
-
-// TestNewCallID_IsPinned: a coordinator of another version must derive the same id.
-func TestNewCallID_IsPinned(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, protocol.CallID("a2f6e6c0-6bb8-5946-aa7e-e26845185431"), protocol.NewCallID(sampleSession, "", 1, 2, 0))
-	require.Equal(t, protocol.CallID("84c47e83-6b15-861b-b7ac-f0559940e327"), protocol.NewCallID(sampleSession, "QX3PRZ5Y7MBD2KJ4WTFUHG6CVE", 1, 2, 0))
-	seen := map[protocol.CallID]bool{}
-	for _, seed := range []protocol.Seed{"", protocol.NewSeed(), protocol.NewSeed()} {
-		for _, session := range []protocol.SessionID{"a", "b"} {
-			for place := range 1000 {
-				id := protocol.NewCallID(session, seed, 1+place/100, 1+place/10%10, place%10)
-				require.NotContains(t, seen, id)
-				seen[id] = true
-			}
-		}
-	}
-}
-
-func TestNewWorkerID(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ host, want string }{
-		"plain":             {"node-1", `^node-1-[0-9a-f]{8}$`},
-		"dots are left out": {"node1.example.com", `^node1examplecom-[0-9a-f]{8}$`},
-		"long":              {strings.Repeat("h", 100), `^h{32}-[0-9a-f]{8}$`},
-		"nothing safe":      {"...", `^-[0-9a-f]{8}$`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			require.Regexp(t, c.want, string(protocol.NewWorkerID(c.host)))
-		})
-	}
-	first, second := protocol.NewWorkerID("h"), protocol.NewWorkerID("h")
-	require.NotEqual(t, first, second, "two starts on one host")
 }

@@ -55,36 +55,3 @@ type ResultReadResult struct {
 	// Truncated says that the part itself is not kept whole.
 	Truncated bool `json:"truncated,omitempty"`
 }
-
-// Kind implements [Payload].
-func (ResultRead) Kind() Kind { return KindResultRead }
-
-// ValueKind implements [Value].
-func (ResultReadResult) ValueKind() Kind { return KindResultRead }
-
-// What is kept of a session are objects in the fleet's store: see [Fleet.KeptBucket].
-// The second part of their names is the session's id.
-
-// ImageBlob is the name of an image that a journal refers to; sum is the SHA-256 of its
-// data in hex.
-func ImageBlob(session SessionID, sum string) string { return "image/" + string(session) + "/" + sum }
-
-// KeptText is the name of a call's result as text.
-func KeptText(session SessionID, call CallID) string {
-	return "text/" + string(session) + "/" + string(call)
-}
-
-// KeptValue is the name of a call's whole value as JSON, for a result of which no text is kept.
-func KeptValue(session SessionID, call CallID) string {
-	return "value/" + string(session) + "/" + string(call)
-}
-
-// KeptStream is the name of one stream of a command, [PartStdout] or [PartStderr], of which there
-// is more than in its result. All that it wrote is its text.
-func KeptStream(session SessionID, call CallID, part string) string {
-	return part + "/" + string(session) + "/" + string(call)
-}
-
-// KeptFile is the name of the content of a file that was read, to which the texts of all calls
-// that have read it are links; sum is its SHA-256 in hex.
-func KeptFile(session SessionID, sum string) string { return "file/" + string(session) + "/" + sum }

@@ -1,9 +1,6 @@
 package protocol
 
 import (
-	"crypto/sha256"
-	"encoding/base32"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -151,42 +148,3 @@ func (u Use) validate() error {
 // Lane is the first two segments of a resource key: the unit of order and of
 // ownership. At most one worker holds a lane.
 type Lane string
-
-// LaneHash is the fixed-length token that stands for a lane in subjects.
-type LaneHash string
-
-// laneAlphabet is RFC 4648 base32 in lower case, without padding.
-var laneAlphabet = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding) //nolint:gochecknoglobals // a constant table
-
-// Hash returns 26 characters: base32 of the first 128 bits of SHA-256.
-func (l Lane) Hash() LaneHash {
-	sum := sha256.Sum256([]byte(l))
-	return LaneHash(laneAlphabet.EncodeToString(sum[:16]))
-}
-
-// HeaderText is the lane as [HeaderLane] has it: what a header cannot carry is escaped as in a JSON
-// string, and so is a space at its beginning or end, which NATS would take away.
-func (l Lane) HeaderText() string {
-	quoted, err := json.Marshal(string(l))
-	if err != nil {
-		return ""
-	}
-	text := string(quoted[1 : len(quoted)-1])
-	if rest, found := strings.CutPrefix(text, " "); found {
-		text = escapedSpace + rest
-	}
-	if rest, found := strings.CutSuffix(text, " "); found {
-		text = rest + escapedSpace
-	}
-	return text
-}
-
-const escapedSpace = `\u0020`
-
-// LaneOfHeader is the lane with a [Lane.HeaderText]; "" when there is none.
-func LaneOfHeader(text string) (lane Lane) {
-	if json.Unmarshal([]byte(`"`+text+`"`), &lane) != nil {
-		return ""
-	}
-	return lane
-}

@@ -162,15 +162,6 @@ func TestResourceKey_SpellingsOfAPathAreOneKey(t *testing.T) {
 	})
 }
 
-func TestLane_Hash(t *testing.T) {
-	t.Parallel()
-	// The hash is part of every subject: a change would strand what is stored.
-	require.Equal(t, protocol.LaneHash("yadlfuccpu5pvp2sjr26so6fj4"), protocol.Lane("sandbox/s1").Hash())
-	require.Len(t, string(protocol.Lane("").Hash()), 26)
-	require.Regexp(t, `^[a-z2-7]{26}$`, string(protocol.Lane("sandbox/s2").Hash()))
-	require.NotEqual(t, protocol.Lane("a/b").Hash(), protocol.Lane("a/c").Hash())
-}
-
 func TestResourceKey_Lane(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[protocol.ResourceKey]protocol.Lane{

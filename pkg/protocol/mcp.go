@@ -91,15 +91,3 @@ type MCPContent struct {
 	URI       string `json:"uri,omitempty"`
 	Name      string `json:"name,omitempty"`
 }
-
-// Kind implements [Payload].
-func (MCPList) Kind() Kind { return KindMCPList }
-
-// Kind implements [Payload].
-func (MCPCall) Kind() Kind { return KindMCPCall }
-
-// ValueKind implements [Value].
-func (MCPListResult) ValueKind() Kind { return KindMCPList }
-
-// ValueKind implements [Value].
-func (MCPCallResult) ValueKind() Kind { return KindMCPCall }

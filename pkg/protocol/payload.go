@@ -1,43 +1,16 @@
 package protocol
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"strconv"
 )
 
-// Every kind that this version knows.
-const (
-	KindCommandRun       Kind = "command_run"
-	KindCodeRun          Kind = "code_run"
-	KindProcessList      Kind = "process_list"
-	KindProcessRead      Kind = "process_read"
-	KindProcessSend      Kind = "process_send"
-	KindProcessKill      Kind = "process_kill"
-	KindResultRead       Kind = "result_read"
-	KindToolRun          Kind = "tool_run"
-	KindMCPList          Kind = "mcp_list"
-	KindMCPCall          Kind = "mcp_call"
-	KindDialogOpen       Kind = "dialog_open"
-	KindDialogContinue   Kind = "dialog_continue"
-	KindDialogEnd        Kind = "dialog_end"
-	KindWorkspaceImport  Kind = "workspace_import"
-	KindWorkspaceExport  Kind = "workspace_export"
-	KindWorkspaceRemove  Kind = "workspace_remove"
-	KindWorkspaceRestore Kind = "workspace_restore"
-	KindTurnRun          Kind = "turn_run"
-	KindNoop             Kind = "noop"
-	KindStored           Kind = "stored"
-)
+// Kind names a payload and the typed value that answers it; both use one name.
+type Kind string
 
-// Payload is what a worker executes. Paths in payloads are slash-separated and
-// relative to the workspace; "" is the workspace itself.
-type Payload interface {
-	// Kind is the payload's type name on the wire.
-	Kind() Kind
-}
+// Payload is what a worker executes: one of the payload types of this package, as a value, or an
+// [UnknownPayload]. Paths in payloads are slash-separated and relative to the workspace; "" is the
+// workspace itself.
+type Payload any
 
 // WorkspaceImport fills a sandbox's empty workspace with an upload. Done twice it does nothing.
 type WorkspaceImport struct {
@@ -123,100 +96,4 @@ type Stored struct {
 type UnknownPayload struct {
 	Name Kind
 	Raw  json.RawMessage
-}
-
-// Kind implements [Payload].
-func (WorkspaceImport) Kind() Kind { return KindWorkspaceImport }
-
-// Kind implements [Payload].
-func (WorkspaceExport) Kind() Kind { return KindWorkspaceExport }
-
-// Kind implements [Payload].
-func (WorkspaceRemove) Kind() Kind { return KindWorkspaceRemove }
-
-// Kind implements [Payload].
-func (WorkspaceRestore) Kind() Kind { return KindWorkspaceRestore }
-
-// Kind implements [Payload].
-func (TurnRun) Kind() Kind { return KindTurnRun }
-
-// Kind implements [Payload].
-func (Noop) Kind() Kind { return KindNoop }
-
-// Kind implements [Payload].
-func (Stored) Kind() Kind { return KindStored }
-
-// Kind implements [Payload].
-func (u UnknownPayload) Kind() Kind { return u.Name }
-
-// EncodePayload returns the JSON of p, with its type and version.
-func EncodePayload(p Payload) (json.RawMessage, error) {
-	if p == nil {
-		return nil, errors.New("payload is nil")
-	}
-	if unknown, ok := p.(UnknownPayload); ok {
-		return compact(unknown.Raw)
-	}
-	return encodeTyped(p.Kind(), p)
-}
-
-// DecodePayload reads what [EncodePayload] wrote. A kind that it does not know
-// yields an [UnknownPayload], which keeps raw; a malformed body is an error.
-func DecodePayload(raw json.RawMessage) (Payload, error) {
-	payload, err := decodePayload(raw)
-	if _, unknown := payload.(UnknownPayload); unknown && !json.Valid(raw) {
-		return nil, errNoJSON
-	}
-	return payload, err
-}
-
-var errNoJSON = errors.New("not JSON")
-
-// kindOf reads the type name of a typed JSON object. What this package wrote begins
-// with it, so that it is read at a glance.
-func kindOf(raw json.RawMessage) (Kind, error) {
-	if rest, found := bytes.CutPrefix(raw, []byte(typePrefix)); found {
-		if name, _, closed := bytes.Cut(rest, []byte{'"'}); closed && plainName(name) {
-			return Kind(name), nil
-		}
-	}
-	var head struct {
-		Type Kind `json:"type"`
-	}
-	if err := unmarshal(raw, &head); err != nil {
-		return "", err
-	}
-	if head.Type == "" {
-		return "", errors.New(`"type": missing`)
-	}
-	return head.Type, nil
-}
-
-// typePrefix begins every typed JSON object that this package writes.
-const typePrefix = `{"type":"`
-
-// plainName reports whether a type name needs no escapes in JSON.
-func plainName(name []byte) bool {
-	for _, c := range name {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
-			return false
-		}
-	}
-	return len(name) > 0
-}
-
-// encodeTyped writes body as a JSON object that starts with its type and version.
-func encodeTyped(kind Kind, body any) (json.RawMessage, error) {
-	if !plainName([]byte(kind)) {
-		return nil, fmt.Errorf("type %q: must be lower-case letters, digits and '_'", kind)
-	}
-	fields, err := json.Marshal(body)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", kind, err)
-	}
-	head := typePrefix + string(kind) + `","version":` + strconv.Itoa(Version)
-	if len(fields) == len("{}") {
-		return json.RawMessage(head + "}"), nil
-	}
-	return append(append(make([]byte, 0, len(head)+len(fields)), head+","...), fields[1:]...), nil
 }

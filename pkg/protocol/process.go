@@ -82,27 +82,3 @@ type ProcessSendResult struct{ ProcessReadResult }
 
 // ProcessKillResult answers [ProcessKill].
 type ProcessKillResult struct{ ProcessStatus }
-
-// Kind implements [Payload].
-func (ProcessList) Kind() Kind { return KindProcessList }
-
-// Kind implements [Payload].
-func (ProcessRead) Kind() Kind { return KindProcessRead }
-
-// Kind implements [Payload].
-func (ProcessSend) Kind() Kind { return KindProcessSend }
-
-// Kind implements [Payload].
-func (ProcessKill) Kind() Kind { return KindProcessKill }
-
-// ValueKind implements [Value].
-func (ProcessListResult) ValueKind() Kind { return KindProcessList }
-
-// ValueKind implements [Value].
-func (ProcessReadResult) ValueKind() Kind { return KindProcessRead }
-
-// ValueKind implements [Value].
-func (ProcessSendResult) ValueKind() Kind { return KindProcessSend }
-
-// ValueKind implements [Value].
-func (ProcessKillResult) ValueKind() Kind { return KindProcessKill }

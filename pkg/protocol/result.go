@@ -1,8 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -137,73 +135,4 @@ type Result struct {
 
 	// Value is what the payload returned; it may be set beside an Error (partial output).
 	Value Value `json:"-"`
-}
-
-// NewResult starts a result for c with the given status and error.
-func NewResult(c *Call, status Status, err *Error) Result {
-	return Result{CallID: c.ID, SessionID: c.SessionID, Status: status, Error: err}
-}
-
-// ErrInvalidResult is wrapped by every error of [DecodeResult].
-var ErrInvalidResult = errors.New("invalid result")
-
-type resultFields Result // without methods
-
-// wireResult is a result in JSON.
-type wireResult struct {
-	Type    string `json:"type"`
-	Version int    `json:"version"`
-	resultFields
-
-	Value json.RawMessage `json:"value,omitempty"`
-}
-
-const typeResult = "result"
-
-// EncodeResult returns the JSON body of a result.
-func EncodeResult(r *Result) ([]byte, error) {
-	var value json.RawMessage
-	if r.Value != nil {
-		var err error
-		if value, err = EncodeValue(r.Value); err != nil {
-			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
-		}
-	}
-	return json.Marshal(wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r), Value: value})
-}
-
-// DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
-func DecodeResult(body []byte) (*Result, error) {
-	var wire wireResult
-	if err := unmarshal(body, &wire); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
-	}
-	if wire.Type != typeResult {
-		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidResult, wire.Type, typeResult)
-	}
-	r := Result(wire.resultFields)
-	if len(wire.Value) > 0 && string(wire.Value) != "null" {
-		value, err := decodeValue(wire.Value)
-		if err != nil {
-			return nil, fmt.Errorf("%w: value: %w", ErrInvalidResult, err)
-		}
-		r.Value = value
-	}
-	return &r, r.validate()
-}
-
-func (r *Result) validate() error {
-	if _, err := ParseCallID(string(r.CallID)); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
-	}
-	switch r.Status {
-	case StatusOK, StatusFailed, StatusTimeout, StatusCancelled, StatusRejected, StatusOutcomeUnknown:
-	default:
-		return fmt.Errorf("%w: status %q is not one of %q", ErrInvalidResult, r.Status, Statuses())
-	}
-	if (r.Status == StatusOK) != (r.Error == nil) {
-		return fmt.Errorf("%w: status %q, error set: %t: must be set when, and only when, it is not ok",
-			ErrInvalidResult, r.Status, r.Error != nil)
-	}
-	return nil
 }

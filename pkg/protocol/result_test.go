@@ -31,38 +31,6 @@ func TestCodes_AreDistinctWords(t *testing.T) {
 	}
 }
 
-func TestDecodeResult_Refuses(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ body, says string }{
-		"not JSON":            {`{`, ""},
-		"another type":        {`{"type":"call"}`, `"call"`},
-		"no call id":          {`{"type":"result","status":"ok"}`, "call id"},
-		"no status":           {`{"type":"result","call_id":"c"}`, `status ""`},
-		"an unknown status":   {`{"type":"result","call_id":"c","status":"done"}`, `"done"`},
-		"ok with an error":    {`{"type":"result","call_id":"c","status":"ok","error":{"code":"internal"}}`, "ok"},
-		"failed without one":  {`{"type":"result","call_id":"c","status":"failed"}`, "failed"},
-		"value without type":  {`{"type":"result","call_id":"c","status":"ok","value":{}}`, "value"},
-		"malformed value":     {`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_list","total":"x"}}`, "files_list"},
-		"value of wrong kind": {`{"type":"result","call_id":"c","status":"ok","value":7}`, "value"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := protocol.DecodeResult([]byte(c.body))
-			require.ErrorIs(t, err, protocol.ErrInvalidResult)
-			require.ErrorContains(t, err, c.says)
-		})
-	}
-}
-
-// TestDecodeResult_NullIsAbsent: workers in other languages write null for nothing.
-func TestDecodeResult_NullIsAbsent(t *testing.T) {
-	t.Parallel()
-	result, err := protocol.DecodeResult([]byte(`{"type":"result","call_id":"c","status":"ok","error":null,"value":null}`))
-	require.NoError(t, err)
-	require.Nil(t, result.Error)
-	require.Nil(t, result.Value)
-}
-
 func TestError_IsFoundAndNamed(t *testing.T) {
 	t.Parallel()
 	err := fmt.Errorf("read: %w", protocol.Errorf(protocol.CodeNotFound, "no file %q", "a"))

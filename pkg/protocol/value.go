@@ -2,14 +2,11 @@ package protocol
 
 import (
 	"encoding/json"
-	"errors"
 )
 
-// Value is the typed answer to a payload of the same [Kind].
-type Value interface {
-	// ValueKind is the value's type name on the wire.
-	ValueKind() Kind
-}
+// Value answers a payload: the type with the payload's name and "Result", as a value, or an
+// [UnknownValue].
+type Value any
 
 // WorkspaceImportResult answers [WorkspaceImport].
 type WorkspaceImportResult struct {
@@ -67,49 +64,4 @@ type NoopResult struct{}
 type UnknownValue struct {
 	Name Kind
 	Raw  json.RawMessage
-}
-
-// ValueKind implements [Value].
-func (WorkspaceImportResult) ValueKind() Kind { return KindWorkspaceImport }
-
-// ValueKind implements [Value].
-func (WorkspaceExportResult) ValueKind() Kind { return KindWorkspaceExport }
-
-// ValueKind implements [Value].
-func (WorkspaceRemoveResult) ValueKind() Kind { return KindWorkspaceRemove }
-
-// ValueKind implements [Value].
-func (WorkspaceRestoreResult) ValueKind() Kind { return KindWorkspaceRestore }
-
-// ValueKind implements [Value].
-func (TurnRunResult) ValueKind() Kind { return KindTurnRun }
-
-// ValueKind implements [Value].
-func (NoopResult) ValueKind() Kind { return KindNoop }
-
-// ValueKind implements [Value].
-func (Stored) ValueKind() Kind { return KindStored }
-
-// ValueKind implements [Value].
-func (u UnknownValue) ValueKind() Kind { return u.Name }
-
-// EncodeValue returns the JSON of v, with its type and version.
-func EncodeValue(v Value) (json.RawMessage, error) {
-	if v == nil {
-		return nil, errors.New("value is nil")
-	}
-	if unknown, ok := v.(UnknownValue); ok {
-		return compact(unknown.Raw)
-	}
-	return encodeTyped(v.ValueKind(), v)
-}
-
-// DecodeValue reads what [EncodeValue] wrote. A kind that it does not know
-// yields an [UnknownValue], which keeps raw; a malformed body is an error.
-func DecodeValue(raw json.RawMessage) (Value, error) {
-	value, err := decodeValue(raw)
-	if _, unknown := value.(UnknownValue); unknown && !json.Valid(raw) {
-		return nil, errNoJSON
-	}
-	return value, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -112,7 +113,7 @@ func ExampleTool() {
 	}
 	scope := tools.Scope{Session: "example", Sandbox: "example"}
 	_, plan, _ := table.Plan(scope, "head", `{"path":"a/b.txt"}`)
-	fmt.Println(plan.Payload.Kind(), plan.Resources[0].Key)
+	fmt.Println(wire.KindOf(plan.Payload), plan.Resources[0].Key)
 
 	// What a model gets wrong is an error that it can read, with every fault.
 	for _, call := range [][2]string{{"head", `{"path":"../b"}`}, {"head", `{"file":"b"}`}, {"tail", `{}`}} {

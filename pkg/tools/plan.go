@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
@@ -141,7 +142,7 @@ func (p Plan) Call(
 	if refusal := p.needsSession(toolName, at); refusal != nil {
 		return protocol.Call{}, refusal
 	}
-	id := cmp.Or(at.ID, protocol.RandomCallID())
+	id := cmp.Or(at.ID, wire.RandomCallID())
 	resources, refusal := p.uses(scope, id)
 	if refusal != nil {
 		return protocol.Call{}, refusal

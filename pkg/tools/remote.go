@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
@@ -17,7 +18,7 @@ import (
 // Remote says how the calls of a tool of the user's own run on workers.
 type Remote struct {
 	// Kind is the kind of payload; workers need a handler for it (package worker). It
-	// is one that [protocol.ParseUserKind] takes.
+	// is one that [wire.ParseUserKind] takes.
 	Kind protocol.Kind
 	// Resources is what a call touches. nil means the session's whole sandbox,
 	// exclusively; empty but not nil means nothing: calls run anywhere, beside anything.
@@ -50,9 +51,9 @@ func NewRemote[Args any](name, description string, remote Remote) Tool {
 // reported by [NewTable].
 func (r Remote) Tool(definition Definition) Tool {
 	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
-		return protocol.NewUserPayload(r.Kind, arguments)
+		return wire.NewUserPayload(r.Kind, arguments)
 	})
-	if _, err := protocol.ParseUserKind(string(r.Kind)); err != nil {
+	if _, err := wire.ParseUserKind(string(r.Kind)); err != nil {
 		tool.invalid = errors.Join(tool.invalid, err)
 	}
 	tool.Render = render.User

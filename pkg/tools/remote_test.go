@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -51,7 +52,7 @@ func TestNewRemote_PlansACall(t *testing.T) {
 	require.Equal(t, "paths", call.MinLevel)
 	payload, ok := call.Payload.(protocol.UnknownPayload)
 	require.True(t, ok)
-	require.Equal(t, protocol.Kind("refund"), payload.Kind())
+	require.Equal(t, protocol.Kind("refund"), wire.KindOf(payload))
 	arguments, err := payload.Arguments()
 	require.NoError(t, err)
 	require.JSONEq(t, `{"account":"acme","order":7}`, string(arguments), "as the schema has them")
@@ -182,7 +183,7 @@ func TestNewRemote_Text(t *testing.T) {
 	t.Parallel()
 	tool := remoteTool(tools.Resource{Key: "account/{account}"})
 	ok := func(output string) *protocol.Result {
-		value, err := protocol.NewUserValue("refund", json.RawMessage(output))
+		value, err := wire.NewUserValue("refund", json.RawMessage(output))
 		require.NoError(t, err)
 		return &protocol.Result{Status: protocol.StatusOK, Value: value}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/jsonschema-go/jsonschema"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
@@ -69,7 +70,7 @@ func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool 
 	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
 		return protocol.DialogOpen{Tool: r.Kind, Arguments: arguments}, nil
 	})
-	_, err := protocol.ParseUserKind(string(r.Kind))
+	_, err := wire.ParseUserKind(string(r.Kind))
 	tool.invalid = errors.Join(tool.invalid, err)
 	for _, resource := range r.Resources {
 		if resource.Access == protocol.Shared {

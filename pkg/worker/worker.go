@@ -37,6 +37,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -162,12 +163,12 @@ func Main(handlers ...Handler) {
 }
 
 // ByKind returns handlers by their kind, for package fleet. It is an error when a
-// kind is not one that [protocol.ParseUserKind] takes, or is there twice, when a function is
+// kind is not one that [wire.ParseUserKind] takes, or is there twice, when a function is
 // nil, or when the limits of a stateful tool are negative.
 func ByKind(handlers ...Handler) (internal.Handlers, error) {
 	byKind := internal.Handlers{Calls: map[protocol.Kind]internal.Handler{}, Stateful: map[protocol.Kind]internal.Stateful{}}
 	for _, h := range handlers {
-		if _, err := protocol.ParseUserKind(string(h.kind)); err != nil {
+		if _, err := wire.ParseUserKind(string(h.kind)); err != nil {
 			return internal.Handlers{}, fmt.Errorf("handler: %w", err)
 		}
 		if byKind.Has(h.kind) {

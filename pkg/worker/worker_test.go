@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -108,7 +109,7 @@ func TestByKind_RefusesTwoOfAKind(t *testing.T) {
 	_, err := worker.ByKind(worker.Handle("greet", greet), worker.Handle("greet", greet))
 	require.ErrorContains(t, err, "there are two")
 	_, err = worker.ByKind(worker.Handle("command_run", greet))
-	require.ErrorIs(t, err, protocol.ErrInvalidKind)
+	require.ErrorIs(t, err, wire.ErrInvalidKind)
 	_, err = worker.ByKind(worker.Handle[greeting, seen]("greet", nil))
 	require.ErrorContains(t, err, "handler of greet: function: missing")
 	require.Equal(t, protocol.Kind("greet"), worker.Handle("greet", greet).Kind())

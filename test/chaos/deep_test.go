@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -85,7 +86,7 @@ func newDeep(r *rig) *deep {
 
 func (d *deep) call(session protocol.SessionID, key string, work time.Duration) *protocol.Call {
 	return &protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
+		ID: wire.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}}, Payload: protocol.Noop{WorkMS: protocol.MillisOf(work)},
 	}
 }
@@ -120,7 +121,7 @@ func (d *deep) put(call *protocol.Call) {
 func (d *deep) awaitSettled(ctx context.Context, n int) {
 	d.t.Helper()
 	for progress, last := time.Now(), 0; ; pause.For(ctx, 20*time.Millisecond) {
-		stream, err := d.js.Stream(ctx, protocol.DefaultFleet.ResultsStream())
+		stream, err := d.js.Stream(ctx, wire.ResultsStream(protocol.DefaultFleet))
 		require.NoError(d.t, err)
 		d.mu.Lock()
 		settled := int(stream.CachedInfo().State.Msgs) - len(d.probed)

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -26,9 +27,9 @@ type leases struct {
 func (r *rig) watchLeases() {
 	r.t.Helper()
 	r.leases.last = map[string]Time{}
-	_, destination := protocol.DefaultFleet.BeatMapping()
+	_, destination := wire.BeatMapping(protocol.DefaultFleet)
 	_, err := r.nc.Subscribe(destination, func(msg *nats.Msg) {
-		beat, err := protocol.DecodeHeartbeat(msg.Data)
+		beat, err := wire.DecodeHeartbeat(msg.Data)
 		stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get("Nats-Time-Stamp"))
 		if err != nil || timeErr != nil {
 			return

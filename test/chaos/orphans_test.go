@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -55,10 +56,10 @@ func (r *rig) watchCalls() {
 	r.t.Helper()
 	fleet := protocol.DefaultFleet
 	r.entered = map[protocol.CallID]Time{}
-	consumer, err := r.js.OrderedConsumer(r.t.Context(), fleet.CallsStream(), jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	consumer, err := r.js.OrderedConsumer(r.t.Context(), wire.CallsStream(fleet), jetstream.OrderedConsumerConfig{HeadersOnly: true})
 	require.NoError(r.t, err)
 	watching, err := consumer.Consume(func(msg jetstream.Msg) {
-		id := protocol.CallID(msg.Headers().Get(protocol.HeaderCall))
+		id := protocol.CallID(msg.Headers().Get(wire.HeaderCall))
 		meta, err := msg.Metadata()
 		if id == "" || err != nil { // marks name no call
 			return

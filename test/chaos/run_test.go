@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -119,7 +120,7 @@ func (r *rig) stored() []Stored {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 10*patience) // for a hundred thousand and more
 	defer cancel()
-	stream, err := r.js.Stream(ctx, protocol.DefaultFleet.ResultsStream())
+	stream, err := r.js.Stream(ctx, wire.ResultsStream(protocol.DefaultFleet))
 	require.NoError(r.t, err)
 	state := stream.CachedInfo().State
 	require.Equal(r.t, state.LastSeq, state.Msgs, "a result was replaced or removed")
@@ -133,7 +134,7 @@ func (r *rig) stored() []Stored {
 		if strings.Contains(msg.Subject, ".none.") {
 			continue // a note, and no result
 		}
-		result, err := protocol.DecodeResult(msg.Data)
+		result, err := wire.DecodeResult(msg.Data)
 		require.NoError(r.t, err)
 		stored := Stored{
 			CallID: result.CallID, At: Time(msg.Time.UnixNano() - int64(r.offset)),
@@ -163,18 +164,18 @@ func (r *rig) requireQuiet() {
 
 // isOfACall reports whether a subject is of a call in a mailbox, or of something about one.
 func isOfACall(subject string) bool {
-	return protocol.DefaultFleet.ParseMailboxSubject(subject).CallID != ""
+	return wire.ParseMailboxSubject(protocol.DefaultFleet, subject).CallID != ""
 }
 
 // left says what the calls stream and the pool's consumer have; "" is nothing.
 func (r *rig) left(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	stream, err := r.js.Stream(ctx, protocol.DefaultFleet.CallsStream())
+	stream, err := r.js.Stream(ctx, wire.CallsStream(protocol.DefaultFleet))
 	if err != nil {
 		return err.Error()
 	}
-	consumer, err := stream.Consumer(ctx, protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	consumer, err := stream.Consumer(ctx, wire.ReadyConsumer(protocol.DefaultPool))
 	if err != nil {
 		return err.Error()
 	}

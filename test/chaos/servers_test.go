@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -116,9 +117,9 @@ func wipeServer(r *rig) {
 func stepDown(r *rig) {
 	fleet := protocol.DefaultFleet
 	subject := []string{
-		"$JS.API.STREAM.LEADER.STEPDOWN." + fleet.CallsStream(),
-		"$JS.API.STREAM.LEADER.STEPDOWN." + fleet.ResultsStream(),
-		"$JS.API.CONSUMER.LEADER.STEPDOWN." + fleet.CallsStream() + "." + fleet.ReadyConsumer(protocol.DefaultPool),
+		"$JS.API.STREAM.LEADER.STEPDOWN." + wire.CallsStream(fleet),
+		"$JS.API.STREAM.LEADER.STEPDOWN." + wire.ResultsStream(fleet),
+		"$JS.API.CONSUMER.LEADER.STEPDOWN." + wire.CallsStream(fleet) + "." + wire.ReadyConsumer(protocol.DefaultPool),
 	}[r.random.IntN(3)]
 	from := now()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
@@ -170,7 +171,7 @@ func (r *rig) awaitCluster(enough func(replicas int) bool) {
 	require.Eventually(r.t, func() bool {
 		ctx, cancel := context.WithTimeout(r.t.Context(), 2*time.Second)
 		defer cancel()
-		for _, name := range []string{fleet.CallsStream(), fleet.ResultsStream()} {
+		for _, name := range []string{wire.CallsStream(fleet), wire.ResultsStream(fleet)} {
 			stream, err := r.js.Stream(ctx, name)
 			if err != nil {
 				return false
@@ -180,7 +181,7 @@ func (r *rig) awaitCluster(enough func(replicas int) bool) {
 				return false
 			}
 		}
-		consumer, err := r.js.Consumer(ctx, fleet.CallsStream(), fleet.ReadyConsumer(protocol.DefaultPool))
+		consumer, err := r.js.Consumer(ctx, wire.CallsStream(fleet), wire.ReadyConsumer(protocol.DefaultPool))
 		if err != nil {
 			return false
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -71,10 +72,10 @@ func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result
 	w.journal.write(&record)
 	work, _ := run.Call.Payload.(protocol.Noop)
 	pause.For(ctx, work.WorkMS.Duration())
-	result := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	result := wire.NewResult(run.Call, protocol.StatusOK, nil)
 	result.Value = protocol.NoopResult{}
 	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
-		result = protocol.NewResult(run.Call, status, fault)
+		result = wire.NewResult(run.Call, status, fault)
 	}
 	record.Kind, record.At, record.Status = KindEnd, now(), result.Status
 	if cause := context.Cause(ctx); errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {

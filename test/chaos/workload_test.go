@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -54,7 +55,7 @@ func (w workload) step(caller, n int) []planned {
 		if bursts {
 			out[i].queue(r, w.lane(lane))
 		}
-		out[i].ID = protocol.NewCallID(w.session(caller), "", 1, n+1, i)
+		out[i].ID = wire.NewCallID(w.session(caller), "", 1, n+1, i)
 		out[i].SessionID = w.session(caller)
 	}
 	return out

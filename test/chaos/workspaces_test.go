@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	plain "github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -290,7 +291,7 @@ func (b *builder) run(ctx context.Context, command string) (string, error) {
 
 func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Value, error) {
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: b.session, Tool: "build", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: b.session, Tool: "build", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(b.session)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Rollback, MaxAttempts: 1000, IssuedAt: time.Now(), Payload: payload,
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -94,7 +95,7 @@ func startWith(t *testing.T, driver, level string, uid int, flags ...string) *ab
 func (a *abused) call(ctx context.Context, t *testing.T, box string, payload protocol.Payload, wall time.Duration) protocol.Result {
 	t.Helper()
 	c := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: protocol.NewSessionID(), Tool: "bash", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: protocol.NewSessionID(), Tool: "bash", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey("sandbox/" + box), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), RunTimeout: protocol.MillisOf(wall), Payload: payload,
 	}

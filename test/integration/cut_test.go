@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -55,13 +56,13 @@ func reader(t *testing.T, flags []string, session string) func(mark string) stri
 func aged(t *testing.T, b *broker) {
 	t.Helper()
 	js := b.jetStream(t)
-	for _, name := range []string{protocol.DefaultFleet.ResultsStream(), "OBJ_" + protocol.DefaultFleet.BlobsBucket()} {
+	for _, name := range []string{wire.ResultsStream(protocol.DefaultFleet), "OBJ_" + wire.BlobsBucket(protocol.DefaultFleet)} {
 		stream, err := js.Stream(t.Context(), name)
 		require.NoError(t, err)
 		require.NotZero(t, stream.CachedInfo().Config.MaxAge, "%s has an age", name)
 		require.NoError(t, stream.Purge(t.Context()))
 	}
-	for _, name := range []string{protocol.DefaultFleet.SessionsStream(), "OBJ_" + protocol.DefaultFleet.KeptBucket()} {
+	for _, name := range []string{wire.SessionsStream(protocol.DefaultFleet), "OBJ_" + wire.KeptBucket(protocol.DefaultFleet)} {
 		stream, err := js.Stream(t.Context(), name)
 		require.NoError(t, err)
 		require.Zero(t, stream.CachedInfo().Config.MaxAge, "%s has none", name)
@@ -122,7 +123,7 @@ func TestCut_ResultsAreKeptUntilTheirSessionIsRemoved(t *testing.T) {
 		rm := execute(t, coordinator, launch{args: append([]string{"session", "rm", id}, b.flags...)})
 		require.Equal(t, 0, rm.code, rm.stderr)
 	}
-	store, err := b.jetStream(t).ObjectStore(t.Context(), protocol.DefaultFleet.KeptBucket())
+	store, err := b.jetStream(t).ObjectStore(t.Context(), wire.KeptBucket(protocol.DefaultFleet))
 	require.NoError(t, err)
 	_, err = store.List(t.Context(), jetstream.ListObjectsShowDeleted())
 	require.ErrorIs(t, err, jetstream.ErrNoObjectsFound)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -61,9 +62,9 @@ func (b *broker) shortLeases(tb testing.TB) {
 // turnTakenOver reports whether a turn was started a second time.
 func (b *broker) turnTakenOver(tb testing.TB) bool {
 	tb.Helper()
-	stream, err := b.jetStream(tb).Stream(tb.Context(), protocol.DefaultFleet.CallsStream())
+	stream, err := b.jetStream(tb).Stream(tb.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(tb, err)
-	mark := protocol.DefaultFleet.StartSubject(protocol.SessionPool, "*", "*", 2)
+	mark := wire.StartSubject(protocol.DefaultFleet, protocol.SessionPool, "*", "*", 2)
 	info, err := stream.Info(tb.Context(), jetstream.WithSubjectFilter(mark))
 	require.NoError(tb, err)
 	return len(info.State.Subjects) > 0

@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -73,7 +74,7 @@ func (js *javaScript) caller(tb testing.TB, args ...string) *process {
 func (js *javaScript) result(tb testing.TB, p *process) *protocol.Result {
 	tb.Helper()
 	p.wait(tb)
-	result, err := protocol.DecodeResult([]byte(p.stdout.String()))
+	result, err := wire.DecodeResult([]byte(p.stdout.String()))
 	require.NoError(tb, err, p)
 	return result
 }
@@ -90,7 +91,7 @@ func note(tb testing.TB, notebook, text string, pause time.Duration) *protocol.C
 	tb.Helper()
 	arguments, err := json.Marshal(map[string]any{"notebook": notebook, "text": text, "pause_ms": pause.Milliseconds()})
 	require.NoError(tb, err)
-	payload, err := protocol.NewUserPayload("note_add", arguments)
+	payload, err := wire.NewUserPayload("note_add", arguments)
 	require.NoError(tb, err)
 	return &protocol.Call{
 		ID: protocol.CallID(uuid.NewString()), SessionID: "notes", Pool: "javascript", Delivery: protocol.Idempotent, IssuedAt: time.Now(),
@@ -165,7 +166,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 		require.Equal(t, lines, js.lines(t, notebook), "each once, in the order in which they were accepted")
 	}
 	t.Logf("attempts: up to %d", attempts)
-	stream, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	stream, err := js.broker.jetStream(t).Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		info, err := stream.Info(t.Context())
@@ -190,7 +191,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Len(t, js.lines(t, "red"), each+1)
 	workers[1].stop(t)
-	claims, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.ClaimsStream())
+	claims, err := js.broker.jetStream(t).Stream(t.Context(), wire.ClaimsStream(protocol.DefaultFleet))
 	require.NoError(t, err)
 	info, err := claims.Info(t.Context())
 	require.NoError(t, err)
@@ -204,7 +205,7 @@ func TestJavaScript_AtMostOnce(t *testing.T) {
 	first := js.worker(t)
 	caller := js.caller(t, "--pool", "javascript", "--delivery", "at_most_once", "notebook/red", "note_add",
 		`{"arguments": {"notebook": "red", "text": "never", "pause_ms": 3600000}}`)
-	stream, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	stream, err := js.broker.jetStream(t).Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		info, err := stream.Info(t.Context())
@@ -250,14 +251,14 @@ func TestJavaScript_HandsOver(t *testing.T) {
 	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
 	require.NoError(t, err)
 	call := note(t, "red", "hello", 0)
-	mark, err := js.broker.jetStream(t).Publish(t.Context(), protocol.DefaultFleet.PauseSubject(call.Pool, call.Lane().Hash()), nil)
+	mark, err := js.broker.jetStream(t).Publish(t.Context(), wire.PauseSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), nil)
 	require.NoError(t, err)
 	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
 	js.awaitClaim(t, call)
 	js.worker(t)
 	first.stop(t)
 	js.awaitClaim(t, call)
-	calls, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	calls, err := js.broker.jetStream(t).Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
 	require.NoError(t, err)
 	require.NoError(t, calls.DeleteMsg(t.Context(), mark.Sequence))
 	result := awaitResults(t, publisher, call)[0]
@@ -271,10 +272,10 @@ func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
 	call := note(t, "red", "hello", 0)
-	body, err := protocol.EncodeCall(call)
+	body, err := wire.EncodeCall(call)
 	require.NoError(t, err)
-	entry := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
-	entry.Header.Set(protocol.HeaderLane, string(call.Lane()))
+	entry := nats.NewMsg(wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
+	entry.Header.Set(wire.HeaderLane, string(call.Lane()))
 	entry.Data = body
 	_, err = js.broker.jetStream(t).PublishMsg(t.Context(), entry)
 	require.NoError(t, err)
@@ -287,10 +288,10 @@ func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
 // awaitClaim waits until somebody holds the lane of a call.
 func (js *javaScript) awaitClaim(tb testing.TB, call *protocol.Call) {
 	tb.Helper()
-	claims, err := js.broker.jetStream(tb).Stream(tb.Context(), protocol.DefaultFleet.ClaimsStream())
+	claims, err := js.broker.jetStream(tb).Stream(tb.Context(), wire.ClaimsStream(protocol.DefaultFleet))
 	require.NoError(tb, err)
 	require.Eventually(tb, func() bool {
-		_, err := claims.GetLastMsgForSubject(tb.Context(), protocol.DefaultFleet.ClaimSubject(call.Pool, call.Lane().Hash()))
+		_, err := claims.GetLastMsgForSubject(tb.Context(), wire.ClaimSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())))
 		return err == nil
 	}, patience, 10*time.Millisecond)
 }

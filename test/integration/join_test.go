@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,7 +35,7 @@ func TestJoin_WithinASecond(t *testing.T) {
 	var answered time.Duration
 	for range starts {
 		call := protocol.Call{
-			ID: protocol.RandomCallID(), SessionID: protocol.NewSessionID(), Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
+			ID: wire.RandomCallID(), SessionID: protocol.NewSessionID(), Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
 			Resources: []protocol.Use{{Key: protocol.ResourceKey("sandbox/" + protocol.NewSessionID()), Access: protocol.Exclusive}},
 			IssuedAt:  time.Now(), Payload: protocol.CommandRun{Argv: []string{"true"}},
 		}

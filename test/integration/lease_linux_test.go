@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
@@ -42,7 +43,7 @@ func lastTime(t *testing.T, log string) time.Time {
 func (a *abused) appending(t *testing.T) []string {
 	t.Helper()
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: protocol.NewSessionID(), Tool: "bash", Pool: protocol.DefaultPool,
+		ID: wire.RandomCallID(), SessionID: protocol.NewSessionID(), Tool: "bash", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: "sandbox/one", Access: protocol.Exclusive}}, Delivery: protocol.Idempotent,
 		IssuedAt: time.Now(), RunTimeout: protocol.MillisOf(time.Hour), Payload: protocol.CommandRun{Command: appends},
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -71,7 +72,7 @@ func (e *Entry) countStart(s Starter) (*protocol.Result, error) {
 			return nil, err // it may be stored all the same
 		case marking == MarkNoRoom && e.Call.Delivery == protocol.AtMostOnce:
 			// Waiting for room would keep a slot that makes room.
-			r := protocol.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
+			r := wire.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
 				"the fleet has no room to note the start of the call; it was not run, try again later"))
 			return &r, nil
 		}
@@ -88,7 +89,7 @@ func (e *Entry) countStart(s Starter) (*protocol.Result, error) {
 // cancelled.
 func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 	reject := func(status protocol.Status, code protocol.Code, format string, args ...any) *protocol.Result {
-		r := protocol.NewResult(e.Call, status, protocol.Errorf(code, format, args...))
+		r := wire.NewResult(e.Call, status, protocol.Errorf(code, format, args...))
 		return &r
 	}
 	switch {
@@ -131,7 +132,7 @@ func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 	}
 	next := max(e.Starts, 1) + 1
 	if next > e.Call.Attempts() {
-		r := protocol.NewResult(e.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeAttemptsExhausted,
+		r := wire.NewResult(e.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeAttemptsExhausted,
 			"the worker was lost at each of %d attempts; the call may be what kills it", next-1))
 		r.Attempt = next - 1
 		return 0, &r
@@ -142,7 +143,7 @@ func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 // outcomeUnknown is the result of a call that must not start twice and was started by somebody
 // else.
 func (e *Entry) outcomeUnknown() *protocol.Result {
-	r := protocol.NewResult(e.Call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+	r := wire.NewResult(e.Call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the worker that ran the call was lost; it may or may not have had its effects, and is not run again"))
 	r.Attempt = 1
 	return &r

@@ -3,14 +3,14 @@ package core
 import (
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // Claiming is a claim on its way. It is stored on the condition that the lane's record has the
 // sequence Expect; 0 is none. Whoever is refused, or hears no answer, reads the record and asks
 // [Claiming.Found]. So each claim is stored once at most.
 type Claiming struct {
-	*protocol.Claim
+	*wire.Claim
 
 	Expect uint64
 }
@@ -35,7 +35,7 @@ const (
 //
 // A holder claims by one ready message and removes that before its claim. So a newer one comes from
 // after that removal, and the claim goes in a moment.
-func (c *Claiming) Found(other *protocol.Claim, seq uint64, isExpired func(protocol.LifeID) bool) Step {
+func (c *Claiming) Found(other *wire.Claim, seq uint64, isExpired func(wire.LifeID) bool) Step {
 	if seq > 0 && other.Token == c.Token {
 		c.Interrupted = other.Interrupted // as it was when it was stored
 		return StepHold

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -56,7 +57,7 @@ func TestSchedule_EqualsTheSerialOrderAndDelaysNothing(t *testing.T) {
 		for range steps {
 			if rapid.Bool().Draw(t, "add") || len(running) == 0 {
 				seq += uint64(rapid.IntRange(1, 3).Draw(t, "gap"))
-				e := &Entry{Seq: seq, Call: &protocol.Call{ID: protocol.RandomCallID(), Resources: drawUses(t)}}
+				e := &Entry{Seq: seq, Call: &protocol.Call{ID: wire.RandomCallID(), Resources: drawUses(t)}}
 				require.True(t, s.Add(e))
 				all = append(all, e)
 			} else {

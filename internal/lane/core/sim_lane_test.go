@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -19,7 +20,7 @@ type simLane struct {
 	lane     string
 	ready    *message
 	inline   bool // the ready message's call is not in the schedule yet
-	claim    protocol.Claim
+	claim    wire.Claim
 	epoch    uint64
 	claimed  time.Duration
 	version  int // of the floor
@@ -43,7 +44,7 @@ func (wk *worker) newLane(l *simLife, there *message, claims uint64) *simLane {
 	_, inline := there.body.(callBody)
 	sl := &simLane{
 		wk: wk, life: l, lane: there.of, ready: there, inline: inline, schedule: core.NewSchedule(),
-		claim: protocol.Claim{Life: l.id, Lane: protocol.Lane(there.of), Token: fmt.Sprint(l.id, w.order), Ready: claims},
+		claim: wire.Claim{Life: l.id, Lane: protocol.Lane(there.of), Token: fmt.Sprint(l.id, w.order), Ready: claims},
 		calls: map[protocol.CallID]*simCall{}, asked: map[protocol.CallID]bool{}, garbage: map[uint64]bool{},
 		settled: map[protocol.CallID]bool{}, idle: func() {},
 	}
@@ -185,10 +186,10 @@ func (l *simLane) take(t *task) bool {
 		if !ok {
 			continue
 		}
-		var other protocol.Claim
+		var other wire.Claim
 		seq := uint64(0)
 		if found != nil {
-			other, seq = found.body.(protocol.Claim), found.seq
+			other, seq = found.body.(wire.Claim), found.seq
 		}
 		switch claiming.Found(&other, seq, l.wk.isExpired) {
 		case core.StepPut:

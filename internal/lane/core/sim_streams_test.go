@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // streams is a model of what the servers keep, and of a pool's consumer.
@@ -85,7 +85,7 @@ type pull struct {
 
 type watcher struct {
 	m    *machine
-	hear func(seq uint64, life protocol.LifeID, expired bool)
+	hear func(seq uint64, life wire.LifeID, expired bool)
 }
 
 // memory is how many versions back an old answer can be while no leader fails.
@@ -370,7 +370,7 @@ func (s *streams) failOver(cut []*machine) {
 }
 
 type beatBody struct {
-	life    protocol.LifeID
+	life    wire.LifeID
 	expired bool
 }
 

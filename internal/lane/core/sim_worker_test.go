@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -33,15 +34,15 @@ type worker struct {
 	held     map[string]*simLane
 	slots    int
 	draining bool
-	peers    map[protocol.LifeID]*core.Sighting
-	saved    map[protocol.LifeID]bool // expired lives whose lanes are looked after
+	peers    map[wire.LifeID]*core.Sighting
+	saved    map[wire.LifeID]bool // expired lives whose lanes are looked after
 	disk     map[string][]protocol.CallID
 	nacked   time.Duration // when the last nack arrives
 }
 
 // simLife is a life of a worker.
 type simLife struct {
-	id    protocol.LifeID
+	id    wire.LifeID
 	lease core.Lease
 	seq   uint64
 	over  bool
@@ -50,9 +51,9 @@ type simLife struct {
 func (w *world) newWorker(name string, slots int) *worker {
 	wk := &worker{
 		m: w.newMachine(), s: w.streams, name: name, held: map[string]*simLane{}, slots: slots,
-		peers: map[protocol.LifeID]*core.Sighting{}, saved: map[protocol.LifeID]bool{}, disk: map[string][]protocol.CallID{},
+		peers: map[wire.LifeID]*core.Sighting{}, saved: map[wire.LifeID]bool{}, disk: map[string][]protocol.CallID{},
 	}
-	w.streams.watchers = append(w.streams.watchers, &watcher{wk.m, func(seq uint64, life protocol.LifeID, expired bool) {
+	w.streams.watchers = append(w.streams.watchers, &watcher{wk.m, func(seq uint64, life wire.LifeID, expired bool) {
 		wk.see(life, seq, expired)
 	}})
 	wk.m.start(wk.live)
@@ -83,7 +84,7 @@ func (wk *worker) isFresh(l *simLife) bool {
 func (wk *worker) live(t *task) {
 	for {
 		wk.lives++
-		l := &simLife{id: protocol.LifeID(fmt.Sprintf("%s.%d", wk.name, wk.lives)), lease: core.Lease{Length: simLease}}
+		l := &simLife{id: wire.LifeID(fmt.Sprintf("%s.%d", wk.name, wk.lives)), lease: core.Lease{Length: simLease}}
 		if !wk.renew(t, l) {
 			t.sleep(50 * time.Millisecond)
 			continue
@@ -117,7 +118,7 @@ func (wk *worker) keep(t *task, l *simLife) {
 	}
 }
 
-func beatOf(life protocol.LifeID) subject { return subject{cell{beat, string(life)}, ""} }
+func beatOf(life wire.LifeID) subject { return subject{cell{beat, string(life)}, ""} }
 
 // renew writes the heartbeat, and reports whether that is known to be stored.
 func (wk *worker) renew(t *task, l *simLife) bool {
@@ -205,7 +206,7 @@ func (wk *worker) surelyLater(t *task, seq uint64, d time.Duration) bool {
 	return ok
 }
 
-func (wk *worker) see(life protocol.LifeID, seq uint64, expired bool) {
+func (wk *worker) see(life wire.LifeID, seq uint64, expired bool) {
 	s := wk.peers[life]
 	if s == nil {
 		s = &core.Sighting{}
@@ -214,7 +215,7 @@ func (wk *worker) see(life protocol.LifeID, seq uint64, expired bool) {
 	s.See(seq, simLease, expired, wk.m.clock())
 }
 
-func (wk *worker) isExpired(life protocol.LifeID) bool {
+func (wk *worker) isExpired(life wire.LifeID) bool {
 	if wk.peers[life] == nil {
 		wk.see(life, 0, false)
 	}
@@ -246,7 +247,7 @@ func (wk *worker) watch(t *task) {
 	}
 }
 
-func (wk *worker) expire(t *task, life protocol.LifeID, seen uint64) {
+func (wk *worker) expire(t *task, life wire.LifeID, seen uint64) {
 	if wk.broken("the condition of expiry") {
 		seen = whatever
 	}
@@ -268,13 +269,13 @@ func (wk *worker) expire(t *task, life protocol.LifeID, seen uint64) {
 
 // rescue has the lanes of an expired life taken over until none of its claims is left. In a cluster
 // it looks once more a lease later: an answer may be old.
-func (wk *worker) rescue(t *task, life protocol.LifeID) {
+func (wk *worker) rescue(t *task, life wire.LifeID) {
 	once, before := !wk.m.w.cluster || wk.broken("the second look at claims"), false
 	for wait := 50 * time.Millisecond; ; {
 		found, ok := t.readKind(claim)
 		left := 0
 		for _, m := range found {
-			if c := m.body.(protocol.Claim); c.Life == life {
+			if c := m.body.(wire.Claim); c.Life == life {
 				left++
 				t.put(readyOf(string(c.Lane)), nil, 0)
 				seq := c.Ready
@@ -354,10 +355,10 @@ func (wk *worker) lookAfter(t *task, entry *message) bool {
 	if !ok {
 		return false
 	}
-	if len(found) == 0 || found[0].body.(protocol.Claim).Life == "" {
+	if len(found) == 0 || found[0].body.(wire.Claim).Life == "" {
 		return wk.s.pending[there.seq] == nil // else it is on its way to a worker
 	}
-	c := found[0].body.(protocol.Claim)
+	c := found[0].body.(wire.Claim)
 	if c.Ready == there.seq && (wk.isExpired(c.Life) || wk.isHeld(c)) {
 		return true
 	}
@@ -366,7 +367,7 @@ func (wk *worker) lookAfter(t *task, entry *message) bool {
 }
 
 // isHeld asks the life of a claim whether it holds the lane.
-func (wk *worker) isHeld(c protocol.Claim) bool {
+func (wk *worker) isHeld(c wire.Claim) bool {
 	for _, other := range wk.m.w.workers {
 		if other.life != nil && other.life.id == c.Life {
 			return !other.m.dead && other.m.until <= wk.m.w.now && other.held[string(c.Lane)] != nil && other.m.cut == wk.m.cut
@@ -395,7 +396,7 @@ func (wk *worker) disown(t *task, lane string) {
 	if !ok || found == nil {
 		return
 	}
-	c := found.body.(protocol.Claim)
+	c := found.body.(wire.Claim)
 	if wk.life != nil && c.Life == wk.life.id && wk.held[lane] == nil && wk.trusts(wk.life) &&
 		wk.surelyLater(t, c.Ready, simLease) && wk.endClaim(t, c, found.seq) {
 		wk.later(c.Ready, 0)
@@ -403,7 +404,7 @@ func (wk *worker) disown(t *task, lane string) {
 }
 
 // endClaim removes a claim, or leaves it without an owner where calls were interrupted.
-func (wk *worker) endClaim(t *task, c protocol.Claim, epoch uint64) bool {
+func (wk *worker) endClaim(t *task, c wire.Claim, epoch uint64) bool {
 	if !c.Interrupted {
 		return t.remove(claimOf(string(c.Lane)).cell, epoch)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -29,11 +30,11 @@ type holding struct {
 }
 
 // holdings are held lanes. When two workers claim the same one, the later claim counts.
-type holdings map[protocol.LaneHash]*holding
+type holdings map[wire.LaneHash]*holding
 
 func (h holdings) add(a *lane.Answer) {
 	for _, tells := range a.Lanes {
-		hash := tells.Lane.Hash()
+		hash := wire.HashLane(tells.Lane)
 		before := h[hash]
 		if before == nil && len(h) >= askLanes {
 			continue
@@ -45,7 +46,7 @@ func (h holdings) add(a *lane.Answer) {
 }
 
 // of returns who holds the lane with the given claim; nil when nobody says so.
-func (h holdings) of(lane protocol.LaneHash, claim *store.StoredClaim) *holding {
+func (h holdings) of(lane wire.LaneHash, claim *store.StoredClaim) *holding {
 	if found := h[lane]; found != nil && claim != nil && found.Epoch == claim.Epoch {
 		return found
 	}
@@ -88,12 +89,12 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 
 // holder returns who holds a lane with the given claim; nil when nobody says so.
 func (o *Operator) holder(
-	ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, claim *store.StoredClaim,
+	ctx context.Context, pool protocol.Pool, lane wire.LaneHash, claim *store.StoredClaim,
 ) *holding {
 	if claim == nil {
 		return nil
 	}
 	// What was answered before an error counts.
-	found, _ := o.ask(ctx, o.store.Fleet.AskSubject(pool, lane), func(h holdings) bool { return h.of(lane, claim) != nil })
+	found, _ := o.ask(ctx, wire.AskSubject(o.store.Fleet, pool, lane), func(h holdings) bool { return h.of(lane, claim) != nil })
 	return found.of(lane, claim)
 }

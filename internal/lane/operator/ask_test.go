@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -33,13 +34,13 @@ func TestHoldings_TheLaterClaimCounts(t *testing.T) {
 			for _, a := range test.answers {
 				h.add(a)
 			}
-			holder := h.of(name.Hash(), &store.StoredClaim{Epoch: test.epoch})
+			holder := h.of(wire.HashLane(name), &store.StoredClaim{Epoch: test.epoch})
 			if test.holder == "" {
 				require.Nil(t, holder)
 				return
 			}
 			require.Equal(t, test.holder, holder.worker)
-			require.Nil(t, h.of(name.Hash(), nil), "without a claim nobody holds it")
+			require.Nil(t, h.of(wire.HashLane(name), nil), "without a claim nobody holds it")
 		})
 	}
 }

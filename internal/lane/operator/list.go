@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -34,10 +35,10 @@ const (
 // lane that changes hands may look lost or stalled.
 type Status struct {
 	// Lane is empty when nothing that is stored names it.
-	Lane  protocol.Lane     `json:"lane"`
-	Hash  protocol.LaneHash `json:"hash"` // as in subjects
-	Pool  protocol.Pool     `json:"pool"`
-	State State             `json:"state"`
+	Lane  protocol.Lane `json:"lane"`
+	Hash  wire.LaneHash `json:"hash"` // as in subjects
+	Pool  protocol.Pool `json:"pool"`
+	State State         `json:"state"`
 	// Waiting is the number of unfinished calls that do not run.
 	Waiting int `json:"waiting"`
 	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without
@@ -111,11 +112,11 @@ func falseFirst(a, b bool) int {
 // sighting is what the streams have of a lane.
 type sighting struct {
 	pool    protocol.Pool
-	hash    protocol.LaneHash
+	hash    wire.LaneHash
 	isReady bool
 	calls   int // in the mailbox
 	paused  bool
-	marks   []protocol.MailboxEntry // requests to cancel, and starts
+	marks   []wire.MailboxEntry // requests to cancel, and starts
 
 	lane  protocol.Lane
 	ready *jetstream.RawStreamMsg
@@ -125,17 +126,17 @@ type sighting struct {
 
 // survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*",
 // and lane too. complete is false when there were too many subjects to read them all.
-func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (found []*sighting, complete bool, err error) {
+func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*sighting, complete bool, err error) {
 	fleet := o.store.Fleet
-	mailboxes := fleet.MailboxFilter(pool, lane)
+	mailboxes := wire.MailboxFilter(fleet, pool, lane)
 	if lane == "*" {
-		mailboxes = fleet.MailboxesFilter(pool)
+		mailboxes = wire.MailboxesFilter(fleet, pool)
 	}
 	lanes := map[string]*sighting{}
 	complete = true
-	for _, filter := range []string{fleet.ReadySubject(pool, lane), mailboxes} {
+	for _, filter := range []string{wire.ReadySubject(fleet, pool, lane), mailboxes} {
 		all, err := o.store.EachSubject(ctx, filter, maxSubjects, func(subject string) {
-			at, hash := strings.Split(subject, ".")[2], fleet.LaneOfSubject(subject)
+			at, hash := strings.Split(subject, ".")[2], wire.LaneOfSubject(fleet, subject)
 			if hash == "" {
 				return
 			}
@@ -155,18 +156,18 @@ func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol
 }
 
 func (s *sighting) count(fleet protocol.Fleet, subject string) {
-	if subject == fleet.ReadySubject(s.pool, s.hash) {
+	if subject == wire.ReadySubject(fleet, s.pool, s.hash) {
 		s.isReady = true
 		return
 	}
-	switch entry := fleet.ParseMailboxSubject(subject); entry.Kind {
-	case protocol.EntryCall:
+	switch entry := wire.ParseMailboxSubject(fleet, subject); entry.Kind {
+	case wire.EntryCall:
 		s.calls++
-	case protocol.EntryPause:
+	case wire.EntryPause:
 		s.paused = true
-	case protocol.EntryCancel, protocol.EntryStart:
+	case wire.EntryCancel, wire.EntryStart:
 		s.marks = append(s.marks, entry)
-	case protocol.EntryUnknown, protocol.EntryFloor:
+	case wire.EntryUnknown, wire.EntryFloor:
 	}
 }
 
@@ -184,7 +185,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	held, err := o.ask(ctx, o.store.Fleet.AskAllSubject(pool), func(h holdings) bool {
+	held, err := o.ask(ctx, wire.AskAllSubject(o.store.Fleet, pool), func(h holdings) bool {
 		return !slices.ContainsFunc(found, func(s *sighting) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
 	})
 	if err != nil {
@@ -228,7 +229,7 @@ func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 	}
 	return o.each(ctx, s, 0, func(msg *jetstream.RawStreamMsg) (more bool, err error) {
 		s.lane = cmp.Or(s.lane, readableLane(msg.Header, s.hash))
-		if o.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
+		if wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind == wire.EntryCall {
 			s.first = msg
 		}
 		return s.first == nil, nil
@@ -237,7 +238,7 @@ func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 
 func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*jetstream.RawStreamMsg) (more bool, err error)) error {
 	for {
-		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(s.pool, s.hash), from)
+		msg, err := o.store.Next(ctx, wire.MailboxFilter(o.store.Fleet, s.pool, s.hash), from)
 		if err != nil || msg == nil {
 			return err
 		}
@@ -248,8 +249,8 @@ func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*
 	}
 }
 
-func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
-	if name := protocol.LaneOfHeader(header.Get(protocol.HeaderLane)); name.Hash() == hash {
+func readableLane(header nats.Header, hash wire.LaneHash) protocol.Lane {
+	if name := wire.LaneOfHeader(header.Get(wire.HeaderLane)); wire.HashLane(name) == hash {
 		return name
 	}
 	return ""
@@ -305,11 +306,11 @@ func (h *holding) longestFirst() []lane.RunningCall {
 }
 
 func headerCall(msg *jetstream.RawStreamMsg) protocol.CallID {
-	return protocol.CallID(msg.Header.Get(protocol.HeaderCall))
+	return protocol.CallID(msg.Header.Get(wire.HeaderCall))
 }
 
 func headerSession(msg *jetstream.RawStreamMsg) protocol.SessionID {
-	return protocol.SessionID(msg.Header.Get(protocol.HeaderSession))
+	return protocol.SessionID(msg.Header.Get(wire.HeaderSession))
 }
 
 // Present returns those of a session's calls of which the calls stream still has a message, in any
@@ -321,8 +322,8 @@ func (o *Operator) Present(ctx context.Context, session protocol.SessionID, call
 		asked[id] = true
 	}
 	fleet := o.store.Fleet
-	complete, err = o.store.EachSubject(ctx, fleet.MailboxesFilter("*"), maxSubjects, func(subject string) {
-		if entry := fleet.ParseMailboxSubject(subject); entry.Kind == protocol.EntryCall && asked[entry.CallID] {
+	complete, err = o.store.EachSubject(ctx, wire.MailboxesFilter(fleet, "*"), maxSubjects, func(subject string) {
+		if entry := wire.ParseMailboxSubject(fleet, subject); entry.Kind == wire.EntryCall && asked[entry.CallID] {
 			present[entry.CallID] = true
 		}
 	})
@@ -330,7 +331,7 @@ func (o *Operator) Present(ctx context.Context, session protocol.SessionID, call
 		return nil, false, fmt.Errorf("look for calls of session %s: %w", session, err)
 	}
 	for seq := uint64(0); ; {
-		ready, err := o.store.Next(ctx, fleet.ReadyFilter("*"), seq)
+		ready, err := o.store.Next(ctx, wire.ReadyFilter(fleet, "*"), seq)
 		if err != nil {
 			return nil, false, fmt.Errorf("look for calls of session %s: %w", session, err)
 		}

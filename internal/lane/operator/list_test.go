@@ -9,6 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -24,7 +25,7 @@ func TestLook_TheOldestIsFirst(t *testing.T) {
 	want := []protocol.Lane{"account/d", "account/c", "account/b", "account/a"}
 	for _, name := range want[:3] {
 		call := &protocol.Call{
-			ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool,
+			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool,
 			Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
 		}

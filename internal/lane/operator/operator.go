@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -58,7 +59,7 @@ const (
 // is false when the lane's holder did not answer within 3 s. When the calls stream is
 // full there is no room for the mark, and the error is [ErrFull].
 func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (confirmed bool, err error) {
-	if err := o.store.Mark(ctx, o.store.Fleet.PauseSubject(pool, lane.Hash()), lane); err != nil {
+	if err := o.store.Mark(ctx, wire.PauseSubject(o.store.Fleet, pool, wire.HashLane(lane)), lane); err != nil {
 		return false, fmt.Errorf("pause lane %s: %w", lane, err)
 	}
 	return o.isPaused(ctx, pool, lane), nil
@@ -70,11 +71,11 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 	ctx, cancel := context.WithTimeout(ctx, confirmWait)
 	defer cancel()
 	for {
-		claim, err := o.store.Claim(ctx, pool, lane.Hash())
+		claim, err := o.store.Claim(ctx, pool, wire.HashLane(lane))
 		if err == nil && (claim == nil || claim.Life == "") {
 			return true // nobody holds it, and whoever claims it reads the mark first
 		}
-		if holder := o.holder(ctx, pool, lane.Hash(), claim); holder != nil && holder.Paused {
+		if holder := o.holder(ctx, pool, wire.HashLane(lane), claim); holder != nil && holder.Paused {
 			return true
 		}
 		if !pause.For(ctx, confirmPause) {
@@ -85,14 +86,14 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 
 // Resume ends a pause. It reports false when the lane was not paused.
 func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (bool, error) {
-	mark, err := o.store.Next(ctx, o.store.Fleet.PauseSubject(pool, lane.Hash()), 0)
+	mark, err := o.store.Next(ctx, wire.PauseSubject(o.store.Fleet, pool, wire.HashLane(lane)), 0)
 	if err == nil && mark != nil {
 		err = o.store.Remove(ctx, mark.Sequence)
 	}
 	if err != nil {
 		return false, fmt.Errorf("resume lane %s: %w", lane, err)
 	}
-	waiting, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, lane.Hash()), 0)
+	waiting, err := o.store.Next(ctx, wire.MailboxFilter(o.store.Fleet, pool, wire.HashLane(lane)), 0)
 	if err == nil && waiting != nil {
 		_, err = o.store.MakeReady(ctx, pool, lane)
 	}
@@ -135,11 +136,11 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if err := o.require(ctx, pool, lane); err != nil {
 		return nil, fmt.Errorf("kill: %w", err)
 	}
-	claim, err := o.store.Claim(ctx, pool, lane.Hash())
+	claim, err := o.store.Claim(ctx, pool, wire.HashLane(lane))
 	if err != nil {
 		return nil, fmt.Errorf("kill: %w", err)
 	}
-	holder := o.holder(ctx, pool, lane.Hash(), claim)
+	holder := o.holder(ctx, pool, wire.HashLane(lane), claim)
 	switch {
 	case holder == nil:
 		return nil, fmt.Errorf("kill: lane %s: %w as far as is known, because no worker says that it holds it; skip ends a single call",
@@ -163,13 +164,13 @@ func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol
 
 // poke has the lane's holder look into its mailbox now; without it, it does so within a second.
 func (o *Operator) poke(pool protocol.Pool, lane protocol.Lane) {
-	_ = o.store.NC.Publish(o.store.Fleet.AskSubject(pool, lane.Hash()), nil)
+	_ = o.store.NC.Publish(wire.AskSubject(o.store.Fleet, pool, wire.HashLane(lane)), nil)
 }
 
 func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
-	msg, err := o.store.Ready(ctx, pool, lane.Hash())
+	msg, err := o.store.Ready(ctx, pool, wire.HashLane(lane))
 	if err == nil && msg == nil {
-		msg, err = o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, lane.Hash()), 0)
+		msg, err = o.store.Next(ctx, wire.MailboxFilter(o.store.Fleet, pool, wire.HashLane(lane)), 0)
 	}
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", lane, err)
@@ -187,9 +188,9 @@ func noLane(pool protocol.Pool, lane protocol.Lane) error {
 // requireCall makes sure that a lane has a call, in its mailbox or as its ready message, and that
 // it has no result.
 func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
-	msg, err := o.store.Next(ctx, o.store.Fleet.CallSubject(pool, lane.Hash(), id), 0)
+	msg, err := o.store.Next(ctx, wire.CallSubject(o.store.Fleet, pool, wire.HashLane(lane), id), 0)
 	if err == nil && msg == nil {
-		if msg, err = o.store.Ready(ctx, pool, lane.Hash()); msg != nil && headerCall(msg) != id {
+		if msg, err = o.store.Ready(ctx, pool, wire.HashLane(lane)); msg != nil && headerCall(msg) != id {
 			msg = nil
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -75,7 +76,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 		limit = DefaultCallLimit
 	}
 	at := time.Now()
-	found, _, err := o.survey(ctx, pool, lane.Hash())
+	found, _, err := o.survey(ctx, pool, wire.HashLane(lane))
 	var lanes []Status
 	if err == nil && len(found) > 0 {
 		lanes, err = o.look(ctx, pool, found, at)
@@ -112,7 +113,7 @@ func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit
 		if inline != nil && msg.Sequence > inline.Sequence {
 			err, inline = take(inline), nil
 		}
-		if err == nil && len(view.Calls) < limit && o.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
+		if err == nil && len(view.Calls) < limit && wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind == wire.EntryCall {
 			left--
 			err = take(msg)
 		}
@@ -130,17 +131,17 @@ func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit
 	return err
 }
 
-func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark protocol.MailboxEntry) error {
+func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark wire.MailboxEntry) error {
 	i := slices.IndexFunc(view.Calls, func(c CallStatus) bool { return c.CallID == mark.CallID })
 	if i < 0 {
 		return nil
 	}
 	call := &view.Calls[i]
-	if mark.Kind == protocol.EntryCancel {
+	if mark.Kind == wire.EntryCancel {
 		call.State = CallCancelling
 		return nil
 	}
-	msg, err := o.store.Next(ctx, o.store.Fleet.StartSubject(s.pool, s.hash, mark.CallID, mark.Start), 0)
+	msg, err := o.store.Next(ctx, wire.StartSubject(o.store.Fleet, s.pool, s.hash, mark.CallID, mark.Start), 0)
 	if err != nil || msg == nil {
 		return err
 	}
@@ -157,7 +158,7 @@ func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, 
 		State: CallWaiting, Resources: []protocol.Use{}, Starts: []StartMark{},
 		AcceptedAt: msg.Time, AgeMS: o.clock.AgeAt(at, msg.Time).Milliseconds(),
 	}
-	call, err := protocol.DecodeCall(msg.Data)
+	call, err := wire.DecodeCall(msg.Data)
 	if err != nil {
 		status.Fault = err.Error()
 	}
@@ -183,7 +184,7 @@ func (o *Operator) unfinished(ctx context.Context, session protocol.SessionID, i
 		return true, nil
 	}
 	result, err := o.store.Result(ctx, session, id)
-	if errors.Is(err, protocol.ErrInvalidResult) {
+	if errors.Is(err, wire.ErrInvalidResult) {
 		return false, nil // there is one, of a version that this one cannot read
 	}
 	return result == nil, err

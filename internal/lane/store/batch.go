@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -59,10 +60,10 @@ func (l *Lookup) Wait(ctx context.Context) ([]*jetstream.RawStreamMsg, error) {
 // mailbox, in the order of the sequences. The error wraps [ErrNotAtOnce] when both have to be read
 // in another way: so it is where much waits.
 func (s *Store) ReadLane(
-	ctx context.Context, pool protocol.Pool, lane protocol.LaneHash,
+	ctx context.Context, pool protocol.Pool, lane wire.LaneHash,
 ) (ready *jetstream.RawStreamMsg, entries []*jetstream.RawStreamMsg, err error) {
-	subject := s.Fleet.ReadySubject(pool, lane)
-	entries, err = s.calls.lookup(subject, s.Fleet.MailboxFilter(pool, lane)).Wait(ctx)
+	subject := wire.ReadySubject(s.Fleet, pool, lane)
+	entries, err = s.calls.lookup(subject, wire.MailboxFilter(s.Fleet, pool, lane)).Wait(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read lane: %w", err)
 	}
@@ -231,7 +232,7 @@ var errTooMuch = errors.New("more than one answer has")
 // applied. A message that is gone already is fine.
 func (s *Store) Remove(ctx context.Context, seqs ...uint64) error {
 	for _, seq := range seqs {
-		if err := s.removeFrom(ctx, s.Fleet.CallsStream(), seq); err != nil {
+		if err := s.removeFrom(ctx, wire.CallsStream(s.Fleet), seq); err != nil {
 			return err
 		}
 	}
@@ -251,7 +252,7 @@ func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error
 
 // ThrowAway removes a message of the calls stream, at some time: nobody answers, and nothing
 // happens without a connection.
-func (s *Store) ThrowAway(seq uint64) { _ = s.NC.PublishMsg(deletion(s.Fleet.CallsStream(), seq)) }
+func (s *Store) ThrowAway(seq uint64) { _ = s.NC.PublishMsg(deletion(wire.CallsStream(s.Fleet), seq)) }
 
 // deletion asks for a message to be deleted. Erasing its bytes is slow, and nobody needs it.
 func deletion(stream string, seq uint64) *nats.Msg {

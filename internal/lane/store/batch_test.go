@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -26,7 +27,7 @@ func requests(t *testing.T, s *Store, stream string) func() int {
 }
 
 // lane stores a ready message and some calls of a lane, and returns their sequences.
-func lane(t *testing.T, s *Store, hash protocol.LaneHash, calls int) (ready uint64, entries []uint64) {
+func lane(t *testing.T, s *Store, hash wire.LaneHash, calls int) (ready uint64, entries []uint64) {
 	t.Helper()
 	store := func(subject string) uint64 {
 		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(subject))
@@ -36,9 +37,9 @@ func lane(t *testing.T, s *Store, hash protocol.LaneHash, calls int) (ready uint
 	}
 	for i := range calls {
 		id := protocol.CallID(fmt.Sprintf("c%04d", calls-i)) // subjects do not sort like sequences
-		entries = append(entries, store(s.Fleet.CallSubject(protocol.DefaultPool, hash, id)))
+		entries = append(entries, store(wire.CallSubject(s.Fleet, protocol.DefaultPool, hash, id)))
 	}
-	return store(s.Fleet.ReadySubject(protocol.DefaultPool, hash)), entries
+	return store(wire.ReadySubject(s.Fleet, protocol.DefaultPool, hash)), entries
 }
 
 // What is asked while a request is under way goes with the next one, and each gets its own answer.
@@ -50,21 +51,21 @@ func TestLookup_OneRequestForMany(t *testing.T) {
 		ready   uint64
 		entries []uint64
 	}
-	stored := map[protocol.LaneHash]has{}
+	stored := map[wire.LaneHash]has{}
 	for i := range lanes {
-		hash := protocol.LaneHash(fmt.Sprintf("h%d", i))
+		hash := wire.LaneHash(fmt.Sprintf("h%d", i))
 		ready, entries := lane(t, s, hash, i%4)
 		stored[hash] = has{ready, entries}
 	}
-	sent := requests(t, s, s.Fleet.CallsStream())
+	sent := requests(t, s, wire.CallsStream(s.Fleet))
 	b := &s.calls.batcher
 	first := &batch{reply: "first", sent: time.Now().Add(time.Hour)} // it takes long
 	b.mu.Lock()
 	b.underWay = first
 	b.mu.Unlock()
-	lookups := map[protocol.LaneHash]*Lookup{}
+	lookups := map[wire.LaneHash]*Lookup{}
 	for hash := range stored {
-		lookups[hash] = s.calls.lookup(s.Fleet.ReadySubject(protocol.DefaultPool, hash), s.Fleet.MailboxFilter(protocol.DefaultPool, hash))
+		lookups[hash] = s.calls.lookup(wire.ReadySubject(s.Fleet, protocol.DefaultPool, hash), wire.MailboxFilter(s.Fleet, protocol.DefaultPool, hash))
 	}
 	require.Zero(t, sent())
 	b.answered(&nats.Msg{Subject: "first", Header: nats.Header{"Status": {"404"}, "Description": {"No Results"}}})
@@ -109,7 +110,7 @@ func TestLookup_NotAtOnce(t *testing.T) {
 		t.Parallel()
 		s := open(t, natsio.Topology{})
 		s.calls.direct.Store(false) // as it is there
-		_, err := s.ReadAll(t.Context(), s.Fleet.MailboxFilter(protocol.DefaultPool, hash))
+		_, err := s.ReadAll(t.Context(), wire.MailboxFilter(s.Fleet, protocol.DefaultPool, hash))
 		require.ErrorIs(t, err, ErrNotAtOnce)
 	})
 	t.Run("a message cannot be read", func(t *testing.T) {
@@ -130,7 +131,7 @@ func TestLookup_AnAnswerThatIsLost(t *testing.T) {
 	b.mu.Lock()
 	b.underWay = &batch{lookups: []*Lookup{lost}, sent: time.Now().Add(-2 * ShortTimeout)}
 	b.mu.Unlock()
-	found, err := s.ReadAll(t.Context(), s.Fleet.ReadySubject(protocol.DefaultPool, hash))
+	found, err := s.ReadAll(t.Context(), wire.ReadySubject(s.Fleet, protocol.DefaultPool, hash))
 	require.NoError(t, err)
 	require.Equal(t, []uint64{ready}, sequences(found))
 	_, err = lost.Wait(t.Context())

@@ -12,12 +12,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // StoredClaim is a claim as it stands in the claims stream.
 type StoredClaim struct {
-	protocol.Claim
+	wire.Claim
 
 	Epoch uint64
 }
@@ -26,13 +27,13 @@ type StoredClaim struct {
 // none. [Occupied] says that it has another one. In a cluster the leader refuses also because of a
 // write that is under way and may never be stored.
 func (s *Store) PutClaim(
-	ctx context.Context, pool protocol.Pool, claim *protocol.Claim, expect uint64,
+	ctx context.Context, pool protocol.Pool, claim *wire.Claim, expect uint64,
 ) (epoch uint64, answer Answer, err error) {
-	body, err := protocol.EncodeClaim(claim)
+	body, err := wire.EncodeClaim(claim)
 	if err != nil {
 		return 0, Accepted, err
 	}
-	return s.putRecord(ctx, s.Fleet.ClaimSubject(pool, claim.Lane.Hash()), body, expect)
+	return s.putRecord(ctx, wire.ClaimSubject(s.Fleet, pool, wire.HashLane(claim.Lane)), body, expect)
 }
 
 // putRecord replaces the message of a subject of the claims stream, if it still is the one
@@ -45,8 +46,8 @@ func (s *Store) putRecord(ctx context.Context, subject string, body []byte, expe
 }
 
 // Claim returns the claim of a lane; nil when nobody holds it.
-func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*StoredClaim, error) {
-	msg, err := s.claims.next(ctx, s.Fleet.ClaimSubject(pool, lane), 0)
+func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (*StoredClaim, error) {
+	msg, err := s.claims.next(ctx, wire.ClaimSubject(s.Fleet, pool, lane), 0)
 	if err != nil || msg == nil {
 		return nil, err
 	}
@@ -54,7 +55,7 @@ func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane protocol.Lan
 }
 
 func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
-	claim, err := protocol.DecodeClaim(msg.Data)
+	claim, err := wire.DecodeClaim(msg.Data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", msg.Subject, err)
 	}
@@ -64,7 +65,7 @@ func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 // EachClaim tells the claims of a pool, one after the other. Those of a version that this one
 // cannot read are left out.
 func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, tell func(*StoredClaim)) error {
-	return s.claims.each(ctx, s.Fleet.ClaimsFilter(pool), func(msg *jetstream.RawStreamMsg) {
+	return s.claims.each(ctx, wire.ClaimsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
 		if claim, err := readClaim(msg); err == nil {
 			tell(claim)
 		}
@@ -73,12 +74,12 @@ func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, tell func(*St
 
 // RemoveRecord removes the claim or heartbeat with a sequence, and returns when it is gone.
 func (s *Store) RemoveRecord(ctx context.Context, seq uint64) error {
-	return s.removeFrom(ctx, s.Fleet.ClaimsStream(), seq)
+	return s.removeFrom(ctx, wire.ClaimsStream(s.Fleet), seq)
 }
 
 // EndClaim removes a claim of one's own, and returns when it is gone. One by which calls were
 // interrupted stays, without an owner: the next holder has to know.
-func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim protocol.Claim, epoch uint64) error {
+func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim wire.Claim, epoch uint64) error {
 	if !claim.Interrupted {
 		return s.RemoveRecord(ctx, epoch)
 	}
@@ -87,7 +88,7 @@ func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim protocol
 	if answer != Occupied {
 		return answer.full(err)
 	}
-	found, err := s.Claim(ctx, pool, claim.Lane.Hash())
+	found, err := s.Claim(ctx, pool, wire.HashLane(claim.Lane))
 	if err == nil && found != nil && found.Epoch == epoch {
 		err = ErrUnderWay
 	}
@@ -95,13 +96,15 @@ func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim protocol
 }
 
 // DropClaim removes a claim at some time: nobody answers, and nothing happens without a connection.
-func (s *Store) DropClaim(epoch uint64) { _ = s.NC.PublishMsg(deletion(s.Fleet.ClaimsStream(), epoch)) }
+func (s *Store) DropClaim(epoch uint64) {
+	_ = s.NC.PublishMsg(deletion(wire.ClaimsStream(s.Fleet), epoch))
+}
 
 // StoredHeartbeat is a heartbeat as it stands in the claims stream.
 type StoredHeartbeat struct {
-	protocol.Heartbeat
+	wire.Heartbeat
 
-	Life protocol.LifeID
+	Life wire.LifeID
 	Seq  uint64
 	At   time.Time // when it was stored, by the server's clock; only [Store.Heartbeat] sets it
 }
@@ -114,22 +117,22 @@ func (h *StoredHeartbeat) Lease() time.Duration {
 // PutHeartbeat renews or expires a heartbeat, on the condition that the record has the sequence
 // expect.
 func (s *Store) PutHeartbeat(
-	ctx context.Context, pool protocol.Pool, life protocol.LifeID, beat *protocol.Heartbeat, expect uint64,
+	ctx context.Context, pool protocol.Pool, life wire.LifeID, beat *wire.Heartbeat, expect uint64,
 ) (seq uint64, answer Answer, err error) {
-	body, err := protocol.EncodeHeartbeat(beat)
+	body, err := wire.EncodeHeartbeat(beat)
 	if err != nil {
 		return 0, Accepted, err
 	}
-	return s.putRecord(ctx, s.Fleet.HeartbeatSubject(pool, life), body, expect)
+	return s.putRecord(ctx, wire.HeartbeatSubject(s.Fleet, pool, life), body, expect)
 }
 
 // Heartbeat returns the record of a life; nil when there is none.
-func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life protocol.LifeID) (*StoredHeartbeat, error) {
-	msg, err := s.claims.next(ctx, s.Fleet.HeartbeatSubject(pool, life), 0)
+func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life wire.LifeID) (*StoredHeartbeat, error) {
+	msg, err := s.claims.next(ctx, wire.HeartbeatSubject(s.Fleet, pool, life), 0)
 	if err != nil || msg == nil {
 		return nil, err
 	}
-	beat, err := ReadHeartbeat(s.Fleet.LifeOfSubject(msg.Subject), msg.Data, msg.Sequence)
+	beat, err := ReadHeartbeat(wire.LifeOfSubject(s.Fleet, msg.Subject), msg.Data, msg.Sequence)
 	if err == nil {
 		beat.At = msg.Time
 	}
@@ -138,8 +141,8 @@ func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life protocol
 
 // EachHeartbeat tells the heartbeats of a pool, one after the other, like [Store.EachClaim].
 func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, tell func(*StoredHeartbeat)) error {
-	return s.claims.each(ctx, s.Fleet.HeartbeatsFilter(pool), func(msg *jetstream.RawStreamMsg) {
-		beat, err := ReadHeartbeat(s.Fleet.LifeOfSubject(msg.Subject), msg.Data, msg.Sequence)
+	return s.claims.each(ctx, wire.HeartbeatsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
+		beat, err := ReadHeartbeat(wire.LifeOfSubject(s.Fleet, msg.Subject), msg.Data, msg.Sequence)
 		if err == nil {
 			tell(beat)
 		}
@@ -147,8 +150,8 @@ func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, tell func
 }
 
 // ReadHeartbeat reads a heartbeat as it is stored, or as the server republishes it.
-func ReadHeartbeat(life protocol.LifeID, body []byte, seq uint64) (*StoredHeartbeat, error) {
-	beat, err := protocol.DecodeHeartbeat(body)
+func ReadHeartbeat(life wire.LifeID, body []byte, seq uint64) (*StoredHeartbeat, error) {
+	beat, err := wire.DecodeHeartbeat(body)
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat %s: %w", life, err)
 	}
@@ -159,7 +162,7 @@ func ReadHeartbeat(life protocol.LifeID, body []byte, seq uint64) (*StoredHeartb
 func (s *Store) Consumer(ctx context.Context, pool protocol.Pool) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
-	consumer, err := s.Calls.Consumer(ctx, s.Fleet.ReadyConsumer(pool))
+	consumer, err := s.Calls.Consumer(ctx, wire.ReadyConsumer(pool))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return nil, nil //nolint:nilnil // none is an answer
 	}
@@ -184,7 +187,7 @@ func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait tim
 	}
 	seqs = slices.DeleteFunc(slices.Clone(seqs), func(seq uint64) bool { return seq == 0 }) // nobody would answer
 	for i, seq := range seqs {                                                              // the server looks for the message by its own sequence, and whether the delivery is possible
-		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool),
+		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", wire.CallsStream(s.Fleet), wire.ReadyConsumer(pool),
 			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
 		if wait == 0 { // only what has a delay outlives the consumer's leader
 			err = s.NC.Publish(ack, nack(time.Nanosecond))

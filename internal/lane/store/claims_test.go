@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestHeartbeat_LeasesEnd(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[int64]time.Duration{10_000: 10 * time.Second, 1 << 42: natsio.MaxAckWait, math.MaxInt64: natsio.MaxAckWait} {
-		require.Equal(t, want, (&StoredHeartbeat{Heartbeat: protocol.Heartbeat{LeaseMS: said}}).Lease())
+		require.Equal(t, want, (&StoredHeartbeat{Heartbeat: wire.Heartbeat{LeaseMS: said}}).Lease())
 	}
 }
 
@@ -33,7 +34,7 @@ func TestRedeliver_OutlivesTheLeader(t *testing.T) {
 	made, err := s.MakeReady(t.Context(), pool, lane)
 	require.NoError(t, err)
 	require.True(t, made)
-	stream, ready := c.Name.CallsStream(), c.Name.ReadyConsumer(pool)
+	stream, ready := wire.CallsStream(c.Name), wire.ReadyConsumer(pool)
 	consumer, err := c.JS.Consumer(t.Context(), stream, ready)
 	require.NoError(t, err)
 	msg, err := consumer.Next(jetstream.FetchMaxWait(time.Minute))

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -24,16 +25,16 @@ type Consistency interface {
 	BringsBack() bool
 
 	// open reads what a lane has behind its claim.
-	open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error)
+	open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error)
 	// occupant is the sequence of the message because of which another one was refused; 0 when it
 	// does not matter.
 	occupant(ctx context.Context, stream, subject string) (uint64, error)
 	// waits reports whether anything is in a mailbox, but for the mark that the lane is paused.
 	// Whoever answers knows all that was stored before.
-	waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error)
+	waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error)
 	// refusing is the ready message because of which another one was refused, as whoever answers
 	// has it who knows the message with sequence floor; nil when it is gone since.
-	refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
+	refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
 	// left is which messages of a mailbox are there that were thrown away, of a call or of none.
 	left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
 	// noResult makes sure that a call without a result that was found has none.
@@ -65,20 +66,20 @@ type Opening struct {
 
 // OpenLane reads what a lane has behind its claim. The error wraps [ErrNotReady] when the ready
 // message with that sequence is gone.
-func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error) {
+func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error) {
 	return s.Consistency().open(ctx, pool, lane, ready, epoch)
 }
 
 // Waits reports whether anything is in a mailbox, but for the mark that the lane is paused. It
 // knows all that was stored before it is called.
-func (s *Store) Waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
+func (s *Store) Waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
 	return s.Consistency().waits(ctx, pool, lane)
 }
 
 // Refusing returns the ready message because of which another one was refused; nil when it was
 // removed since, behind the message with sequence floor. The error wraps [ErrBehind] when that is
 // not sure.
-func (s *Store) Refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
+func (s *Store) Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
 	return s.Consistency().refusing(ctx, pool, lane, floor)
 }
 
@@ -101,7 +102,7 @@ func (single) TellsAll() bool    { return true }
 func (single) ReadsDirect() bool { return true }
 func (single) BringsBack() bool  { return true }
 
-func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, _ uint64) (*Opening, error) {
+func (s single) open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, _ uint64) (*Opening, error) {
 	there, entries, err := s.ReadLane(ctx, pool, lane)
 	many := errors.Is(err, ErrNotAtOnce)
 	if many {
@@ -116,8 +117,8 @@ func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.Lane
 	return &Opening{Entries: entries, Read: !many}, nil
 }
 
-func (s single) waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
-	filter := s.Fleet.MailboxFilter(pool, lane)
+func (s single) waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
+	filter := wire.MailboxFilter(s.Fleet, pool, lane)
 	found, err := s.ReadAll(ctx, filter)
 	if errors.Is(err, ErrNotAtOnce) {
 		var msg *jetstream.RawStreamMsg
@@ -130,10 +131,10 @@ func (s single) waits(ctx context.Context, pool protocol.Pool, lane protocol.Lan
 }
 
 func (s *Store) isPause(subject string) bool {
-	return s.Fleet.ParseMailboxSubject(subject).Kind == protocol.EntryPause
+	return wire.ParseMailboxSubject(s.Fleet, subject).Kind == wire.EntryPause
 }
 
-func (s single) refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, _ uint64) (*jetstream.RawStreamMsg, error) {
+func (s single) refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, _ uint64) (*jetstream.RawStreamMsg, error) {
 	return s.Ready(ctx, pool, lane)
 }
 
@@ -175,22 +176,22 @@ func (clustered) BringsBack() bool  { return false }
 // open stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
 // stream has to empty, so it is served without: then a cancel may be missed for a moment, but
 // nothing is run twice.
-func (s clustered) open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error) {
-	msg := nats.NewMsg(s.Fleet.FloorSubject(pool, lane, epoch))
-	floor, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg) // refused: by an earlier try, whose answer was lost
+func (s clustered) open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error) {
+	msg := nats.NewMsg(wire.FloorSubject(s.Fleet, pool, lane, epoch))
+	floor, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), msg) // refused: by an earlier try, whose answer was lost
 	if err != nil {
 		return nil, fmt.Errorf("mark behind the claim: %w", err)
 	}
 	if answer == Full {
 		floor = 0
 	}
-	filter := s.Fleet.MailboxFilter(pool, lane)
+	filter := wire.MailboxFilter(s.Fleet, pool, lane)
 	list, err := s.List(ctx, filter, max(floor, ready))
 	if err != nil {
 		return nil, err
 	}
 	delete(list.Subjects, msg.Subject) // that of an earlier holder is read, and removed
-	if err := s.confirmReady(ctx, s.Fleet.ReadySubject(pool, lane), ready, floor); err != nil {
+	if err := s.confirmReady(ctx, wire.ReadySubject(s.Fleet, pool, lane), ready, floor); err != nil {
 		if errors.Is(err, ErrNotReady) && floor > 0 { // nobody may come to this lane again
 			err = errors.Join(err, s.Remove(ctx, floor))
 		}
@@ -223,10 +224,10 @@ func (s clustered) confirmReady(ctx context.Context, subject string, ready, floo
 // waits stores a mark, and lists the mailbox as a server has it that knows the mark: a leader that
 // was cut off may not know yet what was stored before. A full stream has no room for the mark, and
 // is asked again.
-func (s clustered) waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
-	filter := s.Fleet.MailboxFilter(pool, lane)
-	mark := nats.NewMsg(s.Fleet.FloorSubject(pool, lane, Token()))
-	floor, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), mark)
+func (s clustered) waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
+	filter := wire.MailboxFilter(s.Fleet, pool, lane)
+	mark := nats.NewMsg(wire.FloorSubject(s.Fleet, pool, lane, Token()))
+	floor, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), mark)
 	if err == nil && answer == Full {
 		err = ErrFull
 	}
@@ -242,8 +243,8 @@ func (s clustered) waits(ctx context.Context, pool protocol.Pool, lane protocol.
 	return len(list.Subjects) > 0 || !list.Whole, nil
 }
 
-func (s clustered) refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
-	list, err := s.List(ctx, s.Fleet.ReadySubject(pool, lane), floor)
+func (s clustered) refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
+	list, err := s.List(ctx, wire.ReadySubject(s.Fleet, pool, lane), floor)
 	if err != nil {
 		return nil, err
 	}
@@ -275,7 +276,7 @@ func (s clustered) left(ctx context.Context, filter string, floor uint64, thrown
 	}
 	calls := map[protocol.CallID]bool{}
 	for subject := range list.Subjects {
-		calls[s.Fleet.ParseMailboxSubject(subject).CallID] = true
+		calls[wire.ParseMailboxSubject(s.Fleet, subject).CallID] = true
 	}
 	maps.DeleteFunc(thrown, func(_ uint64, call protocol.CallID) bool { return list.Whole && !calls[call] })
 	return slices.Sorted(maps.Keys(thrown)), nil
@@ -285,10 +286,10 @@ func (s clustered) left(ctx context.Context, filter string, floor uint64, thrown
 // that the others follow can.
 func (s clustered) noResult(ctx context.Context, c *protocol.Call) error {
 	_, answer, err := s.Publish(ctx, &nats.Msg{
-		Subject: s.Fleet.NoResultSubject(c.SessionID, c.ID, Token()),
+		Subject: wire.NoResultSubject(s.Fleet, c.SessionID, c.ID, Token()),
 		Header: nats.Header{
 			jetstream.ExpectedLastSubjSeqHeader:     []string{"0"},
-			jetstream.ExpectedLastSubjSeqSubjHeader: []string{s.Fleet.ResultSubject(c.SessionID, c.ID)},
+			jetstream.ExpectedLastSubjSeqSubjHeader: []string{wire.ResultSubject(s.Fleet, c.SessionID, c.ID)},
 		},
 	})
 	switch err = answer.full(err); {

@@ -13,19 +13,20 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-const hash = protocol.LaneHash("h")
+const hash = wire.LaneHash("h")
 
 // mailbox stores n calls of a lane, with calls of another one between them, and returns the filter
 // for them and their sequences.
 func mailbox(t *testing.T, s *Store, n int, body []byte) (filter string, seqs []uint64) {
 	t.Helper()
 	for i := range n {
-		for _, lane := range []protocol.LaneHash{hash, "other"} {
-			msg := nats.NewMsg(s.Fleet.CallSubject(protocol.DefaultPool, lane, protocol.CallID(fmt.Sprintf("c%04d", n-i))))
-			msg.Header.Set(protocol.HeaderLane, "account/a")
+		for _, lane := range []wire.LaneHash{hash, "other"} {
+			msg := nats.NewMsg(wire.CallSubject(s.Fleet, protocol.DefaultPool, lane, protocol.CallID(fmt.Sprintf("c%04d", n-i))))
+			msg.Header.Set(wire.HeaderLane, "account/a")
 			msg.Data = body
 			seq, answer, err := s.Publish(t.Context(), msg)
 			require.NoError(t, err)
@@ -35,7 +36,7 @@ func mailbox(t *testing.T, s *Store, n int, body []byte) (filter string, seqs []
 			}
 		}
 	}
-	return s.Fleet.MailboxFilter(protocol.DefaultPool, hash), seqs
+	return wire.MailboxFilter(s.Fleet, protocol.DefaultPool, hash), seqs
 }
 
 func open(t *testing.T, topology natsio.Topology) *Store {
@@ -62,12 +63,12 @@ func TestStore_CopiesAreWhatTheLeaderHas(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, seqs, sequences(found))
 	for _, msg := range found {
-		leaders, err := s.readLeader(t.Context(), s.Fleet.CallsStream(), filter, msg.Sequence)
+		leaders, err := s.readLeader(t.Context(), wire.CallsStream(s.Fleet), filter, msg.Sequence)
 		require.NoError(t, err)
 		next, err := s.Next(t.Context(), filter, msg.Sequence)
 		require.NoError(t, err)
 		for _, copied := range []*jetstream.RawStreamMsg{msg, next} {
-			require.Equal(t, leaders.Header.Get(protocol.HeaderLane), copied.Header.Get(protocol.HeaderLane))
+			require.Equal(t, leaders.Header.Get(wire.HeaderLane), copied.Header.Get(wire.HeaderLane))
 			copied.Header = leaders.Header // beside what the server adds
 			require.Equal(t, leaders, copied)
 		}
@@ -83,7 +84,7 @@ func TestStore_EachOfManyClaims(t *testing.T) {
 			s := open(t, natsio.Topology{})
 			var want, got []uint64
 			for i := range n {
-				claim := protocol.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Life: "l", Token: "t"}
+				claim := wire.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Life: "l", Token: "t"}
 				epoch, answer, err := s.PutClaim(t.Context(), protocol.DefaultPool, &claim, 0)
 				require.NoError(t, err)
 				require.Equal(t, Accepted, answer)
@@ -157,7 +158,7 @@ func TestStore_AMirrorIsNotAsked(t *testing.T) {
 	s := open(t, natsio.Topology{})
 	filter, seqs := mailbox(t, s, 2, []byte("body"))
 	_, err := s.JS.CreateStream(t.Context(), jetstream.StreamConfig{
-		Name: "MIRROR", Mirror: &jetstream.StreamSource{Name: s.Fleet.CallsStream()}, AllowDirect: true, MirrorDirect: true,
+		Name: "MIRROR", Mirror: &jetstream.StreamSource{Name: wire.CallsStream(s.Fleet)}, AllowDirect: true, MirrorDirect: true,
 	})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { // either may answer

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -217,7 +218,7 @@ func (s *Store) EachSubject(ctx context.Context, filter string, most int, tell f
 // list asks once what matches filter, but for the first subjects.
 func (s *Store) list(ctx context.Context, limit time.Duration, filter string, skip int) (*Listing, error) {
 	answer, err := s.Request(ctx, limit, &nats.Msg{
-		Subject: "$JS.API.STREAM.INFO." + s.Fleet.CallsStream(),
+		Subject: "$JS.API.STREAM.INFO." + wire.CallsStream(s.Fleet),
 		Data:    fmt.Appendf(nil, `{"subjects_filter":%q,"offset":%d}`, filter, skip),
 	})
 	if err != nil {
@@ -262,10 +263,10 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 		return err
 	}
 	msg := &nats.Msg{
-		Subject: s.Fleet.ResultSubject(r.SessionID, r.CallID), Data: body,
+		Subject: wire.ResultSubject(s.Fleet, r.SessionID, r.CallID), Data: body,
 		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
 	}
-	_, answer, err := s.PublishOnce(ctx, s.Fleet.ResultsStream(), msg)
+	_, answer, err := s.PublishOnce(ctx, wire.ResultsStream(s.Fleet), msg)
 	if err = answer.full(err); err != nil {
 		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
 	}
@@ -277,19 +278,19 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
-	msg, err := s.readLeader(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
+	msg, err := s.readLeader(ctx, wire.ResultsStream(s.Fleet), wire.ResultSubject(s.Fleet, session, call), 0)
 	if err != nil {
 		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
 	}
 	if msg == nil {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
-	r, err := protocol.DecodeResult(msg.Data)
+	r, err := wire.DecodeResult(msg.Data)
 	if err != nil {
 		return nil, err
 	}
 	if r.SessionID != session || r.CallID != call {
-		return nil, fmt.Errorf("%w: what is stored for call %s is of call %s", protocol.ErrInvalidResult, call, r.CallID)
+		return nil, fmt.Errorf("%w: what is stored for call %s is of call %s", wire.ErrInvalidResult, call, r.CallID)
 	}
 	return r, s.Blobs.Value(ctx, r)
 }
@@ -298,7 +299,7 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 func (s *Store) LookUpResults(calls ...*protocol.Call) *Lookup {
 	filters := make([]string, len(calls))
 	for i, call := range calls {
-		filters[i] = s.Fleet.ResultSubject(call.SessionID, call.ID)
+		filters[i] = wire.ResultSubject(s.Fleet, call.SessionID, call.ID)
 	}
 	return s.results.lookup(filters...)
 }
@@ -309,7 +310,7 @@ func (s *Store) HasResult(ctx context.Context, call *protocol.Call, asked *Looku
 	if asked == nil {
 		asked = s.LookUpResults(call)
 	}
-	subject := s.Fleet.ResultSubject(call.SessionID, call.ID)
+	subject := wire.ResultSubject(s.Fleet, call.SessionID, call.ID)
 	found, err := asked.Wait(ctx)
 	if errors.Is(err, ErrNotAtOnce) {
 		var msg *jetstream.RawStreamMsg

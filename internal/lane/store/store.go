@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -61,13 +62,13 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if s.Blobs, err = natsio.NewBlobs(nc, fleet); err != nil {
 		return nil, err
 	}
-	if s.Calls, s.calls, err = s.open(ctx, fleet.CallsStream()); err != nil {
+	if s.Calls, s.calls, err = s.open(ctx, wire.CallsStream(fleet)); err != nil {
 		return nil, err
 	}
-	if _, s.claims, err = s.open(ctx, fleet.ClaimsStream()); err != nil {
+	if _, s.claims, err = s.open(ctx, wire.ClaimsStream(fleet)); err != nil {
 		return nil, err
 	}
-	if _, s.results, err = s.open(ctx, fleet.ResultsStream()); err != nil {
+	if _, s.results, err = s.open(ctx, wire.ResultsStream(fleet)); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -89,7 +90,7 @@ func (s *Store) open(ctx context.Context, name string) (jetstream.Stream, *reade
 // opened.
 func (s *Store) Created() map[string]time.Time {
 	return map[string]time.Time{
-		s.Fleet.CallsStream(): s.calls.made, s.Fleet.ClaimsStream(): s.claims.made, s.Fleet.ResultsStream(): s.results.made,
+		wire.CallsStream(s.Fleet): s.calls.made, wire.ClaimsStream(s.Fleet): s.claims.made, wire.ResultsStream(s.Fleet): s.results.made,
 	}
 }
 
@@ -161,7 +162,7 @@ func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (
 // MakeReady makes a lane ready, and reports whether the ready message was missing: being refused
 // means that one is stored, so the lane is ready or held.
 func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
-	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), s.emptyMessage(s.Fleet.ReadySubject(pool, lane.Hash()), lane))
+	_, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane))
 	if err = answer.full(err); err != nil {
 		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
 	}
@@ -171,24 +172,24 @@ func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol
 // OfferReady publishes the ready message of a lane behind an entry of its mailbox, and does not
 // wait for an answer. Should it get lost, the caretaker makes the lane ready.
 func (s *Store) OfferReady(pool protocol.Pool, lane protocol.Lane) {
-	_ = s.NC.PublishMsg(s.emptyMessage(s.Fleet.ReadySubject(pool, lane.Hash()), lane))
+	_ = s.NC.PublishMsg(s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane))
 }
 
 func (s *Store) emptyMessage(subject string, lane protocol.Lane) *nats.Msg {
 	msg := nats.NewMsg(subject)
-	msg.Header.Set(protocol.HeaderLane, lane.HeaderText())
+	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))
 	return msg
 }
 
 // Mark stores a message without a body in a lane's mailbox, once.
 func (s *Store) Mark(ctx context.Context, subject string, lane protocol.Lane) error {
-	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), s.emptyMessage(subject, lane))
+	_, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), s.emptyMessage(subject, lane))
 	return answer.full(err)
 }
 
 // Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
 func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
-	if err := s.Mark(ctx, s.Fleet.CancelSubject(pool, lane.Hash(), call), lane); err != nil {
+	if err := s.Mark(ctx, wire.CancelSubject(s.Fleet, pool, wire.HashLane(lane), call), lane); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call, err)
 	}
 	s.OfferReady(pool, lane)
@@ -202,8 +203,8 @@ func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream
 }
 
 // Ready returns the ready message of a lane; nil when there is none.
-func (s *Store) Ready(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*jetstream.RawStreamMsg, error) {
-	return s.Next(ctx, s.Fleet.ReadySubject(pool, lane), 0)
+func (s *Store) Ready(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (*jetstream.RawStreamMsg, error) {
+	return s.Next(ctx, wire.ReadySubject(s.Fleet, pool, lane), 0)
 }
 
 // readLeader reads from any stream. It asks the stream's leader, so it sees every acknowledged

@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -138,7 +139,7 @@ func (d *dialog[H]) last() (protocol.DialogState, error) {
 	if d.ending == protocol.DialogEnded {
 		return state, nil
 	}
-	return state, protocol.Errorf(protocol.CodeLimitReached, "the call was not finished: %s", d.ending.Gone().Message)
+	return state, protocol.Errorf(protocol.CodeLimitReached, "the call was not finished: %s", wire.StateLost(d.ending).Message)
 }
 
 // answer waits for what the function has to say to the call of ctx. When ctx ends, the

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -90,7 +91,7 @@ func requireGone(t *testing.T, s *dialog.Set[string], id protocol.CallID, ending
 	var fault *protocol.Error
 	require.ErrorAs(t, err, &fault)
 	require.Equal(t, protocol.CodeStateLost, fault.Code)
-	require.Equal(t, ending.Gone().Message, fault.Message)
+	require.Equal(t, wire.StateLost(ending).Message, fault.Message)
 	require.Equal(t, ending, state.Ending)
 }
 

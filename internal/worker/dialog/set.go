@@ -14,6 +14,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -288,5 +289,5 @@ func (s *Set[H]) gone(id protocol.CallID, session protocol.SessionID) (protocol.
 	if found && known.session == session {
 		ending = known.ending
 	}
-	return protocol.DialogState{Dialog: id, Ending: ending}, ending.Gone()
+	return protocol.DialogState{Dialog: id, Ending: ending}, wire.StateLost(ending)
 }

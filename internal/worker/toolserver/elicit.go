@@ -9,6 +9,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -54,7 +55,7 @@ func (l *live) ask(ctx context.Context, params *mcp.ElicitParams) (*mcp.ElicitRe
 	defer cancel()
 	defer context.AfterFunc(ctx, cancel)() // the server may take its question back
 	content := map[string]any{}
-	question := protocol.Question{ID: string(protocol.RandomCallID()), Message: params.Message, Schema: schema}
+	question := protocol.Question{ID: string(wire.RandomCallID()), Message: params.Message, Schema: schema}
 	answer, err := one.ask(asking, question, //nolint:contextcheck // a question ends with its call, and with ctx, too
 		func(answer *protocol.Answer) (err error) {
 			content, err = filled(answer.Content, resolved)

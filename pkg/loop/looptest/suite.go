@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -83,7 +84,7 @@ func eventsComeBack(t *testing.T, j loop.Journal) {
 		Usage:       &protocol.Usage{InputTokens: 7, OutputTokens: 9},
 	}
 	second := loop.Event{
-		Type: loop.EventToolResult, SessionID: session, Time: first.Time.Add(time.Second), Turn: 1, Step: 2, CallFields: loop.CallFields{Index: 1, CallID: protocol.NewCallID(session, "", 1, 2, 1), ToolCallID: "c2", Name: "bash"},
+		Type: loop.EventToolResult, SessionID: session, Time: first.Time.Add(time.Second), Turn: 1, Step: 2, CallFields: loop.CallFields{Index: 1, CallID: wire.NewCallID(session, "", 1, 2, 1), ToolCallID: "c2", Name: "bash"},
 		Status: string(protocol.StatusRejected), ResultFields: loop.ResultFields{Content: "no", Error: protocol.Errorf(protocol.CodeInvalidArguments, "no"), WorkerID: "w-1", Attempt: 2, QueueMS: &milliseconds, RunMS: &milliseconds, Diff: "-a\n+b\n"},
 	}
 	third := loop.Event{

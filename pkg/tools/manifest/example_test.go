@@ -3,6 +3,7 @@ package manifest_test
 import (
 	"fmt"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
@@ -35,7 +36,7 @@ delivery: at_most_once
 		fmt.Println(refusal)
 		return
 	}
-	fmt.Println(plan.Payload.Kind(), plan.Resources[0].Key, plan.Delivery)
+	fmt.Println(wire.KindOf(plan.Payload), plan.Resources[0].Key, plan.Delivery)
 
 	_, problems = manifest.Parse("broken.yaml", []byte("name: refund\ndescription: x\nhandler: refund\ntimeout: soon\n"))
 	for _, problem := range problems {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
@@ -91,7 +92,7 @@ delivery: at_most_once
 `))
 	require.Empty(t, problems)
 	plan = planOf(t, tool, `{"account":"acme"}`)
-	require.Equal(t, protocol.Kind("refund"), plan.Payload.Kind())
+	require.Equal(t, protocol.Kind("refund"), wire.KindOf(plan.Payload))
 	require.Equal(t, protocol.AtMostOnce, plan.Delivery)
 	require.Equal(t, []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}, plan.Resources)
 }

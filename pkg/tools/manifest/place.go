@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -76,7 +77,7 @@ func (m *parser) lineOf(message string) int {
 		if name, err := strconv.Unquote(quoted.FindString(rest)); err == nil {
 			return m.entryLine("env", name)
 		}
-	case strings.Contains(message, protocol.ErrInvalidKind.Error()):
+	case strings.Contains(message, wire.ErrInvalidKind.Error()):
 		word = "handler"
 	case strings.HasPrefix(message, protocol.ErrInvalidName.Error()):
 		word = "pool"

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -36,7 +37,7 @@ func Prefixes(servers []Server) []string {
 func (s *Server) List(session protocol.SessionID) protocol.Call {
 	key := protocol.SandboxKey(string(session)) + protocol.ResourceKey("/"+s.key())
 	return protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: session, Tool: s.Prefix(), Pool: cmp.Or(s.Pool, protocol.DefaultPool),
+		ID: wire.RandomCallID(), SessionID: session, Tool: s.Prefix(), Pool: cmp.Or(s.Pool, protocol.DefaultPool),
 		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}}, Delivery: protocol.Idempotent, MinLevel: s.MinLevel,
 		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(listTimeout), Payload: protocol.MCPList{Server: s.MCPServer},
 	}

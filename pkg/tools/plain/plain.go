@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
@@ -74,10 +75,10 @@ func Text(v protocol.Value) ([]byte, error) {
 			return []byte(Output(output)), nil
 		}
 	}
-	if state, ok := protocol.DialogStateOf(v); ok {
+	if state, ok := wire.DialogStateOf(v); ok {
 		return []byte(Output(state.Output)), nil
 	}
-	return protocol.EncodeValue(v)
+	return wire.EncodeValue(v)
 }
 
 // Output is a JSON value as one reads it: a string as it is, null as nothing.

@@ -8,15 +8,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 func TestText(t *testing.T) {
 	t.Parallel()
-	user, err := protocol.NewUserValue("my_kind", json.RawMessage(`"a\nb"`))
+	user, err := wire.NewUserValue("my_kind", json.RawMessage(`"a\nb"`))
 	require.NoError(t, err)
-	structured, err := protocol.NewUserValue("my_kind", json.RawMessage(`{"a":1}`))
+	structured, err := wire.NewUserValue("my_kind", json.RawMessage(`{"a":1}`))
 	require.NoError(t, err)
 	ran := protocol.Execution{Stdout: protocol.Bytes("1\n"), Stderr: protocol.Bytes("2\n"), Combined: protocol.Bytes("2\n1\n")}
 	for name, test := range map[string]struct {

@@ -5,15 +5,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // A class stands, in a rule, for all tools whose calls do the same: a rule about it holds for tools
 // of every toolset. Calls of the user's own tools, of handlers and of MCP servers have none.
 const (
-	ClassExecute = "@" + string(protocol.ClassExecute) // programs of the model's: run, typed at, ended
-	ClassWrite   = "@" + string(protocol.ClassWrite)   // files changed by the tool itself
-	ClassRead    = "@" + string(protocol.ClassRead)    // files, processes and results looked at
+	ClassExecute = "@" + string(wire.ClassExecute) // programs of the model's: run, typed at, ended
+	ClassWrite   = "@" + string(wire.ClassWrite)   // files changed by the tool itself
+	ClassRead    = "@" + string(wire.ClassRead)    // files, processes and results looked at
 )
 
 // Classes returns every class.
@@ -21,10 +22,10 @@ func Classes() []string { return []string{ClassExecute, ClassWrite, ClassRead} }
 
 // classOf returns the class of a payload; "" when it has none.
 func classOf(payload protocol.Payload) string {
-	if payload == nil || payload.Kind().Class() == protocol.ClassNone {
+	if payload == nil || wire.ClassOf(wire.KindOf(payload)) == wire.ClassNone {
 		return ""
 	}
-	return "@" + string(payload.Kind().Class())
+	return "@" + string(wire.ClassOf(wire.KindOf(payload)))
 }
 
 // anyIsOf reports whether a pattern names the tool of a call, or its class.

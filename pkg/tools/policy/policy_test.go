@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -386,19 +387,19 @@ at_most_once: {tools: [k], commands: [l m]}
 func TestClasses_HaveEveryPayload(t *testing.T) {
 	t.Parallel()
 	none := []protocol.Kind{
-		protocol.KindToolRun, protocol.KindMCPList, protocol.KindMCPCall, protocol.KindDialogOpen, protocol.KindDialogContinue,
-		protocol.KindDialogEnd, protocol.KindWorkspaceImport, protocol.KindWorkspaceExport, protocol.KindWorkspaceRemove,
-		protocol.KindWorkspaceRestore, protocol.KindTurnRun, protocol.KindNoop, protocol.KindStored, protocol.KindHTTPFetch,
+		wire.KindToolRun, wire.KindMCPList, wire.KindMCPCall, wire.KindDialogOpen, wire.KindDialogContinue,
+		wire.KindDialogEnd, wire.KindWorkspaceImport, wire.KindWorkspaceExport, wire.KindWorkspaceRemove,
+		wire.KindWorkspaceRestore, wire.KindTurnRun, wire.KindNoop, wire.KindStored, wire.KindHTTPFetch,
 	}
-	files, err := filepath.Glob("../../protocol/testdata/v1/payload/*.json")
+	files, err := filepath.Glob("../../../internal/wire/testdata/v1/payload/*.json")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
 		require.NoError(t, err)
-		payload, err := protocol.DecodePayload(raw)
+		payload, err := wire.DecodePayload(raw)
 		require.NoError(t, err)
-		if _, own := payload.(protocol.UnknownPayload); own || slices.Contains(none, payload.Kind()) {
+		if _, own := payload.(protocol.UnknownPayload); own || slices.Contains(none, wire.KindOf(payload)) {
 			continue
 		}
 		j, err := policy.New(policy.Policy{Tools: policy.Names{Deny: policy.Classes()}})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -392,7 +393,7 @@ func TestCore_GuardsOfTheSessionAreInThePayloads(t *testing.T) {
 	for _, name := range []string{"read", "write", "edit", "multi_edit", "json_read", "json_write"} {
 		_, plan, err := coreTable(t).Plan(guarded, name, argumentsFor(t, name, "a"))
 		require.Nil(t, err)
-		encoded, fault := protocol.EncodePayload(plan.Payload)
+		encoded, fault := wire.EncodePayload(plan.Payload)
 		require.NoError(t, fault)
 		require.Contains(t, string(encoded), `"guard":"read"`, name)
 	}

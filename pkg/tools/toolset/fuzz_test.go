@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -71,9 +72,9 @@ func FuzzPlan(f *testing.F) {
 		require.Equal(t, protocol.Lane("sandbox/box"), call.Lane())
 		require.NotContains(t, "/"+string(call.Resources[0].Key)+"/", "/../")
 
-		encoded, err := protocol.EncodeCall(&call)
+		encoded, err := wire.EncodeCall(&call)
 		require.NoError(t, err)
-		decoded, err := protocol.DecodeCall(encoded)
+		decoded, err := wire.DecodeCall(encoded)
 		require.NoError(t, err)
 		require.Equal(t, &call, decoded, "nothing of the arguments is changed on the way")
 
@@ -109,7 +110,7 @@ func FuzzRender(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		result, err := protocol.DecodeResult(body)
+		result, err := wire.DecodeResult(body)
 		if err != nil {
 			t.Skip()
 		}

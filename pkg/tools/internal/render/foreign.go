@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -120,7 +121,7 @@ func acting(result *protocol.Result, text string) string {
 }
 
 func isAboutFiles(v protocol.Value) bool {
-	return v != nil && (v.ValueKind() == protocol.KindResultRead || strings.HasPrefix(string(v.ValueKind()), "files_"))
+	return v != nil && (wire.ValueKindOf(v) == wire.KindResultRead || strings.HasPrefix(string(wire.ValueKindOf(v)), "files_"))
 }
 
 // own is the text of a tool of the user's own that succeeded, and of everything that no format

@@ -7,6 +7,7 @@ import (
 	pathpkg "path"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -203,7 +204,7 @@ func rathOwn(result *protocol.Result, limit int) any {
 	case protocol.UnknownValue:
 		output, err = v.Output()
 	default:
-		output, err = protocol.EncodeValue(v)
+		output, err = wire.EncodeValue(v)
 	}
 	switch {
 	case err != nil || len(output) == 0:

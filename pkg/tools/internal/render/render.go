@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
@@ -16,7 +17,7 @@ import (
 func JSON(result *protocol.Result) string {
 	body := ""
 	if result.Value != nil {
-		encoded, err := protocol.EncodeValue(result.Value)
+		encoded, err := wire.EncodeValue(result.Value)
 		if err != nil {
 			body = "[the result cannot be shown: " + err.Error() + "]"
 		} else {

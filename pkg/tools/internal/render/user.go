@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -56,7 +57,7 @@ func DialogHandle(opened protocol.CallID) string {
 
 // Dialog is the text of what a stateful tool answered, with how it can be gone on with.
 func Dialog(result *protocol.Result) string {
-	state, ok := protocol.DialogStateOf(result.Value)
+	state, ok := wire.DialogStateOf(result.Value)
 	if !ok {
 		if result.Status == protocol.StatusOutcomeUnknown {
 			return Failure(result, "") + "\n[the state behind the handle was most likely lost with the worker; if tool_continue says so too, begin anew]"

@@ -1,8 +1,10 @@
-package protocol
+package wire
 
 import (
 	"errors"
 	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // FrameKind says what a live frame of a running call tells.
@@ -20,14 +22,14 @@ const (
 // Frame is one live message of a running call. Frames may be lost or cut off;
 // the result is the truth.
 type Frame struct {
-	CallID CallID `json:"call_id"`
+	CallID protocol.CallID `json:"call_id"`
 	// Seq counts the frames of one attempt from 1: a gap shows that some were lost. It is 0 before
 	// the attempt starts.
-	Seq      uint64    `json:"seq"`
-	Kind     FrameKind `json:"kind"`
-	WorkerID WorkerID  `json:"worker_id,omitempty"`
-	Attempt  int       `json:"attempt,omitempty"`
-	Data     Bytes     `json:"data,omitempty"`
+	Seq      uint64            `json:"seq"`
+	Kind     FrameKind         `json:"kind"`
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	Data     protocol.Bytes    `json:"data,omitempty"`
 }
 
 // ErrInvalidFrame is wrapped by every error of [DecodeFrame].
@@ -47,7 +49,7 @@ func DecodeFrame(body []byte) (*Frame, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := ParseCallID(string(f.CallID)); err != nil {
+	if _, err := protocol.ParseCallID(string(f.CallID)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
 	}
 	return &f, nil

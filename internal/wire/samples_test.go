@@ -1,10 +1,11 @@
-package protocol_test
+package wire_test
 
 import (
 	"encoding/json"
 	"maps"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -121,7 +122,7 @@ func fleetSamples() map[string]any {
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
 		"payload/noop_zero":       protocol.Noop{},
 		"payload/stored":          protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20},
-		"payload/stored_turn":     protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20, Of: protocol.KindTurnRun, Model: "gpt-5"},
+		"payload/stored_turn":     protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20, Of: wire.KindTurnRun, Model: "gpt-5"},
 		"payload/unknown": protocol.UnknownPayload{
 			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
 		},
@@ -183,7 +184,7 @@ func fleetSamples() map[string]any {
 
 func sampleCall() *protocol.Call {
 	return &protocol.Call{
-		ID: protocol.NewCallID(sampleSession, "", 1, 2, 0), SessionID: sampleSession, ToolCallID: "toolu_01", Tool: "read",
+		ID: wire.NewCallID(sampleSession, "", 1, 2, 0), SessionID: sampleSession, ToolCallID: "toolu_01", Tool: "read",
 		Turn: 1, Step: 2, Index: 3, Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{
 			{Key: "sandbox/s1/a/b.txt", Access: protocol.Shared},
@@ -207,7 +208,7 @@ func envelopeSamples() map[string]any {
 	unknown := minimalCall()
 	unknown.Delivery = protocol.Idempotent
 	unknown.Payload = protocol.UnknownPayload{Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click"}`)}
-	partial := protocol.NewResult(sampleCall(), protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout, "took longer than %d s", 30))
+	partial := wire.NewResult(sampleCall(), protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout, "took longer than %d s", 30))
 	partial.WorkerID, partial.Attempt, partial.Level = sampleWorker, 2, "full"
 	partial.QueueMS, partial.LaneMS, partial.RunMS, partial.FinishedAt = 12.25, 0.5, 30_000, sampleTime()
 	partial.Value = protocol.CommandRunResult{Execution: sampleExecution()}
@@ -225,7 +226,7 @@ func envelopeSamples() map[string]any {
 		if status == protocol.StatusOK {
 			continue
 		}
-		result := protocol.NewResult(minimalCall(), status, protocol.Errorf(protocol.CodeInternal, "why"))
+		result := wire.NewResult(minimalCall(), status, protocol.Errorf(protocol.CodeInternal, "why"))
 		result.FinishedAt = sampleTime()
 		all["result/"+string(status)] = &result
 	}
@@ -233,15 +234,15 @@ func envelopeSamples() map[string]any {
 }
 
 func frameSamples() map[string]any {
-	frame := func(kind protocol.FrameKind, seq uint64, data protocol.Bytes) *protocol.Frame {
-		return &protocol.Frame{CallID: "c-1", Seq: seq, Kind: kind, WorkerID: sampleWorker, Attempt: 1, Data: data}
+	frame := func(kind wire.FrameKind, seq uint64, data protocol.Bytes) *wire.Frame {
+		return &wire.Frame{CallID: "c-1", Seq: seq, Kind: kind, WorkerID: sampleWorker, Attempt: 1, Data: data}
 	}
 	return map[string]any{
-		"frame/waiting": &protocol.Frame{CallID: "c-1", Kind: protocol.FrameWaiting, WorkerID: sampleWorker, Attempt: 1, Data: protocol.Bytes("process 7")},
-		"frame/started": frame(protocol.FrameStarted, 1, nil),
-		"frame/stdout":  frame(protocol.FrameStdout, 2, protocol.Bytes("ok  \tpkg\n")),
-		"frame/stderr":  frame(protocol.FrameStderr, 3, binary),
-		"frame/event":   &protocol.Frame{CallID: "c-1", Seq: 4, Kind: protocol.FrameEvent, Data: protocol.Bytes(`{"type":"text_delta"}`)},
+		"frame/waiting": &wire.Frame{CallID: "c-1", Kind: wire.FrameWaiting, WorkerID: sampleWorker, Attempt: 1, Data: protocol.Bytes("process 7")},
+		"frame/started": frame(wire.FrameStarted, 1, nil),
+		"frame/stdout":  frame(wire.FrameStdout, 2, protocol.Bytes("ok  \tpkg\n")),
+		"frame/stderr":  frame(wire.FrameStderr, 3, binary),
+		"frame/event":   &wire.Frame{CallID: "c-1", Seq: 4, Kind: wire.FrameEvent, Data: protocol.Bytes(`{"type":"text_delta"}`)},
 	}
 }
 
@@ -258,16 +259,16 @@ func questionSamples() map[string]any {
 
 func workerSamples() map[string]any {
 	return map[string]any{
-		"worker/full": &protocol.WorkerInfo{
+		"worker/full": &wire.WorkerInfo{
 			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Driver: "ns", Launcher: "native", Level: "full",
 			Network: "proxy", ReadOnly: true, LimitKinds: map[string]string{"memory": "cgroup"}, Limits: sampleLimits(),
 			Languages: []string{"python", "sh"}, Kinds: []protocol.Kind{"acme_refund"},
 		},
-		"worker/coordinator": &protocol.WorkerInfo{
+		"worker/coordinator": &wire.WorkerInfo{
 			WorkerID: sampleWorker, Pool: protocol.SessionPool, Slots: 64, Driver: "none", Level: "none", Network: "none", Languages: []string{},
 			Models: []string{"gpt-4.1", "gpt-5"},
 		},
-		"worker/minimal": &protocol.WorkerInfo{
+		"worker/minimal": &wire.WorkerInfo{
 			WorkerID: sampleWorker, Pool: "gpu", Slots: 1, Driver: "process", Level: "none", Network: "all", Languages: []string{},
 		},
 	}

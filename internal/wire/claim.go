@@ -1,15 +1,17 @@
-package protocol
+package wire
 
 import (
 	"errors"
 	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Claim is the record that a worker holds a lane. The stream sequence of the record is the claim's
 // epoch, which grows from holder to holder.
 type Claim struct {
-	Lane     Lane     `json:"lane"`
-	WorkerID WorkerID `json:"worker_id"`
+	Lane     protocol.Lane     `json:"lane"`
+	WorkerID protocol.WorkerID `json:"worker_id"`
 	// Life is the heartbeat on which the claim depends; "" says that the lane waits for its next
 	// holder.
 	Life LifeID `json:"life"`
@@ -24,7 +26,7 @@ type Claim struct {
 
 // Heartbeat is the record of a worker's life. Its stream sequence grows with each renewal.
 type Heartbeat struct {
-	WorkerID WorkerID `json:"worker_id"`
+	WorkerID protocol.WorkerID `json:"worker_id"`
 	// LeaseMS is for how long others must have seen the record stand still before they may expire
 	// it, in milliseconds.
 	LeaseMS int64 `json:"lease_ms"`

@@ -1,4 +1,4 @@
-package protocol_test
+package wire_test
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -32,58 +33,58 @@ var codecs = map[string]codec{
 	"payload": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodePayload(as[protocol.Payload](t, sample)))(t)
+			return must(wire.EncodePayload(as[protocol.Payload](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodePayload(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodePayload(body) },
 	},
 	"value": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeValue(as[protocol.Value](t, sample)))(t)
+			return must(wire.EncodeValue(as[protocol.Value](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeValue(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeValue(body) },
 	},
 	"call": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeCall(as[*protocol.Call](t, sample)))(t)
+			return must(wire.EncodeCall(as[*protocol.Call](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeCall(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeCall(body) },
 	},
 	"result": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeResult(as[*protocol.Result](t, sample)))(t)
+			return must(wire.EncodeResult(as[*protocol.Result](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeResult(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeResult(body) },
 	},
 	"worker": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeWorkerInfo(as[*protocol.WorkerInfo](t, sample)))(t)
+			return must(wire.EncodeWorkerInfo(as[*wire.WorkerInfo](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeWorkerInfo(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeWorkerInfo(body) },
 	},
 	"frame": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeFrame(as[*protocol.Frame](t, sample)))(t)
+			return must(wire.EncodeFrame(as[*wire.Frame](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeFrame(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeFrame(body) },
 	},
 	"question": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeQuestion(as[protocol.Question](t, sample)))(t)
+			return must(wire.EncodeQuestion(as[protocol.Question](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeQuestion(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeQuestion(body) },
 	},
 	"answer": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(protocol.EncodeAnswer(as[protocol.Answer](t, sample)))(t)
+			return must(wire.EncodeAnswer(as[protocol.Answer](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return protocol.DecodeAnswer(body) },
+		decode: func(body []byte) (any, error) { return wire.DecodeAnswer(body) },
 	},
 }
 
@@ -164,16 +165,12 @@ func TestGolden_UnknownFieldsAreIgnored(t *testing.T) {
 // TestGolden_EveryKindHasSamples fails when a kind is added without golden files.
 func TestGolden_EveryKindHasSamples(t *testing.T) {
 	t.Parallel()
-	payloads, values := map[string]bool{}, map[string]bool{}
+	payloads, values := map[protocol.Kind]bool{}, map[protocol.Kind]bool{}
 	for _, sample := range samples() {
-		if s, ok := sample.(protocol.Payload); ok {
-			payloads[string(s.Kind())] = true
-		}
-		if s, ok := sample.(protocol.Value); ok {
-			values[string(s.ValueKind())] = true
-		}
+		payloads[wire.KindOf(sample)] = true
+		values[wire.ValueKindOf(sample)] = true
 	}
-	kinds := constants(t, "Kind")
+	kinds := wire.Kinds()
 	require.NotEmpty(t, kinds)
 	for _, kind := range kinds {
 		require.True(t, payloads[kind], "no golden file of payload %s", kind)

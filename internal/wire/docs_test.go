@@ -1,4 +1,4 @@
-package protocol_test
+package wire_test
 
 import (
 	"os"

@@ -1,9 +1,11 @@
-package protocol
+package wire
 
 import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Stream names. Every fleet has these five.
@@ -15,243 +17,261 @@ const (
 	streamWorkspaces = "_WORKSPACES"
 )
 
-func (f Fleet) stream(suffix string) string { return strings.ToUpper(string(f)) + suffix }
+func stream(f protocol.Fleet, suffix string) string { return strings.ToUpper(string(f)) + suffix }
 
 // CallsStream is the stream of mailboxes and ready messages.
-func (f Fleet) CallsStream() string { return f.stream(streamCalls) }
+func CallsStream(f protocol.Fleet) string { return stream(f, streamCalls) }
 
 // ClaimsStream is the stream of claims and heartbeats: who holds which lane, and who is alive.
-func (f Fleet) ClaimsStream() string { return f.stream(streamClaims) }
+func ClaimsStream(f protocol.Fleet) string { return stream(f, streamClaims) }
 
 // ResultsStream is the stream of terminal results.
-func (f Fleet) ResultsStream() string { return f.stream(streamResults) }
+func ResultsStream(f protocol.Fleet) string { return stream(f, streamResults) }
 
 // SessionsStream is the stream of session journals.
-func (f Fleet) SessionsStream() string { return f.stream(streamSessions) }
+func SessionsStream(f protocol.Fleet) string { return stream(f, streamSessions) }
 
 // WorkspacesStream is the stream of the checkpoints of workspaces.
-func (f Fleet) WorkspacesStream() string { return f.stream(streamWorkspaces) }
+func WorkspacesStream(f protocol.Fleet) string { return stream(f, streamWorkspaces) }
 
 // RoomStreams are there for a moment while a fleet is made: the first is the lock of who makes it,
 // the second asks how much room servers have.
-func (f Fleet) RoomStreams() (lock, room string) { return f.stream("_LOCK"), f.stream("_ROOM") }
+func RoomStreams(f protocol.Fleet) (lock, room string) {
+	return stream(f, "_LOCK"), stream(f, "_ROOM")
+}
 
 // BodiesBucket is the object store bucket for the contents of workspaces.
-func (f Fleet) BodiesBucket() string { return strings.ToUpper(string(f)) + "_BODIES" }
+func BodiesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_BODIES" }
 
 // WorkspaceSubject has the checkpoints of the workspace of a lane, one after the other.
-func (f Fleet) WorkspaceSubject(lane LaneHash) Subject {
+func WorkspaceSubject(f protocol.Fleet, lane LaneHash) Subject {
 	return string(f) + ".workspace." + string(lane)
 }
 
 // WorkspacesSubjects are those of the workspaces stream.
-func (f Fleet) WorkspacesSubjects() []Subject { return []Subject{f.WorkspaceSubject("*")} }
+func WorkspacesSubjects(f protocol.Fleet) []Subject { return []Subject{WorkspaceSubject(f, "*")} }
 
 // KeptBucket is the object store bucket for what is kept of sessions until they are removed.
-func (f Fleet) KeptBucket() string { return strings.ToUpper(string(f)) + "_KEPT" }
+func KeptBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_KEPT" }
 
 // BlobsBucket is the object store bucket for bodies that no message can carry.
-func (f Fleet) BlobsBucket() string { return strings.ToUpper(string(f)) + "_BLOBS" }
+func BlobsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_BLOBS" }
 
 // PlacesBucket is the key-value bucket that records where a sandbox's workspace is.
-func (f Fleet) PlacesBucket() string { return strings.ToUpper(string(f)) + "_PLACES" }
+func PlacesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_PLACES" }
 
 // Subject is a NATS subject of a fleet.
 type Subject = string
 
 // CallSubject is a call's own place in its lane's mailbox. It is unique, and the
 // stream takes one message a subject: enqueueing twice is refused.
-func (f Fleet) CallSubject(pool Pool, lane LaneHash, call CallID) Subject {
+func CallSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + string(call)
 }
 
 // CancelSubject is the durable request, behind a call in its mailbox, to cancel it.
-func (f Fleet) CancelSubject(pool Pool, lane LaneHash, call CallID) Subject {
-	return f.CallSubject(pool, lane, call) + "." + MarkCancel
+func CancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
+	return CallSubject(f, pool, lane, call) + "." + MarkCancel
 }
 
 // StartSubject is the durable mark of a call's n-th start (n from 1). The
 // stream takes it once: whoever is refused did not make the n-th start.
-func (f Fleet) StartSubject(pool Pool, lane LaneHash, call CallID, n int) Subject {
-	return f.CallSubject(pool, lane, call) + "." + markStart + strconv.Itoa(n)
+func StartSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID, n int) Subject {
+	return CallSubject(f, pool, lane, call) + "." + markStart + strconv.Itoa(n)
 }
 
 // ClaimSubject is the record of who holds a lane. Nothing is stored there while nobody does; the
 // stream sequence of the record is the epoch of the claim.
-func (f Fleet) ClaimSubject(pool Pool, lane LaneHash) Subject {
+func ClaimSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".claim." + string(pool) + "." + string(lane)
 }
 
 // ClaimsFilter matches the claims of a pool.
-func (f Fleet) ClaimsFilter(pool Pool) Subject { return f.ClaimSubject(pool, ">") }
+func ClaimsFilter(f protocol.Fleet, pool protocol.Pool) Subject { return ClaimSubject(f, pool, ">") }
 
 // HeartbeatSubject is the record of a worker's life; it is renewed for as long as that lasts.
-func (f Fleet) HeartbeatSubject(pool Pool, life LifeID) Subject {
+func HeartbeatSubject(f protocol.Fleet, pool protocol.Pool, life LifeID) Subject {
 	return string(f) + ".heartbeat." + string(pool) + "." + string(life)
 }
 
 // HeartbeatsFilter matches the heartbeats of a pool.
-func (f Fleet) HeartbeatsFilter(pool Pool) Subject { return f.HeartbeatSubject(pool, ">") }
+func HeartbeatsFilter(f protocol.Fleet, pool protocol.Pool) Subject {
+	return HeartbeatSubject(f, pool, ">")
+}
 
 // BeatFilter matches the heartbeats of a pool as the server republishes them.
-func (f Fleet) BeatFilter(pool Pool) Subject { return string(f) + ".beat." + string(pool) + ".*" }
+func BeatFilter(f protocol.Fleet, pool protocol.Pool) Subject {
+	return string(f) + ".beat." + string(pool) + ".*"
+}
 
 // ClaimsSubjects are the subjects of the claims stream.
-func (f Fleet) ClaimsSubjects() []Subject {
+func ClaimsSubjects(f protocol.Fleet) []Subject {
 	return []Subject{string(f) + ".claim.>", string(f) + ".heartbeat.>"}
 }
 
 // BeatMapping is the republish rule of the claims stream: source and destination.
-func (f Fleet) BeatMapping() (source, destination Subject) {
+func BeatMapping(f protocol.Fleet) (source, destination Subject) {
 	return string(f) + ".heartbeat.>", string(f) + ".beat.>"
 }
 
 // FloorSubject is a mark in a lane's mailbox that is stored after its claim of the given epoch: on
 // several servers, an answer that knows it knows all that came before the claim.
-func (f Fleet) FloorSubject(pool Pool, lane LaneHash, epoch uint64) Subject {
+func FloorSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, epoch uint64) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markFloor + "." +
 		strconv.FormatUint(epoch, 10)
 }
 
 // PauseSubject is the durable mark that no call of a lane may start. It stands in the
 // lane's mailbox, so that whoever reads it finds the mark.
-func (f Fleet) PauseSubject(pool Pool, lane LaneHash) Subject {
+func PauseSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markLane + "." + markPause
 }
 
 // MailboxFilter matches everything in a lane's mailbox: calls and their marks.
-func (f Fleet) MailboxFilter(pool Pool, lane LaneHash) Subject {
+func MailboxFilter(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + ".>"
 }
 
 // MailboxesFilter matches everything in the mailboxes of a pool.
-func (f Fleet) MailboxesFilter(pool Pool) Subject {
+func MailboxesFilter(f protocol.Fleet, pool protocol.Pool) Subject {
 	return string(f) + ".call." + string(pool) + ".>"
 }
 
 // PoolFilter matches everything in the calls stream of a pool: mailboxes and ready messages.
-func (f Fleet) PoolFilter(pool Pool) Subject { return string(f) + ".*." + string(pool) + ".>" }
+func PoolFilter(f protocol.Fleet, pool protocol.Pool) Subject {
+	return string(f) + ".*." + string(pool) + ".>"
+}
 
 // StoredFilter matches what the server repeats of a lane's mailbox, each message
 // when it is stored.
-func (f Fleet) StoredFilter(pool Pool, lane LaneHash) Subject {
+func StoredFilter(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".stored." + string(pool) + "." + string(lane) + ".>"
 }
 
 // ReadySubject is the one message that says "this lane has work".
-func (f Fleet) ReadySubject(pool Pool, lane LaneHash) Subject {
+func ReadySubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".ready." + string(pool) + "." + string(lane)
 }
 
 // ReadyFilter matches the ready messages of a pool.
-func (f Fleet) ReadyFilter(pool Pool) Subject {
+func ReadyFilter(f protocol.Fleet, pool protocol.Pool) Subject {
 	return string(f) + ".ready." + string(pool) + ".*"
 }
 
 // WhoSubject asks every worker of a pool, on core NATS, for its [WorkerInfo].
-func (f Fleet) WhoSubject(pool Pool) Subject { return string(f) + ".who." + string(pool) }
+func WhoSubject(f protocol.Fleet, pool protocol.Pool) Subject {
+	return string(f) + ".who." + string(pool)
+}
 
 // AskSubject asks, on core NATS, whoever holds a lane what it does with it.
-func (f Fleet) AskSubject(pool Pool, lane LaneHash) Subject {
+func AskSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".ask." + string(pool) + "." + string(lane)
 }
 
 // AskAllSubject asks every worker of a pool, on core NATS, for the lanes that it holds.
-func (f Fleet) AskAllSubject(pool Pool) Subject { return string(f) + ".ask." + string(pool) }
+func AskAllSubject(f protocol.Fleet, pool protocol.Pool) Subject {
+	return string(f) + ".ask." + string(pool)
+}
 
 // AskFilter matches the questions about single lanes of a pool.
-func (f Fleet) AskFilter(pool Pool) Subject { return f.AskSubject(pool, "*") }
+func AskFilter(f protocol.Fleet, pool protocol.Pool) Subject { return AskSubject(f, pool, "*") }
 
 // ResultSubject is where a call's terminal result is stored, once.
-func (f Fleet) ResultSubject(session SessionID, call CallID) Subject {
+func ResultSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".result." + string(session) + "." + string(call)
 }
 
 // NoResultSubject is a note among the results that a call had none when it was about to be started
 // once more. The token is a number that nobody has used before.
-func (f Fleet) NoResultSubject(session SessionID, call CallID, token uint64) Subject {
-	return f.ResultSubject(session, call) + ".none." + strconv.FormatUint(token, 10)
+func NoResultSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID, token uint64) Subject {
+	return ResultSubject(f, session, call) + ".none." + strconv.FormatUint(token, 10)
 }
 
 // ResultsFilter matches the results of a session, and notes about them.
-func (f Fleet) ResultsFilter(session SessionID) Subject {
+func ResultsFilter(f protocol.Fleet, session protocol.SessionID) Subject {
 	return string(f) + ".result." + string(session) + ".>"
 }
 
 // DoneSubject is where the server repeats a result the moment it is stored.
-func (f Fleet) DoneSubject(session SessionID, call CallID) Subject {
+func DoneSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".done." + string(session) + "." + string(call)
 }
 
 // DoneFilter matches the repeated results of a session.
-func (f Fleet) DoneFilter(session SessionID) Subject { return f.DoneSubject(session, "*") }
+func DoneFilter(f protocol.Fleet, session protocol.SessionID) Subject {
+	return DoneSubject(f, session, "*")
+}
 
 // EventSubject is a session's journal.
-func (f Fleet) EventSubject(session SessionID) Subject {
+func EventSubject(f protocol.Fleet, session protocol.SessionID) Subject {
 	return string(f) + ".event." + string(session)
 }
 
 // OutputSubject carries live frames of a running call: lossy, never the truth.
-func (f Fleet) OutputSubject(session SessionID, call CallID) Subject {
+func OutputSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".output." + string(session) + "." + string(call)
 }
 
-// LiveSubject carries live frames of a running turn, like [Fleet.OutputSubject]: apart, because a
+// LiveSubject carries live frames of a running turn, like [OutputSubject]: apart, because a
 // turn's events may ask a person something, and no worker may publish here.
-func (f Fleet) LiveSubject(session SessionID, turn CallID) Subject {
+func LiveSubject(f protocol.Fleet, session protocol.SessionID, turn protocol.CallID) Subject {
 	return string(f) + ".live." + string(session) + "." + string(turn)
 }
 
 // LiveFilter matches the live frames of the turns of a session.
-func (f Fleet) LiveFilter(session SessionID) Subject { return f.LiveSubject(session, "*") }
+func LiveFilter(f protocol.Fleet, session protocol.SessionID) Subject {
+	return LiveSubject(f, session, "*")
+}
 
 // ApprovalSubject is where the answer to the question about a call goes.
-func (f Fleet) ApprovalSubject(session SessionID, call CallID) Subject {
+func ApprovalSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".approval." + string(session) + "." + string(call)
 }
 
 // QuestionSubject is where a running call asks a person, on core NATS, and whoever follows the call
 // listens. Only workers of its pool ask there.
-func (f Fleet) QuestionSubject(pool Pool, session SessionID, call CallID) Subject {
+func QuestionSubject(f protocol.Fleet, pool protocol.Pool, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".question." + string(pool) + "." + string(session) + "." + string(call)
 }
 
 // AnswerSubject is where the answer to what a running call asks goes. Only workers of its pool hear
 // it.
-func (f Fleet) AnswerSubject(pool Pool, session SessionID, call CallID) Subject {
+func AnswerSubject(f protocol.Fleet, pool protocol.Pool, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".answer." + string(pool) + "." + string(session) + "." + string(call)
 }
 
 // OutputFilter matches the live frames of a session.
-func (f Fleet) OutputFilter(session SessionID) Subject { return f.OutputSubject(session, "*") }
+func OutputFilter(f protocol.Fleet, session protocol.SessionID) Subject {
+	return OutputSubject(f, session, "*")
+}
 
 // CallsSubjects are the subjects of the calls stream.
-func (f Fleet) CallsSubjects() []Subject {
+func CallsSubjects(f protocol.Fleet) []Subject {
 	return []Subject{string(f) + ".call.>", string(f) + ".ready.>"}
 }
 
 // StoredMapping is the republish rule of the calls stream: source and destination.
-func (f Fleet) StoredMapping() (source, destination Subject) {
+func StoredMapping(f protocol.Fleet) (source, destination Subject) {
 	return string(f) + ".call.>", string(f) + ".stored.>"
 }
 
 // ResultsSubjects are the subjects of the results stream.
-func (f Fleet) ResultsSubjects() []Subject { return []Subject{string(f) + ".result.>"} }
+func ResultsSubjects(f protocol.Fleet) []Subject { return []Subject{string(f) + ".result.>"} }
 
 // DoneMapping is the republish rule of the results stream: source and destination.
-func (f Fleet) DoneMapping() (source, destination Subject) {
+func DoneMapping(f protocol.Fleet) (source, destination Subject) {
 	return string(f) + ".result.>", string(f) + ".done.>"
 }
 
 // SessionsSubjects are the subjects of the journal stream.
-func (f Fleet) SessionsSubjects() []Subject { return []Subject{string(f) + ".event.*"} }
+func SessionsSubjects(f protocol.Fleet) []Subject { return []Subject{string(f) + ".event.*"} }
 
 // ReadyConsumer is the durable consumer that hands out a pool's ready lanes.
-func (f Fleet) ReadyConsumer(pool Pool) string { return "ready_" + string(pool) }
+func ReadyConsumer(pool protocol.Pool) string { return "ready_" + string(pool) }
 
 // CareConsumer is the durable consumer that tells a pool's workers what has waited in its mailboxes
 // for a while.
-func (f Fleet) CareConsumer(pool Pool) string { return "care_" + string(pool) }
+func CareConsumer(pool protocol.Pool) string { return "care_" + string(pool) }
 
 // Marks that follow a call id in a mailbox subject.
 const (
@@ -279,13 +299,13 @@ const (
 // MailboxEntry is what a mailbox subject says about its message.
 type MailboxEntry struct {
 	Kind   MailboxEntryKind
-	CallID CallID // of calls, cancels and starts
-	Start  int    // of starts: n, from 1
+	CallID protocol.CallID // of calls, cancels and starts
+	Start  int             // of starts: n, from 1
 }
 
 // ParseMailboxSubject reads the end of a mailbox subject of this fleet, also as the server repeats
 // it. A subject that it does not understand yields kind [EntryUnknown].
-func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
+func ParseMailboxSubject(f protocol.Fleet, subject Subject) MailboxEntry {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "stored" {
 		return MailboxEntry{}
@@ -293,11 +313,11 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 	tokens = tokens[4:]
 	switch {
 	case len(tokens) == 1:
-		return MailboxEntry{Kind: EntryCall, CallID: CallID(tokens[0])}
+		return MailboxEntry{Kind: EntryCall, CallID: protocol.CallID(tokens[0])}
 	case len(tokens) != 2:
 		return MailboxEntry{}
 	case tokens[1] == MarkCancel:
-		return MailboxEntry{Kind: EntryCancel, CallID: CallID(tokens[0])}
+		return MailboxEntry{Kind: EntryCancel, CallID: protocol.CallID(tokens[0])}
 	case tokens[0] == markLane && tokens[1] == markPause: // a call may have this id, but has no such mark
 		return MailboxEntry{Kind: EntryPause}
 	}
@@ -306,7 +326,7 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 		if err != nil || n < 1 {
 			return MailboxEntry{}
 		}
-		return MailboxEntry{Kind: EntryStart, CallID: CallID(tokens[0]), Start: n}
+		return MailboxEntry{Kind: EntryStart, CallID: protocol.CallID(tokens[0]), Start: n}
 	}
 	// Last, for a call may have the id "floor": its marks are words, never numbers.
 	if _, err := strconv.ParseUint(tokens[1], 10, 64); err == nil && tokens[0] == markFloor {
@@ -317,7 +337,7 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 
 // LifeOfSubject returns the life that a heartbeat of this fleet belongs to, also as the server
 // republishes it; "" for any other subject.
-func (f Fleet) LifeOfSubject(subject Subject) LifeID {
+func LifeOfSubject(f protocol.Fleet, subject Subject) LifeID {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) != 4 || tokens[0] != string(f) || tokens[1] != "heartbeat" && tokens[1] != "beat" {
 		return ""
@@ -327,32 +347,10 @@ func (f Fleet) LifeOfSubject(subject Subject) LifeID {
 
 // LaneOfSubject returns the lane that a mailbox or ready message, or a claim, of this fleet
 // belongs to; "" for any other subject.
-func (f Fleet) LaneOfSubject(subject Subject) LaneHash {
+func LaneOfSubject(f protocol.Fleet, subject Subject) LaneHash {
 	tokens := strings.SplitN(subject, ".", 5)
 	if len(tokens) < 4 || tokens[0] != string(f) || !slices.Contains([]string{"call", "ready", "claim"}, tokens[1]) {
 		return ""
 	}
 	return LaneHash(tokens[3])
 }
-
-// Header names. Trace context travels beside them under its own lower-case
-// W3C names (traceparent, tracestate).
-const (
-	// HeaderType is the "type" of the body, for readers that route before they decode.
-	HeaderType = "Tf-Type"
-	// HeaderLane is the readable lane; subjects carry its hash.
-	HeaderLane = "Tf-Lane"
-	// HeaderCall is the call id, also when the subject does not name it.
-	HeaderCall = "Tf-Call"
-	// HeaderSigned is who signed the call, in five parts with spaces between: the id of the key (16
-	// hexadecimal digits), the time in milliseconds since 1970, how many calls were signed together
-	// and which of them this is (from 0), and, in base64 (URL, without padding), the root of their
-	// Merkle tree (RFC 6962, SHA-256), its Ed25519 signature, and the call's audit path. A leaf is
-	// "toolfleet call 1", the fleet, that time, a line each, and the body; signed are the line
-	// "toolfleet calls 1" and the root.
-	HeaderSigned = "Tf-Signed"
-	// HeaderSession is the session id of the call.
-	HeaderSession = "Tf-Session"
-	// HeaderLife names the only life that a question about a lane is for.
-	HeaderLife = "Tf-Life"
-)

@@ -1,0 +1,123 @@
+package wire
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Version is the version of every body that this package writes.
+const Version = 1
+
+type callFields protocol.Call // without methods
+
+// wireCall is a call in JSON.
+type wireCall struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	callFields
+
+	Payload json.RawMessage `json:"payload,omitempty"`
+}
+
+const typeCall = "call"
+
+// EncodeCall returns the JSON body of a call. It fails only for a payload that
+// cannot be encoded.
+func EncodeCall(c *protocol.Call) ([]byte, error) {
+	payload, err := EncodePayload(c.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
+	}
+	return json.Marshal(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
+}
+
+// DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
+// whose ids could be read is returned beside the error, so that it can be answered.
+func DecodeCall(body []byte) (*protocol.Call, error) {
+	var wire wireCall
+	if err := unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, err)
+	}
+	if wire.Type != typeCall {
+		return nil, fmt.Errorf("%w: type %q, want %q", protocol.ErrInvalidCall, wire.Type, typeCall)
+	}
+	c := protocol.Call(wire.callFields)
+	payload, err := decodePayload(wire.Payload)
+	if err != nil {
+		return &c, fmt.Errorf("%w: payload: %w", protocol.ErrInvalidCall, err)
+	}
+	c.Payload = payload
+	return &c, c.Validate()
+}
+
+// NewResult starts a result for c with the given status and error.
+func NewResult(c *protocol.Call, status protocol.Status, err *protocol.Error) protocol.Result {
+	return protocol.Result{CallID: c.ID, SessionID: c.SessionID, Status: status, Error: err}
+}
+
+// ErrInvalidResult is wrapped by every error of [DecodeResult].
+var ErrInvalidResult = errors.New("invalid result")
+
+type resultFields protocol.Result // without methods
+
+// wireResult is a result in JSON.
+type wireResult struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	resultFields
+
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+const typeResult = "result"
+
+// EncodeResult returns the JSON body of a result.
+func EncodeResult(r *protocol.Result) ([]byte, error) {
+	var value json.RawMessage
+	if r.Value != nil {
+		var err error
+		if value, err = EncodeValue(r.Value); err != nil {
+			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
+		}
+	}
+	return json.Marshal(wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r), Value: value})
+}
+
+// DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
+func DecodeResult(body []byte) (*protocol.Result, error) {
+	var wire wireResult
+	if err := unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	if wire.Type != typeResult {
+		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidResult, wire.Type, typeResult)
+	}
+	r := protocol.Result(wire.resultFields)
+	if len(wire.Value) > 0 && string(wire.Value) != "null" {
+		value, err := decodeValue(wire.Value)
+		if err != nil {
+			return nil, fmt.Errorf("%w: value: %w", ErrInvalidResult, err)
+		}
+		r.Value = value
+	}
+	return &r, validResult(&r)
+}
+
+func validResult(r *protocol.Result) error {
+	if _, err := protocol.ParseCallID(string(r.CallID)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	switch r.Status {
+	case protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusCancelled, protocol.StatusRejected, protocol.StatusOutcomeUnknown:
+	default:
+		return fmt.Errorf("%w: status %q is not one of %q", ErrInvalidResult, r.Status, protocol.Statuses())
+	}
+	if (r.Status == protocol.StatusOK) != (r.Error == nil) {
+		return fmt.Errorf("%w: status %q, error set: %t: must be set when, and only when, it is not ok",
+			ErrInvalidResult, r.Status, r.Error != nil)
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package wire_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TestDecodeCall_ReturnsWhatCanBeAnswered: a call that cannot run still gets its result.
+func TestDecodeCall_ReturnsWhatCanBeAnswered(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"malformed payload": `{"type":"call","id":"c","session_id":"s","payload":{"type":"noop","work_ms":"x"}}`,
+		"no payload":        `{"type":"call","id":"c","session_id":"s"}`,
+		"null payload":      `{"type":"call","id":"c","session_id":"s","payload":null}`,
+		"no resources":      `{"type":"call","id":"c","session_id":"s","payload":{"type":"noop"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call, err := wire.DecodeCall([]byte(body))
+			require.ErrorIs(t, err, protocol.ErrInvalidCall)
+			require.NotNil(t, call)
+			require.Equal(t, protocol.CallID("c"), call.ID)
+			require.Equal(t, protocol.SessionID("s"), call.SessionID)
+		})
+	}
+	for name, body := range map[string]string{
+		"not JSON": `{`, "another type": `{"type":"result"}`, "no type": `{}`, "an array": `[]`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call, err := wire.DecodeCall([]byte(body))
+			require.ErrorIs(t, err, protocol.ErrInvalidCall)
+			require.Nil(t, call)
+		})
+	}
+}
+
+func TestEncode_RefusesNil(t *testing.T) {
+	t.Parallel()
+	_, err := wire.EncodeCall(&protocol.Call{ID: "c-7"})
+	require.ErrorContains(t, err, "c-7")
+	_, err = wire.EncodePayload(nil)
+	require.Error(t, err)
+	_, err = wire.EncodeValue(nil)
+	require.Error(t, err)
+}
+
+func TestUnknownPayload_KeepsItsBytesButSpaces(t *testing.T) {
+	t.Parallel()
+	body := `{ "version": 9, "type":"x_ray" , "n": 1.000 }`
+	payload, err := wire.DecodePayload([]byte(body))
+	require.NoError(t, err)
+	require.Equal(t, protocol.Kind("x_ray"), wire.KindOf(payload))
+	want, again := strings.ReplaceAll(body, " ", ""), must(wire.EncodePayload(payload))(t)
+	require.Equal(t, []byte(want), []byte(again))
+}
+
+func TestDecodePayload_Refuses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, says string }{
+		"no type":           {`{"path":"a"}`, "type"},
+		"empty type":        {`{"type":""}`, "type"},
+		"null":              {`null`, "type"},
+		"not an object":     {`"noop"`, ""},
+		"nothing":           {``, ""},
+		"a field's type":    {`{"type":"files_read","offset":"3"}`, "files_read"},
+		"content of null":   {`{"type":"files_write","content":null}`, "base64"},
+		"content of {}":     {`{"type":"files_write","content":{}}`, "base64"},
+		"malformed base64":  {`{"type":"files_write","content":{"base64":"%"}}`, "files_write"},
+		"content is a list": {`{"type":"files_write","content":[1]}`, "files_write"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := wire.DecodePayload([]byte(c.body))
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+func TestDecodeResult_Refuses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, says string }{
+		"not JSON":            {`{`, ""},
+		"another type":        {`{"type":"call"}`, `"call"`},
+		"no call id":          {`{"type":"result","status":"ok"}`, "call id"},
+		"no status":           {`{"type":"result","call_id":"c"}`, `status ""`},
+		"an unknown status":   {`{"type":"result","call_id":"c","status":"done"}`, `"done"`},
+		"ok with an error":    {`{"type":"result","call_id":"c","status":"ok","error":{"code":"internal"}}`, "ok"},
+		"failed without one":  {`{"type":"result","call_id":"c","status":"failed"}`, "failed"},
+		"value without type":  {`{"type":"result","call_id":"c","status":"ok","value":{}}`, "value"},
+		"malformed value":     {`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_list","total":"x"}}`, "files_list"},
+		"value of wrong kind": {`{"type":"result","call_id":"c","status":"ok","value":7}`, "value"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := wire.DecodeResult([]byte(c.body))
+			require.ErrorIs(t, err, wire.ErrInvalidResult)
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+// TestDecodeResult_NullIsAbsent: workers in other languages write null for nothing.
+func TestDecodeResult_NullIsAbsent(t *testing.T) {
+	t.Parallel()
+	result, err := wire.DecodeResult([]byte(`{"type":"result","call_id":"c","status":"ok","error":null,"value":null}`))
+	require.NoError(t, err)
+	require.Nil(t, result.Error)
+	require.Nil(t, result.Value)
+}
+
+// A kind is read at a glance, but what follows it counts all the same.
+func TestDecode_RefusesWhatIsNoJSON(t *testing.T) {
+	t.Parallel()
+	for _, body := range []string{`{"type":"mine"`, `{"type":"mine"} and more`, `{"type":"mine","arguments":}`, `{"type":"noop"`} {
+		_, err := wire.DecodePayload([]byte(body))
+		require.Error(t, err, body)
+		_, err = wire.DecodeValue([]byte(body))
+		require.Error(t, err, body)
+	}
+}

@@ -1,0 +1,57 @@
+package wire
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Header names. Trace context travels beside them under its own lower-case
+// W3C names (traceparent, tracestate).
+const (
+	// HeaderType is the "type" of the body, for readers that route before they decode.
+	HeaderType = "Tf-Type"
+	// HeaderLane is the readable lane; subjects carry its hash.
+	HeaderLane = "Tf-Lane"
+	// HeaderCall is the call id, also when the subject does not name it.
+	HeaderCall = "Tf-Call"
+	// HeaderSigned is who signed the call, in five parts with spaces between: the id of the key (16
+	// hexadecimal digits), the time in milliseconds since 1970, how many calls were signed together
+	// and which of them this is (from 0), and, in base64 (URL, without padding), the root of their
+	// Merkle tree (RFC 6962, SHA-256), its Ed25519 signature, and the call's audit path. A leaf is
+	// "toolfleet call 1", the fleet, that time, a line each, and the body; signed are the line
+	// "toolfleet calls 1" and the root.
+	HeaderSigned = "Tf-Signed"
+	// HeaderSession is the session id of the call.
+	HeaderSession = "Tf-Session"
+	// HeaderLife names the only life that a question about a lane is for.
+	HeaderLife = "Tf-Life"
+)
+
+// LaneHeader is the lane as [HeaderLane] has it: what a header cannot carry is escaped as in a JSON
+// string, and so is a space at its beginning or end, which NATS would take away.
+func LaneHeader(l protocol.Lane) string {
+	quoted, err := json.Marshal(string(l))
+	if err != nil {
+		return ""
+	}
+	text := string(quoted[1 : len(quoted)-1])
+	if rest, found := strings.CutPrefix(text, " "); found {
+		text = escapedSpace + rest
+	}
+	if rest, found := strings.CutSuffix(text, " "); found {
+		text = rest + escapedSpace
+	}
+	return text
+}
+
+const escapedSpace = `\u0020`
+
+// LaneOfHeader is the lane with a [LaneHeader]; "" when there is none.
+func LaneOfHeader(text string) (lane protocol.Lane) {
+	if json.Unmarshal([]byte(`"`+text+`"`), &lane) != nil {
+		return ""
+	}
+	return lane
+}

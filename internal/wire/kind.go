@@ -1,0 +1,154 @@
+package wire
+
+import (
+	"encoding/json"
+	"reflect"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Every kind that this version knows.
+const (
+	KindCommandRun       protocol.Kind = "command_run"
+	KindCodeRun          protocol.Kind = "code_run"
+	KindProcessList      protocol.Kind = "process_list"
+	KindProcessRead      protocol.Kind = "process_read"
+	KindProcessSend      protocol.Kind = "process_send"
+	KindProcessKill      protocol.Kind = "process_kill"
+	KindResultRead       protocol.Kind = "result_read"
+	KindToolRun          protocol.Kind = "tool_run"
+	KindMCPList          protocol.Kind = "mcp_list"
+	KindMCPCall          protocol.Kind = "mcp_call"
+	KindDialogOpen       protocol.Kind = "dialog_open"
+	KindDialogContinue   protocol.Kind = "dialog_continue"
+	KindDialogEnd        protocol.Kind = "dialog_end"
+	KindWorkspaceImport  protocol.Kind = "workspace_import"
+	KindWorkspaceExport  protocol.Kind = "workspace_export"
+	KindWorkspaceRemove  protocol.Kind = "workspace_remove"
+	KindWorkspaceRestore protocol.Kind = "workspace_restore"
+	KindTurnRun          protocol.Kind = "turn_run"
+	KindNoop             protocol.Kind = "noop"
+	KindStored           protocol.Kind = "stored"
+	KindFilesRead        protocol.Kind = "files_read"
+	KindFilesWrite       protocol.Kind = "files_write"
+	KindFilesEdit        protocol.Kind = "files_edit"
+	KindFilesJSONRead    protocol.Kind = "files_json_read"
+	KindFilesJSONWrite   protocol.Kind = "files_json_write"
+	KindFilesExists      protocol.Kind = "files_exists"
+	KindFilesList        protocol.Kind = "files_list"
+	KindFilesTree        protocol.Kind = "files_tree"
+	KindFilesGlob        protocol.Kind = "files_glob"
+	KindFilesSearch      protocol.Kind = "files_search"
+	KindHTTPFetch        protocol.Kind = "http_fetch"
+)
+
+// Class says what the calls of a kind do, for rules that hold for the tools of every toolset.
+type Class string
+
+// The classes.
+const (
+	// ClassNone is that of kinds that no rule for a class is about.
+	ClassNone Class = ""
+	// ClassExecute runs programs that the model chooses, writes to them, or ends them.
+	ClassExecute Class = "execute"
+	// ClassWrite changes files by the tool itself.
+	ClassWrite Class = "write"
+	// ClassRead returns files, processes and results.
+	ClassRead Class = "read"
+)
+
+// Where the calls of a kind run.
+const (
+	inSandbox = true  // in a sandbox, or on its files
+	outside   = false // in the process of the worker or of a coordinator
+)
+
+// descriptor is what the engine, the policies and the codecs know of a kind.
+type descriptor struct {
+	class                      Class
+	sandboxed                  bool
+	payload, value             reflect.Type
+	decodePayload, decodeValue func(raw json.RawMessage) (any, error)
+}
+
+// kinds has every kind that this version knows. To add one, define its payload and its value in a
+// file, and describe both here; CONTRIBUTING.md has all steps.
+var kinds = map[protocol.Kind]descriptor{ //nolint:gochecknoglobals // a constant table
+	KindCommandRun:       describe[protocol.CommandRun, protocol.CommandRunResult](inSandbox, ClassExecute),
+	KindCodeRun:          describe[protocol.CodeRun, protocol.CodeRunResult](inSandbox, ClassExecute),
+	KindProcessList:      describe[protocol.ProcessList, protocol.ProcessListResult](inSandbox, ClassRead),
+	KindProcessRead:      describe[protocol.ProcessRead, protocol.ProcessReadResult](inSandbox, ClassRead),
+	KindProcessSend:      describe[protocol.ProcessSend, protocol.ProcessSendResult](inSandbox, ClassExecute),
+	KindProcessKill:      describe[protocol.ProcessKill, protocol.ProcessKillResult](inSandbox, ClassExecute),
+	KindFilesRead:        describe[protocol.FilesRead, protocol.FilesReadResult](inSandbox, ClassRead),
+	KindFilesWrite:       describe[protocol.FilesWrite, protocol.FilesWriteResult](inSandbox, ClassWrite),
+	KindFilesEdit:        describe[protocol.FilesEdit, protocol.FilesEditResult](inSandbox, ClassWrite),
+	KindFilesJSONRead:    describe[protocol.FilesJSONRead, protocol.FilesJSONReadResult](inSandbox, ClassRead),
+	KindFilesJSONWrite:   describe[protocol.FilesJSONWrite, protocol.FilesJSONWriteResult](inSandbox, ClassWrite),
+	KindFilesExists:      describe[protocol.FilesExists, protocol.FilesExistsResult](inSandbox, ClassRead),
+	KindFilesList:        describe[protocol.FilesList, protocol.FilesListResult](inSandbox, ClassRead),
+	KindFilesTree:        describe[protocol.FilesTree, protocol.FilesTreeResult](inSandbox, ClassRead),
+	KindFilesGlob:        describe[protocol.FilesGlob, protocol.FilesGlobResult](inSandbox, ClassRead),
+	KindFilesSearch:      describe[protocol.FilesSearch, protocol.FilesSearchResult](inSandbox, ClassRead),
+	KindResultRead:       describe[protocol.ResultRead, protocol.ResultReadResult](outside, ClassRead),
+	KindToolRun:          describe[protocol.ToolRun, protocol.ToolRunResult](inSandbox, ClassNone),
+	KindMCPList:          describe[protocol.MCPList, protocol.MCPListResult](inSandbox, ClassNone),
+	KindMCPCall:          describe[protocol.MCPCall, protocol.MCPCallResult](inSandbox, ClassNone),
+	KindDialogOpen:       describe[protocol.DialogOpen, protocol.DialogOpenResult](outside, ClassNone),
+	KindDialogContinue:   describe[protocol.DialogContinue, protocol.DialogContinueResult](outside, ClassNone),
+	KindDialogEnd:        describe[protocol.DialogEnd, protocol.DialogEndResult](outside, ClassNone),
+	KindWorkspaceImport:  describe[protocol.WorkspaceImport, protocol.WorkspaceImportResult](inSandbox, ClassNone),
+	KindWorkspaceExport:  describe[protocol.WorkspaceExport, protocol.WorkspaceExportResult](inSandbox, ClassNone),
+	KindWorkspaceRemove:  describe[protocol.WorkspaceRemove, protocol.WorkspaceRemoveResult](inSandbox, ClassNone),
+	KindWorkspaceRestore: describe[protocol.WorkspaceRestore, protocol.WorkspaceRestoreResult](inSandbox, ClassNone),
+	KindTurnRun:          describe[protocol.TurnRun, protocol.TurnRunResult](outside, ClassNone),
+	KindNoop:             describe[protocol.Noop, protocol.NoopResult](outside, ClassNone),
+	KindHTTPFetch:        describe[protocol.HTTPFetch, protocol.HTTPFetchResult](outside, ClassNone),
+	KindStored:           describe[protocol.Stored, protocol.Stored](inSandbox, ClassNone),
+}
+
+// describe is the descriptor of a kind with a type of payload and of value.
+func describe[P, V any](sandboxed bool, class Class) descriptor {
+	return descriptor{class, sandboxed, reflect.TypeFor[P](), reflect.TypeFor[V](), decodeAs[P], decodeAs[V]}
+}
+
+func decodeAs[T any](raw json.RawMessage) (any, error) {
+	var v T
+	err := unmarshal(raw, &v)
+	return v, err
+}
+
+// payloadKinds and valueKinds are the kinds by the types of their payloads and values.
+var payloadKinds, valueKinds = kindsByType() //nolint:gochecknoglobals // constant tables
+
+func kindsByType() (payloads, values map[reflect.Type]protocol.Kind) {
+	payloads, values = map[reflect.Type]protocol.Kind{}, map[reflect.Type]protocol.Kind{}
+	for kind, d := range kinds {
+		payloads[d.payload], values[d.value] = kind, kind
+	}
+	return payloads, values
+}
+
+// KindOf returns the kind of a payload; "" when it is none.
+func KindOf(p protocol.Payload) protocol.Kind {
+	if unknown, ok := p.(protocol.UnknownPayload); ok {
+		return unknown.Name
+	}
+	return payloadKinds[reflect.TypeOf(p)]
+}
+
+// ValueKindOf returns the kind of a value; "" when it is none.
+func ValueKindOf(v protocol.Value) protocol.Kind {
+	if unknown, ok := v.(protocol.UnknownValue); ok {
+		return unknown.Name
+	}
+	return valueKinds[reflect.TypeOf(v)]
+}
+
+// ClassOf returns the class of a kind. It is [ClassNone] for unknown kinds: those of a program's
+// own handlers.
+func ClassOf(kind protocol.Kind) Class { return kinds[kind].class }
+
+// Sandboxed reports whether the calls of a kind run in a sandbox or work on its files. Those of a
+// program's own kinds run in the worker's process.
+func Sandboxed(kind protocol.Kind) bool { return kinds[kind].sandboxed }

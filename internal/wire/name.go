@@ -1,0 +1,95 @@
+package wire
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// NewSeed returns a fresh one, of 128 bits or more.
+func NewSeed() protocol.Seed { return protocol.Seed(rand.Text()) }
+
+// NewCallID derives the id of the call at (turn, step, index) of a session: a UUIDv8 of the
+// HMAC-SHA256 of session and place under the seed. Turn and step count from 1, index from 0.
+// Without a seed, as in journals that have none, it is a UUIDv5, which whoever knows the session
+// can derive.
+func NewCallID(session protocol.SessionID, seed protocol.Seed, turn, step, index int) protocol.CallID {
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/session/"+string(session)))
+	place := strconv.Itoa(turn) + "/" + strconv.Itoa(step) + "/" + strconv.Itoa(index)
+	if seed == "" {
+		return protocol.CallID(uuid.NewSHA1(space, []byte(place)).String())
+	}
+	return protocol.CallID(uuid.NewHash(hmac.New(sha256.New, []byte(seed)), space, []byte(place), 8).String())
+}
+
+// RandomCallID returns an id, which nobody can foretell, for a call that belongs to no step of a
+// session.
+func RandomCallID() protocol.CallID { return protocol.CallID(uuid.Must(uuid.NewV7()).String()) }
+
+// NewWorkerID returns host name and a random suffix, cut to a safe token.
+func NewWorkerID(host string) protocol.WorkerID {
+	safe := strings.Map(func(r rune) rune {
+		if _, err := protocol.ParseSessionID(string(r)); err != nil {
+			return -1
+		}
+		return r
+	}, host)
+	return protocol.WorkerID(safe[:min(len(safe), 32)] + "-" + uuid.NewString()[:8])
+}
+
+// LifeID names the time in which a worker renews one heartbeat. A worker that lost its leases goes
+// on as another life.
+type LifeID string
+
+// NewLifeID returns a fresh id.
+func NewLifeID() LifeID { return LifeID(uuid.NewString()) }
+
+// LaneHash is the fixed-length token that stands for a lane in subjects.
+type LaneHash string
+
+// laneAlphabet is RFC 4648 base32 in lower case, without padding.
+var laneAlphabet = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding) //nolint:gochecknoglobals // a constant table
+
+// HashLane returns 26 characters: base32 of the first 128 bits of SHA-256.
+func HashLane(l protocol.Lane) LaneHash {
+	sum := sha256.Sum256([]byte(l))
+	return LaneHash(laneAlphabet.EncodeToString(sum[:16]))
+}
+
+// What is kept of a session are objects in the fleet's store: see [KeptBucket].
+// The second part of their names is the session's id.
+
+// ImageBlob is the name of an image that a journal refers to; sum is the SHA-256 of its
+// data in hex.
+func ImageBlob(session protocol.SessionID, sum string) string {
+	return "image/" + string(session) + "/" + sum
+}
+
+// KeptText is the name of a call's result as text.
+func KeptText(session protocol.SessionID, call protocol.CallID) string {
+	return "text/" + string(session) + "/" + string(call)
+}
+
+// KeptValue is the name of a call's whole value as JSON, for a result of which no text is kept.
+func KeptValue(session protocol.SessionID, call protocol.CallID) string {
+	return "value/" + string(session) + "/" + string(call)
+}
+
+// KeptStream is the name of one stream of a command, [protocol.PartStdout] or [protocol.PartStderr],
+// of which there is more than in its result. All that it wrote is its text.
+func KeptStream(session protocol.SessionID, call protocol.CallID, part string) string {
+	return part + "/" + string(session) + "/" + string(call)
+}
+
+// KeptFile is the name of the content of a file that was read, to which the texts of all calls
+// that have read it are links; sum is its SHA-256 in hex.
+func KeptFile(session protocol.SessionID, sum string) string {
+	return "file/" + string(session) + "/" + sum
+}
