@@ -31,7 +31,7 @@ type benchCommand struct {
 	Lanes      int           `default:"64" help:"Number of lanes."`
 	Callers    int           `default:"256" help:"Number of callers; each has one call in flight."`
 	Calls      int           `default:"100000" help:"Total number of calls."`
-	Waiting    int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, beside calls of another lane."`
+	Waiting    int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, concurrently with calls of another lane."`
 	Rate       int           `default:"0" help:"Maximum number of calls started per second; 0 means unlimited."`
 	Work       time.Duration `default:"0s" help:"Duration of each call, such as 5ms."`
 	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls of this duration."`
