@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -194,8 +195,8 @@ func benchWrite(b *testing.B) {
 	_, err := s.js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "plain", Subjects: []string{"plain"}, Storage: jetstream.FileStorage})
 	require.NoError(b, err)
 	kept, local := newBenchFleet(b, s, "tf-kept"), newBenchFleet(b, s, "tf-local")
-	kept.work(b, worker.DurabilityCheckpoint)
-	local.work(b, worker.DurabilityLocal)
+	kept.work(b, sandboxes.DurabilityCheckpoint)
+	local.work(b, sandboxes.DurabilityLocal)
 	var with, without, publishes []time.Duration
 	for b.Loop() {
 		for i := range 100 {
@@ -215,11 +216,11 @@ func benchWrite(b *testing.B) {
 // benchTakeover drains the worker that has a workspace, and waits for the next call of it.
 func benchTakeover(b *testing.B) {
 	f := newBenchFleet(b, newBenchStore(b), "tf-bench")
-	drain := f.work(b, worker.DurabilityCheckpoint)
+	drain := f.work(b, sandboxes.DurabilityCheckpoint)
 	f.do(b, protocol.CommandRun{Command: files})
 	var took []time.Duration
 	for b.Loop() {
-		next := f.work(b, worker.DurabilityCheckpoint)
+		next := f.work(b, sandboxes.DurabilityCheckpoint)
 		took = append(took, timed(func() {
 			drain()
 			f.do(b, protocol.CommandRun{Command: "test $(ls | wc -l) = 100"})
@@ -249,7 +250,7 @@ func newBenchFleet(b *testing.B, s *benchStore, name protocol.Fleet) *benchFleet
 }
 
 // work starts a worker; drain has it end.
-func (f *benchFleet) work(b *testing.B, durability worker.Durability) (drain func()) {
+func (f *benchFleet) work(b *testing.B, durability sandboxes.Durability) (drain func()) {
 	b.Helper()
 	nc, err := f.connect("worker")
 	require.NoError(b, err)

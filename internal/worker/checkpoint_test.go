@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -17,7 +18,7 @@ import (
 // apart are the options of a worker that shares no disk with others.
 func (r *rig) apart() worker.Options {
 	o := r.options()
-	o.Durability = worker.DurabilityCheckpoint
+	o.Durability = sandboxes.DurabilityCheckpoint
 	return o
 }
 
@@ -28,7 +29,7 @@ func TestCheckpoint_IsNotBegunAnewByAWorkerWithout(t *testing.T) {
 	_, stop := r.work(r.apart())
 	requireOK(t, r.do("s-1", bash("echo one > f")))
 	stop()
-	for _, d := range []worker.Durability{worker.DurabilityLocal, worker.DurabilityNone} {
+	for _, d := range []sandboxes.Durability{sandboxes.DurabilityLocal, sandboxes.DurabilityNone} {
 		o := r.options()
 		o.Durability = d
 		_, stop = r.work(o)

@@ -66,7 +66,7 @@ func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protoco
 	}
 	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
 	if p.KeepShell {
-		s = w.inShell(s, a.Run, p, &cmd)
+		s = w.inShell(s, a.box.ShellFile(), p, &cmd)
 	}
 	if len(p.Command) > maxArgument {
 		if !p.KeepShell {
@@ -75,9 +75,9 @@ func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protoco
 		byInput(&cmd, p.Command)
 	}
 	if p.Background {
-		return w.startProcess(ctx, s, a.Run.Call, p, cmd, a.frames)
+		return a.startProcess(ctx, s, p, cmd)
 	}
-	return w.exec(ctx, s, cmd, a.frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
+	return a.exec(ctx, s, cmd, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
 }
 
 // maxArgument is the longest argument that Linux gives to a program, in bytes.
@@ -112,7 +112,7 @@ func codeRun(ctx context.Context, a *Attempt, p protocol.CodeRun) (protocol.Valu
 	cmd := sandbox.Cmd{
 		Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code), ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits),
 	}
-	return a.worker.exec(ctx, a.sandbox, cmd, a.frames, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
+	return a.exec(ctx, a.sandbox, cmd, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
 }
 
 // outputSize is the size of what a command wrote.
@@ -144,15 +144,14 @@ func limitKinds(kinds sandbox.LimitKinds) map[string]string {
 
 // exec runs a command and makes its value. A value beside an error is what it wrote until it was
 // stopped.
-func (w *Worker) exec(
-	ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames, valueOf func(protocol.Execution) protocol.Value,
-) (protocol.Value, error) {
-	r, written, err := w.spooled(ctx, s, cmd, frames)
+func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, valueOf func(protocol.Execution) protocol.Value) (protocol.Value, error) {
+	w := a.worker
+	r, written, err := w.spooled(ctx, s, cmd, a.frames)
 	if err != nil {
 		return nil, err
 	}
 	execution := w.execution(&r)
-	execution.Notes = append(execution.Notes, w.sandboxes.notes(ctx, frames.run.Call.Lane(), &cmd, &r)...)
+	execution.Notes = append(execution.Notes, a.box.Notes(ctx, &cmd, &r)...)
 	value := valueOf(execution)
 	if execution.Truncated {
 		value = partial{Value: value, keep: keepOutput(written)}
@@ -165,7 +164,7 @@ func (w *Worker) exec(
 // spooled runs a command, shows what it writes while it runs, and returns all of it, which is to be
 // closed unless there is an error.
 func (w *Worker) spooled(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames) (sandbox.Result, *spool.Spool, error) {
-	written, show := spool.New(w.sandboxes.spools()), frames.sparingly()
+	written, show := spool.New(w.sandboxes.Spools()), frames.sparingly()
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
 		written.Write(stream, data)
 		show(stream, data)

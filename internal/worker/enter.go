@@ -2,28 +2,25 @@ package worker
 
 import (
 	"context"
-	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Admit implements [lane.Host]: it waits until no process of this machine runs a call that
 // conflicts with this one in a directory that is used in place. Those who follow the call are told
 // what it waits for.
 func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
-	dir, is := w.sandboxes.inPlace(run.Call.Lane())
+	dir, is := w.sandboxes.InPlace(run.Call.Lane())
 	if !is || w.options.InPlace == nil || w.noFiles(wire.KindOf(run.Call.Payload)) {
 		return func() {}, nil
 	}
 	var last string
 	leave, err := w.options.InPlace.Lock(ctx, inplace.Use{
-		Directory: dir, Owner: w.sandboxes.owner(run.Call.Lane()), Program: strings.TrimSuffix(w.nc.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID, Uses: run.Call.Resources,
+		Directory: dir, Owner: w.sandboxes.Owner(run.Call.Lane()), Program: strings.TrimSuffix(w.nc.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID, Uses: run.Call.Resources,
 	}, func(holder string) {
 		last = holder
 		(&frames{worker: w, run: run}).frame(wire.FrameWaiting, []byte(holder))
@@ -47,20 +44,4 @@ func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 func (w *Worker) noFiles(name protocol.Kind) bool {
 	k := w.kinds[name]
 	return k != nil && k.noFiles
-}
-
-// owner identifies this worker as the holder of a lane.
-func (s *sandboxes) owner(l protocol.Lane) string {
-	return fmt.Sprintf("%s/%s", s.options.ID, wire.HashLane(l))
-}
-
-// env is the environment of a lane's sandbox. Where commands see the host as it is they may start a
-// coordinator in the directory that they have to themselves.
-func (s *sandboxes) env(l protocol.Lane) map[string]string {
-	if _, is := s.inPlace(l); !is || s.options.InPlace == nil || s.options.Caps.Level > sandbox.LevelNone {
-		return s.options.Env
-	}
-	env := maps.Clone(s.options.Env)
-	env[inplace.Env] = s.options.InPlace.EnvOf(s.owner(l))
-	return env
 }

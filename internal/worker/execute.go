@@ -15,6 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -33,16 +35,15 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	begun := time.Now()
 	frames := &frames{worker: w, run: run}
 	frames.send(wire.FrameStarted, nil)
-	var held *tenure // what a workspace that is kept here only needs not
-	if w.sandboxes.checkpoints() {
+	var lease *checkpoint.Lease // nil without checkpoints
+	if w.sandboxes.Checkpoints() {
 		var stop func()
-		held, stop = watchLease(ctx, run)
+		lease, stop = checkpoint.Watch(ctx, run, w.sandboxes.Box(run.Call.Lane()).Undos())
 		defer stop()
-		held.undos = w.sandboxes.undos(run.Call.Lane())
 	}
 	r := w.execute(ctx, run, frames)
 	w.keep(ctx, run.Call, &r)
-	w.commit(run, held, &r)
+	w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
@@ -103,10 +104,10 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 func (w *Worker) inSandbox(ctx context.Context, a *Attempt, k *kind) (r protocol.Result) {
 	call := a.Run.Call
 	var err error
-	if a.sandbox, err = w.sandboxes.get(ctx, call.Lane(), a.Run.Fence, a.Run.LeaseEnd); err != nil {
+	if a.box, a.sandbox, err = w.sandboxes.Open(ctx, call.Lane(), a.Run.Fence, a.Run.LeaseEnd); err != nil {
 		return w.failed(ctx, call, nil, err)
 	}
-	done, err := w.committed(ctx, call)
+	done, err := committed(ctx, a.box, call)
 	if err != nil {
 		return w.failed(ctx, call, nil, err)
 	}
@@ -136,7 +137,7 @@ func (w *Worker) accept(c *protocol.Call) (*kind, *protocol.Error) {
 	if level > w.options.Caps.Level {
 		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, w.options.Caps.Level)
 	}
-	if (k.needs == needsSandbox || k.needs == needsLane) && sandboxOf(c.Lane()) == "" {
+	if (k.needs == needsSandbox || k.needs == needsLane) && sandboxes.ID(c.Lane()) == "" {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", wire.KindOf(c.Payload), c.Lane())
 	}
 	if k.check != nil {

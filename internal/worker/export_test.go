@@ -7,7 +7,7 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// Evict removes copies of workspaces now that are too much.
+// Evict removes surplus copies of workspaces now.
 func (w *Worker) Evict(ctx context.Context) error {
-	return w.sandboxes.evict(ctx, flock.New(filepath.Join(w.sandboxes.options.Data, "lock")))
+	return w.sandboxes.Evict(ctx, flock.New(filepath.Join(w.options.Data, "lock")))
 }

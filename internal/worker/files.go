@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -15,7 +16,7 @@ import (
 type fileOps struct {
 	sandbox sandbox.Sandbox
 	session protocol.SessionID
-	seen    *seen
+	digests *sandboxes.Digests
 	ripgrep bool // the sandbox has rg on its PATH
 }
 
@@ -26,7 +27,7 @@ func inFiles[P protocol.Payload](op func(fileOps, context.Context, sandbox.FS, P
 		for _, roots := range a.Run.Call.Roots {
 			fs = fs.Within(sandbox.Roots{Read: roots.Read, Write: roots.Write})
 		}
-		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, seen: a.worker.sandboxes.box(a.lane()).seen, ripgrep: a.worker.languages.ripgrep}
+		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, digests: a.box.Digests, ripgrep: a.worker.languages.ripgrep}
 		return op(f, ctx, fs, p)
 	}
 }
@@ -36,7 +37,7 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 	if err != nil {
 		return nil, f.missed(p.Guard, p.Path, err)
 	}
-	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
 	return keptRead(fs, protocol.FilesReadResult{
 		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
 		TotalLines: r.TotalLines, LineBytes: r.LineBytes, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
@@ -48,13 +49,13 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 // again.
 func (f fileOps) missed(guard protocol.Guard, path string, err error) error {
 	if fault, ok := errors.AsType[*sandbox.Fault](err); ok && fault.Code == sandbox.FaultNotFound {
-		f.seen.note(guard, f.session, path, "")
+		f.digests.Note(guard, f.session, path, "")
 	}
 	return err
 }
 
 func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (protocol.Value, error) {
-	expect := f.seen.expect(p.Guard, f.session, p.Path, p.ExpectSHA256)
+	expect := f.digests.Expect(p.Guard, f.session, p.Path, p.ExpectSHA256)
 	r, err := fs.Write(ctx, sandbox.WriteRequest{Path: p.Path, Content: p.Content, Expect: expect})
 	if err != nil && f.hasContent(ctx, fs, p) {
 		r, err = sandbox.WriteResult{Size: int64(len(p.Content)), SHA256: digestOf(p.Content)}, nil
@@ -62,7 +63,7 @@ func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite
 	if err != nil {
 		return nil, err
 	}
-	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
 	return written(p.Path, r), nil
 }
 
@@ -95,12 +96,12 @@ func (f fileOps) edit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) 
 	if err != nil {
 		return nil, err
 	}
-	req.Expect = f.seen.expect(p.Guard, f.session, p.Path, p.ExpectSHA256)
+	req.Expect = f.digests.Expect(p.Guard, f.session, p.Path, p.ExpectSHA256)
 	r, err := fs.Edit(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
 	value := protocol.FilesEditResult{Path: p.Path, Replacements: r.Replacements, Bytes: r.Size, SHA256: r.SHA256, Diff: r.Diff, Links: r.Links}
 	for _, o := range r.Outcomes {
 		outcome := protocol.EditOutcome{Replacements: o.Replacements, Line: o.Line, Offset: o.Offset}
@@ -139,7 +140,7 @@ func (f fileOps) readJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJS
 	if err != nil {
 		return nil, f.missed(p.Guard, p.Path, err)
 	}
-	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
 	return keepJSON(protocol.FilesJSONReadResult{
 		Path: p.Path, Query: p.Query, Value: r.Value, JSONType: r.Type, Length: r.Length, Bytes: r.Size, SHA256: r.SHA256,
 	}), nil
@@ -147,12 +148,12 @@ func (f fileOps) readJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJS
 
 func (f fileOps) writeJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJSONWrite) (protocol.Value, error) {
 	r, err := fs.WriteJSON(ctx, sandbox.WriteJSONRequest{
-		Path: p.Path, Query: p.Query, Content: p.Content, Expect: f.seen.expect(p.Guard, f.session, p.Path, p.ExpectSHA256),
+		Path: p.Path, Query: p.Query, Content: p.Content, Expect: f.digests.Expect(p.Guard, f.session, p.Path, p.ExpectSHA256),
 	})
 	if err != nil {
 		return nil, err
 	}
-	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
 	return protocol.FilesJSONWriteResult{FilesWriteResult: written(p.Path, r)}, nil
 }
 

@@ -1,12 +1,10 @@
 package worker
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -15,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -98,8 +97,7 @@ func bare(v protocol.Value) protocol.Value {
 func runFiles(t *testing.T, ops fileOps, payload protocol.Payload) error {
 	t.Helper()
 	call := &protocol.Call{SessionID: ops.session, Resources: []protocol.Use{{Key: "sandbox/files", Access: protocol.Exclusive}}, Payload: payload}
-	w := &Worker{sandboxes: &sandboxes{open: map[protocol.Lane]*box{"sandbox/files": {seen: ops.seen}}}}
-	a := &Attempt{Run: &lane.Run{Call: call}, worker: w, sandbox: ops.sandbox}
+	a := &Attempt{Run: &lane.Run{Call: call}, worker: &Worker{}, box: &sandboxes.Box{Digests: ops.digests}, sandbox: ops.sandbox}
 	_, err := kinds(Handlers{})[wire.KindOf(payload)].run(t.Context(), a, payload)
 	return err
 }
@@ -108,7 +106,7 @@ func TestGuards(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)
 	home := t.TempDir()
-	ops := fileOps{sandbox: s, session: "s1", seen: newSeen(filepath.Join(home, "seen.jsonl"))}
+	ops := fileOps{sandbox: s, session: "s1", digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
 	do := func(payload protocol.Payload) sandbox.FaultCode {
 		err := runFiles(t, ops, payload)
 		if err == nil {
@@ -141,7 +139,7 @@ func TestGuards(t *testing.T) {
 	require.Empty(t, do(edit(protocol.GuardNone, "3", "4")), "without a guard it is nobody's business")
 	require.Equal(t, sandbox.FaultFileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
 
-	ops.seen = newSeen(filepath.Join(home, "seen.jsonl")) // as another worker finds it
+	ops.digests = sandboxes.NewDigests(filepath.Join(home, "seen.jsonl")) // as another worker finds it
 	require.Empty(t, do(write(protocol.GuardRead, "new")))
 	require.Equal(t, sandbox.FaultFileChanged, do(write(protocol.GuardRead, "a")))
 	ops.session = "s2"
@@ -163,7 +161,7 @@ func TestGuards_AWriteCanBeDoneAgain(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)
 	for _, guard := range []protocol.Guard{protocol.GuardChanged, protocol.GuardRead} {
-		ops := fileOps{sandbox: s, session: "s1", seen: newSeen(filepath.Join(t.TempDir(), "seen.jsonl"))}
+		ops := fileOps{sandbox: s, session: "s1", digests: sandboxes.NewDigests(filepath.Join(t.TempDir(), "seen.jsonl"))}
 		path := filepath.Join(dir, "a-"+string(guard))
 		write := func(content string) error {
 			err := runFiles(t, ops, protocol.FilesWrite{Path: filepath.Base(path), Content: protocol.Bytes(content), Guard: guard})
@@ -191,7 +189,7 @@ func TestGuards_FilesThatAreGoneCanBeMadeAgain(t *testing.T) {
 		for name, read := range map[string]protocol.Payload{
 			"text": protocol.FilesRead{Path: "a", Guard: guard}, "json": protocol.FilesJSONRead{Path: "a", Guard: guard},
 		} {
-			ops := fileOps{sandbox: s, session: protocol.SessionID(name + string(guard)), seen: newSeen(filepath.Join(home, "seen.jsonl"))}
+			ops := fileOps{sandbox: s, session: protocol.SessionID(name + string(guard)), digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("1"), 0o600))
 			err := runFiles(t, ops, read)
 			require.NoError(t, err)
@@ -201,50 +199,9 @@ func TestGuards_FilesThatAreGoneCanBeMadeAgain(t *testing.T) {
 			require.ErrorContains(t, err, "no longer exists")
 			err = runFiles(t, ops, read)
 			require.ErrorContains(t, err, "does not exist")
-			ops.seen = newSeen(filepath.Join(home, "seen.jsonl")) // as another worker finds it
+			ops.digests = sandboxes.NewDigests(filepath.Join(home, "seen.jsonl")) // as another worker finds it
 			err = runFiles(t, ops, write)
 			require.NoError(t, err)
 		}
-	}
-}
-
-// What is remembered of the same files again and again takes no more room, and is what came last.
-func TestSeen_FileStaysSmall(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "seen.jsonl")
-	remembered := newSeen(path)
-	const files, rounds = 3, 2000
-	for round := range rounds {
-		for file := range files {
-			remembered.note(protocol.GuardRead, "s1", strconv.Itoa(file), fmt.Sprintf("%d of %d", round, file))
-		}
-	}
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.LessOrEqual(t, bytes.Count(content, []byte("\n")), 2*files+spareLines)
-	found := newSeen(path) // as another worker finds it
-	for file := range files {
-		want := sandbox.Expect{SHA256: fmt.Sprintf("%d of %d", rounds-1, file)}
-		require.Equal(t, want, remembered.expect(protocol.GuardRead, "s1", strconv.Itoa(file), ""))
-		require.Equal(t, want, found.expect(protocol.GuardRead, "s1", strconv.Itoa(file), ""))
-	}
-	require.Equal(t, sandbox.Expect{Absent: true}, found.expect(protocol.GuardRead, "s2", "0", ""))
-}
-
-// A file that was cut short when its worker was killed is read as far as it goes, and goes on
-// behind that.
-func TestSeen_CutLine(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "seen.jsonl")
-	newSeen(path).note(protocol.GuardRead, "s1", "a", "1")
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(path, append(content, content[:len(content)/2]...), 0o600))
-	for _, file := range []string{"b", "c"} {
-		newSeen(path).note(protocol.GuardRead, "s1", file, "2")
-	}
-	found := newSeen(path)
-	for file, want := range map[string]string{"a": "1", "b": "2", "c": "2"} {
-		require.Equal(t, want, found.expect(protocol.GuardRead, "s1", file, "").SHA256, file)
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -136,15 +137,17 @@ type Attempt struct {
 
 	worker  *Worker
 	frames  *frames
-	sandbox sandbox.Sandbox // nil unless the kind needs an open one
+	box     *sandboxes.Box  // nil unless the kind needs an open sandbox
+	sandbox sandbox.Sandbox // that of the box
 }
 
 // Sandbox returns the sandbox of the call's session, which is opened by the first that asks.
 func (a *Attempt) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
-	if sandboxOf(a.lane()) == "" {
+	if sandboxes.ID(a.lane()) == "" {
 		return nil, errNoSandbox
 	}
-	return a.worker.sandboxes.get(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	_, s, err := a.worker.sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	return s, err
 }
 
 // Output sends live output to the followers of the call. It must not be called by

@@ -12,7 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Every payload of the protocol is in the table, but what the holder replaces before it runs a call.
+// Every payload of the protocol is in the table, but the one that stands for large ones.
 func TestKinds_HaveEveryPayload(t *testing.T) {
 	t.Parallel()
 	samples, err := filepath.Glob("../wire/testdata/v1/payload/*.json")

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -68,14 +69,14 @@ func findLanguages(ctx context.Context, o Options) (_ languages, err error) {
 	}
 	box, err := o.Driver.Open(ctx, spec)
 	if err != nil {
-		return languages{}, errors.Join(fmt.Errorf("look for languages: %w", err), removeUnmounted(dir))
+		return languages{}, errors.Join(fmt.Errorf("look for languages: %w", err), sandboxes.RemoveUnmounted(dir))
 	}
 	defer func() {
 		if closeErr := box.Close(); closeErr != nil { // what processes are left in is not removed below them
 			err = errors.Join(err, closeErr)
 			return
 		}
-		err = errors.Join(err, removeUnmounted(dir))
+		err = errors.Join(err, sandboxes.RemoveUnmounted(dir))
 	}()
 	programs := []string{"bash", "rg", "xargs"}
 	for _, i := range interpreters {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -22,7 +21,7 @@ func mcpList(ctx context.Context, a *Attempt, p protocol.MCPList) (protocol.Valu
 	if err != nil {
 		return nil, err
 	}
-	return valued(a.worker.sandboxes.box(a.lane()).servers.List(ctx, a.worker.serverPlace(a.Run, a.sandbox, nil), spec))
+	return valued(a.box.Servers.List(ctx, a.serverPlace(nil), spec))
 }
 
 // mcpCall calls a tool of a server that lives in the sandbox.
@@ -30,8 +29,8 @@ func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Va
 	if p.Server, err = a.worker.serverOf(p.Server); err != nil {
 		return nil, err
 	}
-	place := a.worker.serverPlace(a.Run, a.sandbox, a.frames)
-	value, err := a.worker.sandboxes.box(a.lane()).servers.Call(ctx, place, p, a.Run.Call.Delivery == protocol.Idempotent)
+	place := a.serverPlace(a.frames)
+	value, err := a.box.Servers.Call(ctx, place, p, a.Run.Call.Delivery == protocol.Idempotent)
 	if value == nil {
 		return nil, err
 	}
@@ -55,16 +54,17 @@ func (w *Worker) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 
 // serverPlace is where servers of a call's sandbox run; without frames nothing is shown,
 // and nobody asked.
-func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) toolserver.Surroundings {
-	place := toolserver.Surroundings{Sandbox: s, Root: guestWorkspace, HTTP: w.network.servers, Logins: w.options.Logins, Variable: w.serverVariable}
+func (a *Attempt) serverPlace(frames *frames) toolserver.Surroundings {
+	w := a.worker
+	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: w.network.servers, Logins: w.options.Logins, Variable: w.serverVariable}
 	if w.options.Caps.Level < sandbox.LevelFull {
-		place.Root = w.sandboxes.workspace(run.Call.Lane())
+		place.Root = a.box.Workspace()
 	}
 	if frames != nil {
 		show := frames.sparingly()
 		place.Show = func(text string) { show(sandbox.Stdout, []byte(text)) }
 		place.Ask = func(ctx context.Context, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
-			return w.ask(ctx, run.Call, q, fits)
+			return w.ask(ctx, a.Run.Call, q, fits)
 		}
 	}
 	return place

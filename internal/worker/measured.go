@@ -55,6 +55,6 @@ func (s *measuredSandbox) Close() error {
 
 // OnSettled implements [lane.Host] for metrics and checkpoints.
 func (w *Worker) OnSettled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
-	w.sandboxes.settledCall(c)
+	w.sandboxes.Box(c.Lane()).Checkpoints().Settled(c.ID)
 	w.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 }

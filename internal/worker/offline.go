@@ -16,7 +16,7 @@ import (
 // does not reach of the network. It is for the model's sake: the sandbox enforces it anyway.
 func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, cwd string, find func(offline.Network) string) error {
 	var reach offline.ReachFunc
-	mode := cmp.Or(w.sandboxes.network.Mode, sandbox.NetworkNone)
+	mode := cmp.Or(w.network.sandboxes.Mode, sandbox.NetworkNone)
 	switch {
 	case !w.options.Caps.Enforces(mode), mode != sandbox.NetworkNone && mode != sandbox.NetworkProxy:
 		return nil

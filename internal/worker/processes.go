@@ -22,31 +22,25 @@ const earlyEnd = 150 * time.Millisecond
 // terminalType is what terminals of processes are called: programs may move the cursor there.
 const terminalType = "xterm-256color"
 
-// processes are the background processes of the lane of a call.
-func (a *Attempt) processes() *background.Processes {
-	return a.worker.sandboxes.box(a.lane()).processes
-}
-
 func processList(_ context.Context, a *Attempt, _ protocol.ProcessList) (protocol.Value, error) {
-	return a.processes().List(), nil
+	return a.box.Processes.List(), nil
 }
 
 func processRead(ctx context.Context, a *Attempt, p protocol.ProcessRead) (protocol.Value, error) {
-	return valued(a.processes().Read(ctx, p))
+	return valued(a.box.Processes.Read(ctx, p))
 }
 
 func processSend(ctx context.Context, a *Attempt, p protocol.ProcessSend) (protocol.Value, error) {
-	return valued(a.processes().Send(ctx, p))
+	return valued(a.box.Processes.Send(ctx, p))
 }
 
 func processKill(ctx context.Context, a *Attempt, p protocol.ProcessKill) (protocol.Value, error) {
-	return valued(a.processes().Kill(ctx, p.Process))
+	return valued(a.box.Processes.Kill(ctx, p.Process))
 }
 
 // startProcess starts a command in the background.
-func (w *Worker) startProcess(
-	ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.CommandRun, cmd sandbox.Cmd, frames *frames,
-) (protocol.Value, error) {
+func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protocol.CommandRun, cmd sandbox.Cmd) (protocol.Value, error) {
+	w, c := a.worker, a.Run.Call
 	life := w.options.Background
 	if wall := p.Limits.Wall.Duration(); wall > 0 && wall < life {
 		life = wall
@@ -63,9 +57,9 @@ func (w *Worker) startProcess(
 		cmd.Env["TERM"] = terminalType
 	}
 	handle := processHandle(c.ID)
-	started, err := w.sandboxes.box(c.Lane()).processes.Start(ctx, s, background.Command{
-		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: frames.sparingly(), TTY: p.TTY,
-		Written: spool.New(w.sandboxes.spools()), Keep: w.keepWritten(ctx, c),
+	started, err := a.box.Processes.Start(ctx, s, background.Command{
+		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: a.frames.sparingly(), TTY: p.TTY,
+		Written: spool.New(w.sandboxes.Spools()), Keep: w.keepWritten(ctx, c),
 	}, earlyEnd)
 	if err != nil {
 		return nil, err

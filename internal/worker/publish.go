@@ -75,7 +75,7 @@ func (w *Worker) forward(ctx context.Context, p Published) {
 // awaitServer tells when something listens in the sandbox.
 func (w *Worker) awaitServer(ctx context.Context, p Published) {
 	for pause.For(ctx, listenPeriod) {
-		if dialer := w.sandboxes.dialer(p); dialer != nil && dialer.Listens(p.Port) {
+		if dialer := w.dialer(p); dialer != nil && dialer.Listens(p.Port) {
 			p.Listens()
 			return
 		}
@@ -86,7 +86,7 @@ func (w *Worker) awaitServer(ctx context.Context, p Published) {
 func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 	var server net.Conn
 	err := sandbox.ErrClosed
-	if dialer := w.sandboxes.dialer(p); dialer != nil {
+	if dialer := w.dialer(p); dialer != nil {
 		server, err = dialer.Dial(ctx, p.Port)
 	}
 	if err != nil {
@@ -100,16 +100,9 @@ func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 	egress.Join(ctx, client, server)
 }
 
-// dialer is the sandbox of a port, if that is open; nil when nothing runs there.
-func (s *sandboxes) dialer(p Published) sandbox.Dialer {
-	b := s.opened(protocol.Lane("sandbox/" + p.Sandbox))
-	if b == nil {
-		return nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	dialer, _ := b.sandbox.(sandbox.Dialer)
-	return dialer
+// dialer connects into the sandbox of a port; nil if nothing runs there.
+func (w *Worker) dialer(p Published) sandbox.Dialer {
+	return w.sandboxes.Box(protocol.Lane("sandbox/" + p.Sandbox)).Dialer()
 }
 
 // Listens implements [sandbox.Dialer].

@@ -7,18 +7,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 )
 
 // TestPublish_NothingListens: who connects is disconnected at once, and refused once the worker has
 // ended.
 func TestPublish_NothingListens(t *testing.T) {
 	t.Parallel()
-	w := &Worker{sandboxes: &sandboxes{open: map[protocol.Lane]*box{"sandbox/closed": {}}}}
-	for _, sandbox := range []string{"none", "closed"} {
+	w := &Worker{sandboxes: &sandboxes.Set{}}
+	for range 2 {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		w.options.Publish = append(w.options.Publish, Published{Listener: l, Sandbox: sandbox, Port: 3000})
+		w.options.Publish = append(w.options.Publish, Published{Listener: l, Sandbox: "none", Port: 3000})
 	}
 	stop := w.publish(t.Context())
 	for _, p := range w.options.Publish {

@@ -5,11 +5,10 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -53,9 +52,6 @@ func (s shellState) String() string {
 	return b.String()
 }
 
-// shellFile is where the state is kept: beside the workspace, for whichever worker has it.
-func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.home(l), shellName) }
-
 // keepingScript runs the command $1 in the directory $2, and writes where it ended, and
 // with which environment, to a file of the sandbox. A command that sets a trap on EXIT of its
 // own, or is killed, leaves nothing there.
@@ -93,8 +89,7 @@ func (s shell) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error
 }
 
 // inShell makes a command one of the sandbox's shell, and returns where to run it.
-func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
-	file := w.sandboxes.shellFile(run.Call.Lane())
+func (w *Worker) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
 	state := readShell(file)
 	dir := state.dir
 	if p.Cwd != "" {
@@ -118,7 +113,7 @@ func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun
 		if r.Reason != sandbox.ReasonExited || !ok {
 			return
 		}
-		if err := writeAside(file, []byte(next.String())); err != nil {
+		if err := checkpoint.ReplaceFile(file, []byte(next.String())); err != nil {
 			w.options.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
 		}
 	}}
@@ -175,12 +170,4 @@ func readShell(file string) (state shellState) {
 		state, _ = parseShell(string(body))
 	}
 	return state
-}
-
-// writeAside replaces a file by a copy at the side and a rename, so that it is always whole.
-func writeAside(file string, content []byte) error {
-	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
 }

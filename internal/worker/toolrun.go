@@ -64,7 +64,7 @@ func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Valu
 
 // ofTools is the command of a tool, or of a server of tools, with the folder of tools.
 func (w *Worker) ofTools(argv []string, env map[string]string) ([]string, map[string]string, error) {
-	folder := w.sandboxes.toolsPlace()
+	folder := w.sandboxes.ToolsPath()
 	argv, env = slices.Clone(argv), maps.Clone(env)
 	for i, arg := range argv {
 		if strings.Contains(arg, toolsPlace) && folder == "" {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -61,7 +62,7 @@ func (s *watchedSandbox) Close() error {
 }
 
 // fleeting are options of a worker that lets go of each lane at once, and of the driver of it.
-func (r *rig) fleeting(d worker.Durability) (worker.Options, *watchedDriver) {
+func (r *rig) fleeting(d sandboxes.Durability) (worker.Options, *watchedDriver) {
 	o := r.options()
 	watched := &watchedDriver{Driver: o.Driver}
 	o.Driver, o.Durability, o.Linger = watched, d, time.Nanosecond
@@ -78,9 +79,9 @@ func (r *rig) alone(w *worker.Worker, session protocol.SessionID, command string
 }
 
 // eachDurability runs a test for workspaces with the fleet, and for those that are kept here only.
-func eachDurability(t *testing.T, test func(t *testing.T, r *rig, d worker.Durability)) {
+func eachDurability(t *testing.T, test func(t *testing.T, r *rig, d sandboxes.Durability)) {
 	t.Helper()
-	for _, d := range []worker.Durability{worker.DurabilityCheckpoint, worker.DurabilityLocal} {
+	for _, d := range []sandboxes.Durability{sandboxes.DurabilityCheckpoint, sandboxes.DurabilityLocal} {
 		t.Run(string(d), func(t *testing.T) {
 			t.Parallel()
 			test(t, newRig(t), d)
@@ -91,7 +92,7 @@ func eachDurability(t *testing.T, test func(t *testing.T, r *rig, d worker.Durab
 // A sandbox stays open when its lane is let go, and closes with its worker.
 func TestWarm_SandboxOutlivesItsLane(t *testing.T) {
 	t.Parallel()
-	eachDurability(t, func(t *testing.T, r *rig, d worker.Durability) {
+	eachDurability(t, func(t *testing.T, r *rig, d sandboxes.Durability) {
 		t.Helper()
 		o, watched := r.fleeting(d)
 		w, stop := r.work(o)
@@ -111,8 +112,8 @@ func TestWarm_SandboxOutlivesItsLane(t *testing.T) {
 func TestWarm_BudgetIsKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, watched := r.fleeting(worker.DurabilityCheckpoint)
-	o.Slots, o.WarmBytes = 1, 2*worker.WarmSandbox
+	o, watched := r.fleeting(sandboxes.DurabilityCheckpoint)
+	o.Slots, o.WarmBytes = 1, 2*sandboxes.WarmSandbox
 	w, _ := r.work(o)
 	before := watched.opened.Load()
 	for _, session := range []protocol.SessionID{"s-1", "s-2", "s-3", "s-1", "s-4", "s-5"} {
@@ -132,7 +133,7 @@ func TestWarm_BudgetIsKept(t *testing.T) {
 func TestWarm_MakesRoomWhenNothingElseCanBeOpened(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, watched := r.fleeting(worker.DurabilityCheckpoint)
+	o, watched := r.fleeting(sandboxes.DurabilityCheckpoint)
 	w, _ := r.work(o)
 	r.alone(w, "s-1", "echo one > f")
 	watched.full.Store(true)
@@ -159,7 +160,7 @@ func (r *rig) occupy(data string) (free func()) {
 // An open sandbox whose workspace another worker has had meanwhile is not used as it is.
 func TestWarm_NotWithWhatAnotherWorkerHasChanged(t *testing.T) {
 	t.Parallel()
-	eachDurability(t, func(t *testing.T, r *rig, d worker.Durability) {
+	eachDurability(t, func(t *testing.T, r *rig, d sandboxes.Durability) {
 		t.Helper()
 		o, watched := r.fleeting(d)
 		o.Slots, o.ID = 1, "first"
@@ -168,7 +169,7 @@ func TestWarm_NotWithWhatAnotherWorkerHasChanged(t *testing.T) {
 		free := r.occupy(o.Data)
 		other, _ := r.fleeting(d)
 		other.Slots, other.ID = 1, "second"
-		if d == worker.DurabilityLocal {
+		if d == sandboxes.DurabilityLocal {
 			other.Data = o.Data
 		}
 		second, stop := r.work(other)
@@ -185,7 +186,7 @@ func TestWarm_NotWithWhatAnotherWorkerHasChanged(t *testing.T) {
 func TestWarm_NotWithWhatIsNotKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, watched := r.fleeting(worker.DurabilityCheckpoint)
+	o, watched := r.fleeting(sandboxes.DurabilityCheckpoint)
 	w, _ := r.work(o)
 	r.alone(w, "s-1", "echo kept > f")
 	watched.loses.Store(true)

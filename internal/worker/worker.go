@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -95,10 +95,10 @@ type Options struct {
 	// order.
 	InPlace *inplace.Queue
 	// CacheBytes is how much of workspaces that are closed, and kept with the fleet, the worker
-	// leaves in Data for when they come back; 0 means [DefaultCacheBytes], negative none.
+	// leaves in Data for when they come back; 0 means [sandboxes.DefaultCacheBytes], negative none.
 	CacheBytes int64
-	// Durability says what of workspaces outlives the worker; "" means [DurabilityLocal].
-	Durability Durability
+	// Durability says what of workspaces outlives the worker; "" means [sandboxes.DurabilityLocal].
+	Durability sandboxes.Durability
 	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot
 	// run are refused instead of left for others.
 	Alone bool
@@ -107,9 +107,9 @@ type Options struct {
 	// Linger is how long an idle lane is held; 0 means [DefaultLinger], negative not at all, and
 	// then its sandbox is closed with it.
 	Linger time.Duration
-	// WarmBytes is the memory for open sandboxes in which no call runs, [WarmSandbox] each, beside
-	// as many as there are Slots. Beyond it those are closed that have not been used for the
-	// longest time. 0 means [DefaultWarmBytes], negative none.
+	// WarmBytes is the memory for open sandboxes in which no call runs, [sandboxes.WarmSandbox]
+	// each, in addition to as many as there are Slots. Beyond it, those that have been idle for the
+	// longest time are closed. 0 means [sandboxes.DefaultWarmBytes], negative none.
 	WarmBytes int64
 	// Background is the longest life of a background process, which keeps its sandbox
 	// open; 0 means [DefaultBackground].
@@ -144,12 +144,12 @@ func (o Options) withDefaults() Options {
 	if o.Linger == 0 {
 		o.Linger = DefaultLinger
 	}
-	o.Durability = cmp.Or(o.Durability, DurabilityLocal)
+	o.Durability = cmp.Or(o.Durability, sandboxes.DurabilityLocal)
 	if o.CacheBytes == 0 {
-		o.CacheBytes = DefaultCacheBytes
+		o.CacheBytes = sandboxes.DefaultCacheBytes
 	}
 	if o.WarmBytes == 0 {
-		o.WarmBytes = DefaultWarmBytes()
+		o.WarmBytes = sandboxes.DefaultWarmBytes()
 	}
 	if o.Background <= 0 {
 		o.Background = DefaultBackground
@@ -189,7 +189,8 @@ type Worker struct {
 	options    Options
 	nc         *nats.Conn
 	holder     *lane.Holder
-	sandboxes  *sandboxes
+	sandboxes  *sandboxes.Set
+	workspaces *workspace.Store
 	dialogs    *dialog.Set[*Attempt]
 	network    network
 	js         jetstream.JetStream
@@ -223,7 +224,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: object store %s: %w", wire.KeptBucket(o.Fleet), err)
 	}
-	places, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
+	locations, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", wire.PlacesBucket(o.Fleet), err)
 	}
@@ -233,16 +234,20 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		options: o, metrics: metrics, nc: nc, js: js, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: wire.KeptBucket(o.Fleet)},
 		limitKinds: limitKinds(o.Caps.Limits), kinds: kinds(o.Handlers), dialogs: dialog.New[*Attempt](graceAfter, o.Logger),
 	}
-	if w.sandboxes, err = newSandboxes(o, places); err != nil {
-		return nil, err
-	}
-	if w.sandboxes.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
+	if w.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	if w.network, err = o.network(nc); err != nil {
 		return nil, err
 	}
-	w.sandboxes.network = w.network.sandboxes
+	w.sandboxes, err = sandboxes.New(sandboxes.Options{
+		Worker: o.ID, Data: o.Data, Durability: o.Durability, Locations: locations, Workspaces: w.workspaces, InPlace: o.Workspace, Queue: o.InPlace,
+		Driver: o.Driver, Caps: o.Caps, Network: w.network.sandboxes, Env: o.Env, Limits: o.Limits, Mounts: o.Mounts, Tools: o.Tools, Protect: o.Protect,
+		Idle: o.Linger > 0, Slots: o.Slots, WarmBytes: o.WarmBytes, CacheBytes: o.CacheBytes, Logger: o.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
 	if o.Caps.Driver == NoSandboxes {
 		w.languages = languagesOf(func(string) bool { return false })
 	} else if w.languages, err = findLanguages(ctx, o); err != nil { // calls will fail for the same reason, and say so
@@ -251,7 +256,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
-		Linger: max(o.Linger, 0), Disk: w.sandboxes.dataID, Keys: o.Keys, Logger: o.Logger,
+		Linger: max(o.Linger, 0), Disk: w.sandboxes.Disk(), Keys: o.Keys, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -277,12 +282,12 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	unpublish := w.publish(ctx)
 	stop := w.tell(ctx)
 	var evicting sync.WaitGroup
-	evicting.Go(func() { w.sandboxes.keepSmall(ctx) })
+	evicting.Go(func() { w.sandboxes.RunEviction(ctx) })
 	err := w.holder.Run(ctx, drain)
 	stop()
 	evicting.Wait()
 	unpublish()
-	w.sandboxes.closeAll()
+	w.sandboxes.CloseAll()
 	w.network.pages.CloseIdleConnections()
 	if w.network.servers != nil {
 		w.network.servers.CloseIdleConnections()
@@ -297,52 +302,42 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 // without the grace of a cancel, because another worker may own the lane by now.
 func (w *Worker) OnLost(ctx context.Context, l protocol.Lane) {
 	w.metrics.Lost(ctx)
-	if err := w.sandboxes.kill(l); err != nil { // what is left dies with the release
+	if err := w.sandboxes.Box(l).Kill(); err != nil { // what is left dies with the release
 		w.options.Logger.WarnContext(ctx, "sandbox of a lost lane cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 	}
 	w.dialogs.Release(l)
 }
 
 // MayLinger implements [lane.Host].
-func (w *Worker) MayLinger(l protocol.Lane) bool { return w.sandboxes.lingers(l) }
+func (w *Worker) MayLinger(l protocol.Lane) bool { return w.sandboxes.Lingers(l) }
 
 // MustHold implements [lane.Host]: stateful sessions and background processes outlive their calls.
-func (w *Worker) MustHold(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) }
+func (w *Worker) MustHold(l protocol.Lane) bool {
+	return w.dialogs.Lives(l) || w.sandboxes.Box(l).Busy()
+}
 
 // PreferredDisk implements [lane.Host].
 func (w *Worker) PreferredDisk(ctx context.Context, l protocol.Lane) string {
-	return w.sandboxes.lastAt(ctx, l)
+	return w.sandboxes.LastAt(ctx, l)
 }
 
 // RequiredDisk implements [lane.Host].
 func (w *Worker) RequiredDisk(ctx context.Context, l protocol.Lane) string {
-	return w.sandboxes.onlyAt(ctx, l)
+	return w.sandboxes.OnlyAt(ctx, l)
 }
 
 // Release implements [lane.Executor].
 func (w *Worker) Release(l protocol.Lane) {
 	w.dialogs.Release(l)
-	if err := w.sandboxes.release(l); err != nil {
+	if err := w.sandboxes.Release(l); err != nil {
 		w.options.Logger.Warn("sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 	}
-}
-
-// sandboxOf returns the sandbox id of a lane; "" for lanes of other resources.
-func sandboxOf(l protocol.Lane) string {
-	id, _ := strings.CutPrefix(string(l), "sandbox/")
-	if id == string(l) {
-		return ""
-	}
-	return id
 }
 
 // Info is what the worker says about itself.
 func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
-	network := w.sandboxes.network.Mode
-	if network == "" {
-		network = sandbox.NetworkNone
-	}
+	network := cmp.Or(w.network.sandboxes.Mode, sandbox.NetworkNone)
 	if !o.Caps.Enforces(network) { // what is not kept away is reached
 		network = sandbox.NetworkAll
 	}

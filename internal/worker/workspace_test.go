@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -111,12 +111,12 @@ func (r *rig) left(session protocol.SessionID) (await func()) {
 func TestWorkspace_IsWaitedForWhileItsWorkerIsBusy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, _ := r.fleeting(worker.DurabilityLocal)
+	o, _ := r.fleeting(sandboxes.DurabilityLocal)
 	o.Slots, o.ID = 1, "first"
 	first, stop := r.work(o)
 	r.alone(first, "s-1", "echo one > f")
 	free := r.occupy(o.Data)
-	other, _ := r.fleeting(worker.DurabilityLocal)
+	other, _ := r.fleeting(sandboxes.DurabilityLocal)
 	other.ID = "second"
 	second, _ := r.work(other)
 	awaitLeft := r.left("s-1")
@@ -141,12 +141,12 @@ func TestWorkspace_IsBegunAnewWithoutDurability(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Durability = worker.DurabilityNone
+	o.Durability = sandboxes.DurabilityNone
 	_, stop := r.work(o)
 	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "f", Content: []byte("first")}))
 	stop()
 	other := r.options()
-	other.Durability = worker.DurabilityNone
+	other.Durability = sandboxes.DurabilityNone
 	_, stop = r.work(other)
 	requireFault(t, r.do("s-1", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeNotFound)
 	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "g", Content: []byte("second")}))
@@ -222,7 +222,7 @@ func (r *rig) store(t *testing.T, name string, content []byte) {
 
 func TestWorkspaceImport_OnceAndExport(t *testing.T) {
 	t.Parallel()
-	for _, durability := range []worker.Durability{worker.DurabilityLocal, worker.DurabilityCheckpoint} {
+	for _, durability := range []sandboxes.Durability{sandboxes.DurabilityLocal, sandboxes.DurabilityCheckpoint} {
 		t.Run(string(durability), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)

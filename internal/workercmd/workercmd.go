@@ -27,6 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -81,7 +82,7 @@ type flags struct {
 // AfterApply implements a hook of kong: defaults that depend on the program and the machine.
 func (f *flags) AfterApply() error {
 	if f.WarmMemory == nil {
-		f.WarmMemory = new(cli.Size(worker.DefaultWarmBytes()))
+		f.WarmMemory = new(cli.Size(sandboxes.DefaultWarmBytes()))
 	}
 	switch {
 	case f.Sandbox != "":
@@ -142,7 +143,7 @@ func (f *flags) validate() error {
 		return cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
 	case f.Lease != 0 && (f.Lease < cli.MinLease || f.Lease > natsio.MaxAckWait):
 		return cli.Usagef("--lease %s: must be 0 or %s to %s", f.Lease, cli.MinLease, natsio.MaxAckWait)
-	case *f.WarmMemory != 0 && *f.WarmMemory < worker.WarmSandbox:
+	case *f.WarmMemory != 0 && *f.WarmMemory < sandboxes.WarmSandbox:
 		return cli.Usagef("--warm-memory %s: must be 0 or at least 2M, the memory of one sandbox", *f.WarmMemory)
 	case f.Drain < 0:
 		return cli.Usagef("--drain %s: must not be negative", f.Drain)
@@ -212,7 +213,7 @@ func (f *flags) options() (worker.Options, error) {
 	}
 	return worker.Options{
 		Fleet: fleet, Keys: keys, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, MCPEnv: f.McpEnv, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
-		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
+		Allow: allow, AllowPrivate: private, Protect: protect, Durability: sandboxes.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
 	}, nil
 }
 

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package worker
+package sandboxes
 
 // memory is how much this process may use, in bytes.
 func memory() int64 { return defaultMemory }

@@ -1,4 +1,4 @@
-package worker
+package sandboxes
 
 import (
 	"os"
@@ -18,7 +18,7 @@ func TestRemoveUnmounted_DirectoriesThatNobodyMayEnter(t *testing.T) {
 	require.NoError(t, os.Symlink(outside, filepath.Join(home, "link")))
 	require.NoError(t, os.Chmod(inner, 0))
 	require.NoError(t, os.Chmod(filepath.Dir(inner), 0))
-	require.NoError(t, removeUnmounted(home))
+	require.NoError(t, RemoveUnmounted(home))
 	require.NoDirExists(t, home)
 	require.DirExists(t, outside)
 }

@@ -1,4 +1,4 @@
-package worker
+package checkpoint
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 )
 
 // What a caller can do something about has a code of its own.
-func TestUntaken_NamesWhatIsWrong(t *testing.T) {
+func TestRestoreError_NamesTheCause(t *testing.T) {
 	t.Parallel()
 	for cause, words := range map[error]string{
 		syscall.ENOSPC: "has no room", syscall.EDQUOT: "has no room",
@@ -22,7 +22,7 @@ func TestUntaken_NamesWhatIsWrong(t *testing.T) {
 		snapshot.ErrUnsafe: "cannot be restored", snapshot.ErrLimit: "cannot be restored",
 		workspace.ErrAway: "cannot be restored", workspace.ErrFull: "cannot be restored",
 	} {
-		fault, is := errors.AsType[*protocol.Error](untaken("sandbox/s", fmt.Errorf("restore: %w", cause)))
+		fault, is := errors.AsType[*protocol.Error](RestoreError("sandbox/s", fmt.Errorf("restore: %w", cause)))
 		require.True(t, is, cause)
 		require.Equal(t, protocol.CodeWorkspaceUnavailable, fault.Code)
 		require.Contains(t, fault.Message, words)

@@ -1,4 +1,4 @@
-package worker
+package sandboxes
 
 import (
 	"context"
@@ -23,19 +23,19 @@ func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	t.Parallel()
 	workspace, other := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(other, "a"), nil, 0o600))
-	o := Options{Data: t.TempDir(), Driver: process.New(nil), Workspace: func(string) (string, bool) { return workspace, true }}
-	s, err := newSandboxes(o, nil)
+	o := Options{Data: t.TempDir(), Driver: process.New(nil), InPlace: func(string) (string, bool) { return workspace, true }}
+	s, err := New(o)
 	require.NoError(t, err)
 	ctx, lose := context.WithCancel(t.Context())
-	_, err = s.get(ctx, "sandbox/one", 1, time.Now)
+	b, _, err := s.Open(ctx, "sandbox/one", 1, time.Now)
 	require.NoError(t, err)
-	t.Cleanup(s.closeAll)
+	t.Cleanup(s.CloseAll)
 	lose()
-	require.ErrorIs(t, s.replace(ctx, "sandbox/one", other), context.Canceled)
+	require.ErrorIs(t, b.Replace(ctx, other), context.Canceled)
 	require.FileExists(t, filepath.Join(other, "a"))
-	_, err = s.get(ctx, "sandbox/one", 1, time.Now)
+	_, _, err = s.Open(ctx, "sandbox/one", 1, time.Now)
 	require.ErrorIs(t, err, context.Canceled, "nor is a sandbox opened")
-	require.NoError(t, s.replace(t.Context(), "sandbox/one", other))
+	require.NoError(t, b.Replace(t.Context(), other))
 	require.FileExists(t, filepath.Join(workspace, "a"))
 }
 
@@ -61,27 +61,27 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	require.NoError(t, err)
 	places, err := js.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 	require.NoError(t, err)
-	o := Options{Data: t.TempDir(), Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}
-	s, err := newSandboxes(o, places)
+	o := Options{Data: t.TempDir(), Driver: process.New(nil), Locations: places, InPlace: func(string) (string, bool) { return "", false }}
+	s, err := New(o)
 	require.NoError(t, err)
-	_, err = s.get(t.Context(), "sandbox/one", 1, time.Now)
+	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
 	require.NoError(t, err)
-	workspace := s.workspace("sandbox/one")
+	workspace := b.Workspace()
 	const files = 10
 	for i := range files {
 		require.NoError(t, os.WriteFile(filepath.Join(workspace, strconv.Itoa(i)), nil, 0o600))
 	}
-	require.ErrorIs(t, s.remove(full{t.Context(), workspace, files}, "sandbox/one"), context.Canceled)
+	require.ErrorIs(t, s.Remove(full{t.Context(), workspace, files}, "sandbox/one"), context.Canceled)
 	left, err := os.ReadDir(workspace)
 	require.NoError(t, err)
 	require.Len(t, left, files-1)
 	_, err = places.Get(t.Context(), string(wire.HashLane(protocol.Lane("sandbox/one"))))
 	require.NoError(t, err, "the removal is found again")
-	require.NoError(t, s.remove(t.Context(), "sandbox/one"))
+	require.NoError(t, s.Remove(t.Context(), "sandbox/one"))
 	require.NoDirExists(t, workspace)
 }
 
-func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
+func TestLocation_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	nc, link := f.ConnectVia()
@@ -89,22 +89,22 @@ func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	require.NoError(t, err)
 	places, err := js.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 	require.NoError(t, err)
-	s, err := newSandboxes(Options{Data: t.TempDir()}, places)
+	s, err := New(Options{Data: t.TempDir(), Locations: places})
 	require.NoError(t, err)
 	link.Cut()
 	require.Eventually(t, func() bool { return !nc.IsConnected() }, time.Minute, time.Millisecond)
 	ended, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	require.Error(t, s.claimPlace(ended, "sandbox/one", t.TempDir()))
+	require.Error(t, s.locations.claim(ended, "sandbox/one", t.TempDir()))
 
 	claimed := make(chan error, 1)
-	go func() { claimed <- s.claimPlace(t.Context(), "sandbox/one", t.TempDir()) }()
+	go func() { claimed <- s.locations.claim(t.Context(), "sandbox/one", t.TempDir()) }()
 	link.Mend()
 	require.NoError(t, <-claimed)
 	place, err := places.Get(t.Context(), string(wire.HashLane(protocol.Lane("sandbox/one"))))
 	require.NoError(t, err)
-	require.Equal(t, s.dataID, string(place.Value()))
+	require.Equal(t, s.Disk(), string(place.Value()))
 
 	nc.Close()
-	require.ErrorIs(t, s.claimPlace(t.Context(), "sandbox/two", t.TempDir()), nats.ErrConnectionClosed)
+	require.ErrorIs(t, s.locations.claim(t.Context(), "sandbox/two", t.TempDir()), nats.ErrConnectionClosed)
 }

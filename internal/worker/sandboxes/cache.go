@@ -1,0 +1,131 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/google/uuid"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+)
+
+// DefaultCacheBytes is the disk space for copies of workspaces that are not in use.
+const DefaultCacheBytes = 20 << 30
+
+// evictPeriod is the time between two looks for surplus copies.
+const evictPeriod = time.Minute
+
+// evicted begins the names of directories that are being removed.
+const evicted = "evicted."
+
+// copied is a workspace on this disk that the fleet stores as well.
+type copied struct {
+	name  string // of the sandbox's directory
+	used  time.Time
+	bytes int64
+}
+
+// RunEviction removes surplus copies of workspaces, those that have not been used for the longest
+// time first, until ctx ends.
+func (s *Set) RunEviction(ctx context.Context) {
+	if !s.Checkpoints() {
+		return
+	}
+	lock := flock.New(filepath.Join(s.options.Data, "lock"))
+	defer func() { _ = lock.Close() }()
+	for s.share(ctx, lock) && pause.For(ctx, evictPeriod) {
+		if err := s.Evict(ctx, lock); err != nil && ctx.Err() == nil {
+			s.options.Logger.WarnContext(ctx, "old copies of workspaces are not removed", slog.Any("error", err))
+		}
+	}
+}
+
+// share marks the data directory as used by this process.
+func (s *Set) share(ctx context.Context, lock *flock.Flock) bool {
+	err := lock.RLock()
+	if err != nil {
+		s.options.Logger.WarnContext(ctx, "data directory cannot be locked: old copies of workspaces are not removed", slog.Any("error", err))
+	}
+	return err == nil
+}
+
+// Evict removes surplus copies, if no other process uses the data directory.
+func (s *Set) Evict(ctx context.Context, lock *flock.Flock) error {
+	if err := lock.Unlock(); err != nil {
+		return err
+	}
+	alone, err := lock.TryLock()
+	if err != nil || !alone {
+		return err
+	}
+	defer func() { _ = lock.Unlock() }()
+	copies, err := s.copies()
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(copies, func(a, b copied) int { return b.used.Compare(a.used) })
+	var total int64
+	var failed []error
+	for _, c := range copies {
+		if total += c.bytes; total > s.options.CacheBytes && ctx.Err() == nil {
+			failed = append(failed, s.drop(c.name))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// copies are the workspaces here that are closed and stored with the fleet, and the rest of removed
+// ones.
+func (s *Set) copies() ([]copied, error) {
+	all := filepath.Join(s.options.Data, "sandboxes")
+	entries, err := os.ReadDir(all)
+	if err != nil {
+		return nil, err
+	}
+	var copies []copied
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), evicted) {
+			copies = append(copies, copied{name: entry.Name(), bytes: s.options.CacheBytes + 1})
+			continue
+		}
+		used, bytes, ok, err := checkpoint.Closed(filepath.Join(all, entry.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			copies = append(copies, copied{name: entry.Name(), used: used, bytes: bytes})
+		}
+	}
+	return copies, nil
+}
+
+// drop removes the directory of a sandbox, unless it is open.
+func (s *Set) drop(name string) error {
+	all := filepath.Join(s.options.Data, "sandboxes")
+	if strings.HasPrefix(name, evicted) {
+		return removal.Tree(filepath.Join(all, name))
+	}
+	gone := filepath.Join(all, evicted+uuid.NewString())
+	s.mu.Lock()
+	for l := range s.boxes {
+		if directoryName(l) == name {
+			s.mu.Unlock()
+			return nil
+		}
+	}
+	err := os.Rename(filepath.Join(all, name), gone)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return removal.Tree(gone)
+}

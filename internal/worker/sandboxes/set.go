@@ -1,0 +1,370 @@
+// Package sandboxes opens the sandbox of each lane that its worker holds, keeps it open between
+// calls, and closes it.
+//
+//	Open ──► closed ──► workspace (checkpoint, data directory or in place) ──► driver ──► open
+//	           ▲                                                                    │
+//	           │ too many, or changed elsewhere       Release: the lane is idle ◄───┘
+//	           └──────────────────────────────────── open, nothing runs in it
+//
+// A [Box] is the sandbox of one lane with what belongs to it: its directory, checkpoints, background
+// processes and MCP servers. A released sandbox stays open while there is room for it; the next
+// claim reuses it if no other worker has had the workspace meanwhile. Copies of workspaces that the
+// fleet stores stay on the disk up to a bound. Workspaces that it does not store are recorded in a
+// bucket: which data directory has them.
+package sandboxes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Durability says what of a workspace outlives its worker.
+type Durability string
+
+// The kinds of durability.
+const (
+	// DurabilityCheckpoint stores workspaces with the fleet: the changes of a call are stored before
+	// its result. Any worker can continue.
+	DurabilityCheckpoint Durability = "checkpoint"
+	// DurabilityLocal stores workspaces in the data directory, for the workers that share it. Calls
+	// of a session wait for one of those.
+	DurabilityLocal Durability = "local"
+	// DurabilityNone stores workspaces in the data directory, and the fleet does not know where: a
+	// worker with another one starts with an empty workspace.
+	DurabilityNone Durability = "none"
+)
+
+// Options of a [Set]. Those without a comment are as of the worker.
+type Options struct {
+	Worker     protocol.WorkerID
+	Data       string // the data directory
+	Durability Durability
+	// Locations is the bucket that says which data directory has a workspace.
+	Locations jetstream.KeyValue
+	// Workspaces are those that the fleet stores; nil in tests without.
+	Workspaces *workspace.Store
+	// InPlace returns the directory that the sandbox of an id uses in place; ok is false for one
+	// with a directory of its own.
+	InPlace func(id string) (dir string, ok bool)
+	Queue   *inplace.Queue
+
+	Driver  sandbox.Driver
+	Caps    sandbox.Caps
+	Network sandbox.Network
+	Env     map[string]string
+	Limits  sandbox.Limits
+	Mounts  []sandbox.Mount
+	Tools   string
+	Protect []string
+
+	// Idle says that sandboxes of idle lanes may stay open, as far as Slots and WarmBytes allow.
+	Idle       bool
+	Slots      int
+	WarmBytes  int64
+	CacheBytes int64
+	Logger     *slog.Logger
+}
+
+// Set has the open sandboxes of a worker: one for each lane that is held, and idle ones. It is safe
+// for concurrent use.
+type Set struct {
+	options   Options
+	locations *locations
+	process   string // id of this process, for workspaces that are stored here only
+
+	mu       sync.Mutex
+	boxes    map[protocol.Lane]*Box
+	protect  map[string]gitguard.Protection // by directories that are used in place: what is protected by default
+	settings map[protocol.Lane]*gitguard.Copies
+}
+
+// New prepares the data directory.
+func New(o Options) (*Set, error) {
+	s := &Set{options: o, process: uuid.NewString(), boxes: map[protocol.Lane]*Box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}}
+	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.Spools(), 0o700)); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	id, err := diskID(filepath.Join(o.Data, "id"))
+	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	s.locations = &locations{bucket: o.Locations, workspaces: o.Workspaces, durability: o.Durability, disk: id}
+	return s, nil
+}
+
+// diskID reads the id of a data directory, or gives it one. Processes that start
+// at the same time on one directory agree, because the file appears whole.
+func diskID(path string) (string, error) {
+	temp := path + "." + uuid.NewString()
+	if err := os.WriteFile(temp, []byte(uuid.NewString()), 0o600); err != nil {
+		return "", err
+	}
+	linkErr := os.Link(temp, path)
+	if err := os.Remove(temp); err != nil {
+		return "", err
+	}
+	if linkErr != nil && !errors.Is(linkErr, fs.ErrExist) {
+		return "", linkErr
+	}
+	content, err := os.ReadFile(path)
+	return strings.TrimSpace(string(content)), err
+}
+
+// Disk is the id of the data directory.
+func (s *Set) Disk() string { return s.locations.disk }
+
+// Spools is the directory of output that is too much for the memory.
+func (s *Set) Spools() string { return filepath.Join(s.options.Data, "spool") }
+
+// ID returns the sandbox id of a lane; "" for lanes of other resources.
+func ID(l protocol.Lane) string {
+	id, _ := strings.CutPrefix(string(l), "sandbox/")
+	if id == string(l) {
+		return ""
+	}
+	return id
+}
+
+// InPlace is the directory that a lane's sandbox uses in place; ok is false if it has one of its
+// own.
+func (s *Set) InPlace(l protocol.Lane) (dir string, ok bool) {
+	id := ID(l)
+	if id == "" {
+		return "", false
+	}
+	return s.options.InPlace(id)
+}
+
+// Checkpoints reports whether workspaces are stored with the fleet.
+func (s *Set) Checkpoints() bool { return s.options.Durability == DurabilityCheckpoint }
+
+// home is the directory of a lane in the data directory.
+func (s *Set) home(l protocol.Lane) string {
+	return filepath.Join(s.options.Data, "sandboxes", directoryName(l))
+}
+
+// directoryName is the lane's own directory: the sandbox id if it is a plain token.
+func directoryName(l protocol.Lane) string {
+	if id, err := protocol.ParseSessionID(ID(l)); err == nil {
+		return string(id)
+	}
+	return "lane." + string(wire.HashLane(l))
+}
+
+// Open returns the sandbox of a lane that is held, by a claim with this epoch, until leaseEnd. It
+// opens the sandbox if need be. Expected failures are a *[protocol.Error].
+func (s *Set) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (*Box, sandbox.Sandbox, error) {
+	b := s.hold(l)
+	b.leaseEnd.Store(&leaseEnd)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.reuse(ctx, epoch); err != nil {
+		return nil, nil, err
+	}
+	if b.sandbox == nil {
+		if err := s.open(ctx, b, epoch); err != nil {
+			return nil, nil, err
+		}
+	} else if err := b.copySettings(ctx); err != nil {
+		return nil, nil, err
+	}
+	return b, b.sandbox, nil
+}
+
+// open opens the sandbox of a box, whose lock is held.
+func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
+	l := b.lane
+	_, inPlace := s.InPlace(l)
+	if s.Checkpoints() && !inPlace && ID(l) != "" && (b.checkpoints == nil || b.checkpoints.Epoch() != epoch) {
+		b.checkpoints, err = checkpoint.Open(ctx, checkpoint.Claim{
+			Store: s.options.Workspaces, Lane: l, Path: s.home(l), Disk: s.Disk(), Epoch: epoch, Undos: &b.undos,
+			Location: func(ctx context.Context) (string, error) { return s.locations.of(ctx, l) },
+		})
+		if err != nil {
+			return err
+		}
+	}
+	workspace, scratch, err := s.directories(ctx, l)
+	if err != nil {
+		return err
+	}
+	if ID(l) == "" {
+		b.temporary = filepath.Dir(workspace)
+	}
+	protect, err := s.protected(ctx, l)
+	if err != nil {
+		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
+	}
+	var copies []string
+	if s.options.Caps.Copies {
+		copies = protect.Configs
+	}
+	b.protect, b.settings = protect.Protect, s.copiesOf(l, workspace, scratch, copies)
+	if err := b.copySettings(ctx); err != nil {
+		return err
+	}
+	opened, err := s.start(ctx, sandbox.Spec{
+		ID: cmp.Or(ID(l), string(wire.HashLane(l))), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
+		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.options.Network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
+		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
+	})
+	if err != nil {
+		err = errors.Join(err, b.close())
+		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
+	}
+	b.sandbox, b.epoch, b.workspace, b.scratch = opened, epoch, workspace, scratch
+	return b.sign()
+}
+
+// start opens a sandbox. If the system has no room for another one, idle ones are closed.
+func (s *Set) start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	opened, err := s.options.Driver.Open(ctx, spec)
+	if err != nil && ctx.Err() == nil && s.closeIdle(0) {
+		opened, err = s.options.Driver.Open(ctx, spec)
+	}
+	return opened, err
+}
+
+// directories returns the workspace and the scratch directory of a lane's sandbox. On a lane of
+// another resource they are temporary, and removed with the sandbox.
+func (s *Set) directories(ctx context.Context, l protocol.Lane) (workspace, scratch string, err error) {
+	home := s.home(l)
+	temporary := ID(l) == ""
+	if temporary {
+		if home, err = os.MkdirTemp(filepath.Dir(home), "lane."+string(wire.HashLane(l))+"."); err != nil {
+			return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
+		}
+	}
+	scratch = filepath.Join(home, "scratch")
+	if dir, inPlace := s.InPlace(l); inPlace {
+		if err := os.MkdirAll(scratch, 0o700); err != nil {
+			return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "scratch directory: %v", err)
+		}
+		return dir, scratch, nil
+	}
+	workspace = filepath.Join(home, checkpoint.WorkspaceDir)
+	if !temporary && !s.Checkpoints() {
+		if err := s.locations.claim(ctx, l, workspace); err != nil {
+			return "", "", err
+		}
+	}
+	if err := errors.Join(os.MkdirAll(workspace, 0o700), os.MkdirAll(scratch, 0o700)); err != nil {
+		return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
+	}
+	return workspace, scratch, nil
+}
+
+// mounts are what every sandbox sees outside its workspace, such as the folder of tools.
+func (s *Set) mounts() []sandbox.Mount {
+	if s.options.Tools == "" {
+		return s.options.Mounts
+	}
+	return append(slices.Clone(s.options.Mounts), sandbox.Mount{Host: s.options.Tools, Guest: s.ToolsPath()})
+}
+
+// guestTools is where sandboxes with a root of their own see the folder of tools.
+const guestTools = "/tools"
+
+// ToolsPath is where commands find the folder of tools; "" without one. Only
+// drivers with a root of their own can show it under another name, and they must: what
+// lies below the host's /tmp would be hidden by that of the sandbox.
+func (s *Set) ToolsPath() string {
+	if s.options.Tools != "" && s.options.Caps.Level >= sandbox.LevelFull {
+		return guestTools
+	}
+	return s.options.Tools
+}
+
+// Owner identifies this worker as the holder of a lane.
+func (s *Set) Owner(l protocol.Lane) string {
+	return fmt.Sprintf("%s/%s", s.options.Worker, wire.HashLane(l))
+}
+
+// env is the environment of a lane's sandbox. Where commands see the host as it is they may start a
+// coordinator in the directory that they have to themselves.
+func (s *Set) env(l protocol.Lane) map[string]string {
+	if _, is := s.InPlace(l); !is || s.options.Queue == nil || s.options.Caps.Level > sandbox.LevelNone {
+		return s.options.Env
+	}
+	env := maps.Clone(s.options.Env)
+	env[inplace.Env] = s.options.Queue.EnvOf(s.Owner(l))
+	return env
+}
+
+// Box returns the box of a lane, which may be closed; nil if it has none.
+func (s *Set) Box(l protocol.Lane) *Box {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.boxes[l]
+}
+
+// hold returns the box of a lane that is held: it is not closed before the lane is released.
+func (s *Set) hold(l protocol.Lane) *Box {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.boxes[l]
+	if b == nil {
+		b = &Box{
+			set: s, lane: l, Digests: NewDigests(filepath.Join(s.home(l), checkpoint.DigestsFile)),
+			Processes: background.New(filepath.Join(s.home(l), checkpoint.ProcessesFile)), Servers: toolserver.New(),
+		}
+		s.boxes[l] = b
+	}
+	b.held, b.idle = true, time.Time{}
+	return b
+}
+
+// close closes the sandbox of a lane, if there is one.
+func (s *Set) close(l protocol.Lane) error {
+	s.mu.Lock()
+	b := s.boxes[l]
+	delete(s.boxes, l)
+	s.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return errors.Join(b.close(), b.checkpoints.Close())
+}
+
+// closers is how many sandboxes are closed at once when the worker stops.
+const closers = 8
+
+// CloseAll closes all sandboxes.
+func (s *Set) CloseAll() {
+	s.mu.Lock()
+	lanes := slices.Collect(maps.Keys(s.boxes))
+	s.mu.Unlock()
+	var group errgroup.Group
+	group.SetLimit(closers)
+	for _, l := range lanes {
+		group.Go(func() error { return s.close(l) })
+	}
+	_ = group.Wait() // the process ends; its children with it
+}

@@ -1,0 +1,160 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// WarmSandbox is about the memory of an open sandbox in which nothing runs.
+const WarmSandbox = 2 << 20
+
+// defaultMemory is assumed where the memory of the machine is unknown.
+const defaultMemory = 8 << 30
+
+// DefaultWarmBytes is an eighth of the memory that this process may use.
+func DefaultWarmBytes() int64 { return max(memory()/8&^(1<<20-1), WarmSandbox) }
+
+// A sandbox stays open when its lane is released: opening one takes ten times as long as a command.
+// Nothing runs in it, and nothing changes its workspace, until the lane is held here again. Whether
+// another worker has had the workspace meanwhile is then known from its checkpoints, or, without
+// them, from the file "opened-by".
+
+// capacity is how many sandboxes may be open.
+func (s *Set) capacity() int {
+	return s.options.Slots + int(max(s.options.WarmBytes, 0)/WarmSandbox)
+}
+
+// Lingers reports whether an idle lane has a session's sandbox, and there is room for it.
+func (s *Set) Lingers(l protocol.Lane) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ID(l) != "" && s.boxes[l] != nil && len(s.boxes) <= s.capacity()
+}
+
+// reuse closes the sandbox of an earlier claim, unless its workspace is unchanged. The lock of the
+// box is held.
+func (b *Box) reuse(ctx context.Context, epoch uint64) error {
+	if b.sandbox != nil && b.epoch == epoch {
+		return nil
+	}
+	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
+		return err
+	}
+	if b.sandbox != nil && b.unchanged(ctx, epoch) {
+		b.epoch = epoch
+		return nil
+	}
+	err := b.close()
+	b.Digests.reload()
+	b.Processes.Reload()
+	return err
+}
+
+// unchanged reports whether no other worker has had the workspace of an open sandbox.
+func (b *Box) unchanged(ctx context.Context, epoch uint64) bool {
+	if b.checkpoints != nil {
+		return b.checkpoints.Reclaim(ctx, epoch)
+	}
+	process, err := os.ReadFile(b.openedBy())
+	return err == nil && string(process) == b.set.process && b.set.locations.claim(ctx, b.lane, b.workspace) == nil
+}
+
+// openedBy is the file that names the process which opened a workspace without checkpoints last.
+func (b *Box) openedBy() string { return filepath.Join(b.set.home(b.lane), "opened-by") }
+
+// sign writes that file.
+func (b *Box) sign() error {
+	if b.checkpoints != nil || !b.mayIdle() {
+		return nil
+	}
+	return os.WriteFile(b.openedBy(), []byte(b.set.process), 0o600)
+}
+
+// mayIdle reports whether the sandbox may stay open without its lane.
+func (b *Box) mayIdle() bool {
+	_, inPlace := b.set.InPlace(b.lane)
+	return ID(b.lane) != "" && !inPlace && b.set.options.Idle && b.set.options.WarmBytes >= WarmSandbox
+}
+
+// Release leaves the sandbox of a released lane open if it can be used again, and closes those that
+// have been idle for the longest time if there are too many.
+func (s *Set) Release(l protocol.Lane) error {
+	b := s.Box(l)
+	if b == nil {
+		return nil
+	}
+	b.mu.Lock()
+	stays := b.sandbox != nil && !b.Busy() && b.mayIdle()
+	var err error
+	if stays {
+		err = b.checkpoints.Close()
+	}
+	b.mu.Unlock()
+	if !stays || err != nil {
+		return errors.Join(err, s.close(l))
+	}
+	s.mu.Lock()
+	b.held, b.idle = false, time.Now()
+	s.mu.Unlock()
+	s.closeIdle(s.capacity())
+	return nil
+}
+
+// closeIdle closes idle sandboxes, the longest idle one first, while more than so many are open. It
+// reports whether it closed any.
+func (s *Set) closeIdle(most int) (closed bool) {
+	for {
+		b := s.longestIdle(most)
+		if b == nil {
+			return closed
+		}
+		closed = true
+		if err := s.closeUnheld(b); err != nil {
+			s.options.Logger.Warn("idle sandbox cannot be closed", slog.String("lane", string(b.lane)), slog.Any("error", err))
+		}
+	}
+}
+
+// longestIdle returns the sandbox that has been idle for the longest time, if more than so many are
+// open. It is not returned again.
+func (s *Set) longestIdle(most int) (longest *Box) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.boxes) <= most {
+		return nil
+	}
+	for _, b := range s.boxes {
+		if !b.idle.IsZero() && (longest == nil || b.idle.Before(longest.idle)) {
+			longest = b
+		}
+	}
+	if longest != nil {
+		longest.idle = time.Time{}
+	}
+	return longest
+}
+
+// closeUnheld closes a sandbox, unless its lane is held by now.
+func (s *Set) closeUnheld(b *Box) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.mu.Lock()
+	held := b.held
+	s.mu.Unlock()
+	if held {
+		return nil
+	}
+	err := b.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !b.held && s.boxes[b.lane] == b { // else its holder opens another one
+		delete(s.boxes, b.lane)
+	}
+	return err
+}
