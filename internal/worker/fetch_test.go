@@ -75,6 +75,8 @@ func TestFetch_OnlyWhatTheNetworkAllows(t *testing.T) {
 		page := r.do(session, protocol.HTTPFetch{URL: web.URL + "/long"})
 		require.NotNil(t, page.Kept)
 		rest := r.do(session, protocol.ResultRead{CallID: page.CallID, Offset: 9_999})
-		require.Contains(t, string(rest.Value.(protocol.ResultReadResult).Content), "a line of text")
+		lines, is := rest.Value.(protocol.ResultReadResult)
+		require.True(t, is)
+		require.Contains(t, string(lines.Content), "a line of text")
 	})
 }

@@ -5,10 +5,10 @@
 //	                 │ fails ──► Undo: the directory is restored, the call fails
 //	lane held again ──► Reclaim: nobody else has written the journal, nothing is restored
 //
-// The journal of package workspace is authoritative; the directory is a copy of its last state, and
-// of what running calls change. Calls that end at the same time share a commit. A checkpoint has the
-// results of its calls until they are stored: a call whose worker was lost in between is not run
-// again, but answered with that result. Commits happen within the [Lease] of the lane only.
+// The journal of package workspace is authoritative; the directory is a copy of its last state,
+// with what running calls change. Calls that end at the same time share a commit. A checkpoint has
+// the results of its calls until they are stored: a call whose worker was lost in between is not
+// run again, but answered with that result. Commits happen within the [Lease] of the lane only.
 package checkpoint
 
 import (

@@ -65,8 +65,8 @@ func (b *Box) Checkpoints() *checkpoint.Directory {
 	return b.checkpoints
 }
 
-// ShellFile is the file with the state of the shell: next to the workspace, for the next worker that
-// has it.
+// ShellFile is the file with the state of the shell: next to the workspace, for the next worker
+// that has it.
 func (b *Box) ShellFile() string { return filepath.Join(b.set.home(b.lane), checkpoint.ShellFile) }
 
 // Undos is how often changes of the lane's calls were undone.

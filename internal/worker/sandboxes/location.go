@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// locationTimeout bounds one try to record or read a location, locationPause is the time between
-	// two.
+	// locationTimeout bounds one try to record or read a location, locationPause is the time
+	// between two.
 	locationTimeout = 5 * time.Second
 	locationPause   = 100 * time.Millisecond
 )
 
-// locations records which data directory has the workspace of a lane, where the fleet does not store
-// workspaces.
+// locations records which data directory has the workspace of a lane, where the fleet does not
+// store workspaces.
 type locations struct {
 	bucket     jetstream.KeyValue
 	workspaces *workspace.Store // nil in tests without
@@ -131,8 +131,8 @@ func (s *locations) forget(ctx context.Context, l protocol.Lane) error {
 	return nil
 }
 
-// OnlyAt names the data directory that alone has a lane's workspace; "" if the sandbox is open here,
-// no directory has it, or the fleet stores it.
+// OnlyAt names the data directory that alone has a lane's workspace; "" if the sandbox is open
+// here, no directory has it, or the fleet stores it.
 func (s *Set) OnlyAt(ctx context.Context, l protocol.Lane) string {
 	if _, inPlace := s.InPlace(l); inPlace || s.options.Durability != DurabilityLocal || ID(l) == "" || s.Box(l) != nil {
 		return ""

@@ -6,11 +6,11 @@
 //	           │ too many, or changed elsewhere       Release: the lane is idle ◄───┘
 //	           └──────────────────────────────────── open, nothing runs in it
 //
-// A [Box] is the sandbox of one lane with what belongs to it: its directory, checkpoints, background
-// processes and MCP servers. A released sandbox stays open while there is room for it; the next
-// claim reuses it if no other worker has had the workspace meanwhile. Copies of workspaces that the
-// fleet stores stay on the disk up to a bound. Workspaces that it does not store are recorded in a
-// bucket: which data directory has them.
+// A [Box] is the sandbox of one lane with what belongs to it: its directory, checkpoints,
+// background processes and MCP servers. A released sandbox stays open while there is room for it;
+// the next claim reuses it if no other worker has had the workspace meanwhile. Copies of workspaces
+// that the fleet stores stay on the disk up to a bound. Workspaces that it does not store are
+// recorded in a bucket: which data directory has them.
 package sandboxes
 
 import (
@@ -48,8 +48,8 @@ type Durability string
 
 // The kinds of durability.
 const (
-	// DurabilityCheckpoint stores workspaces with the fleet: the changes of a call are stored before
-	// its result. Any worker can continue.
+	// DurabilityCheckpoint stores workspaces with the fleet: the changes of a call before its
+	// result. Any worker can continue.
 	DurabilityCheckpoint Durability = "checkpoint"
 	// DurabilityLocal stores workspaces in the data directory, for the workers that share it. Calls
 	// of a session wait for one of those.
