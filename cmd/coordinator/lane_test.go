@@ -135,7 +135,7 @@ func (r *laneRig) enqueue(ts *testscript.TestScript, name string, ids []string) 
 	for i, id := range ids {
 		calls[i].Call = scriptCall(name, id)
 	}
-	ts.Check(errors.Join(r.publisher.Put(context.Background(), calls)...))
+	ts.Check(errors.Join(r.publisher.Enqueue(context.Background(), calls)...))
 }
 
 func (r *laneRig) strand(ts *testscript.TestScript, name, id string) {

@@ -230,7 +230,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		b.mu.Unlock()
 		b.dispatcher.metrics.Begun(ctx, string(call.Pool))
 	}
-	faults := b.dispatcher.publisher.Put(ctx, outgoing)
+	faults := b.dispatcher.publisher.Enqueue(ctx, outgoing)
 	unreachable := 0
 	for i, fault := range faults {
 		f := b.open[calls[i].ID]

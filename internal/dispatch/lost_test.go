@@ -35,7 +35,7 @@ func (r *rig) scripted(call *protocol.Call, lease time.Duration) *scripted {
 	w := &scripted{rig: r, store: s, call: call, beat: wire.Heartbeat{WorkerID: "w1", LeaseMS: lease.Milliseconds()}}
 	w.renew()
 	claim := wire.Claim{Lane: call.Lane(), WorkerID: "w1", Life: scriptedLife, Token: "t", Ready: 1}
-	_, answer, err := s.PutClaim(r.t.Context(), call.Pool, &claim, 0)
+	_, answer, err := s.StoreClaim(r.t.Context(), call.Pool, &claim, 0)
 	require.NoError(r.t, err)
 	require.Equal(r.t, store.Accepted, answer)
 	w.starts("w1", 1)
@@ -45,7 +45,7 @@ func (r *rig) scripted(call *protocol.Call, lease time.Duration) *scripted {
 func (w *scripted) renew() {
 	w.t.Helper()
 	w.beat.Beat++
-	seq, answer, err := w.store.PutHeartbeat(w.t.Context(), w.call.Pool, scriptedLife, &w.beat, w.seq)
+	seq, answer, err := w.store.StoreHeartbeat(w.t.Context(), w.call.Pool, scriptedLife, &w.beat, w.seq)
 	require.NoError(w.t, err)
 	require.Equal(w.t, store.Accepted, answer)
 	w.seq = seq

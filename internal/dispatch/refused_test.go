@@ -87,7 +87,7 @@ func TestDispatch_FullFleetRejectsNothingThatMayHaveRun(t *testing.T) {
 	r := newRig(t, natsio.Topology{MaxCalls: 1})
 	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
-	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &newCalls(1)[0]}})[0], "which fills the stream")
+	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &newCalls(1)[0]}})[0], "which fills the stream")
 
 	calls := newCalls(2)
 	calls[0].Again, calls[1].Again = true, true

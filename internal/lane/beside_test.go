@@ -15,15 +15,15 @@ import (
 func TestWork_ReadsBesideWhatRuns(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		change    func(*held)
+		change    func(*heldLane)
 		starts    bool
 		cancelled bool
 	}{
-		"much waits":              {func(*held) {}, true, false},
-		"little waits":            {func(l *held) { l.mail.singly = false }, false, false},
-		"cancels are not listed":  {func(l *held) { l.mail.listed = false }, false, false},
-		"somebody asks":           {func(l *held) { l.marks.asked.Store(true) }, false, false},
-		"a cancel has been heard": {func(l *held) { l.mail.cancels = []protocol.CallID{"next"} }, true, true},
+		"much waits":              {func(*heldLane) {}, true, false},
+		"little waits":            {func(l *heldLane) { l.mail.oneByOne = false }, false, false},
+		"cancels are not listed":  {func(l *heldLane) { l.mail.listed = false }, false, false},
+		"somebody asks":           {func(l *heldLane) { l.control.queried.Store(true) }, false, false},
+		"a cancel has been heard": {func(l *heldLane) { l.mail.cancels = []protocol.CallID{"next"} }, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -31,11 +31,11 @@ func TestWork_ReadsBesideWhatRuns(t *testing.T) {
 			require.True(t, l.mail.listen())
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel() // nothing can be read
-			l.ctx, l.starting, l.seat = ctx, t.Context(), newSeat()
-			l.ahead, l.running.finished = newAhead(l.holder.store), make(chan finished, 1)
-			l.mail.opened, l.mail.singly, l.mail.listed = true, true, true
+			l.ctx, l.starting, l.slots = ctx, t.Context(), newLaneSlots()
+			l.lookups, l.running.finished = newEarlyLookups(l.holder.store), make(chan finished, 1)
+			l.mail.opened, l.mail.oneByOne, l.mail.listed = true, true, true
 			e := &core.Entry{Call: &protocol.Call{ID: "next", Payload: protocol.Noop{}, Delivery: protocol.Idempotent}}
-			require.True(t, l.admit(e))
+			require.True(t, l.enqueue(e))
 			test.change(l)
 			_, err := l.work()
 			require.ErrorIs(t, err, context.Canceled)

@@ -81,7 +81,7 @@ func TestLane_TooLargeForTheFleet(t *testing.T) {
 	f := newFleet(t)
 	call := newCall("s", exclusive("account/a"))
 	call.Payload = protocol.CommandRun{Command: strings.Repeat("x", 64<<20)}
-	faults := f.publisher().Put(t.Context(), []lane.Outgoing{{Call: call}})
+	faults := f.publisher().Enqueue(t.Context(), []lane.Outgoing{{Call: call}})
 	require.ErrorIs(t, faults[0], lane.ErrTooLarge)
 	require.Zero(t, f.stored())
 }
@@ -129,7 +129,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		f.fillObjects()
 		call := newCall("s", exclusive("account/a"))
 		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}
-		require.ErrorIs(t, f.publisher().Put(t.Context(), []lane.Outgoing{{Call: call}})[0], lane.ErrFull)
+		require.ErrorIs(t, f.publisher().Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0], lane.ErrFull)
 	})
 	t.Run("a result counts without its value", func(t *testing.T) {
 		t.Parallel()

@@ -58,7 +58,7 @@ type claim struct {
 	epoch atomic.Uint64 // 0 while it is not known to be stored
 }
 
-func (h *Holder) newClaim(l *life, r *readyMessage) *claim {
+func (h *Holder) newClaim(l *incarnation, r *readyMessage) *claim {
 	return &claim{Claim: wire.Claim{
 		Lane: r.lane, WorkerID: h.options.Worker, Life: l.id, Token: uuid.NewString(), Ready: r.seq,
 	}}
@@ -67,21 +67,21 @@ func (h *Holder) newClaim(l *life, r *readyMessage) *claim {
 var (
 	// errHeld says that another worker holds the lane by the same ready message.
 	errHeld = errors.New("another worker holds the lane")
-	// errLeaving says that another worker is just letting go of the lane.
-	errLeaving = errors.New("another worker is letting go of the lane")
+	// errReleasing says that another worker is just letting go of the lane.
+	errReleasing = errors.New("another worker is letting go of the lane")
 	// errElsewhere says that another worker alone can run the lane's calls.
 	errElsewhere = errors.New("another worker has what the lane needs")
 )
 
-// take stores a claim. It replaces one whose owner is expired, and otherwise returns an error that
-// wraps [errHeld] or [errLeaving].
-func (h *Holder) take(ctx context.Context, c *claim) error {
+// acquire stores a claim. It replaces one whose owner is expired, and otherwise returns an error
+// that wraps [errHeld] or [errLeaving].
+func (h *Holder) acquire(ctx context.Context, c *claim) error {
 	claiming := core.Claiming{Claim: &c.Claim}
 	for tried := false; ; tried = true {
 		if tried && !pause.For(ctx, store.BehindPause) {
 			return context.Cause(ctx)
 		}
-		epoch, answer, err := h.store.PutClaim(ctx, h.options.Pool, &c.Claim, claiming.Expect)
+		epoch, answer, err := h.store.StoreClaim(ctx, h.options.Pool, &c.Claim, claiming.Expect)
 		switch {
 		case err == nil && answer == store.Accepted:
 			c.epoch.Store(epoch)
@@ -98,14 +98,14 @@ func (h *Holder) take(ctx context.Context, c *claim) error {
 		if found == nil {
 			found = &store.StoredClaim{}
 		}
-		switch claiming.Found(&found.Claim, found.Epoch, h.peers.isExpired) {
-		case core.StepPut:
-		case core.StepHold:
+		switch claiming.Decide(&found.Claim, found.Epoch, h.peers.isExpired) {
+		case core.StepStore:
+		case core.StepHeld:
 			c.epoch.Store(found.Epoch)
 			return nil
 		case core.StepWait:
-			return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errLeaving)
-		case core.StepLeave:
+			return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errReleasing)
+		case core.StepDecline:
 			return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errHeld)
 		}
 	}
@@ -115,57 +115,58 @@ func (h *Holder) decline(r *readyMessage, why error) {
 	switch {
 	case errors.Is(why, errHeld): // it is the holder's
 		h.store.Nack(r.ack, h.lease)
-		h.askToLeave(r)
-	case errors.Is(why, errLeaving):
-		h.store.Nack(r.ack, min(leavingFirst<<min(r.deliveries, 10), leavingLast))
-		h.askToLeave(r)
+		h.requestRelease(r)
+	case errors.Is(why, errReleasing):
+		h.store.Nack(r.ack, min(releasingFirst<<min(r.deliveries, 10), releasingLast))
+		h.requestRelease(r)
 	case errors.Is(why, errElsewhere):
 		h.store.Nack(r.ack, offerPeriod)
 	case errors.Is(why, ErrDraining):
 		h.store.Nack(r.ack, 0)
 	default:
-		h.troubles.log(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
+		h.retryLog.log(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
 			slog.String("lane", string(r.lane)), slog.Any("error", why))
-		h.store.Nack(r.ack, faultPause)
+		h.store.Nack(r.ack, retryPause)
 	}
 }
 
 const (
-	// leavingFirst and leavingLast bound the pauses between two looks at a lane whose holder seems
-	// to be letting go of it.
-	leavingFirst = 2 * time.Millisecond
-	leavingLast  = time.Second
+	// releasingFirst and leavingLast bound the pauses between two looks at a lane whose holder
+	// seems to be letting go of it.
+	releasingFirst = 2 * time.Millisecond
+	releasingLast  = time.Second
 )
 
-// askToLeave has the owner of a claim look whether it still holds the lane: should it have lost the
-// removal of the claim, it removes it then. A lane that is released needs no such word.
-func (h *Holder) askToLeave(r *readyMessage) {
+// requestRelease has the owner of a claim look whether it still holds the lane: should it have lost
+// the removal of the claim, it removes it then. A lane that is released needs no such word.
+func (h *Holder) requestRelease(r *readyMessage) {
 	if r.deliveries > 2 {
 		_ = h.store.NC.Publish(wire.AskSubject(h.store.Fleet, h.options.Pool, r.hash), nil)
 	}
 }
 
-// disownAfter disowns the claim of a lane that could not be claimed, and is not held any more, if
-// it may be stored all the same.
-func (h *Holder) disownAfter(l *held, why error) {
-	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errLeaving) || errors.Is(why, errElsewhere) {
+// removeStaleClaimAfter disowns the claim of a lane that could not be claimed, and is not held any
+// more, if it may be stored all the same.
+func (h *Holder) removeStaleClaimAfter(l *heldLane, why error) {
+	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errReleasing) || errors.Is(why, errElsewhere) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)
 	defer cancel()
-	h.disown(ctx, l.hash)
+	h.removeStaleClaim(ctx, l.hash)
 }
 
-// disown lets go of a claim of this life on a lane that is not held here: its removal was lost, or
-// a server brought it back. The consumer may wait with the ready message, so it is delivered again.
-func (h *Holder) disown(ctx context.Context, hash wire.LaneHash) {
+// removeStaleClaim lets go of a claim of this incarnation on a lane that is not held here: its
+// removal was lost, or a server brought it back. The consumer may wait with the ready message, so
+// it is delivered again.
+func (h *Holder) removeStaleClaim(ctx context.Context, hash wire.LaneHash) {
 	found, err := h.store.Claim(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {
 		return
 	}
 	h.mu.Lock()
-	ours := h.life != nil && found.Life == h.life.id && h.held[hash] == nil &&
-		h.life.trusted(time.Now()) // what a lost life has claimed may have been started, and is taken over
+	ours := h.incarnation != nil && found.Life == h.incarnation.id && h.held[hash] == nil &&
+		h.incarnation.isTrusted(time.Now()) // what a lost incarnation has claimed may have been started, and is taken over
 	h.mu.Unlock()
 	if ours && h.store.RedeliverAfter(ctx, h.options.Pool, h.lease, found.Ready) == nil &&
 		h.store.EndClaim(ctx, h.options.Pool, found.Claim, found.Epoch) == nil { // else somebody asks again
@@ -173,15 +174,15 @@ func (h *Holder) disown(ctx context.Context, hash wire.LaneHash) {
 	}
 }
 
-// tenure is for how long, and by which claim, this process holds a lane. It is safe for concurrent
-// use, but for the call of the ready message.
-type tenure struct {
-	lane  protocol.Lane
-	hash  wire.LaneHash
-	ready *readyMessage
-	claim *claim
-	life  *life
-	since time.Time // when it began
+// ownership is for how long, and by which claim, this process holds a lane. It is safe for
+// concurrent use, but for the call of the ready message.
+type ownership struct {
+	lane        protocol.Lane
+	hash        wire.LaneHash
+	ready       *readyMessage
+	claim       *claim
+	incarnation *incarnation
+	since       time.Time // when it began
 
 	ctx      context.Context //nolint:containedctx // the lifetime of the claim is the lane's own
 	cancel   context.CancelCauseFunc
@@ -189,18 +190,18 @@ type tenure struct {
 	stop     context.CancelFunc
 }
 
-func newTenure(life *life, ready *readyMessage, claim *claim) *tenure {
-	t := &tenure{lane: ready.lane, hash: ready.hash, ready: ready, claim: claim, life: life, since: time.Now()}
-	t.ctx, t.cancel = context.WithCancelCause(life.ctx)
+func newOwnership(incarnation *incarnation, ready *readyMessage, claim *claim) *ownership {
+	t := &ownership{lane: ready.lane, hash: ready.hash, ready: ready, claim: claim, incarnation: incarnation, since: time.Now()}
+	t.ctx, t.cancel = context.WithCancelCause(incarnation.ctx)
 	t.starting, t.stop = context.WithCancel(t.ctx)
 	return t
 }
 
-func (t *tenure) isStopping() bool { return t.starting.Err() != nil }
+func (t *ownership) isStopping() bool { return t.starting.Err() != nil }
 
-// alive reports whether the lane is still surely ours; when it is not, it is given up.
-func (t *tenure) alive() bool {
-	if t.ctx.Err() == nil && !t.life.trusted(time.Now()) {
+// isAlive reports whether the lane is still surely ours; when it is not, it is given up.
+func (t *ownership) isAlive() bool {
+	if t.ctx.Err() == nil && !t.incarnation.isTrusted(time.Now()) {
 		t.cancel(ErrLost)
 	}
 	return t.ctx.Err() == nil
@@ -209,12 +210,12 @@ func (t *tenure) alive() bool {
 // isFresh waits until the lease is trusted for long enough that a removal surely arrives before its
 // end, even if it is late by one more margin: servers take it from a former holder, too. It reports
 // false when the lane is lost.
-func (t *tenure) isFresh() bool {
-	for t.alive() {
-		if t.life.isFresh(time.Now()) {
+func (t *ownership) isFresh() bool {
+	for t.isAlive() {
+		if t.incarnation.isFresh(time.Now()) {
 			return true
 		}
-		pause.For(t.ctx, faultPause)
+		pause.For(t.ctx, retryPause)
 	}
 	return false
 }

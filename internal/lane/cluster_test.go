@@ -91,7 +91,7 @@ func callers(t *testing.T, f *fleet, p *lane.Publisher, count, n, lanes int) (sl
 			for k := range n {
 				call := newCall(session, exclusive(fmt.Sprintf("account/%d", (i+k)%lanes)))
 				start := time.Now()
-				for _, err := range p.Put(t.Context(), []lane.Outgoing{{Call: call}}) {
+				for _, err := range p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}}) {
 					if err != nil {
 						t.Error(err)
 						return
@@ -246,7 +246,7 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
 	attempts := f.overhear(wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
 	accepted := make(chan error, 1)
-	go func() { accepted <- p.Put(t.Context(), []lane.Outgoing{{Call: call}})[0] }()
+	go func() { accepted <- p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0] }()
 	require.Eventually(t, func() bool {
 		for i, s := range c.Servers {
 			if i != leader && s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
@@ -285,7 +285,7 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	require.NoError(t, err)
 	f.fill(2)
 	p := f.publisher()
-	refused := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/2"))}})
+	refused := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/2"))}})
 	require.ErrorIs(t, refused[0], lane.ErrFull)
 	ran := make(chan protocol.CallID, 9)
 	f.hold(tells(ran), lane.Options{})
@@ -345,7 +345,7 @@ func (f *fleet) makeRoomFor(call *protocol.Call) {
 	p := f.publisher()
 	f.fill(2)
 	require.Eventually(f.t, func() bool {
-		return p.Put(f.t.Context(), []lane.Outgoing{{Call: call}})[0] == nil
+		return p.Enqueue(f.t.Context(), []lane.Outgoing{{Call: call}})[0] == nil
 	}, patience, time.Millisecond, "no room")
 }
 

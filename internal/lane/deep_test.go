@@ -24,7 +24,7 @@ func putAtOnce(t *testing.T, p *lane.Publisher, calls []*protocol.Call) {
 	for part := range slices.Chunk(calls, 1+len(calls)/32) {
 		group.Go(func() {
 			for _, call := range part {
-				if err := p.Put(t.Context(), []lane.Outgoing{{Call: call}})[0]; err != nil {
+				if err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0]; err != nil {
 					t.Errorf("put: %v", err)
 				}
 			}

@@ -24,23 +24,25 @@
 // # Claims and lives
 //
 //	            claim: none yet                        release
-//	nobody ───────────────────────► held by a life ───────────────► nobody
+//	nobody ───────────────────────► held by an incarnation ───────────────► nobody
 //	                                   │        │
 //	     heartbeat stands still        │        │ drained with calls that were killed
 //	     for a lease, is expired       ▼        ▼
 //	                          claim of the dead, or of nobody
 //	                                   │ replaced on the condition that it is still that one
 //	                                   ▼
-//	                          held by another life, which knows that calls were interrupted
+//	                          held by another incarnation, which knows that calls were interrupted
 //
 // A worker lives as long as it renews one heartbeat, by compare-and-set, for all its claims. It
 // trusts them until four fifths of a lease after it sent the last renewal that was acknowledged.
 // Others see the record stand still for a lease on their own clocks, and expire it on the condition
 // that it has not changed: that proves that no later renewal was stored. So whoever replaces a
-// claim does so after its owner has stopped, and no two clocks are compared. A life that has lost
-// its lease kills what runs, stores nothing, and never comes back; its worker begins another one.
+// claim does so after its owner has stopped, and no two clocks are compared. A incarnation that has
+// lost its lease kills what runs, stores nothing, and never comes back; its worker begins another
+// one.
 //
-// Whoever finds an expired life has the lanes that it claimed delivered again, until none is left.
+// Whoever finds an expired incarnation has the lanes that it claimed delivered again, until none is
+// left.
 //
 // # No wake-up is lost
 //
@@ -51,20 +53,20 @@
 // there, that is before the removal. The append was acknowledged before that. So the look, which
 // comes after the removal, sees the entry, and the holder publishes a ready message itself. If it
 // was not refused, it is there. Either way the lane is ready. Only then the claim goes: a holder
-// that is lost in between leaves it, and whoever expires its life makes the lane ready.
+// that is lost in between leaves it, and whoever expires its incarnation makes the lane ready.
 //
 // On several servers a leader that was cut off may still answer, without what came since. So before
 // the look a mark is stored in the mailbox, and the look counts only when it knows the mark.
 //
 // A publisher may be lost between the two. So the workers see to it that each entry is followed by
-// one attempt to publish the ready message (caretaker). One is enough for ever, by the same
+// one attempt to publish the ready message (reaper). One is enough for ever, by the same
 // argument. Nobody who waits for a result has to do anything.
 //
 // # Writes that are left out
 //
 // A call that finds its lane idle is the ready message itself. A publisher that has used the lane a
 // moment ago does not try that: holders keep lanes that are used again and again for a moment.
-// Nobody answers the ready message behind an append; should it get lost, the caretaker publishes
+// Nobody answers the ready message behind an append; should it get lost, the reaper publishes
 // one.
 //
 // A holder removes settled entries without asking for an answer. Before it lets the lane go, it
@@ -93,12 +95,12 @@
 //	calls are published                        publisher
 //	what the engine needs of its program        host
 //	the holder: one loop that pulls            holder, pull
-//	claims and leases                          claim; a worker's heartbeat: life; other workers': peers
+//	claims and leases                          claim; a worker's heartbeat: incarnation; other workers': peers
 //	a lane while it is held: one select loop   held; slots shared between lanes: fairness
 //	one call: start, execution, result         attempt
 //	waiting calls of a lane, in order          mailbox
 //	calls that other workers have to run       place
-//	lanes that no worker holds                 caretaker
+//	lanes that no worker holds                 reaper
 //	operators, cancels, pauses                 answer; package operator
 //	streams and their operations               package store; whether an answer is current: consistency
 package lane

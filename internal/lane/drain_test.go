@@ -36,7 +36,7 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 			calls = append(calls, out[i].Call)
 		}
 		putting := make(chan []error, 1)
-		go func() { putting <- p.Put(t.Context(), out) }()
+		go func() { putting <- p.Enqueue(t.Context(), out) }()
 		<-begun
 		h.stop()
 		for _, err := range <-putting {

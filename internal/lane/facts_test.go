@@ -198,7 +198,7 @@ func TestFact_OrderOutlivesALostWorker(t *testing.T) {
 			ran = append(ran, run.Call.ID)
 			mu.Unlock()
 			// When a call of another lane has run, the next one would have started if it could.
-			if err := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/other"))}})[0]; err != nil {
+			if err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/other"))}})[0]; err != nil {
 				t.Error(err)
 			}
 			<-others

@@ -263,7 +263,7 @@ func put(t *testing.T, p *lane.Publisher, calls ...*protocol.Call) {
 	for i, c := range calls {
 		out[i] = lane.Outgoing{Call: c}
 	}
-	for _, err := range p.Put(t.Context(), out) {
+	for _, err := range p.Enqueue(t.Context(), out) {
 		require.NoError(t, err)
 	}
 }

@@ -39,7 +39,7 @@ func TestFull_WhatTakesTheLastPlaceMakesItsLaneReady(t *testing.T) {
 	waits, refused, last := newCall("s", x), newCall("s", x), newCall("s", x)
 	raw(t, f, wire.CallSubject(protocol.DefaultFleet, waits.Pool, wire.HashLane(waits.Lane()), waits.ID), waits)
 	f.fill(1)
-	require.ErrorIs(t, p.Put(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
+	require.ErrorIs(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
 	f.fill(2)
 	put(t, p, last)
 	f.hold(newHistory(), lane.Options{})

@@ -16,11 +16,11 @@ import (
 )
 
 // newLaneOf is a lane without a goroutine of its own.
-func newLaneOf(t *testing.T, s *store.Store) *held {
+func newLaneOf(t *testing.T, s *store.Store) *heldLane {
 	t.Helper()
 	const name = protocol.Lane("account/a")
-	l := &held{
-		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, tenure: &tenure{lane: name, hash: wire.HashLane(name), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
+	l := &heldLane{
+		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, ownership: &ownership{lane: name, hash: wire.HashLane(name), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
 		schedule: core.NewSchedule(), garbage: newGarbage(),
 		mail: newMailbox(s, protocol.DefaultPool, wire.HashLane(name)),
 	}
@@ -65,10 +65,10 @@ func TestSweep_OnlyWhatWasThrownAwayGoes(t *testing.T) {
 	started := put(wire.StartSubject(s.Fleet, protocol.DefaultPool, l.hash, "waits", 1))
 	cancel := put(wire.CancelSubject(s.Fleet, protocol.DefaultPool, l.hash, "settled"))
 	floor := put(wire.FloorSubject(s.Fleet, protocol.DefaultPool, l.hash, 7)) // of a claim before
-	l.garbage.thrown = map[uint64]protocol.CallID{settled: "settled", cancel: "settled", floor: "", 9999: "gone"}
+	l.garbage.unconfirmed = map[uint64]protocol.CallID{settled: "settled", cancel: "settled", floor: "", 9999: "gone"}
 	require.NoError(t, l.sweep())
 	require.Equal(t, []uint64{paused, waits, started}, left())
-	require.Empty(t, l.garbage.thrown)
+	require.Empty(t, l.garbage.unconfirmed)
 }
 
 // A call that was put twice is the one in hand; the other copy is thrown away.
@@ -85,7 +85,7 @@ func TestAccept_ASecondCopyGoes(t *testing.T) {
 	l.accept(&message{Sequence: 4, Subject: subject, Data: body})
 	l.accept(&message{Sequence: 6, Subject: subject, Data: body})
 	require.Equal(t, 1, l.schedule.Len())
-	require.Equal(t, map[uint64]protocol.CallID{6: call.ID}, l.garbage.thrown)
+	require.Equal(t, map[uint64]protocol.CallID{6: call.ID}, l.garbage.unconfirmed)
 }
 
 // idleHost is a host that is never asked to execute anything.

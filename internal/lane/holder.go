@@ -29,22 +29,22 @@ type Holder struct {
 	slots    *slots
 	puller   *puller
 	peers    *peers
-	care     *caretaker
+	reaper   *reaper
 	clock    store.Clock
 	lease    time.Duration
-	troubles troubles
+	retryLog retryLog
 	streams  *natsio.Streams
-	roster
+	heldLanes
 }
 
-// roster is the lanes that a process holds. It is safe for concurrent use.
-type roster struct {
-	mu       sync.Mutex
-	life     *life // nil before the first one
-	draining bool
-	held     map[wire.LaneHash]*held
-	recent   map[wire.LaneHash]time.Time // when lanes were let go; bounded by maxUsed
-	group    sync.WaitGroup              // of held lanes
+// heldLanes is the lanes that a process holds. It is safe for concurrent use.
+type heldLanes struct {
+	mu          sync.Mutex
+	incarnation *incarnation // nil before the first one
+	draining    bool
+	held        map[wire.LaneHash]*heldLane
+	recent      map[wire.LaneHash]time.Time // when lanes were let go; bounded by maxUsed
+	group       sync.WaitGroup              // of held lanes
 }
 
 // NewHolder opens the streams of a fleet, which must exist, and makes or checks
@@ -59,18 +59,18 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	if err != nil {
 		return nil, err
 	}
-	care, err := natsio.EnsureCare(ctx, s.JS, o.Fleet, o.Pool)
+	reaping, err := natsio.EnsureReaper(ctx, s.JS, o.Fleet, o.Pool)
 	if err != nil {
 		return nil, err
 	}
 	h := &Holder{
 		options: o, store: s, host: host, lease: lease,
-		roster:   roster{held: map[wire.LaneHash]*held{}, recent: map[wire.LaneHash]time.Time{}},
-		troubles: troubles{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
+		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
+		retryLog:  retryLog{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
 		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.peers.replace = h.replaceReady
-	h.care = &caretaker{holder: h, consumer: care, due: map[wire.LaneHash]dueLane{}}
+	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
 	h.puller = &puller{holder: h, expires: lease / 3}
 	return h, nil
 }
@@ -84,7 +84,7 @@ func (h *Holder) Result(ctx context.Context, session protocol.SessionID, call pr
 }
 
 // Held is how many lanes are held now.
-func (r *roster) Held() int {
+func (r *heldLanes) Held() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.held)
@@ -104,11 +104,11 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // ages of calls are measured by it
 			break
 		}
-		if !pause.For(ctx, faultPause) {
+		if !pause.For(ctx, retryPause) {
 			return nil
 		}
 	}
-	silence, err := h.answerQuestions()
+	silence, err := h.serveQueries()
 	if err != nil {
 		return err
 	}
@@ -116,60 +116,60 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	beside, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var group errgroup.Group
 	group.Go(func() error { return h.peers.run(beside) })
-	group.Go(func() error { h.keepInformed(beside); return nil })
-	group.Go(func() error { h.care.run(ctx); return nil })
+	group.Go(func() error { h.monitor(beside); return nil })
+	group.Go(func() error { h.reaper.run(ctx); return nil })
 	for ctx.Err() == nil {
-		h.live(ctx, drain)
+		h.serveIncarnation(ctx, drain)
 	}
-	h.group.Wait() // of lanes that an earlier life has lost
+	h.group.Wait() // of lanes that an earlier incarnation has lost
 	stop()
 	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // what was sent last; without a connection leases end
 	return group.Wait()
 }
 
-// live claims and serves lanes until ctx ends or this life is lost. Calls that do not end when
-// their lanes are lost keep their slots, and no new life from beginning.
-func (h *Holder) live(ctx, drain context.Context) {
-	l, err := h.begin(ctx)
+// serveIncarnation claims and serves lanes until ctx ends or this incarnation is lost. Calls that
+// do not end when their lanes are lost keep their slots, and no new incarnation from beginning.
+func (h *Holder) serveIncarnation(ctx, drain context.Context) {
+	l, err := h.beginIncarnation(ctx)
 	if err != nil {
 		h.drain(drain)
 		return
 	}
 	h.mu.Lock()
-	h.life = l
+	h.incarnation = l
 	h.mu.Unlock()
 	var keeper sync.WaitGroup
-	keeper.Go(func() { h.keep(l) })
+	keeper.Go(func() { h.keepRenewing(l) })
 	living, stop := context.WithCancel(ctx)
-	lost := context.AfterFunc(l.ctx, stop) //nolint:contextcheck // the life is over before ctx, or with it
+	lost := context.AfterFunc(l.ctx, stop) //nolint:contextcheck // the incarnation is over before ctx, or with it
 	h.pull(living)
 	lost()
 	stop()
-	h.endure(ctx, l)
+	h.awaitKilled(ctx, l)
 	if ctx.Err() != nil {
 		h.drain(drain)
 	}
 	lostLease := l.isLost()
 	l.end(nil)
 	keeper.Wait()
-	h.bury(ctx, l, lostLease)
+	h.retire(ctx, l, lostLease)
 }
 
-// endure waits, after a life was lost, until what ran in it has been killed, or the margin of its
-// lease is over: others must not take its lanes over before.
-func (h *Holder) endure(ctx context.Context, l *life) {
+// awaitKilled waits, after an incarnation was lost, until what ran in it has been killed, or the
+// margin of its lease is over: others must not take its lanes over before.
+func (h *Holder) awaitKilled(ctx context.Context, l *incarnation) {
 	end := l.leaseEnd().Add(l.lease.Margin())
-	for l.isLost() && time.Now().Before(end) && h.holds(l) {
-		if !pause.For(ctx, leavePause) {
+	for l.isLost() && time.Now().Before(end) && h.holdsLanesOf(l) {
+		if !pause.For(ctx, killedPause) {
 			return
 		}
 	}
 }
 
-const leavePause = 10 * time.Millisecond
+const killedPause = 10 * time.Millisecond
 
-func (r *roster) holds(life *life) bool {
-	return slices.ContainsFunc(r.lanes(), func(l *held) bool { return l.life == life })
+func (r *heldLanes) holdsLanesOf(incarnation *incarnation) bool {
+	return slices.ContainsFunc(r.lanes(), func(l *heldLane) bool { return l.incarnation == incarnation })
 }
 
 // drain hands back what is on its way, lets what runs end until the context does, and returns when
@@ -231,7 +231,7 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
 		_ = msg.Term() // else it would come back for ever
 		if meta, err := msg.Metadata(); err == nil {
-			h.store.ThrowAway(meta.Sequence.Stream) // else it would stand in the way of every other one
+			h.store.DeleteAsync(meta.Sequence.Stream) // else it would stand in the way of every other one
 		}
 		return
 	}
@@ -239,21 +239,21 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		h.store.Nack(ready.ack, 0)
 		return
 	}
-	h.enter(ready)
+	h.beginHold(ready)
 }
 
 // nackLeases is for how many leases the consumer does not deliver the ready message of a held lane
 // once more; that costs a look at the claim.
 const nackLeases = 60
 
-// enter begins to hold a lane, with a slot, unless it is held here.
-func (h *Holder) enter(ready *readyMessage) {
+// beginHold begins to hold a lane, with a slot, unless it is held here.
+func (h *Holder) beginHold(ready *readyMessage) {
 	h.mu.Lock()
 	before := h.held[ready.hash]
 	if !h.draining && before == nil {
-		l := newHeld(h, h.life, ready)
+		l := newHeldLane(h, h.incarnation, ready)
 		if time.Since(h.recent[l.hash]) < frequent {
-			l.use.served = 1 // it is used again and again
+			l.usage.served = 1 // it is used again and again
 		}
 		h.held[l.hash] = l
 		h.group.Add(1)
@@ -275,42 +275,42 @@ func (h *Holder) enter(ready *readyMessage) {
 	case draining:
 		h.decline(ready, ErrDraining)
 	case visited, before.ready.seq < ready.seq:
-		h.decline(ready, errLeaving)
+		h.decline(ready, errReleasing)
 	case before.ready.seq > ready.seq: // an old delivery
 		h.decline(ready, errHeld)
 	}
 }
 
 // hold claims a lane and serves it.
-func (h *Holder) hold(l *held) {
-	defer h.forget(l)
+func (h *Holder) hold(l *heldLane) {
+	defer h.remove(l)
 	var err error
 	switch {
-	case h.bound(l):
+	case h.leavesToRequired(l):
 		err = errElsewhere
-	case h.leaves(l):
+	case h.leavesToPreferred(l):
 		err = errHeld
 	default:
-		err = h.take(l.ctx, l.claim)
+		err = h.acquire(l.ctx, l.claim)
 	}
-	if err != nil || !l.alive() {
+	if err != nil || !l.isAlive() {
 		l.cancel(nil)
 		h.slots.release()
-		h.forget(l)
-		h.disownAfter(l, err)
+		h.remove(l)
+		h.removeStaleClaimAfter(l, err)
 		h.decline(l.ready, cmp.Or(err, ErrLost))
 		return
 	}
-	h.tellTaken(l.ready)
-	untold := h.tellLoss(l)
+	h.notifyClaimed(l.ready)
+	untold := h.notifyLoss(l)
 	defer untold()
 	if !l.serve() {
 		h.host.Release(l.lane)
 	}
 }
 
-// forget ends the bookkeeping of a lane: it may be claimed again here.
-func (r *roster) forget(l *held) {
+// remove ends the bookkeeping of a lane: it may be claimed again here.
+func (r *heldLanes) remove(l *heldLane) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.held[l.hash] != l {
@@ -323,12 +323,12 @@ func (r *roster) forget(l *held) {
 	r.recent[l.hash] = time.Now()
 }
 
-// keepInformed finds out whether the streams are there, and measures the server's time now and
+// monitor finds out whether the streams are there, and measures the server's time now and
 // then, until ctx ends.
-func (h *Holder) keepInformed(ctx context.Context) {
+func (h *Holder) monitor(ctx context.Context) {
 	gone := false
 	for synced := time.Now(); pause.For(ctx, natsio.StreamsPeriod); {
-		gone = h.tellStreams(ctx, gone)
+		gone = h.checkStreams(ctx, gone)
 		if time.Since(synced) < clockPeriod {
 			continue
 		}
@@ -338,9 +338,9 @@ func (h *Holder) keepInformed(ctx context.Context) {
 	}
 }
 
-// tellStreams logs when a stream is gone, and when all are there again. It takes and returns
+// checkStreams logs when a stream is gone, and when all are there again. It takes and returns
 // whether one was, and is.
-func (h *Holder) tellStreams(ctx context.Context, before bool) bool {
+func (h *Holder) checkStreams(ctx context.Context, before bool) bool {
 	err := h.streams.Check(ctx)
 	switch {
 	case err != nil && !before:
@@ -353,8 +353,8 @@ func (h *Holder) tellStreams(ctx context.Context, before bool) bool {
 
 const clockPeriod = 30 * time.Second
 
-// tellLoss tells of the lane's loss when that happens, until the function that it returns does.
-func (h *Holder) tellLoss(l *held) (stop func()) {
+// notifyLoss tells of the lane's loss when that happens, until the function that it returns does.
+func (h *Holder) notifyLoss(l *heldLane) (stop func()) {
 	told := make(chan struct{})
 	stopped := context.AfterFunc(l.ctx, func() {
 		defer close(told)
@@ -370,8 +370,34 @@ func (h *Holder) tellLoss(l *held) (stop func()) {
 }
 
 // lanes returns the lanes that are held now.
-func (r *roster) lanes() []*held {
+func (r *heldLanes) lanes() []*heldLane {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.held))
+}
+
+// logEvery is the least time between two lines about one kind of trouble.
+const logEvery = time.Minute
+
+// retryLog logs what is tried again until it succeeds, as while the server is away: each kind once
+// a minute at most, however many lanes and calls have it. The zero value with a logger is ready,
+// and safe for concurrent use.
+type retryLog struct {
+	logger *slog.Logger
+
+	mu   sync.Mutex
+	last map[string]time.Time // when each message was logged; messages are constants
+}
+
+func (t *retryLog) log(ctx context.Context, msg string, attrs ...slog.Attr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last, known := t.last[msg]; known && time.Since(last) < logEvery {
+		return
+	}
+	if t.last == nil {
+		t.last = map[string]time.Time{}
+	}
+	t.last[msg] = time.Now()
+	t.logger.LogAttrs(ctx, slog.LevelWarn, msg, attrs...) //nolint:sloglint // messages are constants of the callers
 }

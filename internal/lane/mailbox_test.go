@@ -88,7 +88,7 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	put("a", "b")
 	take() // and reads b
 	put("between")
-	m.listenAnew()
+	m.relisten()
 	require.NoError(t, s.NC.Flush())
 	put("told")
 	for range 4 {
@@ -102,7 +102,7 @@ func TestWaitBusy_ABusyLaneListens(t *testing.T) {
 	t.Parallel()
 	l := newLaneOf(t, openStore(t))
 	require.Equal(t, hintAfter, l.waitBusy())
-	l.use.served = listensAfter
+	l.usage.served = listensAfter
 	require.Zero(t, l.waitBusy(), "the mailbox is read first")
 	require.True(t, l.mail.listens())
 	require.Equal(t, lookPeriod, l.waitBusy())
@@ -117,7 +117,7 @@ func TestFeed_WhatIsNotToldIsFoundAllTheSame(t *testing.T) {
 	l.mail.opened = true
 	deaf, err := s.NC.SubscribeSync("nothing")
 	require.NoError(t, err)
-	require.NoError(t, l.feed())
+	require.NoError(t, l.readMailbox())
 	l.mail.subscription, l.mail.reconnects = deaf, s.NC.Stats().Reconnects
 	call := &protocol.Call{
 		ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
@@ -127,10 +127,10 @@ func TestFeed_WhatIsNotToldIsFoundAllTheSame(t *testing.T) {
 	require.NoError(t, err)
 	_, _, err = s.Publish(t.Context(), &nats.Msg{Subject: wire.CallSubject(s.Fleet, protocol.DefaultPool, l.hash, call.ID), Data: body})
 	require.NoError(t, err)
-	require.NoError(t, l.feed())
+	require.NoError(t, l.readMailbox())
 	require.Zero(t, l.schedule.Len())
-	l.mail.looked = time.Now().Add(-lookPeriod)
-	require.NoError(t, l.feed())
+	l.mail.queriedAt = time.Now().Add(-lookPeriod)
+	require.NoError(t, l.readMailbox())
 	require.Equal(t, 1, l.schedule.Len())
 }
 

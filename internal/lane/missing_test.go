@@ -41,7 +41,7 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return errors.Is(p.Streams(t.Context()), natsio.ErrNoStream) }, patience, 100*time.Millisecond)
 			if stream == wire.CallsStream(protocol.DefaultFleet) {
-				fault := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
+				fault := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
 				require.ErrorIs(t, fault, natsio.ErrNoStream)
 				require.ErrorIs(t, fault, lane.ErrNotSent)
 			}

@@ -13,7 +13,7 @@ import (
 )
 
 // fill gives a lane as many bytes in hand as it may have.
-func (l *held) fill() {
+func (l *heldLane) fill() {
 	l.schedule.Add(&core.Entry{Call: &protocol.Call{ID: "full"}, Size: windowBytes})
 }
 
@@ -27,24 +27,24 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	mark, _, err := s.Publish(t.Context(), nats.NewMsg(wire.PauseSubject(s.Fleet, protocol.DefaultPool, l.hash)))
 	require.NoError(t, err)
 
-	require.NoError(t, l.readMarks())
-	require.False(t, l.marks.paused.Load(), "nothing says that it is worth a read")
-	l.marks.asked.Store(true)
-	require.NoError(t, l.readMarks())
-	require.True(t, l.marks.paused.Load())
+	require.NoError(t, l.readControl())
+	require.False(t, l.control.paused.Load(), "nothing says that it is worth a read")
+	l.control.queried.Store(true)
+	require.NoError(t, l.readControl())
+	require.True(t, l.control.paused.Load())
 
-	l.marks.paused.Store(false)
-	l.marks.read, l.mail.listed = time.Now(), true
+	l.control.paused.Store(false)
+	l.control.readAt, l.mail.listed = time.Now(), true
 	l.fill()
-	require.NoError(t, l.readMarks())
-	require.False(t, l.marks.paused.Load(), "it was read a moment ago")
-	l.marks.read = time.Now().Add(-lookPeriod)
-	require.NoError(t, l.readMarks())
-	require.True(t, l.marks.paused.Load())
+	require.NoError(t, l.readControl())
+	require.False(t, l.control.paused.Load(), "it was read a moment ago")
+	l.control.readAt = time.Now().Add(-lookPeriod)
+	require.NoError(t, l.readControl())
+	require.True(t, l.control.paused.Load())
 
 	require.NoError(t, s.Remove(t.Context(), mark))
-	require.NoError(t, l.readMarks())
-	require.False(t, l.marks.paused.Load(), "a paused lane reads it every time")
+	require.NoError(t, l.readControl())
+	require.False(t, l.control.paused.Load(), "a paused lane reads it every time")
 }
 
 // A request to cancel that was stored beyond what the holder has in hand, and before it listened,
@@ -57,6 +57,6 @@ func TestReadMarks_ACancelBeforeTheHolderListens(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, l.mail.listen())
 	l.fill()
-	require.NoError(t, l.readMarks())
-	require.Contains(t, l.marks.early, protocol.CallID("c"))
+	require.NoError(t, l.readControl())
+	require.Contains(t, l.control.cancelledUnread, protocol.CallID("c"))
 }

@@ -56,32 +56,32 @@ func NeedOf(c *protocol.Call) Need {
 	return n
 }
 
-// takes reports whether a call is run here: one that cannot be read, or must not be started again,
+// canRun reports whether a call is run here: one that cannot be read, or must not be started again,
 // is answered by anybody, and a lane that has to be kept here is not handed back.
-func (l *held) takes(e *core.Entry) bool {
-	if _, answer := e.NextStart(); e.Fault != nil || answer != nil {
+func (l *heldLane) canRun(e *core.Entry) bool {
+	if _, answer := e.NextStart(); e.Invalid != nil || answer != nil {
 		return true
 	}
 	return l.holder.host.CanRun(NeedOf(e.Call)) || l.holder.host.MustHold(l.lane)
 }
 
-// isOver notes a call that is not taken and has its result: as its holder left it, such as the one
-// that is the ready message. Of any other it notes what this worker lacks.
-func (l *held) isOver(e *core.Entry) bool {
+// skipSettled notes a call that is not taken and has its result: as its holder left it, such as the
+// one that is the ready message. Of any other it notes what this worker lacks.
+func (l *heldLane) skipSettled(e *core.Entry) bool {
 	known, err := l.isSettled(e)
 	if err == nil && known {
-		l.wasSettled(e)
-		l.conclude(e)
+		l.onAlreadySettled(e)
+		l.finishEntry(e)
 		return true
 	}
 	need := NeedOf(e.Call)
-	l.lacks = &need
+	l.unmet = &need
 	return false
 }
 
-func (l *held) offer(ctx context.Context) error {
+func (l *heldLane) offer(ctx context.Context) error {
 	s := l.holder.store
-	body, err := json.Marshal(l.lacks)
+	body, err := json.Marshal(l.unmet)
 	if err != nil {
 		return fmt.Errorf("offer lane: %w", err)
 	}
@@ -90,31 +90,31 @@ func (l *held) offer(ctx context.Context) error {
 	return err
 }
 
-// offered takes a lane that another worker cannot go on with, or that had better be here, if there
+// onOffer takes a lane that another worker cannot go on with, or that had better be here, if there
 // is room.
-func (h *Holder) offered(ctx context.Context, hash wire.LaneHash, msg *nats.Msg) {
+func (h *Holder) onOffer(ctx context.Context, hash wire.LaneHash, msg *nats.Msg) {
 	var need Need
 	err := json.Unmarshal(msg.Data, &need)
 	if err != nil || need.Disk != "" && need.Disk != h.options.Disk || need.Disk == "" && !h.host.CanRun(need) {
 		return
 	}
 	if !h.slots.tryAcquire() {
-		need.refuse(msg)
+		need.respondRefused(msg)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()
 	ready, err := h.storedReady(ctx, hash)
 	h.mu.Lock()
-	living := h.life != nil
+	living := h.incarnation != nil
 	h.mu.Unlock()
 	if err != nil || ready == nil || !living {
 		h.slots.release()
-		need.refuse(msg)
+		need.respondRefused(msg)
 		return
 	}
 	ready.asked = msg.Reply
-	h.enter(ready) //nolint:contextcheck // the lane has its own
+	h.beginHold(ready) //nolint:contextcheck // the lane has its own
 }
 
 // A lane goes back to the worker that has what it needs, such as its workspace, while that has a
@@ -126,15 +126,16 @@ const preferFor = 75 * time.Millisecond
 
 // What a worker that is preferred answers.
 const (
-	taken   = "taken" // the lane is claimed
-	refused = "refused"
+	answerClaimed = "taken" // the lane is claimed
+	answerRefused = "refused"
 )
 
-// bound reports whether a lane is left to the only worker that can run its calls, which lives. That
-// one takes the lane if it has a slot, and is asked again whenever the lane is delivered.
-func (h *Holder) bound(l *held) bool {
+// leavesToRequired reports whether a lane is left to the only worker that can run its calls, which
+// lives. That one takes the lane if it has a slot, and is asked again whenever the lane is
+// delivered.
+func (h *Holder) leavesToRequired(l *heldLane) bool {
 	disk := h.host.RequiredDisk(l.ctx, l.lane)
-	if disk == "" || disk == h.options.Disk || !h.peers.surelyHas(l.ctx, disk) {
+	if disk == "" || disk == h.options.Disk || !h.peers.mayHaveDisk(l.ctx, disk) {
 		return false
 	}
 	body, err := json.Marshal(Need{Disk: disk})
@@ -144,15 +145,15 @@ func (h *Holder) bound(l *held) bool {
 	return true
 }
 
-// leaves reports whether the worker that is preferred has claimed a lane.
-func (h *Holder) leaves(l *held) bool {
-	if l.ready.ack == "" || l.ready.deliveries > 1 || !h.peers.others(h.options.Worker) {
+// leavesToPreferred reports whether the worker that is preferred has claimed a lane.
+func (h *Holder) leavesToPreferred(l *heldLane) bool {
+	if l.ready.ack == "" || l.ready.deliveries > 1 || !h.peers.hasOthers(h.options.Worker) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, preferFor)
 	defer cancel()
 	preferred := h.host.PreferredDisk(ctx, l.lane)
-	if preferred == "" || preferred == h.options.Disk || !h.peers.anyHas(preferred) {
+	if preferred == "" || preferred == h.options.Disk || !h.peers.hasDisk(preferred) {
 		return false
 	}
 	body, err := json.Marshal(Need{Disk: preferred})
@@ -160,19 +161,19 @@ func (h *Holder) leaves(l *held) bool {
 		return false
 	}
 	answer, err := h.store.NC.RequestWithContext(ctx, wire.AskSubject(h.store.Fleet, h.options.Pool, l.hash), body)
-	return err == nil && string(answer.Data) == taken
+	return err == nil && string(answer.Data) == answerClaimed
 }
 
-// tellTaken tells the worker that asked for it that a lane is claimed.
-func (h *Holder) tellTaken(r *readyMessage) {
+// notifyClaimed tells the worker that asked for it that a lane is claimed.
+func (h *Holder) notifyClaimed(r *readyMessage) {
 	if r.asked != "" {
-		_ = h.store.NC.Publish(r.asked, []byte(taken)) // else it finds the claim
+		_ = h.store.NC.Publish(r.asked, []byte(answerClaimed)) // else it finds the claim
 	}
 }
 
-// refuse tells the worker that asked for it that a lane is not claimed.
-func (n Need) refuse(msg *nats.Msg) {
+// respondRefused tells the worker that asked for it that a lane is not claimed.
+func (n Need) respondRefused(msg *nats.Msg) {
 	if n.Disk != "" {
-		_ = msg.Respond([]byte(refused)) // else it waits for a moment
+		_ = msg.Respond([]byte(answerRefused)) // else it waits for a moment
 	}
 }

@@ -70,16 +70,16 @@ type Outgoing struct {
 	Header nats.Header
 }
 
-// Put enqueues calls and returns an error for each; nil means accepted: the call will get exactly
-// one result. Calls of one lane are accepted in the order given. A payload that no message can
-// carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
+// Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
+// exactly one result. Calls of one lane are accepted in the order given. A payload that no message
+// can carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
 // [natsio.ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended;
 // short of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the
 // call was surely not enqueued.
-func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
+func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
-		p.putLane(ctx, laneOf(calls[0].Call), calls, []int{0}, faults)
+		p.enqueueLane(ctx, laneOf(calls[0].Call), calls, []int{0}, faults)
 		return faults
 	}
 	byLane := map[poolLane][]int{}
@@ -89,7 +89,7 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	}
 	var group sync.WaitGroup
 	for lane, indexes := range byLane {
-		group.Go(func() { p.putLane(ctx, lane, calls, indexes, faults) })
+		group.Go(func() { p.enqueueLane(ctx, lane, calls, indexes, faults) })
 	}
 	group.Wait()
 	return faults
@@ -97,12 +97,12 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 
 func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
 
-// putLane enqueues calls of one lane. The first one may be the ready message itself, if the lane
-// may be idle. That saves a write; a wrong guess costs one.
-func (p *Publisher) putLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	inline := !p.usesAgain(lane) || p.lacksRoom() // what takes the last place must make its lane ready: without room, nobody else can
+// enqueueLane enqueues calls of one lane. The first one may be the ready message itself, if the
+// lane may be idle. That saves a write; a wrong guess costs one.
+func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
+	inline := !p.wasUsedRecently(lane) || p.isFull() // what takes the last place must make its lane ready: without room, nobody else can
 	for _, i := range indexes {
-		if faults[i] = p.put(ctx, calls[i], inline); faults[i] == nil {
+		if faults[i] = p.enqueue(ctx, calls[i], inline); faults[i] == nil {
 			inline = false
 		} else if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
 			p.noRoom.Store(time.Now().UnixNano())
@@ -110,9 +110,9 @@ func (p *Publisher) putLane(ctx context.Context, lane poolLane, calls []Outgoing
 	}
 }
 
-// usesAgain notes that a lane is used now, and reports whether this publisher has used it within
-// keepTime: then it is likely to be held.
-func (p *Publisher) usesAgain(lane poolLane) bool {
+// wasUsedRecently notes that a lane is used now, and reports whether this publisher has used it
+// within keepTime: then it is likely to be held.
+func (p *Publisher) wasUsedRecently(lane poolLane) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -124,20 +124,20 @@ func (p *Publisher) usesAgain(lane poolLane) bool {
 	return now.Sub(last) < keepTime
 }
 
-func (p *Publisher) lacksRoom() bool {
+func (p *Publisher) isFull() bool {
 	return time.Since(time.Unix(0, p.noRoom.Load())) < fullFor
 }
 
-// put enqueues one call: as the ready message itself if the lane may be and is idle, else into the
-// mailbox.
-func (p *Publisher) put(ctx context.Context, out Outgoing, inline bool) error {
+// enqueue enqueues one call: as the ready message itself if the lane may be and is idle, else into
+// the mailbox.
+func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return failed(out.Call, err, out.Call.Again, true)
 	}
 	size := len(msg.Data) // it grows when the call is marked as one that may be there already
 	if inline {
-		done, err := p.putInline(ctx, call, msg)
+		done, err := p.publishInline(ctx, call, msg)
 		if done || err != nil {
 			return err
 		}
@@ -199,9 +199,9 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	return &small, body, err
 }
 
-// putInline offers a call as the ready message itself. It reports false when the lane is ready or
-// held.
-func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
+// publishInline offers a call as the ready message itself. It reports false when the lane is ready
+// or held.
+func (p *Publisher) publishInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
 	if err := p.sign(mailbox); err != nil {
 		return false, failed(call, err, call.Again, true)
 	}
@@ -255,7 +255,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	case answer == store.Full:
 		return failed(call, full(again), true, false)
 	}
-	p.store.OfferReady(call.Pool, call.Lane())
+	p.store.PublishReady(call.Pool, call.Lane())
 	return nil
 }
 

@@ -117,10 +117,10 @@ func (p *puller) answer(inbox string, msg *nats.Msg) {
 	case status == "408" || status == "404": // expired, nothing there
 		p.holder.slots.nudge()
 	case status == "503":
-		p.holder.pullFault(errNoConsumer)
+		p.holder.onPullError(errNoConsumer)
 	case strings.Contains(strings.ToLower(description), "batch completed"):
 	default:
-		p.holder.pullFault(fmt.Errorf("pull request: %s %s", status, description))
+		p.holder.onPullError(fmt.Errorf("pull request: %s %s", status, description))
 	}
 }
 
@@ -157,8 +157,8 @@ func (p *puller) request(n int) error {
 	return nil
 }
 
-// pullFault handles trouble with a pull request: the consumer may have to be made again.
-func (h *Holder) pullFault(err error) {
+// onPullError handles trouble with a pull request: the consumer may have to be made again.
+func (h *Holder) onPullError(err error) {
 	if !h.puller.repairing.CompareAndSwap(false, true) {
 		return // one repair is enough for all requests that failed
 	}
@@ -166,9 +166,9 @@ func (h *Holder) pullFault(err error) {
 	pool := slog.String("pool", string(h.options.Pool))
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
-	h.troubles.log(ctx, "pull request failed", pool, slog.Any("error", err))
+	h.retryLog.log(ctx, "pull request failed", pool, slog.Any("error", err))
 	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
-		h.troubles.log(ctx, "consumer cannot be checked", pool, slog.Any("error", err))
+		h.retryLog.log(ctx, "consumer cannot be checked", pool, slog.Any("error", err))
 	}
 }
 

@@ -82,7 +82,7 @@ func TestLane_ReleaseComesBeforeTheNextClaim(t *testing.T) {
 				_, err = claims.GetLastMsgForSubject(t.Context(), wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)))
 				assert.NoError(t, err, "the lane can be claimed during the release")
 			}
-			assert.NoError(t, p.Put(t.Context(), []lane.Outgoing{{Call: second}})[0]) // somebody wants the lane right now
+			assert.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: second}})[0]) // somebody wants the lane right now
 		})
 	}}, lane.Options{Slots: 2})
 	put(t, p, first)

@@ -53,7 +53,7 @@ func TestReview_ASettledReadyMessageThatIsBack(t *testing.T) {
 // lookAfterByHand takes what the caretaker would be told, as one does that finds the lanes ready.
 func (f *fleet) lookAfterByHand() {
 	f.t.Helper()
-	care, err := natsio.EnsureCare(f.t.Context(), f.js, factFleet, protocol.DefaultPool)
+	care, err := natsio.EnsureReaper(f.t.Context(), f.js, factFleet, protocol.DefaultPool)
 	require.NoError(f.t, err)
 	entry, err := care.Next(jetstream.FetchMaxWait(patience))
 	require.NoError(f.t, err)

@@ -73,7 +73,7 @@ func TestFull_WhereOthersHaveTakenAllRoom(t *testing.T) {
 					_, err = js.Publish(t.Context(), "other", make([]byte, size))
 				}
 			}
-			require.ErrorIs(t, p.Put(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
+			require.ErrorIs(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
 			close(release)
 			require.NoError(t, other.Purge(t.Context()))
 			put(t, p, again)

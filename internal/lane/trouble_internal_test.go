@@ -20,7 +20,7 @@ func TestTroubles_EachKindIsLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		all := &troubles{logger: slog.New(slog.NewTextHandler(&log, nil))}
+		all := &retryLog{logger: slog.New(slog.NewTextHandler(&log, nil))}
 		for range 90 {
 			for range 3 {
 				all.log(t.Context(), "one", slog.String("error", "away"))
@@ -43,7 +43,7 @@ func TestHolder_PullTroubleIsLoggedOnceAndSaysWhatHappened(t *testing.T) {
 	h, err := NewHolder(t.Context(), nc, nil, Options{Worker: "w", Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	for range 10 {
-		h.pullFault(errNoConsumer)
+		h.onPullError(errNoConsumer)
 	}
 	require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
 	require.Contains(t, log.String(), `msg="pull request failed" pool=default error="the pool's consumer does not answer"`)
@@ -51,7 +51,7 @@ func TestHolder_PullTroubleIsLoggedOnceAndSaysWhatHappened(t *testing.T) {
 	nc.Close()
 	log.Reset()
 	for range 10 {
-		h.pullFault(errors.New("server shutdown"))
+		h.onPullError(errors.New("server shutdown"))
 	}
 	require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
 	require.Contains(t, log.String(), `msg="consumer cannot be checked" pool=default error=`)

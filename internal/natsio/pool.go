@@ -17,8 +17,8 @@ const (
 	maxHeldLanes    = 1 << 20 // MaxAckPending: every held lane is one unacknowledged message
 	maxWaitingPulls = 1 << 16
 
-	maxCared = 1 << 16         // entries that workers look after right now
-	careWait = 5 * time.Second // after which another worker looks after what a lost one was about to
+	maxReaping = 1 << 16         // entries that workers look after right now
+	reaperWait = 5 * time.Second // after which another worker looks after what a lost one was about to
 )
 
 func readyConfig(fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) jetstream.ConsumerConfig {
@@ -29,17 +29,17 @@ func readyConfig(fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration
 	}
 }
 
-func careConfig(fleet protocol.Fleet, pool protocol.Pool) jetstream.ConsumerConfig {
+func reaperConfig(fleet protocol.Fleet, pool protocol.Pool) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{
 		Durable: wire.CareConsumer(pool), FilterSubject: wire.MailboxesFilter(fleet, pool),
-		AckPolicy: jetstream.AckExplicitPolicy, AckWait: careWait, MaxDeliver: -1, MaxAckPending: maxCared, HeadersOnly: true,
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: reaperWait, MaxDeliver: -1, MaxAckPending: maxReaping, HeadersOnly: true,
 	}
 }
 
-// MakePool makes what [EnsurePool] and [EnsureCare] check where it is missing, for workers that
+// MakePool makes what [EnsurePool] and [EnsureReaper] check where it is missing, for workers that
 // have no right to: who may make a consumer may change it, and with it which lanes a pool gets.
 func MakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) error {
-	for _, want := range []jetstream.ConsumerConfig{readyConfig(fleet, pool, 0), careConfig(fleet, pool)} {
+	for _, want := range []jetstream.ConsumerConfig{readyConfig(fleet, pool, 0), reaperConfig(fleet, pool)} {
 		if _, _, err := ensureConsumer(ctx, js, wire.CallsStream(fleet), want); err != nil {
 			return fmt.Errorf("make pool %s: %w", pool, err)
 		}
@@ -73,10 +73,11 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	return consumer, have.AckWait, nil
 }
 
-// EnsureCare makes or checks the consumer that tells a pool's workers what waits in its mailboxes.
-// Errors are those of [EnsurePool], whose rights include all that it takes but to make it.
-func EnsureCare(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
-	want := careConfig(fleet, pool)
+// EnsureReaper makes or checks the consumer that tells a pool's workers what waits in its
+// mailboxes. Errors are those of [EnsurePool], whose rights include all that it takes but to make
+// it.
+func EnsureReaper(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
+	want := reaperConfig(fleet, pool)
 	consumer, differences, err := ensureConsumer(ctx, js, wire.CallsStream(fleet), want)
 	if err == nil && len(differences) > 0 {
 		err = differs(wire.CallsStream(fleet), want.Durable, differences)

@@ -212,7 +212,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 			Resources: []protocol.Use{{Key: "account/7", Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
 		}
-		require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &call}})[0])
+		require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &call}})[0])
 		result := wire.NewResult(&call, protocol.StatusOK, nil)
 		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
@@ -255,7 +255,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 		Resources: []protocol.Use{{Key: "sandbox/shared", Access: protocol.Exclusive}},
 		Delivery:  protocol.AtMostOnce, IssuedAt: time.Now(), Payload: protocol.CommandRun{Command: "wc -c", Stdin: protocol.Bytes(content)},
 	}
-	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &call}})[0])
 
 	_, err = Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)

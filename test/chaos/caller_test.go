@@ -186,7 +186,7 @@ func (c *callerRole) putAll(ctx context.Context, step []*planned) {
 			outgoing[i] = lane.Outgoing{Call: &p.Call}
 		}
 		var refused []*planned
-		for i, err := range c.publisher.Put(ctx, outgoing) {
+		for i, err := range c.publisher.Enqueue(ctx, outgoing) {
 			if err == nil {
 				c.journal.write(&Record{Kind: KindAccepted, CallID: step[i].ID})
 				continue

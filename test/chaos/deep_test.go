@@ -103,7 +103,7 @@ func (d *deep) fill(n, depth int) {
 			step[i].Call = call
 			d.put(call)
 		}
-		for i, err := range d.publisher.Put(d.t.Context(), step) {
+		for i, err := range d.publisher.Enqueue(d.t.Context(), step) {
 			require.NoError(d.t, err)
 			d.journal.write(&Record{Kind: KindAccepted, CallID: step[i].Call.ID})
 		}
@@ -181,7 +181,7 @@ func (d *deep) follow(ctx context.Context, call *protocol.Call, done <-chan *pro
 	defer cancel()
 	d.put(call)
 	from := now()
-	if err := d.publisher.Put(ctx, []lane.Outgoing{{Call: call}})[0]; err != nil {
+	if err := d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: call}})[0]; err != nil {
 		d.journal.trouble(err.Error())
 		return
 	}

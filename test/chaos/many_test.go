@@ -40,7 +40,7 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 			Resources: []protocol.Use{whole}, Payload: protocol.Noop{WorkMS: protocol.MillisOf(time.Hour)}, RunTimeout: protocol.MillisOf(time.Hour),
 		}
 	}
-	for _, err := range p.Put(t.Context(), outgoing) {
+	for _, err := range p.Enqueue(t.Context(), outgoing) {
 		require.NoError(t, err)
 	}
 	r.awaitStarts(0, lanes)

@@ -122,7 +122,7 @@ func TestJavaScript_WorkerAsItComes(t *testing.T) {
 	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
 	require.NoError(t, err)
 	call := note(t, "demo", "hello", 0)
-	for _, err := range publisher.Put(t.Context(), []lane.Outgoing{{Call: call}}) {
+	for _, err := range publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}}) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
@@ -148,7 +148,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 			calls, outgoing = append(calls, call), append(outgoing, lane.Outgoing{Call: call})
 		}
 	}
-	for _, err := range publisher.Put(t.Context(), outgoing) {
+	for _, err := range publisher.Enqueue(t.Context(), outgoing) {
 		require.NoError(t, err)
 	}
 	awaitResults(t, publisher, calls[:6]...)
@@ -174,7 +174,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	}, patience, 50*time.Millisecond, "nothing is left behind")
 
 	cancelled := note(t, "red", "never", time.Hour)
-	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: cancelled}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: cancelled}})[0])
 	shown := func() string {
 		return execute(t, coordinator, launch{args: append([]string{"lane", "ls", "--pool", "javascript"}, js.broker.flags...)}).stdout
 	}
@@ -227,7 +227,7 @@ func TestJavaScript_LanesPassBetweenLanguages(t *testing.T) {
 	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
 	require.NoError(t, err)
 	call := note(t, "red", "hello", 3*time.Second)
-	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
 	js.awaitClaim(t, call)
 	first.kill(t)
 
@@ -253,7 +253,7 @@ func TestJavaScript_HandsOver(t *testing.T) {
 	call := note(t, "red", "hello", 0)
 	mark, err := js.broker.jetStream(t).Publish(t.Context(), wire.PauseSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), nil)
 	require.NoError(t, err)
-	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
 	js.awaitClaim(t, call)
 	js.worker(t)
 	first.stop(t)

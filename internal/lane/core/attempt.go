@@ -13,9 +13,9 @@ import (
 type Starter interface {
 	// HasResult looks for the result of the call.
 	HasResult(e *Entry) (bool, error)
-	// ProveNoResult makes sure that the call has no result, as none was found. It fails when there
-	// is one all the same.
-	ProveNoResult(e *Entry) error
+	// ConfirmNoResult makes sure that the call has no result, as none was found. It fails when
+	// there is one all the same.
+	ConfirmNoResult(e *Entry) error
 	// Refusal is [Entry.Refuse] at its age.
 	Refusal(e *Entry) *protocol.Result
 	// Mark stores the n-th start mark of the call, once.
@@ -41,7 +41,7 @@ func (e *Entry) IsSettled(s Starter) (bool, error) {
 		return known, err
 	}
 	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce {
-		err = s.ProveNoResult(e)
+		err = s.ConfirmNoResult(e)
 	}
 	return false, err
 }
@@ -109,11 +109,11 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 			"the call was cancelled, and is not started again; a worker that was lost may have started it")
 	case e.Cancelled:
 		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
-	case e.Fault != nil:
-		if coded, ok := errors.AsType[*protocol.Error](e.Fault); ok {
+	case e.Invalid != nil:
+		if coded, ok := errors.AsType[*protocol.Error](e.Invalid); ok {
 			return reject(protocol.StatusRejected, coded.Code, "%s", coded.Message)
 		}
-		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.Fault)
+		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.Invalid)
 	}
 	return nil
 }

@@ -20,36 +20,36 @@ type Step uint8
 
 // Every step.
 const (
-	// StepPut stores the claim on its new condition.
-	StepPut Step = iota
-	// StepHold holds the lane: the claim is stored by an earlier try, whose answer was lost.
-	StepHold
-	// StepLeave leaves the ready message to the holder, who knows it.
-	StepLeave
+	// StepStore stores the claim on its new condition.
+	StepStore Step = iota
+	// StepHeld holds the lane: the claim is stored by an earlier try, whose answer was lost.
+	StepHeld
+	// StepDecline leaves the ready message to the holder, who knows it.
+	StepDecline
 	// StepWait tries again in a moment: the holder is letting go of the lane.
 	StepWait
 )
 
-// Found decides about the claim that is stored with a sequence; the zero claim is none. isExpired
+// Decide decides about the claim that is stored with a sequence; the zero claim is none. isExpired
 // tells whether the heartbeat of a life is set to expired, which is final.
 //
 // A holder claims by one ready message and removes that before its claim. So a newer one comes from
 // after that removal, and the claim goes in a moment.
-func (c *Claiming) Found(other *wire.Claim, seq uint64, isExpired func(wire.LifeID) bool) Step {
+func (c *Claiming) Decide(other *wire.Claim, seq uint64, isExpired func(wire.LifeID) bool) Step {
 	if seq > 0 && other.Token == c.Token {
 		c.Interrupted = other.Interrupted // as it was when it was stored
-		return StepHold
+		return StepHeld
 	}
 	free := other.Life == "" || other.Life == c.Life // this life holds no lane that it claims, and has started nothing
 	expired := !free && isExpired(other.Life)
 	switch {
 	case free || expired:
 		c.Interrupted, c.Expect = other.Interrupted || expired, seq
-		return StepPut
+		return StepStore
 	case c.Ready > other.Ready:
 		return StepWait
 	}
-	return StepLeave
+	return StepDecline
 }
 
 // Lease is the time for which a worker may act on its claims. It is renewed by a heartbeat, which
@@ -99,8 +99,8 @@ type Sighting struct {
 	Expired bool
 }
 
-// See notes what the record says at now. Sequences only grow, so an older one is an old answer.
-func (s *Sighting) See(seq uint64, lease time.Duration, expired bool, now time.Time) {
+// Observe notes what the record says at now. Sequences only grow, so an older one is an old answer.
+func (s *Sighting) Observe(seq uint64, lease time.Duration, expired bool, now time.Time) {
 	if seq <= s.Seq && !s.Since.IsZero() {
 		return
 	}
@@ -114,9 +114,9 @@ func (s *Sighting) MayExpire(now time.Time) bool {
 	return !s.Expired && now.Sub(s.Since) >= s.Lease
 }
 
-// Leaver is a lane that is let go. Each of its methods tries until it succeeds, and reports false
+// Releaser is a lane that is let go. Each of its methods tries until it succeeds, and reports false
 // when the lane is lost before.
-type Leaver interface {
+type Releaser interface {
 	// RemoveReady removes the ready message, and waits for the answer. It may not arrive late, so
 	// the lease is fresh.
 	RemoveReady() bool
@@ -129,7 +129,7 @@ type Leaver interface {
 // Release lets a lane go in which nothing runs, so that no wake-up is lost: the package comment of
 // the engine says why. Should the worker be lost in between, the claim is left, and whoever expires
 // its life makes the lane ready.
-func Release(l Leaver) {
+func Release(l Releaser) {
 	if !l.RemoveReady() {
 		return
 	}

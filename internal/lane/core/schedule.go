@@ -14,23 +14,23 @@ import (
 
 // Entry is one call of a held lane, from when it is read until it is settled.
 type Entry struct {
-	Past
-	Turn
+	History
+	Progress
 
 	Seq      uint64 // stream sequence: the order of the lane
 	Call     *protocol.Call
 	Full     *protocol.Call // the call with a payload that its message could not carry; nil for others
 	Header   map[string][]string
 	Accepted time.Time // by the server's clock
-	Fault    error     // why the call cannot be run at all; it is rejected
+	Invalid  error     // why the call cannot be run at all; it is rejected
 	Size     int       // bytes of the body
 	Inline   bool      // the ready message itself: there is no mailbox entry
 
 	blockers int // earlier unfinished entries that it conflicts with
 }
 
-// Past is what is known of what happened to a call before its turn.
-type Past struct {
+// History is what is known of what happened to a call before its turn.
+type History struct {
 	// MayHaveStarted says that a worker that was lost may have started the call: it was there at
 	// the claim, and nothing without a result was before it.
 	MayHaveStarted bool
@@ -41,8 +41,8 @@ type Past struct {
 	OwnMarks       []uint64 // start marks that this holder stored
 }
 
-// Turn is what happens to a call here.
-type Turn struct {
+// Progress is what happens to a call here.
+type Progress struct {
 	Running   bool
 	Stop      func(error)
 	Cancelled bool // somebody asked to cancel it

@@ -191,16 +191,16 @@ func (l *simLane) take(t *task) bool {
 		if found != nil {
 			other, seq = found.body.(wire.Claim), found.seq
 		}
-		switch claiming.Found(&other, seq, l.wk.isExpired) {
-		case core.StepPut:
+		switch claiming.Decide(&other, seq, l.wk.isExpired) {
+		case core.StepStore:
 			l.claim.Interrupted = l.claim.Interrupted && !l.broken("interrupted claims")
-		case core.StepHold:
+		case core.StepHeld:
 			l.epoch, l.claimed = seq, l.wk.m.w.now
 			return true
 		case core.StepWait:
 			l.decline(5 * time.Millisecond)
 			return false
-		case core.StepLeave:
+		case core.StepDecline:
 			l.decline(simLease)
 			return false
 		}
@@ -422,8 +422,8 @@ func (l *simLane) lookAhead(t *task, e *core.Entry) (bool, error) {
 	return known, nil
 }
 
-// ProveNoResult implements [core.Starter]: by a condition, which no old answer passes.
-func (s *starter) ProveNoResult(e *core.Entry) error {
+// ConfirmNoResult implements [core.Starter]: by a condition, which no old answer passes.
+func (s *starter) ConfirmNoResult(e *core.Entry) error {
 	if !s.wk.m.w.cluster || s.broken("the proof that there is no result") {
 		return nil
 	}

@@ -212,7 +212,7 @@ func (wk *worker) see(life wire.LifeID, seq uint64, expired bool) {
 		s = &core.Sighting{}
 		wk.peers[life] = s
 	}
-	s.See(seq, simLease, expired, wk.m.clock())
+	s.Observe(seq, simLease, expired, wk.m.clock())
 }
 
 func (wk *worker) isExpired(life wire.LifeID) bool {

@@ -250,9 +250,11 @@ func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error
 	return nil
 }
 
-// ThrowAway removes a message of the calls stream, at some time: nobody answers, and nothing
+// DeleteAsync removes a message of the calls stream, at some time: nobody answers, and nothing
 // happens without a connection.
-func (s *Store) ThrowAway(seq uint64) { _ = s.NC.PublishMsg(deletion(wire.CallsStream(s.Fleet), seq)) }
+func (s *Store) DeleteAsync(seq uint64) {
+	_ = s.NC.PublishMsg(deletion(wire.CallsStream(s.Fleet), seq))
+}
 
 // deletion asks for a message to be deleted. Erasing its bytes is slow, and nobody needs it.
 func deletion(stream string, seq uint64) *nats.Msg {

@@ -23,22 +23,22 @@ type StoredClaim struct {
 	Epoch uint64
 }
 
-// PutClaim stores a claim on the condition that the lane's record has the sequence expect; 0 is
+// StoreClaim stores a claim on the condition that the lane's record has the sequence expect; 0 is
 // none. [Occupied] says that it has another one. In a cluster the leader refuses also because of a
 // write that is under way and may never be stored.
-func (s *Store) PutClaim(
+func (s *Store) StoreClaim(
 	ctx context.Context, pool protocol.Pool, claim *wire.Claim, expect uint64,
 ) (epoch uint64, answer Answer, err error) {
 	body, err := wire.EncodeClaim(claim)
 	if err != nil {
 		return 0, Accepted, err
 	}
-	return s.putRecord(ctx, wire.ClaimSubject(s.Fleet, pool, wire.HashLane(claim.Lane)), body, expect)
+	return s.storeRecord(ctx, wire.ClaimSubject(s.Fleet, pool, wire.HashLane(claim.Lane)), body, expect)
 }
 
-// putRecord replaces the message of a subject of the claims stream, if it still is the one
+// storeRecord replaces the message of a subject of the claims stream, if it still is the one
 // expected.
-func (s *Store) putRecord(ctx context.Context, subject string, body []byte, expect uint64) (uint64, Answer, error) {
+func (s *Store) storeRecord(ctx context.Context, subject string, body []byte, expect uint64) (uint64, Answer, error) {
 	msg := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{
 		jetstream.ExpectedLastSubjSeqHeader: []string{strconv.FormatUint(expect, 10)},
 	}}
@@ -64,10 +64,10 @@ func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 
 // EachClaim tells the claims of a pool, one after the other. Those of a version that this one
 // cannot read are left out.
-func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, tell func(*StoredClaim)) error {
+func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, visit func(*StoredClaim)) error {
 	return s.claims.each(ctx, wire.ClaimsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
 		if claim, err := readClaim(msg); err == nil {
-			tell(claim)
+			visit(claim)
 		}
 	})
 }
@@ -84,13 +84,13 @@ func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim wire.Cla
 		return s.RemoveRecord(ctx, epoch)
 	}
 	claim.Life = ""
-	_, answer, err := s.PutClaim(ctx, pool, &claim, epoch)
+	_, answer, err := s.StoreClaim(ctx, pool, &claim, epoch)
 	if answer != Occupied {
 		return answer.full(err)
 	}
 	found, err := s.Claim(ctx, pool, wire.HashLane(claim.Lane))
 	if err == nil && found != nil && found.Epoch == epoch {
-		err = ErrUnderWay
+		err = ErrPending
 	}
 	return err // else an earlier try is stored, whose answer was lost
 }
@@ -114,21 +114,21 @@ func (h *StoredHeartbeat) Lease() time.Duration {
 	return time.Duration(min(h.LeaseMS, natsio.MaxAckWait.Milliseconds())) * time.Millisecond
 }
 
-// PutHeartbeat renews or expires a heartbeat, on the condition that the record has the sequence
+// StoreHeartbeat renews or expires a heartbeat, on the condition that the record has the sequence
 // expect.
-func (s *Store) PutHeartbeat(
-	ctx context.Context, pool protocol.Pool, life wire.LifeID, beat *wire.Heartbeat, expect uint64,
+func (s *Store) StoreHeartbeat(
+	ctx context.Context, pool protocol.Pool, incarnation wire.LifeID, beat *wire.Heartbeat, expect uint64,
 ) (seq uint64, answer Answer, err error) {
 	body, err := wire.EncodeHeartbeat(beat)
 	if err != nil {
 		return 0, Accepted, err
 	}
-	return s.putRecord(ctx, wire.HeartbeatSubject(s.Fleet, pool, life), body, expect)
+	return s.storeRecord(ctx, wire.HeartbeatSubject(s.Fleet, pool, incarnation), body, expect)
 }
 
-// Heartbeat returns the record of a life; nil when there is none.
-func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life wire.LifeID) (*StoredHeartbeat, error) {
-	msg, err := s.claims.next(ctx, wire.HeartbeatSubject(s.Fleet, pool, life), 0)
+// Heartbeat returns the record of an incarnation; nil when there is none.
+func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, incarnation wire.LifeID) (*StoredHeartbeat, error) {
+	msg, err := s.claims.next(ctx, wire.HeartbeatSubject(s.Fleet, pool, incarnation), 0)
 	if err != nil || msg == nil {
 		return nil, err
 	}
@@ -140,22 +140,22 @@ func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life wire.Lif
 }
 
 // EachHeartbeat tells the heartbeats of a pool, one after the other, like [Store.EachClaim].
-func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, tell func(*StoredHeartbeat)) error {
+func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, visit func(*StoredHeartbeat)) error {
 	return s.claims.each(ctx, wire.HeartbeatsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
 		beat, err := ReadHeartbeat(wire.LifeOfSubject(s.Fleet, msg.Subject), msg.Data, msg.Sequence)
 		if err == nil {
-			tell(beat)
+			visit(beat)
 		}
 	})
 }
 
 // ReadHeartbeat reads a heartbeat as it is stored, or as the server republishes it.
-func ReadHeartbeat(life wire.LifeID, body []byte, seq uint64) (*StoredHeartbeat, error) {
+func ReadHeartbeat(incarnation wire.LifeID, body []byte, seq uint64) (*StoredHeartbeat, error) {
 	beat, err := wire.DecodeHeartbeat(body)
 	if err != nil {
-		return nil, fmt.Errorf("heartbeat %s: %w", life, err)
+		return nil, fmt.Errorf("heartbeat %s: %w", incarnation, err)
 	}
-	return &StoredHeartbeat{Heartbeat: *beat, Life: life, Seq: seq}, nil
+	return &StoredHeartbeat{Heartbeat: *beat, Life: incarnation, Seq: seq}, nil
 }
 
 // Consumer is what the server says about a pool's consumer; nil when there is none.
@@ -217,6 +217,6 @@ func nack(wait time.Duration) []byte {
 	return fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds())
 }
 
-// Settle tells the pool's consumer that a ready message is gone. Without it the consumer forgets
+// Ack tells the pool's consumer that a ready message is gone. Without it the consumer forgets
 // the message when it would deliver it again.
-func (s *Store) Settle(ack string) { _ = s.NC.Publish(ack, nil) }
+func (s *Store) Ack(ack string) { _ = s.NC.Publish(ack, nil) }

@@ -17,12 +17,12 @@ import (
 // Consistency is what the answers of the servers are worth, and what it takes to believe them. It
 // alone knows whether there is one server or a cluster.
 type Consistency interface {
-	// TellsAll reports whether republished messages come completely and in order.
-	TellsAll() bool
+	// RepublishesAll reports whether republished messages come completely and in order.
+	RepublishesAll() bool
 	// ReadsDirect reports whether whoever answers a direct get knows everything.
 	ReadsDirect() bool
-	// BringsBack reports whether a server that was killed may bring back what was removed.
-	BringsBack() bool
+	// MayRestoreDeleted reports whether a server that was killed may bring back what was removed.
+	MayRestoreDeleted() bool
 
 	// open reads what a lane has behind its claim.
 	open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error)
@@ -70,9 +70,9 @@ func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane wire.Lane
 	return s.Consistency().open(ctx, pool, lane, ready, epoch)
 }
 
-// Waits reports whether anything is in a mailbox, but for the mark that the lane is paused. It
+// HasEntries reports whether anything is in a mailbox, but for the mark that the lane is paused. It
 // knows all that was stored before it is called.
-func (s *Store) Waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
+func (s *Store) HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
 	return s.Consistency().waits(ctx, pool, lane)
 }
 
@@ -83,24 +83,24 @@ func (s *Store) Refusing(ctx context.Context, pool protocol.Pool, lane wire.Lane
 	return s.Consistency().refusing(ctx, pool, lane, floor)
 }
 
-// Left returns which messages of a mailbox are still there that were thrown away, each of a call or
-// of none. Whoever answers knows the message with sequence floor.
-func (s *Store) Left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
+// StillStored returns which messages of a mailbox are still there that were thrown away, each of a
+// call or of none. Whoever answers knows the message with sequence floor.
+func (s *Store) StillStored(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
 	return s.Consistency().left(ctx, filter, floor, thrown)
 }
 
-// SurelyNoResult makes sure that a call of which no result was found has none. It fails when there
+// ConfirmNoResult makes sure that a call of which no result was found has none. It fails when there
 // is one all the same.
-func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
+func (s *Store) ConfirmNoResult(ctx context.Context, c *protocol.Call) error {
 	return s.Consistency().noResult(ctx, c)
 }
 
 // single is a server on its own: every answer has all that is stored.
 type single struct{ *Store }
 
-func (single) TellsAll() bool    { return true }
-func (single) ReadsDirect() bool { return true }
-func (single) BringsBack() bool  { return true }
+func (single) RepublishesAll() bool    { return true }
+func (single) ReadsDirect() bool       { return true }
+func (single) MayRestoreDeleted() bool { return true }
 
 func (s single) open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, _ uint64) (*Opening, error) {
 	there, entries, err := s.ReadLane(ctx, pool, lane)
@@ -169,9 +169,9 @@ func (single) noResult(context.Context, *protocol.Call) error           { return
 // answering for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
 type clustered struct{ *Store }
 
-func (clustered) TellsAll() bool    { return false }
-func (clustered) ReadsDirect() bool { return false }
-func (clustered) BringsBack() bool  { return false }
+func (clustered) RepublishesAll() bool    { return false }
+func (clustered) ReadsDirect() bool       { return false }
+func (clustered) MayRestoreDeleted() bool { return false }
 
 // open stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
 // stream has to empty, so it is served without: then a cancel may be missed for a moment, but
@@ -260,7 +260,7 @@ func (s clustered) refusing(ctx context.Context, pool protocol.Pool, lane wire.L
 func (s clustered) occupant(ctx context.Context, stream, subject string) (uint64, error) {
 	there, err := s.readLeader(ctx, stream, subject, 0)
 	if err == nil && there == nil {
-		err = ErrUnderWay
+		err = ErrPending
 	}
 	if err != nil {
 		return 0, err

@@ -85,7 +85,7 @@ func TestStore_EachOfManyClaims(t *testing.T) {
 			var want, got []uint64
 			for i := range n {
 				claim := wire.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Life: "l", Token: "t"}
-				epoch, answer, err := s.PutClaim(t.Context(), protocol.DefaultPool, &claim, 0)
+				epoch, answer, err := s.StoreClaim(t.Context(), protocol.DefaultPool, &claim, 0)
 				require.NoError(t, err)
 				require.Equal(t, Accepted, answer)
 				want = append(want, epoch)

@@ -82,10 +82,10 @@ const maxBytes = 1 << 20
 // is not one that can be asked for more.
 var ErrNotAtOnce = errors.New("they cannot be read at once")
 
-func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.RawStreamMsg)) error {
+func (r *reader) each(ctx context.Context, filter string, visit func(*jetstream.RawStreamMsg)) error {
 	found, err := r.lookup(filter).Wait(ctx)
 	for _, msg := range found {
-		tell(msg)
+		visit(msg)
 	}
 	if !errors.Is(err, ErrNotAtOnce) {
 		return err
@@ -95,7 +95,7 @@ func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.R
 		if err != nil || msg == nil {
 			return err
 		}
-		tell(msg)
+		visit(msg)
 		seq = msg.Sequence + 1
 	}
 }
@@ -198,14 +198,14 @@ func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing
 
 // EachSubject tells every subject of the calls stream that matches filter, as many as one answer
 // has after the other. It reports false when it stopped because they are more than most.
-func (s *Store) EachSubject(ctx context.Context, filter string, most int, tell func(subject string)) (complete bool, err error) {
+func (s *Store) EachSubject(ctx context.Context, filter string, most int, visit func(subject string)) (complete bool, err error) {
 	for told := 0; told < most; {
 		found, err := s.list(ctx, OpTimeout, filter, told)
 		if err != nil {
 			return false, err
 		}
 		for subject := range found.Subjects {
-			tell(subject)
+			visit(subject)
 		}
 		told += len(found.Subjects)
 		if len(found.Subjects) == 0 || told >= found.total {

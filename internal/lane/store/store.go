@@ -146,8 +146,8 @@ func readAck(body []byte) (uint64, Answer, error) {
 	}
 }
 
-// ErrUnderWay says that a message was refused because of one that is not stored.
-var ErrUnderWay = errors.New("another message on the subject is under way, and may never be stored")
+// ErrPending says that a message was refused because of one that is not stored.
+var ErrPending = errors.New("another message on the subject is under way, and may never be stored")
 
 // PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on
 // its subject; else the error is [ErrUnderWay], and whoever is refused has to try again.
@@ -169,9 +169,9 @@ func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol
 	return answer == Accepted, nil
 }
 
-// OfferReady publishes the ready message of a lane behind an entry of its mailbox, and does not
-// wait for an answer. Should it get lost, the caretaker makes the lane ready.
-func (s *Store) OfferReady(pool protocol.Pool, lane protocol.Lane) {
+// PublishReady publishes the ready message of a lane behind an entry of its mailbox, and does not
+// wait for an answer. Should it get lost, the reaper makes the lane ready.
+func (s *Store) PublishReady(pool protocol.Pool, lane protocol.Lane) {
 	_ = s.NC.PublishMsg(s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane))
 }
 
@@ -192,7 +192,7 @@ func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.La
 	if err := s.Mark(ctx, wire.CancelSubject(s.Fleet, pool, wire.HashLane(lane), call), lane); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call, err)
 	}
-	s.OfferReady(pool, lane)
+	s.PublishReady(pool, lane)
 	return nil
 }
 

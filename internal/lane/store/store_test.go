@@ -88,7 +88,7 @@ func TestStore_ALeafNodeIsNoServerOfItsOwn(t *testing.T) {
 		nc, err := nats.Connect(s.ClientURL(), nats.Timeout(time.Minute))
 		require.NoError(t, err)
 		t.Cleanup(nc.Close)
-		return !(&Store{NC: nc}).Consistency().TellsAll()
+		return !(&Store{NC: nc}).Consistency().RepublishesAll()
 	}
 	ports, err := embedded.FreePorts(t.Context(), 1)
 	require.NoError(t, err)

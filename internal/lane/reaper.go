@@ -19,7 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// caretaker looks after the lanes of a pool that nobody holds. Every worker has one.
+// reaper looks after the lanes of a pool that nobody holds. Every worker has one.
 //
 // Entries: a publisher that is lost between appending a call and publishing the ready message, or
 // whose ready message gets lost, leaves a mailbox to which nobody comes.
@@ -35,7 +35,7 @@ import (
 // remove the claims that they do not hold.
 //
 // Calls that are due, or cancelled, while all slots of all workers are taken: see dueLane.
-type caretaker struct {
+type reaper struct {
 	holder   *Holder
 	consumer jetstream.Consumer // tells entries; opened when it is needed
 
@@ -48,19 +48,19 @@ type caretaker struct {
 }
 
 const (
-	// carePeriod is how often a worker looks after what is new.
-	carePeriod = time.Second
-	// careBatch is how many entries are taken at once.
-	careBatch = 256
-	// careAtOnce is how many lanes are made ready at the same time.
-	careAtOnce = 16
+	// reapPeriod is how often a worker looks after what is new.
+	reapPeriod = time.Second
+	// reapBatch is how many entries are taken at once.
+	reapBatch = 256
+	// reapParallel is how many lanes are made ready at the same time.
+	reapParallel = 16
 	// heldWait is how long a holder may take to say that it holds a lane.
 	heldWait = 250 * time.Millisecond
 	// reviews is how often ready messages are looked at after each connection.
 	reviews = 2
 )
 
-func (c *caretaker) run(ctx context.Context) {
+func (c *reaper) run(ctx context.Context) {
 	every := func(period time.Duration, do func(context.Context) error) func() {
 		return func() {
 			for ok := true; ok; ok = pause.For(ctx, period) {
@@ -71,12 +71,12 @@ func (c *caretaker) run(ctx context.Context) {
 		}
 	}
 	var both sync.WaitGroup
-	both.Go(every(carePeriod, func(ctx context.Context) error { return errors.Join(c.review(ctx), c.entries(ctx)) }))
+	both.Go(every(reapPeriod, func(ctx context.Context) error { return errors.Join(c.reviewReady(ctx), c.reapEntries(ctx)) }))
 	both.Go(every(duePeriod, c.answerDue))
 	both.Wait()
 }
 
-func (c *caretaker) entries(ctx context.Context) (err error) {
+func (c *reaper) reapEntries(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			c.consumer = nil // somebody may have deleted it
@@ -85,12 +85,12 @@ func (c *caretaker) entries(ctx context.Context) (err error) {
 	if c.consumer == nil {
 		opening, cancel := context.WithTimeout(ctx, store.OpTimeout)
 		defer cancel()
-		if c.consumer, err = natsio.EnsureCare(opening, c.holder.store.JS, c.holder.options.Fleet, c.holder.options.Pool); err != nil {
+		if c.consumer, err = natsio.EnsureReaper(opening, c.holder.store.JS, c.holder.options.Fleet, c.holder.options.Pool); err != nil {
 			return err
 		}
 	}
 	for ctx.Err() == nil {
-		batch, err := c.consumer.FetchNoWait(careBatch)
+		batch, err := c.consumer.FetchNoWait(reapBatch)
 		if err != nil {
 			return err
 		}
@@ -98,23 +98,23 @@ func (c *caretaker) entries(ctx context.Context) (err error) {
 		for entry := range batch.Messages() {
 			entries = append(entries, entry)
 		}
-		if err := errors.Join(batch.Error(), c.lookAfter(ctx, entries)); err != nil || len(entries) < careBatch {
+		if err := errors.Join(batch.Error(), c.makeAllReady(ctx, entries)); err != nil || len(entries) < reapBatch {
 			return err
 		}
 	}
 	return nil
 }
 
-// lookAfter makes the lanes of some entries ready, each once, and acknowledges the entries of those
-// for which that went well; the others are told again.
-func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) error {
+// makeAllReady makes the lanes of some entries ready, each once, and acknowledges the entries of
+// those for which that went well; the others are told again.
+func (c *reaper) makeAllReady(ctx context.Context, entries []jetstream.Msg) error {
 	byLane := map[protocol.Lane][]jetstream.Msg{}
 	for _, entry := range entries {
 		lane := c.laneOf(entry)
 		byLane[lane] = append(byLane[lane], entry)
 	}
 	var group errgroup.Group
-	group.SetLimit(careAtOnce)
+	group.SetLimit(reapParallel)
 	for lane, entries := range byLane {
 		group.Go(func() error {
 			if lane != "" {
@@ -137,7 +137,7 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 
 // laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for
 // what no worker can read.
-func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
+func (c *reaper) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	fleet := c.holder.options.Fleet
 	what := wire.ParseMailboxSubject(fleet, entry.Subject())
 	if what.Kind != wire.EntryCall && what.Kind != wire.EntryCancel {
@@ -164,7 +164,7 @@ func lastOf(entries []jetstream.Msg) (seq uint64) {
 
 // makeReady publishes the ready message of a lane with an entry, or looks after the one that was
 // there when the entry was stored.
-func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane, entry uint64) error {
+func (c *reaper) makeReady(ctx context.Context, lane protocol.Lane, entry uint64) error {
 	s, pool := c.holder.store, c.holder.options.Pool
 	made, err := s.MakeReady(ctx, pool, lane)
 	if made || err != nil {
@@ -177,12 +177,12 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane, entry uin
 	return c.inspect(ctx, lane, ready, nil)
 }
 
-func (c *caretaker) review(ctx context.Context) error {
+func (c *reaper) reviewReady(ctx context.Context) error {
 	s, o, lease := c.holder.store, &c.holder.options, c.holder.lease
 	if n := s.NC.Stats().Reconnects + 1; n != c.connections {
 		c.connections, c.reviews, c.nextReview = n, reviews, time.Now().Add(2*lease) // what is on its way has come by then
 	}
-	if c.reviews == 0 || time.Now().Before(c.nextReview) || !s.Consistency().BringsBack() {
+	if c.reviews == 0 || time.Now().Before(c.nextReview) || !s.Consistency().MayRestoreDeleted() {
 		return nil
 	}
 	consumer, err := s.Consumer(ctx, o.Pool)
@@ -216,7 +216,7 @@ var errOnItsWay = errors.New("the ready message is on its way to a worker")
 // inspect looks after a ready message that is there. One that was delivered, while nobody holds the
 // lane, may never be delivered again: then it is replaced, and looked at once more. consumer is the
 // pool's, of a review, which believes no claim; else nil.
-func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
+func (c *reaper) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
 	s, pool := c.holder.store, c.holder.options.Pool
 	claim, err := s.Claim(ctx, pool, wire.HashLane(lane))
 	if err != nil {
@@ -243,9 +243,10 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 	return errOnItsWay
 }
 
-// isHeld reports whether the life that a claim names says that it holds the lane, or is expired:
-// then others take the lane over. One that lives and does not hold it lets go of the claim.
-func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
+// isHeld reports whether the incarnation that a claim names says that it holds the lane, or is
+// expired: then others take the lane over. One that lives and does not hold it lets go of the
+// claim.
+func (c *reaper) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
 	if c.holder.peers.isExpired(claim.Life) { // one without a record is noticed by this
 		return true
@@ -256,45 +257,45 @@ func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	return err == nil
 }
 
-// visit claims a lane without a slot, reads what waits in it, and has do let it go. It reports
+// claimIdle claims a lane without a slot, reads what waits in it, and has do let it go. It reports
 // false when the lane is not ready or cannot be claimed: then it is its holder's, if it has one.
-func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) (bool, error) {
+func (h *Holder) claimIdle(ctx context.Context, lane protocol.Lane, do func(*heldLane)) (bool, error) {
 	ready, err := h.storedReady(ctx, wire.HashLane(lane))
 	if err != nil || ready == nil {
-		return false, err // without a ready message the caretaker makes one
+		return false, err // without a ready message the reaper makes one
 	}
-	l := h.beginVisit(ready)
+	l := h.beginIdle(ready)
 	if l == nil {
 		return false, nil
 	}
 	defer h.group.Done()
-	defer h.forget(l)
+	defer h.remove(l)
 	defer l.cancel(nil)
 	defer l.mail.close()
-	if err := h.take(l.ctx, l.claim); err != nil { //nolint:contextcheck // the lane has its own
+	if err := h.acquire(l.ctx, l.claim); err != nil { //nolint:contextcheck // the lane has its own
 		l.cancel(nil)
-		h.forget(l)
-		h.disownAfter(l, err) //nolint:contextcheck // the lane has its own
+		h.remove(l)
+		h.removeStaleClaimAfter(l, err) //nolint:contextcheck // the lane has its own
 		return false, nil
 	}
-	l.openReady()
-	if err := l.feed(); err != nil {
-		l.letGo(false, l.redeliver)
+	l.decodeReady()
+	if err := l.readMailbox(); err != nil {
+		l.handOver(false, l.redeliver)
 		return false, err
 	}
 	do(l)
 	return true, nil
 }
 
-// beginVisit begins to hold a lane without a slot; nil when it is held here, or the holder drains.
-func (h *Holder) beginVisit(ready *readyMessage) *held {
+// beginIdle begins to hold a lane without a slot; nil when it is held here, or the holder drains.
+func (h *Holder) beginIdle(ready *readyMessage) *heldLane {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.life == nil || h.draining || h.held[ready.hash] != nil {
+	if h.incarnation == nil || h.draining || h.held[ready.hash] != nil {
 		return nil
 	}
-	l := newHeld(h, h.life, ready)
-	l.seat.free = 0
+	l := newHeldLane(h, h.incarnation, ready)
+	l.slots.free = 0
 	l.claim.Ready = 0 // whoever is given the ready message tries again in a moment
 	h.held[l.hash] = l
 	h.group.Add(1)
@@ -326,18 +327,18 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	if err != nil || consumer == nil {
 		return
 	}
-	_, _ = h.visit(ctx, lane, func(l *held) { // the lane has its own context; it is tried again
-		inline := l.pinned()
+	_, _ = h.claimIdle(ctx, lane, func(l *heldLane) { // the lane has its own context; it is tried again
+		inline := l.isPinned()
 		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(wire.HeaderCall))); inline && e != nil {
 			known, err := l.isSettled(e)
 			inline = err != nil || !known
 		}
 		if l.ready.seq > consumer.Delivered.Stream || inline || !l.isFresh() ||
 			h.store.Remove(l.ctx, l.ready.seq) != nil {
-			l.letGo(false, l.redeliver)
+			l.handOver(false, l.redeliver)
 			return
 		}
-		l.letGo(false, func(ctx context.Context) error {
+		l.handOver(false, func(ctx context.Context) error {
 			_, err := h.store.MakeReady(ctx, h.options.Pool, lane)
 			return err
 		})
@@ -367,7 +368,7 @@ type dueLane struct {
 }
 
 // answerDue reads what came since the last time, and answers what is due.
-func (c *caretaker) answerDue(ctx context.Context) error {
+func (c *reaper) answerDue(ctx context.Context) error {
 	if c.holder.slots.available() > 0 {
 		return nil // nothing waits
 	}
@@ -391,7 +392,7 @@ func (c *caretaker) answerDue(ctx context.Context) error {
 	return nil
 }
 
-func (c *caretaker) readDue(ctx context.Context) error {
+func (c *reaper) readDue(ctx context.Context) error {
 	filter := wire.PoolFilter(c.holder.options.Fleet, c.holder.options.Pool)
 	for n := 0; n < dueReads && len(c.due) < maxDue; n++ {
 		msg, err := c.holder.store.Next(ctx, filter, c.cursor)
@@ -405,7 +406,7 @@ func (c *caretaker) readDue(ctx context.Context) error {
 }
 
 // remember notes when a call has to be answered that a message is, or is about.
-func (c *caretaker) remember(msg *message) {
+func (c *reaper) remember(msg *message) {
 	lane := wire.LaneOfHeader(msg.Header.Get(wire.HeaderLane))
 	at := time.Now()
 	if wire.ParseMailboxSubject(c.holder.options.Fleet, msg.Subject).Kind != wire.EntryCancel {
@@ -426,19 +427,19 @@ func (c *caretaker) remember(msg *message) {
 }
 
 // answerLane answers what is due in a lane, and returns when to look again; zero is never.
-func (c *caretaker) answerLane(ctx context.Context, lane protocol.Lane) (again time.Time, err error) {
+func (c *reaper) answerLane(ctx context.Context, lane protocol.Lane) (again time.Time, err error) {
 	again = time.Now().Add(dueAgain) // should whoever holds the lane lose it
-	visited, err := c.holder.visit(ctx, lane, func(l *held) {
-		l.marks.refusing = true
-		l.refuse()
-		l.tries(sweepTrouble, l.sweep)
-		if l.schedule.Len() > 0 || l.pinned() || !l.leave() {
-			l.letGo(false, l.redeliver) // where it was in the line
+	visited, err := c.holder.claimIdle(ctx, lane, func(l *heldLane) {
+		l.control.hasCancels = true
+		l.refuseDue()
+		l.retry(sweepTrouble, l.sweep)
+		if l.schedule.Len() > 0 || l.isPinned() || !l.tryRelease() {
+			l.handOver(false, l.redeliver) // where it was in the line
 		}
 		switch {
-		case l.marks.due.After(again):
-			again = l.marks.due
-		case l.marks.due.IsZero() && l.mail.caughtUp:
+		case l.control.nextDue.After(again):
+			again = l.control.nextDue
+		case l.control.nextDue.IsZero() && l.mail.caughtUp:
 			again = time.Time{}
 		}
 	})
@@ -448,7 +449,7 @@ func (c *caretaker) answerLane(ctx context.Context, lane protocol.Lane) (again t
 	return again, err
 }
 
-func (c *caretaker) isEmpty(ctx context.Context, lane protocol.Lane) bool {
+func (c *reaper) isEmpty(ctx context.Context, lane protocol.Lane) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
 	ready, err := s.Ready(ctx, pool, wire.HashLane(lane))
 	if err != nil || ready != nil {

@@ -13,50 +13,53 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
-// life is a time in which a holder renews one heartbeat, for all its claims at once. It ends when
-// the lease is not trusted any more, and never comes back: its lanes are lost then, and the holder
-// begins another life. It is safe for concurrent use.
-type life struct {
+// incarnation is a time in which a holder renews one heartbeat, for all its claims at once. It ends
+// when the lease is not trusted any more, and never comes back: its lanes are lost then, and the
+// holder begins another incarnation. It is safe for concurrent use.
+type incarnation struct {
 	id wire.LifeID
-	// ctx ends with the life; its cause is [ErrLost] when it was lost.
-	ctx context.Context //nolint:containedctx // the life is the scope
+	// ctx ends with the incarnation; its cause is [ErrLost] when it was lost.
+	ctx context.Context //nolint:containedctx // the incarnation is the scope
 	end context.CancelCauseFunc
 
 	mu    sync.Mutex
 	lease core.Lease
-	limit *time.Timer // ends the life when the lease does
+	timer *time.Timer // ends the incarnation when the lease does
 	seq   uint64      // of the record
 	beat  uint64      // renewals that were sent
 }
 
-// begin stores the first heartbeat of a new life. It tries until that succeeds or ctx ends.
-func (h *Holder) begin(ctx context.Context) (*life, error) {
+// beginIncarnation stores the first heartbeat of a new incarnation. It tries until that succeeds or
+// ctx ends.
+func (h *Holder) beginIncarnation(ctx context.Context) (*incarnation, error) {
 	for {
-		l := newLife(ctx, h.lease)
-		if h.renew(ctx, l); l.trusted(time.Now()) {
+		l := newIncarnation(ctx, h.lease)
+		if h.renew(ctx, l); l.isTrusted(time.Now()) {
 			return l, nil
 		}
 		l.end(nil)
-		l.limit.Stop()
-		if !pause.For(ctx, faultPause) {
+		l.timer.Stop()
+		if !pause.For(ctx, retryPause) {
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-// newLife is a life that ends when its first heartbeat takes longer than a lease. It outlives ctx.
-func newLife(ctx context.Context, lease time.Duration) *life {
-	l := &life{id: wire.NewLifeID(), lease: core.Lease{Length: lease}}
+// newIncarnation is an incarnation that ends when its first heartbeat takes longer than a lease. It
+// outlives ctx.
+func newIncarnation(ctx context.Context, lease time.Duration) *incarnation {
+	l := &incarnation{id: wire.NewLifeID(), lease: core.Lease{Length: lease}}
 	l.ctx, l.end = context.WithCancelCause(context.WithoutCancel(ctx))
-	l.limit = time.AfterFunc(lease, l.check)
+	l.timer = time.AfterFunc(lease, l.check)
 	return l
 }
 
-func (l *life) isLost() bool { return errors.Is(context.Cause(l.ctx), ErrLost) }
+func (l *incarnation) isLost() bool { return errors.Is(context.Cause(l.ctx), ErrLost) }
 
-// trusted reports whether nobody else can hold what was claimed in this life. Once it is not, the
-// life is over, for all of its lanes: a renewal that is acknowledged later renews nothing.
-func (l *life) trusted(now time.Time) bool {
+// isTrusted reports whether nobody else can hold what was claimed in this incarnation. Once it is
+// not, the incarnation is over, for all of its lanes: a renewal that is acknowledged later renews
+// nothing.
+func (l *incarnation) isTrusted(now time.Time) bool {
 	l.mu.Lock()
 	trusted := l.ctx.Err() == nil && l.lease.Trusted(now)
 	l.mu.Unlock()
@@ -67,31 +70,32 @@ func (l *life) trusted(now time.Time) bool {
 }
 
 // isFresh reports whether that will be so for one margin more.
-func (l *life) isFresh(now time.Time) bool {
+func (l *incarnation) isFresh(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lease.Trusted(now.Add(l.lease.Margin()))
 }
 
 // leaseEnd is until when that is so, unless the heartbeat is renewed.
-func (l *life) leaseEnd() time.Time {
+func (l *incarnation) leaseEnd() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lease.End()
 }
 
-// check ends the life when its lease is not trusted any more, and looks again when that may be.
-func (l *life) check() {
+// check ends the incarnation when its lease is not trusted any more, and looks again when that may
+// be.
+func (l *incarnation) check() {
 	now := time.Now()
-	if !l.trusted(now) {
+	if !l.isTrusted(now) {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.limit.Reset(l.lease.End().Sub(now))
+	l.timer.Reset(l.lease.End().Sub(now))
 }
 
-func (h *Holder) keep(l *life) {
+func (h *Holder) keepRenewing(l *incarnation) {
 	ticker := time.NewTicker(l.lease.Period())
 	defer ticker.Stop()
 	for {
@@ -112,7 +116,7 @@ func (h *Holder) keep(l *life) {
 
 // renew sends one renewal and waits for the answer. Whether one without an answer was stored is
 // found out by the next one.
-func (h *Holder) renew(ctx context.Context, l *life) {
+func (h *Holder) renew(ctx context.Context, l *incarnation) {
 	l.mu.Lock()
 	l.beat++
 	expect, beat, length := l.seq, l.beat, l.lease.Length
@@ -120,27 +124,27 @@ func (h *Holder) renew(ctx context.Context, l *life) {
 	ctx, cancel := context.WithTimeout(ctx, length/6)
 	defer cancel()
 	sent := time.Now()
-	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, &wire.Heartbeat{
+	seq, answer, err := h.store.StoreHeartbeat(ctx, h.options.Pool, l.id, &wire.Heartbeat{
 		WorkerID: h.options.Worker, LeaseMS: length.Milliseconds(), Beat: beat, Origin: h.options.Origin,
 		Disk: h.options.Disk,
 	}, expect)
 	switch {
 	case err != nil || answer == store.Full:
-		h.troubles.log(ctx, "heartbeat cannot be renewed", slog.Any("error", err))
+		h.retryLog.log(ctx, "heartbeat cannot be renewed", slog.Any("error", err))
 	case answer == store.Occupied:
 		h.resync(ctx, l)
 	default:
 		l.mu.Lock()
 		l.seq = seq
 		l.lease.Renew(sent)
-		l.limit.Reset(time.Until(l.lease.End()))
+		l.timer.Reset(time.Until(l.lease.End()))
 		l.mu.Unlock()
 	}
 }
 
 // resync reads the record after a renewal was refused: an earlier one, whose answer was lost, is
 // stored, or somebody has expired it.
-func (h *Holder) resync(ctx context.Context, l *life) {
+func (h *Holder) resync(ctx context.Context, l *incarnation) {
 	record, err := h.store.Heartbeat(ctx, h.options.Pool, l.id)
 	if err != nil || record == nil && l.seq == 0 {
 		return // tried again
@@ -154,25 +158,25 @@ func (h *Holder) resync(ctx context.Context, l *life) {
 	l.seq = max(l.seq, record.Seq) // when it was sent is not known, so it renews nothing
 }
 
-// bury ends the record of a life of this holder that is over. The record is set to expired, so that
-// whatever it may have left is taken over at once, and goes when nothing of it is left. After a
-// loss it is tried for as long as ctx lasts; without a connection others expire the record when a
-// lease has passed.
-func (h *Holder) bury(ctx context.Context, l *life, lost bool) {
-	l.limit.Stop()
+// retire ends the record of an incarnation of this holder that is over. The record is set to
+// expired, so that whatever it may have left is taken over at once, and goes when nothing of it is
+// left. After a loss it is tried for as long as ctx lasts; without a connection others expire the
+// record when a lease has passed.
+func (h *Holder) retire(ctx context.Context, l *incarnation, lost bool) {
+	l.timer.Stop()
 	if h.expireOwn(context.WithoutCancel(ctx), l) || !lost {
 		return
 	}
-	for pause.For(ctx, faultPause) && !h.store.NC.IsClosed() {
+	for pause.For(ctx, retryPause) && !h.store.NC.IsClosed() {
 		if h.expireOwn(ctx, l) {
 			return
 		}
 	}
 }
 
-// expireOwn sets the record of a life of this holder to expired, and removes it when no claim is
-// left.
-func (h *Holder) expireOwn(ctx context.Context, l *life) bool {
+// expireOwn sets the record of an incarnation of this holder to expired, and removes it when no
+// claim is left.
+func (h *Holder) expireOwn(ctx context.Context, l *incarnation) bool {
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()
 	record, err := h.store.Heartbeat(ctx, h.options.Pool, l.id)
@@ -184,7 +188,7 @@ func (h *Holder) expireOwn(ctx context.Context, l *life) bool {
 	}
 	left, err := h.peers.claimsOf(ctx, l.id)
 	if err == nil && len(left) == 0 {
-		h.peers.forget(ctx, l.id)
+		h.peers.removeRecord(ctx, l.id)
 	}
 	return true
 }

@@ -1,0 +1,286 @@
+package lane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A paused lane has a pause mark in its mailbox. Whoever holds it starts nothing and keeps it as
+// long as calls wait there, without a slot: so what ran before goes on, cancelled and expired calls
+// are still answered, and the ready message stays where it is. A lane in which nothing waits is let
+// go; the mark alone does not make it ready.
+
+// control is what a lane knows of pauses, and of calls that end without being started. One
+// goroutine owns it, but for what is atomic.
+type control struct {
+	paused     atomic.Bool // as the mark was read last
+	queried    atomic.Bool // somebody has asked about the lane since the marks were read
+	readAt     time.Time   // when those beyond the window were read last
+	nextDue    time.Time   // when a call that waits may have to be answered; zero when none does
+	hasCancels bool        // a call was cancelled since cancelled calls were answered last
+	// cancelledUnread are calls that were cancelled before they were read: the marks stand behind
+	// them, maybe beyond the window.
+	cancelledUnread map[protocol.CallID]struct{}
+}
+
+func (l *heldLane) applyCancels() {
+	for _, id := range l.mail.drainCancels() {
+		l.cancelCall(id)
+	}
+}
+
+func (l *heldLane) cancelCall(id protocol.CallID) {
+	e := l.schedule.Find(id)
+	if e == nil {
+		if l.control.cancelledUnread == nil {
+			l.control.cancelledUnread = map[protocol.CallID]struct{}{}
+		}
+		l.control.cancelledUnread[id] = struct{}{}
+		return
+	}
+	l.running.mu.Lock()
+	defer l.running.mu.Unlock()
+	e.Cancelled = true
+	l.control.hasCancels = true
+	if e.Stop != nil {
+		e.Stop(ErrCancelled)
+	}
+}
+
+// readControl finds out whether the lane is paused, and which calls that are not in hand yet are
+// cancelled. The marks come with the mailbox, so they are looked for only when they may be beyond
+// the window or gone.
+func (l *heldLane) readControl() error {
+	beyond := l.isFull() && (time.Since(l.control.readAt) >= lookPeriod || !l.mail.seesAllCancels())
+	if asked := l.control.queried.Swap(false); !asked && !beyond && !l.control.paused.Load() {
+		return nil
+	}
+	err := l.readBeyondWindow()
+	if err != nil {
+		l.control.queried.Store(true)
+		return err
+	}
+	l.control.readAt = time.Now()
+	return nil
+}
+
+func (l *heldLane) readBeyondWindow() error {
+	s, pool := l.holder.store, l.holder.options.Pool
+	if l.isFull() && (!s.Consistency().RepublishesAll() || !l.mail.seesAllCancels()) {
+		l.mail.relisten()
+		_, err := s.EachSubject(l.ctx, wire.CancelSubject(s.Fleet, pool, l.hash, "*"), math.MaxInt, func(subject string) {
+			l.cancelCall(wire.ParseMailboxSubject(s.Fleet, subject).CallID)
+		})
+		if err != nil {
+			return err
+		}
+		l.mail.listed = true
+	}
+	mark, err := s.Next(l.ctx, wire.PauseSubject(s.Fleet, pool, l.hash), 0)
+	if err == nil {
+		l.control.paused.Store(mark != nil)
+	}
+	return err
+}
+
+// refuseDue answers the calls that will not be started in any case, wherever they stand: what has
+// no effect need not wait for its turn.
+func (l *heldLane) refuseDue() {
+	isDue := !l.control.nextDue.IsZero() && !time.Now().Before(l.control.nextDue)
+	if !l.control.hasCancels && !l.control.paused.Load() && !isDue {
+		return
+	}
+	l.control.hasCancels = false
+	defer l.recomputeDue()
+	for _, e := range slices.Clone(l.schedule.Entries()) {
+		if !l.schedule.MayRefuse(e) {
+			continue
+		}
+		result := l.Refusal(e)
+		if result == nil {
+			continue
+		}
+		if !l.settleRefused(e, result) {
+			return // the lane is lost
+		}
+		l.finishEntry(e)
+	}
+}
+
+// settleRefused stores the result of a call that is not started, unless it has one already.
+func (l *heldLane) settleRefused(e *core.Entry, result *protocol.Result) bool {
+	known := false
+	ok := l.retry("result cannot be looked up", func() (err error) {
+		known, err = l.isSettled(e)
+		return err
+	})
+	if ok && known {
+		l.onAlreadySettled(e)
+		return true
+	}
+	return ok && l.settle(e, result)
+}
+
+// noteDue notes that a call waits, which may have to be answered before it starts. The time that
+// it notes may be too early, never too late.
+func (l *heldLane) noteDue(e *core.Entry) {
+	after, bounded := e.DueAfter()
+	if !bounded {
+		return
+	}
+	at := time.Now().Add(after - l.holder.clock.Age(e.Accepted))
+	if l.control.nextDue.IsZero() || at.Before(l.control.nextDue) {
+		l.control.nextDue = at
+	}
+}
+
+// recomputeDue finds out who is the next to be answered. A call whose time is over, and of which it
+// is not known yet whether it was started, is looked at again in a moment.
+func (l *heldLane) recomputeDue() {
+	l.control.nextDue = time.Time{}
+	for _, e := range l.schedule.Entries() {
+		if !e.Running {
+			l.noteDue(e)
+		}
+	}
+	if now := time.Now(); !l.control.nextDue.IsZero() && !now.Before(l.control.nextDue) {
+		l.control.nextDue = now.Add(retryPause)
+	}
+}
+
+// RunningCall is a call that a worker executes.
+type RunningCall struct {
+	CallID    protocol.CallID    `json:"call_id"`
+	SessionID protocol.SessionID `json:"session_id"`
+	Tool      string             `json:"tool"`
+	Attempt   int                `json:"attempt"` // from 1
+	// RunningMS is how long this attempt has been running, in milliseconds.
+	RunningMS int64 `json:"running_ms"`
+}
+
+// Answer is what a worker says about lanes that it holds. It tells durations, because the
+// clocks of machines differ. What it says may be outdated; the streams are the truth.
+type Answer struct {
+	Type     string            `json:"type"`
+	Version  int               `json:"version"`
+	WorkerID protocol.WorkerID `json:"worker_id"`
+	Lanes    []HeldLane        `json:"lanes"`
+}
+
+// TypeAnswer is the type of an [Answer].
+const TypeAnswer = "lanes_held"
+
+// HeldLane is a lane as its holder sees it.
+type HeldLane struct {
+	Lane    protocol.Lane `json:"lane"`
+	Epoch   uint64        `json:"epoch"` // of the claim
+	HeldMS  int64         `json:"held_ms"`
+	Paused  bool          `json:"paused"`
+	Running []RunningCall `json:"running"`
+}
+
+// answerBytes is when an answer about many lanes is cut into several.
+const answerBytes = 256 << 10
+
+// serveQueries answers operators until stop is called.
+func (h *Holder) serveQueries() (stop func(), err error) {
+	fleet, pool := h.options.Fleet, h.options.Pool
+	all, err := h.store.NC.Subscribe(wire.AskAllSubject(fleet, pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
+	if err != nil {
+		return nil, fmt.Errorf("listen to questions: %w", err)
+	}
+	one, err := h.store.NC.Subscribe(wire.AskFilter(fleet, pool), h.onQuery)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen to questions: %w", err), all.Unsubscribe())
+	}
+	return func() {
+		_ = all.Unsubscribe() // fails only when the connection is closed
+		_ = one.Unsubscribe()
+	}, nil
+}
+
+// onQuery answers a question about one lane, if it is held here. Whoever asks may
+// have changed something, so the lane looks into its mailbox.
+func (h *Holder) onQuery(msg *nats.Msg) {
+	hash := wire.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
+	h.mu.Lock()
+	l, incarnation := h.held[hash], h.incarnation
+	h.mu.Unlock()
+	if asked := msg.Header.Get(wire.HeaderLife); asked != "" && (incarnation == nil || asked != string(incarnation.id)) {
+		return
+	}
+	if l == nil || len(msg.Data) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), store.ShortTimeout) //nolint:forbidigo // a callback of NATS has no context
+		defer cancel()
+		if len(msg.Data) > 0 {
+			h.onOffer(ctx, hash, msg)
+			return
+		}
+		h.removeStaleClaim(ctx, hash)
+		return
+	}
+	if msg.Reply != "" {
+		h.respond(msg, []*heldLane{l})
+	}
+	l.control.queried.Store(true)
+	l.mail.notify()
+}
+
+func (h *Holder) respond(question *nats.Msg, lanes []*heldLane) {
+	a := Answer{Type: TypeAnswer, Version: wire.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
+	size := 0
+	for _, l := range lanes {
+		tells := l.describe()
+		a.Lanes = append(a.Lanes, tells)
+		if size += len(tells.Lane) + 256*(1+len(tells.Running)); size > answerBytes {
+			h.send(question, &a)
+			a.Lanes, size = a.Lanes[:0], 0
+		}
+	}
+	if len(a.Lanes) > 0 {
+		h.send(question, &a)
+	}
+}
+
+func (h *Holder) send(question *nats.Msg, a *Answer) {
+	body, err := json.Marshal(a)
+	if err == nil {
+		err = question.Respond(body)
+	}
+	if err != nil {
+		h.options.Logger.Debug("question is not answered", slog.String("subject", question.Subject), slog.Any("error", err))
+	}
+}
+
+// describe describes the lane, from any goroutine.
+func (l *heldLane) describe() HeldLane {
+	now := time.Now()
+	tells := HeldLane{
+		Lane: l.lane, Epoch: l.claim.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
+		Paused: l.control.paused.Load(), Running: []RunningCall{},
+	}
+	l.running.mu.Lock()
+	defer l.running.mu.Unlock()
+	for _, run := range l.running.calls {
+		tells.Running = append(tells.Running, RunningCall{
+			CallID: run.call.ID, SessionID: run.call.SessionID, Tool: run.call.Tool,
+			Attempt: run.attempt, RunningMS: now.Sub(run.since).Milliseconds(),
+		})
+	}
+	return tells
+}

@@ -1,0 +1,143 @@
+package lane
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// listener gets a copy of each message of a mailbox that is stored while it listens, as the server
+// republishes it. Where all come, and in order, they are taken as they come; else they only say
+// when to ask. One goroutine uses it; copies come from another.
+type listener struct {
+	store *store.Store
+	pool  protocol.Pool
+	hash  wire.LaneHash
+	wake  chan struct{}
+
+	subscription *nats.Subscription
+	reconnects   uint64 // of the connection, when listening began
+	listed       bool   // the requests to cancel that are older than the subscription were listed
+
+	mu          sync.Mutex
+	copies      []*message // not taken yet, bounded by maxCopies and windowBytes
+	copiedBytes int
+	lost        bool              // some had no room, or cannot be read
+	cancels     []protocol.CallID // calls that somebody asks to cancel
+}
+
+// maxCopies bounds the messages that wait to be taken; what is more is read from the stream.
+const maxCopies = 4 * window
+
+func (e *listener) listens() bool { return e.subscription != nil }
+
+// subscribe begins to listen, and reports whether it does: not without a connection.
+func (e *listener) subscribe() bool {
+	e.reconnects, e.listed = e.store.NC.Stats().Reconnects, false
+	subscription, err := e.store.NC.Subscribe(wire.StoredFilter(e.store.Fleet, e.pool, e.hash), e.receive)
+	if err == nil {
+		e.subscription = subscription
+	}
+	return err == nil
+}
+
+func (e *listener) close() {
+	if e.listens() {
+		_ = e.subscription.Unsubscribe() // fails only when the connection is closed
+		e.subscription = nil
+	}
+}
+
+func (e *listener) receive(msg *nats.Msg) {
+	copied, err := store.FromCopy(msg)
+	e.mu.Lock()
+	switch {
+	case err != nil, e.lost, len(e.copies) >= maxCopies, e.copiedBytes > windowBytes:
+		e.lost, e.copies, e.copiedBytes = true, nil, 0 // the stream has them
+	default:
+		e.copies = append(e.copies, copied)
+		e.copiedBytes += len(copied.Data)
+	}
+	if entry := wire.ParseMailboxSubject(e.store.Fleet, msg.Subject); entry.Kind == wire.EntryCancel {
+		e.cancels = append(e.cancels, entry.CallID)
+	}
+	e.mu.Unlock()
+	e.notify()
+}
+
+// notify says, from any goroutine, that there may be something to be read.
+func (e *listener) notify() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *listener) drainCancels() []protocol.CallID {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	cancels := e.cancels
+	e.cancels = nil
+	return cancels
+}
+
+// drain takes what was republished from a sequence on, unless the stream has to be asked for it.
+func (e *listener) drain(from uint64) (news []*message, ask bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	news = slices.DeleteFunc(e.copies, func(msg *message) bool { return msg.Sequence < from })
+	if len(news) == 0 || e.store.Consistency().RepublishesAll() {
+		e.copies, e.copiedBytes = nil, 0
+		return news, false
+	}
+	e.copies, e.copiedBytes = news, 0
+	for _, msg := range news {
+		e.copiedBytes += len(msg.Data)
+	}
+	return nil, true
+}
+
+// isComplete reports whether everything that is stored is republished to it.
+func (e *listener) isComplete() bool {
+	if !e.listens() || e.store.NC.Stats().Reconnects != e.reconnects {
+		return false
+	}
+	dropped, err := e.subscription.Dropped()
+	return err == nil && dropped == 0
+}
+
+// checkComplete reports whether no copy is lost. One that misses some is closed.
+func (e *listener) checkComplete() bool {
+	if !e.isComplete() {
+		e.reset()
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !e.lost
+}
+
+// seesAllCancels reports whether no request to cancel can be stored of which nothing is known.
+func (e *listener) seesAllCancels() bool { return e.listed && e.isComplete() }
+
+// clearLost begins anew when something was lost: the stream is about to be asked, which has all
+// that was stored until now.
+func (e *listener) clearLost() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lost {
+		e.lost, e.copies, e.copiedBytes = false, nil, 0
+	}
+}
+
+func (e *listener) reset() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.copies, e.copiedBytes, e.lost = nil, 0, false
+	e.close()
+}
