@@ -27,12 +27,15 @@ import (
 	"golang.org/x/net/html/atom"
 	"golang.org/x/net/html/charset"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 const (
 	maxRedirects = 10
 	userAgent    = "toolfleet (a tool of an AI agent)"
+	// defaultBytes is how much of a response's body is read when the payload sets no limit.
+	defaultBytes = 5 << 20
 	// maxImage is the largest image that is returned, in bytes; models take no larger ones.
 	maxImage = 4 << 20
 	// maxHTML is how much of an HTML page is converted, in bytes: parsing cannot be interrupted.
@@ -43,7 +46,7 @@ const (
 // [protocol.Error] if the payload is invalid or the host cannot be reached, and with the error of
 // ctx when that has ended. It is safe for concurrent use.
 func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch) (result protocol.HTTPFetchResult, _ error) {
-	if err := p.Validate(); err != nil {
+	if err := wire.CheckFetch(p); err != nil {
 		return result, err
 	}
 	response, err := send(ctx, transport, p, &result)
@@ -57,7 +60,7 @@ func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch)
 	if p.Method == http.MethodHead {
 		return result, nil
 	}
-	limit := cmp.Or(p.MaxBytes, protocol.DefaultFetchBytes)
+	limit := cmp.Or(p.MaxBytes, defaultBytes)
 	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
 	if err != nil {
 		return result, failure(ctx, err)

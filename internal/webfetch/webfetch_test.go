@@ -100,7 +100,7 @@ func TestGet_Bounds(t *testing.T) {
 	t.Cleanup(bomb.Close)
 	r = get(t, protocol.HTTPFetch{URL: bomb.URL})
 	require.True(t, r.Truncated)
-	require.EqualValues(t, protocol.DefaultFetchBytes, r.Bytes)
+	require.EqualValues(t, 5<<20, r.Bytes)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -1,22 +1,5 @@
 package protocol
 
-import (
-	"net/http"
-	"net/url"
-	"slices"
-	"strings"
-)
-
-// Limits of [HTTPFetch].
-const (
-	// DefaultFetchBytes is how much of a response's body is read when the payload sets no limit.
-	DefaultFetchBytes = 5 << 20
-	// MaxFetchBytes is the largest limit that a payload may set, in bytes.
-	MaxFetchBytes = 16 << 20
-	// maxURL is the longest URL, in bytes.
-	maxURL = 8 << 10
-)
-
 // HTTPFetch requests one page of the web, from the worker, under the network rules of
 // sandboxes: only hosts that the worker allows, and no private addresses. Redirects are
 // judged again.
@@ -25,10 +8,11 @@ type HTTPFetch struct {
 	URL string `json:"url"`
 	// Method is "GET" or "HEAD"; "" means "GET".
 	Method string `json:"method,omitempty"`
-	// Headers are sent with the request. [FetchHeaders] lists the allowed names.
+	// Headers are sent with the request. Allowed are Accept, Accept-Language, If-Modified-Since,
+	// If-None-Match and User-Agent.
 	Headers map[string]string `json:"headers,omitempty"`
-	// MaxBytes is how much of the body is read, at most [MaxFetchBytes]; 0 means
-	// [DefaultFetchBytes]. What follows is left out.
+	// MaxBytes is how much of the body is read, at most 16 MiB; 0 means 5 MiB. What
+	// follows is left out.
 	MaxBytes int64 `json:"max_bytes,omitempty"`
 	// Raw returns HTML as it is; otherwise it becomes Markdown.
 	Raw bool `json:"raw,omitempty"`
@@ -58,36 +42,4 @@ type HTTPFetchResult struct {
 	// Headers are those of the response that help to request again: ETag, Last-Modified,
 	// Retry-After, Location, Content-Length.
 	Headers map[string]string `json:"headers,omitempty"`
-}
-
-// FetchHeaders returns the names of the headers that [HTTPFetch] may send, sorted.
-func FetchHeaders() []string {
-	return []string{"Accept", "Accept-Language", "If-Modified-Since", "If-None-Match", "User-Agent"}
-}
-
-// Validate reports an invalid payload as [CodeInvalidArguments].
-func (f HTTPFetch) Validate() *Error {
-	invalid := func(format string, args ...any) *Error { return Errorf(CodeInvalidArguments, format, args...) }
-	u, err := url.Parse(f.URL)
-	switch {
-	case len(f.URL) > maxURL:
-		return invalid("url: %d bytes: must be at most %d", len(f.URL), maxURL)
-	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		return invalid("url %q: must begin with http:// or https:// and name a host", f.URL)
-	case u.User != nil:
-		return invalid("url: must not contain a user name or a password")
-	case !slices.Contains([]string{"", http.MethodGet, http.MethodHead}, f.Method):
-		return invalid("method %q: must be GET or HEAD", f.Method)
-	case f.MaxBytes < 0 || f.MaxBytes > MaxFetchBytes:
-		return invalid("max_bytes %d: must be between 1 and %d", f.MaxBytes, MaxFetchBytes)
-	}
-	for name, value := range f.Headers {
-		if !slices.ContainsFunc(FetchHeaders(), func(allowed string) bool { return strings.EqualFold(allowed, name) }) {
-			return invalid("headers: %q cannot be sent: must be one of %s", name, strings.Join(FetchHeaders(), ", "))
-		}
-		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-			return invalid("headers: the value of %q contains a control character", name)
-		}
-	}
-	return nil
 }

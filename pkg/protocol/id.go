@@ -1,11 +1,12 @@
 package protocol
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/google/uuid"
+	"time"
 )
 
 // ErrInvalidName is wrapped by every error about a malformed id, fleet or pool name.
@@ -18,7 +19,13 @@ type SessionID string
 
 // NewSessionID returns a fresh UUIDv7, which sorts by time of creation.
 func NewSessionID() SessionID {
-	return SessionID(uuid.Must(uuid.NewV7()).String())
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // it never fails
+	now := time.Now()
+	fraction := now.Nanosecond() % 1e6 * 4096 / 1e6 // of a millisecond
+	binary.BigEndian.PutUint64(id[:], uint64(now.UnixMilli())<<16|7<<12|uint64(fraction))
+	id[8] = id[8]&0x3f | 0x80
+	return SessionID(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 }
 
 // ParseSessionID checks s. The error wraps [ErrInvalidName].

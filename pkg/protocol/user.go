@@ -15,7 +15,7 @@ type userBody struct {
 // Arguments returns the arguments of a payload of a user's own kind, a JSON value; nil without any.
 func (u UnknownPayload) Arguments() (json.RawMessage, error) {
 	var body userBody
-	if err := unmarshal(u.Raw, &body); err != nil {
+	if err := json.Unmarshal(u.Raw, &body); err != nil {
 		return nil, fmt.Errorf("%s: %w", u.Name, err)
 	}
 	return body.Arguments, nil
@@ -24,7 +24,7 @@ func (u UnknownPayload) Arguments() (json.RawMessage, error) {
 // Output returns what a handler of a user's own kind returned, a JSON value; nil when nothing.
 func (u UnknownValue) Output() (json.RawMessage, error) {
 	var body userBody
-	if err := unmarshal(u.Raw, &body); err != nil {
+	if err := json.Unmarshal(u.Raw, &body); err != nil {
 		return nil, fmt.Errorf("%s: %w", u.Name, err)
 	}
 	return body.Output, nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
@@ -27,7 +28,7 @@ func Web() []tools.Tool {
 				"properties": {
 					"url": {"type": "string", "minLength": 1, "maxLength": 8192, "description": "The address, beginning with http:// or https://."},
 					"method": {"type": "string", "enum": ["GET", "HEAD"], "default": "GET", "description": "HEAD returns status and headers only. Default: GET."},
-					"headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1000}, "description": "Headers to send: `+strings.Join(protocol.FetchHeaders(), ", ")+`. No others are allowed."},
+					"headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1000}, "description": "Headers to send: `+strings.Join(wire.FetchHeaders(), ", ")+`. No others are allowed."},
 					"raw": {"type": "boolean", "default": false, "description": "Return HTML as it is. Default: false."},
 					"max_bytes": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "How much of the body to read at most. Default: 5 MiB."},
 					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 300, "description": "Seconds that the request may take. Default: 30."}
@@ -54,7 +55,7 @@ func planFetch(_ tools.Scope, args fetchArguments) (tools.Plan, *protocol.Error)
 	if payload.Method == http.MethodGet {
 		payload.Method = ""
 	}
-	if err := payload.Validate(); err != nil {
+	if err := wire.CheckFetch(payload); err != nil {
 		return tools.Plan{}, err
 	}
 	return tools.Plan{
