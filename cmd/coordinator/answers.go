@@ -48,7 +48,7 @@ func (a *answers) observe(ctx context.Context, e loop.Event) {
 	case loop.EventQuestionAsked:
 		pool, _, _ := strings.Cut(e.Lane, "/")
 		a.question(ctx, e.Name, approval.Asked{Pool: protocol.Pool(pool), Session: e.SessionID, Call: e.CallID}, e.Question)
-	case loop.EventToolResult:
+	case loop.EventToolResult, loop.EventAnswered:
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.takeBack(e.CallID)
@@ -123,12 +123,16 @@ func (a *answers) reply(ctx context.Context, call approval.Asked, answer protoco
 
 // asks tells that a call waits for what a person says.
 func asks(tool string, call approval.Asked, question *protocol.Question, where string) string {
-	pool := ""
-	if call.Pool != protocol.DefaultPool {
-		pool = " --pool " + string(call.Pool)
-	}
 	return fmt.Sprintf("%s asks: %s; accept its defaults with: coordinator approve%s%s %s %s; --deny declines, --content JSON answers, of the schema %s",
-		tool, shortened(question.Message), where, pool, call.Session, call.Call, question.Schema)
+		tool, shortened(question.Message), where, ofPool(call.Pool), call.Session, call.Call, question.Schema)
+}
+
+// ofPool is the flag that names a pool, with a space in front; "" for the default pool.
+func ofPool(pool protocol.Pool) string {
+	if pool == protocol.DefaultPool {
+		return ""
+	}
+	return " --pool " + string(pool)
 }
 
 // put has a question answered beside everything else. The lock is held. After close it puts none.

@@ -18,7 +18,7 @@ import (
 type approveCommand struct {
 	existingFleet
 
-	Session string `arg:"" help:"Session, as the question named it; ls lists the calls that wait for approval."`
+	Session string `arg:"" help:"Session, as the question named it; ls lists the calls that wait for approval or for an answer."`
 	Call    string `arg:"" optional:"" help:"Id of the call, as the question named it."`
 	JSON    bool   `name:"json" help:"Print what ls lists as JSON."`
 	Deny    bool   `help:"Say no."`
@@ -100,7 +100,7 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 	return json.RawMessage(text), nil
 }
 
-// list prints the calls of the fleet that wait for approval.
+// list prints the calls of the fleet that wait for approval, or ask while they run.
 func (c *approveCommand) list(ctx context.Context, p program) error {
 	name := protocol.Fleet(c.Fleet)
 	fl, err := c.connect(ctx, "approve ls", p.common.Logger(p.Program), append(natsio.JournalRights(name), natsio.ApprovalRights(name, protocol.DefaultPool)...)...)
@@ -116,17 +116,28 @@ func (c *approveCommand) list(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(a session.Approval) bool { return !approval.Waits(ctx, fl.NC, fl.Name, a.SessionID, a.CallID) })
+	all = slices.DeleteFunc(all, func(a session.Approval) bool {
+		if a.Question != nil {
+			return !approval.Asks(ctx, fl.Conn(a.Pool()), fl.Name, approval.Asked{Pool: a.Pool(), Session: a.SessionID, Call: a.CallID})
+		}
+		return !approval.Waits(ctx, fl.NC, fl.Name, a.SessionID, a.CallID)
+	})
 	if c.JSON {
 		return printJSON(p, all)
 	}
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(p.out(), "no call waits for approval")
+		_, err := fmt.Fprintln(p.out(), "no call waits for approval or for an answer")
 		return err
 	}
-	for _, a := range all {
-		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s\n  coordinator approve%s %s %s\n",
-			ago(a.AskedAt), printableName(a.Tool), printableName(shortened(a.Arguments)), printableName(a.Reason), at(c.Nats, c.Login, c.Fleet), a.SessionID, a.CallID)
+	for i := range all {
+		a, pool, schema := &all[i], "", ""
+		if a.Question != nil {
+			pool = ofPool(a.Pool())
+			schema = "\n  answer it with --content JSON, of the schema " + printableName(string(a.Question.Schema))
+		}
+		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s%s\n  coordinator approve%s%s %s %s\n",
+			ago(a.AskedAt), printableName(a.Tool), printableName(shortened(a.Arguments)), printableName(a.Reason), schema,
+			at(c.Nats, c.Login, c.Fleet), pool, a.SessionID, a.CallID)
 	}
 	return err
 }

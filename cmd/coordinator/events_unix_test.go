@@ -58,8 +58,9 @@ command: [sh, -c, "echo 1"]
 	}
 	delete(events, "approval_asked") // nobody is asked here
 	delete(events, "question_asked") // nor by a server
-	delete(events, "part_left_out")  // which refuses nothing either
-	delete(events, "worker_lost")    // TestWorker_ThatIsLostIsTold has it
+	delete(events, "question_answered")
+	delete(events, "part_left_out") // which refuses nothing either
+	delete(events, "worker_lost")   // TestWorker_ThatIsLostIsTold has it
 	for kind := range events {
 		require.True(t, seen[kind], "%s is missing in:\n%s", kind, out)
 	}

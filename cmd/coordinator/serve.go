@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,7 +112,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: leastElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
+		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -146,6 +147,17 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
+}
+
+// takesOn lets calls that ask a person wait for an answer: it may come from coordinator approve.
+func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
+	return func(e loop.Event) {
+		pool, _, _ := strings.Cut(e.Lane, "/")
+		at := approval.Asked{Pool: protocol.Pool(pool), Session: e.SessionID, Call: e.CallID}
+		if err := approval.TakeOn(fl.Conn(at.Pool), fl.Name, at, e.Question.ID); err != nil {
+			logger.Warn("question of a call is not answered", slog.String("call_id", string(e.CallID)), slog.Any("error", err))
+		}
+	}
 }
 
 // serveClients serves agents that bring their own model, until ctx ends.

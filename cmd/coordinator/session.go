@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -279,6 +280,9 @@ func (c *sessionCommand) reader(ctx context.Context, fl *fleet.Fleet, desk sessi
 	reader, err := session.NewReader(ctx, fl)
 	if err == nil && c.Nats != "" {
 		reader.Lanes = fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, protocol.SessionPool)) == nil
+		if desk.pool != "" && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
+			reader.Pool = desk.pool
+		}
 	}
 	return reader, err
 }
@@ -332,7 +336,12 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
 		}, at(c.Nats, c.Login, c.Fleet)))
 	}
-	waiting := []session.State{session.StateOpen, session.StateInUse, session.StateWaitsForCoordinator}
+	if info.State == session.StateWaitsForAnswer {
+		for i := range info.Questions {
+			info.Waits = append(info.Waits, c.asking(&info.Questions[i]))
+		}
+	}
+	waiting := []session.State{session.StateOpen, session.StateInUse, session.StateWaitsForWorker, session.StateWaitsForCoordinator}
 	if fl != nil && slices.Contains(waiting, info.State) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
 		c.used(ctx, fl, desk, info)
 	}
@@ -340,6 +349,11 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 		return printJSON(p, info)
 	}
 	return printSession(p.out(), info)
+}
+
+// asking is a sentence about what a running call asks.
+func (c *sessionCommand) asking(a *session.Approval) string {
+	return asks(a.Tool, approval.Asked{Pool: a.Pool(), Session: a.SessionID, Call: a.CallID}, a.Question, at(c.Nats, c.Login, c.Fleet))
 }
 
 // used adds to an open session whether something runs or waits for it, and for what.

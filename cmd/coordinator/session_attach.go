@@ -152,7 +152,7 @@ func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	}
 	for i, e := range turn {
 		a.once(e)
-		if e.Type == loop.EventApprovalAsked && undecided(turn[i+1:]) {
+		if e.Type == loop.EventApprovalAsked && undecided(turn[i+1:]) || e.Type == loop.EventQuestionAsked && unanswered(e, turn[i+1:]) {
 			a.ask(e)
 		}
 	}
@@ -164,13 +164,30 @@ func undecided(after []loop.Event) bool {
 	return !slices.ContainsFunc(after, func(e loop.Event) bool { return e.Type != loop.EventJobEnded })
 }
 
+// unanswered reports whether nothing of a turn that has come after a question of a running call
+// ends it.
+func unanswered(asked loop.Event, after []loop.Event) bool {
+	return asked.Question != nil && !slices.ContainsFunc(after, func(e loop.Event) bool {
+		switch e.Type {
+		case loop.EventTurnEnded:
+			return true
+		case loop.EventToolResult, loop.EventQuestionAsked, loop.EventAnswered: // a call asks one after another
+			return e.CallID == asked.CallID
+		default:
+			return false
+		}
+	})
+}
+
 // ask puts the question of an event, once.
 func (a *attached) ask(e loop.Event) {
-	key := "asks " + string(e.CallID)
-	if e.Type == loop.EventApprovalAsked && a.seen[key] {
-		return
+	key := "asks " + string(e.CallID) + ofQuestion(e)
+	if e.Type == loop.EventApprovalAsked || e.Type == loop.EventQuestionAsked {
+		if a.seen[key] {
+			return
+		}
+		a.seen[key] = true
 	}
-	a.seen[key] = true
 	a.asked(e)
 }
 
@@ -206,6 +223,14 @@ func (a *attached) running(ctx context.Context, events []loop.Event) {
 			}
 		}
 	}
+}
+
+// ofQuestion tells the questions of a call apart; "" for all that is no question, nor its answer.
+func ofQuestion(e loop.Event) string {
+	if e.Question == nil {
+		return ""
+	}
+	return fmt.Sprintf(" %s %d", e.Question.ID, e.Time.UnixNano())
 }
 
 // eventKey says which event of its turn one of type t is that tells of what e tells of.
@@ -244,10 +269,11 @@ func (a *attached) once(e loop.Event) {
 		return
 	default:
 	}
-	if a.seen[key(e.Type)] {
+	once := key(e.Type) + ofQuestion(e)
+	if a.seen[once] {
 		return
 	}
-	a.seen[key(e.Type)] = true
+	a.seen[once] = true
 	a.show(e)
 	if e.Type == loop.EventTurnEnded {
 		a.result = &loop.TurnResult{Turn: e.Turn, Outcome: loop.Outcome(e.Status), Text: e.Text, Steps: e.Step, Error: e.Error, TraceID: e.TraceID}

@@ -70,6 +70,9 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	}
 	for i, e := range history.Events {
 		observe(e)
+		if e.Type == loop.EventQuestionAsked && c.Nats != "" && unanswered(e, history.Events[i+1:]) {
+			say(c.asking(&session.Approval{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane}))
+		}
 		if e.Type == loop.EventApprovalAsked && c.Nats != "" && undecided(history.Events[i+1:]) {
 			say(waits(loop.ApprovalRequest{
 				SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text,

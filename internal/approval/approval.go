@@ -10,8 +10,8 @@
 //	  waits on tf.answer.<pool>.<session>.<call> ◄─"wait"────────────────────────────────────────────── asks a person
 //	  confirms                                   ◄─request───────────────────────────────────────────── answers
 //
-// The answer is not stored on the way: a question lives as long as its coordinator waits. That
-// journals the question and the decision, and asks again after a crash.
+// The answer is not stored on the way: a question lives as long as its coordinator, or its call,
+// waits. The coordinator journals questions and who answered them, and asks again after a crash.
 package approval
 
 import (
@@ -84,9 +84,14 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 // Waits reports whether a coordinator waits for an answer about a call. One that does not say so in
 // time may wait.
 func Waits(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID) bool {
+	return waited(ctx, nc, wire.ApprovalSubject(fleet, session, call))
+}
+
+// waited reports whether somebody waits for an answer on a subject.
+func waited(ctx context.Context, nc *nats.Conn, subject wire.Subject) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := nc.RequestWithContext(ctx, wire.ApprovalSubject(fleet, session, call), nil) // no answer: it is refused, and the question stays
+	_, err := nc.RequestWithContext(ctx, subject, nil) // no answer: it is refused, and the question stays
 	return !errors.Is(err, nats.ErrNoResponders)
 }
 

@@ -47,6 +47,12 @@ func Reply(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, an
 	return deliver(ctx, r)
 }
 
+// Asks reports whether a running call waits for an answer. One that does not say so in time may
+// wait.
+func Asks(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked) bool {
+	return waited(ctx, nc, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call))
+}
+
 // Say says yes or no to whatever is asked about a call: whether it may be made, or what it wants to
 // know, of which yes is everything that has a default. Coordinators wait at home, and the call's
 // worker at running, which may be the same. Errors are as those of [Answer] and [Reply].

@@ -21,6 +21,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
+// answeredWithin is how much later than the result of a call the news may come that its question is
+// answered.
+const answeredWithin = 50 * time.Millisecond
+
 // batch is the calls of one Dispatch. Its callbacks only pass news on; everything
 // else happens in the goroutine of the caller.
 type batch struct {
@@ -48,6 +52,7 @@ type followed struct {
 	cancelled     bool    // a request to cancel it is stored
 	waits         string  // what for, as it was told last
 	taken         bool    // a worker has it, which says what it waits for
+	asking        bool    // its question is not answered, as far as is known
 	attempt       attempt // the one that runs
 }
 
@@ -61,10 +66,11 @@ type news struct {
 	attempts map[protocol.CallID]attempt
 }
 
-// asked is what a call wants to know of a person.
+// asked is what a call wants to know of a person, or what came of that; one of the two is set.
 type asked struct {
 	call     protocol.CallID
-	question protocol.Question
+	question *protocol.Question
+	answered *protocol.Answer
 }
 
 // result takes a result from NATS. When the channel is full it is dropped, to be
@@ -101,9 +107,11 @@ func (b *batch) hear(calls []protocol.Call) (stop func(), err error) {
 			continue
 		}
 		subscription, err := b.dispatcher.nc.Subscribe(wire.QuestionSubject(b.dispatcher.fleet, c.Pool, c.SessionID, c.ID), func(message *nats.Msg) {
-			if question, err := wire.DecodeQuestion(message.Data); err == nil { // else the worker declines it
-				b.tell(news{asked: &asked{c.ID, question}})
-			}
+			if question, err := wire.DecodeQuestion(message.Data); err == nil {
+				b.tell(news{asked: &asked{call: c.ID, question: &question}})
+			} else if answered, err := wire.DecodeAnswer(message.Data); err == nil {
+				b.tell(news{asked: &asked{call: c.ID, answered: &answered}})
+			} // else the worker declines it
 		})
 		if err != nil {
 			stop()
@@ -224,12 +232,18 @@ func (b *batch) wait(ctx context.Context) bool {
 
 func (b *batch) handle(ctx context.Context, n news) {
 	if n.result != nil {
+		if f := b.open[n.result.CallID]; f != nil && f.asking {
+			f.asking = false
+			time.AfterFunc(answeredWithin, func() { b.tell(news{result: n.result}) })
+			return
+		}
 		b.done(ctx, n.result)
 		return
 	}
 	if n.asked != nil {
 		if f := b.open[n.asked.call]; f != nil {
-			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, Question: &n.asked.question})
+			f.asking = n.asked.question != nil
+			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, Question: n.asked.question, Answered: n.asked.answered})
 		}
 		return
 	}

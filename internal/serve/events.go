@@ -20,6 +20,9 @@ type events struct {
 }
 
 func (e *events) send(event loop.Event) {
+	if event.Type == loop.EventQuestionAsked && e.server.options.TakeOn != nil {
+		e.server.options.TakeOn(event)
+	}
 	if event.Image != nil { // it may be more than a message holds, and the journal has it
 		event.Image = &loop.Image{MediaType: event.Image.MediaType}
 	}

@@ -90,6 +90,9 @@ type Options struct {
 	Policies []policy.Policy
 	// Approve asks a person about calls for which a policy demands it; with nil they are refused.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error)
+	// TakeOn lets a call know that the answer to its question [loop.EventQuestionAsked] may come
+	// from elsewhere; with nil it is declined unless somebody who follows the turn does so.
+	TakeOn func(asked loop.Event)
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64

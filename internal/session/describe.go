@@ -1,10 +1,13 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -29,6 +32,11 @@ const (
 	StateInUse State = "in_use"
 	// StateWaitsForApproval is a turn whose call waits for a person: see [Info.Approval].
 	StateWaitsForApproval State = "waits_for_approval"
+	// StateWaitsForAnswer is a turn with a running call that asks a person: see [Info.Questions].
+	StateWaitsForAnswer State = "waits_for_answer"
+	// StateWaitsForWorker is a turn of a fleet with calls in the session's sandbox that no worker
+	// has taken: none has a free slot, or what they need, or an operator has paused the lane.
+	StateWaitsForWorker State = "waits_for_worker"
 	// StateWaitsForCoordinator is a turn of a fleet that was accepted and that no coordinator runs:
 	// none has a free slot, or serves its model, or an operator has paused the session's lane.
 	StateWaitsForCoordinator State = "waits_for_coordinator"
@@ -43,21 +51,35 @@ const (
 func States() []State {
 	return []State{
 		State(loop.OutcomeAnswered), State(loop.OutcomeFailed), State(loop.OutcomeLimitReached), State(loop.OutcomeInterrupted),
-		StateOpen, StateInUse, StateWaitsForApproval, StateWaitsForCoordinator, StateForked, StateInvalid,
+		StateOpen, StateInUse, StateWaitsForApproval, StateWaitsForAnswer, StateWaitsForWorker, StateWaitsForCoordinator,
+		StateForked, StateInvalid,
 	}
 }
 
 // open reports whether the journal has a turn that has not ended.
-func (s State) open() bool { return s == StateOpen || s == StateWaitsForApproval }
+func (s State) open() bool {
+	return s == StateOpen || s == StateWaitsForApproval || s == StateWaitsForAnswer
+}
 
-// Approval is a call that a person was asked about and that is not decided yet.
+// Approval is a call that a person was asked about and that is not decided yet, or a call that asks
+// a person while it runs and has no answer yet.
 type Approval struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	CallID    protocol.CallID    `json:"call_id"`
 	Tool      string             `json:"tool"`
 	Arguments string             `json:"arguments"`
-	Reason    string             `json:"reason"`
+	Reason    string             `json:"reason"` // or what the call asks
 	AskedAt   time.Time          `json:"asked_at"`
+	// Question is what a running call asks, nil when it is whether the call may be made, and Lane
+	// where the call runs, POOL/LANE.
+	Question *protocol.Question `json:"question,omitempty"`
+	Lane     string             `json:"lane,omitempty"`
+}
+
+// Pool is where a running call runs.
+func (a *Approval) Pool() protocol.Pool {
+	pool, _, _ := strings.Cut(a.Lane, "/")
+	return cmp.Or(protocol.Pool(pool), protocol.DefaultPool)
 }
 
 // Info is what is known of a session. Of one that is in use there are only its id, when it
@@ -88,6 +110,8 @@ type Info struct {
 	Waits []string `json:"waits,omitempty"`
 	// Approval is what the session waits for in [StateWaitsForApproval].
 	Approval *Approval `json:"approval,omitempty"`
+	// Questions are what it waits for in [StateWaitsForAnswer], the oldest first.
+	Questions []Approval `json:"questions,omitempty"`
 	// History has the turns; only [Reader.Show] tells them.
 	History []Turn `json:"history,omitempty"`
 }
@@ -114,6 +138,7 @@ func (i *Info) apply(e *loop.Event) {
 	if i.Approval != nil && e.Type != loop.EventJobEnded { // any other event comes after the answer
 		i.Approval, i.State = nil, StateOpen
 	}
+	i.ask(e)
 	switch e.Type {
 	case loop.EventApprovalAsked:
 		i.State = StateWaitsForApproval
@@ -145,6 +170,32 @@ func (i *Info) apply(e *loop.Event) {
 	}
 }
 
+// ask extends what the calls of the open turn ask by one event.
+func (i *Info) ask(e *loop.Event) {
+	before := len(i.Questions)
+	i.Questions = slices.DeleteFunc(i.Questions, func(q Approval) bool {
+		switch e.Type {
+		case loop.EventTurnEnded:
+			return true
+		case loop.EventToolResult, loop.EventQuestionAsked: // a call asks one after another
+			return q.CallID == e.CallID
+		case loop.EventAnswered:
+			return q.CallID == e.CallID && e.Question != nil && q.Question.ID == e.Question.ID
+		default:
+			return false
+		}
+	})
+	if e.Type == loop.EventQuestionAsked && e.Question != nil {
+		i.Questions = append(i.Questions, Approval{
+			SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Reason: e.Question.Message, AskedAt: e.Time, Question: e.Question, Lane: e.Lane,
+		})
+		i.State = StateWaitsForAnswer
+	}
+	if before > 0 && len(i.Questions) == 0 {
+		i.Questions, i.State = nil, StateOpen
+	}
+}
+
 // Show describes a session. The error wraps [ErrNone] when there is none.
 func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
 	turn, err := r.turn(ctx, id) // before the journal, which then tells of a turn that began meanwhile
@@ -160,6 +211,9 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error)
 	}
 	asked := askedOf(id, turn)
 	asked.see(info)
+	if err := r.seeWorkers(ctx, info); err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
 	kept, err := r.bodies(ctx, map[protocol.SessionID]bool{id: true})
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)

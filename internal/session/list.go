@@ -23,11 +23,14 @@ import (
 const lookers = 32
 
 // Reader reads what a fleet keeps of sessions. It changes nothing and is safe for concurrent use
-// once Lanes is set.
+// once Lanes and Pool are set.
 type Reader struct {
 	// Lanes says that the caller may look at the lanes of turns: then sessions without a journal,
 	// whose first turn waits, are there too, and states say what runs and what waits.
 	Lanes bool
+	// Pool is the pool that has the sandboxes of sessions, when the caller may look at its lanes:
+	// then states say whose calls wait for a worker. "" looks at none.
+	Pool protocol.Pool
 
 	fleet   protocol.Fleet
 	main    *fleet.Fleet
@@ -69,7 +72,7 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 	if err != nil {
 		return nil, 0, err
 	}
-	changed, err = r.withAccepted(ctx, changed, asked.waiting)
+	changed, err = r.withAccepted(ctx, changed, asked)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -96,6 +99,9 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 		info.History, found[i] = nil, info
 		return r.sizes(ctx, info, kept)
 	})
+	if err == nil {
+		err = r.seeWorkers(ctx, found...)
+	}
 	for _, info := range found {
 		if info != nil {
 			list = append(list, *info)
@@ -118,7 +124,7 @@ func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed, err = r.withAccepted(ctx, changed, asked.waiting)
+	changed, err = r.withAccepted(ctx, changed, asked)
 	ids = ids[:0]
 	for _, c := range changed {
 		ids = append(ids, c.id)
@@ -126,12 +132,14 @@ func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	return ids, err
 }
 
-// withAccepted adds sessions without a journal whose turns wait.
-func (r *Reader) withAccepted(ctx context.Context, changed []change, waiting map[protocol.SessionID]bool) ([]change, error) {
+// withAccepted adds sessions without a journal that have a turn.
+func (r *Reader) withAccepted(ctx context.Context, changed []change, asked asked) ([]change, error) {
 	var without []protocol.SessionID
-	for id := range waiting {
-		if !slices.ContainsFunc(changed, func(c change) bool { return c.id == id }) {
-			without = append(without, id)
+	for _, turns := range []map[protocol.SessionID]bool{asked.waiting, asked.running} {
+		for id := range turns {
+			if !slices.ContainsFunc(changed, func(c change) bool { return c.id == id }) {
+				without = append(without, id)
+			}
 		}
 	}
 	added := make([]change, len(without))

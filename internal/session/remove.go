@@ -150,7 +150,7 @@ type ownLane struct {
 func (r *remover) ownLanes() []ownLane {
 	return []ownLane{
 		{protocol.SessionPool, serve.Key(r.id).Lane()},
-		{r.options.Pool, protocol.SandboxKey(string(r.id)).Lane()},
+		{r.options.Pool, sandboxLane(r.id)},
 	}
 }
 

@@ -62,6 +62,50 @@ func (a *asked) see(info *Info) {
 	}
 }
 
+// seeWorkers adds to sessions with a turn whether their calls wait for a worker.
+func (r *Reader) seeWorkers(ctx context.Context, infos ...*Info) error {
+	waiting := slices.DeleteFunc(slices.Clone(infos), func(i *Info) bool {
+		return i == nil || i.State != StateOpen && i.State != StateInUse
+	})
+	if r.Pool == "" || len(waiting) == 0 {
+		return nil
+	}
+	o, err := operator.New(ctx, r.main.Conn(r.Pool), r.fleet)
+	if err != nil {
+		return err
+	}
+	untaken := func(lane *operator.Status) bool {
+		return lane.Waiting > 0 && len(lane.Running) == 0 && lane.Holder == ""
+	}
+	if len(waiting) == 1 {
+		view, err := o.Show(ctx, r.Pool, sandboxLane(waiting[0].SessionID), 1)
+		if err == nil && untaken(&view.Status) {
+			waiting[0].State = StateWaitsForWorker
+		}
+		if errors.Is(err, operator.ErrNoLane) {
+			err = nil
+		}
+		return err
+	}
+	list, err := o.List(ctx, r.Pool, maxTurnLanes)
+	if err != nil {
+		return err
+	}
+	lanes := make(map[protocol.Lane]bool, len(list.Lanes))
+	for i := range list.Lanes {
+		lanes[list.Lanes[i].Lane] = untaken(&list.Lanes[i])
+	}
+	for _, info := range waiting {
+		if lanes[sandboxLane(info.SessionID)] {
+			info.State = StateWaitsForWorker
+		}
+	}
+	return nil
+}
+
+// sandboxLane is the lane of what a session does in its sandbox.
+func sandboxLane(id protocol.SessionID) protocol.Lane { return protocol.SandboxKey(string(id)).Lane() }
+
 // turn returns the lane of a session's turns; nil without [Reader.Lanes], or when it has none.
 func (r *Reader) turn(ctx context.Context, id protocol.SessionID) (*operator.View, error) {
 	if !r.Lanes {
@@ -90,14 +134,18 @@ func askedOf(id protocol.SessionID, view *operator.View) asked {
 	return asked{waiting: only}
 }
 
-// accepted describes a session that has no journal: its first turn was accepted, and no coordinator
-// has begun it. The error is [ErrNone] when there is no such turn.
+// accepted describes a session that has no journal: its first turn was accepted, and no
+// coordinator has begun it, or one still asks MCP servers for their tools. The error is [ErrNone]
+// when there is no such turn.
 func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 	if view == nil {
 		return nil, ErrNone
 	}
 	call := &view.Calls[0]
 	info := &Info{SessionID: id, State: StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}
+	if len(view.Running) > 0 {
+		info.State = StateInUse
+	}
 	turn := Turn{Turn: 1, State: info.State, StartedAt: call.AcceptedAt}
 	if run, is := call.Payload.(protocol.TurnRun); is {
 		turn.Input, info.Prompt, info.Model, info.By = run.Prompt, run.Prompt, run.Model, run.Author.Name
@@ -106,8 +154,8 @@ func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 	return info, nil
 }
 
-// Approvals returns the calls of all sessions that wait for a person, as the journals tell, the
-// oldest first. Their coordinators may have been lost.
+// Approvals returns the calls of all sessions that wait for a person, also those that ask one while
+// they run, as the journals tell, the oldest first. Their coordinators may have been lost.
 func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 	var open []protocol.SessionID
 	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
@@ -115,26 +163,35 @@ func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 		if json.Unmarshal(msg.Data(), &events) != nil || len(events) == 0 {
 			return nil //nolint:nilerr // a journal that cannot be read waits for nobody
 		}
-		if last := events[len(events)-1].Type; last == loop.EventApprovalAsked || last == loop.EventJobEnded {
+		switch events[len(events)-1].Type {
+		case loop.EventApprovalAsked, loop.EventJobEnded, // any other event comes after the answer
+			loop.EventQuestionAsked, loop.EventAnswered, loop.EventToolResult, loop.EventPolicyDecision: // of other calls
 			open = append(open, r.owner(msg.Subject()))
+		default:
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	found := make([]*Approval, len(open))
+	found := make([][]Approval, len(open))
 	err = each(ctx, len(open), func(ctx context.Context, i int) error {
 		info, err := r.journal(ctx, open[i])
 		if err == nil {
-			found[i] = info.Approval
+			found[i] = info.Questions
+		}
+		if err == nil && info.Approval != nil {
+			found[i] = append(found[i], *info.Approval)
 		}
 		return err
 	})
 	approvals := []Approval{}
-	for _, a := range found {
-		if a != nil && !slices.Contains(approvals, *a) { // one that changes meanwhile may be told twice
-			approvals = append(approvals, *a)
+	for _, a := range slices.Concat(found...) {
+		same := func(b Approval) bool {
+			return a.SessionID == b.SessionID && a.CallID == b.CallID && a.AskedAt.Equal(b.AskedAt)
+		}
+		if !slices.ContainsFunc(approvals, same) { // one that changes meanwhile may be told twice
+			approvals = append(approvals, a)
 		}
 	}
 	slices.SortFunc(approvals, func(a, b Approval) int { return a.AskedAt.Compare(b.AskedAt) })

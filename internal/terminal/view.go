@@ -158,6 +158,8 @@ func (v *View) show(e *loop.Event) {
 		v.callEnded(e)
 	case loop.EventPolicyDecision:
 		v.decided(e)
+	case loop.EventAnswered:
+		v.answered(e)
 	case loop.EventTurnEnded:
 		v.turnEnded(e)
 	case loop.EventSessionEnded:
@@ -179,6 +181,25 @@ func (v *View) decided(e *loop.Event) {
 	if e.Note != "" {
 		said += ", who said: " + e.Note
 	}
+	v.remark(said)
+}
+
+// answered shows what came of a question of a running call.
+func (v *View) answered(e *loop.Event) {
+	said := e.Name + ": " + map[string]string{
+		string(protocol.ActionAccept): "answered", string(protocol.ActionDecline): "answer refused",
+	}[e.Status]
+	switch {
+	case e.Status == string(protocol.ActionCancel):
+		said += "nobody answered"
+	case e.By != "":
+		said += " by " + e.By
+	}
+	v.remark(said)
+}
+
+// remark shows what became of a question to a person.
+func (v *View) remark(said string) {
 	v.pause()
 	text := v.flow(v.ink.paint(yellow, "?")+" ", "  ")
 	text.add(said)

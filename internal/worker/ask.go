@@ -19,6 +19,9 @@ var errNobody = errors.New("nobody who follows the call can be asked")
 // becomes of the answer.
 const askPart = 2
 
+// tellTimeout bounds how long a call waits until the end of its question is told.
+const tellTimeout = time.Second
+
 // ask puts a question of a running call to whoever follows it, and waits for an answer that fits.
 // One that does not is refused with that error, and the question stays. The error says why there is
 // none.
@@ -44,13 +47,17 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 	if err := w.nc.Publish(wire.QuestionSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), body); err != nil {
 		return protocol.Answer{}, err
 	}
+	answered := protocol.Answer{Question: q.ID, Action: protocol.ActionCancel}
+	defer func() { w.tellAnswered(call, answered) }()
 	unheard := time.NewTimer(wire.AskWait)
 	defer unheard.Stop()
 	for {
 		select {
 		case message := <-answers:
-			unheard.Stop()
 			answer, err := wire.DecodeAnswer(message.Data)
+			if err == nil { // else somebody only looks whether the question is put
+				unheard.Stop()
+			}
 			switch {
 			case err == nil && answer.Question != "" && answer.Question != q.ID:
 				err = errors.New("it is about another question, which is not put any more")
@@ -63,6 +70,7 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 			}
 			_ = message.Respond([]byte(wire.AnswerTaken)) // the answer counts in any case
 			if answer.Action != wire.ActionWait {
+				answered.Action, answered.By = answer.Action, answer.By
 				return answer, nil
 			}
 		case <-unheard.C:
@@ -70,5 +78,17 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 		case <-ctx.Done():
 			return protocol.Answer{}, errors.New("nobody answered in time")
 		}
+	}
+}
+
+// tellAnswered tells whoever follows a call what came of its question, without the content of the
+// answer, which may be a secret.
+func (w *Worker) tellAnswered(call *protocol.Call, answered protocol.Answer) {
+	body, err := wire.EncodeAnswer(answered)
+	if err == nil {
+		err = w.nc.Publish(wire.QuestionSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), body)
+	}
+	if err == nil { // so that it comes before the call's result, which ends the question anyway
+		_ = w.nc.FlushTimeout(tellTimeout)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -183,6 +184,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	var group errgroup.Group
 	group.SetLimit(maxInline + 1)
 	if len(b.calls) > 0 {
+		t.askAgain(b)
 		group.Go(func() error {
 			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(ctx, b, u, settle) })
 		})
@@ -215,10 +217,8 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 		event.Text = u.Waits
 		t.tell(event)
 	case StateRunning:
-		if u.Question != nil {
-			event := p.as(EventQuestionAsked)
-			event.Question, event.Lane = u.Question, p.lane
-			t.tell(event)
+		if u.Question != nil || u.Answered != nil {
+			t.question(p, u, settle)
 			return
 		}
 		event := p.as(EventToolRunning)
@@ -236,6 +236,49 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 			settle(*t.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
 		}
 		settle(p.result(u.Result))
+	}
+}
+
+// maxQuestions bounds the questions of a call that are journaled: more are told to observers alone,
+// because whoever has a worker's key may ask for ever.
+const maxQuestions = 16
+
+// question journals what a call asks a person, and what came of that.
+func (t *turnRun) question(p *pendingCall, u Update, settle func(Event)) {
+	if u.Question == nil {
+		if p.asked[u.Answered.Question] == nil {
+			return
+		}
+		delete(p.asked, u.Answered.Question)
+		event := p.as(EventAnswered)
+		event.Question = &protocol.Question{ID: u.Answered.Question}
+		event.Status, event.By = string(u.Answered.Action), validText(u.Answered.By)
+		settle(event)
+		return
+	}
+	event := p.as(EventQuestionAsked)
+	event.Question, event.Lane = u.Question, p.lane
+	if p.logged++; p.logged > maxQuestions {
+		t.tell(event)
+		return
+	}
+	if p.asked == nil {
+		p.asked = make(map[string]*protocol.Question)
+	}
+	p.asked[u.Question.ID] = u.Question
+	settle(event)
+}
+
+// askAgain tells observers what calls asked before the turn was resumed: a worker does not repeat
+// its question.
+func (t *turnRun) askAgain(b *batch) {
+	for i := range b.calls {
+		p := b.remote[b.calls[i].ID]
+		for _, id := range slices.Sorted(maps.Keys(p.asked)) {
+			event := p.as(EventQuestionAsked)
+			event.Question, event.Lane = p.asked[id], p.lane
+			t.tell(event)
+		}
 	}
 }
 

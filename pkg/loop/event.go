@@ -18,6 +18,8 @@ const (
 	EventToolResult     EventType = "tool_result"
 	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call, once more after a lost coordinator
 	EventPolicyDecision EventType = "policy_decision"
+	EventQuestionAsked  EventType = "question_asked" // the running call asks a person; live once more when the turn is resumed
+	EventAnswered       EventType = "question_answered"
 	EventJobEnded       EventType = "job_ended"
 	EventPartLeftOut    EventType = "part_left_out" // the model's server refused it; later requests omit it
 	EventTurnEnded      EventType = "turn_ended"
@@ -29,8 +31,6 @@ const (
 	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
 	EventToolRunning    EventType = "tool_running"    // live: a worker started it, or a lost worker came back
 	EventWorkerLost     EventType = "worker_lost"     // live: the call's worker is lost; Text says what comes next
-
-	EventQuestionAsked EventType = "question_asked" // live: the call asks a person while it runs
 )
 
 // Event is one journal entry of a session, or one live event. Its Type decides which groups of
@@ -65,7 +65,8 @@ type Event struct {
 	// Part is what was left out of the tool call ToolCallID (part_left_out).
 	Part PartKind `json:"part,omitempty"`
 	// Status is that of the call (tool_result, job_ended; tool_call when the call is refused), a
-	// decision such as [DecisionDenied] (policy_decision), or an [Outcome] (turn_ended,
+	// decision such as [DecisionDenied] (policy_decision), a [protocol.Action] (question_answered;
+	// [protocol.ActionCancel] means no answer), or an [Outcome] (turn_ended,
 	// session_ended).
 	Status string `json:"status,omitempty"`
 
@@ -129,7 +130,8 @@ type StatefulFields struct {
 	// Lane is the call's destination, POOL/LANE (tool_call, question_asked); "" for a call that
 	// runs in the coordinator.
 	Lane string `json:"lane,omitempty"`
-	// Question is what the running call wants to know (question_asked).
+	// Question is what the running call wants to know (question_asked; question_answered has only
+	// its ID).
 	Question *protocol.Question `json:"question,omitempty"`
 	// Handle names what the call opened or continued (tool_result), and Ending why it
 	// cannot be continued (a [protocol.DialogEnding]); "" while it can.
@@ -138,7 +140,7 @@ type StatefulFields struct {
 }
 
 // DecisionFields say which rule decided, who answered, and with which note (policy_decision,
-// approval_asked).
+// approval_asked). By is also who answered a question (question_answered).
 type DecisionFields struct {
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`

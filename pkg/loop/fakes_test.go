@@ -106,6 +106,8 @@ type fleet struct {
 	hold func(call *protocol.Call) <-chan struct{}
 	// answer, if set, makes the value of a call, or its error, when it runs.
 	answer func(call *protocol.Call) (protocol.Value, *protocol.Error)
+	// asks are what a call tells of questions to a person before it runs on; nil asks nothing.
+	asks func(call *protocol.Call) []loop.Update
 	// err is returned before anything is told.
 	err error
 
@@ -131,6 +133,12 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		order = f.order(len(calls))
 	}
 	for n, i := range order {
+		if f.asks != nil {
+			for _, u := range f.asks(&calls[i]) {
+				u.CallID, u.State = calls[i].ID, loop.StateRunning
+				observe(u)
+			}
+		}
 		if f.stall == n+1 {
 			<-ctx.Done()
 		}

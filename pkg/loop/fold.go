@@ -56,14 +56,17 @@ type step struct {
 type stepCall struct {
 	ToolCall
 
-	decision *decision       // of the policy about it, if one was journaled
-	planned  bool            // its tool_call event is journaled
-	sent     bool            // and does not say that it is refused: it may have been made
-	lane     string          // where it was sent; "" for one that runs in place
-	about    string          // the stateful tool that it goes on with; "" for other calls
-	content  *string         // what the model sees of its result; nil while there is none
-	status   protocol.Status // of that result
-	image    *Image          // what it sees beside that
+	decision *decision // of the policy about it, if one was journaled
+	planned  bool      // its tool_call event is journaled
+	sent     bool      // and does not say that it is refused: it may have been made
+	lane     string    // where it was sent; "" for one that runs in place
+	about    string    // the stateful tool that it goes on with; "" for other calls
+
+	asked map[string]*protocol.Question // what it asks a person, by the id of the question
+
+	content *string         // what the model sees of its result; nil while there is none
+	status  protocol.Status // of that result
+	image   *Image          // what it sees beside that
 }
 
 // decision is what was decided about a call.
@@ -114,6 +117,11 @@ func (s *session) apply(e *Event) error {
 			c.decision = &decision{status: e.Status, reason: e.Text, note: e.Note}
 			return nil
 		})
+	case EventQuestionAsked, EventAnswered:
+		err = s.updateCall(e, func(c *stepCall) error {
+			c.noteQuestion(e)
+			return nil
+		})
 	case EventJobEnded:
 		err = s.endJob(e)
 	case EventPartLeftOut:
@@ -126,6 +134,20 @@ func (s *session) apply(e *Event) error {
 		return fmt.Errorf("%w: %s of turn %d, step %d: %w", ErrJournalInvalid, e.Type, e.Turn, e.Step, err)
 	}
 	return nil
+}
+
+// noteQuestion notes what a call asks, or that it is answered.
+func (c *stepCall) noteQuestion(e *Event) {
+	switch {
+	case e.Question == nil:
+	case e.Type == EventAnswered:
+		delete(c.asked, e.Question.ID)
+	default:
+		if c.asked == nil {
+			c.asked = make(map[string]*protocol.Question)
+		}
+		c.asked[e.Question.ID] = e.Question
+	}
 }
 
 func (s *session) startTurn(e *Event) error {

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -21,6 +22,10 @@ type pendingCall struct {
 	roots []protocol.Roots
 	lane  string // where it goes; "" when it runs in place, or is refused
 	done  bool   // the dispatcher told its result
+	// asked are the questions of the call that the journal has and that are not answered; logged
+	// counts all of the call's that it has.
+	asked  map[string]*protocol.Question
+	logged int
 }
 
 // pending returns the tool call at index of the turn's last step.
@@ -28,7 +33,7 @@ func (t *turnRun) pending(turn *turn, index int) *pendingCall {
 	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
 	return &pendingCall{place: at, event: Event{
 		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
-	}}
+	}, asked: maps.Clone(call.asked), logged: len(call.asked)}
 }
 
 // as returns an event of the call.

@@ -184,6 +184,9 @@ type Update struct {
 	// Question is, of a call that is running, what it wants to know of a person. It is told to
 	// observers ([EventQuestionAsked]), who may answer; nobody else does.
 	Question *protocol.Question
+	// Answered says, of a call that is running, what came of its question, without the content of
+	// the answer: [protocol.ActionCancel] when nobody answered.
+	Answered *protocol.Answer
 	// Result is set for, and only for, done.
 	Result *protocol.Result
 }

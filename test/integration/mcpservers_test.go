@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -106,6 +108,60 @@ func TestMcpServers_AnsweredFromElsewhere(t *testing.T) {
 	all := results(events(t, submitted.stdout.String()))
 	require.Contains(t, all["c1"].Content, `accept {"age":30,"name":"Bob","score":9.5,"status":"active","sure":true}`)
 	require.Equal(t, "decline", all["c2"].Content)
+}
+
+// TestMcpServers_ADetachedTurnAsks: what a call of a turn asks that nobody follows is seen by
+// everybody, survives its coordinator, and is answered by the command line that is printed.
+func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	b.shortLeases(t)
+	model := script(t, say("Who is it?", use("c1", "test__form", object{})), say("And?", use("c2", "test__asks", object{})), say("Done."))
+	args := append([]string{"--mcp-config", mcpServers(t, "test")}, b.flags...)
+	first := startServe(t, model, args...)
+	id := b.submit(t, "go")
+	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_worker") }, patience, time.Millisecond,
+		"the server's tools are asked for, and there is no worker")
+	require.Regexp(t, `state +waits_for_worker\n`, b.session(t, "show", id).stdout)
+	startWorkers(t, 1, b.flags)
+	state := func(want string) func() bool {
+		return func() bool { return strings.Contains(b.session(t, "ls", "--json").stdout, `"state":"`+want+`"`) }
+	}
+	require.Eventually(t, state("waits_for_answer"), patience, time.Millisecond)
+	require.NoError(t, first.cmd.Process.Kill())
+	first.wait(t)
+	startServe(t, model, args...)
+	require.Eventually(t, state("waits_for_answer"), patience, time.Millisecond, "another coordinator has the turn")
+	show := b.session(t, "show", id).stdout
+	require.Regexp(t, `state +waits_for_answer\n`, show)
+	require.Contains(t, show, "test__form asks: Who are you?")
+	list := func(args ...string) string {
+		got := execute(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})
+		require.Equal(t, 0, got.code, got.stderr)
+		return got.stdout
+	}
+	require.Contains(t, list("--json"), `"question":{"id":"`)
+	command := regexp.MustCompile(`Who are you\?\n.*of the schema \{.*\n  coordinator (approve --nats .* ` + id + ` \S+)\n`).FindStringSubmatch(list())
+	require.NotNil(t, command, list())
+	require.Contains(t, b.session(t, "log", id).stdout, "asks:")
+
+	attached := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
+	attached.waitFor(t, `test__form asks: Who are you\?`)
+	answered := execute(t, coordinator, launch{args: append(strings.Fields(command[1]), "--content", `{"name":"Bob"}`)})
+	require.Equal(t, 0, answered.code, answered.stderr)
+	asked := attached.waitFor(t, `test__asks asks: Your name\?; .*coordinator (approve .* `+id+` \S+); `)
+	answered = execute(t, coordinator, launch{args: append(strings.Fields(asked[1]), "--deny")})
+	require.Equal(t, 0, answered.code, answered.stderr)
+	require.Equal(t, 0, attached.wait(t), attached)
+	logged := events(t, b.session(t, "log", "--json", id).stdout)
+	require.Len(t, ofType(logged, "question_asked"), 2)
+	ended := ofType(logged, "question_answered")
+	require.NotEmpty(t, ended)
+	require.Equal(t, "decline", ended[len(ended)-1].Status)
+	require.Contains(t, results(logged)["c1"].Content, `"name":"Bob"`)
+	require.Regexp(t, `test__asks: answer refused by \S`, b.session(t, "log", id).stdout)
+	require.Eventually(t, state("answered"), patience, time.Millisecond)
+	require.Equal(t, "no call waits for approval or for an answer\n", list())
 }
 
 // whenTold waits until something is so, of which there is at least one word.

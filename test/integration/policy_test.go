@@ -163,7 +163,7 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 		require.Equal(t, 0, got.code, got.stderr)
 		return got.stdout
 	}
-	require.Equal(t, "no call waits for approval\n", list())
+	require.Equal(t, "no call waits for approval or for an answer\n", list())
 	id := b.submit(t, "go")
 	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_approval") }, patience, time.Millisecond)
 	show := b.session(t, "show", id).stdout
@@ -188,7 +188,7 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 	require.Equal(t, 0, attached.wait(t), attached)
 	require.Regexp(t, `write: approved by \S+, who said: be quick`, b.session(t, "log", id).stdout)
 	require.Regexp(t, `answered`, b.session(t, "ls").stdout)
-	require.Equal(t, "no call waits for approval\n", list())
+	require.Equal(t, "no call waits for approval or for an answer\n", list())
 	again := execute(t, coordinator, launch{args: strings.Fields(command[1])})
 	require.Equal(t, 1, again.code)
 }
