@@ -21,8 +21,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// answeredWithin is how much later than the result of a call the news may come that its question is
-// answered.
+// answeredWithin is how long after the result of a call the end of its question may arrive: each
+// has a subscription of its own.
 const answeredWithin = 50 * time.Millisecond
 
 // batch is the calls of one Dispatch. Its callbacks only pass news on; everything
