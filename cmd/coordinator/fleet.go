@@ -28,6 +28,7 @@ import (
 // fleetFlags say where the fleet is.
 type fleetFlags struct {
 	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: run everything here." help:"NATS server or servers of the fleet. Default: a server inside this process."`
+	cli.Contexts
 	cli.Login
 	cli.Pools
 	cli.Signing
@@ -62,6 +63,7 @@ type connection struct {
 // existingFleet says where a fleet is, for commands that make none.
 type existingFleet struct {
 	Nats string `required:"" placeholder:"URL" brief:"NATS servers of the fleet." help:"NATS server or servers of the fleet, separated by commas."`
+	cli.Contexts
 	cli.Login
 	cli.Pools
 	cli.Signing

@@ -19,6 +19,8 @@ var version = "development"
 type grammar struct {
 	cli.Common
 
+	NoProjectConfig bool `group:"Every command:" help:"Ignore the toolfleet.yaml of the project."`
+
 	Run      runCommand      `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
 	Chat     chatCommand     `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
 	Call     callCommand     `cmd:"" help:"Call one tool without a model and print its result as JSON."`
@@ -28,12 +30,14 @@ type grammar struct {
 	Approve  approveCommand  `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
 	Tools    toolsCommand    `cmd:"" help:"Print the tool schemas that the model receives."`
 	Login    loginCommand    `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
-	Bench    benchCommand    `cmd:"" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
+	Bench    benchCommand    `cmd:"" files:"section" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
 	Workers  workersCommand  `cmd:"" help:"List the workers of a fleet and their capabilities."`
 	Lane     laneCommand     `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
 	Session  sessionCommand  `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
 	Template templateCommand `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
 	Bodies   bodiesCommand   `cmd:"" help:"Storage of workspace contents: move."`
+	Context  contextCommand  `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
+	Config   configCommand   `cmd:"" files:"none" help:"Settings in files: show, trust."`
 	Doctor   doctorCommand   `cmd:"" help:"Test the sandboxes of this host, and say how to fix what is missing."`
 	Info     versionCommand  `cmd:"" name:"version" help:"Print the version."`
 	Ping     pingCommand     `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
@@ -43,8 +47,8 @@ func main() {
 	os.Exit(run(cli.Program{
 		Name: "coordinator", Version: version,
 		Description: "Runs agent sessions whose tool calls are executed by workers over NATS JetStream. Every flag can be set by an environment variable: --max-steps is TOOLFLEET_MAX_STEPS.",
-		Examples:    examples(),
-		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
+		Examples:    examples(), Files: cli.Files{User: true, Project: true, Others: []string{"worker"}},
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}))
 }
 
@@ -78,8 +82,14 @@ func examples() map[string][]string {
 		},
 		"template": {`coordinator template create --nats nats://nats1:4222 base ~/src/project`},
 		"bodies":   {`coordinator bodies move --nats nats://nats1:4222 "s3://bucket/prefix?endpoint=https://s3.example.com"`},
-		"doctor":   {`coordinator doctor`},
-		"ping":     {`coordinator ping --nats nats://nats1:4222`},
+		"context": {
+			`coordinator context add prod --nats nats://nats1:4222 --creds ~/prod.creds`,
+			`coordinator context use prod`,
+			`coordinator workers --context prod`,
+		},
+		"config": {`coordinator config show --changed run`, `coordinator config trust`},
+		"doctor": {`coordinator doctor`},
+		"ping":   {`coordinator ping --nats nats://nats1:4222`},
 	}
 }
 
@@ -117,6 +127,8 @@ func run(p cli.Program) int {
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())
 		maps.Copy(commands, g.Template.commands())
+		maps.Copy(commands, g.Context.commands())
+		maps.Copy(commands, g.Config.commands())
 		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
 	})
 }

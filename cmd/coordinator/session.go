@@ -19,13 +19,14 @@ import (
 )
 
 type sessionCommand struct {
-	Nats      string `placeholder:"URL" brief:"NATS servers of a fleet. Default: sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
-	cli.Login `group:"Fleet:"`
-	cli.Pools `group:"Fleet:"`
-	Fleet     string        `default:"tf" help:"Name of the fleet."`
-	Pool      string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
-	JSON      bool          `name:"json" help:"Print JSON."`
-	Timeout   time.Duration `default:"60s" help:"Time limit of the command; attach has none."`
+	Nats         string `placeholder:"URL" brief:"NATS servers of a fleet. Default: sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
+	cli.Contexts `group:"Fleet:"`
+	cli.Login    `group:"Fleet:"`
+	cli.Pools    `group:"Fleet:"`
+	Fleet        string        `default:"tf" help:"Name of the fleet."`
+	Pool         string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
+	JSON         bool          `name:"json" help:"Print JSON."`
+	Timeout      time.Duration `default:"60s" help:"Time limit of the command; attach has none."`
 
 	Ls struct {
 		Limit int           `default:"100" help:"Maximum number of sessions to print."`

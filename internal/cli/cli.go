@@ -63,6 +63,7 @@ type Program struct {
 	Version     string
 	Args        []string
 	Examples    map[string][]string // command lines that --help shows, by the name of the command; "" is the program
+	Files       Files               // settings beside flags and variables
 	Stdin       io.Reader
 	Stdout      *os.File
 	Stderr      *os.File
@@ -107,26 +108,21 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	}
 	emptyEnv := dropEmptyEnv()
 	exit := -1
-	parser, err := kong.New(grammar,
-		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
-		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version},
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: helpWidth}), kong.Help(p.help),
-		kong.TypeMapper(reflect.TypeFor[[]string](), kong.MapperFunc(list)),
-		kong.Exit(func(code int) { exit = code }),
-	)
+	from := &sources{p: p}
+	parser, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code }))
 	if err != nil {
-		panic(fmt.Sprintf("command grammar: %v", err)) // a fault of this program, found by every test
+		panic(fmt.Sprintf("command grammar: %v", err)) // an error of this program, found by every test
 	}
 	kctx, err := parser.Parse(p.Args)
 	if exit >= 0 { // --help, --version
 		return exit
 	}
 	if err != nil {
-		return report(p, called(p, err), usageError(err))
+		return report(p, called(p, err), from.usageError(err))
 	}
 	command := cmp.Or(kctx.Selected(), kctx.Model.Node).FullPath()
 	if err := checkEmpty(kctx, emptyEnv); err != nil {
-		return report(p, command, variables(kctx, err))
+		return report(p, command, from.explain(kctx, err))
 	}
 	if common.PrintConfig {
 		return report(p, command, printConfig(p.Stdout, kctx))
@@ -137,7 +133,17 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 			err = *reason
 		}
 	}
-	return report(p, command, variables(kctx, err))
+	return report(p, command, from.explain(kctx, err))
+}
+
+// newParser makes the parser of a command line.
+func newParser(p Program, grammar any, from *sources, more ...kong.Option) (*kong.Kong, error) {
+	return kong.New(grammar, append(append(from.options(),
+		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
+		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version},
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: helpWidth}), kong.Help(p.help),
+		kong.TypeMapper(reflect.TypeFor[[]string](), kong.MapperFunc(list)),
+	), more...)...)
 }
 
 // errInterrupted says all that whoever has sent a signal wants to know.
@@ -188,7 +194,7 @@ func printConfig(w io.Writer, kctx *kong.Context) error {
 	config := map[string]any{}
 	for _, flag := range kctx.Flags() {
 		switch flag.Name {
-		case "help", "help-all", "version", "print-config":
+		case "help", "help-all", "version", "print-config", "no-project-config":
 			continue
 		}
 		config[flag.Name] = printable(flag.Name, flag.Target)

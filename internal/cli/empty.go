@@ -20,13 +20,23 @@ var errEmptyItem = errors.New("has an empty value; leave it out, and no comma to
 
 // list reads a flag that takes several values.
 func list(ctx *kong.DecodeContext, target reflect.Value) error {
-	var text string
-	if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+	token, err := ctx.Scan.PopValue("value")
+	if err != nil {
 		return err
 	}
-	items := []string{text}
-	if sep := ctx.Value.Tag.Sep; sep != -1 {
-		items = strings.Split(text, string(sep))
+	items, listed := token.Value.([]string) // of a file
+	switch {
+	case listed:
+	case ctx.Value.Flag == nil: // arguments, up to the end
+		items = []string{token.String()}
+		for ctx.Scan.Peek().Type != kong.EOLToken {
+			items = append(items, ctx.Scan.Pop().String())
+		}
+	default:
+		items = []string{token.String()}
+		if sep := ctx.Value.Tag.Sep; sep != -1 {
+			items = strings.Split(items[0], string(sep))
+		}
 	}
 	for _, item := range items {
 		if strings.TrimSpace(item) == "" {

@@ -72,6 +72,6 @@ func (helpAll) BeforeReset(ctx *kong.Context) error {
 	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
 		return err
 	}
-	ctx.Kong.Exit(ExitOK)
+	ctx.Exit(ExitOK)
 	return nil
 }

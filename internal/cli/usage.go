@@ -9,10 +9,10 @@ import (
 )
 
 // usageError adds to kong's message what would be allowed.
-func usageError(err error) error {
+func (s *sources) usageError(err error) error {
 	message := err.Error()
 	if parse, ok := errors.AsType[*kong.ParseError](err); ok && !strings.Contains(message, "unknown flag") {
-		message = variables(parse.Context, err).Error()
+		message = s.explain(parse.Context, err).Error()
 	}
 	if parse, ok := errors.AsType[*kong.ParseError](err); ok {
 		selected := parse.Context.Selected()

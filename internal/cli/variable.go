@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"os"
 	"reflect"
 	"regexp"
 	"strings"
@@ -12,37 +11,23 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 )
 
-// variables adds to an error which of the flags that it is about were set by a variable: a user who
-// exported that long ago looks for the cause among the arguments.
-func variables(kctx *kong.Context, err error) error {
+// explain adds to an error which of the flags that it is about were set by a variable or a file: a
+// user who did that long ago looks for the cause among the arguments.
+func (s *sources) explain(kctx *kong.Context, err error) error {
 	if err == nil || err.Error() == "" || kctx == nil {
 		return err
 	}
 	var notes []string
 	for _, flag := range kctx.Flags() {
-		if name := variable(kctx, flag); name != "" && concerns(err.Error(), flag) && !strings.Contains(err.Error(), name) {
-			notes = append(notes, fmt.Sprintf("--%s is set by the variable %s", flag.Name, name))
+		origin := s.origin(kctx, flag)
+		if origin != "" && origin != originFlag && concerns(err.Error(), flag) && !strings.Contains(err.Error(), strings.TrimPrefix(origin, ofVariable)) {
+			notes = append(notes, fmt.Sprintf("--%s is set by %s", flag.Name, origin))
 		}
 	}
 	if len(notes) == 0 {
 		return err
 	}
 	return &noted{err: err, note: strings.Join(notes, ", ")}
-}
-
-// variable is the variable that has set a flag; "" when that was an argument, or the default.
-func variable(kctx *kong.Context, flag *kong.Flag) string {
-	for _, at := range kctx.Path {
-		if at.Flag == flag {
-			return ""
-		}
-	}
-	for _, name := range flag.Envs {
-		if _, set := os.LookupEnv(name); set {
-			return name
-		}
-	}
-	return ""
 }
 
 // concerns reports whether a message names a flag, or its value if that is a text.

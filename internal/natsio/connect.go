@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/synadia-io/orbit.go/natscontext"
 )
 
 // Server is a NATS server or servers, and who a process is there.
@@ -76,7 +77,12 @@ const (
 	reconnectWait  = 250 * time.Millisecond
 )
 
-// Connect connects to servers, which may be several URLs separated by commas. It gives up when ctx
+// ContextScheme begins the URL that stands for a context of the nats tool, with its servers,
+// credentials and certificates.
+const ContextScheme = "nats-context://"
+
+// Connect connects to servers, which may be several URLs separated by commas, or the URL of a
+// context (see [ContextScheme]). It gives up when ctx
 // ends; the end of ctx does nothing to a connection that was returned. The error of a first
 // connection that fails names the URL, without its secrets.
 func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn, error) {
@@ -96,7 +102,6 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 		nats.ReconnectWait(reconnectWait),
 		nats.ReconnectJitter(reconnectWait, reconnectWait),
 		nats.ReconnectBufSize(-1),
-		nats.SetCustomDialer(dial),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				logger.WarnContext(ctx, "nats connection lost", slog.Any("error", err))
@@ -118,7 +123,13 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 			return nil, err
 		}
 	}
-	nc, err := nats.Connect(servers, append(options, o.Options...)...)
+	var nc *nats.Conn
+	if name, is := strings.CutPrefix(servers, ContextScheme); is { // which may have a dialer of its own
+		nc, _, err = natscontext.Connect(name, append(options, o.Options...)...)
+	} else {
+		options = append(options, nats.SetCustomDialer(dial))
+		nc, err = nats.Connect(servers, append(options, o.Options...)...)
+	}
 	if err != nil {
 		err = cmp.Or(ctx.Err(), err)
 		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(servers), err, o.TLS.advice(err))
@@ -326,6 +337,9 @@ func redact(part string) string {
 // CheckURLs finds what is no URL before the client does, whose error would quote it. Errors wrap
 // [ErrURL].
 func CheckURLs(list string) error {
+	if strings.HasPrefix(list, ContextScheme) {
+		return nil // the library says what is wrong
+	}
 	fault := ErrURL
 	for part := range strings.SplitSeq(list, ",") {
 		if part = strings.TrimSpace(part); part == "" {

@@ -39,6 +39,7 @@ type loginFlags struct {
 func logIn(p cli.Program) int {
 	p.Name, p.Args = p.Name+" login", p.Args[1:]
 	p.Description = "Logs you in to an MCP server that asks who comes: prints a page to open in a browser, and keeps what that gives in --data, for the worker there."
+	p.Files = cli.Files{} // the section is of workers
 	p.Examples = map[string][]string{"": {`worker login --mcp-config mcp.json tickets`}}
 	var f loginFlags
 	ctx := context.Background() //nolint:forbidigo // the root of a program

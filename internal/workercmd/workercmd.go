@@ -38,9 +38,10 @@ import (
 type flags struct {
 	cli.Common
 
-	Nats      string `placeholder:"URL" brief:"NATS servers of the fleet. Required." help:"NATS server or servers of the fleet, separated by commas. Required."`
-	cli.Login `group:"Fleet:"`
-	CallKeys  string `group:"Fleet:" placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
+	Nats         string `placeholder:"URL" brief:"NATS servers of the fleet. Required." help:"NATS server or servers of the fleet, separated by commas. Required."`
+	cli.Contexts `group:"Fleet:"`
+	cli.Login    `group:"Fleet:"`
+	CallKeys     string `group:"Fleet:" placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
 
 	Fleet string `group:"Fleet:" default:"tf" brief:"Name of the fleet." help:"Name of the fleet: the prefix of its subjects and streams."`
 	Pool  string `group:"Fleet:" default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
@@ -104,7 +105,8 @@ func FromProcess(version string) cli.Program {
 			`worker --nats nats://nats1:4222 --min-level full --limit-memory 2G`,
 			`worker --sandbox-check`,
 		}},
-		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
+		Files: cli.Files{User: true, Section: "worker"},
+		Args:  os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}
 }
 
