@@ -11,7 +11,7 @@
 // the data of the event stream, without comments and keep-alives. Chunks are decoded leniently in
 // form and strictly in meaning (wire.go). A piece of a text may end in the middle of a character.
 //
-// A reply is an answer only when it ends for a reason that is known to be an end (finish.go).
+// A reply is an answer only when it ends for a reason that is known to be an end (endOf).
 //
 // # Retries
 //

@@ -12,7 +12,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -244,12 +246,12 @@ func (i *instance) keep(end func() time.Time) {
 	if end == nil {
 		return
 	}
-	send := func(d deadman.Deadline) error {
+	send := func(d start.Deadline) error {
 		return i.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
 	}
 	first := end()
-	_ = send(deadman.At(first)) // one that is gone runs nothing
-	i.reader.Go(func() { deadman.Keep(end, first, i.gone, send) })
+	_ = send(start.DeadlineAt(first)) // one that is gone runs nothing
+	i.reader.Go(func() { start.SendDeadlines(end, first, i.gone, send) })
 }
 
 // wait waits for the end of the first process.
@@ -301,4 +303,61 @@ func (i *instance) close() error {
 		i.reader.Wait()
 	})
 	return i.closeErr
+}
+
+// open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves.
+// When that fails, nothing is left.
+func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+	i, err := begin(config, groups, limits)
+	if errors.Is(err, errLauncher) { // somebody has killed it, perhaps
+		i, err = begin(config, groups, limits)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := i.await(ctx); err != nil {
+		return nil, errors.Join(err, i.close())
+	}
+	i.reader.Go(i.receive)
+	return i, nil
+}
+
+func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+	b, err := bounds.New(groups, bounds.Spare{Memory: spareMemory, Processes: initd.SpareProcesses}, limits)
+	if err != nil {
+		return nil, err
+	}
+	conn, theirs, err := wire.Pair()
+	if err != nil {
+		return nil, errors.Join(err, b.Group().Close())
+	}
+	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
+	if config.Bwrap {
+		if err = conn.Send(0, wire.KindConfig, config); err == nil { // for the stage before the last
+			i.bwrap, i.process, err = startBwrap(config, theirs, b.Group())
+		}
+	} else {
+		i.process, err = launchers.launch(config, theirs, b.Group())
+	}
+	if err = errors.Join(err, theirs.Close()); err != nil {
+		return nil, errors.Join(err, i.close())
+	}
+	_ = conn.Send(0, wire.KindConfig, config) // one that is gone has said why
+	return i, nil
+}
+
+// spareMemory is what the first process of a sandbox, and the kernel for it, may hold beside
+// the commands.
+const spareMemory = 16 << 20
+
+// limitKinds says by what limits are enforced.
+func limitKinds(grouped bool) sandbox.LimitKinds {
+	kinds := sandbox.LimitKinds{
+		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitSoft, Processes: sandbox.LimitRlimit,
+		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitSoft,
+	}
+	if grouped {
+		kinds.Memory, kinds.Processes = sandbox.LimitCgroup, sandbox.LimitCgroup
+	}
+	return kinds
 }

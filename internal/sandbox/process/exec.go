@@ -4,7 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
@@ -104,7 +110,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 	if err := r.tree.start(limits, s.spec.LeaseEnd); err != nil {
 		status.close()
 		p.Abandon()
-		return nil, start.Fault(cmd.Argv[0], err)
+		return nil, start.Error(cmd.Argv[0], err)
 	}
 	p.Run()
 	go func() {
@@ -200,4 +206,79 @@ func (r *run) clear() error {
 	case <-timer.C: // the goroutine ends with it
 		return fmt.Errorf("%w: the command does not end", sandbox.ErrLeftover)
 	}
+}
+
+// command builds what cmd asks for. The directory, in which the command is to
+// start, has to stay open until then.
+func (s *Sandbox) command(cmd sandbox.Cmd) (*exec.Cmd, *os.File, error) {
+	if err := start.CheckArgv(cmd.Argv); err != nil {
+		return nil, nil, err
+	}
+	if err := start.CheckEnv(cmd.Env); err != nil {
+		return nil, nil, err
+	}
+	dir, err := s.workspace.OpenDir(cmd.Dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	env := s.env(cmd.Env)
+	path, err := start.Lookup(cmd.Argv[0], env["PATH"], dir.Name())
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	argv := cmd.Argv
+	if s.driver.wrap != nil {
+		if path, argv, err = s.driver.wrap(cmd, path, argv); err != nil {
+			return nil, nil, errors.Join(err, dir.Close())
+		}
+	}
+	return &exec.Cmd{Path: path, Args: argv, Env: start.Environ(env), Dir: startDir(dir)}, dir, nil
+}
+
+// env is the complete environment of a command.
+func (s *Sandbox) env(extra map[string]string) map[string]string {
+	env := map[string]string{"HOME": s.scratch.Home(), "TMPDIR": s.scratch.Temp()}
+	maps.Copy(env, s.spec.Env)
+	maps.Copy(env, extra)
+	return env
+}
+
+// status is the other end of [guard.StatusFD]; nil without a wrapper.
+type status struct{ ours, theirs *os.File }
+
+// newStatus gives a command that is wrapped its descriptor.
+func (d *Driver) newStatus(c *exec.Cmd) (*status, error) {
+	if d.wrap == nil {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	c.ExtraFiles = []*os.File{theirs}
+	return &status{ours: ours, theirs: theirs}, nil
+}
+
+// close is for a command that was not started.
+func (s *status) close() {
+	if s != nil {
+		_, _ = s.ours.Close(), s.theirs.Close() // nothing was written
+	}
+}
+
+// became waits until a wrapped command is the program name, and says why it is not.
+func (s *status) became(name string) error {
+	if s == nil {
+		return nil
+	}
+	_ = s.theirs.Close() // the command has its own
+	defer s.ours.Close()
+	text, err := io.ReadAll(io.LimitReader(s.ours, 4096))
+	if err != nil || len(text) == 0 {
+		return err
+	}
+	if errno, err := strconv.Atoi(string(text)); err == nil {
+		return start.Error(name, syscall.Errno(errno))
+	}
+	return fmt.Errorf("start %q: %w", name, errors.New(string(text)))
 }

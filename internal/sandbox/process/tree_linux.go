@@ -12,7 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
@@ -82,7 +83,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	var last time.Time
 	if leaseEnd != nil {
 		last = leaseEnd()
-		o.Deadline = int64(deadman.At(last))
+		o.Deadline = int64(start.DeadlineAt(last))
 	}
 	if err := t.order(o); err != nil {
 		_ = t.conn.Close() // it ends by that
@@ -90,7 +91,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 		return err
 	}
 	if leaseEnd != nil {
-		go deadman.Keep(leaseEnd, last, t.gone, func(d deadman.Deadline) error {
+		go start.SendDeadlines(leaseEnd, last, t.gone, func(d start.Deadline) error {
 			return t.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
 		})
 	}
@@ -168,4 +169,28 @@ func (t *tree) sweep() error {
 func (t *tree) describe(result *sandbox.Result, limits sandbox.Limits) {
 	result.CPU, result.MaxRSS = t.ended.CPU, t.ended.MaxRSS
 	start.Describe(result, syscall.WaitStatus(t.ended.Status), t.ended.Over, limits)
+}
+
+// group is the control group of the commands of a sandbox, and member a command in it. Without one
+// nothing is bounded by it.
+type (
+	group  = bounds.Bounds
+	member = bounds.Bound
+)
+
+// newGroup makes a group for a sandbox, if there can be one.
+func newGroup(limits sandbox.Limits) (*group, error) {
+	var groups *cgroup.Tree
+	if !ungrouped.Load() {
+		groups, _ = cgroup.Find() // limits are enforced in other ways then, and published so
+	}
+	return bounds.New(groups, bounds.Spare{}, limits)
+}
+
+func limitKinds() sandbox.LimitKinds {
+	return sandbox.LimitKinds{
+		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitRlimit, OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit,
+		Processes: sandbox.LimitNone, // the system counts all processes of the user, the worker's too
+		Disk:      sandbox.LimitNone,
+	}
 }

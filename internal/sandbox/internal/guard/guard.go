@@ -3,17 +3,19 @@
 package guard
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -53,7 +55,7 @@ type Begun struct {
 // has ended.
 type guard struct {
 	conn  *wire.Conn
-	lease *deadman.Switch
+	lease *start.Watchdog
 	main  int           // the command itself
 	kill  chan struct{} // closed when everything has to end
 	once  sync.Once
@@ -62,7 +64,7 @@ type guard struct {
 	asked bool // the command was, to end: what it has started may take its time
 	ended wire.Ended
 
-	screen *terminal.Terminal // nil without
+	screen *start.Terminal // nil without
 }
 
 // Main is the main function of a guard, with its end of the control socket. It does not return.
@@ -105,11 +107,11 @@ func (g *guard) begin() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	if g.lease, err = deadman.New(func() { g.end(sandbox.ReasonCancelled) }); err != nil {
+	if g.lease, err = start.NewWatchdog(func() { g.end(sandbox.ReasonCancelled) }); err != nil {
 		return err
 	}
 	if o.Deadline > 0 {
-		if err := g.lease.Extend(deadman.Deadline(o.Deadline)); err != nil {
+		if err := g.lease.Extend(start.Deadline(o.Deadline)); err != nil {
 			return err
 		}
 	}
@@ -167,7 +169,7 @@ func (g *guard) openTerminal(o Order, attr *syscall.ProcAttr) error {
 		}
 	}
 	var err error
-	if g.screen, err = terminal.Open(pipes[0], pipes[1]); err != nil {
+	if g.screen, err = start.OpenTerminal(pipes[0], pipes[1]); err != nil {
 		return err
 	}
 	attr.Files[0], attr.Files[1], attr.Files[2] = g.screen.Command(), g.screen.Command(), g.screen.Command()
@@ -201,7 +203,7 @@ func (g *guard) receive() {
 		var signal wire.Signal
 		var lease wire.Lease
 		switch {
-		case m.Kind == wire.KindLease && m.Decode(&lease) == nil && g.lease.Extend(deadman.Deadline(lease.Deadline)) == nil:
+		case m.Kind == wire.KindLease && m.Decode(&lease) == nil && g.lease.Extend(start.Deadline(lease.Deadline)) == nil:
 		case m.Kind == wire.KindSignal && m.Decode(&signal) == nil && !signal.Kill:
 			g.mu.Lock()
 			g.asked = true
@@ -288,4 +290,58 @@ func signalAll(sig syscall.Signal) {
 			_ = unix.Kill(-group, sig) // it may have ended, or belong to another user by now
 		}
 	}
+}
+
+// limitProcess bounds a process that was just started, and what it will start. The few
+// instructions that it has run by then were not bounded: this driver does not isolate.
+func limitProcess(pid int, limits sandbox.Limits) {
+	set := func(resource int, value uint64) {
+		if value > 0 {
+			// A limit that is lower already stays: raising it is not permitted.
+			_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: value, Max: value}, nil)
+		}
+	}
+	if limits.CPU > 0 {
+		seconds := uint64((limits.CPU + time.Second - 1) / time.Second)
+		// SIGXCPU first, then SIGKILL for those who ignore it.
+		_ = unix.Prlimit(pid, unix.RLIMIT_CPU, &unix.Rlimit{Cur: seconds, Max: seconds + 1}, nil)
+	}
+	set(unix.RLIMIT_DATA, uint64(limits.Memory))      //nolint:gosec // defaults are not negative
+	set(unix.RLIMIT_FSIZE, uint64(limits.FileSize))   //nolint:gosec // as above
+	set(unix.RLIMIT_NOFILE, uint64(limits.OpenFiles)) //nolint:gosec // as above
+}
+
+// proc is a process as /proc describes it.
+type proc struct{ pid, ppid, pgrp int }
+
+// readProcs returns every process that /proc shows.
+func readProcs() []proc {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	procs := make([]proc, 0, len(entries))
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile("/proc/" + entry.Name() + "/stat")
+		if p, ok := parseStat(pid, stat); ok && err == nil {
+			procs = append(procs, p)
+		}
+	}
+	return procs
+}
+
+// parseStat reads /proc/PID/stat: a name, which may contain anything, the state, the parent and the
+// group.
+func parseStat(pid int, stat []byte) (proc, bool) {
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 3 {
+		return proc{}, false
+	}
+	ppid, err1 := strconv.Atoi(fields[1])
+	pgrp, err2 := strconv.Atoi(fields[2])
+	return proc{pid: pid, ppid: ppid, pgrp: pgrp}, errors.Join(err1, err2) == nil
 }

@@ -23,5 +23,5 @@
 // Whatever fails before serve is told to the worker, with the step, and ends the sandbox. When the
 // worker is gone, the control socket ends, the first process with it, and the kernel kills the
 // rest. So it does when the worker's lease has ended, of which the first process is told each
-// renewal (package deadman).
+// renewal (package start).
 package initd

@@ -10,7 +10,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -47,7 +46,7 @@ func (s *server) start(m *wire.Message) error {
 	if len(m.FDs) > 2 {
 		p.files[0] = uintptr(m.FDs[2])
 	}
-	var screen *terminal.Terminal
+	var screen *start.Terminal
 	if request.Terminal {
 		if screen, err = openTerminal(m); err != nil {
 			return err
@@ -71,19 +70,19 @@ func (s *server) start(m *wire.Message) error {
 		if _, dirErr := s.files.OpenDir(request.Dir); dirErr != nil {
 			return dirErr
 		}
-		return start.Fault(argv[0], err)
+		return start.Error(argv[0], err)
 	}
 	return nil
 }
 
 // openTerminal makes a terminal between the pipes of a command, which are not the message's then.
-func openTerminal(m *wire.Message) (*terminal.Terminal, error) {
+func openTerminal(m *wire.Message) (*start.Terminal, error) {
 	if len(m.FDs) < 3 {
 		return nil, fmt.Errorf("%w: a terminal without input", wire.ErrMalformed)
 	}
 	input, output := m.FDs[2], m.FDs[0]
 	m.FDs = m.FDs[1:2]
-	return terminal.Open(input, output)
+	return start.OpenTerminal(input, output)
 }
 
 // directory opens a directory of the workspace and tells its path. The workspace itself is what its

@@ -17,7 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -36,7 +36,7 @@ type server struct {
 	conn     *wire.Conn
 	files    *files.FS
 	null     *os.File // the input of commands that have none
-	lease    *deadman.Switch
+	lease    *start.Watchdog
 	commands *commands
 
 	mounts     []sandbox.Mount
@@ -125,7 +125,7 @@ func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	if s.null, err = os.Open(os.DevNull); err != nil {
 		return nil, &stepError{step: "open " + os.DevNull, err: err}
 	}
-	if s.lease, err = deadman.New(func() { os.Exit(ExitLease) }); err != nil {
+	if s.lease, err = start.NewWatchdog(func() { os.Exit(ExitLease) }); err != nil {
 		return nil, &stepError{step: "lease", err: err}
 	}
 	go s.commands.reap()
@@ -320,8 +320,8 @@ func (s *server) handle(m *wire.Message) {
 		}
 	case wire.KindLease:
 		var lease wire.Lease
-		_ = m.Decode(&lease)                                 // a deadline of 0 has passed
-		_ = s.lease.Extend(deadman.Deadline(lease.Deadline)) // it is a timer
+		_ = m.Decode(&lease)                               // a deadline of 0 has passed
+		_ = s.lease.Extend(start.Deadline(lease.Deadline)) // it is a timer
 	case wire.KindSocket:
 		s.socket(m)
 	default:
@@ -340,4 +340,23 @@ func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
 		}
 	}
 	_ = conn.Send(m.ID, m.Kind, answer)
+}
+
+// socket gives the worker a socket of the sandbox's network, which the worker connects: this
+// process waits for nobody, and needs no thread for it.
+func (s *server) socket(m *wire.Message) {
+	var request wire.Socket
+	if err := m.Decode(&request); err != nil {
+		reply(s.conn, m, struct{}{}, err)
+		return
+	}
+	fd, err := unix.Socket(request.Family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		reply(s.conn, m, struct{}{}, err)
+		return
+	}
+	defer unix.Close(fd)
+	if err := s.conn.Send(m.ID, m.Kind, nil, fd); err != nil { // too many are on their way
+		reply(s.conn, m, struct{}{}, err)
+	}
 }

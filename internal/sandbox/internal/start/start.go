@@ -1,5 +1,5 @@
-// Package start is what drivers share about starting a program: the checks of a command,
-// the search for the program in the command's own PATH, and the words for what went wrong.
+// Package start has what drivers share about running a command: checks of its arguments, the search
+// in its own PATH, its terminal, the deadline after which its supervisor kills it, and errors.
 package start
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// ContextReason is why a context that has ended ends a command.
+// ContextReason maps the error of an ended context to the reason for which a command ended.
 func ContextReason(err error) sandbox.Reason {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return sandbox.ReasonTimeout
@@ -32,7 +32,7 @@ func Environ(env map[string]string) []string {
 	return out
 }
 
-// CheckArgv refuses arguments that no program can get, with a [sandbox.Fault].
+// CheckArgv returns a [sandbox.Fault] for arguments that cannot be passed to a program.
 func CheckArgv(argv []string) error {
 	if len(argv) == 0 || argv[0] == "" {
 		return sandbox.Faultf(sandbox.FaultArguments, "there is no command to run")
@@ -45,7 +45,7 @@ func CheckArgv(argv []string) error {
 	return nil
 }
 
-// CheckLimits refuses negative limits, with a [sandbox.Fault].
+// CheckLimits returns a [sandbox.Fault] for negative limits.
 func CheckLimits(limits sandbox.Limits) error {
 	if err := limits.Validate(); err != nil {
 		return sandbox.Faultf(sandbox.FaultArguments, "%v", err)
@@ -53,7 +53,7 @@ func CheckLimits(limits sandbox.Limits) error {
 	return nil
 }
 
-// CheckEnv refuses variables that no program can get, with a [sandbox.Fault].
+// CheckEnv returns a [sandbox.Fault] for variables that cannot be passed to a program.
 func CheckEnv(env map[string]string) error {
 	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
@@ -64,9 +64,9 @@ func CheckEnv(env map[string]string) error {
 	return nil
 }
 
-// Fault explains why a program did not start: a [sandbox.Fault] when the caller asked for
-// the wrong thing.
-func Fault(name string, err error) error {
+// Error explains why a program did not start. It is a [sandbox.Fault] if the caller's request was
+// wrong.
+func Error(name string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return sandbox.Faultf(sandbox.FaultCommand, "%q cannot be run: the interpreter that its first line names does not exist", name)

@@ -92,7 +92,7 @@ type Signal struct {
 
 // Lease says until when a sandbox may run.
 type Lease struct {
-	Deadline int64 // a deadman.Deadline
+	Deadline int64 // a start.Deadline
 }
 
 // Socket asks for a TCP socket in the sandbox's network.

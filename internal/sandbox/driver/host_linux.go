@@ -1,0 +1,75 @@
+package driver
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
+	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Groups returns the control group in which the sandboxes of this process have theirs, so that
+// limits are hard. Where there is none the error is a [*UnusableError]. The first call may move
+// this process into a group below its own, as opening a sandbox does.
+func Groups() (dir string, err error) {
+	tree, err := cgroup.Find()
+	if err != nil {
+		return "", because(unusable.Groups, err)
+	}
+	return tree.Dir(), nil
+}
+
+// Quotas tries whether what sandboxes have on disk is bounded by quotas, in a directory below which
+// they will have their workspaces or, when that does not exist, the nearest above. It returns which
+// that was, and leaves nothing there. Where there are none the error is a [*UnusableError].
+func Quotas(data string) (dir string, err error) {
+	if dir = place(data); dir == "" {
+		dir = os.TempDir()
+	}
+	if err := quota.Check(dir); err != nil {
+		return dir, because(unusable.Quotas, err)
+	}
+	return dir, nil
+}
+
+// because is why something cannot be used.
+func because(what string, err error) error {
+	if why, ok := errors.AsType[*unusable.Error](err); ok {
+		return &UnusableError{What: what, Found: why.Why(), Advice: why.Advice}
+	}
+	return &UnusableError{What: what, Found: err.Error()}
+}
+
+// place is a directory that can be written and is on the file system that dir is on, or will be:
+// itself or one above. It is "" when there is none.
+func place(dir string) string {
+	if dir == "" {
+		return ""
+	}
+	abs, err := filepath.Abs(dir)
+	for err == nil {
+		if _, err := os.Stat(abs); err == nil {
+			break
+		}
+		if abs == filepath.Dir(abs) {
+			return ""
+		}
+		abs = filepath.Dir(abs)
+	}
+	if err != nil || unix.Access(abs, unix.W_OK|unix.X_OK) != nil {
+		return ""
+	}
+	return abs
+}
+
+// isolating are the drivers that isolate, best first.
+func isolating(o *Options) []sandbox.Driver {
+	return []sandbox.Driver{ns.New(&ns.Options{Logger: o.Logger, Dir: place(o.Data)}), landlock.New(&landlock.Options{Logger: o.Logger})}
+}

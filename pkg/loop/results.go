@@ -1,0 +1,149 @@
+package loop
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
+)
+
+// pendingCall is a tool call on its way to a result.
+type pendingCall struct {
+	place tools.Place
+	event Event       // the fields that all its events share
+	tool  *tools.Tool // nil, or without a name, when that is unknown
+	plan  tools.Plan  // zero when it cannot be run
+	note  string      // of whoever approved it
+	roots []protocol.Roots
+	lane  string // where it goes; "" when it runs in place, or is refused
+	done  bool   // the dispatcher told its result
+	// asked are the questions of the call that the journal has and that are not answered; logged
+	// counts all of the call's that it has.
+	asked  map[string]*protocol.Question
+	logged int
+}
+
+// pending returns the tool call at index of the turn's last step.
+func (t *turnRun) pending(turn *turn, index int) *pendingCall {
+	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
+	return &pendingCall{place: at, event: Event{
+		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
+	}, asked: maps.Clone(call.asked), logged: len(call.asked)}
+}
+
+// as returns an event of the call.
+func (p *pendingCall) as(kind EventType) Event {
+	event := p.event
+	event.Type = kind
+	return event
+}
+
+// result is the event of a result that came from a worker.
+func (p *pendingCall) result(r *protocol.Result) Event {
+	event := p.as(EventToolResult)
+	event.Status, event.ResultFields = string(r.Status), resultFields(r, p.tool.WithNote(p.tool.Text(r), p.note))
+	if mediaType, data, ok := tools.Image(r); ok {
+		event.Image = &Image{MediaType: mediaType, Data: data}
+	}
+	event.describeDialog(r)
+	return event
+}
+
+// resultFields are a worker's result, of which the model sees content.
+func resultFields(r *protocol.Result, content string) ResultFields {
+	return ResultFields{
+		Content: content, Error: carried(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
+		QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: tools.Diff(r),
+	}
+}
+
+// carried is an error as an event has it: with no more of its message than a model is shown,
+// because an event that no journal can take would keep its session from going on for ever.
+func carried(fault *protocol.Error) *protocol.Error {
+	if fault == nil {
+		return nil
+	}
+	return &protocol.Error{Code: fault.Code, Message: tools.Shown(validText(fault.Message), "", nil)}
+}
+
+// local is the event of a result that was made in this process.
+func (p *pendingCall) local(status protocol.Status, text string, fault *protocol.Error, ran time.Duration) Event {
+	event := p.as(EventToolResult)
+	event.Status, event.Error, event.Content = string(status), carried(fault), text
+	if fault != nil {
+		event.Content = p.tool.Failure(status, fault)
+	}
+	event.Content = p.tool.WithNote(event.Content, p.note)
+	queued, running := 0.0, float64(ran)/float64(time.Millisecond)
+	event.QueueMS, event.RunMS = &queued, &running
+	return event
+}
+
+// startTool starts the span of a tool call that no worker runs.
+func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Context, trace.Span) {
+	name, attributes := operationTool, []attribute.KeyValue{
+		keyOperation.String(operationTool),
+		keyToolCallID.String(p.event.ToolCallID),
+		keyCallID.String(string(p.event.CallID)),
+		keyTurn.Int(p.event.Turn), keyStep.Int(p.event.Step),
+	}
+	if p.tool != nil && p.tool.Name != "" { // a name that a model made up stays out of it
+		name = spanName(operationTool, p.tool.Name)
+		attributes = append(attributes, keyToolName.String(p.tool.Name))
+	}
+	return t.opts.Tracer.Start(ctx, name, trace.WithAttributes(attributes...)) //nolint:spancheck // the caller ends it
+}
+
+// keepTimeout bounds the keeping of one text.
+const keepTimeout = 15 * time.Second
+
+// keeping keeps what is cut of what inline tools return, where there is somebody to keep it;
+// else the texts do not say that it is kept.
+type keeping struct {
+	tool    *tools.Tool
+	keeper  Keeper // nil where there is nobody
+	logger  *slog.Logger
+	session protocol.SessionID
+}
+
+// fitted is what a model is shown of a text.
+func (k keeping) fitted(ctx context.Context, call protocol.CallID, text string) string {
+	var kept *protocol.Kept
+	if !tools.Fits(text) {
+		kept = k.keep(ctx, call, text)
+	}
+	return k.tool.Returned(text, call, kept)
+}
+
+// failed is what a model is shown of a failure.
+func (k keeping) failed(ctx context.Context, call protocol.CallID, status protocol.Status, fault *protocol.Error) string {
+	if len(fault.Message) <= plain.MaxError {
+		return k.tool.Failure(status, fault)
+	}
+	tool := k.tool
+	if tool != nil && tool.Format == nil {
+		tool = nil // failures look alike
+	}
+	return tool.Text(&protocol.Result{CallID: call, Status: status, Error: fault, Kept: k.keep(ctx, call, fault.Message)})
+}
+
+// keep returns nil when the text is not kept.
+func (k keeping) keep(ctx context.Context, call protocol.CallID, text string) *protocol.Kept {
+	if k.keeper == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
+	defer cancel()
+	if err := k.keeper.Keep(ctx, k.session, call, text); err != nil {
+		k.logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(call)), slog.Any("error", err))
+		return nil
+	}
+	return &protocol.Kept{}
+}
