@@ -5,60 +5,12 @@ import (
 	"strings"
 )
 
-// wrapper is a program that runs another one, given in its arguments.
-type wrapper struct {
-	flags    string   // short options without a value
-	valued   string   // short options with a value
-	long     []string // long options without a value
-	longWith []string // long options with a value: --name value or --name=value
-	operands int      // arguments before the program
-	assigns  bool     // NAME=VALUE may come before the program
-	judged   bool     // it does more than to run the program
-	inert    string   // short options with which no program is run
-}
-
-// wrapperOf returns the wrapper of a name.
-func wrapperOf(name string) (wrapper, bool) {
-	switch name {
-	case "env":
-		return wrapper{flags: "i0v", valued: "uC", long: []string{"ignore-environment", "null"}, longWith: []string{"unset", "chdir"}, assigns: true}, true
-	case "nohup", "setsid", "builtin":
-		return wrapper{flags: "cfw"}, true
-	case "command":
-		return wrapper{flags: "p", inert: "vV"}, true
-	case "exec":
-		return wrapper{flags: "cl", valued: "a"}, true
-	case "timeout":
-		return wrapper{flags: "v", valued: "ks", long: []string{"foreground", "preserve-status", "verbose"}, longWith: []string{"kill-after", "signal"}, operands: 1}, true
-	case "nice":
-		return wrapper{valued: "n", longWith: []string{"adjustment"}}, true
-	case "ionice":
-		return wrapper{flags: "t", valued: "cn"}, true
-	case "stdbuf":
-		return wrapper{valued: "ioe", longWith: []string{"input", "output", "error"}}, true
-	case "time":
-		return wrapper{flags: "pvaq", valued: "fo"}, true
-	case "xargs":
-		return wrapper{
-			flags: "0rtpx", valued: "InPLdaEs", long: []string{"null", "no-run-if-empty", "verbose", "replace", "max-lines"},
-			longWith: []string{"max-args", "max-procs", "delimiter", "arg-file"},
-		}, true
-	case "sudo", "doas":
-		return wrapper{flags: "EHnSbkKP", valued: "ugpCDRTUh", longWith: []string{"user", "group"}, assigns: true, judged: true}, true
-	case "busybox", "toybox":
-		return wrapper{}, true
-	case "chroot":
-		return wrapper{operands: 1, judged: true}, true
-	default:
-		return wrapper{}, false
-	}
-}
-
 // wrapped is what a command runs.
 type wrapped struct {
 	commands [][]Word
 	assigned []string // for them
 	wraps    bool     // the command does nothing else
+	script   *Word    // for sh, instead of commands
 }
 
 // unwrap returns the commands that a command runs, and adds those of scripts in its arguments.
@@ -82,14 +34,27 @@ func (r *reader) unwrap(words []Word, at scope) (wrapped, error) {
 			return wrapped{}, r.joined(arguments[:1], at)
 		}
 		return wrapped{}, nil
+	case "at", "batch":
+		if at.stdin.given {
+			return wrapped{}, r.readInput(at)
+		}
+		return wrapped{}, nil
 	case "find":
 		return wrapped{commands: executedByFind(arguments)}, nil
 	}
-	w, known := wrapperOf(name)
+	w, known := wrapperOf(name, arguments)
 	if !known {
 		return wrapped{}, nil
 	}
 	found := w.program(arguments)
+	switch {
+	case found.script != nil:
+		return wrapped{wraps: found.wraps}, r.joined([]Word{*found.script}, at)
+	case w.joined && len(found.commands) > 0:
+		return wrapped{wraps: found.wraps}, r.joined(found.commands[0], at)
+	case w.shell && len(found.commands) == 0 && at.stdin.given:
+		return wrapped{}, r.readInput(at)
+	}
 	if name == "xargs" {
 		found.commands = withInput(found.commands, arguments)
 	}
@@ -101,6 +66,9 @@ func (r *reader) unwrap(words []Word, at scope) (wrapped, error) {
 func (w wrapper) program(words []Word) wrapped {
 	found := wrapped{wraps: !w.judged}
 	operands := w.operands
+	if operands < 0 {
+		return wrapped{commands: [][]Word{{{Text: "(what its arguments say)", Many: true}}}}
+	}
 	for i := 0; i < len(words); i++ {
 		word := words[i]
 		switch {
@@ -109,6 +77,9 @@ func (w wrapper) program(words []Word) wrapped {
 			return found
 		case word.Text == "--":
 		case strings.HasPrefix(word.Text, "-") && word.Text != "-":
+			if found.script = w.scriptOf(words[i:]); found.script != nil {
+				return found
+			}
 			skip, known, inert := w.option(word.Text)
 			if inert {
 				return wrapped{}
@@ -124,7 +95,7 @@ func (w wrapper) program(words []Word) wrapped {
 		case w.assigns && strings.Contains(word.Text, "="):
 			name, _, _ := strings.Cut(word.Text, "=")
 			found.assigned = append(found.assigned, name)
-		case operands > 0:
+		case operands > 0 && (!w.numbers || word.Text[0] >= '0' && word.Text[0] <= '9'):
 			operands--
 		default:
 			found.commands = [][]Word{words[i:]}
@@ -134,12 +105,35 @@ func (w wrapper) program(words []Word) wrapped {
 	return wrapped{}
 }
 
+// scriptOf is the script that an option has as its value, attached or as the next word; nil when it
+// has none.
+func (w wrapper) scriptOf(words []Word) *Word {
+	text := words[0].Text
+	value, attached, is := "", false, false
+	if name, long := strings.CutPrefix(text, "--"); long {
+		name, value, attached = strings.Cut(name, "=")
+		is = slices.Contains(w.scripts, name)
+	} else if at := strings.IndexAny(text, w.script); at > 0 && !strings.ContainsAny(text[:at], w.valued) {
+		value, attached, is = text[at+1:], at+1 < len(text), true
+	}
+	switch {
+	case !is:
+		return nil
+	case attached:
+		return &Word{Text: value, Known: true}
+	case len(words) > 1:
+		return &words[1]
+	default:
+		return nil
+	}
+}
+
 // option reads an option: how many words its value has beside it, and whether it is known.
 func (w wrapper) option(text string) (skip int, known, inert bool) {
 	if name, long := strings.CutPrefix(text, "--"); long {
 		name, _, attached := strings.Cut(name, "=")
 		switch {
-		case slices.Contains(w.longWith, name) && attached, slices.Contains(w.long, name):
+		case w.loose, slices.Contains(w.longWith, name) && attached, slices.Contains(w.long, name):
 			return 0, true, false
 		case slices.Contains(w.longWith, name):
 			return 1, true, false
