@@ -18,8 +18,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// attempt takes a call that may start, with a slot, to its settled end. asked is a lookup of its
-// result, or nil. It reports false when nothing was settled, because the lane is lost or stopping.
+// attempt runs a call that may start, with a slot, until its result is stored. asked is an early
+// lookup of its result, or nil. It reports false when no result was stored, because the lane is
+// lost or the holder drains.
 func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
 	var result *protocol.Result
 	known, start := false, starter{l, asked}
@@ -29,7 +30,7 @@ func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
 	}) {
 		return false
 	}
-	if known { // its result is stored already
+	if known {
 		l.onAlreadySettled(e)
 		return true
 	}
@@ -48,7 +49,7 @@ func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
 	return l.settle(e, result)
 }
 
-// starter is a lane that starts a call, with a look for its result that is under way, or nil.
+// starter does the reads and writes for the start of a call.
 type starter struct {
 	*heldLane
 
@@ -58,7 +59,7 @@ type starter struct {
 // HasResult implements [core.Starter].
 func (s *starter) HasResult(e *core.Entry) (bool, error) {
 	asked := s.asked
-	s.asked = nil // it serves one look
+	s.asked = nil // it serves one read
 	return s.holder.store.HasResult(s.ctx, e.Call, asked)
 }
 
@@ -93,7 +94,7 @@ func (l *heldLane) Mark(e *core.Entry, n int) (core.Marking, error) {
 			err = store.ErrPending
 		case !bytes.Equal(found.Data, msg.Data):
 			return core.MarkOfOther, nil
-		default: // an earlier try, whose answer was lost
+		default: // our own mark; the answer to an earlier try was lost
 			seq = found.Sequence
 		}
 	}
@@ -104,8 +105,8 @@ func (l *heldLane) Mark(e *core.Entry, n int) (core.Marking, error) {
 	return core.MarkStored, nil
 }
 
-// unpack puts the payload back that was too large for the call's message. It returns a result when
-// there is no such payload any more, or it takes too long to get it.
+// unpack loads a payload that was too large for the call's message. It returns a result if the
+// payload is gone, or if the call's time ends before it is loaded.
 func (l *heldLane) unpack(e *core.Entry) (result *protocol.Result) {
 	stored, packed := e.Call.Payload.(protocol.Stored)
 	if !packed {
@@ -122,7 +123,7 @@ func (l *heldLane) unpack(e *core.Entry) (result *protocol.Result) {
 			reject("the payload of the call is not in the fleet's object store any more; it was not run")
 			return nil
 		case err != nil:
-			if result = l.Refusal(e); result != nil { // it may be long until the payload can be read
+			if result = l.Refusal(e); result != nil { // the call expired or was cancelled meanwhile
 				return nil
 			}
 			return err
@@ -137,7 +138,7 @@ func (l *heldLane) unpack(e *core.Entry) (result *protocol.Result) {
 	return result
 }
 
-// run is the attempt of a call that is due.
+// run describes the next attempt of a call.
 func (l *heldLane) run(e *core.Entry) *Run {
 	age := l.holder.clock.Age(e.Accepted)
 	call := e.Call
@@ -151,7 +152,7 @@ func (l *heldLane) run(e *core.Entry) *Run {
 	}
 }
 
-// execute runs the call; it returns nil when nothing may be committed afterwards.
+// execute runs the call; it returns nil when the lane is lost and no result may be stored.
 func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	now, run, ctx := time.Now(), l.run(e), l.ctx
 	if life := e.Call.LifeTime(); life > 0 {
@@ -163,7 +164,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	defer stop(nil)
 	l.running.mu.Lock()
 	e.Stop = stop
-	if e.Cancelled { // between the last check and now
+	if e.Cancelled { // since the last check
 		stop(ErrCancelled)
 	}
 	l.running.calls = append(l.running.calls, ongoing{call: run.Call, attempt: run.Attempt, since: now})
@@ -174,7 +175,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 		l.running.calls = slices.DeleteFunc(l.running.calls, func(o ongoing) bool { return o.call == run.Call })
 	}()
 
-	if !l.isAlive() { // this process may have slept since the lane was last known to be ours
+	if !l.isAlive() { // this process may have been suspended
 		return nil
 	}
 	result, begun := l.admitAndExecute(ctx, run, e.Call.RunFor())
@@ -182,7 +183,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 		return nil
 	}
 	result.CallID, result.SessionID = e.Call.ID, e.Call.SessionID
-	if result.WorkerID == "" { // else it is of an earlier attempt
+	if result.WorkerID == "" { // else the result is that of an earlier attempt
 		result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
 	}
 	waited := begun.Sub(now)
@@ -191,7 +192,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	return &result
 }
 
-// admitAndExecute executes a call as soon as it may enter, for at most limit, and returns when it
+// admitAndExecute executes a call once the host admits it, for at most limit, and returns when it
 // began.
 func (l *heldLane) admitAndExecute(ctx context.Context, run *Run, limit time.Duration) (r protocol.Result, begun time.Time) {
 	leave, refusal := l.holder.host.Admit(ctx, run)
@@ -207,7 +208,7 @@ func (l *heldLane) admitAndExecute(ctx context.Context, run *Run, limit time.Dur
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// settle stores the result, trying for as long as the lease is trusted.
+// settle stores the result, and retries while the lease is trusted.
 func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 	if r.WorkerID == "" {
 		r.WorkerID = l.holder.options.Worker
@@ -234,15 +235,13 @@ func (l *heldLane) dropPayload(e *core.Entry) {
 	}
 }
 
-// Before a call starts its result is looked for, so that the same call, sent again after its
-// result, does not run again. Where results can be asked for together, that is done for all calls
-// in hand when the first of them starts. It may be done early: a result that was stored before the
-// call was accepted is found by whoever has read the call, and from then on only the holder stores
-// one. The results of calls that a lost holder may have started are looked for at the last moment:
-// what that sent last may still arrive.
-
-// earlyLookups is the lookups of results of calls in hand that have not started. One goroutine uses
-// it.
+// earlyLookups are lookups of the results of scheduled calls that have not started. A call that is
+// sent again after its result must not run again, so its result is looked up before it starts. On a
+// single server the lookups of all scheduled calls are sent together, when the first of them
+// starts. That may be early: a result that was stored before the call was accepted is visible to
+// every reader of the call, and from then on only the holder stores one. Calls that a lost holder
+// may have started are looked up at the last moment, because that holder's last writes may still
+// arrive. One goroutine uses it.
 type earlyLookups struct {
 	store   *store.Store
 	pending map[protocol.CallID]*store.Lookup
@@ -252,8 +251,8 @@ func newEarlyLookups(s *store.Store) earlyLookups {
 	return earlyLookups{store: s, pending: map[protocol.CallID]*store.Lookup{}}
 }
 
-// take returns the lookup of a call that starts, and asks for others together with it. It is nil
-// when the call has to be looked for at the last moment.
+// take returns the lookup of a call that starts, and sends lookups for the other calls with it. It
+// is nil when the call has to be looked up at the last moment.
 func (a *earlyLookups) take(e *core.Entry, inHand []*core.Entry) *store.Lookup {
 	if !a.isSafe(e) {
 		return nil
@@ -272,7 +271,7 @@ func (a *earlyLookups) take(e *core.Entry, inHand []*core.Entry) *store.Lookup {
 	return lookup
 }
 
-// request asks for the results of calls that were read after the claim was stored.
+// request looks up the results of calls that were read after the claim was stored.
 func (a *earlyLookups) request(calls ...*protocol.Call) {
 	lookup := a.store.LookUpResults(calls...)
 	for _, call := range calls {
@@ -280,7 +279,7 @@ func (a *earlyLookups) request(calls ...*protocol.Call) {
 	}
 }
 
-// isSafe reports whether the result of a call may be looked for before its turn comes.
+// isSafe reports whether the result of a call may be looked up before its turn comes.
 func (a *earlyLookups) isSafe(e *core.Entry) bool {
 	return !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce
 }

@@ -19,19 +19,19 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// readyMessage is a ready message as the pool's consumer delivered it.
+// readyMessage is a ready message as the pool's consumer delivered it, or as it was read.
 type readyMessage struct {
 	seq        uint64
 	deliveries uint64
-	ack        string // subject of acknowledgements; "" when the consumer did not deliver it
-	asked      string // where to say that the lane is claimed; "" is nowhere
+	ack        string // subject of acknowledgements; "" if it was read, not delivered
+	asked      string // where to report that the lane is claimed; "" is nowhere
 	header     nats.Header
-	body       []byte    // of the call that it is; empty when it is none
+	body       []byte    // of its own call; empty if it has none
 	stored     time.Time // by the server's clock
 	lane       protocol.Lane
 	hash       wire.LaneHash
 
-	call *core.Entry // the call that it is, until that is in the schedule of its lane
+	call *core.Entry // its own call, until that is in the schedule
 }
 
 func readReady(msg *nats.Msg) (*readyMessage, error) {
@@ -51,11 +51,11 @@ func readReady(msg *nats.Msg) (*readyMessage, error) {
 	return r, nil
 }
 
-// claim is what is stored of a lane's holder.
+// claim is the stored record of a lane's holder.
 type claim struct {
 	wire.Claim
 
-	epoch atomic.Uint64 // 0 while it is not known to be stored
+	epoch atomic.Uint64 // 0 until it is known to be stored
 }
 
 func (h *Holder) newClaim(l *incarnation, r *readyMessage) *claim {
@@ -67,14 +67,14 @@ func (h *Holder) newClaim(l *incarnation, r *readyMessage) *claim {
 var (
 	// errHeld says that another worker holds the lane by the same ready message.
 	errHeld = errors.New("another worker holds the lane")
-	// errReleasing says that another worker is just letting go of the lane.
+	// errReleasing says that another worker is just releasing the lane.
 	errReleasing = errors.New("another worker is letting go of the lane")
-	// errElsewhere says that another worker alone can run the lane's calls.
+	// errElsewhere says that only another worker can run the lane's calls.
 	errElsewhere = errors.New("another worker has what the lane needs")
 )
 
-// acquire stores a claim. It replaces one whose owner is expired, and otherwise returns an error
-// that wraps [errHeld] or [errLeaving].
+// acquire stores a claim. It replaces one whose owner is expired; otherwise the error wraps
+// [errHeld] or [errReleasing].
 func (h *Holder) acquire(ctx context.Context, c *claim) error {
 	claiming := core.Claiming{Claim: &c.Claim}
 	for tried := false; ; tried = true {
@@ -113,7 +113,7 @@ func (h *Holder) acquire(ctx context.Context, c *claim) error {
 
 func (h *Holder) decline(r *readyMessage, why error) {
 	switch {
-	case errors.Is(why, errHeld): // it is the holder's
+	case errors.Is(why, errHeld): // the ready message is the holder's
 		h.store.Nack(r.ack, h.lease)
 		h.requestRelease(r)
 	case errors.Is(why, errReleasing):
@@ -131,22 +131,22 @@ func (h *Holder) decline(r *readyMessage, why error) {
 }
 
 const (
-	// releasingFirst and leavingLast bound the pauses between two looks at a lane whose holder
-	// seems to be letting go of it.
+	// releasingFirst and releasingLast bound the pauses between two tries to claim a lane that
+	// another worker seems to be releasing.
 	releasingFirst = 2 * time.Millisecond
 	releasingLast  = time.Second
 )
 
-// requestRelease has the owner of a claim look whether it still holds the lane: should it have lost
-// the removal of the claim, it removes it then. A lane that is released needs no such word.
+// requestRelease makes the owner of a claim check whether it still holds the lane. If its deletion
+// of the claim was lost, it deletes the claim then. A normal release needs no request.
 func (h *Holder) requestRelease(r *readyMessage) {
 	if r.deliveries > 2 {
 		_ = h.store.NC.Publish(wire.AskSubject(h.store.Fleet, h.options.Pool, r.hash), nil)
 	}
 }
 
-// removeStaleClaimAfter disowns the claim of a lane that could not be claimed, and is not held any
-// more, if it may be stored all the same.
+// removeStaleClaimAfter deletes the claim of a lane after claiming it failed: the claim may be
+// stored all the same.
 func (h *Holder) removeStaleClaimAfter(l *heldLane, why error) {
 	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errReleasing) || errors.Is(why, errElsewhere) {
 		return
@@ -156,9 +156,9 @@ func (h *Holder) removeStaleClaimAfter(l *heldLane, why error) {
 	h.removeStaleClaim(ctx, l.hash)
 }
 
-// removeStaleClaim lets go of a claim of this incarnation on a lane that is not held here: its
-// removal was lost, or a server brought it back. The consumer may wait with the ready message, so
-// it is delivered again.
+// removeStaleClaim deletes a claim of this incarnation on a lane that is not held here: the
+// deletion was lost, or a restarted server restored the claim. It also has the ready message
+// delivered again, because the consumer may wait with it.
 func (h *Holder) removeStaleClaim(ctx context.Context, hash wire.LaneHash) {
 	found, err := h.store.Claim(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {
@@ -166,16 +166,16 @@ func (h *Holder) removeStaleClaim(ctx context.Context, hash wire.LaneHash) {
 	}
 	h.mu.Lock()
 	ours := h.incarnation != nil && found.Life == h.incarnation.id && h.held[hash] == nil &&
-		h.incarnation.isTrusted(time.Now()) // what a lost incarnation has claimed may have been started, and is taken over
+		h.incarnation.isTrusted(time.Now()) // calls of a lost incarnation may have been started, so its claims are taken over
 	h.mu.Unlock()
 	if ours && h.store.RedeliverAfter(ctx, h.options.Pool, h.lease, found.Ready) == nil &&
-		h.store.EndClaim(ctx, h.options.Pool, found.Claim, found.Epoch) == nil { // else somebody asks again
+		h.store.EndClaim(ctx, h.options.Pool, found.Claim, found.Epoch) == nil { // on failure another worker requests it again
 		_ = h.store.Redeliver(ctx, h.options.Pool, found.Ready) // else it waits for a lease
 	}
 }
 
-// ownership is for how long, and by which claim, this process holds a lane. It is safe for
-// concurrent use, but for the call of the ready message.
+// ownership is the claim by which this process holds a lane, and until when. It is safe for
+// concurrent use, except for the ready message's call.
 type ownership struct {
 	lane        protocol.Lane
 	hash        wire.LaneHash
@@ -186,7 +186,7 @@ type ownership struct {
 
 	ctx      context.Context //nolint:containedctx // the lifetime of the claim is the lane's own
 	cancel   context.CancelCauseFunc
-	starting context.Context //nolint:containedctx // ends when no call may start any more
+	starting context.Context //nolint:containedctx // ends when no more calls may start
 	stop     context.CancelFunc
 }
 
@@ -199,7 +199,7 @@ func newOwnership(incarnation *incarnation, ready *readyMessage, claim *claim) *
 
 func (t *ownership) isStopping() bool { return t.starting.Err() != nil }
 
-// isAlive reports whether the lane is still surely ours; when it is not, it is given up.
+// isAlive reports whether the lane is certainly still ours; if not, it ends the ownership.
 func (t *ownership) isAlive() bool {
 	if t.ctx.Err() == nil && !t.incarnation.isTrusted(time.Now()) {
 		t.cancel(ErrLost)
@@ -207,9 +207,9 @@ func (t *ownership) isAlive() bool {
 	return t.ctx.Err() == nil
 }
 
-// isFresh waits until the lease is trusted for long enough that a removal surely arrives before its
-// end, even if it is late by one more margin: servers take it from a former holder, too. It reports
-// false when the lane is lost.
+// isFresh waits until the lease is trusted for one more margin, so that a deletion arrives before
+// the lease ends even if it is late by one margin: servers accept it also from a former holder. It
+// reports false when the lane is lost.
 func (t *ownership) isFresh() bool {
 	for t.isAlive() {
 		if t.incarnation.isFresh(time.Now()) {

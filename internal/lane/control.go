@@ -20,21 +20,19 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A paused lane has a pause mark in its mailbox. Whoever holds it starts nothing and keeps it as
-// long as calls wait there, without a slot: so what ran before goes on, cancelled and expired calls
-// are still answered, and the ready message stays where it is. A lane in which nothing waits is let
-// go; the mark alone does not make it ready.
-
-// control is what a lane knows of pauses, and of calls that end without being started. One
-// goroutine owns it, but for what is atomic.
+// control is what a held lane knows about pauses, and about calls that end without being started. A
+// paused lane has a pause mark in its mailbox. Its holder starts nothing, and holds the lane
+// without a slot while calls wait there: running calls go on, cancelled and expired calls are still
+// answered, and the ready message stays stored. A paused lane without calls is released; the mark
+// alone does not make it ready. One goroutine owns control, except for the atomic fields.
 type control struct {
-	paused     atomic.Bool // as the mark was read last
-	queried    atomic.Bool // somebody has asked about the lane since the marks were read
-	readAt     time.Time   // when those beyond the window were read last
-	nextDue    time.Time   // when a call that waits may have to be answered; zero when none does
-	hasCancels bool        // a call was cancelled since cancelled calls were answered last
-	// cancelledUnread are calls that were cancelled before they were read: the marks stand behind
-	// them, maybe beyond the window.
+	paused     atomic.Bool // as last read
+	queried    atomic.Bool // a query arrived since the marks were read
+	readAt     time.Time   // when the marks beyond the window were last read
+	nextDue    time.Time   // when a waiting call may have to be answered; zero is never
+	hasCancels bool        // a call was cancelled since refuseDue last ran
+	// cancelledUnread are calls that were cancelled before they were read: their cancel requests
+	// may be beyond the window.
 	cancelledUnread map[protocol.CallID]struct{}
 }
 
@@ -62,9 +60,9 @@ func (l *heldLane) cancelCall(id protocol.CallID) {
 	}
 }
 
-// readControl finds out whether the lane is paused, and which calls that are not in hand yet are
-// cancelled. The marks come with the mailbox, so they are looked for only when they may be beyond
-// the window or gone.
+// readControl finds out whether the lane is paused, and which calls beyond the window are
+// cancelled. These marks arrive with the mailbox, so they are read separately only if they may be
+// beyond the window, or deleted.
 func (l *heldLane) readControl() error {
 	beyond := l.isFull() && (time.Since(l.control.readAt) >= lookPeriod || !l.mail.seesAllCancels())
 	if asked := l.control.queried.Swap(false); !asked && !beyond && !l.control.paused.Load() {
@@ -98,8 +96,8 @@ func (l *heldLane) readBeyondWindow() error {
 	return err
 }
 
-// refuseDue answers the calls that will not be started in any case, wherever they stand: what has
-// no effect need not wait for its turn.
+// refuseDue answers every call that must not start, wherever it is in the schedule: a call without
+// effects need not wait for its turn.
 func (l *heldLane) refuseDue() {
 	isDue := !l.control.nextDue.IsZero() && !time.Now().Before(l.control.nextDue)
 	if !l.control.hasCancels && !l.control.paused.Load() && !isDue {
@@ -136,8 +134,8 @@ func (l *heldLane) settleRefused(e *core.Entry, result *protocol.Result) bool {
 	return ok && l.settle(e, result)
 }
 
-// noteDue notes that a call waits, which may have to be answered before it starts. The time that
-// it notes may be too early, never too late.
+// noteDue notes when a waiting call may have to be answered before it starts. The noted time may be
+// too early, never too late.
 func (l *heldLane) noteDue(e *core.Entry) {
 	after, bounded := e.DueAfter()
 	if !bounded {
@@ -149,8 +147,8 @@ func (l *heldLane) noteDue(e *core.Entry) {
 	}
 }
 
-// recomputeDue finds out who is the next to be answered. A call whose time is over, and of which it
-// is not known yet whether it was started, is looked at again in a moment.
+// recomputeDue finds the next call to be answered. A call whose time is over, and which may have
+// been started, is checked again in a moment.
 func (l *heldLane) recomputeDue() {
 	l.control.nextDue = time.Time{}
 	for _, e := range l.schedule.Entries() {
@@ -173,8 +171,8 @@ type RunningCall struct {
 	RunningMS int64 `json:"running_ms"`
 }
 
-// Answer is what a worker says about lanes that it holds. It tells durations, because the
-// clocks of machines differ. What it says may be outdated; the streams are the truth.
+// Answer lists lanes that a worker holds. It has durations, because the clocks of machines differ.
+// It may be outdated; the streams are authoritative.
 type Answer struct {
 	Type     string            `json:"type"`
 	Version  int               `json:"version"`
@@ -194,7 +192,7 @@ type HeldLane struct {
 	Running []RunningCall `json:"running"`
 }
 
-// answerBytes is when an answer about many lanes is cut into several.
+// answerBytes is the size at which an answer about many lanes is split.
 const answerBytes = 256 << 10
 
 // serveQueries answers operators until stop is called.
@@ -214,8 +212,8 @@ func (h *Holder) serveQueries() (stop func(), err error) {
 	}, nil
 }
 
-// onQuery answers a question about one lane, if it is held here. Whoever asks may
-// have changed something, so the lane looks into its mailbox.
+// onQuery answers a query about one lane, if it is held here. The sender may have changed the lane,
+// so the lane reads its mailbox. A query with a body is an offer, see place.go.
 func (h *Holder) onQuery(msg *nats.Msg) {
 	hash := wire.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
 	h.mu.Lock()
@@ -267,7 +265,7 @@ func (h *Holder) send(question *nats.Msg, a *Answer) {
 	}
 }
 
-// describe describes the lane, from any goroutine.
+// describe may be called from any goroutine.
 func (l *heldLane) describe() HeldLane {
 	now := time.Now()
 	tells := HeldLane{

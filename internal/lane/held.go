@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// heldLane is a lane while this process holds it. One goroutine (serve) owns it; calls run in
-// goroutines of their own and report to it.
+// heldLane is a lane while this process holds it. One goroutine (serve) owns it; each call runs in
+// a goroutine of its own and reports to that one.
 type heldLane struct {
 	*ownership
 
@@ -26,31 +26,31 @@ type heldLane struct {
 	slots    laneSlots
 	garbage  garbage
 	usage    usage
-	unmet    *Need // what a call needs that this worker has not; nil when it has all
+	unmet    *Need // requirements of a call that this worker cannot run; nil if it can run all
 }
 
-// running is the calls of a lane that are executed. Any goroutine may look at it.
+// running is the calls of a lane that are being executed. Any goroutine may read it under mu.
 type running struct {
-	finished chan finished // one message for each call whose goroutine ends
+	finished chan finished // one message for each call whose goroutine ended
 
-	mu    sync.Mutex // guards Cancelled and Stop of entries, too
+	mu    sync.Mutex // also guards Cancelled and Stop of entries
 	calls []ongoing
 }
 
-// finished reports the end of a call's goroutine, which brings its slot back.
+// finished reports that a call's goroutine has ended and gives back its slot.
 type finished struct {
 	entry   *core.Entry
-	settled bool // its result is stored
+	settled bool // the result is stored
 }
 
-// ongoing is a call while it is executed here.
+// ongoing is one call that is being executed.
 type ongoing struct {
 	call    *protocol.Call
 	attempt int
 	since   time.Time
 }
 
-// usage is how much a lane is used.
+// usage is how often a lane is used; it decides how long an idle lane stays held.
 type usage struct {
 	served int       // calls settled since the lane was last idle for long
 	idle   time.Time // when the lane had nothing to do; zero while it has
@@ -65,8 +65,10 @@ func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
 	}
 }
 
-// serve holds the lane until it is idle, handed back or lost. It reports whether it let the lane
-// go.
+// serve runs the lane's calls until the lane is idle, handed over or lost. It reports whether it
+// released the lane. Each round starts what may start, and then waits for the first of: a call
+// ends, a slot is granted, a message is republished, time for the next read, the drain begins, the
+// lane is lost.
 func (l *heldLane) serve() (left bool) {
 	defer l.cancel(nil)
 	defer l.mail.close()
@@ -83,7 +85,7 @@ func (l *heldLane) serve() (left bool) {
 			return true
 		case err != nil:
 			l.logRetry("mailbox cannot be read", err)
-			l.freeSlots() // others may run meanwhile, and make the room that a full stream lacks
+			l.freeSlots() // calls of other lanes may end and make room in a full stream
 			wait = retryPause
 		case wait == nothingToDo:
 			if l.tryRelease() {
@@ -99,7 +101,7 @@ func (l *heldLane) serve() (left bool) {
 			l.slots.onGranted(granted)
 		case <-l.mail.wake:
 			l.applyCancels()
-		case <-timer.C: // a copy may have got lost
+		case <-timer.C: // a republished message may be lost
 			l.mail.listen()
 			l.mail.refresh()
 		case <-stopping:
@@ -111,16 +113,16 @@ func (l *heldLane) serve() (left bool) {
 	return l.finishLost()
 }
 
-// nothingToDo says that the lane can be let go.
+// nothingToDo says that the lane can be released.
 const nothingToDo = time.Duration(-1)
 
-// work does what there is to do, and tells how long it may take until there is more.
+// work reads the mailbox and starts calls, and returns how long to wait for more.
 func (l *heldLane) work() (time.Duration, error) {
 	if l.usage.served > 0 && l.isIdle() && !l.mail.listens() && l.lingerFor() == 0 {
-		return nothingToDo, nil // a look follows that finds what came meanwhile
+		return nothingToDo, nil // the last look of the release finds what came meanwhile
 	}
 	if l.applyCancels(); l.mail.isDeep() && !l.control.queried.Load() {
-		l.start() // reading goes on beside it
+		l.start() // before the long read
 	}
 	if err := l.readMailbox(); err != nil {
 		return 0, err
@@ -142,14 +144,14 @@ func (l *heldLane) isIdle() bool {
 	return l.slots.used == 0 && !l.slots.wanting && l.schedule.Len() == 0 && l.ready.call == nil && l.mail.caughtUp
 }
 
-// start starts what may run, as far as there are slots.
+// start starts the calls that may run, as far as there are slots.
 func (l *heldLane) start() {
 	l.refuseDue()
 	if !l.isStopping() && !l.control.paused.Load() && !l.yields() {
 		for _, e := range l.schedule.Startable() {
 			if !l.canRun(e) {
 				if l.skipSettled(e) {
-					l.start() // there may be more to start
+					l.start() // more calls may be startable now
 					return
 				}
 				continue
@@ -168,7 +170,7 @@ func (l *heldLane) start() {
 			go func() { l.running.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
 		}
 	}
-	if l.unmet != nil { // what has been started ends first
+	if l.unmet != nil { // running calls end first
 		l.stop()
 	}
 	l.freeSlots()
@@ -203,26 +205,26 @@ func (l *heldLane) finishEntry(e *core.Entry) {
 }
 
 const (
-	// hintAfter is how long a lane waits before it listens for new entries: most calls are over
-	// sooner, and listening has a price.
+	// hintAfter is how long a lane waits before it subscribes to republished messages: most calls
+	// end sooner, and a subscription has a price.
 	hintAfter = 2 * time.Millisecond
 	// firstHintAfter is the same for the only call of a lane that was idle before: most such lanes
-	// have no second one while it runs.
+	// get no second call while it runs.
 	firstHintAfter = 20 * time.Millisecond
-	// listensAfter is after how many calls a lane listens although it never had to wait so long.
+	// listensAfter is after how many calls a lane subscribes although it never had to wait so long.
 	listensAfter = 8
-	// lookPeriod is how often a held lane looks into its mailbox without a hint, at most: where
-	// many lanes are held, they look less often, so that all together make no more than about a
-	// hundred looks a second; or ten, on a server that republishes everything to it.
+	// lookPeriod is the shortest time between two reads of a mailbox without a hint. Holders of
+	// many lanes read less often: about a hundred reads a second for all lanes, or ten if the
+	// server republishes every message.
 	lookPeriod       = time.Second
 	lookPeriodMax    = 30 * time.Second
 	looksRepublished = 100 * time.Millisecond
 	looksHinted      = 10 * time.Millisecond
-	// retryPause is the pause after an operation of the server failed.
+	// retryPause is the pause after a failed request to the server.
 	retryPause = 100 * time.Millisecond
 )
 
-// waitBusy is how long a lane with calls may wait for one of them to end, or for others to come.
+// waitBusy is how long a lane with calls waits for one to end, or for new ones.
 func (l *heldLane) waitBusy() time.Duration {
 	l.usage.idle = time.Time{}
 	wait := l.holder.lookPeriod()
@@ -230,7 +232,7 @@ func (l *heldLane) waitBusy() time.Duration {
 	case l.mail.listens():
 	case l.usage.served >= listensAfter:
 		l.mail.listen()
-		return 0 // what was stored before has to be read
+		return 0 // earlier messages were not republished
 	case l.usage.served == 0 && l.schedule.Len() == 1:
 		wait = firstHintAfter
 	default:
@@ -245,8 +247,8 @@ func (l *heldLane) waitBusy() time.Duration {
 	return max(wait, 0)
 }
 
-// waitIdle is how long an idle lane is kept: long when its sandbox is to stay warm, a moment when
-// the lane is used again and again.
+// waitIdle is how long an idle lane stays held: for Linger if its sandbox should stay warm, for a
+// moment if the lane is used often.
 func (l *heldLane) waitIdle() time.Duration {
 	keep := l.lingerFor()
 	switch {
@@ -254,7 +256,7 @@ func (l *heldLane) waitIdle() time.Duration {
 		return nothingToDo
 	case !l.mail.listens():
 		if l.mail.listen() {
-			return 0 // entries may have come before
+			return 0 // entries may have been stored before
 		}
 		return retryPause
 	case l.usage.idle.IsZero():
@@ -280,7 +282,7 @@ func (l *heldLane) lingerFor() time.Duration {
 	return 0
 }
 
-// lookPeriod is how often each held lane looks into its mailbox without a hint.
+// lookPeriod is how often each held lane reads its mailbox without a hint.
 func (h *Holder) lookPeriod() time.Duration {
 	share := looksHinted
 	if h.store.Consistency().RepublishesAll() {
@@ -290,18 +292,18 @@ func (h *Holder) lookPeriod() time.Duration {
 }
 
 const (
-	// quantum is how long a busy lane may keep a slot that others may want.
+	// quantum is how long a busy lane may keep slots that other lanes wait for.
 	quantum = time.Second
-	// yieldFor is how long a lane that has to be held on then leaves free slots to others.
+	// yieldFor is how long a lane that must stay held then leaves its free slots to others.
 	yieldFor = 20 * time.Millisecond
 )
 
-// laneSlots is a lane's part of the holder's slots.
+// laneSlots is the lane's share of the holder's slots.
 type laneSlots struct {
-	free      int       // slots in hand that no call uses
+	free      int       // slots that no call uses
 	used      int       // calls that run
-	wanting   bool      // stands in line for a slot
-	granted   chan bool // the end of that
+	wanting   bool      // queues for a slot
+	granted   chan bool // the end of the wait: whether a slot was granted
 	turnBegan time.Time // when the lane's share of the slots began; before it, they are left to others
 }
 
@@ -324,8 +326,8 @@ func (l *heldLane) freeSlots() {
 	}
 }
 
-// requestSlot stands in line for one slot. Lanes stand in line, not calls: one with many calls
-// takes its turn like all others.
+// requestSlot queues for one slot. Lanes queue, not calls: a lane with many calls gets its turn
+// like all others.
 func (l *heldLane) requestSlot() {
 	if l.slots.wanting {
 		return
@@ -342,9 +344,9 @@ func (l *heldLane) returnSlots() {
 	l.freeSlots()
 }
 
-// yields reports whether a busy lane leaves its free slots to others, because it had its share
-// and others wait. It is handed over, so that it goes to the end of the line, if nothing of it runs
-// and it need not be held. Else it starts nothing for a moment.
+// yields reports whether a busy lane leaves its free slots to other lanes, because it had them for
+// a quantum and others wait. If none of its calls runs and the lane need not stay here, it is
+// handed over, to the end of the queue. Otherwise it starts nothing for a moment.
 func (l *heldLane) yields() bool {
 	now := time.Now()
 	if l.slots.isYielding(now) {
@@ -354,7 +356,7 @@ func (l *heldLane) yields() bool {
 		return false
 	}
 	if !l.othersWait() {
-		l.slots.turnBegan = now.Add(-quantum * 3 / 4) // asked again soon
+		l.slots.turnBegan = now.Add(-quantum * 3 / 4) // check again soon
 		return false
 	}
 	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() {
@@ -365,8 +367,8 @@ func (l *heldLane) yields() bool {
 	return true
 }
 
-// othersWait reports whether a lane waits for a slot, here or at the server. Without an answer one
-// may wait.
+// othersWait reports whether a lane waits for a slot, here or at the server. Without an answer it
+// assumes so.
 func (l *heldLane) othersWait() bool {
 	h := l.holder
 	if h.slots.available() > 0 {
@@ -379,12 +381,12 @@ func (l *heldLane) othersWait() bool {
 	if err != nil || consumer == nil {
 		return true
 	}
-	// Those that were delivered and are not held here may be handed back, or be held by others.
+	// Lanes that were delivered and are not held here may be handed back, or held by other workers.
 	waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0))
 	return consumer.NumWaiting == 0 && waiting > 0
 }
 
-// retry does something until it succeeds. It reports false when the lane is lost before.
+// retry repeats do until it succeeds. It reports false when the lane is lost first.
 func (l *heldLane) retry(trouble string, do func() error) bool {
 	for l.isAlive() {
 		err := do()

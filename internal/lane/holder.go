@@ -43,7 +43,7 @@ type heldLanes struct {
 	incarnation *incarnation // nil before the first one
 	draining    bool
 	held        map[wire.LaneHash]*heldLane
-	recent      map[wire.LaneHash]time.Time // when lanes were let go; bounded by maxUsed
+	recent      map[wire.LaneHash]time.Time // when lanes were released; bounded by maxUsed
 	group       sync.WaitGroup              // of held lanes
 }
 
@@ -90,18 +90,18 @@ func (r *heldLanes) Held() int {
 	return len(r.held)
 }
 
-// Load is how busy the holder is now: how many lanes it holds, idle ones included, and how many
-// of its slots are in use, by calls and by lanes that are just taken or let go.
+// Load is how busy the holder is: the number of lanes it holds, idle ones included, and of its
+// slots that are in use, also by lanes that are being claimed or released.
 func (h *Holder) Load() (lanes, used, slots int) {
 	return h.Held(), h.options.Slots - h.slots.available(), h.options.Slots
 }
 
-// Run claims and serves lanes until ctx ends; then it drains: it claims nothing
-// more, lets what runs finish until drain ends, kills the rest, hands its lanes back,
-// and returns. drain is a context that outlives ctx.
+// Run claims and serves lanes until ctx ends. Then it drains: it claims no more lanes, lets running
+// calls finish until drain ends, kills the rest, hands its lanes over, and returns. drain must
+// outlive ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
 	for {
-		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // ages of calls are measured by it
+		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // the ages of calls depend on it
 			break
 		}
 		if !pause.For(ctx, retryPause) {
@@ -121,14 +121,14 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	for ctx.Err() == nil {
 		h.serveIncarnation(ctx, drain)
 	}
-	h.group.Wait() // of lanes that an earlier incarnation has lost
+	h.group.Wait() // of lanes that an earlier incarnation lost
 	stop()
-	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // what was sent last; without a connection leases end
+	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // without a connection the leases end by themselves
 	return group.Wait()
 }
 
-// serveIncarnation claims and serves lanes until ctx ends or this incarnation is lost. Calls that
-// do not end when their lanes are lost keep their slots, and no new incarnation from beginning.
+// serveIncarnation claims and serves lanes until ctx ends or the incarnation is lost. Calls that do
+// not end after the loss keep their slots, but do not delay the next incarnation.
 func (h *Holder) serveIncarnation(ctx, drain context.Context) {
 	l, err := h.beginIncarnation(ctx)
 	if err != nil {
@@ -155,8 +155,8 @@ func (h *Holder) serveIncarnation(ctx, drain context.Context) {
 	h.retire(ctx, l, lostLease)
 }
 
-// awaitKilled waits, after an incarnation was lost, until what ran in it has been killed, or the
-// margin of its lease is over: others must not take its lanes over before.
+// awaitKilled waits, after the loss of an incarnation, until its calls are killed or the margin of
+// its lease has passed: other workers must not take its lanes over earlier.
 func (h *Holder) awaitKilled(ctx context.Context, l *incarnation) {
 	end := l.leaseEnd().Add(l.lease.Margin())
 	for l.isLost() && time.Now().Before(end) && h.holdsLanesOf(l) {
@@ -172,11 +172,11 @@ func (r *heldLanes) holdsLanesOf(incarnation *incarnation) bool {
 	return slices.ContainsFunc(r.lanes(), func(l *heldLane) bool { return l.incarnation == incarnation })
 }
 
-// drain hands back what is on its way, lets what runs end until the context does, and returns when
-// no lane is held.
+// drain gives back undelivered lanes, lets running calls end until the context does, and returns
+// when no lane is held.
 func (h *Holder) drain(drain context.Context) {
 	h.mu.Lock()
-	h.draining = true // what is still on its way is given back
+	h.draining = true // later deliveries are declined
 	h.mu.Unlock()
 	h.puller.close()
 	for _, l := range h.lanes() {
@@ -191,7 +191,7 @@ func (h *Holder) drain(drain context.Context) {
 	late()
 }
 
-// pull keeps as many requests at the server as there are free slots.
+// pull keeps as many pull requests at the server as there are free slots.
 func (h *Holder) pull(ctx context.Context) {
 	changed := h.store.NC.StatusChanged(nats.CONNECTED, nats.RECONNECTING)
 	defer h.store.NC.RemoveStatusListener(changed)
@@ -200,13 +200,13 @@ func (h *Holder) pull(ctx context.Context) {
 	healthy := false
 	for ctx.Err() == nil {
 		if !healthy {
-			healthy = h.puller.reset() == nil //nolint:contextcheck // what it is told outlives the loop
+			healthy = h.puller.reset() == nil //nolint:contextcheck // deliveries outlive the loop
 		}
 		if healthy {
 			var n int
 			if n, healthy = h.puller.outstanding(time.Now()); healthy {
 				if want := min(h.slots.available(), maxRequests) - n; want > 0 {
-					_ = h.puller.request(want) // no connection: tried again in a moment
+					_ = h.puller.request(want) // without a connection it is retried in a moment
 				}
 			} else {
 				continue
@@ -225,13 +225,13 @@ func (h *Holder) pull(ctx context.Context) {
 }
 
 func (h *Holder) deliver(msg *nats.Msg) {
-	defer h.slots.nudge() // the request that it came by is used up
+	defer h.slots.nudge() // its pull request is used up
 	ready, err := readReady(msg)
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
-		_ = msg.Term() // else it would come back for ever
+		_ = msg.Term() // else it is delivered for ever
 		if meta, err := msg.Metadata(); err == nil {
-			h.store.DeleteAsync(meta.Sequence.Stream) // else it would stand in the way of every other one
+			h.store.DeleteAsync(meta.Sequence.Stream) // else no other ready message of the lane can be stored
 		}
 		return
 	}
@@ -243,17 +243,17 @@ func (h *Holder) deliver(msg *nats.Msg) {
 }
 
 // nackLeases is for how many leases the consumer does not deliver the ready message of a held lane
-// once more; that costs a look at the claim.
+// again; each delivery costs a read of the claim.
 const nackLeases = 60
 
-// beginHold begins to hold a lane, with a slot, unless it is held here.
+// beginHold begins to hold a lane, with a slot, unless it is held here already.
 func (h *Holder) beginHold(ready *readyMessage) {
 	h.mu.Lock()
 	before := h.held[ready.hash]
 	if !h.draining && before == nil {
 		l := newHeldLane(h, h.incarnation, ready)
 		if time.Since(h.recent[l.hash]) < frequent {
-			l.usage.served = 1 // it is used again and again
+			l.usage.served = 1 // it is used frequently
 		}
 		h.held[l.hash] = l
 		h.group.Add(1)
@@ -267,7 +267,7 @@ func (h *Holder) beginHold(ready *readyMessage) {
 	draining := h.draining
 	visited := !draining && before.claim.Ready == 0
 	if !draining && !visited && before.ready.seq == ready.seq {
-		h.store.Nack(ready.ack, nackLeases*h.lease) // under the lock: whoever lets go of the lane has it delivered after that
+		h.store.Nack(ready.ack, nackLeases*h.lease) // under the lock, so that the redelivery of a release comes later
 	}
 	h.mu.Unlock()
 	h.slots.release()
@@ -309,7 +309,7 @@ func (h *Holder) hold(l *heldLane) {
 	}
 }
 
-// remove ends the bookkeeping of a lane: it may be claimed again here.
+// remove ends the bookkeeping of a lane, so that it may be claimed here again.
 func (r *heldLanes) remove(l *heldLane) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -323,8 +323,7 @@ func (r *heldLanes) remove(l *heldLane) {
 	r.recent[l.hash] = time.Now()
 }
 
-// monitor finds out whether the streams are there, and measures the server's time now and
-// then, until ctx ends.
+// monitor checks the streams and measures the server's clock offset, until ctx ends.
 func (h *Holder) monitor(ctx context.Context) {
 	gone := false
 	for synced := time.Now(); pause.For(ctx, natsio.StreamsPeriod); {
@@ -338,22 +337,23 @@ func (h *Holder) monitor(ctx context.Context) {
 	}
 }
 
-// checkStreams logs when a stream is gone, and when all are there again. It takes and returns
-// whether one was, and is.
+// checkStreams logs when a stream is missing, and when all are back. It takes and returns whether
+// one was, and is, missing.
 func (h *Holder) checkStreams(ctx context.Context, before bool) bool {
 	err := h.streams.Check(ctx)
 	switch {
 	case err != nil && !before:
-		h.options.Logger.ErrorContext(ctx, "a stream of the fleet was deleted: no call runs, or ends, without it", slog.Any("error", err))
+		h.options.Logger.ErrorContext(ctx, "a stream of the fleet was deleted: no call runs or ends without it", slog.Any("error", err))
 	case err == nil && before:
-		h.options.Logger.WarnContext(ctx, "the streams of the fleet are there again")
+		h.options.Logger.WarnContext(ctx, "all streams of the fleet exist again")
 	}
 	return err != nil
 }
 
 const clockPeriod = 30 * time.Second
 
-// notifyLoss tells of the lane's loss when that happens, until the function that it returns does.
+// notifyLoss calls [Host.OnLost] when the lane is lost. The returned function ends that, after a
+// call of OnLost that runs.
 func (h *Holder) notifyLoss(l *heldLane) (stop func()) {
 	told := make(chan struct{})
 	stopped := context.AfterFunc(l.ctx, func() {
@@ -376,12 +376,11 @@ func (r *heldLanes) lanes() []*heldLane {
 	return slices.Collect(maps.Values(r.held))
 }
 
-// logEvery is the least time between two lines about one kind of trouble.
+// logEvery is the least time between two lines with the same message.
 const logEvery = time.Minute
 
-// retryLog logs what is tried again until it succeeds, as while the server is away: each kind once
-// a minute at most, however many lanes and calls have it. The zero value with a logger is ready,
-// and safe for concurrent use.
+// retryLog logs operations that are retried until they succeed, as while the server is away: each
+// message at most once a minute, for all lanes and calls together. It is safe for concurrent use.
 type retryLog struct {
 	logger *slog.Logger
 

@@ -13,12 +13,12 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
-// incarnation is a time in which a holder renews one heartbeat, for all its claims at once. It ends
-// when the lease is not trusted any more, and never comes back: its lanes are lost then, and the
-// holder begins another incarnation. It is safe for concurrent use.
+// incarnation is the time in which a holder renews one heartbeat, for all its claims. It ends when
+// its lease is no longer trusted, and never returns: its lanes are lost, and the holder starts a
+// new incarnation. It is safe for concurrent use.
 type incarnation struct {
 	id wire.LifeID
-	// ctx ends with the incarnation; its cause is [ErrLost] when it was lost.
+	// ctx ends with the incarnation; the cause is [ErrLost] if the lease was lost.
 	ctx context.Context //nolint:containedctx // the incarnation is the scope
 	end context.CancelCauseFunc
 
@@ -29,8 +29,8 @@ type incarnation struct {
 	beat  uint64      // renewals that were sent
 }
 
-// beginIncarnation stores the first heartbeat of a new incarnation. It tries until that succeeds or
-// ctx ends.
+// beginIncarnation stores the first heartbeat of a new incarnation. It retries until that succeeds
+// or ctx ends.
 func (h *Holder) beginIncarnation(ctx context.Context) (*incarnation, error) {
 	for {
 		l := newIncarnation(ctx, h.lease)
@@ -45,8 +45,8 @@ func (h *Holder) beginIncarnation(ctx context.Context) (*incarnation, error) {
 	}
 }
 
-// newIncarnation is an incarnation that ends when its first heartbeat takes longer than a lease. It
-// outlives ctx.
+// newIncarnation starts an incarnation that ends if its first heartbeat takes longer than a lease.
+// It outlives ctx.
 func newIncarnation(ctx context.Context, lease time.Duration) *incarnation {
 	l := &incarnation{id: wire.NewLifeID(), lease: core.Lease{Length: lease}}
 	l.ctx, l.end = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -56,8 +56,8 @@ func newIncarnation(ctx context.Context, lease time.Duration) *incarnation {
 
 func (l *incarnation) isLost() bool { return errors.Is(context.Cause(l.ctx), ErrLost) }
 
-// isTrusted reports whether nobody else can hold what was claimed in this incarnation. Once it is
-// not, the incarnation is over, for all of its lanes: a renewal that is acknowledged later renews
+// isTrusted reports whether no other worker can have replaced this incarnation's claims. Once it is
+// false, the incarnation is over for all its lanes: a renewal that is acknowledged later renews
 // nothing.
 func (l *incarnation) isTrusted(now time.Time) bool {
 	l.mu.Lock()
@@ -69,22 +69,22 @@ func (l *incarnation) isTrusted(now time.Time) bool {
 	return trusted
 }
 
-// isFresh reports whether that will be so for one margin more.
+// isFresh reports whether the lease stays trusted for one more margin.
 func (l *incarnation) isFresh(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lease.Trusted(now.Add(l.lease.Margin()))
 }
 
-// leaseEnd is until when that is so, unless the heartbeat is renewed.
+// leaseEnd is until when the lease is trusted unless it is renewed.
 func (l *incarnation) leaseEnd() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lease.End()
 }
 
-// check ends the incarnation when its lease is not trusted any more, and looks again when that may
-// be.
+// check ends the incarnation when its lease is no longer trusted, and otherwise sets the timer to
+// that time.
 func (l *incarnation) check() {
 	now := time.Now()
 	if !l.isTrusted(now) {
@@ -114,8 +114,8 @@ func (h *Holder) keepRenewing(l *incarnation) {
 	}
 }
 
-// renew sends one renewal and waits for the answer. Whether one without an answer was stored is
-// found out by the next one.
+// renew sends one renewal and waits for the answer. After a missing answer the next renewal finds
+// out whether it was stored.
 func (h *Holder) renew(ctx context.Context, l *incarnation) {
 	l.mu.Lock()
 	l.beat++
@@ -142,8 +142,8 @@ func (h *Holder) renew(ctx context.Context, l *incarnation) {
 	}
 }
 
-// resync reads the record after a renewal was refused: an earlier one, whose answer was lost, is
-// stored, or somebody has expired it.
+// resync reads the record after a refused renewal: either an earlier renewal, whose answer was
+// lost, is stored, or another worker has expired the record.
 func (h *Holder) resync(ctx context.Context, l *incarnation) {
 	record, err := h.store.Heartbeat(ctx, h.options.Pool, l.id)
 	if err != nil || record == nil && l.seq == 0 {
@@ -155,13 +155,12 @@ func (h *Holder) resync(ctx context.Context, l *incarnation) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.seq = max(l.seq, record.Seq) // when it was sent is not known, so it renews nothing
+	l.seq = max(l.seq, record.Seq) // its send time is unknown, so it renews nothing
 }
 
-// retire ends the record of an incarnation of this holder that is over. The record is set to
-// expired, so that whatever it may have left is taken over at once, and goes when nothing of it is
-// left. After a loss it is tried for as long as ctx lasts; without a connection others expire the
-// record when a lease has passed.
+// retire expires the record of an ended incarnation, so that other workers take over its remaining
+// claims at once; without claims it deletes the record. After a loss it retries while ctx lasts.
+// Without a connection others expire the record after a lease.
 func (h *Holder) retire(ctx context.Context, l *incarnation, lost bool) {
 	l.timer.Stop()
 	if h.expireOwn(context.WithoutCancel(ctx), l) || !lost {
@@ -174,8 +173,8 @@ func (h *Holder) retire(ctx context.Context, l *incarnation, lost bool) {
 	}
 }
 
-// expireOwn sets the record of an incarnation of this holder to expired, and removes it when no
-// claim is left.
+// expireOwn expires the record of an incarnation of this holder, and deletes it when no claim is
+// left.
 func (h *Holder) expireOwn(ctx context.Context, l *incarnation) bool {
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()

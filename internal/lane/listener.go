@@ -11,9 +11,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// listener gets a copy of each message of a mailbox that is stored while it listens, as the server
-// republishes it. Where all come, and in order, they are taken as they come; else they only say
-// when to ask. One goroutine uses it; copies come from another.
+// listener gets a copy of each mailbox message that is stored while it is subscribed, because the
+// server republishes them. If every copy arrives, in order, the copies replace reads; otherwise
+// they only trigger reads. One goroutine uses it; NATS calls receive from another.
 type listener struct {
 	store *store.Store
 	pool  protocol.Pool
@@ -21,22 +21,22 @@ type listener struct {
 	wake  chan struct{}
 
 	subscription *nats.Subscription
-	reconnects   uint64 // of the connection, when listening began
-	listed       bool   // the requests to cancel that are older than the subscription were listed
+	reconnects   uint64 // of the connection, at the time of subscribing
+	listed       bool   // cancel requests older than the subscription were listed
 
 	mu          sync.Mutex
-	copies      []*message // not taken yet, bounded by maxCopies and windowBytes
+	copies      []*message // not drained yet, bounded by maxCopies and windowBytes
 	copiedBytes int
-	lost        bool              // some had no room, or cannot be read
-	cancels     []protocol.CallID // calls that somebody asks to cancel
+	lost        bool              // a copy had no room, or could not be decoded
+	cancels     []protocol.CallID // calls to cancel
 }
 
-// maxCopies bounds the messages that wait to be taken; what is more is read from the stream.
+// maxCopies bounds the buffered copies; further messages are read from the stream.
 const maxCopies = 4 * window
 
 func (e *listener) listens() bool { return e.subscription != nil }
 
-// subscribe begins to listen, and reports whether it does: not without a connection.
+// subscribe reports false without a connection.
 func (e *listener) subscribe() bool {
 	e.reconnects, e.listed = e.store.NC.Stats().Reconnects, false
 	subscription, err := e.store.NC.Subscribe(wire.StoredFilter(e.store.Fleet, e.pool, e.hash), e.receive)
@@ -70,7 +70,7 @@ func (e *listener) receive(msg *nats.Msg) {
 	e.notify()
 }
 
-// notify says, from any goroutine, that there may be something to be read.
+// notify wakes the lane from any goroutine: there may be something to read.
 func (e *listener) notify() {
 	select {
 	case e.wake <- struct{}{}:
@@ -86,7 +86,8 @@ func (e *listener) drainCancels() []protocol.CallID {
 	return cancels
 }
 
-// drain takes what was republished from a sequence on, unless the stream has to be asked for it.
+// drain returns the copies from a sequence on, or reports that the stream has to be queried
+// instead.
 func (e *listener) drain(from uint64) (news []*message, ask bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -102,7 +103,7 @@ func (e *listener) drain(from uint64) (news []*message, ask bool) {
 	return nil, true
 }
 
-// isComplete reports whether everything that is stored is republished to it.
+// isComplete reports whether every stored message reaches this listener.
 func (e *listener) isComplete() bool {
 	if !e.listens() || e.store.NC.Stats().Reconnects != e.reconnects {
 		return false
@@ -111,7 +112,7 @@ func (e *listener) isComplete() bool {
 	return err == nil && dropped == 0
 }
 
-// checkComplete reports whether no copy is lost. One that misses some is closed.
+// checkComplete reports whether no copy is lost. It closes a subscription that misses messages.
 func (e *listener) checkComplete() bool {
 	if !e.isComplete() {
 		e.reset()
@@ -122,11 +123,10 @@ func (e *listener) checkComplete() bool {
 	return !e.lost
 }
 
-// seesAllCancels reports whether no request to cancel can be stored of which nothing is known.
+// seesAllCancels reports whether every stored cancel request has been seen.
 func (e *listener) seesAllCancels() bool { return e.listed && e.isComplete() }
 
-// clearLost begins anew when something was lost: the stream is about to be asked, which has all
-// that was stored until now.
+// clearLost clears the loss: the stream is queried next, and has every message stored until now.
 func (e *listener) clearLost() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

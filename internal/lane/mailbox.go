@@ -23,8 +23,8 @@ const (
 	windowBytes = 32 << 20
 )
 
-// readMailbox reads the mailbox into the schedule until it is empty or the window is full. The
-// first time it also makes sure that the ready message is there; else the error wraps
+// readMailbox reads entries into the schedule until the mailbox is empty or the window is full. The
+// first time it also checks that the ready message is stored; if not, the error wraps
 // [store.ErrNotReady].
 func (l *heldLane) readMailbox() error {
 	if l.garbage.needsSweep() {
@@ -32,7 +32,7 @@ func (l *heldLane) readMailbox() error {
 			return err
 		}
 	}
-	if l.control.queried.Load() || time.Since(l.mail.queriedAt) >= lookPeriod { // a copy may have got lost
+	if l.control.queried.Load() || time.Since(l.mail.queriedAt) >= lookPeriod { // a republished message may be lost
 		l.mail.refresh()
 	}
 	if err := l.openLane(); err != nil {
@@ -45,10 +45,10 @@ func (l *heldLane) readMailbox() error {
 		}
 		if inline := l.ready.call; inline != nil && (msg == nil || msg.Sequence > l.ready.seq) {
 			l.ready.call = nil
-			l.enqueue(inline) // else it is enqueued twice, and the copy in the mailbox is the call
+			l.enqueue(inline) // if that fails it was sent twice, and the mailbox entry is the call
 		}
 		if msg == nil {
-			clear(l.control.cancelledUnread) // what they are about is over
+			clear(l.control.cancelledUnread) // their calls are settled
 			l.mail.caughtUp = true
 			break
 		}
@@ -61,8 +61,8 @@ func (l *heldLane) isFull() bool {
 	return l.schedule.Len() >= window || l.schedule.Bytes() >= windowBytes
 }
 
-// openLane finds out, once, what was there at the claim: whether the ready message is there, and
-// what is in the mailbox. The result of the ready message's call is looked for meanwhile.
+// openLane finds out, once, what was stored before the claim: whether the ready message is there,
+// and which entries the mailbox has. Meanwhile it looks up the result of the ready message's call.
 func (l *heldLane) openLane() error {
 	if l.mail.opened {
 		return nil
@@ -98,12 +98,12 @@ func (l *heldLane) decodeReady() {
 	l.ready.call = e
 }
 
-// isPinned reports whether the ready message has to stay, because its own call is not settled.
+// isPinned reports whether the ready message must stay stored, because its own call is not settled.
 func (l *heldLane) isPinned() bool {
 	return l.ready.call != nil || l.schedule.Pinned()
 }
 
-// accept takes one message of the mailbox.
+// accept handles one message of the mailbox.
 func (l *heldLane) accept(msg *message) {
 	what := wire.ParseMailboxSubject(l.holder.store.Fleet, msg.Subject)
 	switch what.Kind {
@@ -119,7 +119,7 @@ func (l *heldLane) accept(msg *message) {
 			l.discard(e.Call.ID, e.Seq)
 			return
 		}
-		if !l.enqueue(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // enqueued twice; the one in hand is the call
+		if !l.enqueue(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // sent twice; the scheduled one is the call
 			l.discard(what.CallID, msg.Sequence)
 		}
 	case wire.EntryCancel, wire.EntryStart:
@@ -134,17 +134,17 @@ func (l *heldLane) accept(msg *message) {
 		} else if !e.Running {
 			e.Starts, e.Marked = max(e.Starts, what.Start), true
 		}
-	case wire.EntryFloor: // an earlier holder's, or one's own
+	case wire.EntryFloor: // of an earlier holder, or our own
 		l.discard("", msg.Sequence)
-	case wire.EntryPause: // it stays where it is
+	case wire.EntryPause: // it stays stored
 		l.control.paused.Store(true)
 	case wire.EntryUnknown:
 		l.discardUnread(msg, errUnknownEntry)
 	}
 }
 
-// entry decodes a call that was stored at a time. One that cannot be decoded or is nobody's that is
-// known, but can be answered, is an entry with a fault.
+// entry decodes a stored call. An undecodable or untrusted call becomes an invalid entry, so that
+// it still gets a result; without call and session id it is an error.
 func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*core.Entry, error) {
 	call, err := wire.DecodeCall(body)
 	if err == nil && (call.Lane() != l.lane || call.Pool != l.holder.options.Pool) {
@@ -169,9 +169,9 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	return &core.Entry{Call: call, Header: header, Invalid: err}, nil
 }
 
-// enqueue puts an entry into the schedule. Only an entry that was there at the claim can have been
-// started by a holder that was lost, and only if every call before it that it conflicts with turns
-// out to have its result.
+// enqueue adds an entry to the schedule. A previous holder can have started it only if it was
+// stored before the claim, and if every earlier call that it conflicts with turns out to have its
+// result.
 func (l *heldLane) enqueue(e *core.Entry) bool {
 	if !l.schedule.Add(e) {
 		return false
@@ -194,44 +194,46 @@ func (l *heldLane) discardUnread(msg *message, why error) {
 
 var errUnknownEntry = errors.New("unknown kind of mailbox entry")
 
-// message is one of a mailbox, as it is stored.
+// message is a stored message of a mailbox.
 type message = jetstream.RawStreamMsg
 
-// mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all
-// that is there at once, and the leader of several, which knows every acknowledged message, for one
-// message after the other. While it listens it need not ask in vain. One goroutine uses it.
+// mailbox reads the mailbox of a held lane in stream order. It reads a single server's stream in
+// one request. In a cluster it asks the leader, which has every acknowledged message, for one
+// message at a time. With a subscription to republished messages it need not poll. One goroutine
+// uses it.
 type mailbox struct {
 	listener
 
-	opened   bool            // the ready message was there after the claim
-	snapshot *store.Snapshot // of what is believed; nil when all that was there at the claim is read
-	caughtUp bool            // what is read from now on came after the claim
+	opened   bool            // openLane has succeeded
+	snapshot *store.Snapshot // which entries to trust; nil when all that was stored before the claim is read
+	caughtUp bool            // later reads return only what was stored after the claim
 
-	cursor    uint64     // the next sequence to read; what is before it was read, and never comes again
-	buffer    []*message // what is to be read next, in order
-	ended     bool       // there was nothing behind them when the stream was asked
-	empty     bool       // all was read, and whatever comes is republished
-	oneByOne  bool       // too much is there to be read at once
-	queriedAt time.Time  // when the stream was last asked
+	cursor    uint64     // the next sequence to read
+	buffer    []*message // messages to return next, in order
+	ended     bool       // the last query found nothing behind the buffer
+	empty     bool       // all is read, and new messages are republished
+	oneByOne  bool       // too many messages for one request
+	queriedAt time.Time  // when the stream was last queried
 }
 
 func newMailbox(s *store.Store, pool protocol.Pool, hash wire.LaneHash) *mailbox {
 	return &mailbox{listener: listener{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}}
 }
 
-// listen has the server tell what is stored from now on, and reports whether it does. It does
-// nothing the second time.
+// listen subscribes to republished messages, and reports whether it is subscribed. It may be called
+// again.
 func (m *mailbox) listen() bool {
 	if !m.listens() && m.subscribe() {
-		m.refresh() // what came before was not republished
+		m.refresh() // earlier messages were not republished
 	}
 	return m.listens()
 }
 
-// isDeep reports whether so much waits that it is read singly, while requests to cancel are heard.
+// isDeep reports whether so many messages wait that they are read one by one, while every cancel
+// request is seen at once.
 func (m *mailbox) isDeep() bool { return m.oneByOne && m.seesAllCancels() }
 
-// refresh makes the next read ask the stream, whatever was republished.
+// refresh makes the next read query the stream, whatever was republished.
 func (m *mailbox) refresh() { m.empty, m.ended = false, false }
 
 // next returns the next message; nil when there is none.
@@ -255,10 +257,10 @@ func (m *mailbox) next(ctx context.Context) (*message, error) {
 	}
 }
 
-// fill sees to it that something is there to be read, if there is anything.
+// fill fills the buffer if there is anything to read.
 func (m *mailbox) fill(ctx context.Context) error {
 	if s := m.snapshot; s.IsRead() {
-		// All that was there is read, and what came since need not be known for what may start now.
+		// All entries of the snapshot are read; later ones do not affect which call may start now.
 		m.cursor, m.ended, m.snapshot = max(m.cursor, s.Last+1), !m.listens(), nil
 	}
 	if len(m.buffer) > 0 || m.empty && !m.drainCopies() {
@@ -277,11 +279,10 @@ func (m *mailbox) fill(ctx context.Context) error {
 
 func (m *mailbox) push(found []*message) {
 	m.buffer = append(m.buffer, found...)
-	m.ended = !m.listens() // else what came meanwhile is not republished any more
+	m.ended = !m.listens() // without a subscription a query has to follow
 }
 
-// query asks the stream for what is next: for all that is there, if that can be had at once, else
-// for one message after the other until there is none.
+// query reads from the stream: all messages in one request if the server can, else one message.
 func (m *mailbox) query(ctx context.Context) error {
 	m.clearLost()
 	m.queriedAt = time.Now()
@@ -307,8 +308,8 @@ func (m *mailbox) query(ctx context.Context) error {
 	return nil
 }
 
-// drainCopies takes what was republished and not read, and reports whether the stream may have
-// more.
+// drainCopies buffers the republished messages that were not read yet, and reports whether the
+// stream may have more.
 func (m *mailbox) drainCopies() (ask bool) {
 	if !m.checkComplete() {
 		m.refresh()
@@ -319,7 +320,7 @@ func (m *mailbox) drainCopies() (ask bool) {
 	return ask
 }
 
-// relisten has everything republished that is stored from now on.
+// relisten subscribes again if messages may have been lost.
 func (m *mailbox) relisten() {
 	if m.listens() && !m.isComplete() {
 		m.reset()

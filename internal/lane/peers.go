@@ -18,14 +18,15 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// peers is what a holder knows of the heartbeats of its pool. It sets to expired what stands still
-// for a lease, and has the lanes of those that are expired delivered again. Every worker does so:
-// the conditions of the writes let one of them succeed, and it does not matter which. It is safe
-// for concurrent use.
+// peers is what a holder knows about the heartbeats of its pool. It expires heartbeats that have
+// not changed for a lease, and has the ready messages of expired incarnations' claims delivered
+// again. Every worker does so; the conditions of the writes let one of them succeed, no matter
+// which. It is safe for concurrent use.
 type peers struct {
 	store *store.Store
 	pool  protocol.Pool
-	// replace replaces a lane's ready message that is never delivered, see [Holder.replaceReady].
+	// replace replaces a lane's ready message that the consumer never delivers, see
+	// [Holder.replaceReady].
 	replace func(ctx context.Context, lane protocol.Lane)
 	lease   time.Duration // of incarnations whose record is missing
 	origin  string
@@ -34,12 +35,12 @@ type peers struct {
 	byID map[wire.LifeID]*peer
 }
 
-// peer is one incarnation as it was seen last.
+// peer is the last observed state of one incarnation.
 type peer struct {
 	core.Sighting
 
 	beat         wire.Heartbeat
-	redelivering bool // its lanes are looked after
+	redelivering bool // redeliverClaims runs for it
 }
 
 func newPeers(s *store.Store, pool protocol.Pool, lease time.Duration, origin string) *peers {
@@ -56,7 +57,7 @@ func (p *peers) run(ctx context.Context) error {
 	defer rescues.Wait()
 	look := core.Lease{Length: p.lease}
 	for read := (time.Time{}); ; {
-		if time.Since(read) >= p.lease/2 { // what was republished may have got lost
+		if time.Since(read) >= p.lease/2 { // republished heartbeats may be lost
 			if p.store.EachHeartbeat(ctx, p.pool, p.observe) == nil {
 				read = time.Now()
 			}
@@ -70,7 +71,7 @@ func (p *peers) run(ctx context.Context) error {
 	}
 }
 
-// onHeartbeat takes a heartbeat that the server republishes when it is stored.
+// onHeartbeat receives heartbeats that the server republishes.
 func (p *peers) onHeartbeat(msg *nats.Msg) {
 	seq, err := strconv.ParseUint(msg.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {
@@ -95,8 +96,8 @@ func (p *peers) observe(beat *store.StoredHeartbeat) {
 	one.Observe(beat.Seq, beat.Lease(), beat.Expired, time.Now())
 }
 
-// isExpired reports whether an incarnation is set to expired. One without a record is taken for one
-// whose record stands still since it was missed first.
+// isExpired reports whether an incarnation is expired. A missing record counts as one that has not
+// changed since it was first missed.
 func (p *peers) isExpired(incarnation wire.LifeID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,17 +110,17 @@ func (p *peers) isExpired(incarnation wire.LifeID) bool {
 	return one.Expired
 }
 
-// hasOthers reports whether any other worker lives, as far as is known.
+// hasOthers reports whether another worker is alive, as far as is known.
 func (p *peers) hasOthers(self protocol.WorkerID) bool {
 	return p.any(func(beat *wire.Heartbeat) bool { return beat.WorkerID != "" && beat.WorkerID != self })
 }
 
-// hasDisk reports whether a worker with a disk lives, as far as is known.
+// hasDisk reports whether a worker with a disk is alive, as far as is known.
 func (p *peers) hasDisk(disk string) bool {
 	return p.any(func(beat *wire.Heartbeat) bool { return beat.Disk == disk })
 }
 
-// mayHaveDisk reports whether a worker with a disk lives, or may.
+// mayHaveDisk reports whether a worker with a disk is alive, or may be.
 func (p *peers) mayHaveDisk(ctx context.Context, disk string) bool {
 	return p.hasDisk(disk) || p.store.EachHeartbeat(ctx, p.pool, p.observe) != nil || p.hasDisk(disk)
 }
@@ -135,8 +136,8 @@ func (p *peers) any(is func(*wire.Heartbeat) bool) bool {
 	return false
 }
 
-// expireDue sets to expired what has stood still for long enough, and returns the incarnations
-// whose lanes nobody here looks after yet.
+// expireDue expires the heartbeats that have not changed for a lease, and returns the expired
+// incarnations whose claims this holder does not look after yet.
 func (p *peers) expireDue(ctx context.Context) []wire.LifeID {
 	now := time.Now()
 	var due []*store.StoredHeartbeat
@@ -162,9 +163,8 @@ func (p *peers) expireDue(ctx context.Context) []wire.LifeID {
 	return found
 }
 
-// isPredecessor reports whether an incarnation is known to be over because this process has what
-// its worker had: that was there before this process began, which renews under the same origin
-// itself.
+// isPredecessor reports whether an incarnation is over because this process has its origin, which
+// one process at a time can have.
 func (p *peers) isPredecessor(one *peer) bool {
 	return p.origin != "" && one.beat.Origin != "" && one.beat.Origin != p.origin &&
 		originName(one.beat.Origin) == originName(p.origin)
@@ -175,7 +175,7 @@ func originName(origin string) string {
 	return name
 }
 
-// expire sets a heartbeat to expired, if it still is the record that was seen.
+// expire expires a heartbeat if its record is still the one that was observed.
 func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 	beat := seen.Heartbeat
 	beat.Expired, beat.LeaseMS = true, max(beat.LeaseMS, 1)
@@ -189,9 +189,9 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 	record, err := p.store.Heartbeat(ctx, p.pool, seen.Life)
 	switch {
 	case err != nil:
-	case record != nil: // it was renewed, or another worker was faster
+	case record != nil: // renewed, or expired by another worker
 		p.observe(record)
-	case seen.Seq > 0: // its worker has stopped, and left nothing
+	case seen.Seq > 0: // its worker has deleted it: it stopped without claims
 		p.mu.Lock()
 		delete(p.byID, seen.Life)
 		p.mu.Unlock()
@@ -199,11 +199,11 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 	return false
 }
 
-// redeliverClaims has the lanes of an expired incarnation taken over until none of its claims is
-// left; then the record goes. In a cluster it looks once more a lease later: who led it before a
-// claim was stored may have answered.
+// redeliverClaims has the ready messages of an expired incarnation's claims delivered until no
+// claim is left, and then deletes its record. In a cluster it checks once more a lease later,
+// because a former leader may have answered without the latest claims.
 func (p *peers) redeliverClaims(ctx context.Context, incarnation wire.LifeID) {
-	before := false // none was left
+	before := false // the previous round found no claim
 	for wait := redeliverFirst; ; {
 		left, err := p.claimsOf(ctx, incarnation)
 		none := err == nil && len(left) == 0
@@ -231,20 +231,19 @@ func (p *peers) claimsOf(ctx context.Context, incarnation wire.LifeID) (claims [
 	return claims, err
 }
 
-// removeRecord removes the record of an expired incarnation of which nothing is left.
+// removeRecord deletes the record of an expired incarnation without claims.
 func (p *peers) removeRecord(ctx context.Context, incarnation wire.LifeID) {
 	p.mu.Lock()
 	one := p.byID[incarnation]
 	delete(p.byID, incarnation)
 	p.mu.Unlock()
 	if one != nil {
-		_ = p.store.RemoveRecord(ctx, one.Seq) // else whoever reads it again does so
+		_ = p.store.RemoveRecord(ctx, one.Seq) // on failure the next worker that reads it deletes it
 	}
 }
 
-// redeliver has the ready messages of claims delivered again, and makes those that are gone. Where
-// that does not help for long, the ready message may be one that is never delivered, and is
-// replaced.
+// redeliver has the ready messages of claims delivered again, and publishes missing ones. If that
+// has not helped for long, the consumer may never deliver the ready message, and it is replaced.
 func (p *peers) redeliver(ctx context.Context, claims []*store.StoredClaim, replace bool) {
 	var seqs []uint64
 	for _, c := range claims {
@@ -254,7 +253,7 @@ func (p *peers) redeliver(ctx context.Context, claims []*store.StoredClaim, repl
 			p.replace(ctx, c.Lane)
 		}
 	}
-	_ = p.store.Redeliver(ctx, p.pool, seqs...) // it is tried again
+	_ = p.store.Redeliver(ctx, p.pool, seqs...) // retried by the caller
 }
 
 const (

@@ -14,16 +14,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// The workers of a pool may differ in their handlers, in how much their sandboxes isolate, and in
-// the models of the turns that they run. A holder that meets a call which it does not take starts
-// what else may start, and hands the lane back; no start is counted. It says on core NATS what the
-// call needs, and a holder that has it takes the lane at once. Nobody may have it yet: the pool's
-// consumer delivers the lane again after offerPeriod, and so on.
-
-// offerPeriod is after how long a lane is delivered again that was handed back.
+// offerPeriod is after how long a lane that was handed back is delivered again.
 const offerPeriod = time.Second
 
-// Need is what a call needs of the worker that runs it.
+// Need is the requirements of a call. The workers of a pool may differ in their handlers, the
+// isolation level of their sandboxes, and the models of their turns. A holder that meets a call
+// which it cannot run starts the other calls that may start, and hands the lane back; that counts
+// as no start. It publishes the requirements on core NATS, and a holder that meets them claims the
+// lane at once. If no worker does, the consumer delivers the lane again after offerPeriod.
 type Need struct {
 	// Kind is that of the payload, or of the handler that runs it, if Handler says so.
 	Kind    protocol.Kind `json:"kind"`
@@ -32,11 +30,12 @@ type Need struct {
 	Level string `json:"level,omitempty"`
 	// Model is the one that a turn names; "" is any.
 	Model string `json:"model,omitempty"`
-	// Disk is that of the only worker that is asked, and answers; "" asks whoever has the rest.
+	// Disk, if set, addresses only the worker with that disk, which answers; "" addresses all
+	// workers that meet the rest.
 	Disk string `json:"disk,omitempty"`
 }
 
-// NeedOf returns what a call needs.
+// NeedOf returns the requirements of a call.
 func NeedOf(c *protocol.Call) Need {
 	n := Need{Level: c.MinLevel}
 	switch p := c.Payload.(type) {
@@ -56,8 +55,8 @@ func NeedOf(c *protocol.Call) Need {
 	return n
 }
 
-// canRun reports whether a call is run here: one that cannot be read, or must not be started again,
-// is answered by anybody, and a lane that has to be kept here is not handed back.
+// canRun reports whether a call is run here. Any worker answers a call that cannot be decoded or
+// must not start again, and a lane that must stay here is not handed back.
 func (l *heldLane) canRun(e *core.Entry) bool {
 	if _, answer := e.NextStart(); e.Invalid != nil || answer != nil {
 		return true
@@ -65,8 +64,8 @@ func (l *heldLane) canRun(e *core.Entry) bool {
 	return l.holder.host.CanRun(NeedOf(e.Call)) || l.holder.host.MustHold(l.lane)
 }
 
-// skipSettled notes a call that is not taken and has its result: as its holder left it, such as the
-// one that is the ready message. Of any other it notes what this worker lacks.
+// skipSettled finishes a call that cannot run here but has its result already, and reports whether
+// it had. Otherwise it notes the requirements of the call.
 func (l *heldLane) skipSettled(e *core.Entry) bool {
 	known, err := l.isSettled(e)
 	if err == nil && known {
@@ -90,8 +89,8 @@ func (l *heldLane) offer(ctx context.Context) error {
 	return err
 }
 
-// onOffer takes a lane that another worker cannot go on with, or that had better be here, if there
-// is room.
+// onOffer claims a lane that another worker cannot go on with, or that should be here, if a slot is
+// free.
 func (h *Holder) onOffer(ctx context.Context, hash wire.LaneHash, msg *nats.Msg) {
 	var need Need
 	err := json.Unmarshal(msg.Data, &need)
@@ -117,22 +116,18 @@ func (h *Holder) onOffer(ctx context.Context, hash wire.LaneHash, msg *nats.Msg)
 	h.beginHold(ready) //nolint:contextcheck // the lane has its own
 }
 
-// A lane goes back to the worker that has what it needs, such as its workspace, while that has a
-// free slot. Any other one that is given the lane asks for it, and goes on itself when the lane is
-// not claimed after a moment: nobody waits for a worker that is busy or lost.
-
-// preferFor is how long a lane waits for the worker that is preferred.
+// preferFor is how long a lane waits for the preferred worker.
 const preferFor = 75 * time.Millisecond
 
-// What a worker that is preferred answers.
+// Answers of a preferred worker.
 const (
 	answerClaimed = "taken" // the lane is claimed
 	answerRefused = "refused"
 )
 
-// leavesToRequired reports whether a lane is left to the only worker that can run its calls, which
-// lives. That one takes the lane if it has a slot, and is asked again whenever the lane is
-// delivered.
+// leavesToRequired reports whether a lane is left to the only worker that can run its calls,
+// because that worker is alive. It claims the lane if it has a free slot, and is asked again at
+// each delivery.
 func (h *Holder) leavesToRequired(l *heldLane) bool {
 	disk := h.host.RequiredDisk(l.ctx, l.lane)
 	if disk == "" || disk == h.options.Disk || !h.peers.mayHaveDisk(l.ctx, disk) {
@@ -145,7 +140,9 @@ func (h *Holder) leavesToRequired(l *heldLane) bool {
 	return true
 }
 
-// leavesToPreferred reports whether the worker that is preferred has claimed a lane.
+// leavesToPreferred reports whether the preferred worker has claimed a lane. That worker has what
+// the lane needs, such as its workspace. If it has not claimed the lane after preferFor, because it
+// is busy or lost, this worker claims it.
 func (h *Holder) leavesToPreferred(l *heldLane) bool {
 	if l.ready.ack == "" || l.ready.deliveries > 1 || !h.peers.hasOthers(h.options.Worker) {
 		return false
@@ -164,16 +161,16 @@ func (h *Holder) leavesToPreferred(l *heldLane) bool {
 	return err == nil && string(answer.Data) == answerClaimed
 }
 
-// notifyClaimed tells the worker that asked for it that a lane is claimed.
+// notifyClaimed tells the worker that offered a lane that it is claimed.
 func (h *Holder) notifyClaimed(r *readyMessage) {
 	if r.asked != "" {
-		_ = h.store.NC.Publish(r.asked, []byte(answerClaimed)) // else it finds the claim
+		_ = h.store.NC.Publish(r.asked, []byte(answerClaimed)) // if it is lost, the worker reads the claim
 	}
 }
 
-// respondRefused tells the worker that asked for it that a lane is not claimed.
+// respondRefused tells the worker that offered a lane that it is not claimed.
 func (n Need) respondRefused(msg *nats.Msg) {
 	if n.Disk != "" {
-		_ = msg.Respond([]byte(answerRefused)) // else it waits for a moment
+		_ = msg.Respond([]byte(answerRefused)) // if it is lost, the worker waits for preferFor
 	}
 }

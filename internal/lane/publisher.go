@@ -21,16 +21,16 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrFull says that the fleet takes no more, because the calls stream, the account or the
-	// server is at its limit: nothing was enqueued.
+	// ErrFull says that the calls stream, the account or the server is at its limit: the call was
+	// not enqueued.
 	ErrFull = store.ErrFull
-	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
+	// ErrTooLarge says that a payload is larger than 64 MiB.
 	ErrTooLarge = natsio.ErrTooLarge
-	// ErrFullAgain says that the fleet takes no more, of a call that may have been enqueued before:
-	// it may be there, or have its result.
+	// ErrFullAgain is ErrFull for a call that an earlier attempt may have enqueued: it may be
+	// stored, or have its result.
 	ErrFullAgain = errors.New("the fleet's queue is full, and may have the call already")
 	// ErrNotSent says that a call was not enqueued, and never will be by this attempt: it did not
-	// leave the process, or nobody took it.
+	// leave the process, or no server received it.
 	ErrNotSent = errors.New("the call was not sent")
 )
 
@@ -49,7 +49,7 @@ type Publisher struct {
 	used map[poolLane]time.Time // when calls were put into lanes; bounded by maxUsed
 }
 
-// poolLane is a lane in one of its pools: others may hold it in another.
+// poolLane is a lane in one of its pools: different workers may hold it in different pools.
 type poolLane struct {
 	pool protocol.Pool
 	lane protocol.Lane
@@ -71,11 +71,10 @@ type Outgoing struct {
 }
 
 // Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
-// exactly one result. Calls of one lane are accepted in the order given. A payload that no message
-// can carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
-// [natsio.ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended;
-// short of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the
-// call was surely not enqueued.
+// exactly one result. Calls of one lane are accepted in the given order. A payload that is too
+// large for a message goes through the object store. [ErrFull], [ErrTooLarge], [natsio.ErrNoStream]
+// and [ErrFullAgain] are final; otherwise Enqueue retries while the context lasts. The last error
+// wraps [ErrNotSent] if the call was certainly not enqueued.
 func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
@@ -97,10 +96,10 @@ func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
 
 func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
 
-// enqueueLane enqueues calls of one lane. The first one may be the ready message itself, if the
-// lane may be idle. That saves a write; a wrong guess costs one.
+// enqueueLane enqueues calls of one lane. The first may be the ready message itself, if the lane
+// may be idle. That saves a write; a wrong guess costs one.
 func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	inline := !p.wasUsedRecently(lane) || p.isFull() // what takes the last place must make its lane ready: without room, nobody else can
+	inline := !p.wasUsedRecently(lane) || p.isFull() // the last message that a full stream accepts must make its lane ready
 	for _, i := range indexes {
 		if faults[i] = p.enqueue(ctx, calls[i], inline); faults[i] == nil {
 			inline = false
@@ -110,8 +109,8 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 	}
 }
 
-// wasUsedRecently notes that a lane is used now, and reports whether this publisher has used it
-// within keepTime: then it is likely to be held.
+// wasUsedRecently notes that a lane is used now, and reports whether this publisher used it within
+// keepTime: then it is probably held.
 func (p *Publisher) wasUsedRecently(lane poolLane) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,14 +127,14 @@ func (p *Publisher) isFull() bool {
 	return time.Since(time.Unix(0, p.noRoom.Load())) < fullFor
 }
 
-// enqueue enqueues one call: as the ready message itself if the lane may be and is idle, else into
+// enqueue enqueues one call: as the ready message itself if inline and the lane is idle, else into
 // the mailbox.
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return failed(out.Call, err, out.Call.Again, true)
 	}
-	size := len(msg.Data) // it grows when the call is marked as one that may be there already
+	size := len(msg.Data) // it grows when markAgain marks the call
 	if inline {
 		done, err := p.publishInline(ctx, call, msg)
 		if done || err != nil {
@@ -145,8 +144,8 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 	return p.append(ctx, call, msg, size)
 }
 
-// message encodes a call for its mailbox. The payload of one that no message can
-// carry is stored apart; the call that is returned says where.
+// message encodes a call for its mailbox. A payload that is too large for a message is stored
+// separately; the returned call refers to it.
 func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, *nats.Msg, error) {
 	call := out.Call
 	body, err := wire.EncodeCall(call)
@@ -168,7 +167,7 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 
 const headers = 4
 
-// sign signs a call that is about to be sent.
+// sign signs a call right before it is sent.
 func (p *Publisher) sign(msg *nats.Msg) error {
 	if p.Signer == nil {
 		return nil
@@ -180,8 +179,8 @@ func (p *Publisher) sign(msg *nats.Msg) error {
 	return err
 }
 
-// storePayload puts a call's payload into the object store, and returns the call
-// and the body that stand for it.
+// storePayload stores a call's payload in the object store, and returns the call that refers to it,
+// with its body.
 func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*protocol.Call, []byte, error) {
 	raw, err := wire.EncodePayload(call.Payload)
 	if err != nil {
@@ -199,8 +198,8 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	return &small, body, err
 }
 
-// publishInline offers a call as the ready message itself. It reports false when the lane is ready
-// or held.
+// publishInline publishes a call as the ready message itself. It reports false when the lane is
+// ready or held.
 func (p *Publisher) publishInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
 	if err := p.sign(mailbox); err != nil {
 		return false, failed(call, err, call.Again, true)
@@ -212,7 +211,7 @@ func (p *Publisher) publishInline(ctx context.Context, call *protocol.Call, mail
 	case err != nil && ctx.Err() != nil:
 		return false, failed(call, err, call.Again, store.NotStored(err))
 	case err != nil:
-		// Whether it was stored may not be known. The mailbox is safe to try: its entry says so.
+		// It may be stored. Trying the mailbox is safe, because the entry says that it may be.
 		return false, p.markAgain(call, mailbox, err)
 	case answer == store.Full:
 		return false, failed(call, full(call.Again), true, false)
@@ -221,7 +220,7 @@ func (p *Publisher) publishInline(ctx context.Context, call *protocol.Call, mail
 }
 
 // failed is the error of a call that was not accepted. before says that earlier attempts may have
-// been, and unsent that this one was not.
+// enqueued it, unsent that this one did not.
 func failed(call *protocol.Call, err error, before, unsent bool) error {
 	if !before && unsent {
 		err = fmt.Errorf("%w: %w", ErrNotSent, err)
@@ -229,8 +228,8 @@ func failed(call *protocol.Call, err error, before, unsent bool) error {
 	return fmt.Errorf("publish call %s: %w", call.ID, err)
 }
 
-// markAgain re-encodes a call that may be in the stream already, as far as the error of an attempt
-// tells.
+// markAgain re-encodes a call as one that may be stored already, unless the error of the last
+// attempt excludes that.
 func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) error {
 	if store.NotStored(fault) {
 		return nil
@@ -259,7 +258,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	return nil
 }
 
-// full is the error of a full stream; again says that it may have taken the call before.
+// full is the error of a full stream; again says that the call may have been stored before.
 func full(again bool) error {
 	if again {
 		return ErrFullAgain
@@ -287,27 +286,27 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 	}
 }
 
-// Cancel asks for a call to end as cancelled. The request is durable: once Cancel returns nil, a
-// call that waits will not start, and one that runs will be killed, unless it ends before. The
-// result tells which. Whoever holds the lane hears of it at once; should the news get lost, as it
-// may in a cluster, it looks into the mailbox within a second, or 30 where it holds many lanes, and
-// what it starts until then is killed.
+// Cancel requests that a call ends as cancelled. The request is durable: once Cancel returns nil, a
+// waiting call will not start, and a running one will be killed, unless it ends first; the result
+// tells which. The lane's holder is notified at once. If the notification is lost, as it may be in
+// a cluster, the holder reads the request within a second, or 30 if it holds many lanes, and kills
+// what it started meanwhile.
 func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 	return p.store.Cancel(ctx, call.Pool, call.Lane(), call.ID)
 }
 
-// Result returns the stored result of a call; nil when there is none yet. A result beside an error
-// has a value that cannot be had.
+// Result returns the stored result of a call; nil when there is none yet. With an error, a non-nil
+// result has a value that cannot be loaded.
 func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	return p.store.Result(ctx, session, call)
 }
 
-// Streams asks whether the streams of calls and results are there, once a second at most, whoever
-// asks. The error wraps [natsio.ErrNoStream] when one is gone.
+// Streams checks whether the streams of calls and results exist, at most once a second for all
+// callers. The error wraps [natsio.ErrNoStream] when one is missing.
 func (p *Publisher) Streams(ctx context.Context) error { return p.streams.Check(ctx) }
 
-// Lost reports whether a call that was accepted at a time, and has no result, is gone with a stream
-// that was deleted and made again.
+// Lost reports whether a call that was accepted at a time, and has no result, was deleted with a
+// stream that has been created anew since.
 func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Time) bool {
 	if !since.Before(p.streams.Remade()) {
 		return false
@@ -315,20 +314,20 @@ func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Ti
 	if there, err := p.isStored(ctx, call); there || err != nil {
 		return false
 	}
-	r, err := p.store.Result(ctx, call.SessionID, call.ID) // the result comes before its call goes
+	r, err := p.store.Result(ctx, call.SessionID, call.ID) // a result is stored before its call is deleted
 	return err == nil && r == nil
 }
 
 // Owner is the worker that has claimed a lane, as its heartbeat shows it.
 type Owner struct {
 	Worker protocol.WorkerID
-	Beat   uint64        // of the heartbeat, other after each renewal
+	Beat   uint64        // of the heartbeat; each renewal changes it
 	Silent time.Duration // since the last renewal
 	Left   time.Duration // of the lease; 0 when it has ended
 }
 
-// Late reports whether a renewal is overdue. Workers renew within a third of their lease, see
-// Due and Period of core.Lease.
+// Late reports whether a renewal is overdue. Workers renew within a third of a lease, see Due and
+// Period of core.Lease.
 func (o *Owner) Late() bool { return o.Left == 0 || o.Silent > (o.Silent+o.Left)*2/5 }
 
 // Owner returns the worker that has claimed a call's lane; nil when none has. It needs
@@ -368,15 +367,15 @@ func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, er
 }
 
 const (
-	// fullFor is how long a stream that had no room for a call is taken for full.
+	// fullFor is how long a stream counts as full after it refused a call.
 	fullFor = time.Second
-	// keepTime is how long a holder keeps a lane that is used again and again, after its last call.
+	// keepTime is how long a holder keeps a frequently used lane after its last call.
 	keepTime = 25 * time.Millisecond
-	// frequent is the longest pause between two uses of a lane that is "used again and again".
+	// frequent is the longest pause between two uses of a frequently used lane.
 	frequent = 50 * time.Millisecond
-	// syncEvery is how long the server's clock is reckoned from one reading.
+	// syncEvery is how long one reading of the server's clock is used.
 	syncEvery = 10 * time.Second
-	// maxUsed bounds the lanes of which it is remembered when they were used.
+	// maxUsed bounds the lanes whose last use is remembered.
 	maxUsed    = 8192
 	retryFirst = 20 * time.Millisecond
 	retryLast  = time.Second

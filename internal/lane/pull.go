@@ -20,8 +20,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
-// puller asks a pool's consumer for ready messages, exactly as many as there is
-// room for, one a request.
+// puller requests ready messages from a pool's consumer: one message a request, and as many
+// requests as there are free slots.
 type puller struct {
 	holder    *Holder
 	expires   time.Duration // of a request
@@ -40,10 +40,10 @@ type pullRequest struct {
 }
 
 const (
-	// requestSlack is how long after its expiry a request may stay without an answer.
+	// requestSlack is how long after its expiry a request may stay unanswered.
 	requestSlack = time.Second
-	// maxOnItsWay bounds the wait for what is on its way to a worker that stops. After a lease it
-	// is delivered again anyway.
+	// maxOnItsWay bounds the wait of a stopping worker for deliveries. After a lease they are
+	// delivered again anyway.
 	maxOnItsWay = 30 * time.Second
 	// maxRequests bounds the requests that wait at the server.
 	maxRequests = 64
@@ -51,8 +51,8 @@ const (
 
 var errNoConsumer = errors.New("the pool's consumer does not answer")
 
-// reset forgets all requests and whatever may still answer them, and starts
-// anew: after a new connection, and when an answer is missing.
+// reset drops all requests and ignores their answers, after a new connection or when an answer is
+// missing.
 func (p *puller) reset() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,8 +66,7 @@ func (p *puller) reset() error {
 	return nil
 }
 
-// close ends pulling, and returns when the messages that were on their way have been passed on, or
-// cannot come any more.
+// close ends pulling, and returns when all deliveries have been passed on, or cannot come any more.
 func (p *puller) close() {
 	p.mu.Lock()
 	subscription := p.subscription
@@ -97,7 +96,7 @@ func (p *puller) stop() {
 func (p *puller) answer(inbox string, msg *nats.Msg) {
 	status := msg.Header.Get("Status")
 	p.mu.Lock()
-	if inbox != p.inbox { // asked for in an earlier life
+	if inbox != p.inbox { // of an earlier subscription
 		p.mu.Unlock()
 		return
 	}
@@ -124,8 +123,8 @@ func (p *puller) answer(inbox string, msg *nats.Msg) {
 	}
 }
 
-// outstanding is how many messages may still come. It reports false when an
-// answer is missing, so that only a reset helps.
+// outstanding is how many messages may still be delivered. It reports false when an answer is
+// missing, so that only a reset helps.
 func (p *puller) outstanding(now time.Time) (n int, healthy bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,10 +156,11 @@ func (p *puller) request(n int) error {
 	return nil
 }
 
-// onPullError handles trouble with a pull request: the consumer may have to be made again.
+// onPullError handles a failed pull request: the consumer may have been deleted, and is created
+// again.
 func (h *Holder) onPullError(err error) {
 	if !h.puller.repairing.CompareAndSwap(false, true) {
-		return // one repair is enough for all requests that failed
+		return // one repair for all failed requests
 	}
 	defer h.puller.repairing.Store(false)
 	pool := slog.String("pool", string(h.options.Pool))
@@ -172,14 +172,14 @@ func (h *Holder) onPullError(err error) {
 	}
 }
 
-// slots bounds how many calls of a holder run at once. Waiters are served in
-// the order of their arrival. It is safe for concurrent use.
+// slots limits how many calls of a holder run concurrently. Waiters are served in order of arrival.
+// It is safe for concurrent use.
 type slots struct {
 	semaphore *semaphore.Weighted
 	size      int
 	used      atomic.Int64
 	waiting   atomic.Int64
-	// wake says that a slot may be free for nobody in particular.
+	// wake signals that a slot may be free for which no lane waits.
 	wake chan struct{}
 }
 
@@ -194,7 +194,7 @@ func (s *slots) nudge() {
 	}
 }
 
-// tryAcquire takes a slot when one is free and nobody waits for it.
+// tryAcquire takes a slot if one is free and no lane waits for it.
 func (s *slots) tryAcquire() bool {
 	if !s.semaphore.TryAcquire(1) {
 		return false
@@ -211,7 +211,7 @@ func (s *slots) acquire(ctx context.Context) error {
 		s.used.Add(1)
 	}
 	s.waiting.Add(-1)
-	if s.available() > 0 { // it seemed to be for those who wait
+	if s.available() > 0 { // it may have been counted as waited for
 		s.nudge()
 	}
 	return err
@@ -227,7 +227,8 @@ func (s *slots) release() {
 
 func (s *slots) inLine() int { return int(s.waiting.Load()) }
 
-// available is how many slots nobody uses or waits for, give or take those that are just granted.
+// available is how many slots are neither used nor waited for; slots that are just being granted
+// may be off by one.
 func (s *slots) available() int {
 	if s.inLine() > 0 {
 		return 0

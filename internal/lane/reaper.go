@@ -19,44 +19,43 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// reaper looks after the lanes of a pool that nobody holds. Every worker has one.
+// reaper looks after lanes of a pool that no worker holds. Every worker has one.
 //
-// Entries: a publisher that is lost between appending a call and publishing the ready message, or
-// whose ready message gets lost, leaves a mailbox to which nobody comes.
-// A durable consumer, which all workers of a pool share, tells each entry once, and the worker that
-// is told makes one attempt to publish the ready message. One is enough for ever: if it is refused,
-// the lane is ready or held, and whoever lets go of it looks into the mailbox after the ready
-// message is removed. What is settled is deleted and never told; so this costs nothing but for what
-// waits longer.
+// Entries: a publisher that crashes between appending a call and publishing the ready message, or
+// whose ready message is lost, leaves a mailbox without a ready message. A durable consumer, shared
+// by all workers of the pool, delivers each entry once, and the worker that gets it tries to
+// publish the ready message. Once is enough: if the stream refuses it, the lane is ready or held,
+// and its holder looks into the mailbox after it has deleted the ready message. Settled entries are
+// deleted and never delivered, so only calls that wait long cost anything.
 //
-// Ready messages: a server on its own that is killed may bring back one that was removed, and a
-// claim. Nobody is given a ready message that the consumer has settled, and it refuses all others.
-// So each worker looks after all of them after it has connected, twice: the first time has owners
-// remove the claims that they do not hold.
+// Ready messages: a single server that is killed may restore deleted ready messages and claims. The
+// consumer never delivers a ready message that it has settled, and the stream refuses others for
+// that lane. So after connecting each worker inspects all ready messages, twice: the first time
+// makes owners delete claims on lanes that they do not hold.
 //
-// Calls that are due, or cancelled, while all slots of all workers are taken: see dueLane.
+// Calls that are due or cancelled while all slots of all workers are used: see dueLane.
 type reaper struct {
 	holder   *Holder
-	consumer jetstream.Consumer // tells entries; opened when it is needed
+	consumer jetstream.Consumer // delivers entries; opened when it is needed
 
-	connections uint64 // for which ready messages were looked at
-	reviews     int    // of them that are left
+	connections uint64 // for which ready messages were inspected
+	reviews     int    // remaining inspections
 	nextReview  time.Time
 
-	cursor uint64 // what is before was read in search of calls that are due
+	cursor uint64 // the next sequence to read in search of due calls
 	due    map[wire.LaneHash]dueLane
 }
 
 const (
-	// reapPeriod is how often a worker looks after what is new.
+	// reapPeriod is how often a worker fetches new entries.
 	reapPeriod = time.Second
-	// reapBatch is how many entries are taken at once.
+	// reapBatch is the number of entries fetched at once.
 	reapBatch = 256
-	// reapParallel is how many lanes are made ready at the same time.
+	// reapParallel is the number of lanes that are made ready concurrently.
 	reapParallel = 16
-	// heldWait is how long a holder may take to say that it holds a lane.
+	// heldWait is how long a holder may take to answer that it holds a lane.
 	heldWait = 250 * time.Millisecond
-	// reviews is how often ready messages are looked at after each connection.
+	// reviews is how often ready messages are inspected after each connection.
 	reviews = 2
 )
 
@@ -65,7 +64,7 @@ func (c *reaper) run(ctx context.Context) {
 		return func() {
 			for ok := true; ok; ok = pause.For(ctx, period) {
 				if err := do(ctx); err != nil { // until the next round
-					c.holder.options.Logger.DebugContext(ctx, "waiting lanes are not looked after", slog.Any("error", err))
+					c.holder.options.Logger.DebugContext(ctx, "waiting lanes cannot be checked", slog.Any("error", err))
 				}
 			}
 		}
@@ -79,7 +78,7 @@ func (c *reaper) run(ctx context.Context) {
 func (c *reaper) reapEntries(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
-			c.consumer = nil // somebody may have deleted it
+			c.consumer = nil // it may have been deleted
 		}
 	}()
 	if c.consumer == nil {
@@ -106,7 +105,7 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 }
 
 // makeAllReady makes the lanes of some entries ready, each once, and acknowledges the entries of
-// those for which that went well; the others are told again.
+// the lanes where that succeeded; the others are delivered again.
 func (c *reaper) makeAllReady(ctx context.Context, entries []jetstream.Msg) error {
 	byLane := map[protocol.Lane][]jetstream.Msg{}
 	for _, entry := range entries {
@@ -127,7 +126,7 @@ func (c *reaper) makeAllReady(ctx context.Context, entries []jetstream.Msg) erro
 				}
 			}
 			for _, entry := range entries {
-				_ = entry.Ack() // without a connection it is told again
+				_ = entry.Ack() // without a connection it is delivered again
 			}
 			return nil
 		})
@@ -135,8 +134,8 @@ func (c *reaper) makeAllReady(ctx context.Context, entries []jetstream.Msg) erro
 	return group.Wait()
 }
 
-// laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for
-// what no worker can read.
+// laneOf is the lane that may have to be made ready for an entry; "" for marks of holders and for
+// malformed entries.
 func (c *reaper) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	fleet := c.holder.options.Fleet
 	what := wire.ParseMailboxSubject(fleet, entry.Subject())
@@ -145,7 +144,7 @@ func (c *reaper) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	}
 	lane = wire.LaneOfHeader(entry.Headers().Get(wire.HeaderLane))
 	if wire.HashLane(lane) != wire.LaneOfSubject(fleet, entry.Subject()) {
-		c.holder.options.Logger.Error("mailbox entry is malformed: nobody takes its lane for it",
+		c.holder.options.Logger.Error("mailbox entry is malformed: it makes no lane ready",
 			slog.String("subject", entry.Subject()), slog.String("header", wire.HeaderLane))
 		return ""
 	}
@@ -162,8 +161,8 @@ func lastOf(entries []jetstream.Msg) (seq uint64) {
 	return seq
 }
 
-// makeReady publishes the ready message of a lane with an entry, or looks after the one that was
-// there when the entry was stored.
+// makeReady publishes the ready message of a lane with an entry, or inspects the one that was
+// stored when the entry was.
 func (c *reaper) makeReady(ctx context.Context, lane protocol.Lane, entry uint64) error {
 	s, pool := c.holder.store, c.holder.options.Pool
 	made, err := s.MakeReady(ctx, pool, lane)
@@ -172,7 +171,7 @@ func (c *reaper) makeReady(ctx context.Context, lane protocol.Lane, entry uint64
 	}
 	ready, err := s.Refusing(ctx, pool, wire.HashLane(lane), entry)
 	if err != nil || ready == nil {
-		return err // it was there, so its holder looks into the mailbox
+		return err // it was stored, so its holder looks into the mailbox
 	}
 	return c.inspect(ctx, lane, ready, nil)
 }
@@ -180,7 +179,7 @@ func (c *reaper) makeReady(ctx context.Context, lane protocol.Lane, entry uint64
 func (c *reaper) reviewReady(ctx context.Context) error {
 	s, o, lease := c.holder.store, &c.holder.options, c.holder.lease
 	if n := s.NC.Stats().Reconnects + 1; n != c.connections {
-		c.connections, c.reviews, c.nextReview = n, reviews, time.Now().Add(2*lease) // what is on its way has come by then
+		c.connections, c.reviews, c.nextReview = n, reviews, time.Now().Add(2*lease) // current deliveries have arrived by then
 	}
 	if c.reviews == 0 || time.Now().Before(c.nextReview) || !s.Consistency().MayRestoreDeleted() {
 		return nil
@@ -209,13 +208,13 @@ func (c *reaper) reviewReady(ctx context.Context) error {
 	return nil
 }
 
-// errOnItsWay says that a lane is looked at again in a while: its ready message was delivered, and
-// it is not claimed yet.
+// errOnItsWay says that a lane has to be inspected again later: its ready message was delivered,
+// and the lane is not claimed yet.
 var errOnItsWay = errors.New("the ready message is on its way to a worker")
 
-// inspect looks after a ready message that is there. One that was delivered, while nobody holds the
-// lane, may never be delivered again: then it is replaced, and looked at once more. consumer is the
-// pool's, of a review, which believes no claim; else nil.
+// inspect looks after a stored ready message. If it was delivered while no worker holds the lane,
+// it may never be delivered again: then it is replaced, and inspected once more. consumer is the
+// pool's during a review, which does not trust claims; else nil.
 func (c *reaper) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
 	s, pool := c.holder.store, c.holder.options.Pool
 	claim, err := s.Claim(ctx, pool, wire.HashLane(lane))
@@ -224,7 +223,7 @@ func (c *reaper) inspect(ctx context.Context, lane protocol.Lane, ready *message
 	}
 	if claim != nil && claim.Life != "" {
 		if claim.Ready == ready.Sequence && consumer == nil && c.isHeld(ctx, claim) {
-			return nil // its holder looks after it, or whoever finds that expired
+			return nil // its holder looks after it, or the worker that expires that
 		}
 		// The ready message is about to be removed, or was brought back, maybe with the claim:
 		// whose it is looks whether it holds the lane, and removes the claim if not.
@@ -243,9 +242,9 @@ func (c *reaper) inspect(ctx context.Context, lane protocol.Lane, ready *message
 	return errOnItsWay
 }
 
-// isHeld reports whether the incarnation that a claim names says that it holds the lane, or is
-// expired: then others take the lane over. One that lives and does not hold it lets go of the
-// claim.
+// isHeld reports whether the incarnation that a claim names answers that it holds the lane, or is
+// expired, so that others take the lane over. An incarnation that is alive and does not hold the
+// lane deletes the claim.
 func (c *reaper) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
 	if c.holder.peers.isExpired(claim.Life) { // one without a record is noticed by this
@@ -257,8 +256,9 @@ func (c *reaper) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	return err == nil
 }
 
-// claimIdle claims a lane without a slot, reads what waits in it, and has do let it go. It reports
-// false when the lane is not ready or cannot be claimed: then it is its holder's, if it has one.
+// claimIdle claims a lane without a slot, reads its mailbox, and calls do, which must hand the lane
+// over. It reports false when the lane is not ready or cannot be claimed: then its holder looks
+// after it, if it has one.
 func (h *Holder) claimIdle(ctx context.Context, lane protocol.Lane, do func(*heldLane)) (bool, error) {
 	ready, err := h.storedReady(ctx, wire.HashLane(lane))
 	if err != nil || ready == nil {
@@ -296,14 +296,13 @@ func (h *Holder) beginIdle(ready *readyMessage) *heldLane {
 	}
 	l := newHeldLane(h, h.incarnation, ready)
 	l.slots.free = 0
-	l.claim.Ready = 0 // whoever is given the ready message tries again in a moment
+	l.claim.Ready = 0 // a worker that gets the ready message tries again in a moment
 	h.held[l.hash] = l
 	h.group.Add(1)
 	return l
 }
 
-// storedReady returns the ready message of a lane as it is stored, which nobody was given; nil when
-// there is none that names the lane.
+// storedReady reads the ready message of a lane; nil when there is none that names the lane.
 func (h *Holder) storedReady(ctx context.Context, hash wire.LaneHash) (*readyMessage, error) {
 	found, err := h.store.Ready(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {
@@ -318,10 +317,10 @@ func (h *Holder) storedReady(ctx context.Context, hash wire.LaneHash) (*readyMes
 	}, nil
 }
 
-// replaceReady replaces a lane's ready message that was delivered, and that nobody acts upon: a
-// server on its own that is killed may bring back one that was removed, which is never delivered.
-// The lane is claimed meanwhile, so nobody else acts upon it either. A call that it is must have
-// its result, or it is left alone.
+// replaceReady replaces a lane's ready message that was delivered and led to no claim: a single
+// server that is killed may restore a deleted one, which the consumer never delivers. The lane is
+// claimed meanwhile, so no other worker acts on it. A ready message with an unsettled call of its
+// own is left alone.
 func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	consumer, err := h.store.Consumer(ctx, h.options.Pool)
 	if err != nil || consumer == nil {
@@ -345,29 +344,28 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	})
 }
 
-// Calls whose time is over, or that are cancelled, are answered also in lanes that nobody holds
-// because all slots of all workers are taken. A worker without a free slot reads what waits in its
-// pool, each message once, and remembers which lanes have such calls and when. Then it claims the
-// lane like any other, answers what needs no slot, and lets the lane go.
-
 const (
 	// duePeriod is how often a worker without a free slot looks for calls whose time is over.
 	duePeriod = 250 * time.Millisecond
-	// dueAgain is when a lane is looked at again that could not be claimed, or still has some.
+	// dueAgain is when a lane is checked again that could not be claimed, or still has such calls.
 	dueAgain = time.Second
-	// maxDue bounds the lanes that are remembered; what is more is read later.
+	// maxDue bounds the remembered lanes; further messages are read later.
 	maxDue = 8192
-	// dueReads bounds the messages that are read at a time.
+	// dueReads bounds the messages read in one round.
 	dueReads = 256
 )
 
-// dueLane is a lane with a call that may have to be answered at a time.
+// dueLane is a lane with a call that may have to be answered at a time. Calls that expire or are
+// cancelled are answered also in lanes that no worker holds because all slots are used. A worker
+// without a free slot reads the pool's messages, each once, and remembers which lanes have such
+// calls and when. Then it claims the lane, answers the calls that need no slot, and hands the lane
+// over.
 type dueLane struct {
 	lane protocol.Lane
 	at   time.Time
 }
 
-// answerDue reads what came since the last time, and answers what is due.
+// answerDue reads new messages, and answers the calls that are due.
 func (c *reaper) answerDue(ctx context.Context) error {
 	if c.holder.slots.available() > 0 {
 		return nil // nothing waits
@@ -405,14 +403,14 @@ func (c *reaper) readDue(ctx context.Context) error {
 	return nil
 }
 
-// remember notes when a call has to be answered that a message is, or is about.
+// remember notes when the call of a message, or the call that it cancels, has to be answered.
 func (c *reaper) remember(msg *message) {
 	lane := wire.LaneOfHeader(msg.Header.Get(wire.HeaderLane))
 	at := time.Now()
 	if wire.ParseMailboxSubject(c.holder.options.Fleet, msg.Subject).Kind != wire.EntryCancel {
 		call, err := wire.DecodeCall(msg.Data)
 		if err != nil {
-			return // no call, or one that whoever gets the lane answers
+			return // no call, or one that the lane's holder answers
 		}
 		e := core.Entry{Call: call}
 		after, bounded := e.DueAfter()
@@ -426,15 +424,15 @@ func (c *reaper) remember(msg *message) {
 	}
 }
 
-// answerLane answers what is due in a lane, and returns when to look again; zero is never.
+// answerLane answers the due calls of a lane, and returns when to check it again; zero is never.
 func (c *reaper) answerLane(ctx context.Context, lane protocol.Lane) (again time.Time, err error) {
-	again = time.Now().Add(dueAgain) // should whoever holds the lane lose it
+	again = time.Now().Add(dueAgain) // in case its holder loses the lane
 	visited, err := c.holder.claimIdle(ctx, lane, func(l *heldLane) {
 		l.control.hasCancels = true
 		l.refuseDue()
 		l.retry(sweepTrouble, l.sweep)
 		if l.schedule.Len() > 0 || l.isPinned() || !l.tryRelease() {
-			l.handOver(false, l.redeliver) // where it was in the line
+			l.handOver(false, l.redeliver) // to its old place in the queue
 		}
 		switch {
 		case l.control.nextDue.After(again):

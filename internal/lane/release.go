@@ -11,10 +11,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// tryRelease gives the lane up when nothing of it runs. It reports false when the attempt failed
-// and the lane is still held.
+// tryRelease gives up the lane when none of its calls runs. It reports false when that failed and
+// the lane is still held.
 func (l *heldLane) tryRelease() bool {
-	l.holder.host.Release(l.lane) // before anybody else can claim the lane
+	l.holder.host.Release(l.lane) // before another worker can claim the lane
 	if !l.retry(sweepTrouble, l.sweep) {
 		return false
 	}
@@ -29,21 +29,21 @@ func (l *heldLane) tryRelease() bool {
 	return l.release()
 }
 
-// release lets the lane go in which nothing waits, or which goes to the end of the line. It reports
-// false when the lane is lost before it begins.
+// release releases an empty lane, or one that goes to the end of the queue. It reports false when
+// the lane is lost before it starts.
 func (l *heldLane) release() bool {
-	if !l.isFresh() { // removing what does not matter any more took its time; this removal matters
+	if !l.isFresh() { // the sweep may have taken long, and the deletion that follows must arrive within the lease
 		return false
 	}
 	core.Release(releaser{l})
 	return true
 }
 
-// releaser is a lane that is let go.
+// releaser is a lane that is being released.
 type releaser struct{ *heldLane }
 
-// RemoveReady implements [core.Leaver]. From the first try on, the ready message may be gone, and a
-// new one with a call of its own be there.
+// RemoveReady implements [core.Releaser]. After the first try the ready message may be gone, and a
+// new one may be stored, with a call of its own.
 func (l releaser) RemoveReady() bool {
 	for {
 		err := l.holder.store.Remove(l.ctx, l.ready.seq)
@@ -80,14 +80,14 @@ func (l releaser) RemoveClaim() {
 	l.holder.store.Ack(l.ready.ack)
 }
 
-// unresolved reports whether entries wait that a holder before this one, which was lost, may have
-// started: only the claim says so to the next holder.
+// unresolved reports whether calls wait that a previous holder, which was lost, may have started:
+// the next holder learns this only from an interrupted claim.
 func (l *heldLane) unresolved() bool {
 	return l.schedule.Unresolved(l.claim.Interrupted, l.mail.caughtUp)
 }
 
-// finishLost waits for what is being killed because the lane was lost, or the holder drains. In the
-// second case it may start elsewhere at once, as a further attempt.
+// finishLost waits for the calls that are being killed because the lane is lost or the drain has
+// ended. In the second case other workers may start them at once, as further attempts.
 func (l *heldLane) finishLost() (left bool) {
 	for l.slots.used > 0 {
 		l.onFinished(<-l.running.finished)
@@ -104,10 +104,10 @@ func (l *heldLane) redeliver(ctx context.Context) error {
 	return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
 }
 
-// handOver removes the claim and then has the lane delivered to somebody, if deliver is not nil.
-// Where calls may have been started that have no result, as those that were killed, the claim stays
-// without an owner and says so. What fails is tried again until this life ends, and the claim with
-// it.
+// handOver deletes the claim, and then has the ready message delivered by deliver, if that is not
+// nil. If calls without a result may have been started, such as killed ones, the claim stays,
+// marked as interrupted and without an owner. Failed steps are retried until this incarnation ends,
+// and its claims with it.
 func (l *heldLane) handOver(killed bool, deliver func(context.Context) error) {
 	s := l.holder.store
 	tries := func(do func(context.Context) error) bool {
@@ -123,39 +123,37 @@ func (l *heldLane) handOver(killed bool, deliver func(context.Context) error) {
 	}
 	left := l.claim.Claim
 	left.Interrupted = killed || l.unresolved()
-	if tries(func(ctx context.Context) error { // should this worker be lost, or its word, before it has the lane delivered
+	if tries(func(ctx context.Context) error { // in case this worker or its request is lost before the delivery
 		return s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq)
 	}) && tries(func(ctx context.Context) error {
 		return s.EndClaim(ctx, l.holder.options.Pool, left, l.claim.epoch.Load())
 	}) && deliver != nil {
-		l.holder.remove(l) // it may be delivered here
+		l.holder.remove(l) // it may be delivered to this worker
 		tries(deliver)
 	}
 }
 
-// Nobody answers the removal of what is settled: that would cost the server more than the removal.
-// So one may get lost. Before the lane is let go it is found out which are left, and these are
-// removed for sure: on several servers whoever claims the lane next believes what is there.
-
-// garbage is the messages of a lane's mailbox that nobody needs any more, or will not need when
-// their call is settled.
+// garbage is the mailbox messages that are no longer needed, or not after their call is settled.
+// They are deleted without waiting for an ack, because acks would cost the server more than the
+// deletions. So a deletion may be lost. Before the release the holder checks which messages are
+// left, and deletes these with an ack: in a cluster the next holder trusts what it finds.
 type garbage struct {
 	settled     settledCalls
-	unconfirmed map[uint64]protocol.CallID   // whose removal nobody answers; "" is of no call
-	marks       map[protocol.CallID][]uint64 // of calls in hand
+	unconfirmed map[uint64]protocol.CallID   // deleted without an ack; "" is of no call
+	marks       map[protocol.CallID][]uint64 // of scheduled calls
 }
 
 func newGarbage() garbage {
 	return garbage{unconfirmed: map[uint64]protocol.CallID{}, marks: map[protocol.CallID][]uint64{}}
 }
 
-// settledCalls are the calls that were settled in this hold, the last few thousand of them: one
-// that is sent again does not run again, also where an old answer hides its result.
+// settledCalls are the last few thousand calls that this holder settled while it held the lane: a
+// call that is sent again does not run again, even if a stale read hides its result.
 type settledCalls struct {
 	last, before map[protocol.CallID]struct{}
 }
 
-// maxSettled bounds each half of them.
+// maxSettled bounds each half of settledCalls.
 const maxSettled = 4096
 
 func (s *settledCalls) add(call protocol.CallID) {
@@ -171,9 +169,9 @@ func (s *settledCalls) has(call protocol.CallID) bool {
 	return last || before
 }
 
-const sweepTrouble = "what is settled cannot be removed"
+const sweepTrouble = "settled messages cannot be deleted"
 
-// maxUnconfirmed bounds the removals of which it is not known whether they were applied.
+// maxUnconfirmed bounds the deletions that may have been lost.
 const maxUnconfirmed = 1024
 
 func (g *garbage) needsSweep() bool { return len(g.unconfirmed) >= maxUnconfirmed }
@@ -195,7 +193,7 @@ func (l *heldLane) discardCall(e *core.Entry) {
 	}
 }
 
-// sweep removes what is left of what was thrown away, and returns when it is gone.
+// sweep deletes the messages whose deletion was lost, and waits for the acks.
 func (l *heldLane) sweep() error {
 	if len(l.garbage.unconfirmed) == 0 {
 		return nil

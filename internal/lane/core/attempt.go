@@ -8,13 +8,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Starter is the holder of a lane with a call that may start. What fails is tried again from the
-// beginning.
+// Starter does the reads and writes for the start of a call. After an error the caller repeats
+// [Entry.Begin] from its beginning.
 type Starter interface {
 	// HasResult looks for the result of the call.
 	HasResult(e *Entry) (bool, error)
-	// ConfirmNoResult makes sure that the call has no result, as none was found. It fails when
-	// there is one all the same.
+	// ConfirmNoResult makes sure that the call has no result, after HasResult found none. It fails
+	// if there is one.
 	ConfirmNoResult(e *Entry) error
 	// Refusal is [Entry.Refuse] at its age.
 	Refusal(e *Entry) *protocol.Result
@@ -22,19 +22,19 @@ type Starter interface {
 	Mark(e *Entry, n int) (Marking, error)
 }
 
-// Marking is what became of a start mark.
+// Marking is the outcome of storing a start mark.
 type Marking uint8
 
-// Every such.
+// The outcomes.
 const (
 	MarkStored  Marking = iota
 	MarkOfOther         // another holder has started the call
 	MarkNoRoom          // the stream is full
 )
 
-// IsSettled reports whether a call has its result already: whoever sends it once more, however
-// late, does not have it run again. In a cluster an answer can be old, so where something says that
-// there may be a result, it is made sure that there is none.
+// IsSettled reports whether a call has a result, so that a call which is sent twice, however late,
+// runs once. In a cluster a read can be stale, so if the call may have a result, its absence is
+// confirmed by a write.
 func (e *Entry) IsSettled(s Starter) (bool, error) {
 	known, err := s.HasResult(e)
 	if err != nil || known {
@@ -46,8 +46,8 @@ func (e *Entry) IsSettled(s Starter) (bool, error) {
 	return false, err
 }
 
-// Begin decides whether a call is executed, and counts its start. It returns a result when there is
-// one to give instead, or settled when one is stored already.
+// Begin decides whether a call is executed, and counts its start. It returns a result if the call
+// ends without being executed, and settled if a result is stored already.
 func (e *Entry) Begin(s Starter) (result *protocol.Result, settled bool, err error) {
 	if settled, err = e.IsSettled(s); err != nil || settled {
 		return nil, settled, err
@@ -58,7 +58,7 @@ func (e *Entry) Begin(s Starter) (result *protocol.Result, settled bool, err err
 	return result, false, err
 }
 
-// countStart notes a start of the call. It returns a result when the call must not be started
+// countStart stores a start mark if one is needed. It returns a result when the call must not start
 // again.
 func (e *Entry) countStart(s Starter) (*protocol.Result, error) {
 	for {
@@ -69,9 +69,9 @@ func (e *Entry) countStart(s Starter) (*protocol.Result, error) {
 		marking, err := s.Mark(e, n)
 		switch {
 		case err != nil:
-			return nil, err // it may be stored all the same
+			return nil, err // the mark may be stored
 		case marking == MarkNoRoom && e.Call.Delivery == protocol.AtMostOnce:
-			// Waiting for room would keep a slot that makes room.
+			// A call that waited for room would occupy a slot, and other calls make room.
 			r := wire.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
 				"the fleet has no room to note the start of the call; it was not run, try again later"))
 			return &r, nil
@@ -83,10 +83,9 @@ func (e *Entry) countStart(s Starter) (*protocol.Result, error) {
 	}
 }
 
-// Refuse returns the result of a call that is not to be started at all, of the given age since it
-// was accepted; nil when nothing speaks against starting it. A call that somebody else may have
-// started is not told to have had no effect. One whose time is over says so also when it is
-// cancelled.
+// Refuse returns the result of a call that must not start, at the given age since it was accepted;
+// nil when it may start. It never reports "no effect" for a call that another holder may have
+// started. An expired deadline takes precedence over a cancel.
 func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 	reject := func(status protocol.Status, code protocol.Code, format string, args ...any) *protocol.Result {
 		r := wire.NewResult(e.Call, status, protocol.Errorf(code, format, args...))
@@ -118,8 +117,9 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 	return nil
 }
 
-// NextStart tells which start mark has to be stored before the call starts; 0 is none: a first
-// start costs no write. It returns a result instead when the call must not be started again.
+// NextStart returns the number of the start mark to store before the call starts; 0 is none,
+// because a first start needs no write. It returns a result instead when the call must not start
+// again.
 func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 	if e.Call.Delivery == protocol.AtMostOnce {
 		if e.Marked || e.Starts > 0 {
@@ -140,8 +140,8 @@ func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 	return next, nil
 }
 
-// outcomeUnknown is the result of a call that must not start twice and was started by somebody
-// else.
+// outcomeUnknown is the result of a call that must not start twice, and that another holder
+// started.
 func (e *Entry) outcomeUnknown() *protocol.Result {
 	r := wire.NewResult(e.Call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the worker that ran the call was lost; it may or may not have had its effects, and is not run again"))
@@ -149,7 +149,7 @@ func (e *Entry) outcomeUnknown() *protocol.Result {
 	return &r
 }
 
-// DueAfter is at which age a call that waits has to be answered; ok is false when it may wait for
+// DueAfter is the age at which a waiting call has to be answered; ok is false if it may wait for
 // ever.
 func (e *Entry) DueAfter() (age time.Duration, ok bool) {
 	if age = e.Call.QueueTimeout.Duration(); age > 0 && !e.MayHaveRun() {

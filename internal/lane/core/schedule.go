@@ -1,7 +1,15 @@
-// Package core is the part of the lane engine that decides: which calls of a lane may start,
-// whether a worker may still act, what to do about somebody else's claim, and what becomes of a
-// call after a crash. It does no input or output and has no clock: whoever asks tells the time. So
-// it runs in the same way under a worker and under a simulation of the streams.
+// Package core has the decisions of the lane engine, without I/O and without a clock: the caller
+// passes the time, and interfaces do the reads and writes. So the same code runs in a worker and in
+// a simulation of the streams, which tries orders of events that no test of real servers reaches.
+//
+//	which calls of a lane may start now     Schedule: those that conflict with no earlier call
+//	may the worker still act                Lease: until four fifths of a lease after the last renewal
+//	may another worker be expired           Sighting: its heartbeat has not changed for a lease
+//	what to do about a stored claim         Claiming.Decide: replace, keep, wait or decline
+//	start a call, or answer it unstarted    Entry.Begin
+//	let a lane go                           Release: delete ready message, last look, delete claim
+//
+// An [Entry] is one call of a held lane, from its read until its result is stored.
 package core
 
 import (
@@ -29,39 +37,38 @@ type Entry struct {
 	blockers int // earlier unfinished entries that it conflicts with
 }
 
-// History is what is known of what happened to a call before its turn.
+// History is what a holder knows about earlier attempts of a call.
 type History struct {
-	// MayHaveStarted says that a worker that was lost may have started the call: it was there at
-	// the claim, and nothing without a result was before it.
+	// MayHaveStarted says that a previous holder, which was lost, may have started the call: the
+	// call was stored before the claim, and every earlier call that conflicts with it has a result.
 	MayHaveStarted bool
-	MayBeOld       bool     // it may have been settled and removed before the claim
+	MayBeOld       bool     // the read may be stale: the call may have been settled and deleted before the claim
 	SettledBefore  bool     // its result was stored already when its turn came
 	Starts         int      // start marks that are known
-	Marked         bool     // somebody else started it, or may have, as it says itself
+	Marked         bool     // another holder stored a start mark
 	OwnMarks       []uint64 // start marks that this holder stored
 }
 
-// Progress is what happens to a call here.
+// Progress is the state of a call under this holder.
 type Progress struct {
 	Running   bool
 	Stop      func(error)
-	Cancelled bool // somebody asked to cancel it
-	// Unsettled says, once the call has started, that it surely had no result then. The goroutine
-	// that runs the call sets it.
+	Cancelled bool // a cancel request was read
+	// Unsettled says that the call certainly had no result when it started here. The goroutine that
+	// runs the call sets it.
 	Unsettled atomic.Bool
 }
 
-// MayHaveResult reports whether something says that the call may be settled although it is there:
-// its holder was lost before it was removed, the answer may be an old one, or it was put before.
+// MayHaveResult reports whether a stored call may have a result: its holder was lost before it
+// deleted the call, the read may be stale, or the call was sent twice.
 func (e *Entry) MayHaveResult() bool { return e.MayHaveStarted || e.MayBeOld || e.Call.Again }
 
-// MayHaveRun reports whether somebody else may have started the call.
+// MayHaveRun reports whether another holder may have started the call.
 func (e *Entry) MayHaveRun() bool { return e.MayHaveStarted || e.Marked }
 
-// Schedule decides what of a lane may run. It holds unfinished entries in
-// sequence order; an entry may start when it conflicts with none before it. So
-// conflicting entries run in order, and nothing waits without a conflict. It is
-// not safe for concurrent use.
+// Schedule decides which calls of a lane may run. It has the unfinished entries in sequence order;
+// an entry may start when it conflicts with no earlier one. So conflicting calls run in order, and
+// a call waits only for calls that it conflicts with. It is not safe for concurrent use.
 type Schedule struct {
 	entries []*Entry
 	byID    map[protocol.CallID]*Entry
@@ -72,7 +79,7 @@ type Schedule struct {
 func NewSchedule() *Schedule { return &Schedule{byID: map[protocol.CallID]*Entry{}} }
 
 // Add appends an entry, whose sequence must be greater than all before. It
-// reports false, and does nothing, when the call is in hand already.
+// reports false, and does nothing, when it has the call already.
 func (s *Schedule) Add(e *Entry) bool {
 	if _, known := s.byID[e.Call.ID]; known {
 		return false
@@ -88,8 +95,8 @@ func (s *Schedule) Add(e *Entry) bool {
 	return true
 }
 
-// Startable returns the entries that may start now, in order. Whoever starts one marks it as
-// running.
+// Startable returns the entries that may start now, in order. The caller sets Running when it
+// starts one.
 func (s *Schedule) Startable() []*Entry {
 	var out []*Entry
 	for _, e := range s.entries {
@@ -109,7 +116,7 @@ func (s *Schedule) Finish(e *Entry) {
 	for _, later := range s.entries[at+1:] {
 		if later.Call.ConflictsWith(e.Call) {
 			later.blockers--
-			// Nobody can have started it before this one had a result.
+			// A previous holder cannot have started it before this one had a result.
 			later.MayHaveStarted = later.MayHaveStarted && e.SettledBefore
 		}
 	}
@@ -118,9 +125,9 @@ func (s *Schedule) Finish(e *Entry) {
 	s.bytes -= e.Size
 }
 
-// MayRefuse reports whether a call that waits may be answered wherever it stands, because it is not
-// to be started: not while it may have been started by somebody else, which shows when its turn
-// comes, unless a call before it shows that nobody can have.
+// MayRefuse reports whether a waiting call may be answered out of order, without being started. If
+// a previous holder may have started the call, it is answered only when its turn comes, unless an
+// earlier call proves that it was not started.
 func (s *Schedule) MayRefuse(e *Entry) bool {
 	if e.Running {
 		return false
@@ -129,8 +136,8 @@ func (s *Schedule) MayRefuse(e *Entry) bool {
 	return !e.MayHaveStarted || e.blockers == 0
 }
 
-// cannotHaveStarted reports whether a call before this one, which it conflicts with, had no result
-// when it was started here: then nobody can have started this one.
+// cannotHaveStarted reports whether an earlier call that conflicts with this one had no result when
+// it started here: then no previous holder can have started this one.
 func (s *Schedule) cannotHaveStarted(e *Entry) bool {
 	for _, earlier := range s.entries {
 		if earlier == e {
@@ -145,7 +152,7 @@ func (s *Schedule) cannotHaveStarted(e *Entry) bool {
 
 func (s *Schedule) any(is func(*Entry) bool) bool { return slices.ContainsFunc(s.entries, is) }
 
-// Find returns the entry of a call in hand; nil when there is none.
+// Find returns the entry of a call; nil when the schedule does not have it.
 func (s *Schedule) Find(id protocol.CallID) *Entry { return s.byID[id] }
 
 // Entries returns all entries in order. The slice is the schedule's own.
