@@ -10,13 +10,15 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type approveCommand struct {
-	existingFleet
+	environment.ExistingFleet
 
 	Session string `arg:"" help:"Session, as the question named it; ls lists the calls that wait for approval or for an answer."`
 	Call    string `arg:"" optional:"" help:"Id of the call, as the question named it."`
@@ -50,15 +52,15 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	fl, err := c.connect(ctx, "approve", p.common.Logger(p.Program), natsio.ApprovalRights(protocol.Fleet(c.Fleet), asked.Pool)...)
+	fl, err := c.Connect(ctx, "approve", p.common.Logger(p.Program), natsio.ApprovalRights(protocol.Fleet(c.Fleet), asked.Pool)...)
 	if err != nil {
 		return err
 	}
 	defer fl.Close()
 	if content == nil {
-		err = approval.Say(ctx, fl.NC, fl.Conn(asked.Pool), fl.Name, asked, protocol.Approval{Granted: !c.Deny, By: userName(), Note: c.Note})
+		err = approval.Say(ctx, fl.NC, fl.Conn(asked.Pool), fl.Name, asked, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
 	} else {
-		err = approval.Reply(ctx, fl.Conn(asked.Pool), fl.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: userName()})
+		err = approval.Reply(ctx, fl.Conn(asked.Pool), fl.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
 	}
 	if errors.Is(err, approval.ErrNotAsked) || errors.Is(err, approval.ErrRefused) {
 		return &cli.ExitError{Code: cli.ExitFailed, Message: err.Error()}
@@ -77,7 +79,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	return err
 }
 
-// content is the answer of the flags; nil without one.
+// content reads --content; nil without it.
 func (c *approveCommand) content(p program) (json.RawMessage, error) {
 	text := c.Content
 	if text == "" {
@@ -95,7 +97,7 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 	}
 	var object map[string]any
 	if err := json.Unmarshal([]byte(text), &object); err != nil || object == nil {
-		return nil, cli.Usagef("--content %s: must be a JSON object", shortened(text))
+		return nil, cli.Usagef("--content %s: must be a JSON object", prompt.Shorten(text))
 	}
 	return json.RawMessage(text), nil
 }
@@ -103,7 +105,7 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 // list prints the calls of the fleet that wait for approval, or ask while they run.
 func (c *approveCommand) list(ctx context.Context, p program) error {
 	name := protocol.Fleet(c.Fleet)
-	fl, err := c.connect(ctx, "approve ls", p.common.Logger(p.Program), append(natsio.JournalRights(name), natsio.ApprovalRights(name, protocol.DefaultPool)...)...)
+	fl, err := c.Connect(ctx, "approve ls", p.common.Logger(p.Program), append(natsio.JournalRights(name), natsio.ApprovalRights(name, protocol.DefaultPool)...)...)
 	if err != nil {
 		return err
 	}
@@ -132,12 +134,12 @@ func (c *approveCommand) list(ctx context.Context, p program) error {
 	for i := range all {
 		a, pool, schema := &all[i], "", ""
 		if a.Question != nil {
-			pool = ofPool(a.Pool())
+			pool = prompt.PoolFlag(a.Pool())
 			schema = "\n  answer it with --content JSON, of the schema " + printableName(string(a.Question.Schema))
 		}
 		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s%s\n  coordinator approve%s%s %s %s\n",
-			ago(a.AskedAt), printableName(a.Tool), printableName(shortened(a.Arguments)), printableName(a.Reason), schema,
-			at(c.Nats, c.Login, c.Fleet), pool, a.SessionID, a.CallID)
+			ago(a.AskedAt), printableName(a.Tool), printableName(prompt.Shorten(a.Arguments)), printableName(a.Reason), schema,
+			flagsOf(c.Nats, c.Login, c.Fleet), pool, a.SessionID, a.CallID)
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -19,7 +20,7 @@ import (
 )
 
 type bodiesCommand struct {
-	existingFleet
+	environment.ExistingFleet
 
 	Move struct {
 		To string `arg:"" help:"s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or nats: for the fleet's own servers."`
@@ -35,7 +36,7 @@ func (c *bodiesCommand) run(ctx context.Context, p program) error {
 			return cli.Usagef("TO %q: must be nats: or s3://BUCKET/PREFIX?endpoint=URL&region=NAME: %v", c.Move.To, err)
 		}
 	}
-	fl, err := c.connect(ctx, "bodies", p.common.Logger(p.Program), natsio.WorkspaceRights(protocol.Fleet(c.Fleet)))
+	fl, err := c.Connect(ctx, "bodies", p.common.Logger(p.Program), natsio.WorkspaceRights(protocol.Fleet(c.Fleet)))
 	if err != nil {
 		return err
 	}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -30,17 +30,11 @@ type callCommand struct {
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
 
-	templateFlag `group:"Workspace:"`
-	guardFlag    `group:"Policy:"`
-	copyFlags    `group:"Workspace:"`
-	cli.Protect  `group:"Workspace:"`
-	folderFlag   `group:"Tools:"`
-	policyFlags  `group:"Policy:"`
-	fleetFlags   `group:"Fleet:"`
-	workerFlags  `group:"Sandbox:"`
-	hostFlags    `group:"Host:"`
+	environment.TemplateFlag `group:"Workspace:"`
+	environment.SessionFlags
+	environment.Flags
 
-	asks *prompt // the person at this terminal; nil until somebody may be asked
+	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
 }
 
 // callOutput is the JSON object that a call prints.
@@ -63,7 +57,7 @@ type callOutput struct {
 func (c *callCommand) run(ctx context.Context, p program) error {
 	session := protocol.NewSessionID()
 	var err error
-	if c.Session, err = c.sessions().continued(ctx, p, c.Session, c.Data); err != nil {
+	if c.Session, err = continued(ctx, p, &c.FleetFlags, c.Session); err != nil {
 		return err
 	}
 	if c.Session != "" {
@@ -71,29 +65,29 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 			return cli.Usagef("--session: %v", err)
 		}
 	}
-	say := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	if c.Workspace, err = c.here(c.Workspace, c.Session, say); err != nil {
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, warn); err != nil {
 		return err
 	}
-	workspace, err := checkWorkspace(c.Workspace)
+	workspace, err := environment.CheckWorkspace(c.Workspace)
 	if err != nil {
 		return err
 	}
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
-	if err := errors.Join(c.checkHost(c.Nats != ""), c.check(c.Nats, c.Workspace)); err != nil {
+	if err := errors.Join(c.CheckHost(c.Nats != ""), c.CheckTemplate(c.Nats, c.Workspace)); err != nil {
 		return err
 	}
-	folder, err := c.openFolder()
+	folder, err := c.OpenFolder()
 	if err != nil {
 		return err
 	}
-	box, err := c.toolbox(c.Toolset, folder, say)
+	box, err := c.OpenToolbox(c.Toolset, folder, warn)
 	if err != nil {
 		return err
 	}
-	c.warnUnmatched(box, say)
+	c.WarnUnmatched(box, warn)
 	arguments := c.Arguments
 	if arguments == "-" {
 		content, err := io.ReadAll(p.Stdin)
@@ -118,45 +112,49 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 }
 
 // call plans the tool call and runs it, inline or in the fleet.
-func (c *callCommand) call(ctx context.Context, p program, box toolbox, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
-	judge, err := c.judge()
+func (c *callCommand) call(ctx context.Context, p program, box *environment.Toolbox, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
+	judge, err := c.Judge()
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	options := &loop.SingleOptions{Guard: c.guard(), Policy: judge, MinLevel: c.least(), Logger: p.common.Logger(p.Program)}
+	options := &loop.SingleOptions{Guard: c.FileGuard(), Policy: judge, MinLevel: c.DefaultMinLevel(), Logger: p.common.Logger(p.Program)}
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
 		return nil, err
 	}
 	if c.Nats != "" {
-		options.Author = author(ctx, workspace)
+		options.Author = environment.Author(ctx, workspace)
 	}
 	output := &callOutput{SessionID: session, Name: c.Tool}
-	box, ofServer := box.of(c.Tool)
+	ofServer := box.OnlyServerOf(c.Tool)
 	if judge != nil || ofServer {
-		c.asks = newPrompt(p, show.screen, c.inPlace(workspace))
+		shown := workspace
+		if c.Nats != "" {
+			shown = ""
+		}
+		c.asks = prompt.New(p.Stdin, show.screen, prompt.FilesOf(shown))
 	}
 	if c.asks != nil && judge != nil {
-		options.Approve = c.asks.approve
+		options.Approve = c.asks.Approve
 	}
 	var single *loop.Single
 	plan := func(ctx context.Context, table *tools.Table) *protocol.Call {
 		single = loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
 		return single.Call
 	}
-	if !ofServer && plan(ctx, box.table) == nil {
+	if !ofServer && plan(ctx, box.Table) == nil {
 		return output, output.take(single.Outcome)
 	}
 	result, err := c.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, warn func(string)) (*protocol.Call, error) {
 		if !ofServer {
 			return single.Call, nil
 		}
-		if err := box.ask(ctx, fl, session, warn); err != nil {
+		if err := box.List(ctx, fl, session, warn); err != nil {
 			return nil, err
 		}
-		return plan(ctx, box.table), nil
+		return plan(ctx, box.Table), nil
 	}, workspace, output)
 	if err != nil {
 		return nil, err
@@ -183,66 +181,33 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 	return err
 }
 
-// dispatch runs a call in the fleet, or in one of its own; without a call the result is nil. It
-// writes the trace into output.
+// dispatch runs the call that planned returns, in the fleet or in one of its own. Without a call the
+// result is nil. It writes the id of the trace to output.
 func (c *callCommand) dispatch(
 	ctx context.Context, p program, session protocol.SessionID,
 	planned func(context.Context, *fleet.Fleet, func(string)) (*protocol.Call, error), workspace string, output *callOutput,
 ) (_ *protocol.Result, err error) {
-	logger := p.common.Logger(p.Program)
-	protect, err := c.Places()
-	if err != nil {
-		return nil, err
-	}
-	worker, err := c.openWorker(ctx, &c.fleetFlags, c.Data, c.folderFlag, protect, logger)
-	if err != nil {
-		return nil, err
-	}
-	data, cleanup, err := c.dataDir(session, c.Session != "")
-	if err != nil {
-		return nil, err
-	}
-	defer cleanup()
-	if err := worker.see(ctx, &c.hostFlags, workspace, data); err != nil {
-		return nil, err
-	}
-	defer func() { _ = worker.forget() }() // its cache is brought below its bound another time
-	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Logger: logger})
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	ctx, ended := spanOf(ctx, "call")
-	defer func() { ended(err) }()
-	output.TraceID = telemetry.TraceID(ctx)
-	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, p: p, logger: logger})
-	if err != nil {
-		return nil, err
-	}
-	defer fl.Close()
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
 		return nil, err
 	}
 	defer show.screen.Close()
-	git := watchGit(ctx, workspace, show.alert)
-	var remote *remoteWorkspace
-	if worker != nil {
-		err = worker.start(ctx, fl, data, show.warn, session, workspace)
-	} else {
-		limited, done := within(ctx, c.Timeout)
-		defer done()
-		if err = c.begin(limited, fl, session); err == nil && workspace != "" {
-			if remote, err = c.importWorkspace(limited, fl, session, workspace, protect, c.copyFlags, show); err == nil {
-				remote.hurry = c.Timeout > 0
-			}
-		}
-	}
+	ctx, env, err := environment.Open(ctx, environment.Options{
+		Program: p.Program, Logger: p.common.Logger(p.Program), Client: "coordinator call " + c.Tool, Span: "call", Flags: &c.Flags, Session: &c.SessionFlags,
+		ID: session, Workspace: workspace, Template: &c.TemplateFlag, Temporary: c.Session == "", Warn: show.warn, Alert: show.alert, Busy: show.busy,
+	})
 	if err != nil {
 		return nil, err
 	}
-	running := ctx
-	if c.Timeout > 0 {
+	defer func() { env.Close(err) }()
+	output.TraceID = telemetry.TraceID(ctx)
+	limited, done := within(ctx, c.Timeout)
+	defer done()
+	if err := env.Begin(limited, c.Timeout > 0); err != nil {
+		return nil, err
+	}
+	fl, running := env.Fleet, ctx
+	if c.Timeout > 0 { // which begins when the workspace is there
 		var cancel context.CancelFunc
 		running, cancel = context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
@@ -253,51 +218,33 @@ func (c *callCommand) dispatch(
 		if c.Timeout > 0 {
 			call.Deadline = call.IssuedAt.Add(c.Timeout)
 		}
-		answers := answersOf(c.asks, fl, at(c.Nats, c.Login, c.Fleet), show)
-		answers.alone = c.Nats == ""
-		result, err = fl.Dispatcher.Observed(running, call, func(u loop.Update) {
-			if u.Waits != "" {
-				show.warn(c.Tool + " waits for: " + u.Waits)
-			}
-			if u.Lost != "" {
-				show.warn(c.Tool + ": " + u.Lost)
-			}
-			answers.question(running, c.Tool, approval.Asked{Pool: call.Pool, Session: session, Call: call.ID}, u.Question)
-		})
-		answers.close()
+		result, err = c.observed(running, fl, call, show)
 	}
-	if remote != nil {
-		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
-	}
+	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
 	if c.Nats != "" && c.Session == "" && err == nil && (call == nil || call.Lane() == protocol.SandboxKey(string(session)).Lane()) {
 		pool := protocol.DefaultPool
 		if call != nil {
 			pool = call.Pool
 		}
-		c.tidy(context.WithoutCancel(ctx), fl, session, pool, show.warn)
+		c.RemoveSession(context.WithoutCancel(ctx), fl, session, pool, show.warn)
 	}
 	fl.Close() // with everything of the session that still runs
-	git.tell(git.findings(ctx))
+	env.Git.Alert(env.Git.Findings(ctx))
 	return result, err
 }
 
-// askAside asks the servers of a toolbox for their tools in a session of which nothing is kept.
-func (f *fleetFlags) askAside(ctx context.Context, fl *fleet.Fleet, box *toolbox, warn func(string)) error {
-	session := protocol.NewSessionID()
-	if len(box.servers) > 0 {
-		defer f.tidy(context.WithoutCancel(ctx), fl, session, protocol.DefaultPool, warn)
-	}
-	return box.ask(ctx, fl, session, warn)
-}
-
-// tidyTimeout bounds the removal of what a call leaves.
-const tidyTimeout = 30 * time.Second
-
-// tidy removes the workspace of a session that had only such calls, and that nothing lists.
-func (f *fleetFlags) tidy(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, warn func(string)) {
-	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
-	defer cancel()
-	if _, err := session.Remove(ctx, fl, id, session.Options{Pool: pool, Force: true, Used: true}); err != nil {
-		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(f.Nats), id))
-	}
+// observed runs a call, reports what it waits for, and answers what it asks.
+func (c *callCommand) observed(ctx context.Context, fl *fleet.Fleet, call *protocol.Call, show view) (*protocol.Result, error) {
+	answers := prompt.NewAnswers(c.asks, fl, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+	answers.Alone = c.Nats == ""
+	defer answers.Close()
+	return fl.Dispatcher.Observed(ctx, call, func(u loop.Update) {
+		if u.Waits != "" {
+			show.warn(c.Tool + " waits for: " + u.Waits)
+		}
+		if u.Lost != "" {
+			show.warn(c.Tool + ": " + u.Lost)
+		}
+		answers.Question(ctx, c.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, u.Question)
+	})
 }

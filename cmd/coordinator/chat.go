@@ -2,16 +2,22 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -24,26 +30,7 @@ type chatCommand struct {
 	Continue bool `help:"Continue the last conversation of this directory."`
 }
 
-// readPrompt reads the prompt from standard input where that is asked for, or is all there is.
-func (f *turnFlags) readPrompt(p program) error {
-	file, isFile := p.Stdin.(*os.File)
-	piped := false
-	if isFile && f.Prompt == "" {
-		info, err := file.Stat()
-		piped = err == nil && info.Mode()&os.ModeCharDevice == 0
-	}
-	if f.Prompt != "-" && !piped {
-		return nil
-	}
-	content, err := io.ReadAll(p.Stdin)
-	if err != nil {
-		return fmt.Errorf("read the prompt: %w", err)
-	}
-	f.Prompt = strings.TrimSpace(string(content))
-	return nil
-}
-
-// isTerminal reports whether somebody can talk here.
+// isTerminal reports whether a person is at the terminal.
 func isTerminal(p program) bool {
 	file, isFile := p.Stdin.(*os.File)
 	return isFile && terminal.IsTerminal(file) && terminal.IsTerminal(p.Stderr)
@@ -72,55 +59,92 @@ func (c *chatCommand) run(ctx context.Context, p program) error {
 	})
 }
 
-// withoutInterrupt ends a context with the signals that end a conversation: Ctrl-C is for its turn.
+// lastFile is the file with the last session of a directory: the workspace, or the current
+// directory.
+func (c *chatCommand) lastFile() (path, dir string, err error) {
+	if dir = c.Workspace; dir == "" {
+		dir = "."
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return "", "", err
+	}
+	key := sha256.Sum256([]byte(strings.Join([]string{dir, c.Data, c.Nats, c.Fleet}, "\x00")))
+	path, err = cli.StateDir(filepath.Join("last", hex.EncodeToString(key[:])))
+	return path, dir, err
+}
+
+// lastSession returns the session that was remembered.
+func (c *chatCommand) lastSession() (protocol.SessionID, error) {
+	path, dir, err := c.lastFile()
+	if err != nil {
+		return "", err
+	}
+	content, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", cli.Usagef("--continue: there was no conversation in %s yet; leave it out", dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	return protocol.ParseSessionID(strings.TrimSpace(string(content)))
+}
+
+// remember stores the session as the last one. If that fails, --continue does not find it.
+func (c *chatCommand) remember(session protocol.SessionID) {
+	if path, _, err := c.lastFile(); err == nil && os.MkdirAll(filepath.Dir(path), 0o700) == nil {
+		_ = os.WriteFile(path, []byte(session+"\n"), 0o600)
+	}
+}
+
+// withoutInterrupt ends a context on the signals that end a conversation: Ctrl-C ends only a turn.
 func withoutInterrupt(ctx context.Context, _ func()) (context.Context, func()) {
 	return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGHUP)
 }
 
-// conversation is turns that somebody asks for, one after the other.
+// conversation is the turns that a person starts at the terminal, one after the other.
 type conversation struct {
 	command    *chatCommand
 	session    *started
-	editor     *editor
-	begin      *workspaceCopy   // what the workspace was
-	before     []*workspaceCopy // what it was before each of the last turns that were not undone, at most maxUndone
-	undone     int              // turns, which the model has not been told
+	editor     *prompt.Editor
+	begin      *backup.Copy   // the workspace at the beginning
+	before     []*backup.Copy // the workspace before each of the last turns that were not undone, at most maxUndone
+	undone     int            // turns that were undone since the last message
 	turns      int
 	usage      protocol.Usage
 	interrupts chan os.Signal
 }
 
-// maxNamed is how many files of each kind /undo names.
+// maxNamed is the number of files of each kind that /undo lists.
 const maxNamed = 20
 
-// maxUndone is how many turns can be undone, one after the other.
+// maxUndone is the number of turns that can be undone, one after the other.
 const maxUndone = 10
 
 func newConversation(c *chatCommand, p program, s *started) *conversation {
 	if c.asks == nil {
-		c.asks = newPrompt(p, s.show.screen, "")
+		c.asks = prompt.New(p.Stdin, s.show.screen, prompt.FilesOf(""))
 	}
 	return &conversation{
 		command: c, session: s, interrupts: make(chan os.Signal, 1),
-		editor: &editor{keys: c.asks.keys, out: p.Stderr, view: s.show.screen, workspace: s.workspace, history: loadHistory()},
+		editor: prompt.NewEditor(c.asks, p.Stderr, s.workspace, commands()...),
 	}
 }
 
-// run takes turns until there is no more to say.
+// run runs turns until the person ends the conversation.
 func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error) {
 	v.command.remember(v.session.session)
 	v.say("/help says what else can be done here; Ctrl-C stops a turn, and twice at the prompt ends.")
 	v.begin = v.copied(ctx)
 	defer func() {
 		for _, c := range append(v.before, v.begin) {
-			c.remove()
+			c.Remove()
 		}
 	}()
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
 	for text := v.command.Prompt; ; text = "" {
 		if text == "" {
-			if text, err = v.editor.read(ctx); err != nil {
+			if text, err = v.editor.Read(ctx); err != nil {
 				break
 			}
 		}
@@ -142,7 +166,7 @@ func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error
 	return v.ended(), nil // Ctrl-D, or the terminal is gone
 }
 
-// ended is the end of a conversation, however its turns went.
+// ended is the result of a conversation, whatever its turns were.
 func (v *conversation) ended() loop.TurnResult {
 	return loop.TurnResult{Outcome: loop.OutcomeAnswered, Usage: v.usage}
 }
@@ -153,18 +177,18 @@ func (v *conversation) say(format string, args ...any) { v.session.show.screen.N
 func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnResult, err error) {
 	v.before = append(v.before, v.copied(ctx))
 	if len(v.before) > maxUndone {
-		v.before[0].remove()
+		v.before[0].Remove()
 		v.before = v.before[1:]
 	}
 	if v.undone > 0 {
-		text = told(v.undone) + "\n\n" + text
+		text = undoneNote(v.undone) + "\n\n" + text
 		v.undone = 0
 	}
 	select {
-	case <-v.interrupts: // was for what has ended
+	case <-v.interrupts: // of an earlier turn
 	default:
 	}
-	ctx, ended := spanOf(ctx, "chat")
+	ctx, ended := environment.Span(ctx, "chat")
 	defer func() { ended(err) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -173,12 +197,12 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	go func() {
 		select {
 		case <-v.interrupts:
-			cancel(errStopped)
+			cancel(prompt.ErrStopped)
 		case <-done:
 		}
 	}()
 	result, err = v.session.turn(ctx, text)
-	v.session.git.tellNew(ctx)
+	v.session.env.Git.AlertNew(ctx)
 	v.turns, v.usage = v.turns+1, v.usage.Add(result.Usage)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
@@ -186,15 +210,15 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	return result, err
 }
 
-// told tells the model that turns were undone.
-func told(turns int) string {
+// undoneNote tells the model that turns were undone.
+func undoneNote(turns int) string {
 	if turns == 1 {
 		return "[The files are as they were before your last turn: I have undone its changes.]"
 	}
 	return fmt.Sprintf("[The files are as they were before your last %d turns: I have undone their changes.]", turns)
 }
 
-// commands are what is not said to the model.
+// commands are the lines that the model does not get.
 func commands() []string { return []string{"/diff", "/help", "/quit", "/session", "/undo"} }
 
 func (v *conversation) obey(ctx context.Context, command string) {
@@ -219,7 +243,7 @@ func (v *conversation) obey(ctx context.Context, command string) {
 }
 
 func (v *conversation) diff(ctx context.Context) {
-	text, err := v.begin.diff(ctx)
+	text, err := v.begin.Diff(ctx)
 	switch {
 	case err != nil:
 		v.say("%v", err)
@@ -237,15 +261,15 @@ func (v *conversation) undo(ctx context.Context) {
 		return
 	}
 	var changes snapshot.Changes
-	err := inOrder(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
-		changes, err = v.before[last].restore(ctx)
+	err := fleet.ChangeInPlace(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
+		changes, err = v.before[last].Restore(ctx)
 		return err
 	})
 	if err != nil {
 		v.say("%v", err)
 		return
 	}
-	v.before[last].remove()
+	v.before[last].Remove()
 	v.before, v.undone = v.before[:last], v.undone+1
 	if len(changes.Written)+len(changes.Removed)+len(changes.Conflicts)+len(changes.Protected) == 0 {
 		v.say("the last turn changed no files here, so nothing is undone; /undo again goes back one turn more")
@@ -267,7 +291,8 @@ func (v *conversation) undo(ctx context.Context) {
 	}
 }
 
-// copied copies the workspace, so that it can be looked at and brought back.
-func (v *conversation) copied(ctx context.Context) *workspaceCopy {
-	return copyWorkspace(ctx, v.session.workspace, v.session.remote == nil, v.session.protect)
+// copied copies the workspace, for /diff and /undo.
+func (v *conversation) copied(ctx context.Context) *backup.Copy {
+	protect, _ := v.command.Places() // they were checked at the start
+	return backup.Of(ctx, v.session.workspace, v.session.env.Copy == nil, protect)
 }

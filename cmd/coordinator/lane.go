@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
@@ -17,7 +18,7 @@ import (
 )
 
 type laneCommand struct {
-	existingFleet
+	environment.ExistingFleet
 
 	Pool    string        `default:"default" help:"Pool that the lane's calls are for."`
 	JSON    bool          `name:"json" help:"Print JSON."`
@@ -100,7 +101,7 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 	if v.arg != nil && v.arg != &c.Show.laneArg {
 		rights = append(rights, natsio.LaneChangeRights(protocol.Fleet(c.Fleet), desk.pool))
 	}
-	fl, err := c.connect(ctx, "lane", p.common.Logger(p.Program), rights...)
+	fl, err := c.Connect(ctx, "lane", p.common.Logger(p.Program), rights...)
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func (c *laneCommand) show(ctx context.Context, p program, desk laneDesk) error 
 	if view.LeftOut > 0 {
 		_, _ = fmt.Fprintf(p.Stderr, "%d more calls are not shown; --limit shows more\n", view.LeftOut)
 	}
-	lacking(ctx, desk.fleet, desk.pool, view.Calls)
+	addUnmet(ctx, desk.fleet, desk.pool, view.Calls)
 	if c.JSON {
 		return printJSON(p, view)
 	}

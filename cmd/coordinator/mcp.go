@@ -16,9 +16,11 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
-	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -29,16 +31,10 @@ type mcpCommand struct {
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
 	Listen    string   `placeholder:"ADDR" brief:"Serve over HTTP at ADDR, or unix:PATH. Default: stdio." help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
-	httpFlags   `group:"MCP over HTTP:"`
-	taskFlag    `group:"MCP over HTTP:"`
-	guardFlag   `group:"Policy:"`
-	copyFlags   `group:"Workspace:"`
-	cli.Protect `group:"Workspace:"`
-	folderFlag  `group:"Tools:"`
-	policyFlags `group:"Policy:"`
-	fleetFlags  `group:"Fleet:"`
-	workerFlags `group:"Sandbox:"`
-	hostFlags   `group:"Host:"`
+	httpFlags `group:"MCP over HTTP:"`
+	taskFlag  `group:"MCP over HTTP:"`
+	environment.SessionFlags
+	environment.Flags
 }
 
 // httpFlags are about clients of the Model Context Protocol over HTTP.
@@ -54,7 +50,7 @@ type taskFlag struct {
 	McpPatience  time.Duration `default:"50s" help:"Time after which the client gets an answer that says where the result will be, while the call continues; for MCP clients without tasks and progress. 0 means never."`
 }
 
-// check refuses times that there are not.
+// badTaskAfter returns a usage error for negative times.
 func (f taskFlag) badTaskAfter() error {
 	if f.McpTaskAfter < 0 {
 		return cli.Usagef("--mcp-task-after %s: must be 0 or more", f.McpTaskAfter)
@@ -65,7 +61,7 @@ func (f taskFlag) badTaskAfter() error {
 	return nil
 }
 
-// patience is that of clients who know no tasks.
+// patience is the time for clients without tasks, as mcpserver has it: negative means never.
 func (f taskFlag) patience() time.Duration {
 	if f.McpPatience == 0 {
 		return -1
@@ -73,7 +69,7 @@ func (f taskFlag) patience() time.Duration {
 	return f.McpPatience
 }
 
-// taskAfter is that of every tool.
+// taskAfter is the same for every tool.
 func (f taskFlag) taskAfter(string) time.Duration { return f.McpTaskAfter }
 
 // unixPrefix begins the address of a Unix socket.
@@ -116,8 +112,7 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 	return o, nil
 }
 
-// checkAddress refuses an address that cannot be listened on, and one that others reach without a
-// token.
+// checkAddress refuses an invalid address, and one that others reach without a token.
 func (f *httpFlags) checkAddress(flag, address string) error {
 	if path, is := strings.CutPrefix(address, unixPrefix); is {
 		if !filepath.IsAbs(path) {
@@ -136,141 +131,85 @@ func (f *httpFlags) checkAddress(flag, address string) error {
 	return nil
 }
 
-// tokenFile is the name of the file of the token that is made where none are given.
+// tokenFile is the file of the token that is generated if none is given.
 const tokenFile = "mcp.token"
 
 func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
-	logger := p.common.Logger(p.Program)
 	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	web, err := c.clients("--listen", c.Listen)
 	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
-	options := mcpserver.Options{Version: p.Version, Fleet: protocol.Fleet(c.Fleet), Guard: c.guard(), MinLevel: c.least(), Logger: logger}
-	session := protocol.NewSessionID()
-	if c.Session, err = c.sessions().continued(ctx, p, c.Session, c.Data); err != nil {
-		return err
-	}
-	if c.Session != "" {
-		if session, err = protocol.ParseSessionID(c.Session); err != nil {
-			return cli.Usagef("--session: %v", err)
-		}
-	}
-	if c.Listen == "" || c.Session != "" || c.Workspace != "" { // else each client has a workspace of its own
-		if c.Workspace, err = c.here(c.Workspace, c.Session, warn); err != nil {
-			return err
-		}
-	}
-	workspace, err := checkWorkspace(c.Workspace)
+	session, workspace, err := c.place(ctx, p, warn)
 	if err != nil {
 		return err
 	}
-	if err := (&turnFlags{Workspace: c.Workspace, WholeHome: c.WholeHome}).narrow(workspace); err != nil {
-		return err
-	}
-	if c.Listen == "" || c.Session != "" || workspace != "" {
-		options.Session = session
-	}
-	if err := c.checkHost(c.Nats != ""); err != nil {
-		return err
-	}
-	folder, err := c.openFolder()
+	folder, err := c.OpenFolder()
 	if err != nil {
 		return err
 	}
-	box, err := c.toolbox(c.Toolset, folder, warn)
+	box, err := c.OpenToolbox(c.Toolset, folder, warn)
 	if err != nil {
 		return err
 	}
-	if options.Policy, err = c.judge(); err != nil {
+	judge, err := c.Judge()
+	if err != nil {
 		return err
 	}
-	c.warnUnmatched(box, warn)
+	c.WarnUnmatched(box, warn)
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	protect, err := c.Places()
-	if err != nil {
-		return err
-	}
-	data, cleanup, err := c.dataDir(session, true)
-	if err != nil {
-		return err
-	}
-	defer cleanup()
-	tokens := c.Data // else each run would have another token, which clients keep in their settings
+	tokens := c.Data // with a directory of the session each run would have another token
 	if tokens == "" {
 		if tokens, err = cli.StateDir(""); err != nil {
 			return err
 		}
 	}
-	worker, err := c.openWorker(ctx, &c.fleetFlags, data, c.folderFlag, protect, logger)
-	if err != nil {
-		return err
-	}
-	if err := worker.see(ctx, &c.hostFlags, workspace, data); err != nil {
-		return err
-	}
-	defer func() { _ = worker.forget() }() // its cache is brought below its bound another time
-	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Logger: logger})
-	if err != nil {
-		return err
-	}
-	defer end()
-	fl, err := c.connect(ctx, connection{name: "coordinator mcp", data: data, p: p, logger: logger})
-	if err != nil {
-		return err
-	}
-	defer fl.Close()
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
 		return err
 	}
 	defer show.screen.Close()
-	git := watchGit(ctx, workspace, show.alert)
-	if worker != nil {
-		err = worker.start(ctx, fl, data, show.warn, session, workspace)
-	} else if workspace != "" {
-		var remote *remoteWorkspace
-		remote, err = c.importWorkspace(ctx, fl, session, workspace, protect, c.copyFlags, show)
-		defer func() {
-			if remote != nil {
-				err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
-			}
-		}()
-	}
+	logger := p.common.Logger(p.Program)
+	ctx, env, err := environment.Open(ctx, environment.Options{
+		Program: p.Program, Logger: logger, Client: "coordinator mcp", Flags: &c.Flags, Session: &c.SessionFlags,
+		ID: session, Workspace: workspace, Warn: show.warn, Alert: show.alert, Busy: show.busy,
+	})
 	if err != nil {
 		return err
 	}
-	ask := func(ctx context.Context) error {
+	defer func() { env.Close(err) }()
+	if err := env.Begin(ctx, false); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show)) }()
+	options := c.serverOptions(env.Fleet, show)
+	options.Version, options.Policy, options.Logger = p.Version, judge, logger
+	if c.shared() {
+		options.Session = session
+	}
+	list := func(ctx context.Context) error {
 		if options.Session == "" && c.Nats != "" {
-			return c.askAside(ctx, fl, &box, show.warn)
+			return c.ListAside(ctx, env.Fleet, box, show.warn)
 		}
-		return box.ask(ctx, fl, session, show.warn)
+		return box.List(ctx, env.Fleet, session, show.warn)
 	}
-	if err := ask(ctx); err != nil {
+	if err := list(ctx); err != nil {
 		return err
 	}
-	options.Tools = box.table
-	if options.Key, err = fl.Secret(ctx); err != nil {
+	options.Tools = box.Table
+	if options.Key, err = env.Fleet.Secret(ctx); err != nil {
 		return err
 	}
-	options.At, options.Dispatcher, options.Journal = fl.Conn, fl.Dispatcher, fl.Journal
-	options.TaskAfter, options.Patience, options.Lasting = c.taskAfter, c.patience(), c.Nats != ""
-	if c.Nats != "" {
-		options.Approve = announced(show.warn, at(c.Nats, c.Login, c.Fleet), approval.Waiter(fl.NC, fl.Name))
-		options.Ask = func(call *protocol.Call, q *protocol.Question) {
-			show.warn(asks(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q, at(c.Nats, c.Login, c.Fleet)))
-		}
-	}
-	changed := make(changes, 1)
-	options.ToolsChanged = changed.tell
+	changed := make(environment.Changes, 1)
+	options.ToolsChanged = changed.Notify
 	server := mcpserver.New(options)
 	defer server.Close()
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	following, rest := context.WithCancel(ctx)
-	defer rest()
-	beside.Go(func() { box.follow(following, server, fl, changed, ask, warn) })
+	var following sync.WaitGroup
+	defer following.Wait()
+	followCtx, end := context.WithCancel(ctx)
+	defer end()
+	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, warn) })
 	if c.Listen != "" {
 		var serve func() error
 		if serve, err = listenHTTP(ctx, server, c.Listen, web, tokens, p); err == nil {
@@ -280,15 +219,59 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		err = server.Run(ctx, mcpserver.Stdio(p.Stdin, p.Stdout))
 	}
 	if ctx.Err() != nil {
-		err = nil // it was asked to end
+		err = nil // a signal is how it ends
 	}
-	git.tell(git.findings(context.WithoutCancel(ctx)))
+	env.Git.Alert(env.Git.Findings(ctx))
 	return err
 }
 
-// listenHTTP listens for clients and returns what serves them until ctx ends. Every user of this
-// machine reaches a port of it, so without tokens one is made, in a directory; a socket is its
-// owner's.
+// shared reports whether all clients use one session; else each has its own.
+func (c *mcpCommand) shared() bool { return c.Listen == "" || c.Session != "" || c.Workspace != "" }
+
+// place checks the session and the workspace that the clients use.
+func (c *mcpCommand) place(ctx context.Context, p program, warn func(string)) (session protocol.SessionID, workspace string, err error) {
+	session = protocol.NewSessionID()
+	if c.Session, err = continued(ctx, p, &c.FleetFlags, c.Session); err != nil {
+		return "", "", err
+	}
+	if c.Session != "" {
+		if session, err = protocol.ParseSessionID(c.Session); err != nil {
+			return "", "", cli.Usagef("--session: %v", err)
+		}
+	}
+	if c.shared() {
+		if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, warn); err != nil {
+			return "", "", err
+		}
+	}
+	if workspace, err = environment.CheckWorkspace(c.Workspace); err != nil {
+		return "", "", err
+	}
+	if !c.WholeHome {
+		err = environment.CheckWhole(c.Workspace, workspace, nil)
+	}
+	return session, workspace, errors.Join(err, c.CheckHost(c.Nats != ""))
+}
+
+// serverOptions are the options of the server that come from the flags and the fleet.
+func (c *mcpCommand) serverOptions(fl *fleet.Fleet, show view) mcpserver.Options {
+	o := mcpserver.Options{
+		Fleet: fl.Name, Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal,
+		TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: c.Nats != "",
+	}
+	if c.Nats != "" {
+		flags := flagsOf(c.Nats, c.Login, c.Fleet)
+		o.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))
+		o.Ask = func(call *protocol.Call, q *protocol.Question) {
+			show.warn(prompt.WaitsForAnswer(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q, flags))
+		}
+	}
+	return o
+}
+
+// listenHTTP listens for clients and returns a function that serves them until ctx ends. Every user
+// of this machine reaches a port, so if there is no token one is generated and stored in dir; only
+// its owner can use a socket.
 func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, dir string, p program) (serve func() error, err error) {
 	path, isSocket := strings.CutPrefix(address, unixPrefix)
 	at, how := "", ""
@@ -319,7 +302,7 @@ func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o
 	}, nil
 }
 
-// ownToken reads the token of a file, or makes it.
+// ownToken reads the token in a file, or generates it.
 func ownToken(file string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return "", err
@@ -327,8 +310,8 @@ func ownToken(file string) (string, error) {
 	return embedded.LoadToken(file)
 }
 
-// listenUnix listens on a socket that only its owner can connect to. One that was left behind is
-// replaced.
+// listenUnix listens on a socket that only its owner can connect to. It replaces one that nobody
+// listens on.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
 		return nil, fmt.Errorf("%s is there, and is no socket", path)
@@ -336,7 +319,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
 		return nil, errors.Join(fmt.Errorf("%s is in use by another process", path), conn.Close())
 	}
-	own, err := os.MkdirTemp(filepath.Dir(path), ".mcp-") // only its owner can look into it
+	own, err := os.MkdirTemp(filepath.Dir(path), ".mcp-") // only its owner can open files in it
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/model"
@@ -43,12 +44,12 @@ type serveCommand struct {
 	Bodies    string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
 	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
 
-	fleetFlags  `group:"Fleet:"`
-	replyFlags  `group:"Model:"`
-	folderFlag  `group:"Tools:"`
-	policyFlags `group:"Policy:"`
-	httpFlags   `group:"MCP over HTTP:"`
-	taskFlag    `group:"MCP over HTTP:"`
+	environment.FleetFlags  `group:"Fleet:"`
+	replyFlags              `group:"Model:"`
+	environment.ToolFlags   `group:"Tools:"`
+	environment.PolicyFlags `group:"Policy:"`
+	httpFlags               `group:"MCP over HTTP:"`
+	taskFlag                `group:"MCP over HTTP:"`
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {
@@ -60,11 +61,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	folder, err := c.openFolder()
+	folder, err := c.OpenFolder()
 	if err != nil {
 		return err
 	}
-	servers, err := c.configured()
+	servers, err := c.ConfiguredServers()
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	policies, err := c.policies()
+	policies, err := c.Policies()
 	if err != nil {
 		return err
 	}
@@ -80,28 +81,20 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
-	data := c.Data
-	if data == "" {
-		var err error
-		if data, err = cli.StateDir("serve"); err != nil {
-			return cli.Usagef("--data: %v", err)
-		}
-	}
 	drain, abort := context.WithCancel(ctx)
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Serves: true, Logger: logger})
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	ctx, env, err := environment.Open(ctx, environment.Options{
+		Program: p.Program, Logger: logger, Client: "coordinator serve", Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: warn,
+	})
 	if err != nil {
 		return err
 	}
-	defer end()
-	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, p: p, logger: logger})
-	if err != nil {
-		return err
-	}
+	defer env.Close(nil)
+	fl := env.Fleet
 	logger = fl.Logger()
-	defer fl.Close()
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
 			return err
@@ -111,19 +104,19 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: leastElsewhere,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
 	}
-	var beside sync.WaitGroup
-	defer beside.Wait()
+	var background sync.WaitGroup
+	defer background.Wait()
 	sweeping, rest := context.WithCancel(ctx)
 	defer rest()
 	for _, part := range fl.Parts() {
 		bodies := ""
-		if part == fl.At(protocol.DefaultPool) { // which has the sandboxes of sessions
+		if part == fl.At(protocol.DefaultPool) { // it has the sandboxes of sessions
 			bodies = c.Bodies
 		}
 		if err := workspace.Bind(ctx, part.NC, fl.Name, bodies); err != nil {
@@ -133,14 +126,14 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		if err != nil {
 			return err
 		}
-		beside.Go(func() {
+		background.Go(func() {
 			workspaces.KeepSwept(sweeping, func(err error) {
 				logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
 			})
 		})
 	}
 	if c.Mcp != "" {
-		if err := c.serveClients(sweeping, p, fl, folder, clients, data, logger, &beside); err != nil {
+		if err := c.serveClients(sweeping, p, env, folder, clients, logger, &background); err != nil {
 			return err
 		}
 	}
@@ -162,39 +155,40 @@ func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 
 // serveClients serves agents that bring their own model, until ctx ends.
 func (c *serveCommand) serveClients(
-	ctx context.Context, p program, fl *fleet.Fleet, folder *manifest.Folder, clients mcpserver.HTTPOptions, data string, logger *slog.Logger, beside *sync.WaitGroup,
+	ctx context.Context, p program, env *environment.Environment, folder *manifest.Folder, clients mcpserver.HTTPOptions, logger *slog.Logger, background *sync.WaitGroup,
 ) error {
 	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	box, err := c.toolbox(c.Toolset, folder, warn)
+	box, err := c.OpenToolbox(c.Toolset, folder, warn)
 	if err != nil {
 		return err
 	}
-	judge, err := c.judge()
+	judge, err := c.Judge()
 	if err != nil {
 		return err
 	}
+	fl := env.Fleet
 	key, err := fl.Secret(ctx)
 	if err != nil {
 		return err
 	}
-	changed := make(changes, 1)
+	changed := make(environment.Changes, 1)
 	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: fl.Name, Key: key, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.tell,
+		Version: p.Version, Fleet: fl.Name, Key: key, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.Table, Policy: judge, MinLevel: environment.MinLevelElsewhere,
+		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.Notify,
 	})
-	serve, err := listenHTTP(ctx, server, c.Mcp, clients, data, p)
+	serve, err := listenHTTP(ctx, server, c.Mcp, clients, env.Data, p)
 	if err != nil {
 		return err
 	}
-	ask := func(ctx context.Context) error { return c.askAside(ctx, fl, &box, warn) }
-	beside.Go(func() {
-		if err := ask(ctx); err != nil && ctx.Err() == nil {
+	list := func(ctx context.Context) error { return c.ListAside(ctx, fl, box, warn) }
+	background.Go(func() {
+		if err := list(ctx); err != nil && ctx.Err() == nil {
 			warn(fmt.Sprintf("clients get no tools of MCP servers: %v", err))
 		}
-		server.SetTools(box.table)
-		box.follow(ctx, server, fl, changed, ask, warn)
+		server.SetTools(box.Table)
+		box.Follow(ctx, fl, changed, list, server.SetTools, warn)
 	})
-	beside.Go(func() {
+	background.Go(func() {
 		defer server.Close()
 		if err := serve(); err != nil {
 			logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
@@ -215,14 +209,14 @@ func (c *serveCommand) openModels(opener model.Opener) (models map[string]loop.M
 			first = name
 		}
 	}
-	if first == "" { // opening none tells how to name one
+	if first == "" { // the error says how to name one
 		_, _, err := opener.Open("")
 		return nil, "", cli.Usagef("--model: %v", err)
 	}
 	return models, first, nil
 }
 
-// check finds what is wrong with the numbers and the address.
+// check checks the numbers and the addresses.
 func (c *serveCommand) check() error {
 	switch {
 	case c.Sessions < 1:
@@ -250,10 +244,10 @@ func (c *serveCommand) check() error {
 	return nil
 }
 
-// announce says how others reach the fleet.
+// announce prints how others reach the fleet.
 func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: serving sessions of fleet %s with model %s\n", fl.Name, model)
-	if c.Nats != "" { // which the environment may say, unlike what somebody thinks
+	if c.Nats != "" { // it may come from the environment, unnoticed
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s (--nats, TOOLFLEET_NATS)\n", natsio.Redact(c.Nats))
 	}
 	if fl.Server != nil {
@@ -263,10 +257,10 @@ func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 	}
 }
 
-// shellWord is a path as it is pasted into a shell.
+// shellWord quotes a path for a shell.
 func shellWord(path string) string {
 	if word, err := syntax.Quote(path, syntax.LangPOSIX); err == nil {
 		return word
 	}
-	return path // a shell cannot have it
+	return path // no shell accepts it
 }

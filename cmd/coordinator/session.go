@@ -2,19 +2,15 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -69,7 +65,7 @@ type sessionVerb struct {
 	act     func(ctx context.Context, p program, desk sessionDesk) error
 }
 
-// sessionDesk is what a verb works with.
+// sessionDesk says which session a verb is about.
 type sessionDesk struct {
 	fleet protocol.Fleet
 	pool  protocol.Pool
@@ -100,7 +96,7 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	if v.id == &v.command.Attach.ID { // a turn takes as long as it does
+	if v.id == &v.command.Attach.ID { // a turn has no time limit here
 		if v.command.Nats != "" {
 			if desk.id, err = v.command.resolve(ctx, p, desk); err != nil {
 				return err
@@ -116,14 +112,14 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 	return v.act(ctx, p, desk)
 }
 
-// minPrefix is the shortest beginning of an id that stands for it.
+// minPrefix is the minimum length of a prefix that stands for an id.
 const minPrefix = 4
 
-// continueTimeout is how long it may take to find the session that --session stands for.
+// continueTimeout is the time limit for finding the session that --session means.
 const continueTimeout = time.Minute
 
-// resolve returns the session that an id stands for: its own, then the beginning of one alone, and
-// "last" is the session that changed last. An id of none stays as it is.
+// resolve returns the session that an id means: the one of that id, or else the only one whose id
+// begins with it; last is the session that changed last. An unknown id stays as it is.
 func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDesk) (protocol.SessionID, error) {
 	if len(desk.id) == len(protocol.NewSessionID()) || desk.id == "" || desk.id != "last" && len(desk.id) < minPrefix {
 		return desk.id, nil
@@ -143,7 +139,7 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 	return only("ID", desk.id, ids)
 }
 
-// only returns the one of the ids that begins with an id, and the id itself when none does.
+// only returns the only id that begins with a prefix, or the prefix if none does.
 func only(argument string, id protocol.SessionID, ids []protocol.SessionID) (protocol.SessionID, error) {
 	ids = slices.DeleteFunc(ids, func(other protocol.SessionID) bool { return !strings.HasPrefix(string(other), string(id)) })
 	switch len(ids) {
@@ -156,10 +152,11 @@ func only(argument string, id protocol.SessionID, ids []protocol.SessionID) (pro
 	}
 }
 
-// continued returns the session that --session stands for: "last" is the session that changed last,
-// and a beginning stands for a generated id. Everything else is an id, maybe of a new session: so
-// the beginning of a name that somebody chose stands for nothing. No list has sessions of a --data.
-func (c *sessionCommand) continued(ctx context.Context, p program, flag, data string) (string, error) {
+// continued returns the session that --session means: last is the session that changed last, and a
+// prefix stands for a generated id. Anything else is an id, maybe of a new session: a prefix of a
+// name that a person chose stands for itself. Sessions in a --data are in no list.
+func continued(ctx context.Context, p program, f *environment.FleetFlags, flag string) (string, error) {
+	c, data := &sessionCommand{Nats: f.Nats, Login: f.Login, Pools: f.Pools, Fleet: f.Fleet}, f.Data
 	generated := len(protocol.NewSessionID())
 	short := len(flag) >= minPrefix && len(flag) < generated && strings.Trim(flag, "0123456789abcdef-") == ""
 	switch {
@@ -183,7 +180,7 @@ func (c *sessionCommand) continued(ctx context.Context, p program, flag, data st
 	defer closeFleet(fl)
 	ids, err := all.IDs(ctx)
 	if local, is := all.(session.Local); is && err == nil && flag == "last" && !slices.Contains(ids, "last") {
-		ids = nil // no other process can go on with one that a process uses
+		ids = nil // a session that another process uses cannot be continued
 		if id, lastErr := local.Last(ctx); id != "" || lastErr != nil {
 			ids, err = []protocol.SessionID{id}, lastErr
 		}
@@ -201,7 +198,7 @@ func (c *sessionCommand) continued(ctx context.Context, p program, flag, data st
 	return string(ids[0]), nil
 }
 
-// check reads the flags and arguments; nothing is connected yet.
+// check reads the flags and arguments; it connects to nothing.
 func (v sessionVerb) check() (desk sessionDesk, err error) {
 	c := v.command
 	if c.Timeout <= 0 {
@@ -253,8 +250,8 @@ func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, erro
 
 // connect reaches the fleet that the flags name.
 func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	f := existingFleet{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
-	return f.connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet))...)...)
+	f := environment.ExistingFleet{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+	return f.Connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet))...)...)
 }
 
 // open returns the sessions that the flags name, and the fleet that has them, which the caller
@@ -276,7 +273,7 @@ func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) 
 	return reader, fl, nil
 }
 
-// reader reads the sessions of a fleet; who may not look at lanes sees journals alone.
+// reader reads the sessions of a fleet; without the right to look at lanes only their journals.
 func (c *sessionCommand) reader(ctx context.Context, fl *fleet.Fleet, desk sessionDesk) (*session.Reader, error) {
 	reader, err := session.NewReader(ctx, fl)
 	if err == nil && c.Nats != "" {
@@ -286,140 +283,4 @@ func (c *sessionCommand) reader(ctx context.Context, fl *fleet.Fleet, desk sessi
 		}
 	}
 	return reader, err
-}
-
-func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
-	all, fl, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer closeFleet(fl)
-	limit := c.Ls.Limit
-	if c.Ls.State != "" || c.Ls.Since > 0 { // what is left out is not known before
-		limit = math.MaxInt
-	}
-	list, leftOut, err := all.List(ctx, limit)
-	if err != nil {
-		return err
-	}
-	list = slices.DeleteFunc(list, func(s session.Info) bool {
-		return c.Ls.State != "" && string(s.State) != c.Ls.State || c.Ls.Since > 0 && time.Since(s.UpdatedAt) > c.Ls.Since
-	})
-	if len(list) > c.Ls.Limit {
-		leftOut, list = leftOut+len(list)-c.Ls.Limit, list[:c.Ls.Limit]
-	}
-	if c.JSON {
-		if list == nil {
-			list = []session.Info{}
-		}
-		err = printJSON(p, list)
-	} else {
-		err = printSessions(p.out(), list)
-	}
-	if leftOut > 0 && err == nil {
-		_, err = fmt.Fprintf(p.Stderr, "%d more sessions are not printed (--limit)\n", leftOut)
-	}
-	return err
-}
-
-func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
-	all, fl, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer closeFleet(fl)
-	info, err := all.Show(ctx, desk.id)
-	if err != nil {
-		return err
-	}
-	if a := info.Approval; a != nil && info.State == session.StateWaitsForApproval {
-		info.Waits = append(info.Waits, waits(loop.ApprovalRequest{
-			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
-		}, at(c.Nats, c.Login, c.Fleet)))
-	}
-	if info.State == session.StateWaitsForAnswer {
-		for i := range info.Questions {
-			info.Waits = append(info.Waits, c.asking(&info.Questions[i]))
-		}
-	}
-	waiting := []session.State{session.StateOpen, session.StateInUse, session.StateWaitsForWorker, session.StateWaitsForCoordinator}
-	if fl != nil && slices.Contains(waiting, info.State) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
-		c.used(ctx, fl, desk, info)
-	}
-	if c.JSON {
-		return printJSON(p, info)
-	}
-	return printSession(p.out(), info)
-}
-
-// asking is a sentence about what a running call asks.
-func (c *sessionCommand) asking(a *session.Approval) string {
-	return asks(a.Tool, approval.Asked{Pool: a.Pool(), Session: a.SessionID, Call: a.CallID}, a.Question, at(c.Nats, c.Login, c.Fleet))
-}
-
-// used adds to an open session whether something runs or waits for it, and for what.
-func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk sessionDesk, info *session.Info) {
-	turns, calls, err := session.Unfinished(ctx, fl, desk.id, desk.pool)
-	if err != nil || len(turns)+len(calls) == 0 {
-		return
-	}
-	if info.State == session.StateOpen {
-		info.State = session.StateInUse
-	}
-	lacking(ctx, fl, protocol.SessionPool, turns)
-	lacking(ctx, fl, desk.pool, calls)
-	calls = append(turns, calls...)
-	for i := range calls {
-		if calls[i].WaitsFor != "" {
-			info.Waits = append(info.Waits, waitsFor(&calls[i]))
-		}
-	}
-}
-
-// closeFleet closes a fleet, if there is one.
-func closeFleet(fl *fleet.Fleet) {
-	if fl != nil {
-		fl.Close()
-	}
-}
-
-// remove removes a session.
-func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk) error {
-	removed, err := c.removed(ctx, p, desk)
-	if errors.Is(err, session.ErrBusy) {
-		return fmt.Errorf("%w (--force)", err)
-	}
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(p, removed)
-	}
-	if removed == (session.Removed{}) {
-		_, err = fmt.Fprintf(p.Stdout, "there is nothing of session %s\n", desk.id)
-		return err
-	}
-	workspace := "no workspace"
-	if removed.Workspace {
-		workspace = "its workspace"
-	}
-	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d kept bodies, %s\n",
-		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
-	return err
-}
-
-func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDesk) (session.Removed, error) {
-	if c.Nats == "" {
-		local, err := c.local(p, desk)
-		if err != nil {
-			return session.Removed{}, err
-		}
-		return local.Remove(ctx, desk.id, c.Rm.Force)
-	}
-	fl, err := c.connect(ctx, p, append(natsio.RemoveRights(desk.fleet), natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool))...)
-	if err != nil {
-		return session.Removed{}, err
-	}
-	defer fl.Close()
-	return session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
 }

@@ -14,9 +14,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -24,8 +26,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// attach follows the turn of a session that runs, or waits for a coordinator, as submit does, and
-// shows the last one of a session whose turns have ended. Leaving it stops nothing.
+// attach follows the running or waiting turn of a session, as submit does, or shows the last one.
+// Leaving it stops nothing.
 func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk) error {
 	if c.Nats == "" {
 		return cli.Usagef("--nats: is missing; a session of this machine alone is shown by the process that runs it, and by session log")
@@ -42,9 +44,9 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer show.screen.Close()
-	answers := newAnswers(p, f, at(c.Nats, c.Login, c.Fleet), desk.id, show)
-	defer answers.close()
-	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.observe(ctx, e) }, seen: map[string]bool{}}
+	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(f, desk.id)), f, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+	defer answers.Close()
+	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.Observe(ctx, e) }, seen: map[string]bool{}}
 	silent, err := show.output(f, desk.id)
 	if err != nil {
 		return err
@@ -57,17 +59,17 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return err
 	}
-	return finish(ctx, show, desk.id, result, nil, watchGit(ctx, "", show.alert))
+	return finish(ctx, show, desk.id, result, nil, gitguard.NewReport(ctx, "", show.alert))
 }
 
-// lookAgain is how often the journal is looked at for what no live event has told.
+// lookAgain is how often the journal is read for events that did not come live.
 const lookAgain = time.Second
 
-// lookTimeout bounds the look at lanes, which may not be allowed.
+// lookTimeout bounds the look at lanes; it may lack the rights.
 const lookTimeout = 2 * time.Second
 
 // attached shows the last turn of a session: each event once, live or from the journal, whichever
-// has it first.
+// comes first.
 type attached struct {
 	fleet *fleet.Fleet
 	desk  sessionDesk
@@ -94,7 +96,7 @@ func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
 	}
 	defer watch.Stop()
 	for {
-		waits, err := a.waits(ctx) // before the journal, which then tells of its turn or of its end
+		waits, err := a.waits(ctx) // before the journal, which then has its turn or its end
 		if err != nil {
 			return loop.TurnResult{}, err
 		}
@@ -159,13 +161,12 @@ func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	return a.result
 }
 
-// undecided reports whether nothing of a turn has come after a question but ends of jobs.
+// undecided reports whether only ends of jobs follow a question.
 func undecided(after []loop.Event) bool {
 	return !slices.ContainsFunc(after, func(e loop.Event) bool { return e.Type != loop.EventJobEnded })
 }
 
-// unanswered reports whether nothing of a turn that has come after a question of a running call
-// ends it.
+// unanswered reports whether no later event of the turn ends the question of a running call.
 func unanswered(asked loop.Event, after []loop.Event) bool {
 	return asked.Question != nil && !slices.ContainsFunc(after, func(e loop.Event) bool {
 		switch e.Type {
@@ -179,7 +180,7 @@ func unanswered(asked loop.Event, after []loop.Event) bool {
 	})
 }
 
-// ask puts the question of an event, once.
+// ask shows the question of an event, once.
 func (a *attached) ask(e loop.Event) {
 	key := "asks " + string(e.CallID) + ofQuestion(e)
 	if e.Type == loop.EventApprovalAsked || e.Type == loop.EventQuestionAsked {
@@ -191,8 +192,8 @@ func (a *attached) ask(e loop.Event) {
 	a.asked(e)
 }
 
-// running shows which calls of the turn ran before anybody listened, unless lanes cannot be looked
-// at. It looks once.
+// running shows which calls of the turn ran before this process listened, if it has the rights to
+// look at lanes. It looks once.
 func (a *attached) running(ctx context.Context, events []loop.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -213,7 +214,7 @@ func (a *attached) running(ctx context.Context, events []loop.Event) {
 		}
 		view, err := o.Show(ctx, protocol.Pool(pool), protocol.Lane(name), 1)
 		if err != nil {
-			continue // it has ended, or may not be looked at
+			continue // it has ended, or the rights are missing
 		}
 		for _, r := range view.Running {
 			if r.CallID == e.CallID {
@@ -225,7 +226,7 @@ func (a *attached) running(ctx context.Context, events []loop.Event) {
 	}
 }
 
-// ofQuestion tells the questions of a call apart; "" for all that is no question, nor its answer.
+// ofQuestion identifies one of a call's questions; "" for events without one.
 func ofQuestion(e loop.Event) string {
 	if e.Question == nil {
 		return ""
@@ -233,7 +234,7 @@ func ofQuestion(e loop.Event) string {
 	return fmt.Sprintf(" %s %d", e.Question.ID, e.Time.UnixNano())
 }
 
-// eventKey says which event of its turn one of type t is that tells of what e tells of.
+// eventKey identifies the event of type t, within its turn, about the same thing as e.
 func eventKey(t loop.EventType, e loop.Event) string {
 	return fmt.Sprintf("%s %d.%d.%d %s", t, e.Turn, e.Step, e.Index, e.Job)
 }
@@ -252,7 +253,7 @@ func (a *attached) live(e loop.Event) {
 	a.once(e)
 }
 
-// once shows an event, unless it has been shown, or is a piece of a reply that has been.
+// once shows an event, unless it, or the reply that it is a piece of, has been shown.
 func (a *attached) once(e loop.Event) {
 	key := func(t loop.EventType) string { return eventKey(t, e) }
 	switch e.Type {

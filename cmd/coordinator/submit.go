@@ -8,12 +8,17 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -22,34 +27,33 @@ import (
 )
 
 type submitCommand struct {
-	existingFleet `group:"Fleet:"`
+	environment.ExistingFleet `group:"Fleet:"`
 
 	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
 
 	turnFlags
-	policyFlags `group:"Policy:"`
 }
 
 func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
-	sessions := sessionCommand{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
-	if c.Session, err = sessions.continued(ctx, p, c.Session, ""); err != nil {
+	where := environment.FleetFlags{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+	if c.Session, err = continued(ctx, p, &where, c.Session); err != nil {
 		return err
 	}
-	turn, err := c.check()
+	turn, err := c.check(nil)
 	if err != nil {
 		return err
 	}
-	if err := c.templateFlag.check(c.Nats, c.Workspace); err != nil {
+	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
 		return err
 	}
-	if _, err := openTools(c.Toolset, nil, nil); err != nil {
+	if _, err := (environment.ToolFlags{}).OpenToolbox(c.Toolset, nil, nil); err != nil {
 		return err
 	}
-	policies, err := c.encoded()
+	policies, err := c.Encoded()
 	if err != nil {
 		return err
 	}
@@ -62,21 +66,21 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if c.Workspace != "" && !c.Detach {
 		show.screen.Hold()
 	}
-	logger := p.common.LoggerTo(show.screen)
-	end, err := p.Telemetry(ctx, "toolfleet-client", telemetry.Options{Logger: logger})
-	if err != nil {
-		return err
-	}
-	defer end()
-	ctx, ended := spanOf(ctx, "submit")
-	defer func() { ended(err) }()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	fl, err := c.connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
+	logger := p.common.LoggerTo(show.screen)
+	ctx, env, err := environment.Open(ctx, environment.Options{
+		Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Flags: &environment.Flags{FleetFlags: where}, Session: &c.SessionFlags,
+		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
+		Connect: func(ctx context.Context) (*fleet.Fleet, error) {
+			return c.Connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
+		},
+	})
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
+	defer func() { env.Close(err) }()
+	fl := env.Fleet
 	limited, done := within(ctx, c.Timeout)
 	defer done()
 	if err := c.served(limited, fl); err != nil {
@@ -86,28 +90,19 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := c.begin(limited, fl, turn.session); err != nil {
+	if err := env.Begin(limited, c.Timeout > 0); err != nil {
 		return overLimit(limited, err)
 	}
-	git := watchGit(ctx, turn.workspace, show.alert)
-	var remote *remoteWorkspace
-	if turn.workspace != "" {
-		if remote, err = c.importWorkspace(limited, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show); err != nil {
-			return overLimit(limited, err)
-		}
-		remote.hurry = c.Timeout > 0
-	}
-	call := c.call(turn, policies, project, author(ctx, turn.workspace))
+	call := c.call(turn, policies, project, environment.Author(ctx, turn.workspace))
 	if c.Detach {
 		return overLimit(limited, c.leave(limited, p, fl, call, turn.workspace))
 	}
-	answers := newAnswers(p, fl, at(c.Nats, c.Login, c.Fleet), turn.session, show)
-	defer answers.close()
+	flags := flagsOf(c.Nats, c.Login, c.Fleet)
+	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(fl, turn.session)), fl, flags, show.warn)
+	defer answers.Close()
 	result, err := c.follow(ctx, fl, call, show, answers)
-	if remote != nil {
-		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
-	}
-	return finish(ctx, show, turn.session, result, err, git)
+	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
+	return finish(ctx, show, turn.session, result, err, env.Git)
 }
 
 // served refuses a model that no coordinator serves, before anything is sent. Without a
@@ -126,20 +121,19 @@ func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
 	return nil
 }
 
-// call asks for the turn.
+// call returns the call that asks for the turn.
 func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
 	return serve.NewCall(turn.session, protocol.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
-		Policies: policies, Guard: c.guard(),
+		Policies: policies, Guard: c.FileGuard(),
 		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
 		System: turn.system, Project: project, Author: who,
 	}, c.Timeout)
 }
 
-// follow has the turn run and shows its events, not those of the session's other turns: live ones
-// as they come, and with
-// --json those of the journal when it has ended, because none of them may be missing.
-func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protocol.Call, show view, answers *answers) (loop.TurnResult, error) {
+// follow sends the turn and shows its events: live ones as they come, and with --json those of the
+// journal when it has ended, because none of them may be missing.
+func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protocol.Call, show view, answers *prompt.Answers) (loop.TurnResult, error) {
 	live := &liveTurn{show: show.observe}
 	waits := time.AfterFunc(waitNotice, func() {
 		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
@@ -161,7 +155,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		if f.Kind != wire.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
 			return
 		}
-		answers.observe(ctx, e)
+		answers.Observe(ctx, e)
 		if !c.JSON { // which prints what is journaled
 			live.observe(e)
 		}
@@ -201,24 +195,8 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 	return turn, nil
 }
 
-// answerWithin is how long the fleet may take to say that a turn has reached its limit.
+// answerWithin is how long the fleet may take to report that a turn has reached its limit.
 const answerWithin = 3 * time.Second
-
-// within is ctx with a limit of time; 0 is none.
-func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	if limit <= 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeoutCause(ctx, limit, loop.TimeLimit(limit))
-}
-
-// overLimit is an error, which has an exit code of its own once the time limit of ctx is over.
-func overLimit(ctx context.Context, err error) error {
-	if err == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return err
-	}
-	return &cli.ExitError{Code: cli.ExitLimit, Message: fmt.Sprintf("%v: %v", context.Cause(ctx), err)}
-}
 
 // turnOf returns the events of the turn that a call asked for, with the session's beginning if it
 // is the first one.
@@ -251,4 +229,135 @@ func turnResult(r *protocol.Result) loop.TurnResult {
 		t.Outcome = loop.OutcomeFailed
 	}
 	return t
+}
+
+// detached is what submit --detach prints with --json.
+type detached struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"`
+	TraceID   string             `json:"trace_id,omitempty"` // when this process exports traces
+}
+
+// leave sends the turn, and prints how to follow it.
+func (c *submitCommand) leave(ctx context.Context, p program, fl *fleet.Fleet, call protocol.Call, workspace string) error {
+	if err := accepted(ctx, fl, call); err != nil {
+		return err
+	}
+	where := flagsOf(c.Nats, c.Login, c.Fleet)
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach%s %s\n", where, call.SessionID)
+	if workspace != "" {
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, call.SessionID, shellWord(workspace))
+	}
+	if c.JSON {
+		return printJSON(p, detached{call.SessionID, call.ID, telemetry.TraceID(ctx)})
+	}
+	_, err := fmt.Fprintln(p.Stdout, call.SessionID)
+	return err
+}
+
+// accepted sends a call and returns when the fleet has stored it.
+func accepted(ctx context.Context, fl *fleet.Fleet, call protocol.Call) error {
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	var result *protocol.Result
+	err := fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
+		result = u.Result
+		if u.State != loop.StateDone {
+			leave(loop.ErrDetached)
+		}
+	})
+	switch {
+	case result != nil && result.Error != nil: // refused, or over already
+		return fmt.Errorf("the turn was not accepted: %w", result.Error)
+	case errors.Is(err, loop.ErrDetached):
+		return nil
+	default:
+		return err
+	}
+}
+
+// flagsOf returns the flags by which another command reaches the fleet, with a space in front, to be
+// pasted into a shell. It leaves out a password of the URL.
+func flagsOf(nats string, login cli.Login, fleet string) string {
+	var flags strings.Builder
+	add := func(flag, value string) {
+		if value != "" {
+			fmt.Fprintf(&flags, " %s %s", flag, shellWord(value))
+		}
+	}
+	add("--nats", natsio.Redact(nats))
+	add("--creds", login.Creds)
+	add("--tls-ca", login.TLS.CA)
+	add("--tls-cert", login.TLS.Cert)
+	add("--tls-key", login.TLS.Key)
+	if fleet != string(protocol.DefaultFleet) {
+		add("--fleet", fleet)
+	}
+	return flags.String()
+}
+
+// liveTurn shows a turn that runs elsewhere by its live events. Some of them may be lost: with a
+// connection, or with a coordinator that has journaled them before it died.
+type liveTurn struct {
+	show func(loop.Event)
+
+	mu    sync.Mutex // events come from another goroutine
+	last  loop.Event // the last one of the turn
+	reply string     // the text of the last reply, and of what it goes on with
+	cut   bool       // that reply was cut, and has no tool calls
+	ended bool
+
+	traceID string
+}
+
+// observe shows an event.
+func (l *liveTurn) observe(e loop.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.show(e)
+	l.last = e
+	switch e.Type {
+	case loop.EventTurnStarted: // one that was open may have come before
+		l.reply, l.cut, l.ended, l.traceID = "", false, false, e.TraceID
+	case loop.EventModelReply:
+		if !l.cut {
+			l.reply = ""
+		}
+		l.reply += e.Text
+		l.cut = e.Finish == loop.FinishLength && len(e.ToolCalls) == 0
+	case loop.EventTurnEnded:
+		l.ended = true
+	default:
+	}
+}
+
+const (
+	// lastEvents is how long the live events of a turn may come after its result.
+	lastEvents = time.Second
+	// lastLook is the time between two checks.
+	lastLook = 5 * time.Millisecond
+)
+
+// complete waits for the last events, which may come a moment after the result, and shows the answer
+// if its event was lost. It returns the turn's trace.
+func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) (traceID string) {
+	ctx, cancel := context.WithTimeout(ctx, lastEvents)
+	defer cancel()
+	for !l.over() {
+		if !pause.For(ctx, lastLook) {
+			break
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Outcome == loop.OutcomeAnswered && l.reply != r.Text {
+		l.show(loop.Event{Type: loop.EventModelReply, SessionID: l.last.SessionID, Turn: l.last.Turn, Step: r.Steps, Text: r.Text})
+	}
+	return l.traceID
+}
+
+func (l *liveTurn) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended
 }

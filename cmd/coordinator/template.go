@@ -8,16 +8,16 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type templateCommand struct {
-	existingFleet
+	environment.ExistingFleet
 
 	JSON    bool          `name:"json" help:"Print JSON."`
 	Timeout time.Duration `default:"10m" help:"Time limit of the command."`
@@ -60,7 +60,7 @@ func (v templateVerb) run(ctx context.Context, p program) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	fl, err := c.connect(ctx, "template", p.common.Logger(p.Program), natsio.WorkspaceRights(protocol.Fleet(c.Fleet)))
+	fl, err := c.Connect(ctx, "template", p.common.Logger(p.Program), natsio.WorkspaceRights(protocol.Fleet(c.Fleet)))
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (c *templateCommand) create(ctx context.Context, _ program, store *workspac
 		if invalid != nil || !errors.Is(err, os.ErrNotExist) {
 			return cli.Usagef("%s is no directory, and no id of a session: %v", c.Create.From, err)
 		}
-		err = store.TemplateOf(ctx, c.Create.Name, sessionDesk{id: id}.lane())
+		err = store.TemplateOf(ctx, c.Create.Name, wire.HashLane(protocol.SandboxKey(string(id)).Lane()))
 	}
 	if errors.Is(err, workspace.ErrExists) {
 		return fmt.Errorf("there is a template %s already (template rm %[1]s)", c.Create.Name)
@@ -112,46 +112,6 @@ func (c *templateCommand) list(ctx context.Context, p program, store *workspace.
 func (c *templateCommand) remove(ctx context.Context, _ program, store *workspace.Store) error {
 	if err := store.RemoveTemplate(ctx, c.Rm.Name); err != nil {
 		return fmt.Errorf("template %s: %w", c.Rm.Name, err)
-	}
-	return nil
-}
-
-// templateFlag says what a new workspace begins with.
-type templateFlag struct {
-	Template string `placeholder:"NAME" help:"Template for the workspace of a new session (template create); with --nats. A session that has a workspace keeps it."`
-}
-
-// check finds what does not go together.
-func (f *templateFlag) check(nats, dir string) error {
-	switch {
-	case f.Template == "":
-		return nil
-	case nats == "":
-		return cli.Usagef("--template %s: needs --nats: templates are kept with a fleet", f.Template)
-	case dir != "":
-		return cli.Usagef("--template %s: not together with --workspace, which the session's files come from", f.Template)
-	}
-	if err := workspace.CheckTemplate(f.Template); err != nil {
-		return cli.Usagef("--template %v", err)
-	}
-	return nil
-}
-
-// begin begins the workspace of a session with the template, if there is one and the session has no
-// workspace.
-func (f *templateFlag) begin(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID) error {
-	if f.Template == "" {
-		return nil
-	}
-	if there, err := session.HasWorkspace(ctx, fl.At(protocol.DefaultPool), id); err != nil || there {
-		return err
-	}
-	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
-	if err == nil {
-		err = store.FromTemplate(ctx, f.Template, sessionDesk{id: id}.lane())
-	}
-	if err != nil && !errors.Is(err, workspace.ErrExists) {
-		return fmt.Errorf("--template %s: %w", f.Template, err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -14,20 +15,15 @@ import (
 )
 
 type toolsCommand struct {
-	folderFlag `group:"Tools:"`
-
 	Toolset []string `default:"core" help:"Toolsets to print, separated by commas."`
 	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
 
-	// MCP servers run in a fleet to be asked.
-	Workspace   string `placeholder:"DIR" help:"Directory in which MCP servers are started to list their tools, without --nats. Default: an empty one."`
-	fleetFlags  `group:"Fleet:"`
-	workerFlags `group:"Sandbox:"`
-	hostFlags   `group:"Host:"`
+	Workspace string `placeholder:"DIR" help:"Directory in which MCP servers are started to list their tools, without --nats. Default: an empty one."`
+	environment.Flags
 }
 
 func (c *toolsCommand) run(ctx context.Context, p program) error {
-	folder, err := c.openFolder()
+	folder, err := c.OpenFolder()
 	if err != nil {
 		return err
 	}
@@ -36,14 +32,14 @@ func (c *toolsCommand) run(ctx context.Context, p program) error {
 		broken++
 		_, _ = fmt.Fprintln(p.err(), message)
 	}
-	box, err := c.toolbox(c.Toolset, folder, warn)
-	if err == nil && len(box.servers) > 0 {
-		err = c.ask(ctx, p, &box, warn)
+	box, err := c.OpenToolbox(c.Toolset, folder, warn)
+	if err == nil && len(box.Servers) > 0 {
+		err = c.list(ctx, p, box, warn)
 	}
 	if err != nil {
 		return err
 	}
-	table := box.table
+	table := box.Table
 	if c.Doc != "" {
 		text, found := table.Document(c.Doc)
 		if !found {
@@ -65,24 +61,24 @@ func (c *toolsCommand) run(ctx context.Context, p program) error {
 	return nil
 }
 
-// ask asks the servers of a toolbox for their tools, in a session of which nothing is kept.
-func (c *toolsCommand) ask(ctx context.Context, p program, box *toolbox, warn func(string)) error {
+// list lists the tools of the MCP servers, which run in a session that is removed afterwards.
+func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Toolbox, warn func(string)) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	call := callCommand{Tool: "tools", folderFlag: c.folderFlag, fleetFlags: c.fleetFlags, workerFlags: c.workerFlags, hostFlags: c.hostFlags}
-	workspace, err := checkWorkspace(c.Workspace)
+	call := callCommand{Tool: "tools", Flags: c.Flags}
+	workspace, err := environment.CheckWorkspace(c.Workspace)
 	if err != nil {
 		return err
 	}
 	if workspace != "" && c.Nats != "" {
 		return cli.Usagef("--workspace %s: is for servers in this process: leave --nats out", c.Workspace)
 	}
-	if err := (&turnFlags{Workspace: c.Workspace}).narrow(workspace); err != nil {
+	if err := environment.CheckWhole(c.Workspace, workspace, nil); err != nil {
 		return err
 	}
 	session := protocol.NewSessionID()
 	_, err = call.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, _ func(string)) (*protocol.Call, error) {
-		return nil, box.ask(ctx, fl, session, warn)
+		return nil, box.List(ctx, fl, session, warn)
 	}, workspace, &callOutput{})
 	return err
 }

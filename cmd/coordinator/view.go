@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"strconv"
 	"strings"
@@ -25,7 +28,7 @@ type viewFlags struct {
 	Plain bool   `brief:"Plain output, for screen readers and logs." help:"Plain output for screen readers: progress in words, every line once, no drawing."`
 	Price string `placeholder:"IN/OUT" help:"Price of a million input and output tokens in dollars, such as 2.50/10; each turn then shows its cost."`
 
-	fleet bool // workers are elsewhere: their names matter
+	fleet bool // workers are elsewhere: show their names
 }
 
 // cost reads the price; nil without one.
@@ -44,19 +47,19 @@ func (f *viewFlags) cost() (func(protocol.Usage) float64, error) {
 	}, nil
 }
 
-// view is how a session is shown: observe gets its events, warn what the command has to say, alert
-// what of that nobody should overlook.
+// view shows a session: observe shows its events, warn a message of the command, alert a message
+// that stands out.
 type view struct {
 	screen  *terminal.View
-	live    bool // what runs is seen while it does
+	live    bool // running calls are shown while they run
 	observe func(loop.Event)
 	warn    func(string)
 	alert   func(string)
-	found   func(protocol.SessionID, []gitguard.Finding) // the event of what git would run; shown as text elsewhere
-	answer  func(loop.TurnResult) error                  // prints it, unless it has been shown; the error is that of anything printed so far
+	found   func(protocol.SessionID, []gitguard.Finding) // the event about git; a person gets an alert instead
+	answer  func(loop.TurnResult) error                  // prints the answer, unless it has been shown; returns the first error of printing
 }
 
-// newView shows progress on stderr, or events on stdout with --json. Whoever makes one closes it.
+// newView shows progress on stderr, or events on stdout with --json. The caller closes its screen.
 func newView(p program, f *viewFlags) (view, error) {
 	cost, err := f.cost()
 	if err != nil {
@@ -81,7 +84,7 @@ func newView(p program, f *viewFlags) (view, error) {
 	return v, nil
 }
 
-// printAnswer prints the answer. On a terminal that has shown it as it came, it is not shown twice.
+// printAnswer prints the answer, unless the terminal has shown it already.
 func printAnswer(p program, r loop.TurnResult) error {
 	if r.Outcome != loop.OutcomeAnswered || terminal.IsTerminal(p.Stdout) && terminal.IsTerminal(p.Stderr) {
 		return nil
@@ -92,7 +95,7 @@ func printAnswer(p program, r loop.TurnResult) error {
 	return nil
 }
 
-// busy shows what is done beside the turn, on a terminal; "" is nothing.
+// busy shows on a terminal what is done outside of the turn; "" is nothing.
 func (v view) busy(what string) {
 	if v.live {
 		v.screen.Waits(what)
@@ -131,11 +134,11 @@ func (v view) frame(f *wire.Frame) {
 	}
 }
 
-// waitNotice is how long a call waits before the user is told.
+// waitNotice is how long a call waits before the user is warned.
 const waitNotice = 3 * time.Second
 
-// noticeWaiting passes events on, and says so when a call waits for long, unless that is seen. url
-// is that of the fleet; "" for one of this process.
+// noticeWaiting shows events, and warns when a call waits long, unless the terminal shows that. url
+// is that of the fleet; "" for one inside this process.
 func noticeWaiting(show view, url string) func(loop.Event) {
 	timers := map[protocol.CallID]*time.Timer{}
 	return func(e loop.Event) {
@@ -145,7 +148,7 @@ func noticeWaiting(show view, url string) func(loop.Event) {
 			if timer := timers[id]; timer != nil {
 				timer.Stop()
 			}
-			if e.Text != "" { // which says more
+			if e.Text != "" { // the event says why
 				break
 			}
 			timers[id] = time.AfterFunc(waitNotice, func() { show.sayWaiting(id, url) })
@@ -160,7 +163,7 @@ func noticeWaiting(show view, url string) func(loop.Event) {
 	}
 }
 
-// sayWaiting says why a call waits.
+// sayWaiting warns why a call waits.
 func (v view) sayWaiting(id protocol.CallID, url string) {
 	about, behind := v.screen.Waiting(id)
 	switch {
@@ -174,5 +177,127 @@ func (v view) sayWaiting(id protocol.CallID, url string) {
 			about, waitNotice, natsio.Redact(url), natsio.Redact(url)))
 	default:
 		v.warn(fmt.Sprintf("%s has waited %s: the worker in this process is busy", about, waitNotice))
+	}
+}
+
+// jsonEvents prints the events of a session, one JSON object a line.
+type jsonEvents struct {
+	w      io.Writer
+	failed error // the first event that could not be printed
+}
+
+func newJSONEvents(w io.Writer) *jsonEvents { return &jsonEvents{w: w} }
+
+// observe prints an event if it is part of the contract; live ones are not.
+func (j *jsonEvents) observe(e loop.Event) {
+	always, printed := alwaysThere(e.Type)
+	if !printed {
+		return
+	}
+	line, err := encodeEvent(e, always)
+	if err != nil {
+		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
+	}
+	j.write(line)
+}
+
+// field is a field that scripts may rely on, and its value when the event has none.
+type field struct {
+	name  string
+	empty string
+}
+
+// alwaysThere returns the fields that an event of a type always has, besides type and session_id;
+// printed is false for events that are not part of the contract.
+func alwaysThere(t loop.EventType) (fields []field, printed bool) {
+	switch t {
+	case loop.EventSessionStarted:
+		return []field{{"model", `""`}, {"tools", `[]`}}, true
+	case loop.EventModelReply:
+		return []field{{"text", `""`}, {"tool_calls", `[]`}}, true
+	case loop.EventToolCall:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
+	case loop.EventToolResult:
+		return []field{
+			{"index", `0`},
+			{"call_id", `""`},
+			{"name", `""`},
+			{"status", `""`},
+			{"content", `""`},
+			{"worker_id", `""`},
+			{"attempt", `0`},
+			{"queue_ms", `0`},
+			{"run_ms", `0`},
+		}, true
+	case loop.EventSessionEnded:
+		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
+	case loop.EventJobEnded:
+		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
+	case loop.EventPartLeftOut:
+		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
+	case loop.EventPolicyDecision:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true
+	case loop.EventApprovalAsked:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"rule", `""`}, {"text", `""`}}, true
+	case loop.EventQuestionAsked:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"lane", `""`}, {"question", `{}`}}, true
+	case loop.EventAnswered:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"question", `{}`}, {"status", `""`}}, true
+	case loop.EventWorkerLost:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"worker_id", `""`}, {"attempt", `0`}, {"text", `""`}}, true
+	case loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning:
+	}
+	return nil, false
+}
+
+// encodeEvent returns the line of an event.
+func encodeEvent(e loop.Event, always []field) ([]byte, error) {
+	var line bytes.Buffer
+	encoder := json.NewEncoder(&line)
+	encoder.SetEscapeHTML(false)
+	if e.Reasoning != nil { // the rest is for the adapter of the model
+		e.Reasoning = &loop.Reasoning{Text: e.Reasoning.Text}
+	}
+	if err := encoder.Encode(e); err != nil {
+		return nil, err
+	}
+	var has map[string]json.RawMessage
+	if err := json.Unmarshal(line.Bytes(), &has); err != nil {
+		return nil, err
+	}
+	line.Truncate(line.Len() - len("}\n"))
+	for _, f := range always {
+		if _, there := has[f.name]; !there {
+			fmt.Fprintf(&line, ",%q:%s", f.name, f.empty)
+		}
+	}
+	line.WriteString("}\n")
+	return line.Bytes(), nil
+}
+
+// gitFindings is the event of --json about what a session has left for git to run.
+type gitFindings struct {
+	Type      string             `json:"type"`
+	SessionID protocol.SessionID `json:"session_id"`
+	Time      time.Time          `json:"time"`
+	Findings  []gitguard.Finding `json:"findings"`
+}
+
+// found prints the event of findings.
+func (j *jsonEvents) found(session protocol.SessionID, findings []gitguard.Finding) {
+	if len(findings) == 0 {
+		return
+	}
+	line, err := json.Marshal(gitFindings{Type: "git_findings", SessionID: session, Time: time.Now().UTC(), Findings: findings})
+	if err != nil {
+		panic(fmt.Sprintf("encode findings: %v", err)) // strings always encode
+	}
+	j.write(append(line, '\n'))
+}
+
+// write prints a line. A reader that went away does not end the session.
+func (j *jsonEvents) write(line []byte) {
+	if _, err := j.w.Write(line); err != nil && j.failed == nil {
+		j.failed = fmt.Errorf("print events: %w", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -20,7 +21,7 @@ import (
 )
 
 type workersCommand struct {
-	existingFleet
+	environment.ExistingFleet
 
 	Pool string        `default:"default" help:"Pool of the workers."`
 	Wait time.Duration `default:"1s" help:"Time to wait for answers."`
@@ -35,7 +36,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	if c.Wait <= 0 {
 		return cli.Usagef("--wait %s: must be more than 0", c.Wait)
 	}
-	fl, err := c.connect(ctx, "workers", p.common.Logger(p.Program), natsio.WorkersRights(protocol.Fleet(c.Fleet), pool))
+	fl, err := c.Connect(ctx, "workers", p.common.Logger(p.Program), natsio.WorkersRights(protocol.Fleet(c.Fleet), pool))
 	if err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		if err := table(p.out(), workers); err != nil {
 			return err
 		}
-		sentences, err := untaken(ctx, fl, pool)
+		sentences, err := unmet(ctx, fl, pool)
 		for _, sentence := range sentences {
 			_, _ = fmt.Fprintln(p.out(), sentence) // as every command prints
 		}
@@ -102,4 +103,34 @@ func printCoordinators(out io.Writer, coordinators []*wire.WorkerInfo) error {
 			printableName(string(c.WorkerID)), orDash(printableName(c.Build)), c.Slots, c.HeldLanes, orDash(printableName(strings.Join(c.Models, " "))))
 	}
 	return table.Flush()
+}
+
+type pingCommand struct {
+	environment.ExistingFleet
+
+	Timeout time.Duration `default:"5s" help:"Time limit for the answer."`
+}
+
+func (c *pingCommand) run(ctx context.Context, p program) error {
+	if c.Timeout <= 0 {
+		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	start := time.Now()
+	fl, err := c.Connect(ctx, "ping", p.common.Logger(p.Program))
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	workers := ""
+	took := time.Since(start)
+	if fl.CheckRights(ctx, natsio.WorkersRights(fl.Name, protocol.DefaultPool)) == nil {
+		_, err := fl.Conn(protocol.DefaultPool).RequestWithContext(ctx, wire.WhoSubject(fl.Name, protocol.DefaultPool), nil)
+		if errors.Is(err, nats.ErrNoResponders) {
+			workers = "; no worker of pool " + string(protocol.DefaultPool) + " is there: its calls wait"
+		}
+	}
+	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)%s\n", fl.Name, took.Round(time.Millisecond), workers)
+	return err
 }

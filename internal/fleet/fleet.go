@@ -269,6 +269,22 @@ func InPlace() (*inplace.Queue, error) {
 	return inplace.Open(folder)
 }
 
+// ChangeInPlace changes a directory while no call of any process uses it in place. A program waits
+// for its turn, and reports for whom. Without a state folder there is no order.
+func ChangeInPlace(ctx context.Context, dir, program string, session protocol.SessionID, report func(string), change func() error) error {
+	queue, err := InPlace()
+	if dir == "" || err != nil {
+		return change()
+	}
+	use := inplace.Use{Directory: dir, Owner: string(session) + " " + program, Program: program, Session: session}
+	leave, err := queue.Lock(ctx, use, func(holder string) { report(program + " waits for: " + holder) })
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return change()
+}
+
 // drainTime is how long the embedded worker may take to end what runs.
 const drainTime = 5 * time.Second
 

@@ -250,3 +250,65 @@ func printable(text string) string {
 	}
 	return quoted
 }
+
+// Report tells a person what a session has left for git to run in a directory. It alerts also where
+// that cannot be found out.
+type Report struct {
+	dir   string
+	watch *Watch // nil without a directory, or git
+	alert func(string)
+	last  []Finding // of the last turn of a conversation
+}
+
+// NewReport looks at a directory, before the session can change it; "" is none.
+func NewReport(ctx context.Context, dir string, alert func(string)) *Report {
+	r := &Report{dir: dir, alert: alert}
+	if dir == "" {
+		return r
+	}
+	var err error
+	if r.watch, err = Look(ctx, dir); err != nil {
+		r.unknown(err)
+	}
+	return r
+}
+
+// Findings returns what git would run now and would not have run before, also when ctx has ended.
+func (r *Report) Findings(ctx context.Context) []Finding {
+	all, err := r.watch.Findings(context.WithoutCancel(ctx))
+	if err != nil {
+		r.unknown(err)
+	}
+	return all
+}
+
+func (r *Report) unknown(err error) {
+	r.alert(fmt.Sprintf("what git would run in %s is not known, look at .git and its settings before you use git there: %v", r.dir, err))
+}
+
+// maxAlerted is the number of findings in an alert.
+const maxAlerted = 20
+
+// Alert tells the person about findings, one a line.
+func (r *Report) Alert(all []Finding) {
+	if len(all) == 0 {
+		return
+	}
+	lines := make([]string, 0, len(all))
+	for _, finding := range all[:min(len(all), maxAlerted)] {
+		lines = append(lines, finding.String())
+	}
+	if rest := len(all) - maxAlerted; rest > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", rest))
+	}
+	r.alert("before you use git or an editor in " + r.dir + ", look at what the session has left for git to run:\n" + strings.Join(lines, "\n"))
+}
+
+// AlertNew tells the person about findings after a turn, if they have changed: the person may use
+// git before the conversation ends.
+func (r *Report) AlertNew(ctx context.Context) {
+	if all := r.Findings(ctx); !slices.Equal(all, r.last) {
+		r.last = all
+		r.Alert(all)
+	}
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// printLanes prints a table of lanes.
+func printLanes(w io.Writer, lanes []operator.Status) error {
+	if len(lanes) == 0 {
+		_, err := fmt.Fprintln(w, "no lane has anything")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "LANE\tPOOL\tSTATE\tWAITING\tOLDEST\tHOLDER\tHELD\tRUNNING") // Flush tells of errors
+	for _, s := range lanes {
+		name := printableName(string(s.Lane))
+		if s.Lane == "" {
+			name = "(hash " + string(s.Hash) + ")"
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n",
+			name, s.Pool, s.State, s.Waiting, age(s.OldestMS), orDash(string(s.Holder)), age(s.HeldMS), running(s.Running))
+	}
+	return table.Flush()
+}
+
+// printLane prints a lane and a table of its calls.
+func printLane(w io.Writer, v *operator.View) error {
+	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", printableName(string(v.Lane)), v.Pool, v.State) // Flush tells of errors
+	if v.Holder != "" {
+		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
+	}
+	_, _ = fmt.Fprintf(w, ", %d running, %d waiting\n", len(v.Running), v.Waiting)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(v.Calls) > 0 {
+		_, _ = fmt.Fprintln(table, "CALL\tTOOL\tSESSION\tSTATE\tACCEPTED\tAGE\tATTEMPT\tSTARTS\tRESOURCES")
+	}
+	for _, c := range v.Calls {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			c.CallID, orDash(printableName(c.Tool)), c.SessionID, c.State, c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
+			attempt(c), starts(c.Starts), resources(c))
+	}
+	for i := range v.Calls {
+		if c := &v.Calls[i]; c.WaitsFor != "" {
+			_, _ = fmt.Fprintln(table, waitsFor(c))
+		}
+	}
+	return table.Flush()
+}
+
+func attempt(c operator.CallStatus) string {
+	if c.Attempt == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d (%s)", c.Attempt, age(c.RunningMS))
+}
+
+func starts(marks []operator.StartMark) string {
+	words := make([]string, len(marks))
+	for i, mark := range marks {
+		words[i] = fmt.Sprintf("%d by %s", mark.Attempt, printableName(string(mark.WorkerID)))
+	}
+	return orDash(strings.Join(words, ", "))
+}
+
+// shownUses bounds the resources of a call in a table.
+const shownUses = 3
+
+func resources(c operator.CallStatus) string {
+	if c.Fault != "" {
+		return "(not readable: " + printableName(c.Fault) + ")"
+	}
+	words := make([]string, 0, len(c.Resources))
+	for i, use := range c.Resources {
+		if i == shownUses {
+			words = append(words, fmt.Sprintf("and %d more", len(c.Resources)-i))
+			break
+		}
+		words = append(words, string(use.Access)+" "+printableName(string(use.Key)))
+	}
+	return strings.Join(words, ", ")
+}
+
+// running names the call that has been running longest.
+func running(calls []lane.RunningCall) string {
+	if len(calls) == 0 {
+		return "-"
+	}
+	first := calls[0]
+	name := printableName(first.Tool)
+	if name == "" {
+		name = string(first.CallID)
+	}
+	text := fmt.Sprintf("%s (attempt %d, %s)", name, first.Attempt, age(first.RunningMS))
+	if more := len(calls) - 1; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// age formats a duration in milliseconds.
+func age(ms int64) string {
+	d := time.Duration(ms) * time.Millisecond
+	switch {
+	case ms == 0:
+		return "-"
+	case d < time.Second:
+		return d.String()
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// printableName quotes a name that could control a terminal.
+func printableName(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// Bounds of the waiting calls that [unmet] reads.
+const (
+	maxIdleLanes = 32
+	maxIdleCalls = 16
+)
+
+// addUnmet adds to calls the requirements that no worker of their pool meets, if workers answer.
+func addUnmet(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool, calls []operator.CallStatus) {
+	if !slices.ContainsFunc(calls, func(c operator.CallStatus) bool { return c.Needs != nil }) {
+		return
+	}
+	missing := dispatch.Lacking(ctx, fl.Conn(pool), fl.Name, pool)
+	for i := range calls {
+		if missing != nil && calls[i].Needs != nil {
+			calls[i].WaitsFor = missing(*calls[i].Needs)
+		}
+	}
+}
+
+// unmet returns a sentence about each call of a pool that none of its workers can run, of the lanes
+// that have waited longest. The error wraps [natsio.ErrRights] if rights are missing.
+func unmet(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool) ([]string, error) {
+	if err := fl.CheckRights(ctx, natsio.LaneRights(fl.Name, pool)); err != nil {
+		return nil, err
+	}
+	desk, err := operator.New(ctx, fl.Conn(pool), fl.Name)
+	if err != nil {
+		return nil, err
+	}
+	list, err := desk.List(ctx, pool, maxIdleLanes)
+	if err != nil {
+		return nil, err
+	}
+	var calls []operator.CallStatus
+	for _, status := range list.Lanes {
+		if status.Lane == "" || status.Waiting == 0 || len(status.Running) > 0 || status.State == operator.StatePaused {
+			continue
+		}
+		if view, err := desk.Show(ctx, pool, status.Lane, maxIdleCalls); err == nil { // else it is empty by now
+			calls = append(calls, view.Calls...)
+		}
+	}
+	addUnmet(ctx, fl, pool, calls)
+	var sentences []string
+	for i := range calls {
+		if c := &calls[i]; c.WaitsFor != "" {
+			sentences = append(sentences, fmt.Sprintf("session %s: %s", c.SessionID, waitsFor(c)))
+		}
+	}
+	return sentences, nil
+}
+
+// waitsFor is a sentence about a call that waits for a worker that meets its requirements.
+func waitsFor(c *operator.CallStatus) string {
+	return fmt.Sprintf("%s, call %s, waits for: %s", printableName(c.Tool), c.CallID, printableName(c.WaitsFor))
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/transfer"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type sessionPull struct {
+	ID  string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	Dir string `arg:"" help:"Target directory, created if missing. A directory with files gets only the session's changes; files changed on both sides are kept."`
+	At  string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state. Needs no worker if workers keep checkpoints."`
+
+	IncludeIgnored bool `help:"Copy also files that .gitignore files of DIR exclude."`
+}
+
+// pulled is what a pull prints with --json.
+type pulled struct {
+	Dir       string   `json:"dir"`
+	Written   []string `json:"written"`
+	Removed   []string `json:"removed"`
+	Conflicts []string `json:"conflicts"`
+	Theirs    []string `json:"theirs"`
+	Protected []string `json:"protected"`
+}
+
+// pull copies a session's workspace into a directory.
+func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) error {
+	dir, err := filepath.Abs(c.Pull.Dir)
+	if err != nil {
+		return fmt.Errorf("DIR %s: %w", c.Pull.Dir, err)
+	}
+	fetch, done, err := c.source(ctx, p, desk, dir)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does; the umask says who else may read it
+		return fmt.Errorf("DIR: %w", err)
+	}
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	show, err := newView(p, &viewFlags{})
+	if err != nil {
+		return err
+	}
+	defer show.screen.Close()
+	git := gitguard.NewReport(ctx, dir, show.alert)
+	changes, err := fetch(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { git.Alert(git.Findings(ctx)) }() // last
+	if c.JSON {
+		list := func(names []string) []string { return append([]string{}, names...) }
+		return printJSON(p, pulled{
+			dir, list(changes.Written), list(changes.Removed), list(changes.Conflicts), list(changes.Theirs), list(changes.Protected),
+		})
+	}
+	transfer.ReportSkipped(changes, warn)
+	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(changes.Written), "path"), len(changes.Removed))
+	return err
+}
+
+// source returns what fetches the workspace into a directory, and what closes its connection.
+func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk, dir string) (fetch func(context.Context) (snapshot.Changes, error), done func(), err error) {
+	w, err := transfer.Into(ctx, transfer.Options{
+		Session: desk.id, Pool: desk.pool, Dir: dir, IncludeIgnored: c.Pull.IncludeIgnored, Busy: func(string) {},
+		Warn: func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) },
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	at, err := parseAt(c.Pull.At)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Nats == "" && at != "" {
+		return nil, nil, cli.Usagef("--at needs --nats: workspaces of sessions that ran without a fleet have no checkpoints")
+	}
+	if c.Nats == "" {
+		local, err := c.local(p, desk)
+		if err != nil {
+			return nil, nil, err
+		}
+		from, err := local.Workspace(ctx, desk.id)
+		return func(ctx context.Context) (snapshot.Changes, error) { return w.CopyFrom(ctx, from) }, func() {}, err
+	}
+	if w.Fleet, err = c.connect(ctx, p, natsio.CallRights(desk.fleet, desk.pool)); err != nil {
+		return nil, nil, err
+	}
+	if fetch, err = w.Source(ctx, at); err != nil {
+		w.Fleet.Close()
+		return nil, nil, err
+	}
+	return fetch, w.Fleet.Close, nil
+}
+
+type sessionRestore struct {
+	ID string `arg:"" help:"Id of the session, in which nothing runs."`
+	At string `required:"" placeholder:"CALL" help:"Call whose state is restored; session diff ID lists the calls that changed something."`
+}
+
+type sessionFork struct {
+	ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	At string `placeholder:"CALL" help:"Last call that the new session shares. Default: all calls."`
+}
+
+// parseAt reads the id of a call; "" is none.
+func parseAt(at string) (protocol.CallID, error) {
+	if at == "" {
+		return "", nil
+	}
+	call, err := protocol.ParseCallID(at)
+	if err != nil {
+		return "", cli.Usagef("--at: %v", err)
+	}
+	return call, nil
+}
+
+// restore restores a session's workspace to its state after a call.
+func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDesk) error {
+	at, err := parseAt(c.Restore.At)
+	if err != nil {
+		return err
+	}
+	if c.Nats == "" {
+		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
+	}
+	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.CallRights(desk.fleet, desk.pool))
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	restored, err := session.Restore(ctx, fl, desk.id, desk.pool, at)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, restored)
+	}
+	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was after call %s: %s written, %d removed\n",
+		desk.id, at, terminal.Plural(restored.Written, "file"), restored.Removed)
+	return err
+}
+
+// forked is what a fork prints with --json.
+type forked struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	Turns     int                `json:"turns"`
+}
+
+// fork starts a session with the workspace and the conversation of another one.
+func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) error {
+	at, err := parseAt(c.Fork.At)
+	if err != nil {
+		return err
+	}
+	if c.Nats == "" {
+		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
+	}
+	fl, err := c.connect(ctx, p, append(natsio.SessionRights(desk.fleet), natsio.WorkspaceRights(desk.fleet))...)
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	store, err := workspace.Open(ctx, fl.Conn(desk.pool), desk.fleet)
+	if err != nil {
+		return err
+	}
+	made := forked{SessionID: protocol.NewSessionID()}
+	to := sessionDesk{id: made.SessionID}.lane()
+	if err := store.Fork(ctx, desk.lane(), at, to, func(path string) bool { return path != "processes.json" }); err != nil {
+		return fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	if made.Turns, err = session.Fork(ctx, fl.Journal, desk.id, at, made.SessionID); err != nil {
+		return errors.Join(err, store.Remove(context.WithoutCancel(ctx), to))
+	}
+	if c.JSON {
+		return printJSON(p, made)
+	}
+	if made.Turns == 0 {
+		_, _ = fmt.Fprintln(p.Stderr, "coordinator: the workspace alone is forked: the call is none of the session's conversation")
+	}
+	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
+	return err
+}
+
+// cancel ends the turns of a session that run or wait.
+func (c *sessionCommand) cancel(ctx context.Context, p program, desk sessionDesk) error {
+	if c.Nats == "" { // the process that runs it has its server
+		f, err := c.reach(ctx, p, desk)
+		if err != nil {
+			return fmt.Errorf("%w; stop that process (Ctrl-C)", err)
+		}
+		f.Close()
+		return c.cancelled(p, desk, nil)
+	}
+	f, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, protocol.SessionPool), natsio.LaneChangeRights(desk.fleet, protocol.SessionPool))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	ids, err := session.Cancel(ctx, f, desk.id)
+	if err != nil {
+		return err
+	}
+	return c.cancelled(p, desk, ids)
+}
+
+// cancelled prints what was cancelled.
+func (c *sessionCommand) cancelled(p program, desk sessionDesk, ids []protocol.CallID) error {
+	if c.JSON {
+		return printJSON(p, struct {
+			Cancelled []protocol.CallID `json:"cancelled"`
+		}{append([]protocol.CallID{}, ids...)})
+	}
+	what := "nothing of it runs or waits"
+	if len(ids) > 0 {
+		what = terminal.Plural(len(ids), "turn") + " cancelled"
+	}
+	_, err := fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
+	return err
+}
+
+// remove removes a session.
+func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk) error {
+	removed, err := c.removed(ctx, p, desk)
+	if errors.Is(err, session.ErrBusy) {
+		return fmt.Errorf("%w (--force)", err)
+	}
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, removed)
+	}
+	if removed == (session.Removed{}) {
+		_, err = fmt.Fprintf(p.Stdout, "there is nothing of session %s\n", desk.id)
+		return err
+	}
+	workspace := "no workspace"
+	if removed.Workspace {
+		workspace = "its workspace"
+	}
+	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d kept bodies, %s\n",
+		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
+	return err
+}
+
+func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDesk) (session.Removed, error) {
+	if c.Nats == "" {
+		local, err := c.local(p, desk)
+		if err != nil {
+			return session.Removed{}, err
+		}
+		return local.Remove(ctx, desk.id, c.Rm.Force)
+	}
+	fl, err := c.connect(ctx, p, append(natsio.RemoveRights(desk.fleet), natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool))...)
+	if err != nil {
+		return session.Removed{}, err
+	}
+	defer fl.Close()
+	return session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
+}

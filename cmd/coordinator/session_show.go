@@ -1,0 +1,306 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
+	all, fl, err := c.open(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer closeFleet(fl)
+	limit := c.Ls.Limit
+	if c.Ls.State != "" || c.Ls.Since > 0 { // the filter may leave out any
+		limit = math.MaxInt
+	}
+	list, leftOut, err := all.List(ctx, limit)
+	if err != nil {
+		return err
+	}
+	list = slices.DeleteFunc(list, func(s session.Info) bool {
+		return c.Ls.State != "" && string(s.State) != c.Ls.State || c.Ls.Since > 0 && time.Since(s.UpdatedAt) > c.Ls.Since
+	})
+	if len(list) > c.Ls.Limit {
+		leftOut, list = leftOut+len(list)-c.Ls.Limit, list[:c.Ls.Limit]
+	}
+	if c.JSON {
+		if list == nil {
+			list = []session.Info{}
+		}
+		err = printJSON(p, list)
+	} else {
+		err = printSessions(p.out(), list)
+	}
+	if leftOut > 0 && err == nil {
+		_, err = fmt.Fprintf(p.Stderr, "%d more sessions are not printed (--limit)\n", leftOut)
+	}
+	return err
+}
+
+func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
+	all, fl, err := c.open(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer closeFleet(fl)
+	info, err := all.Show(ctx, desk.id)
+	if err != nil {
+		return err
+	}
+	if a := info.Approval; a != nil && info.State == session.StateWaitsForApproval {
+		info.Waits = append(info.Waits, prompt.WaitsForApproval(loop.ApprovalRequest{
+			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
+		}, flagsOf(c.Nats, c.Login, c.Fleet)))
+	}
+	if info.State == session.StateWaitsForAnswer {
+		for i := range info.Questions {
+			info.Waits = append(info.Waits, c.asking(&info.Questions[i]))
+		}
+	}
+	waiting := []session.State{session.StateOpen, session.StateInUse, session.StateWaitsForWorker, session.StateWaitsForCoordinator}
+	if fl != nil && slices.Contains(waiting, info.State) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
+		c.used(ctx, fl, desk, info)
+	}
+	if c.JSON {
+		return printJSON(p, info)
+	}
+	return printSession(p.out(), info)
+}
+
+// asking is a sentence about what a running call asks.
+func (c *sessionCommand) asking(a *session.Approval) string {
+	return prompt.WaitsForAnswer(a.Tool, approval.Asked{Pool: a.Pool(), Session: a.SessionID, Call: a.CallID}, a.Question, flagsOf(c.Nats, c.Login, c.Fleet))
+}
+
+// used adds to an open session whether something of it runs or waits, and for what.
+func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk sessionDesk, info *session.Info) {
+	turns, calls, err := session.Unfinished(ctx, fl, desk.id, desk.pool)
+	if err != nil || len(turns)+len(calls) == 0 {
+		return
+	}
+	if info.State == session.StateOpen {
+		info.State = session.StateInUse
+	}
+	addUnmet(ctx, fl, protocol.SessionPool, turns)
+	addUnmet(ctx, fl, desk.pool, calls)
+	calls = append(turns, calls...)
+	for i := range calls {
+		if calls[i].WaitsFor != "" {
+			info.Waits = append(info.Waits, waitsFor(&calls[i]))
+		}
+	}
+}
+
+// closeFleet closes a fleet, if there is one.
+func closeFleet(fl *fleet.Fleet) {
+	if fl != nil {
+		fl.Close()
+	}
+}
+
+// reach connects to the fleet of the session: the one of the flags, or the session's own.
+func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
+	if c.Nats != "" {
+		return c.connect(ctx, p)
+	}
+	local, err := c.local(p, desk)
+	if err != nil {
+		return nil, err
+	}
+	return local.Open(ctx, desk.id)
+}
+
+// history loads the journal of a session that exists.
+func (c *sessionCommand) history(ctx context.Context, p program, desk sessionDesk) (loop.History, error) {
+	f, err := c.reach(ctx, p, desk)
+	if err != nil {
+		return loop.History{}, err
+	}
+	defer f.Close()
+	history, err := journalOf(ctx, f, desk)
+	if errors.Is(err, session.ErrNone) && c.waits(ctx, f, desk) {
+		err = fmt.Errorf("session %s: its turn waits for a coordinator; session show says for what, session attach follows it", desk.id)
+	}
+	return history, err
+}
+
+// waits reports whether the session has no journal because no coordinator has begun its first turn.
+func (c *sessionCommand) waits(ctx context.Context, f *fleet.Fleet, desk sessionDesk) bool {
+	reader, err := c.reader(ctx, f, desk)
+	if err != nil {
+		return false
+	}
+	_, err = reader.Show(ctx, desk.id)
+	return err == nil
+}
+
+func journalOf(ctx context.Context, f *fleet.Fleet, desk sessionDesk) (loop.History, error) {
+	history, err := f.Journal.Load(ctx, desk.id)
+	if err == nil && len(history.Events) == 0 {
+		err = fmt.Errorf("session %s: %w", desk.id, session.ErrNone)
+	}
+	return history, err
+}
+
+// log prints a session as run shows it, with --json as run --json does.
+func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) error {
+	history, err := c.history(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	printed := newJSONEvents(terminal.JSONWriter(p.Stdout))
+	observe, say := printed.observe, func(string) {}
+	if !c.JSON {
+		view := terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)})
+		observe, say = view.Observe, func(text string) { view.Notice("%s", text) }
+	}
+	for i, e := range history.Events {
+		observe(e)
+		if e.Type == loop.EventApprovalAsked && c.Nats != "" && undecided(history.Events[i+1:]) {
+			say(prompt.WaitsForApproval(loop.ApprovalRequest{
+				SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text,
+			}, flagsOf(c.Nats, c.Login, c.Fleet)))
+		}
+		if e.Type == loop.EventQuestionAsked && c.Nats != "" && unanswered(e, history.Events[i+1:]) {
+			say(c.asking(&session.Approval{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane}))
+		}
+	}
+	return printed.failed
+}
+
+// export prints all events of the journal as they are stored, one a line, without the seed.
+func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
+	history, err := c.history(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
+	encoder.SetEscapeHTML(false)
+	for _, e := range history.Events {
+		e.Seed = ""
+		if err := encoder.Encode(e); err != nil {
+			return fmt.Errorf("print the journal: %w", err)
+		}
+	}
+	return nil
+}
+
+// printSessions prints a table of sessions.
+func printSessions(w io.Writer, list []session.Info) error {
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(w, "there are no sessions")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "PROMPT\tSTATE\tCHANGED\tWHO\tTURNS\tSTEPS\tCALLS\tSESSION") // Flush tells of errors
+	for i := range list {
+		s := &list[i]
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", orDash(promptOf(s.Prompt, 40)), cmp.Or(string(s.State), "-"), ago(s.UpdatedAt),
+			orDash(printableName(s.By)), s.Turns, s.Steps, s.ToolCalls, s.SessionID)
+	}
+	return table.Flush()
+}
+
+// printSession prints a session and a table of its turns.
+func printSession(w io.Writer, s *session.Info) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(name, value string) {
+		_, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) // Flush tells of errors
+	}
+	line("session", string(s.SessionID))
+	line("state", cmp.Or(string(s.State), "-"))
+	for _, wait := range s.Waits {
+		line("waits", printableName(wait))
+	}
+	if s.CreatedAt != nil {
+		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")
+	}
+	line("changed", s.UpdatedAt.UTC().Format(time.RFC3339)+" ("+ago(s.UpdatedAt)+" ago)")
+	line("model", orDash(printableName(s.Model)))
+	line("workspace", orDash(printableName(s.Workspace)))
+	line("work", terminal.Plural(s.Turns, "turn")+", "+terminal.Plural(s.Steps, "step")+", "+terminal.Plural(s.ToolCalls, "tool call"))
+	line("tokens", fmt.Sprintf("%d input, %d output", s.Usage.InputTokens, s.Usage.OutputTokens))
+	line("journal", fmt.Sprintf("%d messages, %s", s.Messages, bytesOf(s.JournalBytes)))
+	line("results", strconv.FormatUint(s.Results, 10))
+	line("kept", fmt.Sprintf("%d bodies, %s", s.Bodies, bytesOf(s.BodyBytes)))
+	if s.DiskBytes > 0 {
+		line("disk", bytesOf(s.DiskBytes))
+	}
+	if err := table.Flush(); err != nil || len(s.History) == 0 {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	traced, trace := slices.ContainsFunc(s.History, func(t session.Turn) bool { return t.TraceID != "" }), "TRACE\t"
+	if !traced {
+		trace = ""
+	}
+	_, _ = fmt.Fprintln(table, "TURN\tSTATE\tSTARTED\tSTEPS\tCALLS\t"+trace+"PROMPT")
+	for _, t := range s.History {
+		if traced {
+			trace = orDash(printableName(t.TraceID)) + "\t"
+		}
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(string(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
+	}
+	return table.Flush()
+}
+
+// promptOf is the beginning of a prompt, on one line.
+func promptOf(text string, most int) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if runes := []rune(text); len(runes) > most {
+		text = string(runes[:most]) + "..."
+	}
+	return printableName(text)
+}
+
+// ago is how long something is ago, roughly.
+func ago(at time.Time) string {
+	d := max(time.Since(at), 0)
+	switch {
+	case d < time.Minute:
+		return strconv.Itoa(int(d.Seconds())) + "s"
+	case d < time.Hour:
+		return strconv.Itoa(int(d.Minutes())) + "m"
+	case d < 48*time.Hour:
+		return strconv.Itoa(int(d.Hours())) + "h"
+	default:
+		return strconv.Itoa(int(d.Hours()/24)) + "d"
+	}
+}
+
+// bytesOf is a size as people read it.
+func bytesOf[N int64 | uint64](n N) string {
+	const unit = 1024
+	if n == 0 {
+		return "-"
+	}
+	value, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for value >= unit && len(units) > 1 {
+		value, units = value/unit, units[1:]
+	}
+	if units[0] == "B" {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", value, units[0])
+}

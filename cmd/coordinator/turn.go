@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// turnFlags describe a turn, for run, chat and submit.
+type turnFlags struct {
+	Prompt    string        `arg:"" optional:"" brief:"The prompt; - or none reads stdin." help:"The prompt. Without it, or with -, the prompt is read from stdin if that is a pipe or a file."`
+	Session   string        `placeholder:"ID" brief:"Session to continue, or last. Default: a new one." help:"Session to continue: its id, the beginning of its id (4 characters or more), or last for the most recent one. Any other name starts a session with that id. Default: a new session."`
+	Workspace string        `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: the directory where the session worked before; for a new session without --nats the current directory, unless it contains your home directory; else an empty workspace."`
+	WholeHome bool          `group:"Workspace:" help:"Allow the root or home directory as the workspace, where the session could change every file you own. On a terminal, run and chat ask instead."`
+	Toolset   []string      `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
+	MaxSteps  int           `default:"64" brief:"Maximum number of model requests." help:"Maximum number of model requests."`
+	MaxTokens int64         `default:"0" brief:"Token limit, input plus output; 0 means unlimited." help:"Token limit, input plus output; 0 means unlimited."`
+	Timeout   time.Duration `default:"0s" brief:"Time limit, such as 10m; 0 means unlimited." help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
+
+	environment.TemplateFlag `group:"Workspace:"`
+	viewFlags                `group:"Output:"`
+	replyFlags               `group:"Model:"`
+	instructionFlags         `group:"Model:"`
+	environment.SessionFlags
+
+	talks bool // the terminal asks for the prompt
+}
+
+// checked is a turn's flags after every check that needs no fleet.
+type checked struct {
+	session   protocol.SessionID
+	workspace string
+	settings  loop.Settings
+	system    string
+}
+
+// check checks the flags. confirm asks the person at the terminal; nil without one.
+func (f *turnFlags) check(confirm func(question string) bool) (c checked, err error) {
+	c.session = protocol.NewSessionID()
+	if f.Session != "" {
+		if c.session, err = protocol.ParseSessionID(f.Session); err != nil {
+			return c, cli.Usagef("--session: %v", err)
+		}
+	}
+	if strings.TrimSpace(f.Prompt) == "" && !f.talks {
+		return c, cli.Usagef("PROMPT is empty: say what the agent is to do")
+	}
+	if f.MaxSteps < 1 {
+		return c, cli.Usagef("--max-steps %d: must be at least 1", f.MaxSteps)
+	}
+	if f.MaxTokens < 0 {
+		return c, cli.Usagef("--max-tokens %d: must not be negative", f.MaxTokens)
+	}
+	if f.Timeout < 0 {
+		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
+	}
+	if c.settings, err = f.settings(); err != nil {
+		return c, err
+	}
+	if c.system, err = f.system(); err != nil {
+		return c, err
+	}
+	if _, err = f.Places(); err != nil {
+		return c, err
+	}
+	if c.workspace, err = environment.CheckWorkspace(f.Workspace); err != nil || f.WholeHome {
+		return c, err
+	}
+	return c, environment.CheckWhole(f.Workspace, c.workspace, confirm)
+}
+
+// readPrompt reads the prompt from stdin if the flags say so, or without a prompt if that is a pipe
+// or a file.
+func (f *turnFlags) readPrompt(p program) error {
+	file, isFile := p.Stdin.(*os.File)
+	piped := false
+	if isFile && f.Prompt == "" {
+		info, err := file.Stat()
+		piped = err == nil && info.Mode()&os.ModeCharDevice == 0
+	}
+	if f.Prompt != "-" && !piped {
+		return nil
+	}
+	content, err := io.ReadAll(p.Stdin)
+	if err != nil {
+		return fmt.Errorf("read the prompt: %w", err)
+	}
+	f.Prompt = strings.TrimSpace(string(content))
+	return nil
+}
+
+// within returns ctx with a time limit; 0 means none.
+func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, limit, loop.TimeLimit(limit))
+}
+
+// overLimit gives an error the exit code for limits if the time limit of ctx is over.
+func overLimit(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return err
+	}
+	return &cli.ExitError{Code: cli.ExitLimit, Message: fmt.Sprintf("%v: %v", context.Cause(ctx), err)}
+}
+
+// replyFlags tune a model's replies. In serve they are the defaults of turns, and --max-output is
+// also the maximum of turns.
+type replyFlags struct {
+	Temperature *float64 `placeholder:"T" help:"Sampling temperature, 0 to 2. Default: the server's."`
+	Reasoning   string   `placeholder:"EFFORT" brief:"Reasoning effort, such as low, medium or high." help:"Reasoning effort: none, minimal, low, medium, high, xhigh or max; each model supports some of them. Default: the server's."`
+	MaxOutput   int64    `default:"0" placeholder:"N" help:"Maximum output tokens of a reply, including reasoning; 0 means the server's default."`
+}
+
+// settings checks the flags.
+func (f *replyFlags) settings() (loop.Settings, error) {
+	if f.MaxOutput < 0 {
+		return loop.Settings{}, cli.Usagef("--max-output %d: must not be negative", f.MaxOutput)
+	}
+	s := loop.Settings{Temperature: f.Temperature, Effort: f.Reasoning, MaxOutput: f.MaxOutput}
+	if err := s.Validate(); err != nil {
+		return s, cli.Usagef("--%v", err)
+	}
+	return s, nil
+}
+
+// instructionFlags are about the instructions of the model.
+type instructionFlags struct {
+	System                string `placeholder:"FILE" brief:"File with the system prompt." help:"File with the system prompt, of up to 256 KiB. Default: that of the session, else a general one."`
+	NoProjectInstructions bool   `help:"Ignore AGENTS.md and CLAUDE.md of the workspace."`
+}
+
+// Bounds of instructions, in bytes.
+const (
+	maxSystem  = 256 << 10
+	maxProject = 32 << 10 // of a file; the rest is left out
+)
+
+// projectFiles are the files of a workspace with instructions for agents.
+func projectFiles() []string { return []string{"AGENTS.md", "CLAUDE.md"} }
+
+// system reads the system prompt; "" when there is no file.
+func (f *instructionFlags) system() (string, error) {
+	if f.System == "" {
+		return "", nil
+	}
+	file, err := os.Open(f.System)
+	if err != nil {
+		return "", cli.Usagef("--system %s: %v", f.System, errors.Unwrap(err))
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxSystem+1))
+	switch {
+	case err != nil:
+		return "", cli.Usagef("--system %s: %v", f.System, errors.Unwrap(err))
+	case len(content) > maxSystem:
+		return "", cli.Usagef("--system %s: is larger than %d KiB", f.System, maxSystem>>10)
+	case strings.TrimSpace(string(content)) == "":
+		return "", cli.Usagef("--system %s: is empty", f.System)
+	}
+	return strings.TrimSpace(string(content)), nil
+}
+
+// project reads the instruction files of a workspace; nil without one: the session keeps those that
+// it has. A file that cannot be read is reported, and left out.
+func (f *instructionFlags) project(workspace string, warn func(string)) ([]protocol.InstructionFile, error) {
+	if f.NoProjectInstructions {
+		return []protocol.InstructionFile{}, nil
+	}
+	if workspace == "" {
+		return nil, nil
+	}
+	root, err := os.OpenRoot(workspace) // follows no link out of it
+	if err != nil {
+		return nil, fmt.Errorf("instructions of the workspace: %w", err)
+	}
+	defer func() { _ = root.Close() }() // it was only read
+	files := []protocol.InstructionFile{}
+	for _, name := range projectFiles() {
+		text, err := projectText(root, name)
+		same := func(other protocol.InstructionFile) bool { return other.Text == text }
+		switch {
+		case errors.Is(err, fs.ErrNotExist), err == nil && text == "", slices.ContainsFunc(files, same): // one is often a link to the other
+			continue
+		case err != nil:
+			warn(fmt.Sprintf("%s of the workspace is left out of the instructions: %v", name, err))
+			continue
+		case strings.HasSuffix(text, leftOut):
+			warn(fmt.Sprintf("%s of the workspace is larger than %d KiB: the rest is left out of the instructions", name, maxProject>>10))
+		}
+		files = append(files, protocol.InstructionFile{Name: name, Text: text})
+	}
+	return files, nil
+}
+
+// leftOut ends a text that was cut.
+const leftOut = "\n[The rest of the file is left out: it is too long. Read it with your tools if you need it.]"
+
+// projectText reads one file of a workspace, up to its bound.
+func projectText(root *os.Root, name string) (string, error) {
+	info, err := root.Stat(name)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() { // opening a FIFO would wait
+		return "", errors.New("not a file")
+	}
+	file, err := root.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxProject+1))
+	if err != nil {
+		return "", err
+	}
+	if len(content) <= maxProject {
+		return strings.TrimSpace(strings.ToValidUTF8(string(content), "\uFFFD")), nil
+	}
+	text := strings.ToValidUTF8(string(content[:maxProject]), "") // a character may be cut at its end
+	return strings.TrimSpace(text) + leftOut, nil
+}

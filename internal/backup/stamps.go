@@ -1,0 +1,85 @@
+package backup
+
+import (
+	"context"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+)
+
+// Stamps are size, mode and time of a directory's files, without those that git ignores; nil means
+// unknown.
+type Stamps map[string]stamp
+
+// stamp changes when a file does.
+type stamp struct {
+	size     int64
+	mode     fs.FileMode
+	modified time.Time
+}
+
+// maxStamps bounds the files that are looked at before and after each turn.
+const maxStamps = 200_000
+
+// StampsOf reads them.
+func StampsOf(ctx context.Context, dir string) Stamps {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = root.Close() }()
+	ignore, found := snapshot.NewIgnore(root, gitguard.Tracked(ctx, dir), false), Stamps{}
+	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case path == "." || err != nil: // what cannot be read is left out
+			return nil //nolint:nilerr // see above
+		case ctx.Err() != nil || len(found) >= maxStamps:
+			return fs.SkipAll
+		case entry.IsDir() && (entry.Name() == ".git" || ignore.Skip(path, true)):
+			return fs.SkipDir
+		case entry.IsDir() || ignore.Skip(path, false):
+			return nil
+		}
+		if info, err := entry.Info(); err == nil {
+			found[path] = stamp{info.Size(), info.Mode(), info.ModTime()}
+		}
+		return nil
+	})
+	if err != nil || len(found) >= maxStamps {
+		return nil
+	}
+	return found
+}
+
+// Since returns the files that have changed since then.
+func (d Stamps) Since(ctx context.Context, dir string) (changed []terminal.Changed) {
+	now := StampsOf(ctx, dir)
+	if d == nil || now == nil {
+		return nil
+	}
+	all := maps.Clone(d)
+	maps.Copy(all, now)
+	for _, path := range slices.Sorted(maps.Keys(all)) {
+		before, was := d[path]
+		after, is := now[path]
+		if was != is || before != after {
+			changed = append(changed, terminal.Changed{Path: path, Created: !was, Gone: !is})
+		}
+	}
+	return changed
+}
+
+// Exists returns a function that reports whether a path is in a directory now.
+func Exists(dir string) func(path string) bool {
+	return func(path string) bool {
+		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(path)))
+		return err == nil
+	}
+}

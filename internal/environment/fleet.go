@@ -1,0 +1,156 @@
+package environment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// FleetFlags say where the fleet is.
+type FleetFlags struct {
+	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: run everything here." help:"NATS server or servers of the fleet. Default: a server inside this process."`
+	cli.Contexts
+	cli.Login
+	cli.Pools
+	cli.Signing
+	Fleet    string      `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Data     string      `placeholder:"DIR" help:"Data directory of the embedded server and worker. Default: one per session (or for serve) below ~/.local/state/toolfleet; for a call without --session a temporary one."`
+	Replicas int         `default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
+	Keep     cli.Keep    `embed:"" prefix:"keep-"`
+	Results  cli.Results `embed:"" prefix:"result-"`
+}
+
+// ExistingFleet says where a fleet is, for commands that make none.
+type ExistingFleet struct {
+	Nats string `required:"" placeholder:"URL" brief:"NATS servers of the fleet." help:"NATS server or servers of the fleet, separated by commas."`
+	cli.Contexts
+	cli.Login
+	cli.Pools
+	cli.Signing
+	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+}
+
+// Connect reaches the fleet for a subcommand, which needs rights there in addition to those to look
+// at its streams.
+func (f *ExistingFleet) Connect(ctx context.Context, subcommand string, logger *slog.Logger, rights ...natsio.Rights) (*fleet.Fleet, error) {
+	name, err := protocol.ParseFleet(f.Fleet)
+	if err != nil {
+		return nil, cli.Usagef("--fleet: %v", err)
+	}
+	if f.Nats == "" { // kong accepts an empty required flag
+		return nil, cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
+	}
+	if err := errors.Join(f.Check(), f.CheckPools(f.Nats), f.CheckKey()); err != nil {
+		return nil, err
+	}
+	fl, err := fleet.Connect(ctx, fleet.Options{
+		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: "coordinator " + subcommand, Existing: true, Logger: logger,
+	})
+	if errors.Is(err, natsio.ErrNoFleet) {
+		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", name, natsio.Redact(f.Nats), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := fl.CheckRights(ctx, rights...); err != nil { // without rights the server never answers requests
+		fl.Close()
+		return nil, err
+	}
+	return fl, nil
+}
+
+// consistent returns a usage error for flags that make no sense, alone or together.
+func (f *FleetFlags) consistent() error {
+	if _, err := protocol.ParseFleet(f.Fleet); err != nil {
+		return cli.Usagef("--fleet: %v", err)
+	}
+	if err := f.Keep.Validate(); err != nil {
+		return err
+	}
+	if err := errors.Join(f.Results.Validate(), f.CheckPools(f.Nats), f.CheckKey()); err != nil {
+		return err
+	}
+	if f.Nats != "" {
+		return f.Check()
+	}
+	if flags := f.Given(); len(flags) > 0 {
+		return cli.Usagef("%s: for the servers of --nats only; without it the server is inside this process", strings.Join(flags, ", "))
+	}
+	if f.Replicas > 1 {
+		return cli.Usagef("--replicas %d: needs --nats and as many servers; the one inside this process keeps 1", f.Replicas)
+	}
+	return nil
+}
+
+// connect reaches the fleet, or starts one inside this process.
+func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fleet.Fleet, error) {
+	if err := f.consistent(); err != nil {
+		return nil, err
+	}
+	if err := f.makeData(); err != nil {
+		return nil, err
+	}
+	fl, err := fleet.Connect(ctx, fleet.Options{
+		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: o.Client, Data: data, Listen: o.Listen, Replicas: f.Replicas,
+		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: o.Logger, Notify: o.Warn,
+	})
+	switch {
+	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
+		return nil, errors.New("another coordinator serve of yours runs on this machine: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen")
+	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
+		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", o.ID)
+	case err == nil && fl.Server != nil:
+		fl.Server.WhenFailed(o.Program.End)
+	}
+	return fl, err
+}
+
+// dataDir returns the directory of the server and the worker in this process. Without --data it is
+// the session's own, a temporary one, which remove removes, or that of serve.
+func (o *Options) dataDir() (dir string, remove func(), err error) {
+	remove = func() {}
+	switch given := o.Flags.Data; {
+	case o.Session == nil && given != "":
+		return given, remove, nil
+	case o.Session == nil:
+		if dir, err = cli.StateDir("serve"); err != nil {
+			err = cli.Usagef("--data: %v", err)
+		}
+		return dir, remove, err
+	case given != "" || !o.Temporary:
+		dir, err = o.Flags.sessionData(o.ID)
+		return dir, remove, err
+	}
+	dir, err = os.MkdirTemp("", "toolfleet-")
+	return dir, func() { _ = removal.Tree(dir) }, err // the system removes what cannot be removed here
+}
+
+// sessionData returns the data directory of a session.
+func (f *FleetFlags) sessionData(id protocol.SessionID) (string, error) {
+	if f.Data != "" {
+		return filepath.Abs(f.Data)
+	}
+	return cli.StateDir(filepath.Join("sessions", string(id)))
+}
+
+// makeData makes the directory of --data; one that cannot be made is a usage error.
+func (f *FleetFlags) makeData() error {
+	if f.Data == "" || f.Nats != "" {
+		return nil
+	}
+	if err := os.MkdirAll(f.Data, 0o700); err != nil {
+		return cli.Usagef("--data: %v", err)
+	}
+	return nil
+}

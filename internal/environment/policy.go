@@ -1,0 +1,128 @@
+package environment
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// PolicyFlags say which tool calls may be made.
+type PolicyFlags struct {
+	Policy    string   `placeholder:"FILE" narrows:"" brief:"Policy file, see docs/policy.md." help:"Policy for tool calls, YAML or JSON, see docs/policy.md. The flags below apply in addition."`
+	AllowTool []string `placeholder:"TOOL" narrows:"" brief:"Allow only these tools, or @read, @write, @execute." help:"Allow only these tools. * matches any text; @execute, @write and @read match all tools of that class. May be given several times."`
+	DenyTool  []string `placeholder:"TOOL" narrows:"" brief:"Forbid these tools." help:"Forbid these tools; @execute matches every tool that runs programs. May be given several times."`
+	AskFor    []string `placeholder:"TOOL" narrows:"" brief:"Ask a person before calls of these tools." help:"Tools whose calls a person must approve, or @execute, @write, @read. May be given several times."`
+	MaxCalls  int      `default:"0" help:"Maximum number of tool calls of the session, without refused ones; 0 means unlimited."`
+	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Minimum sandbox level for calls: none, paths, full or kernel. Default: with --nats paths for commands and files, so workers without isolation run them only with none; without --nats the level of --sandbox."`
+}
+
+// Policies returns what the flags say, without policies that allow everything.
+func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
+	var all []policy.Policy
+	if f.Policy != "" {
+		p, err := policy.Load(f.Policy)
+		if err != nil {
+			return nil, cli.Usagef("--policy: %v", err)
+		}
+		all = append(all, p)
+	}
+	p := policy.Policy{
+		Tools: policy.Names{Allow: f.AllowTool, Deny: f.DenyTool}, Approval: policy.Approval{Tools: f.AskFor},
+		MaxCalls: f.MaxCalls, MinLevel: f.MinLevel,
+	}
+	if _, err := policy.New(p); err != nil {
+		return nil, cli.Usagef("%s", flagNames(err.Error()))
+	}
+	if !p.Zero() {
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// flagNames replaces the names of a policy's rules by those of their flags.
+func flagNames(text string) string {
+	return strings.NewReplacer("min_level ", "--min-level ", "max_calls ", "--max-calls ",
+		"tools.allow", "--allow-tool", "tools.deny", "--deny-tool", "approval.tools", "--ask-for", "\n", "; ").Replace(text)
+}
+
+// MinLevelElsewhere is the minimum level of sandboxes with --nats if no rule names one, because the
+// workers are unknown. Without --nats it is the level of --sandbox.
+const MinLevelElsewhere = "paths"
+
+// DefaultMinLevel is the minimum level of a session's sandbox if no rule names one.
+func (f *FleetFlags) DefaultMinLevel() string {
+	if f.Nats == "" {
+		return ""
+	}
+	return MinLevelElsewhere
+}
+
+// minLevel is the minimum level of the sandbox of a session elsewhere.
+func (f *PolicyFlags) minLevel() (string, error) {
+	all, err := f.Policies()
+	level := ""
+	for _, p := range all {
+		level = tools.HigherLevel(level, p.MinLevel)
+	}
+	return cmp.Or(level, MinLevelElsewhere), err
+}
+
+// Judge returns the policy of a session; nil allows everything.
+func (f *PolicyFlags) Judge() (loop.Policy, error) {
+	all, err := f.Policies()
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	return policy.New(all...)
+}
+
+// WarnUnmatched warns about each tool named by a flag that matches no tool of the session: a
+// misspelled name would forbid nothing. Names of tools of MCP servers are not known yet, so with
+// servers it checks nothing.
+func (f *PolicyFlags) WarnUnmatched(box *Toolbox, warn func(string)) {
+	if len(box.Servers) > 0 {
+		return
+	}
+	names := box.Table.Names()
+	check := func(flag string, patterns []string) {
+		for _, pattern := range policy.Unmatched(patterns, names) {
+			warn(fmt.Sprintf("%s %q matches no tool of this session: its tools are %s", flag, pattern, strings.Join(names, ", ")))
+		}
+	}
+	check("--allow-tool", f.AllowTool)
+	check("--deny-tool", f.DenyTool)
+	check("--ask-for", f.AskFor)
+}
+
+// Encoded returns the policies as they are sent.
+func (f *PolicyFlags) Encoded() ([]json.RawMessage, error) {
+	all, err := f.Policies()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]json.RawMessage, len(all))
+	for i, p := range all {
+		if out[i], err = json.Marshal(p); err != nil {
+			return nil, fmt.Errorf("encode policy: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// GuardFlag says which checks are made before a file is changed.
+type GuardFlag struct {
+	Guard string `default:"none" enum:"none,changed,read" help:"Check before a file is changed: changed refuses if the file changed since the session last read or wrote it; read refuses also if the session never read it."`
+}
+
+// FileGuard is the value of the flag.
+func (f *GuardFlag) FileGuard() protocol.Guard {
+	guard, _ := protocol.ParseGuard(f.Guard) // kong allows no others
+	return guard
+}

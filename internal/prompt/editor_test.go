@@ -1,0 +1,57 @@
+package prompt
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestEditor_Completes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "sub", "deep"), 0o700))
+	for _, name := range []string{"readme.txt", "reader.go", "with space", ".hidden", "sub/only.go", "a\x1bb"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, filepath.FromSlash(name)), nil, 0o600))
+	}
+	e := &Editor{workspace: dir, commands: []string{"/diff", "/help", "/quit", "/session", "/undo"}}
+	for name, c := range map[string]struct{ line, want, shown string }{
+		"what they share":         {"look @r", "look @read", ""},
+		"several":                 {"look @read", "look @read", "@reader.go  @readme.txt\n"},
+		"one":                     {"@readm", "@readme.txt ", ""},
+		"a directory":             {"@su", "@sub/", ""},
+		"in a directory":          {"@sub/o", "@sub/only.go ", ""},
+		"no hidden ones":          {"@", "@", "@reader.go  @readme.txt  @sub/\n"},
+		"hidden ones by name":     {"@.h", "@.hidden ", ""},
+		"nothing outside":         {"@../", "@../", ""},
+		"no such":                 {"@zzz", "@zzz", ""},
+		"a word":                  {"read", "read", ""},
+		"a command":               {"/un", "/undo ", ""},
+		"commands":                {"/", "/", "/diff  /help  /quit  /session  /undo\n"},
+		"a command in the middle": {"see /un", "see /un", ""},
+	} {
+		var shown strings.Builder
+		got, at, taken := e.complete(&shown, c.line, len(c.line))
+		require.Equal(t, []any{c.want, len(c.want), c.shown, true}, []any{got, at, shown.String(), taken}, name)
+	}
+	got, at, _ := e.complete(nil, "@readm, please", len("@readm"))
+	require.Equal(t, []any{"@readme.txt , please", len("@readme.txt ")}, []any{got, at}, "in the middle")
+	require.Empty(t, (&Editor{}).paths("r"), "without a workspace")
+}
+
+func TestHistory_IsKept(t *testing.T) {
+	t.Parallel()
+	h := &history{file: filepath.Join(t.TempDir(), "state", "history")}
+	for _, line := range []string{"one", "two", "two", " ", "one"} {
+		h.Add(line)
+	}
+	require.Equal(t, []any{3, "one", "two"}, []any{h.Len(), h.At(0), h.At(1)})
+	content, err := os.ReadFile(h.file)
+	require.NoError(t, err)
+	require.Equal(t, "one\ntwo\none\n", string(content))
+	info, err := os.Stat(h.file)
+	require.NoError(t, err)
+	require.Zero(t, info.Mode().Perm()&0o077, "nobody else reads it")
+}

@@ -1,0 +1,209 @@
+// Package prompt asks the person at this terminal: whether a call may be made, what a running tool
+// asks for, and what to do next in a conversation.
+//
+//	Prompt.Approve   whether a tool call may be made: one line
+//	Prompt.Fill      what a running tool asks: a form, one line a field
+//	Editor.Read      the next message of a conversation, with history and completion
+//	Answers          passes the questions of a fleet to a Prompt, and sends the answers back
+//
+// A terminal has one keyboard: what was typed before a question was shown never answers it.
+package prompt
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Prompt asks on a terminal, one question at a time.
+type Prompt struct {
+	screen *terminal.View
+	keys   *keyboard
+	files  Files
+	always map[string]bool // calls that were allowed for the whole session
+	asking chan struct{}   // holds one token while a question is shown
+}
+
+// Files returns how to read the current content of a workspace's files, for the difference that a
+// question shows; nil if they are unknown.
+type Files func(ctx context.Context) func(path string) ([]byte, bool)
+
+// New returns nil unless stdin is a terminal.
+func New(stdin io.Reader, screen *terminal.View, files Files) *Prompt {
+	file, isFile := stdin.(*os.File)
+	if !isFile || !terminal.IsTerminal(file) {
+		return nil
+	}
+	return &Prompt{screen: screen, keys: newKeyboard(file), files: files, always: map[string]bool{}, asking: make(chan struct{}, 1)}
+}
+
+// ask shows a question and reads a line that was typed after it.
+func (q *Prompt) ask(ctx context.Context, question terminal.Question) (string, error) {
+	q.keys.discard()
+	asked := time.Now()
+	answered := q.screen.Ask(question)
+	line, err := q.keys.line(ctx, asked)
+	answered()
+	if ctx.Err() != nil {
+		q.screen.Notice("No answer is needed any more.")
+		return "", context.Cause(ctx)
+	}
+	return line, err
+}
+
+// begin waits until no other question is shown.
+func (q *Prompt) begin(ctx context.Context) (end func(), err error) {
+	select {
+	case q.asking <- struct{}{}:
+		return func() { <-q.asking }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+var errNoInput = errors.New("the standard input has ended")
+
+// Approve asks whether a call may be made. Any answer but yes refuses it, and is passed on to the
+// model.
+func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+	kind, scope := scopeOf(request)
+	if q.always[kind] {
+		q.screen.Notice("allowed as before: %s", scope)
+		return loop.Approval{Granted: true, By: UserName()}, nil
+	}
+	end, err := q.begin(ctx)
+	if err != nil {
+		return loop.Approval{}, err
+	}
+	defer end()
+	line, err := q.ask(ctx, terminal.Question{
+		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.files(ctx),
+		Answers: "Allow it? y: yes. a: always in this session, " + scope + ". \"y: ...\" adds something; anything else is no, and is told to the model:",
+	})
+	if err != nil {
+		return loop.Approval{}, err
+	}
+	answer, always := parseAnswer(line)
+	if always {
+		q.always[kind] = true
+	}
+	return answer, nil
+}
+
+// FilesOf reads the files of a directory; "" is none.
+func FilesOf(dir string) Files {
+	return func(context.Context) func(string) ([]byte, bool) {
+		if dir == "" {
+			return nil
+		}
+		return func(path string) ([]byte, bool) { return textIn(dir, path) }
+	}
+}
+
+func textIn(dir, path string) ([]byte, bool) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, false
+	}
+	defer func() { _ = root.Close() }() // nothing was written
+	if info, err := root.Stat(path); err != nil || !info.Mode().IsRegular() || info.Size() > maxShownFile {
+		return nil, false
+	}
+	content, err := root.ReadFile(path)
+	return content, err == nil && !bytes.ContainsRune(content, 0)
+}
+
+// StoredFiles reads the files of a session's last checkpoint. They are unknown if workers store
+// none, or the rights do not reach.
+func StoredFiles(fl *fleet.Fleet, session protocol.SessionID) Files {
+	return func(ctx context.Context) func(string) ([]byte, bool) {
+		store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
+		if err != nil {
+			return nil
+		}
+		_, tree, err := store.Change(ctx, wire.HashLane(protocol.SandboxKey(string(session)).Lane()), "")
+		if err != nil {
+			return nil
+		}
+		return func(name string) ([]byte, bool) {
+			node := tree[workspace.Dir+"/"+path.Clean(name)]
+			if node.Type != sandbox.TypeFile {
+				return nil, false
+			}
+			content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShownFile)
+			return content, err == nil && !bytes.ContainsRune(content, 0)
+		}
+	}
+}
+
+// maxShownFile bounds the files of which a difference is shown, in bytes.
+const maxShownFile = 512 << 10
+
+// scopeOf returns which calls an answer for the whole session covers, as a key and in words:
+// commands as they are written, other tools with any arguments.
+func scopeOf(request loop.ApprovalRequest) (key, words string) {
+	var args struct {
+		Command, Code *string
+	}
+	if json.Unmarshal([]byte(request.Arguments), &args) == nil && (args.Command != nil || args.Code != nil) {
+		return request.Tool + "\x00" + request.Arguments, "this very command"
+	}
+	return request.Tool, "every call of " + request.Tool
+}
+
+// parseAnswer reads an answer; always means that it holds for the whole session.
+func parseAnswer(line string) (answer loop.Approval, always bool) {
+	text := strings.TrimSpace(line)
+	word, note, _ := strings.Cut(text, ":")
+	answer = loop.Approval{By: UserName(), Note: strings.TrimSpace(note)}
+	switch strings.ToLower(strings.TrimSpace(word)) {
+	case "a", "always":
+		answer.Granted, always = true, true
+	case "y", "yes":
+		answer.Granted = true
+	case "", "n", "no":
+	default:
+		answer.Note = text
+	}
+	return answer, always
+}
+
+// UserName is the name of the person who answers, for the audit log.
+func UserName() string {
+	if current, err := user.Current(); err == nil {
+		return current.Username
+	}
+	return ""
+}
+
+// Confirm asks a question of yes or no before anything else reads the terminal. Any answer but yes
+// is no.
+func Confirm(stdin *os.File, out io.Writer, question string) bool {
+	discardInput(stdin)
+	_, _ = fmt.Fprint(out, question+" y: yes; anything else is no: ")
+	var line []byte
+	for key := make([]byte, 1); ; line = append(line, key[0]) { // the bytes after the line are for the session
+		if n, err := stdin.Read(key); n == 0 || err != nil || key[0] == '\n' {
+			break
+		}
+	}
+	answer := strings.ToLower(strings.TrimSpace(string(line)))
+	return answer == "y" || answer == "yes"
+}

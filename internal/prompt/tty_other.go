@@ -1,0 +1,11 @@
+//go:build !linux && !darwin
+
+package prompt
+
+import "os"
+
+// resizeSignals are none here: a line keeps the width with which it began.
+func resizeSignals() []os.Signal { return nil }
+
+// discardInput does nothing here: unread input counts as an answer.
+func discardInput(*os.File) {}

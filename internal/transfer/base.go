@@ -1,0 +1,135 @@
+package transfer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+)
+
+// name is the name of the directory's uploads. It depends on the host: another one may have another
+// directory there.
+func (w *Workspace) name() string {
+	host, _ := os.Hostname() // only a name
+	sum := sha256.Sum256([]byte(host + "\x00" + w.Dir))
+	return hex.EncodeToString(sum[:8])
+}
+
+// baseName is the name of the object that says which checkpoint the base is.
+func (w *Workspace) baseName() string {
+	return "workspace/" + string(w.Session) + "/base-" + w.name()
+}
+
+// storeBase stores which checkpoint the base is, so that a later pull knows which side changed what.
+func (w *Workspace) storeBase(ctx context.Context, base workspace.Ref) error {
+	encoded, err := json.Marshal(base)
+	if err == nil {
+		err = w.put(ctx, w.baseName(), encoded)
+	}
+	if err != nil {
+		return fmt.Errorf("remember the workspace: %w", err)
+	}
+	return nil
+}
+
+// loadBase loads the base; nil if the fleet has none. Then every difference counts as changed on both
+// sides, so that nothing is lost.
+func (w *Workspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
+	var at workspace.Ref
+	err := w.get(ctx, w.baseName(), &at)
+	var tree snapshot.Tree
+	if err == nil {
+		tree, err = w.store.Files(ctx, at)
+	}
+	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, workspace.ErrNone) {
+		return nil, nil
+	}
+	var base snapshot.Manifest
+	if err == nil {
+		w.git.begin(tree)
+		base, err = tree.Manifest(ctx, w.store)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for what the workspace was: %w", err)
+	}
+	return base, nil
+}
+
+// get decodes an object.
+func (w *Workspace) get(ctx context.Context, name string, into any) (err error) {
+	object, err := natsio.GetObject(ctx, w.part().JS, wire.BlobsBucket(w.Fleet.Name), name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, object.Close()) }()
+	return json.NewDecoder(object).Decode(into)
+}
+
+// ignoring returns which files of the directory are left out.
+func (w *Workspace) ignoring(ctx context.Context, root *os.Root) *snapshot.Ignore {
+	return snapshot.NewIgnore(root, gitguard.Tracked(ctx, w.Dir), w.IncludeIgnored)
+}
+
+// reportLeft reports what is left out, once.
+func (w *Workspace) reportLeft(how string, ignore *snapshot.Ignore) {
+	if left := ignore.LeftOut(); left != "" && left != w.left {
+		w.left = left
+		w.Warn(fmt.Sprintf("%s: %s; %s and --include-ignored say what is", how, left, snapshot.OwnIgnoreFile))
+	}
+}
+
+// progressEvery is the time between updates of the size that is shown.
+const progressEvery = 200 * time.Millisecond
+
+// progress shows the size of the contents that it stores and loads.
+type progress struct {
+	*workspace.Store
+
+	what string
+	show func(string)
+
+	mu    sync.Mutex
+	bytes int
+	next  time.Time
+}
+
+// shown returns the store, which shows its progress.
+func (w *Workspace) shown(what string) *progress {
+	return &progress{Store: w.store, what: what, show: w.Busy}
+}
+
+// Put implements [snapshot.Bodies].
+func (p *progress) Put(ctx context.Context, name string, body []byte) error {
+	p.add(len(body))
+	return p.Store.Put(ctx, name, body)
+}
+
+// Get implements [snapshot.Bodies].
+func (p *progress) Get(ctx context.Context, name string) ([]byte, error) {
+	body, err := p.Store.Get(ctx, name)
+	p.add(len(body))
+	return body, err
+}
+
+func (p *progress) add(size int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes += size
+	if now := time.Now(); now.After(p.next) {
+		p.next = now.Add(progressEvery)
+		p.show(fmt.Sprintf("%s: %.1f MB", p.what, float64(p.bytes)/1e6))
+	}
+}

@@ -1,0 +1,102 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Into prepares to copy a session's workspace into a directory. It is not made yet. One with files
+// gets only the session's changes.
+func Into(ctx context.Context, o Options) (w *Workspace, err error) {
+	w = &Workspace{Options: o}
+	w.Protect = []string{}
+	if w.everything, err = isEmpty(o.Dir); err == nil && !w.everything {
+		err = w.protect(ctx)
+	}
+	return w, err
+}
+
+// isEmpty reports whether a directory is empty or missing.
+func isEmpty(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("DIR: %w", err)
+	}
+	return len(entries) == 0, nil
+}
+
+// Source returns what fetches the workspace from the fleet: a checkpoint, after a call or the last
+// one, or the worker that has the workspace on its disk.
+func (w *Workspace) Source(ctx context.Context, at protocol.CallID) (fetch func(context.Context) (snapshot.Changes, error), err error) {
+	if w.store, err = workspace.Open(ctx, w.Fleet.Conn(w.Pool), w.Fleet.Name); err != nil {
+		return nil, err
+	}
+	checkpoint, err := w.store.Ref(ctx, wire.HashLane(protocol.SandboxKey(string(w.Session)).Lane()), at)
+	switch {
+	case err == nil:
+		fetch = func(ctx context.Context) (snapshot.Changes, error) { return w.take(ctx, checkpoint) }
+	case at != "" || !errors.Is(err, workspace.ErrNone):
+		return nil, fmt.Errorf("session %s: %w", w.Session, err)
+	default:
+		if there, hasErr := session.HasWorkspace(ctx, w.part(), w.Session); hasErr != nil || !there {
+			return nil, errors.Join(hasErr, fmt.Errorf("session %s has no workspace in fleet %s", w.Session, w.Fleet.Name))
+		}
+		fetch = func(ctx context.Context) (snapshot.Changes, error) {
+			changes, _, err := w.Fetch(ctx)
+			return changes, err
+		}
+	}
+	if !w.everything {
+		w.base, err = w.loadBase(ctx)
+		return fetch, err
+	}
+	return fetch, nil
+}
+
+// CopyFrom copies a directory of this machine. The base is unknown, so what differs stays as it is.
+func (w *Workspace) CopyFrom(ctx context.Context, from string) (changes snapshot.Changes, err error) {
+	err = fleet.ChangeInPlace(ctx, w.Dir, "session pull", w.Session, w.Warn, func() (err error) {
+		changes, err = copyInto(ctx, from, w.Dir, w.Protect)
+		return err
+	})
+	return changes, err
+}
+
+func copyInto(ctx context.Context, from, dir string, protect []string) (changes snapshot.Changes, err error) {
+	root, err := os.OpenRoot(from)
+	if err != nil {
+		return changes, fmt.Errorf("open the workspace: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	to, err := os.OpenRoot(dir)
+	if err != nil {
+		return changes, fmt.Errorf("open DIR: %w", err)
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	scratch, err := os.MkdirTemp(dir, ".toolfleet-*.tmp")
+	if err != nil {
+		return changes, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
+	contents := snapshot.Directory(scratch)
+	delta, err := snapshot.Save(ctx, root, snapshot.Tree{}, snapshot.Index{}, contents, nil)
+	if err == nil {
+		err = delta.Outline(ctx, contents)
+	}
+	if err != nil {
+		return changes, err
+	}
+	return snapshot.Sync(ctx, to, nil, delta.Set, contents, &snapshot.Options{Protect: protect})
+}

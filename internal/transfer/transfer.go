@@ -1,0 +1,263 @@
+// Package transfer copies a directory of this machine into a session's sandbox elsewhere in a fleet,
+// and brings back what changed there.
+//
+//	directory ──Send──► blobs and a manifest in the fleet ──► a worker fills the sandbox
+//	directory ◄─Fetch── checkpoint of the sandbox            (also [Workspace.Source], for session pull)
+//
+// The base is what both sides had when they were last the same; the fleet stores which checkpoint
+// that is. What changed since on one side is copied to the other. What changed on both sides stays
+// as it is in the directory. Protected places stay as they are, too.
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Options say which directory is copied, and where.
+type Options struct {
+	Fleet   *fleet.Fleet
+	Session protocol.SessionID
+	// Pool is the pool whose workers have the session's sandbox.
+	Pool protocol.Pool
+	// Dir is the absolute path of the directory.
+	Dir string
+	// Protect are paths of Dir that stay as they are; nil means those that a sandbox that uses it in
+	// place protects.
+	Protect []string
+	// MinLevel is the minimum level of the sandbox.
+	MinLevel string
+	// IncludeIgnored copies also what .gitignore files exclude.
+	IncludeIgnored bool
+	// Hurry bounds how long a transfer waits to be accepted: the session's time is over.
+	Hurry bool
+	// Warn reports what a person has to know.
+	Warn func(string)
+	// Busy shows what is copied now; "" means that it is done.
+	Busy func(what string)
+}
+
+// Workspace is a directory whose copy a session works on elsewhere.
+type Workspace struct {
+	Options
+
+	store      *workspace.Store
+	base       snapshot.Manifest // nil if unknown
+	git        *gitSettings      // harmless settings of repositories come back; nil for none
+	everything bool              // nothing is left out: the directory was empty
+	left       string            // what was reported last as left out
+}
+
+// transferTimeout bounds the packing or unpacking of a workspace by a worker.
+const transferTimeout = 10 * time.Minute
+
+// acceptWithin is how long the fleet may take to accept that a workspace is brought back after a
+// time limit.
+const acceptWithin = 3 * time.Second
+
+// ErrNotAccepted says that the fleet did not accept to bring the workspace back in time.
+var ErrNotAccepted = errors.New("the fleet does not answer; session pull brings it back later")
+
+// Send copies a directory into the session's sandbox. A sandbox in which the session has worked
+// before keeps what it has.
+func Send(ctx context.Context, o Options) (_ *Workspace, err error) {
+	if outside := gitguard.FindOutside(ctx, o.Dir); outside != nil {
+		o.Warn(outside.String())
+	}
+	w := &Workspace{Options: o}
+	if o.Protect == nil {
+		if err := w.protect(ctx); err != nil {
+			return nil, fmt.Errorf("copy the workspace: %w", err)
+		}
+	}
+	defer w.Busy("")
+	if err := w.Fleet.CheckRights(ctx, natsio.UploadRights(w.Fleet.Name)); err != nil {
+		return nil, fmt.Errorf("copy the workspace: %w", err)
+	}
+	if w.store, err = workspace.Open(ctx, w.part().NC, w.Fleet.Name); err != nil {
+		return nil, fmt.Errorf("copy the workspace: %w", err)
+	}
+	root, err := os.OpenRoot(w.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("copy the workspace: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	for range uploads {
+		if err = w.upload(ctx, root); err == nil || !isCode(err, protocol.CodeNotFound) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// protect protects what a sandbox that uses the directory in place would.
+func (w *Workspace) protect(ctx context.Context) error {
+	places, err := gitguard.Protected(ctx, w.Dir)
+	if err == nil {
+		w.Protect, w.git = places.Protect, newGitSettings(w.Dir, places.Configs)
+	}
+	return err
+}
+
+// uploads is the number of attempts while others upload the same directory.
+const uploads = 5
+
+// isCode reports whether an error is that of a call, with this code.
+func isCode(err error, code protocol.Code) bool {
+	failed, is := errors.AsType[*protocol.Error](err)
+	return is && failed.Code == code
+}
+
+// part is the part of the fleet that has the session's sandbox.
+func (w *Workspace) part() *fleet.Fleet { return w.Fleet.At(w.Pool) }
+
+// upload sends what the fleet does not have of the directory, and has a worker fill the sandbox.
+func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
+	ignore := w.ignoring(ctx, root)
+	upload, err := w.store.Upload(ctx, w.name(), root, ignore.Skip, w.shown("sending the workspace"))
+	if err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	encoded, err := json.Marshal(upload)
+	if err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	blob := "workspace/" + string(w.Session) + "/" + uuid.NewString()
+	if err := w.put(ctx, blob, encoded); err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	defer func() { // it ages out otherwise
+		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.part().JS, wire.BlobsBucket(w.Fleet.Name), blob)
+	}()
+	w.reportLeft("not copied", ignore)
+	value, err := w.call(ctx, protocol.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)
+	if err != nil {
+		return err
+	}
+	imported, is := value.(protocol.WorkspaceImportResult)
+	if !is || imported.Checkpoint == 0 { // the session has worked in it before, and keeps what it has
+		w.base, err = w.loadBase(ctx)
+		return err
+	}
+	if w.base, err = upload.Tree.Manifest(ctx, w.store); err != nil {
+		return fmt.Errorf("remember the workspace: %w", err)
+	}
+	w.git.begin(upload.Tree)
+	return w.storeBase(ctx, workspace.UploadRef(w.name(), imported.Checkpoint))
+}
+
+func (w *Workspace) put(ctx context.Context, name string, content []byte) error {
+	_, err := natsio.PutObject(ctx, w.part().JS, wire.BlobsBucket(w.Fleet.Name), name, bytes.NewReader(content))
+	return err
+}
+
+// call has a worker do something with the whole workspace.
+func (w *Workspace) call(ctx context.Context, payload protocol.Payload, access protocol.Access) (protocol.Value, error) {
+	call := protocol.Call{
+		ID: wire.RandomCallID(), SessionID: w.Session, Tool: string(wire.KindOf(payload)), Pool: w.Pool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(w.Session)), Access: access}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
+		MinLevel: w.MinLevel,
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	accepted := func() {}
+	if w.Hurry {
+		timer := time.AfterFunc(acceptWithin, func() { end(ErrNotAccepted) })
+		accepted = func() { timer.Stop() }
+		defer timer.Stop()
+	}
+	result, err := w.Fleet.Dispatcher.Observed(ctx, &call, func(u loop.Update) {
+		if accepted(); u.Waits != "" {
+			w.Warn("copying the workspace waits for: " + u.Waits)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", wire.KindOf(payload), err)
+	}
+	if result.Error != nil {
+		return nil, fmt.Errorf("%s: %w", wire.KindOf(payload), result.Error)
+	}
+	return result.Value, nil
+}
+
+// Fetch brings what changed in the sandbox back into the directory, and returns also what the
+// directory was before. What changed on both sides stays as it is here.
+func (w *Workspace) Fetch(ctx context.Context) (changes snapshot.Changes, before snapshot.Manifest, err error) {
+	before = w.base
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
+	defer w.Busy("")
+	value, err := w.call(ctx, protocol.WorkspaceExport{Upload: w.name()}, protocol.Shared)
+	if err != nil {
+		return changes, before, fmt.Errorf("bring the workspace back: %w", err)
+	}
+	exported, _ := value.(protocol.WorkspaceExportResult)
+	changes, err = w.take(ctx, workspace.UploadRef(w.name(), exported.Checkpoint))
+	return changes, before, err
+}
+
+// take applies a checkpoint to the directory, without what is left out of the copy.
+func (w *Workspace) take(ctx context.Context, at workspace.Ref) (changes snapshot.Changes, err error) {
+	root, err := os.OpenRoot(w.Dir)
+	if err != nil {
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	theirs, err := w.store.Files(ctx, at)
+	if err != nil {
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
+	}
+	options := &snapshot.Options{Protect: w.Protect}
+	if !w.everything {
+		ignore := w.ignoring(ctx, root)
+		// Which files a session gets is not for a session to decide.
+		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.Protect), snapshot.OwnIgnoreFile)
+		defer func() { w.reportLeft("not brought back", ignore) }()
+	}
+	err = fleet.ChangeInPlace(ctx, w.Dir, "bringing the workspace back", w.Session, w.Warn, func() (err error) {
+		changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options)
+		return err
+	})
+	if err != nil {
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
+	}
+	w.base = changes.Base
+	w.git.bring(ctx, w.store, theirs, &changes, w.Warn)
+	return changes, w.storeBase(ctx, at)
+}
+
+// ReportSkipped reports what was left as it is.
+func ReportSkipped(changes snapshot.Changes, warn func(string)) {
+	if len(changes.Conflicts) > 0 {
+		saved := ""
+		if len(changes.Theirs) > 0 {
+			saved = "; what the session has of it is in " + strings.Join(changes.Theirs, ", ")
+		}
+		warn("changed here and in the session, left as they are here: " + strings.Join(changes.Conflicts, ", ") + saved)
+	}
+	if len(changes.Protected) > 0 {
+		warn("protected, left as they are here (--protect says what is): " + strings.Join(changes.Protected, ", "))
+	}
+}
