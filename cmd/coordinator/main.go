@@ -35,7 +35,6 @@ type grammar struct {
 	Lane     laneCommand     `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
 	Session  sessionCommand  `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
 	Template templateCommand `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
-	Bodies   bodiesCommand   `cmd:"" help:"Storage of workspace contents: move."`
 	Context  contextCommand  `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
 	Config   configCommand   `cmd:"" files:"none" help:"Settings in files: show, trust."`
 	Doctor   doctorCommand   `cmd:"" help:"Test the sandboxes of this host, and say how to fix what is missing."`
@@ -81,7 +80,6 @@ func examples() map[string][]string {
 			`coordinator session pull --nats nats://nats1:4222 last ./result`,
 		},
 		"template": {`coordinator template create --nats nats://nats1:4222 base ~/src/project`},
-		"bodies":   {`coordinator bodies move --nats nats://nats1:4222 "s3://bucket/prefix?endpoint=https://s3.example.com"`},
 		"context": {
 			`coordinator context add prod --nats nats://nats1:4222 --creds ~/prod.creds`,
 			`coordinator context use prod`,
@@ -122,7 +120,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "workers": &g.Workers, "bench": &g.Bench, "bodies move <to>": &g.Bodies,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "workers": &g.Workers, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())

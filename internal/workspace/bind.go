@@ -29,16 +29,6 @@ type record struct {
 	Fleet protocol.Fleet `json:"fleet"`
 	ID    string         `json:"id"`
 	URL   string         `json:"url"`
-	// Moving is where they are moved to by [Move]; "" when they stay.
-	Moving string `json:"moving,omitempty"`
-}
-
-// usable returns an error while bodies are moved.
-func (r record) usable() error {
-	if r.Moving == "" {
-		return nil
-	}
-	return fmt.Errorf("%w to %s: wait for it, or finish it with: coordinator bodies move %s", ErrMoving, r.Moving, r.Moving)
 }
 
 // inServers is the URL of bodies that are in the fleet's own servers.
@@ -67,14 +57,11 @@ func Bind(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) 
 	if err == nil && have == (record{}) {
 		have, err = bind(ctx, js, record{Fleet: fleet, ID: uuid.NewString(), URL: cmp.Or(url, inServers)})
 	}
-	if err == nil {
-		err = have.usable()
-	}
 	if err != nil {
 		return fmt.Errorf("bodies %s: %w", url, err)
 	}
 	if url != "" && have.URL != url {
-		return fmt.Errorf("bodies %s: those of fleet %s are in %s already; coordinator bodies move moves them", url, fleet, have.URL)
+		return fmt.Errorf("bodies %s: those of fleet %s are in %s already; choose a store when the fleet is created", url, fleet, have.URL)
 	}
 	if have.URL == inServers {
 		return nil
@@ -157,12 +144,15 @@ func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r
 // openBodies opens the bodies of a fleet, wherever they are.
 func openBodies(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (bodies, error) {
 	at, err := bound(ctx, js, fleet)
-	if err == nil {
-		err = at.usable()
-	}
 	if err != nil {
 		return nil, err
 	}
-	at.Fleet = fleet // also when nobody has decided yet
-	return at.open(ctx, js)
+	if at.URL != "" && at.URL != inServers {
+		return openS3(at)
+	}
+	store, err := js.ObjectStore(ctx, wire.BodiesBucket(fleet))
+	if err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", wire.BodiesBucket(fleet), err)
+	}
+	return natsBodies{js, store, fleet, refresh}, nil
 }
