@@ -181,8 +181,8 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 	return err
 }
 
-// dispatch runs the call that planned returns, in the fleet or in one of its own. Without a call the
-// result is nil. It writes the id of the trace to output.
+// dispatch runs the call that planned returns, in the fleet or in one of its own. It returns nil if
+// there is no call, and writes the id of the trace to output.
 func (c *callCommand) dispatch(
 	ctx context.Context, p program, session protocol.SessionID,
 	planned func(context.Context, *fleet.Fleet, func(string)) (*protocol.Call, error), workspace string, output *callOutput,

@@ -298,8 +298,8 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepar
 	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), approval.Waiter(fl.NC, fl.Name))
 }
 
-// mayBeServed reports whether there may be MCP servers, which can ask: those of a folder come and go
-// between turns.
+// mayBeServed reports whether there may be MCP servers, which can ask questions: those of a folder
+// come and go between turns.
 func (c *runCommand) mayBeServed(turn prepared) bool {
 	return len(turn.tools.Servers) > 0 || c.talks && turn.tools.Folder != nil
 }

@@ -276,8 +276,8 @@ func accepted(ctx context.Context, fl *fleet.Fleet, call protocol.Call) error {
 	}
 }
 
-// flagsOf returns the flags by which another command reaches the fleet, with a space in front, to be
-// pasted into a shell. It leaves out a password of the URL.
+// flagsOf returns the flags by which another command reaches the fleet, quoted for a shell and with
+// a space in front. It leaves out a password of the URL.
 func flagsOf(nats string, login cli.Login, fleet string) string {
 	var flags strings.Builder
 	add := func(flag, value string) {

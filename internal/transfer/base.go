@@ -45,8 +45,8 @@ func (w *Workspace) storeBase(ctx context.Context, base workspace.Ref) error {
 	return nil
 }
 
-// loadBase loads the base; nil if the fleet has none. Then every difference counts as changed on both
-// sides, so that nothing is lost.
+// loadBase loads the base; nil if the fleet has none. Then every difference counts as changed on
+// both sides, so that nothing is lost.
 func (w *Workspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
 	var at workspace.Ref
 	err := w.get(ctx, w.baseName(), &at)
