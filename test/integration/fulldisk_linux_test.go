@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,13 +39,19 @@ type disk struct{ dir, control string }
 // onDisk runs a coordinator with a disk of its own, which args tell it of.
 func onDisk(t *testing.T, args func(dir string) []string) (*process, disk) {
 	t.Helper()
+	return programOnDisk(t, coordinator, args)
+}
+
+// programOnDisk runs a program with a disk of its own.
+func programOnDisk(t *testing.T, program string, args func(dir string) []string) (*process, disk) {
+	t.Helper()
 	d := disk{t.TempDir(), t.TempDir()}
 	private := []string{"--user", "--map-root-user", "--mount", "--propagation", "private", "sh", "-c"}
 	probe := execute(t, "unshare", launch{args: append(slices.Clip(private), `mount -t tmpfs none "$1"`, "sh", d.dir)})
 	if probe.code != 0 {
 		processtest.Unavailable(t, "no process here has users and mounts of its own, so no disk is full: "+probe.stderr)
 	}
-	wrapped := append(append(private, smallDisk, "sh", d.dir, d.control, coordinator), args(d.dir)...)
+	wrapped := append(append(private, smallDisk, "sh", d.dir, d.control, program), args(d.dir)...)
 	return start(t, "unshare", launch{args: wrapped}), d
 }
 
@@ -94,4 +102,61 @@ func TestRun_OnAFullDisk(t *testing.T) {
 			require.NotContains(t, p.stderr.String(), "level=", "what follows from it is not told: %s", p)
 		})
 	}
+}
+
+// TestServe_OnAFullDisk: one sentence names the disk, and the turn goes on when there is room.
+func TestServe_OnAFullDisk(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	model := script(t, say("Once.", bash("c1", hold.pass()+"; echo done")), say("Answered."))
+	p, disk := onDisk(t, func(dir string) []string {
+		return []string{"serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data")}
+	})
+	flags := pasted(t, p.waitFor(t, `start workers with: worker (.*)\n`)[1])
+	for i := range flags { // the disk is seen by that process alone, and through it
+		if filepath.IsAbs(flags[i]) {
+			flags[i] = filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "root", flags[i])
+		}
+	}
+	w := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir()}, flags...)})
+	w.waitFor(t, `takes calls of pool default`)
+	submitted := start(t, coordinator, launch{args: append([]string{"submit", "do it"}, flags[:4]...)})
+	submitted.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	disk.fill(t)
+	hold.open(t)
+	p.waitFor(t, `the disk of `+disk.dir+`/data\S* \(--data\) is full: nothing can be stored; it goes on when there is room within 30s`)
+	disk.empty(t)
+	require.Equal(t, 0, submitted.wait(t), submitted)
+	require.Equal(t, "Answered.\n", submitted.stdout.String())
+}
+
+// TestWorker_OnAFullDisk: the model is told of the disk of the worker's workspaces, and the session
+// goes on when there is room.
+func TestWorker_OnAFullDisk(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	hold := newGate(t)
+	reached := filepath.Join(t.TempDir(), "reached")
+	fill := "head -c 20000000 /dev/zero >big || echo refused"
+	model := script(t,
+		say("Full.", bash("c1", fill), use("c2", "write", object{"path": "a", "content": strings.Repeat("a", 1<<20)}), bash("c3", "head -c 3000000 /dev/zero")),
+		say("Again.", bash("c4", ": >'"+reached+"'; "+hold.pass()+"; rm -f big; echo room"), use("c5", "write", object{"path": "b", "content": strings.Repeat("b", 1<<20)})),
+		say("Done."))
+	startServe(t, model, b.flags...)
+	p, disk := programOnDisk(t, worker, func(dir string) []string {
+		return append([]string{"--sandbox", "process", "--data", filepath.Join(dir, "data")}, b.flags...)
+	})
+	p.waitFor(t, `takes calls of pool default`)
+	disk.fill(t)
+	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "do it"}, b.flags...)})
+	waitUntil(t, func() bool { _, err := os.Stat(reached); return err == nil })
+	disk.empty(t)
+	hold.open(t)
+	require.Equal(t, 0, submitted.wait(t), submitted)
+	all := results(events(t, submitted.stdout.String()))
+	require.Contains(t, all["c1"].Content, "No space left on device")
+	require.Contains(t, all["c2"].Content, `write "a": no space left on device; delete what is not needed`)
+	require.Equal(t, "ok", all["c3"].Status, "an output needs no disk of the worker")
+	require.Equal(t, "room", strings.TrimSpace(all["c4"].Content))
+	require.Equal(t, "ok", all["c5"].Status)
 }
