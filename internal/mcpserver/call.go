@@ -110,7 +110,7 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	return work(ctx)
 }
 
-// journal keeps a call for whoever looks at the session.
+// journal stores a call in its session, for later inspection.
 func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, session protocol.SessionID, arguments string, o *loop.SingleOutcome) {
 	if s.log.Journal == nil {
 		return

@@ -39,7 +39,7 @@ const (
 
 // Token lets a client in.
 type Token struct {
-	Name string // of whoever has it; clients of one name share their keys
+	Name string // of the client; clients of one name share their keys
 	Role string
 	hash [sha256.Size]byte
 }
@@ -51,11 +51,11 @@ var ErrTokens = errors.New("invalid tokens")
 const minToken = 16
 
 // ReadTokens reads tokens, one a line: a name, a role ([RoleRead] or [RoleUse]) and the token,
-// between spaces. Empty lines and those that begin with # are skipped. The error has every fault,
+// between spaces. Empty lines and those that begin with # are skipped. The error has every error,
 // and no token.
 func ReadTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
-	var faults []error
+	var errs []error
 	names := map[[sha256.Size]byte]string{}
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
@@ -63,42 +63,42 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		fault := func(format string, args ...any) {
-			faults = append(faults, fmt.Errorf("%w: line %d: "+format, append([]any{ErrTokens, n}, args...)...))
+		failure := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("%w: line %d: "+format, append([]any{ErrTokens, n}, args...)...))
 		}
 		switch {
 		case len(fields) != 3:
-			fault("must have a name, a role and a token, but has %d words", len(fields))
+			failure("must have a name, a role and a token, but has %d words", len(fields))
 		case fields[1] != RoleRead && fields[1] != RoleUse:
-			fault("role %q: must be %s or %s", fields[1], RoleRead, RoleUse)
+			failure("role %q: must be %s or %s", fields[1], RoleRead, RoleUse)
 		case len(fields[2]) < minToken:
-			fault("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
+			failure("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
 		default:
 			token := Token{Name: fields[0], Role: fields[1], hash: sha256.Sum256([]byte(fields[2]))}
 			if other, taken := names[token.hash]; taken {
-				fault("the token of %q is that of %q, too: each line must have its own", token.Name, other)
+				failure("the token of %q is that of %q, too: each line must have its own", token.Name, other)
 			}
 			names[token.hash] = token.Name
 			tokens = append(tokens, token)
 		}
 	}
 	if err := lines.Err(); err != nil {
-		faults = append(faults, fmt.Errorf("%w: %w", ErrTokens, err))
+		errs = append(errs, fmt.Errorf("%w: %w", ErrTokens, err))
 	}
-	if len(tokens) == 0 && len(faults) == 0 {
-		faults = append(faults, fmt.Errorf("%w: there is none", ErrTokens))
+	if len(tokens) == 0 && len(errs) == 0 {
+		errs = append(errs, fmt.Errorf("%w: there is none", ErrTokens))
 	}
-	return tokens, errors.Join(faults...)
+	return tokens, errors.Join(errs...)
 }
 
-// OwnToken is a token of whoever started the server, which may use every tool.
+// OwnToken is a token of the server's owner, which may use every tool.
 func OwnToken(token string) Token {
 	return Token{Name: "owner", Role: RoleUse, hash: sha256.Sum256([]byte(token))}
 }
 
 // HTTPOptions are about clients over HTTP.
 type HTTPOptions struct {
-	// Tokens let clients in; without any, whoever reaches the address is in.
+	// Tokens let clients in; without any, every client that reaches the address may connect.
 	Tokens []Token
 	// Resource is the URL of this server as clients know it, and AuthorizationServers who gives out
 	// tokens for it: metadata for clients (RFC 9728), served when both are set.
@@ -172,7 +172,7 @@ func verifier(tokens []Token) auth.TokenVerifier {
 	}
 }
 
-// bounds are what a client over HTTP may take of this process, whoever it is.
+// bounds limit what any client over HTTP may consume of this process.
 type bounds struct {
 	head, body time.Duration // in which the head of a request must arrive, and its body after that
 	idle       time.Duration // for which a connection may wait for its next request

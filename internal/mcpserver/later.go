@@ -118,7 +118,7 @@ func (s *Server) leave(request *mcp.CallToolRequest) (after time.Duration, tell 
 		return s.options.TaskAfter(request.Params.Name), becomeTask
 	case knowsTasks(request.ClientCapabilities()):
 		return DefaultTaskAfter, becomeTask
-	case request.Params.GetProgressToken() != nil: // it hears that the call is not forgotten
+	case request.Params.GetProgressToken() != nil: // progress shows that the call goes on
 		return -1, nil
 	default:
 		return s.patience(), s.goesOn
@@ -185,7 +185,7 @@ func whereLater(call protocol.CallID) string {
 func (s *Server) await(ctx context.Context, session protocol.SessionID, read *protocol.ResultRead) (*loop.SingleOutcome, error) {
 	call := s.following.of(session, read.CallID)
 	if call == nil {
-		return nil, nil //nolint:nilnil // whoever reads it says whether there is one
+		return nil, nil //nolint:nilnil // the caller checks
 	}
 	var late <-chan time.Time
 	if patience := s.patience(); patience > 0 {

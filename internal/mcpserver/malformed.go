@@ -19,24 +19,24 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// fault is what is wrong with a message or a batch; id is that of the request, as it was sent, and
+// error is what is wrong with a message or a batch; id is that of the request, as it was sent, and
 // nil where it cannot be relied on.
-type fault struct {
+type failure struct {
 	code    int64
 	message string
 	id      json.RawMessage
 }
 
-func invalid(id json.RawMessage, format string, args ...any) *fault {
-	return &fault{code: jsonrpc.CodeInvalidRequest, message: fmt.Sprintf(format, args...), id: id}
+func invalid(id json.RawMessage, format string, args ...any) *failure {
+	return &failure{code: jsonrpc.CodeInvalidRequest, message: fmt.Sprintf(format, args...), id: id}
 }
 
 // malformed is what is wrong with a message, or with a batch of them; nil is nothing.
-func malformed(body []byte) *fault {
+func malformed(body []byte) *failure {
 	var batch []json.RawMessage
 	switch trimmed := bytes.TrimSpace(body); {
 	case !json.Valid(trimmed):
-		return &fault{code: jsonrpc.CodeParseError, message: "the message is not JSON"}
+		return &failure{code: jsonrpc.CodeParseError, message: "the message is not JSON"}
 	case trimmed[0] != '[':
 		batch = []json.RawMessage{trimmed}
 	default:
@@ -60,7 +60,7 @@ func malformed(body []byte) *fault {
 const maxExact = 1<<53 - 1
 
 // inexact refuses a number that the SDK would answer with another one: it reads them as floats.
-func inexact(message json.RawMessage) *fault {
+func inexact(message json.RawMessage) *failure {
 	var has struct {
 		ID     json.RawMessage `json:"id"`
 		Params json.RawMessage `json:"params"`
@@ -86,7 +86,7 @@ func inexact(message json.RawMessage) *fault {
 
 // unanswerable is what keeps the SDK from answering a batch of a stream, and all that comes after
 // it: it waits for an answer to each request, by its id.
-func unanswerable(line []byte) *fault {
+func unanswerable(line []byte) *failure {
 	var batch []struct {
 		ID     json.RawMessage
 		Method string
@@ -106,7 +106,7 @@ func unanswerable(line []byte) *fault {
 }
 
 // refusal answers a message.
-func refusal(f *fault) []byte {
+func refusal(f *failure) []byte {
 	body, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": f.id, "error": &jsonrpc.Error{Code: f.code, Message: f.message}}) // it is JSON
 	return append(body, '\n')
 }
@@ -120,7 +120,7 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 			return
 		}
 		body, err := readBody(w, r, within)
-		var wrong *fault
+		var wrong *failure
 		status := http.StatusBadRequest
 		if _, giant := errors.AsType[*http.MaxBytesError](err); giant {
 			var id idFinder
@@ -134,7 +134,7 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 		if wrong != nil {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(status)
-			_, _ = w.Write(refusal(wrong)) // a client that has gone hears nothing
+			_, _ = w.Write(refusal(wrong)) // the client may be gone
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
@@ -143,7 +143,7 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 }
 
 // tooLong refuses a message that was not kept.
-func tooLong(id *idFinder) *fault {
+func tooLong(id *idFinder) *failure {
 	return invalid(id.found(), "the message has more than %d bytes", MaxBody)
 }
 
@@ -244,7 +244,7 @@ func (l *lineReader) Read(p []byte) (int, error) {
 		if l.err != nil {
 			return 0, l.err
 		}
-		var wrong *fault
+		var wrong *failure
 		if l.rest, wrong, l.err = l.line(); wrong == nil && len(bytes.TrimSpace(l.rest)) > 0 {
 			if wrong = malformed(l.rest); wrong == nil {
 				wrong = unanswerable(l.rest)
@@ -263,7 +263,7 @@ func (l *lineReader) Read(p []byte) (int, error) {
 }
 
 // line reads a line, of which it keeps no more than may be.
-func (l *lineReader) line() (line []byte, wrong *fault, err error) {
+func (l *lineReader) line() (line []byte, wrong *failure, err error) {
 	var id idFinder
 	for giant := false; ; {
 		part, err := l.in.ReadSlice('\n')

@@ -28,7 +28,7 @@ const (
 // progress tells a client of a call, if it wants that: live output as it comes, and now and then
 // that the call is not forgotten.
 type progress struct {
-	stop func() // tells what came until now, and ends
+	stop func() // sends what has arrived, and ends
 
 	call   *protocol.Call
 	frames chan *nats.Msg
@@ -55,7 +55,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 		p.tell(ended, func(said string, output bool) {
 			n++
 			if token != nil {
-				_ = request.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ // a client that has gone hears nothing
+				_ = request.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ // the client may be gone
 					ProgressToken: token, Progress: float64(n), Message: said,
 				})
 			}
@@ -180,7 +180,7 @@ func (l *listeners) want(request *mcp.CallToolRequest) bool {
 // log sends output as log messages, one a line.
 func log(ctx context.Context, request *mcp.CallToolRequest, output string) {
 	for line := range strings.Lines(output) {
-		_ = request.Session.Log(ctx, &mcp.LoggingMessageParams{ // a client that has gone hears nothing
+		_ = request.Session.Log(ctx, &mcp.LoggingMessageParams{ // the client may be gone
 			Level: "info", Logger: request.Params.Name, Data: strings.TrimRight(line, "\r\n"),
 		})
 	}

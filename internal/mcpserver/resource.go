@@ -47,9 +47,9 @@ func (s *Server) ask(ctx context.Context, request *mcp.ReadResourceRequest, plan
 	session := s.session(request)
 	scope := tools.Scope{Session: session, Sandbox: string(session)}
 	plan.Timeout = time.Minute
-	call, fault := plan.Call(scope, tools.Place{}, "", "resources/read", time.Now().UTC())
-	if fault != nil {
-		return nil, fault
+	call, failure := plan.Call(scope, tools.Place{}, "", "resources/read", time.Now().UTC())
+	if failure != nil {
+		return nil, failure
 	}
 	call.MinLevel = s.options.MinLevel
 	var result *protocol.Result

@@ -46,7 +46,7 @@ type task struct {
 	id      string
 }
 
-// taskID is the id of a task for whoever asks.
+// taskID is the id of a task for the client that asks.
 func (s *Server) taskID(t *task, of asker) string {
 	fields, _ := json.Marshal(t) // texts and a time always can be
 	return base64.RawURLEncoding.EncodeToString(append(s.taskCode(fields, of), fields...))
@@ -67,7 +67,7 @@ func (t *task) call() *protocol.Call {
 // errNoTask answers questions about tasks that there are not, or not any more.
 var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "no such task of this token and sandbox, or its time has passed"}
 
-// taskOf reads the id of a task of whoever asks.
+// taskOf reads the id of a task of the client that asks.
 func (s *Server) taskOf(id string, of asker) (*task, error) {
 	raw, err := base64.RawURLEncoding.DecodeString(id)
 	if err != nil || len(raw) < taskMAC || !hmac.Equal(raw[:taskMAC], s.taskCode(raw[taskMAC:], of)) {
@@ -231,7 +231,7 @@ func (s *Server) taskCancel(ctx context.Context, t *task) error {
 	return err
 }
 
-// taskGet tells how a call stands: its result, if it is stored.
+// taskGet returns the state of a call, with its result if it is stored.
 func (s *Server) taskGet(ctx context.Context, t *task) (*taskState, error) {
 	result, err := s.options.Dispatcher.Result(ctx, t.call())
 	if result == nil && err != nil {

@@ -41,12 +41,12 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []
 			return nil, nil, answers[i].err
 		}
 		list, _ := answers[i].result.Value.(protocol.MCPListResult)
-		if fault := answers[i].result.Error; fault != nil {
-			problems = append(problems, fmt.Errorf("MCP server %s has no tools now: %w", servers[i].Name, fault))
+		if failure := answers[i].result.Error; failure != nil {
+			problems = append(problems, fmt.Errorf("MCP server %s has no tools now: %w", servers[i].Name, failure))
 			continue
 		}
-		own, faults := servers[i].Tools(list.Tools)
-		problems = append(problems, faults...)
+		own, errs := servers[i].Tools(list.Tools)
+		problems = append(problems, errs...)
 		for _, tool := range own {
 			if owner := owners[tool.Name]; owner != "" {
 				problems = append(problems, fmt.Errorf("MCP server %s: the name %s is that of %s: rename the server", servers[i].Name, tool.Name, owner))

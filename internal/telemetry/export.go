@@ -206,7 +206,7 @@ func checkEndpoint(getenv func(string) string, ofSignal string) error {
 	return nil
 }
 
-// checkPort refuses a port at which nobody could find the metrics.
+// checkPort rejects port 0, at which the metrics could not be found.
 func checkPort(getenv func(string) string) error {
 	const name = "OTEL_EXPORTER_PROMETHEUS_PORT"
 	value := getenv(name)

@@ -34,7 +34,7 @@ const (
 
 // maxSeries bounds the combinations of attributes that an instrument keeps apart. What comes beyond
 // them is counted together, with the attribute otel.metric.overflow: names of tools are
-// chosen by whoever may send calls.
+// chosen by callers.
 const maxSeries = 1000
 
 // durationBuckets are the bounds of durations in seconds, from a call that does nothing to a long
@@ -81,7 +81,7 @@ func with(attributes ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributeSet(attribute.NewSet(set...))
 }
 
-// CallMetrics are those of whoever has calls run and waits for their results. They are safe for
+// CallMetrics are those of the callers, which wait for results. They are safe for
 // concurrent use.
 type CallMetrics struct {
 	sent     metric.Int64Counter
@@ -129,7 +129,7 @@ func (m *CallMetrics) Left(ctx context.Context, pool string) {
 	}
 }
 
-// TurnMetrics are those of whoever runs turns. They are safe for concurrent use.
+// TurnMetrics are those of coordinators, which run turns. They are safe for concurrent use.
 type TurnMetrics struct{ duration metric.Float64Histogram }
 
 // NewTurnMetrics makes the instruments of a runner of turns.

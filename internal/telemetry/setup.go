@@ -77,7 +77,7 @@ func (o *Options) withDefaults() Options {
 // and [Meter] read. An error names the variable that is wrong; nothing is installed then.
 //
 // The returned function is never nil. It sends what is left and gives up after
-// [ShutdownTimeout]; its error matters to nobody but a debug log.
+// [ShutdownTimeout]; its error is only worth a debug log.
 func Setup(ctx context.Context, service, version string, options *Options) (shutdown func(context.Context) error, err error) {
 	opts := options.withDefaults()
 	silent := func(context.Context) error { return nil }
@@ -150,14 +150,14 @@ func together(shutdowns ...func(context.Context) error) func(context.Context) er
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, ShutdownTimeout)
 		defer cancel()
-		faults := make([]error, len(shutdowns))
+		errs := make([]error, len(shutdowns))
 		var ends sync.WaitGroup
 		for i, shutdown := range shutdowns {
 			if shutdown != nil {
-				ends.Go(func() { faults[i] = shutdown(ctx) })
+				ends.Go(func() { errs[i] = shutdown(ctx) })
 			}
 		}
 		ends.Wait()
-		return errors.Join(faults...)
+		return errors.Join(errs...)
 	}
 }

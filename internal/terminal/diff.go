@@ -107,7 +107,7 @@ type change struct {
 	added, removed int
 	created, gone  bool
 	partial        bool // there was more than the diff showed
-	uncounted      bool // nobody has said how many lines
+	uncounted      bool // the number of lines is unknown
 }
 
 // changesOf reads a diff of any number of files.

@@ -28,6 +28,6 @@
 //
 // # What happens on failure
 //
-// Nothing: a session does not fail because nobody can watch it. After the first
+// Nothing: a session does not fail because its view does. After the first
 // write that fails, the view is silent.
 package terminal

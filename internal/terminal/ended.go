@@ -70,7 +70,7 @@ type Changed struct {
 	Created, Gone bool
 }
 
-// Hold has the changes of each turn shown only when [View.CameBack] tells them.
+// Hold defers the changes of each turn until [View.CameBack].
 func (v *View) Hold() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

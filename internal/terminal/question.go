@@ -16,7 +16,7 @@ const maxQuestionLines = 200
 
 // Question is what a person is asked about a tool call.
 type Question struct {
-	// Reason says why somebody is asked.
+	// Reason says why the call needs approval.
 	Reason string
 	// Tool and Arguments are the call, as the model wrote it.
 	Tool, Arguments string

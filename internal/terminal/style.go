@@ -53,7 +53,7 @@ type marks struct {
 	bar                                         string // before what a tool returned
 	separator, minus, cut                       string
 	ok, failed, stopped, unknown                string
-	alert                                       string // before what nobody should overlook
+	alert                                       string // before an alert
 }
 
 // drawn are marks for eyes.

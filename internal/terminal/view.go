@@ -25,7 +25,7 @@ type Options struct {
 	// Width is how many columns there are; see [Width]. With 0 the model's text is not wrapped, and
 	// all that is cut to one line is cut at 120 columns. Less than 20 counts as 20.
 	Width int
-	// Size tells how many columns and rows there are, whenever something is to be written; it wins
+	// Size returns the columns and rows before each write; it wins
 	// over Width. nil is for what keeps its width.
 	Size func() (columns, rows int)
 	// Live shows at the end, in lines that are written again and again, what runs at the moment,
@@ -212,7 +212,7 @@ func (v *View) Notice(format string, args ...any) {
 	v.say(v.ink.paint(yellow, "!")+" ", plain, fmt.Sprintf(format, args...))
 }
 
-// Alert is a Notice that nobody should overlook: all of it stands out.
+// Alert is a Notice that is highlighted as a whole.
 func (v *View) Alert(text string) { v.say(v.ink.paint(alert, v.marks.alert)+" ", alert, text) }
 
 func (v *View) say(first string, st style, said string) {

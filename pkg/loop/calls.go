@@ -29,7 +29,7 @@ type batch struct {
 	remote map[protocol.CallID]*pendingCall // of calls
 }
 
-// runCalls gets every result that the last step lacks, and journals each as it
+// runCalls gets every missing result of the last step, and journals each as it
 // comes. An error means that some are still missing.
 func (t *turnRun) runCalls(ctx context.Context) error {
 	if detached(ctx) {
@@ -39,7 +39,7 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if detached(ctx) { // while somebody was asked
+	if detached(ctx) { // while a person was asked
 		return context.Cause(ctx)
 	}
 	b := t.planCalls(ctx, verdicts)
@@ -67,7 +67,7 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	return fmt.Errorf("dispatch step %d of turn %d: %w", len(last.steps), last.number, fleetErr)
 }
 
-// detached reports whether the session is somebody else's from now on.
+// detached reports whether another process may run the session from now on.
 func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrDetached) }
 
 // planCalls decides what becomes of each tool call without result.
@@ -93,7 +93,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 				"Not run: the turn was stopped before."))
 		default:
 			p.plan, p.note, p.roots = plan.plan, v.note, v.roots
-			t.planCall(ctx, b, p, plan.fault, v, call)
+			t.planCall(ctx, b, p, plan.failure, v, call)
 		}
 		event, refused := p.as(EventToolCall), len(b.events) > at
 		event.Arguments, event.About, event.Lane = call.Arguments, plan.about, p.lane
@@ -107,25 +107,25 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 	return b
 }
 
-// planCall records one planned tool call, or the fault for which it has no plan. A call that an
-// earlier run has sent may be in the fleet already: Again says so to whoever takes it.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, recorded *stepCall) {
+// planCall records one planned tool call, or the error for which it has no plan. A call that an
+// earlier run has sent may be in the fleet already: Again reports that to the worker.
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) {
 	var call protocol.Call
-	if fault == nil && p.plan.Inline == nil && p.plan.Job == nil {
-		if call, fault = p.plan.Call(t.scope(t.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); fault == nil {
+	if failure == nil && p.plan.Inline == nil && p.plan.Job == nil {
+		if call, failure = p.plan.Call(t.scope(t.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); failure == nil {
 			p.lane = laneOf(&call)
 		}
 	}
 	status := protocol.StatusRejected
 	switch {
-	case recorded.sent && (fault != nil || recorded.lane != "" && recorded.lane != p.lane):
-		status, fault = protocol.StatusOutcomeUnknown, lost(fault)
-	case fault != nil && fault.Code == protocol.CodePanic:
+	case recorded.sent && (failure != nil || recorded.lane != "" && recorded.lane != p.lane):
+		status, failure = protocol.StatusOutcomeUnknown, lost(failure)
+	case failure != nil && failure.Code == protocol.CodePanic:
 		status = protocol.StatusFailed
 	}
 	switch {
-	case fault != nil:
-		t.refuse(ctx, b, p, status, fault)
+	case failure != nil:
+		t.refuse(ctx, b, p, status, failure)
 		return
 	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
@@ -151,23 +151,23 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 // laneOf is where a call goes, as the journal has it.
 func laneOf(call *protocol.Call) string { return string(call.Pool) + "/" + string(call.Lane()) }
 
-// lost is the fault of a call that an earlier run may have sent, and that cannot be sent as it was:
-// fault says why, nil that it would go elsewhere now, where nobody knows what became of it.
-func lost(fault *protocol.Error) *protocol.Error {
+// lost is the error of a call that an earlier run may have sent, and that cannot be sent as it was:
+// error says why, nil that it would go elsewhere now, where nobody knows what became of it.
+func lost(failure *protocol.Error) *protocol.Error {
 	why := "its tool is another one now"
-	if fault != nil {
-		why = fault.Message
+	if failure != nil {
+		why = failure.Message
 	}
 	return protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"The call was sent before the session was interrupted, so it may have had effects, and its result cannot be read: %s", why)
 }
 
 // refuse gives a call its result without running it.
-func (t *turnRun) refuse(ctx context.Context, b *batch, p *pendingCall, status protocol.Status, fault *protocol.Error) {
+func (t *turnRun) refuse(ctx context.Context, b *batch, p *pendingCall, status protocol.Status, failure *protocol.Error) {
 	_, span := t.startTool(ctx, p)
 	defer span.End()
-	failSpan(span, fault)
-	b.events = append(b.events, p.local(status, "", fault, 0))
+	failSpan(span, failure)
+	b.events = append(b.events, p.local(status, "", failure, 0))
 }
 
 // runBatch dispatches all calls at once and runs the inline tools beside them. It
@@ -177,7 +177,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	defer detach(nil)
 	settle := func(e Event) {
 		if err := t.record(ctx, e); err != nil {
-			// The calls may be somebody else's by now: leave them alone.
+			// Another process may run the calls by now: do not cancel them.
 			detach(fmt.Errorf("%w: %w", ErrDetached, err))
 		}
 	}
@@ -240,7 +240,7 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 }
 
 // maxQuestions bounds the questions of a call that are journaled: more are told to observers alone,
-// because whoever has a worker's key may ask for ever.
+// because a holder of a worker's key could ask for ever.
 const maxQuestions = 16
 
 // question journals what a call asks a person, and what came of that.
@@ -287,25 +287,25 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	ctx, span := t.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	text, fault := tools.RunInline(ctx, p.plan)
+	text, failure := tools.RunInline(ctx, p.plan)
 	keeper, _ := t.dispatcher.(Keeper)
 	keep := keeping{p.tool, keeper, t.opts.Logger, t.id}
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):
-		return // whoever goes on with the session runs it again
-	case fault != nil && ctx.Err() != nil:
+		return // the next run of the session runs it again
+	case failure != nil && ctx.Err() != nil:
 		status = protocol.StatusCancelled
-	case fault != nil:
+	case failure != nil:
 		status = protocol.StatusFailed
 	}
-	if fault == nil {
+	if failure == nil {
 		settle(p.local(status, keep.fitted(ctx, p.event.CallID, text), nil, time.Since(start)))
 		return
 	}
-	failSpan(span, fault)
-	event := p.local(status, "", fault, time.Since(start))
-	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, fault), p.note)
+	failSpan(span, failure)
+	event := p.local(status, "", failure, time.Since(start))
+	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, failure), p.note)
 	settle(event)
 }
 

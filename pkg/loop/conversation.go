@@ -48,7 +48,7 @@ const maxReason = 300
 // leaveOut leaves the refused parts out of the requests of this run. It reports whether that
 // changes any of them.
 func (t *turnRun) leaveOut(ctx context.Context, refused *RefusedError) bool {
-	news := false
+	changed := false
 	for _, part := range refused.Parts {
 		_, known := t.session.leftOut[part]
 		if _, pending := t.refused[part]; known || pending || !t.session.taken[part.ToolCallID] {
@@ -58,12 +58,12 @@ func (t *turnRun) leaveOut(ctx context.Context, refused *RefusedError) bool {
 			t.refused = make(map[Part]string)
 		}
 		reason := []rune(validText(refused.Error()))
-		t.refused[part], news = string(reason[:min(len(reason), maxReason)]), true
+		t.refused[part], changed = string(reason[:min(len(reason), maxReason)]), true
 		t.logger.WarnContext(ctx, "the model's server refuses a part of the conversation, which is left out",
 			slog.String("session_id", string(t.id)), slog.String("tool_call_id", part.ToolCallID),
 			slog.String("part", string(part.Kind)), slog.Any("error", refused.Err))
 	}
-	return news
+	return changed
 }
 
 // leftOutEvents journal what the request that was just answered had left out for the first time.

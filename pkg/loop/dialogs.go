@@ -8,7 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// dialog is what a stateful tool goes on with, as the journal tells it.
+// dialog is the stateful session of a tool, according to the journal.
 type dialog struct {
 	handle string
 	opened tools.Opened
@@ -57,10 +57,10 @@ func (e *Event) describeDialog(r *protocol.Result) {
 
 // planned is what becomes of a tool call.
 type planned struct {
-	tool  *tools.Tool
-	plan  tools.Plan
-	about string // the stateful tool that the call goes on with; "" for other calls
-	fault *protocol.Error
+	tool    *tools.Tool
+	plan    tools.Plan
+	about   string // the stateful tool that the call goes on with; "" for other calls
+	failure *protocol.Error
 }
 
 // plan plans a tool call of the last step. One that goes on with a stateful tool becomes a
@@ -69,8 +69,8 @@ type planned struct {
 func (t *turnRun) plan(call *stepCall) planned {
 	var p planned
 	scope := t.scope(t.id)
-	p.tool, p.plan, p.fault = t.table.Plan(scope, call.Name, call.Arguments)
-	if p.fault != nil || p.plan.Dialog == nil {
+	p.tool, p.plan, p.failure = t.table.Plan(scope, call.Name, call.Arguments)
+	if p.failure != nil || p.plan.Dialog == nil {
 		return p
 	}
 	request, turn := *p.plan.Dialog, t.session.open()
@@ -78,14 +78,14 @@ func (t *turnRun) plan(call *stepCall) planned {
 	before := func(place tools.Place) bool { return place.Turn < turn.number || place.Step < len(turn.steps) }
 	switch {
 	case d == nil || !before(d.opened.Place):
-		p.fault = protocol.Errorf(protocol.CodeNotFound, "There is no handle %q in this session. %s", request.Handle, t.session.liveHandles())
+		p.failure = protocol.Errorf(protocol.CodeNotFound, "There is no handle %q in this session. %s", request.Handle, t.session.liveHandles())
 		return p
 	case d.ending != "" && before(d.since) && !request.End:
-		p.fault = wire.StateLost(d.ending)
-		p.fault.Message += " " + t.session.liveHandles()
+		p.failure = wire.StateLost(d.ending)
+		p.failure.Message += " " + t.session.liveHandles()
 		return p
 	}
-	if p.tool, p.plan, p.fault = t.table.Continue(scope, d.opened, request, call.Arguments); !request.End {
+	if p.tool, p.plan, p.failure = t.table.Continue(scope, d.opened, request, call.Arguments); !request.End {
 		p.about = d.opened.Tool
 	}
 	return p

@@ -35,8 +35,8 @@
 // A call whose plan says Background is a job. Its tool call has a result at once, the handle; the
 // call is dispatched beside the steps, by a goroutine that ends with the run and leaves the call to
 // itself. job_ended is journaled once for each job: between two steps, where it also is a message
-// to the model, or with the job_wait or job_cancel that answered it. Whoever runs the next turn
-// looks for the jobs without an end under the ids that they have.
+// to the model, or with the job_wait or job_cancel that answered it. The run of the next turn
+// follows the jobs without an end under the same ids.
 //
 // # Stateful tools
 //

@@ -238,7 +238,7 @@ func (s *session) open() *turn {
 }
 
 // ended returns the result of the ended turn that the input with the given id
-// started, or nil; an empty id is nobody's.
+// started, or nil; no input has an empty id.
 func (s *session) ended(id protocol.CallID) *TurnResult {
 	for i := range s.turns {
 		if id != "" && s.turns[i].input.ID == id {
@@ -311,9 +311,9 @@ func (t *turn) missing() int {
 }
 
 // soFar is the turn's result if it ended now.
-func (t *turn) soFar(outcome Outcome, fault *protocol.Error) TurnResult {
+func (t *turn) soFar(outcome Outcome, failure *protocol.Error) TurnResult {
 	result := TurnResult{
-		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, Error: fault,
+		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, Error: failure,
 	}
 	result.Text = t.text()
 	if t.span.IsValid() {

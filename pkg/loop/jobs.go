@@ -14,7 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// job is a call that goes on in the background, as the journal tells it.
+// job is a call that runs in the background, according to the journal.
 type job struct {
 	CallFields
 
@@ -179,12 +179,12 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 		return f
 	}
 	scope := t.scope(t.id)
-	tool, plan, fault := t.table.Plan(scope, j.Name, j.Arguments)
-	if fault != nil || plan.Payload == nil {
+	tool, plan, failure := t.table.Plan(scope, j.Name, j.Arguments)
+	if failure != nil || plan.Payload == nil {
 		return nil
 	}
-	call, fault := plan.Call(scope, tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}, j.ToolCallID, j.Name, time.Now().UTC())
-	if fault != nil || j.lane != "" && j.lane != laneOf(&call) {
+	call, failure := plan.Call(scope, tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}, j.ToolCallID, j.Name, time.Now().UTC())
+	if failure != nil || j.lane != "" && j.lane != laneOf(&call) {
 		return nil
 	}
 	call.Again = true
@@ -198,7 +198,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	return t.follow(ctx, call, tool)
 }
 
-// tellJobs journals the ends of jobs that have come, so that the model hears of them in
+// tellJobs journals the ends of jobs that have arrived, so that the model gets them in
 // its next step, and sees that all others are waited for.
 func (t *turnRun) tellJobs(ctx context.Context) error {
 	for _, j := range t.jobs() {
@@ -236,8 +236,8 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 	event := Event{Type: EventJobEnded, Turn: j.turn, Step: j.step, CallFields: j.CallFields, JobFields: JobFields{Job: j.name, Told: told}}
 	event.Arguments = ""
 	if f == nil {
-		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
-		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), fault, tools.RenderFailure(protocol.StatusOutcomeUnknown, fault)
+		failure := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
+		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, tools.RenderFailure(protocol.StatusOutcomeUnknown, failure)
 	} else {
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 	}
@@ -249,14 +249,14 @@ func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, settle func(Ev
 	ctx, span := t.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	status, text, fault := t.aboutJob(ctx, *p.plan.Job)
+	status, text, failure := t.aboutJob(ctx, *p.plan.Job)
 	if detached(ctx) {
-		return // whoever goes on with the session asks again
+		return // the next run of the session asks again
 	}
-	if fault != nil {
-		failSpan(span, fault)
+	if failure != nil {
+		failSpan(span, failure)
 	}
-	settle(p.local(status, text, fault, time.Since(start)))
+	settle(p.local(status, text, failure, time.Since(start)))
 }
 
 // aboutJob answers a request about jobs.
@@ -313,7 +313,7 @@ func (t *turnRun) aboutJob(ctx context.Context, request tools.JobRequest) (proto
 	return protocol.StatusOK, runningText(found), nil
 }
 
-// jobEnd journals the end of a job, of which the model hears by this answer.
+// jobEnd journals the end of a job, which this answer reports to the model.
 func (t *turnRun) jobEnd(ctx context.Context, j *job, f *follower) (protocol.Status, string, *protocol.Error) {
 	ended, err := t.endJob(ctx, j, f, true)
 	if err != nil { // which is the end of this run, too

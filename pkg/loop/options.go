@@ -95,24 +95,24 @@ func (o *Options) withDefaults() Options {
 }
 
 func (o *Options) validate() error {
-	var faults []error
+	var errs []error
 	if o.MaxSteps < 0 {
-		faults = append(faults, fmt.Errorf("max steps %d: must not be negative", o.MaxSteps))
+		errs = append(errs, fmt.Errorf("max steps %d: must not be negative", o.MaxSteps))
 	}
 	if o.MaxTokens < 0 {
-		faults = append(faults, fmt.Errorf("max tokens %d: must not be negative", o.MaxTokens))
+		errs = append(errs, fmt.Errorf("max tokens %d: must not be negative", o.MaxTokens))
 	}
 	if o.Timeout < 0 {
-		faults = append(faults, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
+		errs = append(errs, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
 	}
 	if o.MinLevel != "" && !slices.Contains(tools.Levels(), o.MinLevel) {
-		faults = append(faults, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(tools.Levels(), ", ")))
+		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(tools.Levels(), ", ")))
 	}
-	faults = append(faults, o.Settings.Validate(), o.Author.Validate())
+	errs = append(errs, o.Settings.Validate(), o.Author.Validate())
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
-		faults = append(faults, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
+		errs = append(errs, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
 // Settings tune a model's replies. A zero field leaves it to the provider.
@@ -133,17 +133,17 @@ const MaxTemperature = 2
 
 // Validate reports every setting out of its bounds.
 func (s Settings) Validate() error {
-	var faults []error
+	var errs []error
 	if t := s.Temperature; t != nil && !(*t >= 0 && *t <= MaxTemperature) { // which NaN is not, either
-		faults = append(faults, fmt.Errorf("temperature %v: must be 0 to %d", *t, MaxTemperature))
+		errs = append(errs, fmt.Errorf("temperature %v: must be 0 to %d", *t, MaxTemperature))
 	}
 	if s.Effort != "" && !slices.Contains(Efforts(), s.Effort) {
-		faults = append(faults, fmt.Errorf("reasoning %q: must be %s", s.Effort, strings.Join(Efforts(), ", ")))
+		errs = append(errs, fmt.Errorf("reasoning %q: must be %s", s.Effort, strings.Join(Efforts(), ", ")))
 	}
 	if s.MaxOutput < 0 {
-		faults = append(faults, fmt.Errorf("max output %d: must not be negative", s.MaxOutput))
+		errs = append(errs, fmt.Errorf("max output %d: must not be negative", s.MaxOutput))
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
 // Or is s with what it leaves open taken from others; the lesser MaxOutput holds.

@@ -48,7 +48,7 @@ type ApprovalRequest struct {
 	CallID    protocol.CallID
 	Tool      string
 	Arguments string // as the model wrote them
-	Reason    string // why somebody is asked
+	Reason    string // why the call needs approval
 }
 
 // MaxNote is how many characters of a note are kept.
@@ -66,7 +66,7 @@ const (
 	DecisionDenied   = "denied"   // by a rule
 	DecisionApproved = "approved" // by a person
 	DecisionRefused  = "refused"  // by a person
-	DecisionExpired  = "expired"  // nobody answered in time
+	DecisionExpired  = "expired"  // no person answered in time
 )
 
 // verdict is what was decided about a tool call of the last step.
@@ -76,7 +76,7 @@ type verdict struct {
 	minLevel string
 	roots    []protocol.Roots
 	once     bool   // the call must not start twice
-	note     string // of whoever approved it
+	note     string // of the person who approved it
 }
 
 // binding is what a policy demands of a call that may be made.
@@ -109,7 +109,7 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
 		p := t.plan(call)
-		if p.fault != nil {
+		if p.failure != nil {
 			continue // it is refused whatever the policy says, and does not count
 		}
 		v, err := t.verdict(ctx, turn, i, policy.Call{Tool: call.Name, Plan: p.plan, Used: used}, p.about)
@@ -174,7 +174,7 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	if t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)
 		event.Arguments, event.Text, event.Rule = turn.last().calls[index].Arguments, judged.Reason, judged.Rule
-		if err := t.record(ctx, event); err != nil { // whoever looks at the session sees that it waits
+		if err := t.record(ctx, event); err != nil { // shows in the session that it waits
 			return v, err
 		}
 	}

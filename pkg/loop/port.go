@@ -182,16 +182,16 @@ type Update struct {
 	// the worker is there again.
 	Lost string
 	// Question is, of a call that is running, what it wants to know of a person. It is told to
-	// observers ([EventQuestionAsked]), who may answer; nobody else does.
+	// observers ([EventQuestionAsked]), and only they may answer.
 	Question *protocol.Question
 	// Answered says, of a call that is running, what came of its question, without the content of
-	// the answer: [protocol.ActionCancel] when nobody answered.
+	// the answer: [protocol.ActionCancel] without an answer.
 	Answered *protocol.Answer
 	// Result is set for, and only for, done.
 	Result *protocol.Result
 }
 
-// ErrJournalConflict says that somebody else has extended the session since the
+// ErrJournalConflict says that another process has extended the session since the
 // expected sequence was read, or that this sequence never was. Nothing was appended.
 var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
 
@@ -201,7 +201,7 @@ var ErrJournalConflict = errors.New("session was extended by someone else; one p
 var ErrEventTooLarge = errors.New("too large for the session journal")
 
 // ErrJournalFull says that there is no room for an event; it was not appended. The turn stays open,
-// and whoever goes on with the session once there is room goes on there. Its error has
+// and the next run of the session, once there is room, continues it. Its error has
 // [protocol.CodeFleetFull].
 var ErrJournalFull = errors.New("there is no room for the session journal")
 
@@ -217,7 +217,7 @@ type Journal interface {
 	// error wraps [ErrJournalConflict] when expected is not the last sequence, or
 	// [ErrEventTooLarge], and then nothing was added. After any other error, such as
 	// [ErrJournalFull], the first of the events, or all, may have been stored: the run ends, and
-	// the next one goes on with what Load tells.
+	// the next one continues with what Load returns.
 	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
 }
 

@@ -117,7 +117,7 @@ func lean(events []Event) []Event {
 // tooLargeForJournal is why a result is cut.
 const tooLargeForJournal = "the session journal takes no more at once"
 
-// publish folds, logs and tells what has been journaled.
+// publish folds and logs what has been journaled, and passes it to the observer.
 func (r *recorder) publish(ctx context.Context, events []Event) error {
 	for i := range events {
 		if err := r.session.apply(&events[i]); err != nil {

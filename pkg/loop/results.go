@@ -20,7 +20,7 @@ type pendingCall struct {
 	event Event       // the fields that all its events share
 	tool  *tools.Tool // nil, or without a name, when that is unknown
 	plan  tools.Plan  // zero when it cannot be run
-	note  string      // of whoever approved it
+	note  string      // of the person who approved it
 	roots []protocol.Roots
 	lane  string // where it goes; "" when it runs in place, or is refused
 	done  bool   // the dispatcher told its result
@@ -66,19 +66,19 @@ func resultFields(r *protocol.Result, content string) ResultFields {
 
 // carried is an error as an event has it: with no more of its message than a model is shown,
 // because an event that no journal can take would keep its session from going on for ever.
-func carried(fault *protocol.Error) *protocol.Error {
-	if fault == nil {
+func carried(callErr *protocol.Error) *protocol.Error {
+	if callErr == nil {
 		return nil
 	}
-	return &protocol.Error{Code: fault.Code, Message: tools.Shown(validText(fault.Message), "", nil)}
+	return &protocol.Error{Code: callErr.Code, Message: tools.Shown(validText(callErr.Message), "", nil)}
 }
 
 // local is the event of a result that was made in this process.
-func (p *pendingCall) local(status protocol.Status, text string, fault *protocol.Error, ran time.Duration) Event {
+func (p *pendingCall) local(status protocol.Status, text string, callErr *protocol.Error, ran time.Duration) Event {
 	event := p.as(EventToolResult)
-	event.Status, event.Error, event.Content = string(status), carried(fault), text
-	if fault != nil {
-		event.Content = p.tool.Failure(status, fault)
+	event.Status, event.Error, event.Content = string(status), carried(callErr), text
+	if callErr != nil {
+		event.Content = p.tool.Failure(status, callErr)
 	}
 	event.Content = p.tool.WithNote(event.Content, p.note)
 	queued, running := 0.0, float64(ran)/float64(time.Millisecond)
@@ -104,11 +104,11 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 // keepTimeout bounds the keeping of one text.
 const keepTimeout = 15 * time.Second
 
-// keeping keeps what is cut of what inline tools return, where there is somebody to keep it;
+// keeping stores the whole output of inline tools that is cut for the model, if there is a Keeper;
 // else the texts do not say that it is kept.
 type keeping struct {
 	tool    *tools.Tool
-	keeper  Keeper // nil where there is nobody
+	keeper  Keeper // may be nil
 	logger  *slog.Logger
 	session protocol.SessionID
 }
@@ -123,15 +123,15 @@ func (k keeping) fitted(ctx context.Context, call protocol.CallID, text string) 
 }
 
 // failed is what a model is shown of a failure.
-func (k keeping) failed(ctx context.Context, call protocol.CallID, status protocol.Status, fault *protocol.Error) string {
-	if len(fault.Message) <= plain.MaxError {
-		return k.tool.Failure(status, fault)
+func (k keeping) failed(ctx context.Context, call protocol.CallID, status protocol.Status, callErr *protocol.Error) string {
+	if len(callErr.Message) <= plain.MaxError {
+		return k.tool.Failure(status, callErr)
 	}
 	tool := k.tool
 	if tool != nil && tool.Format == nil {
 		tool = nil // failures look alike
 	}
-	return tool.Text(&protocol.Result{CallID: call, Status: status, Error: fault, Kept: k.keep(ctx, call, fault.Message)})
+	return tool.Text(&protocol.Result{CallID: call, Status: status, Error: callErr, Kept: k.keep(ctx, call, callErr.Message)})
 }
 
 // keep returns nil when the text is not kept.

@@ -28,19 +28,19 @@ type Runner struct {
 }
 
 // New returns a Runner. It fails when one of the first four is nil, and on options out of
-// their bounds, all faults joined. The Runner ends nothing of what it is given.
+// their bounds, all errors joined. The Runner ends nothing of what it is given.
 func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table, opts *Options) (*Runner, error) {
 	filled := opts.withDefaults()
-	faults := []error{filled.validate()}
+	errs := []error{filled.validate()}
 	for _, port := range []struct {
 		name    string
 		missing bool
 	}{{"model", model == nil}, {"dispatcher", dispatcher == nil}, {"journal", journal == nil}, {"table", table == nil}} {
 		if port.missing {
-			faults = append(faults, fmt.Errorf("%s: missing", port.name))
+			errs = append(errs, fmt.Errorf("%s: missing", port.name))
 		}
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	return &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}, nil
@@ -264,12 +264,12 @@ func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 }
 
 // TimeLimit makes the cause with which a context ends when the time of a turn is over, for
-// whoever bounds it from outside: the turn ends as [OutcomeLimitReached]. See [context.Cause].
+// callers that bound it: the turn ends as [OutcomeLimitReached]. See [context.Cause].
 func TimeLimit(limit time.Duration) *protocol.Error { return limitReached("%s (timeout)", limit) }
 
 func isTimeLimit(cause error) bool {
-	fault, is := errors.AsType[*protocol.Error](cause)
-	return is && fault.Code == protocol.CodeLimitReached
+	failure, is := errors.AsType[*protocol.Error](cause)
+	return is && failure.Code == protocol.CodeLimitReached
 }
 
 // limitReached is the error of a turn that came to one of its limits.

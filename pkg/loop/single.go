@@ -48,10 +48,10 @@ type Single struct {
 
 	tool   *tools.Tool
 	plan   tools.Plan
-	note   string // of whoever approved it
+	note   string // of the person who approved it
 	logger *slog.Logger
 
-	observe func(Event) // nil tells nobody
+	observe func(Event) // may be nil
 }
 
 // SingleOutcome is what became of one tool call.
@@ -81,20 +81,20 @@ func PlanSingle(
 		s.logger = slog.New(slog.DiscardHandler)
 	}
 	scope := tools.Scope{Session: session, Sandbox: string(session), Guard: o.Guard}
-	var fault *protocol.Error
-	if s.tool, s.plan, fault = table.Plan(scope, tool, arguments); fault != nil {
-		return s.refused(protocol.StatusRejected, fault)
+	var callErr *protocol.Error
+	if s.tool, s.plan, callErr = table.Plan(scope, tool, arguments); callErr != nil {
+		return s.refused(protocol.StatusRejected, callErr)
 	}
 	call := protocol.Call{ID: wire.RandomCallID(), SessionID: session}
 	if s.plan.Inline == nil {
-		if call, fault = s.plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC()); fault != nil {
-			return s.refused(protocol.StatusRejected, fault)
+		if call, callErr = s.plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC()); callErr != nil {
+			return s.refused(protocol.StatusRejected, callErr)
 		}
 	}
-	v, fault := s.judge(ctx, &o, &call, tool, arguments)
+	v, callErr := s.judge(ctx, &o, &call, tool, arguments)
 	switch {
-	case fault != nil:
-		return s.refused(protocol.StatusRejected, fault)
+	case callErr != nil:
+		return s.refused(protocol.StatusRejected, callErr)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
 		call.Payload = o.Author.In(call.Payload)
@@ -112,8 +112,8 @@ func PlanSingle(
 	return s
 }
 
-func (s *Single) refused(status protocol.Status, fault *protocol.Error) *Single {
-	s.Outcome = s.Failed(status, fault)
+func (s *Single) refused(status protocol.Status, callErr *protocol.Error) *Single {
+	s.Outcome = s.Failed(status, callErr)
 	return s
 }
 
@@ -129,8 +129,8 @@ func (s *Single) Update(u Update) {
 }
 
 // Failed is the outcome of a call of which there is no result.
-func (s *Single) Failed(status protocol.Status, fault *protocol.Error) SingleOutcome {
-	return SingleOutcome{Status: status, Text: s.tool.Failure(status, fault), Error: fault}
+func (s *Single) Failed(status protocol.Status, callErr *protocol.Error) SingleOutcome {
+	return SingleOutcome{Status: status, Text: s.tool.Failure(status, callErr), Error: callErr}
 }
 
 // judge has the policy decide, and a person where it says so.

@@ -12,13 +12,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// Terms are what a turn was begun with and keeps: whoever brings it to its end can only add to
+// Terms are what a turn was begun with and keeps: the process that ends it can only add to
 // them. What is not in them (the model, its [Settings], the timeout, a [Policy] that is no
-// [policy.Judge]) is that of whoever goes on.
+// [policy.Judge]) is that of the process that resumes it.
 type Terms struct {
 	// Tools are the names of the tools that the model had; others are not there.
 	Tools []string `json:"tools"`
-	// Policies are the rules of [Options].Policy. All of them bind, beside those of whoever goes
+	// Policies are the rules of [Options].Policy. All of them bind, and so do those of the process that goes
 	// on.
 	Policies []json.RawMessage `json:"policies,omitempty"`
 	// Guard is [Options].Guard; the stricter one holds.

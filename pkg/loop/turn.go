@@ -22,7 +22,7 @@ type turnRun struct {
 // ending is a decision to end the turn.
 type ending struct {
 	outcome Outcome
-	fault   *protocol.Error
+	failure *protocol.Error
 }
 
 // startTurn starts the span of a turn. One that was begun in another trace goes on in that.
@@ -119,8 +119,8 @@ func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
 	case errors.Is(cause, ErrDetached):
 		return nil, cause
 	case isTimeLimit(cause):
-		fault, _ := errors.AsType[*protocol.Error](cause)
-		return &ending{OutcomeLimitReached, fault}, nil
+		failure, _ := errors.AsType[*protocol.Error](cause)
+		return &ending{OutcomeLimitReached, failure}, nil
 	default:
 		return &ending{OutcomeInterrupted, protocol.Errorf(protocol.CodeCancelled,
 			"the turn was interrupted: %v", cause)}, nil
@@ -129,7 +129,7 @@ func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
 
 // end journals the end of the turn.
 func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
-	result := t.session.open().soFar(end.outcome, end.fault)
+	result := t.session.open().soFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
 		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage,

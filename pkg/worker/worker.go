@@ -22,7 +22,7 @@
 // at_most_once: then its result is outcome_unknown.
 //
 // Commands in a sandbox end with the lease of their lane, whatever has become of the worker. A
-// handler is code of this process, which nobody else can end: one whose process was stopped for
+// handler is code of this process, which no other process can end: one whose process was stopped for
 // longer than the lease goes on when the process does, beside the next holder of the lane, until
 // its ctx ends a moment later. [Call.Fence] is for resources that must refuse it then.
 package worker
@@ -93,7 +93,7 @@ func (c *Call) Resources() []protocol.Use { return c.handling.Run.Call.Resources
 // close it: the worker does.
 func (c *Call) Sandbox(ctx context.Context) (sandbox.Sandbox, error) { return c.handling.Sandbox(ctx) }
 
-// Output shows data to whoever watches the call live. It is lossy and no part of the
+// Output shows data to live viewers of the call. It is lossy and no part of the
 // result. Calls must not overlap.
 func (c *Call) Output(data []byte) { c.handling.Output(data) }
 
@@ -120,7 +120,7 @@ func Handle[Args, Output any](kind protocol.Kind, fn func(ctx context.Context, c
 // answered is what a function returned, as JSON. A nil *[protocol.Error] is no error, also as
 // an error.
 func answered[Output any](output Output, err error) (json.RawMessage, error) {
-	if fault, typed := errors.AsType[*protocol.Error](err); err != nil && (!typed || fault != nil) {
+	if failure, typed := errors.AsType[*protocol.Error](err); err != nil && (!typed || failure != nil) {
 		return nil, err
 	}
 	encoded, err := json.Marshal(output)

@@ -34,7 +34,7 @@ type callPiece struct {
 	id, name, arguments string
 }
 
-// read takes the next chunk in, and tells delta its text.
+// read adds the next chunk, and passes its text to delta.
 func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 	var chunk fields
 	if err := json.Unmarshal(data, &chunk); err != nil {
@@ -245,17 +245,17 @@ func (m *Model) finish(parts *assembler) (loop.Reply, error) {
 	end := endOf(parts.finish)
 	switch {
 	case parts.finish == "" && reply.Text == "" && len(reply.ToolCalls) == 0:
-		return loop.Reply{}, m.endpoint.fault(TypeStreamBroken, "the answer was empty")
+		return loop.Reply{}, m.endpoint.newError(TypeStreamBroken, "the answer was empty")
 	case end == endWhole, end == endCut:
 		return reply, nil
 	case end == endFiltered:
-		return loop.Reply{}, m.endpoint.fault(TypeContentFilter,
+		return loop.Reply{}, m.endpoint.newError(TypeContentFilter,
 			fmt.Sprintf("the provider's content filter stopped the reply (finish_reason %q)", parts.finish))
 	}
-	fault := m.endpoint.fault(TypeUnfinished,
+	callErr := m.endpoint.newError(TypeUnfinished,
 		fmt.Sprintf("the reply is not complete: it ended with finish_reason %q", parts.finish))
-	fault.permanent = end == endUnknown
-	return loop.Reply{}, fault
+	callErr.permanent = end == endUnknown
+	return loop.Reply{}, callErr
 }
 
 // Names of the fields in which servers show what a model thinks. What was said in one of them is

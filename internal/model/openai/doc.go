@@ -2,7 +2,7 @@
 // tools. A base URL makes it vLLM, Ollama, a gateway, or any other server that speaks the same.
 //
 //	Reply ──► attempt ──► ask ──► endpoint ──► server
-//	  ▲          │      (JSON)    (HTTP faults, SSE, silence)
+//	  ▲          │      (JSON)    (HTTP errors, SSE, silence)
 //	  └─ wait ◄──┴─ *Error that is worth another attempt
 //
 // The endpoint is the only place that sees HTTP. It turns everything that can go wrong there into

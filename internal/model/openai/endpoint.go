@@ -35,7 +35,7 @@ type endpoint struct {
 func (e *endpoint) send(req *http.Request) (*events, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	dog := e.watch(cancel)
-	resp, err := e.client.Do(req.WithContext(ctx)) //nolint:bodyclose // whoever reads the stream closes it
+	resp, err := e.client.Do(req.WithContext(ctx)) //nolint:bodyclose // the reader of the stream closes it
 	if err != nil {
 		dog.stop()
 		return nil, dog.explain(e.connectionError(err))
@@ -51,12 +51,12 @@ func (e *endpoint) connectionError(err error) *Error {
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err // without the URL, which Error names anyway
 	}
-	fault := e.fault(TypeConnection, err.Error())
-	fault.cause = err
+	failure := e.newError(TypeConnection, err.Error())
+	failure.cause = err
 	_, badCertificate := errors.AsType[*tls.CertificateVerificationError](err)
 	_, notTLS := errors.AsType[tls.RecordHeaderError](err)
-	fault.permanent = badCertificate || notTLS
-	return fault
+	failure.permanent = badCertificate || notTLS
+	return failure
 }
 
 // refuse reads and closes an answer that is not a stream.
@@ -66,39 +66,39 @@ func (e *endpoint) refuse(resp *http.Response) *Error {
 	if err != nil && len(body) == 0 {
 		return e.connectionError(err)
 	}
-	fault, told := parseFault(body, false)
+	failure, told := parseError(body, false)
 	if !told {
-		fault.Message = string(body)
+		failure.Message = string(body)
 		if isHTML(resp) {
-			fault.Message = "the server answered with an HTML page"
+			failure.Message = "the server answered with an HTML page"
 		}
 	}
 	if resp.StatusCode == http.StatusOK {
 		if told {
-			return e.serverError(typeInStream(fault), fault)
+			return e.serverError(typeInStream(failure), failure)
 		}
-		return e.fault(TypeInvalidResponse, fmt.Sprintf("answered with content type %q instead of a stream of events: %s (check the base URL, which usually ends in /v1)",
-			resp.Header.Get("Content-Type"), fault.Message))
+		return e.newError(TypeInvalidResponse, fmt.Sprintf("answered with content type %q instead of a stream of events: %s (check the base URL, which usually ends in /v1)",
+			resp.Header.Get("Content-Type"), failure.Message))
 	}
-	refused := e.serverError(typeOf(resp.StatusCode, fault), fault)
+	refused := e.serverError(typeOf(resp.StatusCode, failure), failure)
 	refused.Status = resp.StatusCode
 	refused.RetryAfter = retryAfter(resp.Header, time.Now())
 	return refused
 }
 
-func (e *endpoint) serverError(kind string, told serverFault) *Error {
-	fault := e.fault(kind, told.Message)
-	fault.Code, fault.param = told.Code, told.Param
-	if fault.Code == "" {
-		fault.Code = told.Type
+func (e *endpoint) serverError(kind string, told serverReply) *Error {
+	failure := e.newError(kind, told.Message)
+	failure.Code, failure.param = told.Code, told.Param
+	if failure.Code == "" {
+		failure.Code = told.Type
 	}
-	return fault
+	return failure
 }
 
-// fault makes an error of this server. The message never holds the key, even if
+// error makes an error of this server. The message never holds the key, even if
 // the server repeated it. Keys that are too short to be secret, as local servers want
 // them, stay: they may be parts of words.
-func (e *endpoint) fault(kind, message string) *Error {
+func (e *endpoint) newError(kind, message string) *Error {
 	if len(e.secret) >= minSecret {
 		message = strings.ReplaceAll(message, e.secret, "[redacted]")
 	}
@@ -144,9 +144,9 @@ func (w *watchdog) fire() {
 	if w.begun.Load() {
 		message = fmt.Sprintf("the answer fell silent for %v", w.endpoint.idle)
 	}
-	fault := w.endpoint.fault(TypeTimeout, message)
-	w.fired.Store(fault)
-	w.cancel(fault)
+	failure := w.endpoint.newError(TypeTimeout, message)
+	w.fired.Store(failure)
+	w.cancel(failure)
 }
 
 // heard says that bytes have arrived.

@@ -106,12 +106,12 @@ func (e *Error) retryable() bool {
 }
 
 // typeOf classifies an answer by its status and by the server's code and type.
-func typeOf(status int, fault serverFault) string {
-	if named := typeOfCode(fault.Code, fault.Type); named != "" {
+func typeOf(status int, failure serverReply) string {
+	if named := typeOfCode(failure.Code, failure.Type); named != "" {
 		return named
 	}
 	switch {
-	case tooLong(status, fault.Message):
+	case tooLong(status, failure.Message):
 		return TypeContextLength
 	case status == http.StatusTooManyRequests:
 		return TypeRateLimited
@@ -183,22 +183,22 @@ func typeOfCode(names ...string) string {
 }
 
 // typeInStream classifies an error object that came instead of the next chunk, where
-// the status is already spent. What it does not know is the server's fault.
-func typeInStream(fault serverFault) string {
-	if status, err := strconv.Atoi(fault.Code); err == nil && status >= 400 {
-		return typeOf(status, fault)
+// the status is already spent. What it does not know is the server's error.
+func typeInStream(failure serverReply) string {
+	if status, err := strconv.Atoi(failure.Code); err == nil && status >= 400 {
+		return typeOf(status, failure)
 	}
-	if named := typeOfCode(fault.Code, fault.Type); named != "" {
+	if named := typeOfCode(failure.Code, failure.Type); named != "" {
 		return named
 	}
 	switch {
-	case tooLong(0, fault.Message):
+	case tooLong(0, failure.Message):
 		return TypeContextLength
-	case fault.mentions("rate_limit"):
+	case failure.mentions("rate_limit"):
 		return TypeRateLimited
-	case fault.mentions("authentication"), fault.mentions("invalid_api_key"):
+	case failure.mentions("authentication"), failure.mentions("invalid_api_key"):
 		return TypeAuthentication
-	case fault.mentions("invalid_request"), fault.mentions("BadRequest"):
+	case failure.mentions("invalid_request"), failure.mentions("BadRequest"):
 		return TypeInvalidRequest
 	default:
 		return TypeServerError
@@ -238,19 +238,19 @@ func parseDelay(value string, unit time.Duration) (time.Duration, bool) {
 // maxMessage bounds the part of a server's message that errors repeat, in bytes.
 const maxMessage = 2000
 
-// serverFault is what a server said about an error, whichever form it used.
-type serverFault struct {
+// serverReply is what a server said about an error, whichever form it used.
+type serverReply struct {
 	Message string
 	Type    string
 	Code    string
 	Param   string // the field of the request that it is about
 }
 
-func (f serverFault) mentions(word string) bool {
+func (f serverReply) mentions(word string) bool {
 	return strings.Contains(f.Type, word) || strings.Contains(f.Code, word)
 }
 
-type faultFields struct {
+type errorFields struct {
 	Object  string          `json:"object"`
 	Error   json.RawMessage `json:"error"`
 	Message json.RawMessage `json:"message"`
@@ -260,39 +260,39 @@ type faultFields struct {
 	Code    json.RawMessage `json:"code"`
 }
 
-// parseFault reads the forms in which servers report errors: {"error": {...}}, which
+// parseError reads the forms in which servers report errors: {"error": {...}}, which
 // is OpenAI's; a list of those; {"error": "text"}; {"object": "error", "message": ...};
 // and, unless it stands within a stream, {"message": ...} and {"detail": ...}. It
 // reports whether body is one.
-func parseFault(body []byte, inStream bool) (serverFault, bool) {
+func parseError(body []byte, inStream bool) (serverReply, bool) {
 	body = bytes.TrimSpace(body)
 	if bytes.HasPrefix(body, []byte("[")) {
 		var list []json.RawMessage
 		if json.Unmarshal(body, &list) != nil || len(list) == 0 {
-			return serverFault{}, false
+			return serverReply{}, false
 		}
-		return parseFault(list[0], inStream)
+		return parseError(list[0], inStream)
 	}
-	var outer faultFields
+	var outer errorFields
 	if json.Unmarshal(body, &outer) != nil {
-		return serverFault{}, false
+		return serverReply{}, false
 	}
 	if !isBlank(outer.Error) { // some servers have an empty one in each chunk
-		var inner faultFields
+		var inner errorFields
 		if json.Unmarshal(outer.Error, &inner) != nil || isBlank(inner.Message) {
-			return serverFault{Message: textOf(outer.Error), Code: textOf(outer.Code)}, true
+			return serverReply{Message: textOf(outer.Error), Code: textOf(outer.Code)}, true
 		}
-		return serverFault{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code), Param: textOf(inner.Param)}, true
+		return serverReply{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code), Param: textOf(inner.Param)}, true
 	}
 	if inStream && outer.Object != "error" {
-		return serverFault{}, false
+		return serverReply{}, false
 	}
 	for _, message := range []json.RawMessage{outer.Message, outer.Detail} {
 		if !isBlank(message) {
-			return serverFault{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code), Param: textOf(outer.Param)}, true
+			return serverReply{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code), Param: textOf(outer.Param)}, true
 		}
 	}
-	return serverFault{}, false
+	return serverReply{}, false
 }
 
 // excerpt makes a server's text fit for one line of an error.

@@ -36,7 +36,7 @@ func newEvents(body io.ReadCloser, e *endpoint, dog *watchdog) *events {
 	return &events{body: body, lines: bufio.NewReader(heardReader{body, dog}), endpoint: e, dog: dog}
 }
 
-// heardReader tells the watchdog about every arrival.
+// heardReader reports every read to the watchdog.
 type heardReader struct {
 	io.Reader
 
@@ -71,7 +71,7 @@ func (e *events) next() ([]byte, error) {
 		if len(data) == 0 && err != nil {
 			data = e.take()
 		}
-		if told, ok := e.fault(data); ok {
+		if told, ok := e.serverError(data); ok {
 			e.end = told
 		} else if len(data) > 0 {
 			return data, nil
@@ -90,7 +90,7 @@ func (e *events) data(line []byte) []byte {
 		if len(line) == 0 {
 			return e.take()
 		}
-		if _, bare := e.fault(line); bare { // of a server that reports errors without the form of an event
+		if _, bare := e.serverError(line); bare { // of a server that reports errors without the form of an event
 			return line
 		}
 		return nil
@@ -115,11 +115,11 @@ func (e *events) take() []byte {
 	return part
 }
 
-func (e *events) fault(data []byte) (*Error, bool) {
+func (e *events) serverError(data []byte) (*Error, bool) {
 	if !bytes.Contains(data, []byte(`"error"`)) {
 		return nil, false // every form has it; this saves decoding each chunk twice
 	}
-	told, ok := parseFault(data, true)
+	told, ok := parseError(data, true)
 	if !ok {
 		return nil, false
 	}
@@ -137,9 +137,9 @@ func (e *events) line() ([]byte, error) {
 		case errors.Is(err, io.EOF):
 			return line, errNotDone
 		case err != nil:
-			fault := e.endpoint.fault(TypeStreamBroken, "the answer broke off: "+err.Error())
-			fault.cause = err
-			return nil, e.dog.explain(fault)
+			failure := e.endpoint.newError(TypeStreamBroken, "the answer broke off: "+err.Error())
+			failure.cause = err
+			return nil, e.dog.explain(failure)
 		case skip:
 			continue
 		case c == '\n', c == '\r':
@@ -148,7 +148,7 @@ func (e *events) line() ([]byte, error) {
 		}
 		line = append(line, c)
 		if e.size++; len(line)+len(e.part) > maxLine || e.size > maxStream {
-			return nil, e.endpoint.fault(TypeInvalidResponse, "the reply is too long")
+			return nil, e.endpoint.newError(TypeInvalidResponse, "the reply is too long")
 		}
 	}
 }

@@ -31,7 +31,7 @@ var (
 	_ loop.Provider = (*Model)(nil)
 )
 
-// New returns a model. It connects to nothing; the error reports every fault of the
+// New returns a model. It connects to nothing; the error reports every error of the
 // options.
 func New(opts Options) (*Model, error) {
 	opts = opts.withDefaults()
@@ -63,13 +63,13 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 		if ctx.Err() != nil {
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w", m.opts.Model, context.Cause(ctx))
 		}
-		fault, ok := errors.AsType[*Error](err)
-		if !ok || !fault.retryable() || attempt >= m.opts.MaxAttempts {
+		failure, ok := errors.AsType[*Error](err)
+		if !ok || !failure.retryable() || attempt >= m.opts.MaxAttempts {
 			return loop.Reply{}, m.refused(req, afterAttempts(err, attempt))
 		}
-		delay := m.delay(fault, delays)
+		delay := m.delay(failure, delays)
 		m.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
-			slog.String("error_type", fault.Type), slog.String("error", fault.Error()),
+			slog.String("error_type", failure.Type), slog.String("error", failure.Error()),
 			slog.Int("attempt", attempt), slog.Int64("delay_ms", delay.Milliseconds()))
 		if !pause.For(ctx, delay) {
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w (attempt %d: %w)", m.opts.Model, context.Cause(ctx), attempt, err)
@@ -80,12 +80,12 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 // delay is the back-off, or what the server asked for when that is longer. On top of
 // the latter comes a part of the jittered back-off, so that those who were told the
 // same time do not all come back at once.
-func (m *Model) delay(fault *Error, delays backoff.BackOff) time.Duration {
+func (m *Model) delay(failure *Error, delays backoff.BackOff) time.Duration {
 	next := delays.NextBackOff()
-	if fault.RetryAfter == 0 {
+	if failure.RetryAfter == 0 {
 		return next
 	}
-	return max(next, min(fault.RetryAfter, m.opts.MaxRetryDelay)+next/8)
+	return max(next, min(failure.RetryAfter, m.opts.MaxRetryDelay)+next/8)
 }
 
 func afterAttempts(err error, attempts int) error {
@@ -157,9 +157,9 @@ func (m *Model) streamError(err error) error {
 }
 
 func (m *Model) because(kind, what string, err error) *Error {
-	fault := m.endpoint.fault(kind, what+err.Error())
-	fault.cause = err
-	return fault
+	failure := m.endpoint.newError(kind, what+err.Error())
+	failure.cause = err
+	return failure
 }
 
 // DefaultBaseURL is the server of a model that names none.
@@ -226,23 +226,23 @@ func orDefault(d *time.Duration, fallback time.Duration) {
 }
 
 func (o Options) validate() error {
-	var faults []error
+	var errs []error
 	if o.Model == "" {
-		faults = append(faults, errors.New("model: missing"))
+		errs = append(errs, errors.New("model: missing"))
 	}
-	faults = append(faults, validateBaseURL(o.BaseURL))
+	errs = append(errs, validateBaseURL(o.BaseURL))
 	if o.MaxAttempts < 0 {
-		faults = append(faults, fmt.Errorf("max attempts %d: must not be negative", o.MaxAttempts))
+		errs = append(errs, fmt.Errorf("max attempts %d: must not be negative", o.MaxAttempts))
 	}
 	for name, d := range map[string]time.Duration{
 		"retry delay": o.RetryDelay, "max retry delay": o.MaxRetryDelay,
 		"start timeout": o.StartTimeout, "idle timeout": o.IdleTimeout,
 	} {
 		if d < 0 {
-			faults = append(faults, fmt.Errorf("%s %v: must not be negative", name, d))
+			errs = append(errs, fmt.Errorf("%s %v: must not be negative", name, d))
 		}
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
 func validateBaseURL(base string) error {

@@ -49,11 +49,11 @@ func (r *rejects) omitted() omitted {
 // learn reports whether an error says that the server rejects something that the sent request has,
 // so that one without it may do. Other requests may have learned the same meanwhile.
 func (r *rejects) learn(err error, sent *request) bool {
-	fault, ok := errors.AsType[*Error](err)
-	if !ok || fault.Type != TypeInvalidRequest {
+	failure, ok := errors.AsType[*Error](err)
+	if !ok || failure.Type != TypeInvalidRequest {
 		return false
 	}
-	text := fault.text()
+	text := failure.text()
 	switch {
 	case strings.Contains(text, "stream_options"), strings.Contains(text, "include_usage"):
 		r.usage.Store(true)
@@ -143,11 +143,11 @@ func (e *Error) text() string { return strings.TrimSpace(e.param + " " + e.Messa
 // refused makes the error of a request that the server refuses for parts of the conversation a
 // [loop.RefusedError].
 func (m *Model) refused(req loop.Request, err error) error {
-	fault, ok := errors.AsType[*Error](err)
+	failure, ok := errors.AsType[*Error](err)
 	if !ok {
 		return err
 	}
-	if parts := refusedParts(m.request(req), fault); len(parts) > 0 {
+	if parts := refusedParts(m.request(req), failure); len(parts) > 0 {
 		return &loop.RefusedError{Parts: parts, Err: err}
 	}
 	return err
@@ -155,9 +155,9 @@ func (m *Model) refused(req loop.Request, err error) error {
 
 // refusedParts are the parts of the sent conversation that the server's message is about: those
 // that it names by their place, else images, if it speaks of them.
-func refusedParts(sent *request, fault *Error) []loop.Part {
-	text := fault.text()
-	switch fault.Type {
+func refusedParts(sent *request, failure *Error) []loop.Part {
+	text := failure.text()
+	switch failure.Type {
 	case TypeInvalidRequest:
 	case TypeServerError, TypeNotFound: // some servers answer so to what they cannot show a model
 		if !imageWord.MatchString(text) {

@@ -26,5 +26,5 @@
 // it was, several sessions may share one model, and a second turn goes on behind the last step of
 // the first. A conversation that is longer than the script is an [EndError].
 //
-// Whatever is wrong with a script is found when it is read, all faults at once.
+// Whatever is wrong with a script is found when it is read, all errors at once.
 package scripted

@@ -26,7 +26,7 @@ type step struct {
 }
 
 // fileScript is the outer form of a script. Steps are decoded one by one, so that
-// a fault can name its step.
+// an error can name its step.
 type fileScript struct {
 	DelayMS int               `json:"delay_ms"`
 	Steps   []json.RawMessage `json:"steps"`
@@ -55,25 +55,25 @@ const (
 	toolCallFields = "id, name, and arguments (an object) or arguments_raw (a string)"
 )
 
-// parse reads all steps and reports every fault that it finds.
+// parse reads all steps and reports every error that it finds.
 func parse(data []byte) ([]step, error) {
 	var script fileScript
 	if err := strictDecode(data, &script, scriptFields); err != nil {
 		return nil, err
 	}
 	delay, err := delayOf(script.DelayMS)
-	faults := []error{err}
+	errs := []error{err}
 	if len(script.Steps) == 0 {
-		faults = append(faults, errors.New(`"steps": needs one step or more`))
+		errs = append(errs, errors.New(`"steps": needs one step or more`))
 	}
 	steps := make([]step, len(script.Steps))
 	for i, raw := range script.Steps {
 		steps[i], err = parseStep(i+1, raw, delay)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("step %d: %w", i+1, err))
+			errs = append(errs, fmt.Errorf("step %d: %w", i+1, err))
 		}
 	}
-	return steps, errors.Join(faults...)
+	return steps, errors.Join(errs...)
 }
 
 func parseStep(number int, raw json.RawMessage, delay time.Duration) (step, error) {
@@ -110,25 +110,25 @@ func parseStep(number int, raw json.RawMessage, delay time.Duration) (step, erro
 
 func parseToolCalls(stepNumber int, raws []json.RawMessage) ([]loop.ToolCall, error) {
 	var calls []loop.ToolCall
-	var faults []error
+	var errs []error
 	seen := make(map[string]int, len(raws))
 	for i, raw := range raws {
 		call, err := parseToolCall(raw)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("tool call %d: %w", i+1, err))
+			errs = append(errs, fmt.Errorf("tool call %d: %w", i+1, err))
 			continue
 		}
 		if call.ID == "" {
 			call.ID = fmt.Sprintf("step%d_call%d", stepNumber, i+1)
 		}
 		if first, taken := seen[call.ID]; taken {
-			faults = append(faults, fmt.Errorf("tool call %d: id %q is the id of tool call %d too; ids must differ within a step", i+1, call.ID, first))
+			errs = append(errs, fmt.Errorf("tool call %d: id %q is the id of tool call %d too; ids must differ within a step", i+1, call.ID, first))
 			continue
 		}
 		seen[call.ID] = i + 1
 		calls = append(calls, call)
 	}
-	return calls, errors.Join(faults...)
+	return calls, errors.Join(errs...)
 }
 
 func parseToolCall(raw json.RawMessage) (loop.ToolCall, error) {

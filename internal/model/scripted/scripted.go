@@ -33,7 +33,7 @@ func Load(path string) (*Model, error) {
 }
 
 // Parse reads a script. The name stands for it in errors, usually its path. The error reports
-// every fault of the script and wraps [ErrInvalidScript].
+// every error of the script and wraps [ErrInvalidScript].
 func Parse(name string, data []byte) (*Model, error) {
 	steps, err := parse(data)
 	if err != nil {

@@ -116,7 +116,7 @@ func openApart() (_ *apart, stdout, stderr *os.File, err error) {
 }
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was
-// written by then, and nobody has had the time to read.
+// written by then but has not been read.
 func (p *apart) copy(keep func(sandbox.Stream, []byte)) {
 	var readers sync.WaitGroup
 	read := func(from *os.File, stream sandbox.Stream) {

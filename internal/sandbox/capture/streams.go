@@ -39,7 +39,7 @@ type Streams struct {
 	typed  <-chan []byte // nil for input that is there
 	fed    bool          // the end of what is typed is that of the input
 	stdin  *os.File      // our end
-	ended  chan struct{} // closed when nobody types any more
+	ended  chan struct{} // closed when input has ended
 	writer sync.WaitGroup
 }
 

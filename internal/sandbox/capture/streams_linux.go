@@ -82,7 +82,7 @@ func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 const lastWrites = 32
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was
-// written by then, and nobody has had the time to read.
+// written by then but has not been read.
 func (p *pipes) copy(keep func(sandbox.Stream, []byte)) {
 	buf := make([]byte, readSize)
 	_ = p.events.Read(func(uintptr) bool { // fails at endAt's time

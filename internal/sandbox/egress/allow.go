@@ -48,7 +48,7 @@ func ParseAllow(list string) (Allow, error) {
 	if len(entries) > maxRules {
 		return a, fmt.Errorf("%d entries: must be at most %d", len(entries), maxRules)
 	}
-	var faults []error
+	var errs []error
 	for _, entry := range entries {
 		entry = strings.TrimSpace(entry)
 		if strings.EqualFold(entry, All) {
@@ -57,14 +57,14 @@ func ParseAllow(list string) (Allow, error) {
 		}
 		for host := range strings.SplitSeq(hostsOf(entry), ",") {
 			rules, err := parseRules(host)
-			faults = append(faults, err)
+			errs = append(errs, err)
 			a.rules = append(a.rules, rules...)
 		}
 	}
 	if a.all && len(entries) > 1 {
-		faults = append(faults, fmt.Errorf("%q is the whole network and stands alone", All))
+		errs = append(errs, fmt.Errorf("%q is the whole network and stands alone", All))
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return Allow{}, err
 	}
 	slices.SortFunc(a.rules, func(x, y rule) int { return strings.Compare(x.String(), y.String()) })
@@ -77,8 +77,8 @@ func parseRules(entry string) ([]rule, error) {
 	if entry == "*" {
 		return nil, fmt.Errorf("entry %q: for the whole network write %q", entry, All)
 	}
-	if fault := noSet(entry); fault != "" {
-		return nil, fmt.Errorf("entry %q: %s", entry, fault)
+	if failure := noSet(entry); failure != "" {
+		return nil, fmt.Errorf("entry %q: %s", entry, failure)
 	}
 	if strings.Contains(entry, "/") {
 		return nil, fmt.Errorf("entry %q: a host or address is wanted, without a scheme, path or length of a prefix", entry)
@@ -225,7 +225,7 @@ func Sets() []string { return slices.Sorted(maps.Keys(sets())) }
 // hostsOf are the hosts of a set, or else the entry itself.
 func hostsOf(entry string) string { return cmp.Or(sets()[strings.ToLower(entry)], entry) }
 
-// noSet is the fault of a word that is no set and could be meant as one; "" is none.
+// noSet is the error of a word that is no set and could be meant as one; "" is none.
 func noSet(entry string) string {
 	if entry == "" || strings.Trim(strings.ToLower(entry), "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
 		return ""

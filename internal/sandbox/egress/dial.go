@@ -61,15 +61,15 @@ func (p *Proxy) dialAt(ctx context.Context, t Target, addrs []netip.Addr) (net.C
 	if err != nil {
 		return nil, err
 	}
-	var faults []error
+	var errs []error
 	for _, addr := range addrs[:min(len(addrs), maxDials)] {
 		conn, err := p.dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, t.Port).String())
 		if err == nil {
 			return conn, nil
 		}
-		faults = append(faults, err)
+		errs = append(errs, err)
 	}
-	return nil, fmt.Errorf("connect to %s: %w", t, errors.Join(faults...))
+	return nil, fmt.Errorf("connect to %s: %w", t, errors.Join(errs...))
 }
 
 // unlisted says what an operator can do about a target that is not listed.
@@ -151,14 +151,14 @@ func (c *conn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// moved starts the idle time anew, unless it is over already.
+// moved restarts the idle timer, unless it has expired.
 func (c *conn) moved(n int) {
 	if n > 0 && c.timer.Stop() {
 		c.timer.Reset(c.idle)
 	}
 }
 
-// CloseWrite tells the client that nothing more comes.
+// CloseWrite signals end of stream to the client.
 func (c *conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

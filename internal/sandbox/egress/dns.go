@@ -91,7 +91,7 @@ func (l *link) lookUp(ctx context.Context, question dnsmessage.Question) (*dnsme
 	addrs, err := l.proxy.resolve(ctx, Target{Host: name})
 	if err != nil {
 		l.refused(ctx, "DNS", err)
-		if fault, ok := errors.AsType[*net.DNSError](err); ok && fault.IsNotFound {
+		if failure, ok := errors.AsType[*net.DNSError](err); ok && failure.IsNotFound {
 			return nil, dnsmessage.RCodeNameError
 		}
 		return nil, dnsmessage.RCodeServerFailure

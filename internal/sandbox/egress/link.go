@@ -45,8 +45,8 @@ type link struct {
 	names    *linkNames
 	requests chan *tcp.ForwarderRequest
 	slots    chan struct{}
-	work     sync.WaitGroup  // connections
-	broken   func(fault any) // ends the link
+	work     sync.WaitGroup    // connections
+	broken   func(failure any) // ends the link
 }
 
 var errPanicked = errors.New("the network stack panicked")
@@ -55,8 +55,8 @@ var errPanicked = errors.New("the network stack panicked")
 // beyond that: a panic there ends the process.
 func (l *link) contained(do func()) {
 	defer func() {
-		if fault := recover(); fault != nil {
-			l.broken(fault)
+		if failure := recover(); failure != nil {
+			l.broken(failure)
 		}
 	}()
 	do()
@@ -84,8 +84,8 @@ func (p *Proxy) ServeLink(ctx context.Context, packets io.ReadWriteCloser) error
 	})
 	l.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, forwarder.HandlePacket)
 	var loops sync.WaitGroup
-	l.broken = func(fault any) {
-		p.log.ErrorContext(ctx, "network stack panicked", slog.Any("panic", fault), slog.String("stack", string(debug.Stack())))
+	l.broken = func(failure any) {
+		p.log.ErrorContext(ctx, "network stack panicked", slog.Any("panic", failure), slog.String("stack", string(debug.Stack())))
 		cancel(errPanicked)
 	}
 	loops.Go(func() { l.contained(func() { l.write(ctx) }) })
@@ -101,7 +101,7 @@ func (p *Proxy) ServeLink(ctx context.Context, packets io.ReadWriteCloser) error
 	_ = packets.Close()
 	_ = questions.Close()
 	loops.Wait()
-	l.stack.Close() // so nobody waits for a client that does not answer any more
+	l.stack.Close() // so no goroutine waits for a client that no longer answers
 	l.work.Wait()
 	l.stack.Destroy()
 	if !ended {
@@ -149,7 +149,7 @@ func (l *link) configure() error {
 	sack := tcpip.TCPSACKEnabled(true)
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: linkWindow, Max: linkBuffer}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: linkBuffer, Max: linkBuffer}
-	for _, fault := range []tcpip.Error{
+	for _, failure := range []tcpip.Error{
 		l.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack),
 		l.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &receive),
 		l.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &send),
@@ -158,8 +158,8 @@ func (l *link) configure() error {
 		l.stack.SetPromiscuousMode(nic, true),
 		l.stack.SetSpoofing(nic, true),
 	} {
-		if fault != nil {
-			return errors.New(fault.String())
+		if failure != nil {
+			return errors.New(failure.String())
 		}
 	}
 	l.stack.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
@@ -229,9 +229,9 @@ func (l *link) connect(ctx context.Context, r *tcp.ForwarderRequest) {
 		return
 	}
 	var queue waiter.Queue
-	end, fault := r.CreateEndpoint(&queue)
-	r.Complete(fault != nil)
-	if fault != nil { // the client is gone
+	end, failure := r.CreateEndpoint(&queue)
+	r.Complete(failure != nil)
+	if failure != nil { // the client is gone
 		_ = upstream.Close()
 		return
 	}

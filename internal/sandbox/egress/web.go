@@ -111,7 +111,7 @@ func hostOnly(t Target) string {
 	return t.Host
 }
 
-// errRequest is the fault of a request that no proxy answers.
+// errRequest is the error of a request that no proxy answers.
 var errRequest = errors.New("this is a proxy: send CONNECT host:port, or an absolute http:// address")
 
 // webTarget is the target of a request with an absolute address.

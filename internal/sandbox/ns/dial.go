@@ -102,15 +102,15 @@ func connect(ctx context.Context, socket *os.File, to unix.Sockaddr) (net.Conn, 
 	}
 	stop := context.AfterFunc(ctx, func() { _ = socket.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var fault error
+	var failure error
 	err = raw.Write(func(fd uintptr) bool {
-		fault = unix.Connect(int(fd), to)
-		return !errors.Is(fault, unix.EINPROGRESS) && !errors.Is(fault, unix.EALREADY) && !errors.Is(fault, unix.EINTR)
+		failure = unix.Connect(int(fd), to)
+		return !errors.Is(failure, unix.EINPROGRESS) && !errors.Is(failure, unix.EALREADY) && !errors.Is(failure, unix.EINTR)
 	})
-	if errors.Is(fault, unix.EISCONN) { // since the last try
-		fault = nil
+	if errors.Is(failure, unix.EISCONN) { // since the last try
+		failure = nil
 	}
-	if err = errors.Join(err, fault); err != nil {
+	if err = errors.Join(err, failure); err != nil {
 		return nil, err
 	}
 	return net.FileConn(socket)

@@ -136,7 +136,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	return s, nil
 }
 
-// links reports whether sandboxes can have links. Bubblewrap leaves nobody the rights to make one.
+// links reports whether sandboxes can have links. Under Bubblewrap no process has the rights to make one.
 func (d *Driver) links() bool { return !d.bwrap.Load() && !d.unlinked.Load() }
 
 // groups is where sandboxes get control groups; nil when they get none.
@@ -232,7 +232,7 @@ func explain(err error) error {
 	case initd.StepTranslate:
 		hint = "; the file system of this directory cannot show files under another owner: run the worker as an ordinary user, or use a directory on ext4, xfs, btrfs or tmpfs"
 	case initd.StepLink:
-		hint = "; the kernel lacks veth interfaces or packet sockets"
+		hint = "; the kernel has no veth interfaces or packet sockets"
 	case "/proc":
 		hint = "; inside a container /proc has to be mounted whole"
 	}

@@ -145,7 +145,7 @@ var openFiles = sync.OnceValue(func() uint64 { //nolint:gochecknoglobals // a co
 	const more = 512 // twice what one message takes
 	var own unix.Rlimit
 	if os.Geteuid() == 0 || unix.Getrlimit(unix.RLIMIT_NOFILE, &own) != nil {
-		return math.MaxUint64 // nobody limits root
+		return math.MaxUint64 // root has no limit
 	}
 	return own.Cur - min(own.Cur/2, more)
 })

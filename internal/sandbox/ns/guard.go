@@ -20,7 +20,7 @@ import (
 
 // guard are the protected places of a workspace on the host, see [sandbox.Spec].Protect. It knows
 // which files they are: what is put in their place from outside has no mount in the sandbox, which
-// is then made anew. It is not safe for concurrent use.
+// is then restarted. It is not safe for concurrent use.
 type guard struct {
 	dir    string
 	places []string          // as they were asked for, in canonical form
@@ -83,7 +83,7 @@ func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) 
 		info, err := root.Lstat(at)
 		if errors.Is(err, fs.ErrNotExist) {
 			if info, err = g.make(root, at); err != nil && i > 0 && (errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)) {
-				return path.Dir(at), nil // nobody writes to that, and with a read-only mount nobody can allow it
+				return path.Dir(at), nil // nothing can write to that or, on a read-only mount, allow writes
 			}
 		}
 		if err != nil {
@@ -146,7 +146,7 @@ func (g *guard) left(root *os.Root, at string, info fs.FileInfo) bool {
 	return err == nil && string(has) == content
 }
 
-// wire tells the first process which files places are.
+// wire returns the identities of the protected files for the first process.
 func (g *guard) wire(places []string) []wire.Identity {
 	all := make([]wire.Identity, len(places))
 	for i, place := range places {

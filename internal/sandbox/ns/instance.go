@@ -51,7 +51,7 @@ type reply struct {
 	*wire.Message
 
 	files  sandbox.FileReply
-	socket *os.File // closed by whoever waits for it, or by the collector
+	socket *os.File // closed by the waiting caller, or by the collector
 }
 
 // startError says at which step the start of a sandbox has failed.
@@ -100,7 +100,7 @@ func (i *instance) served() error {
 	}
 }
 
-// failed is the error in a message that tells of a failure.
+// failed is the error in a message that reports a failure.
 func failed(m *wire.Message) error {
 	e := &startError{}
 	if err := m.Decode(&e.Failed); err != nil {
@@ -159,7 +159,7 @@ func (i *instance) deliver(m *wire.Message) bool {
 	return true
 }
 
-// lose tells everybody who waits that no reply will come.
+// lose fails all pending requests: no reply will come.
 func (i *instance) lose() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -309,7 +309,7 @@ func (i *instance) close() error {
 // When that fails, nothing is left.
 func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
 	i, err := begin(config, groups, limits)
-	if errors.Is(err, errLauncher) { // somebody has killed it, perhaps
+	if errors.Is(err, errLauncher) { // it may have been killed
 		i, err = begin(config, groups, limits)
 	}
 	if err != nil {

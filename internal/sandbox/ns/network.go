@@ -16,7 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// network is what leads out of a sandbox, and whoever serves it.
+// network is a sandbox's way out, and the handler that serves it.
 type network struct {
 	listener net.Listener // of the proxy; nil is none
 	link     *link        // nil is none
@@ -44,7 +44,7 @@ func (n *network) take(m *wire.Message) error {
 	return nil
 }
 
-// serve lets somebody serve what there is until close.
+// serve runs the handler until close.
 func (n *network) serve(ctx context.Context, by sandbox.Network) {
 	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if n.listener != nil {
@@ -67,14 +67,14 @@ func (n *network) close() error {
 	if n.link != nil {
 		ends = append(ends, n.link)
 	}
-	var faults []error
+	var errs []error
 	for _, end := range ends {
-		if err := end.Close(); !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) { // by whoever served it
-			faults = append(faults, err)
+		if err := end.Close(); !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) { // by the handler
+			errs = append(errs, err)
 		}
 	}
 	n.serving.Wait()
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
 // checkNetwork refuses a network that cannot be made.
@@ -84,7 +84,7 @@ func checkNetwork(n sandbox.Network) error {
 		return nil
 	case sandbox.NetworkProxy:
 		if n.Serve == nil {
-			return errors.New("network: the mode proxy needs somebody who serves it")
+			return errors.New("network: mode proxy requires a handler")
 		}
 		return nil
 	default:
@@ -92,7 +92,7 @@ func checkNetwork(n sandbox.Network) error {
 	}
 }
 
-// proxyEnv tells programs of the proxy, in the spellings in use.
+// proxyEnv returns the proxy variables, in the spellings in use.
 func proxyEnv() map[string]string {
 	address := fmt.Sprintf("http://127.0.0.1:%d", initd.ProxyPort)
 	const direct = "localhost,127.0.0.1,::1"

@@ -177,7 +177,7 @@ func (s *Sandbox) done() {
 }
 
 // outdated reports whether something that is protected was replaced from outside, and nothing is
-// under way that would be killed if the sandbox was made anew. mu is held.
+// under way that a restart of the sandbox would kill. mu is held.
 func (s *Sandbox) outdated() bool { return s.underWay == 0 && s.guard.stale() }
 
 // restart starts the sandbox again if it was lost, or is outdated.
@@ -220,7 +220,7 @@ func (s *Sandbox) retire() (old *instance, why string) {
 	return old, why
 }
 
-// Reset implements [sandbox.Sandbox]. The sandbox is made anew, and with it all that is in memory,
+// Reset implements [sandbox.Sandbox]. It restarts the sandbox, and with it all that is in memory,
 // such as /dev/shm.
 func (s *Sandbox) Reset(ctx context.Context) error {
 	s.change.Lock()

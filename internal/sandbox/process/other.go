@@ -73,7 +73,7 @@ func (t *tree) start(sandbox.Limits, func() time.Time) error { return t.cmd.Star
 
 // await blocks until the command has ended, and, if it was asked to, its group.
 func (t *tree) await() {
-	_ = t.cmd.Wait() // ProcessState tells
+	_ = t.cmd.Wait() // ProcessState has the outcome
 	for len(t.asked) > 0 && send(t.cmd.Process, 0) == nil {
 		<-time.After(20 * time.Millisecond)
 	}

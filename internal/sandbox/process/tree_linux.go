@@ -127,7 +127,7 @@ func (t *tree) await() {
 	if err == nil {
 		err = m.Decode(&t.ended)
 	}
-	if err != nil { // somebody has killed it, and by that the command
+	if err != nil { // it was killed, and the command with it
 		t.ended = wire.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
 		_ = unix.Kill(-t.pid, unix.SIGKILL) // as far as is known
 	}

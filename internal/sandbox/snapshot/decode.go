@@ -35,7 +35,7 @@ func (r *Reader) Tree() (Tree, error) {
 		}
 		name, err := tree.put(name, node)
 		if err != nil {
-			return r.fault(err)
+			return r.failed(err)
 		}
 		return b.node(name, tree[name])
 	})
@@ -70,7 +70,7 @@ func (r *Reader) names() (names Names, err error) {
 		}
 		name, err := fromText(text)
 		if err != nil {
-			return r.fault(err)
+			return r.failed(err)
 		}
 		names = append(names, name)
 		return b.entry(name, "")
@@ -114,7 +114,7 @@ func (r *Reader) delim(want json.Delim) error {
 func (r *Reader) token() (json.Token, error) {
 	r.from.left = maxEntry
 	token, err := r.json.Token()
-	return token, r.fault(err)
+	return token, r.failed(err)
 }
 
 // Skip passes over a value that is no larger than an entry.
@@ -123,11 +123,11 @@ func (r *Reader) Skip() error { return r.Value(new(json.RawMessage)) }
 // Value reads a value that is no larger than an entry.
 func (r *Reader) Value(v any) error {
 	r.from.left = maxEntry
-	return r.fault(r.json.Decode(v))
+	return r.failed(r.json.Decode(v))
 }
 
-// fault is an error of the decoder as the reader returns it.
-func (r *Reader) fault(err error) error {
+// error is an error of the decoder as the reader returns it.
+func (r *Reader) failed(err error) error {
 	if err == nil || r.from.err != nil {
 		return r.from.err
 	}

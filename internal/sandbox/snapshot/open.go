@@ -88,7 +88,7 @@ func unlock(root *os.Root, name string, info fs.FileInfo) (lock func() error, er
 }
 
 // owner is who new files belong to: the owner of the directory when this process may
-// give files away, else nobody in particular.
+// give files away, else none.
 type owner struct {
 	uid, gid int
 	give     bool

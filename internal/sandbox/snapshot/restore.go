@@ -22,14 +22,14 @@ import (
 
 // RestoreStats count what one [Restore] did.
 type RestoreStats struct {
-	Written int   // files that were made anew
+	Written int   // files that were written
 	Bytes   int64 // of them, holes excepted
 	Removed int   // paths, each with all that was below it
 }
 
 // Restore makes root what tree says, and brings index up to date. What is there already is not
 // fetched: files that index knows are not read, others are compared with the tree. Paths that skip
-// names are left alone; nil skips nothing. Nobody else may write to root meanwhile.
+// names are left alone; nil skips nothing. No other writer may use root meanwhile.
 //
 // Files and links belong to the owner of root when this process runs as root. Every content is
 // checked against its sum, and nothing outside of root is touched, whatever the tree says; it

@@ -109,7 +109,7 @@ var (
 type Error struct {
 	// Kind is [ErrUnsafe], [ErrLimit] or [ErrCorrupt].
 	Kind error
-	// Entry is the path; "" when the fault is not with one entry.
+	// Entry is the path; "" when the error is not with one entry.
 	Entry string
 	// Reason completes the sentence.
 	Reason string

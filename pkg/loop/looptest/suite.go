@@ -194,7 +194,7 @@ func oneAppendWins(t *testing.T, j loop.Journal) {
 			require.Equal(t, -1, won, "appenders %d and %d both won", won, i)
 			won = i
 		}
-		require.NotEqual(t, -1, won, "nobody won")
+		require.NotEqual(t, -1, won, "no append won")
 		history := load(t, j, session)
 		require.Equal(t, numbered(session, won, 2), history.Events[round*2:])
 		last = history.Last

@@ -1,5 +1,5 @@
 // Package manifest reads tools from a folder of files, one tool or server a file, so that
-// whoever has a program has a tool, without Go.
+// any program becomes a tool, without Go.
 //
 //	name: word_count
 //	description: Count the words of a text file.

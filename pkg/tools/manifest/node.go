@@ -19,8 +19,8 @@ const (
 // nodeJSON writes a YAML node as JSON, its properties in the order in which they are written.
 func nodeJSON(node *yaml.Node) (json.RawMessage, *Problem) {
 	w := &jsonWriter{}
-	if fault := w.write(node, 0); fault != nil {
-		return nil, fault
+	if failure := w.write(node, 0); failure != nil {
+		return nil, failure
 	}
 	return w.out.Bytes(), nil
 }
@@ -45,8 +45,8 @@ func (w *jsonWriter) write(node *yaml.Node, depth int) *Problem {
 			if i > 0 {
 				w.out.WriteByte(',')
 			}
-			if fault := w.write(item, depth+1); fault != nil {
-				return fault
+			if failure := w.write(item, depth+1); failure != nil {
+				return failure
 			}
 		}
 		w.out.WriteByte(']')
@@ -70,8 +70,8 @@ func (w *jsonWriter) mapping(node *yaml.Node, depth int) *Problem {
 		}
 		w.text(key.Value)
 		w.out.WriteByte(':')
-		if fault := w.write(node.Content[i+1], depth+1); fault != nil {
-			return fault
+		if failure := w.write(node.Content[i+1], depth+1); failure != nil {
+			return failure
 		}
 	}
 	w.out.WriteByte('}')

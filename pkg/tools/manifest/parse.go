@@ -54,7 +54,7 @@ func (c *commandLine) UnmarshalYAML(node *yaml.Node) error {
 	}
 	var argv []string
 	if err := node.Decode(&argv); err != nil {
-		return fault(node, "command: must be a list of texts, as in [python3, count.py], or a text for the shell")
+		return errorAt(node, "command: must be a list of texts, as in [python3, count.py], or a text for the shell")
 	}
 	*c = argv
 	return nil
@@ -67,14 +67,14 @@ type duration time.Duration
 func (d *duration) UnmarshalYAML(node *yaml.Node) error {
 	parsed, err := time.ParseDuration(node.Value)
 	if err != nil || parsed <= 0 {
-		return fault(node, fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value))
+		return errorAt(node, fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value))
 	}
 	*d = duration(parsed)
 	return nil
 }
 
-// fault is an error of a field's own, after which the library goes on with the others.
-func fault(node *yaml.Node, message string) error {
+// error is an error of a field's own, after which the library goes on with the others.
+func errorAt(node *yaml.Node, message string) error {
 	return &yaml.TypeError{Errors: []string{strict.Fault{Line: node.Line, Message: message}.Error()}}
 }
 
@@ -154,9 +154,9 @@ func (m *parser) decode(content []byte, doc any) (ok bool) {
 }
 
 // yaml reports an error of the YAML library.
-func (m *parser) yaml(faults []strict.Fault) {
-	for _, fault := range faults {
-		m.problem(fault.Line, "%s", fault.Message)
+func (m *parser) yaml(errs []strict.Fault) {
+	for _, failure := range errs {
+		m.problem(failure.Line, "%s", failure.Message)
 	}
 }
 
@@ -164,9 +164,9 @@ func (m *parser) yaml(faults []strict.Fault) {
 func (m *parser) tool(doc document) tools.Tool {
 	definition := tools.Definition{Name: doc.Name, Description: doc.Description, Schema: json.RawMessage(noParameters)}
 	if m.lines["parameters"] > 0 {
-		schema, fault := nodeJSON(&doc.Parameters)
-		if fault != nil {
-			m.problem(fault.Line, "parameters: %s", fault.Message)
+		schema, failure := nodeJSON(&doc.Parameters)
+		if failure != nil {
+			m.problem(failure.Line, "parameters: %s", failure.Message)
 		}
 		definition.Schema = schema
 	}
@@ -203,9 +203,9 @@ func (m *parser) tool(doc document) tools.Tool {
 
 // stateful makes a tool that answers several calls.
 func (m *parser) stateful(doc document, remote tools.Remote, definition tools.Definition) tools.Tool {
-	input, fault := nodeJSON(&doc.Input)
-	if fault != nil {
-		m.problem(fault.Line, "input: %s", fault.Message)
+	input, failure := nodeJSON(&doc.Input)
+	if failure != nil {
+		m.problem(failure.Line, "input: %s", failure.Message)
 		return tools.Tool{}
 	}
 	return remote.StatefulTool(definition, input)
@@ -218,9 +218,9 @@ func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}
 	}
-	encoded, fault := nodeJSON(&doc.Native)
-	if fault != nil {
-		m.problem(fault.Line, "native: %s", fault.Message)
+	encoded, failure := nodeJSON(&doc.Native)
+	if failure != nil {
+		m.problem(failure.Line, "native: %s", failure.Message)
 		return tools.Tool{}
 	}
 	if err := json.Unmarshal(encoded, &definition.Native); err != nil || len(definition.Native) == 0 {

@@ -18,13 +18,13 @@ var (
 	ofNatives = regexp.MustCompile(`^native\.([^:]*):`)
 )
 
-// table reports what [tools.NewTable] says about the tool, each fault at the place that it
+// table reports what [tools.NewTable] says about the tool, each error at the place that it
 // is about.
 func (m *parser) table(name string, err error) {
 	if err == nil {
 		return
 	}
-	blame := fmt.Sprintf("%v %q: ", tools.ErrInvalidTool, name) // before the first of the faults that are joined
+	blame := fmt.Sprintf("%v %q: ", tools.ErrInvalidTool, name) // before the first of the errors that are joined
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		message := strings.TrimPrefix(line, blame)
 		_, input, isInput := strings.Cut(message, "input: ")
@@ -45,10 +45,10 @@ func (m *parser) table(name string, err error) {
 // metaschema is in the line that stands before what is wrong with a schema.
 const metaschema = "is not valid against metaschema"
 
-// schema reports faults of the schema in a field. below is where the schema is in the one
+// schema reports errors of the schema in a field. below is where the schema is in the one
 // that was compiled.
-func (m *parser) schema(field, below string, faults []string) {
-	for _, text := range faults {
+func (m *parser) schema(field, below string, errs []string) {
+	for _, text := range errs {
 		found := inSchema.FindStringSubmatch(text)
 		switch {
 		case strings.Contains(text, metaschema), found != nil && (found[2] == "validation failed" || strings.HasSuffix(found[2], "Of' failed")):
@@ -62,7 +62,7 @@ func (m *parser) schema(field, below string, faults []string) {
 	}
 }
 
-// lineOf is the line of the place that a fault is about, or of the field.
+// lineOf is the line of the place that an error is about, or of the field.
 func (m *parser) lineOf(message string) int {
 	if found := ofNatives.FindStringSubmatch(message); found != nil {
 		return m.entryLine("native", found[1])
@@ -96,8 +96,8 @@ func (m *parser) entryLine(field, name string) int {
 	return max(m.lines[field], 1)
 }
 
-// resourceLine is the line of the resource that a fault is about, or of all: of the first
-// whose key is named, or has the placeholder that is. A fault of its access has that line.
+// resourceLine is the line of the resource that an error is about, or of all: of the first
+// whose key is named, or has the placeholder that is. A error of its access has that line.
 func (m *parser) resourceLine(message string) int {
 	list := childOf(m.top, "resources")
 	if list == nil {

@@ -63,8 +63,8 @@ func ParseServer(file string, content []byte) (mcp.Server, []Problem) {
 		},
 	}
 	server.SetOAuth(doc.OAuth)
-	for _, fault := range server.Check() {
-		m.problem(m.lineAt(fault.At), "%s", fault.Message)
+	for _, failure := range server.Check() {
+		m.problem(m.lineAt(failure.At), "%s", failure.Message)
 	}
 	return server, m.found(decoding)
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // Fault is what is wrong with a field of a server.
-type Fault struct { //nolint:errname // "fault" is the word for it
+type Fault struct { //nolint:errname // "error" is the word for it
 	// At is the field, as a JSON pointer: its settings are beside the command.
 	At string
 	// Message says what is wrong, and what is allowed.
@@ -34,10 +34,10 @@ func inPointer(pointer, name string) string {
 }
 
 // checker collects what is wrong with a server.
-type checker struct{ faults []Fault }
+type checker struct{ errs []Fault }
 
-func (c *checker) fault(at, format string, args ...any) {
-	c.faults = append(c.faults, Fault{At: at, Message: fmt.Sprintf(format, args...)})
+func (c *checker) failure(at, format string, args ...any) {
+	c.errs = append(c.errs, Fault{At: at, Message: fmt.Sprintf(format, args...)})
 }
 
 // Check returns everything that can be seen to be wrong before the server is asked.
@@ -49,34 +49,34 @@ func (s *Server) Check() []Fault {
 	c.remote("/min_level", "", tools.Remote{MinLevel: s.MinLevel})
 	c.timeout("", "", s.Timeout)
 	if s.Only != nil && len(s.Only) == 0 {
-		c.fault("/only", "only: must name a tool; without it all are offered")
+		c.failure("/only", "only: must name a tool; without it all are offered")
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
 		c.rule(inPointer("/tools", name), "tool "+name+": ", s.Settings.Tools[name])
 	}
-	return c.faults
+	return c.errs
 }
 
 // origin checks where the server is.
 func (c *checker) origin(s protocol.MCPServer) {
 	if !goodName.MatchString(s.Name) || strings.Contains(s.Name, Separator) {
-		c.fault("/name", "name %q: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", s.Name, Separator)
+		c.failure("/name", "name %q: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", s.Name, Separator)
 	}
 	if (s.Command == "") == (s.URL == "") {
-		c.fault("/url", "exactly one of command (a program) and url must be given")
+		c.failure("/url", "exactly one of command (a program) and url must be given")
 	}
 	if s.URL != "" && !strings.HasPrefix(s.URL, "https://") && !strings.HasPrefix(s.URL, "http://") && !strings.HasPrefix(s.URL, "${") {
-		c.fault("/url", "url %q: must begin with http:// or https://", beginning(s.URL))
+		c.failure("/url", "url %q: must begin with http:// or https://", beginning(s.URL))
 	}
 	if s.URL != "" && len(s.Args)+len(s.Env)+len(s.Cwd) > 0 {
-		c.fault("/url", "args, env and cwd are of programs, not of a url")
+		c.failure("/url", "args, env and cwd are of programs, not of a url")
 	}
 	if s.URL == "" && len(s.Headers) > 0 {
-		c.fault("/headers", "headers are of a url, not of a program")
+		c.failure("/headers", "headers are of a url, not of a program")
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(s.Env[name], "\x00") {
-			c.fault(inPointer("/env", name), "env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name)
+			c.failure(inPointer("/env", name), "env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func (c *checker) rule(at, of string, r Rule) {
 	for i, resource := range r.Resources {
 		at := fmt.Sprintf("%s/resources/%d", at, i)
 		if !strings.HasPrefix(resource.Key+"/", sandboxKey+"/") {
-			c.fault(at, "%sresource %q: a server lives in the sandbox of its session: the key must begin with %s", of, resource.Key, sandboxKey)
+			c.failure(at, "%sresource %q: a server lives in the sandbox of its session: the key must begin with %s", of, resource.Key, sandboxKey)
 			continue
 		}
 		c.remote(at, of, tools.Remote{Resources: []tools.Resource{resource}})
@@ -109,7 +109,7 @@ func (c *checker) rule(at, of string, r Rule) {
 // remote checks one field of how calls run.
 func (c *checker) remote(at, of string, r tools.Remote) {
 	if err := r.Validate(); err != nil {
-		c.fault(at, "%s%v", of, err)
+		c.failure(at, "%s%v", of, err)
 	}
 }
 
@@ -119,7 +119,7 @@ func (c *checker) timeout(at, of, text string) {
 	}
 	parsed, err := time.ParseDuration(text)
 	if err != nil || parsed <= 0 {
-		c.fault(at+"/timeout", "%stimeout %q: must be a time such as 90s or 2m", of, text)
+		c.failure(at+"/timeout", "%stimeout %q: must be a time such as 90s or 2m", of, text)
 		return
 	}
 	c.remote(at+"/timeout", of, tools.Remote{Timeout: parsed})

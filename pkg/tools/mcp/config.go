@@ -91,20 +91,20 @@ func Parse(content []byte) ([]Server, []error) {
 		return nil, []error{errors.New(`"mcpServers": missing`)}
 	}
 	var servers []Server
-	var faults []error
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(file.Servers)) {
 		server, disabled, wrong := parseServer(name, file.Servers[name])
 		for _, err := range wrong {
-			faults = append(faults, fmt.Errorf("server %q: %w", name, err))
+			errs = append(errs, fmt.Errorf("server %q: %w", name, err))
 		}
 		if len(wrong) == 0 && !disabled {
 			servers = append(servers, server)
 		}
 	}
-	return servers, faults
+	return servers, errs
 }
 
-func parseServer(name string, content json.RawMessage) (s Server, disabled bool, faults []error) {
+func parseServer(name string, content json.RawMessage) (s Server, disabled bool, errs []error) {
 	var e entry
 	if err := json.Unmarshal(content, &e); err != nil {
 		return s, false, []error{err}
@@ -113,18 +113,18 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 		decoder := json.NewDecoder(bytes.NewReader(e.Settings))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(&s.Settings); err != nil {
-			faults = append(faults, fmt.Errorf("toolfleet: %w", err))
+			errs = append(errs, fmt.Errorf("toolfleet: %w", err))
 		}
 	}
 	switch e.Type {
 	case "", "stdio", "http", "streamable-http", "streamableHttp":
 	default:
-		faults = append(faults, fmt.Errorf("type %q: must be stdio or http", e.Type))
+		errs = append(errs, fmt.Errorf("type %q: must be stdio or http", e.Type))
 	}
 	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
 	s.SetOAuth(e.OAuth)
-	for _, fault := range s.Check() {
-		faults = append(faults, fault)
+	for _, failure := range s.Check() {
+		errs = append(errs, failure)
 	}
-	return s, e.Disabled, faults
+	return s, e.Disabled, errs
 }

@@ -71,35 +71,35 @@ func (c *checker) oauth(s *Server) {
 		return
 	}
 	if s.URL == "" {
-		c.fault("/oauth", "oauth is of a url, not of a program")
+		c.failure("/oauth", "oauth is of a url, not of a program")
 	}
 	for name := range s.Headers {
 		if strings.EqualFold(name, "Authorization") {
-			c.fault("/oauth", "oauth and the header %s: only one of them can say who comes", name)
+			c.failure("/oauth", "oauth and the header %s: only one of them can say who comes", name)
 		}
 	}
 	if i := slices.IndexFunc(o.Scopes, func(scope string) bool { return !goodScope.MatchString(scope) }); i >= 0 {
-		c.fault("/oauth/scopes", `oauth: scope %q: must be of printable ASCII without spaces, '"' and '\'`, o.Scopes[i])
+		c.failure("/oauth/scopes", `oauth: scope %q: must be of printable ASCII without spaces, '"' and '\'`, o.Scopes[i])
 	}
 	switch o.GrantType {
 	case "", GrantCode:
 		if o.ClientSecret != "" && o.ClientID == "" {
-			c.fault("/oauth/clientSecret", "oauth: clientSecret without clientId")
+			c.failure("/oauth/clientSecret", "oauth: clientSecret without clientId")
 		}
 		if o.CallbackPort < 0 || o.CallbackPort > 65535 {
-			c.fault("/oauth/callbackPort", "oauth: callbackPort %d: must be 1 to 65535", o.CallbackPort)
+			c.failure("/oauth/callbackPort", "oauth: callbackPort %d: must be 1 to 65535", o.CallbackPort)
 		}
 	case GrantClient:
 		if o.ClientID == "" {
-			c.fault("/oauth/clientId", "oauth: clientId is missing, which %s needs", GrantClient)
+			c.failure("/oauth/clientId", "oauth: clientId is missing, which %s needs", GrantClient)
 		}
 		if !variable.MatchString(o.ClientSecret) {
-			c.fault("/oauth/clientSecret", "oauth: clientSecret must be a variable of the worker, as ${NAME}: what is written out would travel")
+			c.failure("/oauth/clientSecret", "oauth: clientSecret must be a variable of the worker, as ${NAME}: what is written out would travel")
 		}
 		if o.CallbackPort != 0 {
-			c.fault("/oauth/callbackPort", "oauth: callbackPort is of %s", GrantCode)
+			c.failure("/oauth/callbackPort", "oauth: callbackPort is of %s", GrantCode)
 		}
 	default:
-		c.fault("/oauth/grantType", "oauth: grantType %q: must be %s (a person logs in) or %s", o.GrantType, GrantCode, GrantClient)
+		c.failure("/oauth/grantType", "oauth: grantType %q: must be %s (a person logs in) or %s", o.GrantType, GrantCode, GrantClient)
 	}
 }

@@ -48,9 +48,9 @@ func (s *Server) key() string { return "mcp:" + s.Name }
 
 // Tools makes tools of those that the server has and that are offered. What cannot be a tool is
 // left out, and told.
-func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, faults []error) {
-	fault := func(name string, err error) {
-		faults = append(faults, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))
+func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, errs []error) {
+	failure := func(name string, err error) {
+		errs = append(errs, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))
 	}
 	origin := map[string]string{}
 	for i := range list {
@@ -59,11 +59,11 @@ func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, faults []err
 		}
 		tool := s.tool(&list[i])
 		if other, taken := origin[tool.Name]; taken {
-			fault(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
+			failure(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
 			continue
 		}
 		if _, err := tools.NewTable(tool); err != nil {
-			fault(list[i].Name, fmt.Errorf("is left out: %w", err))
+			failure(list[i].Name, fmt.Errorf("is left out: %w", err))
 			continue
 		}
 		origin[tool.Name] = list[i].Name
@@ -74,15 +74,15 @@ func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, faults []err
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
 		if missing(name) {
-			fault(name, fmt.Errorf("there are settings for it, but the server has no such tool"))
+			failure(name, fmt.Errorf("there are settings for it, but the server has no such tool"))
 		}
 	}
 	for _, name := range s.Only {
 		if missing(name) {
-			fault(name, fmt.Errorf("is named in only, but the server has no such tool"))
+			failure(name, fmt.Errorf("is named in only, but the server has no such tool"))
 		}
 	}
-	return made, faults
+	return made, errs
 }
 
 // tool is a tool of the server.

@@ -52,7 +52,7 @@ type Call struct {
 // value allows everything. It is pure and safe for concurrent use.
 type Judge struct{ policies []compiled }
 
-// New checks policies and makes a judge of them. The error names every fault.
+// New checks policies and makes a judge of them. The error names every error.
 func New(policies ...Policy) (*Judge, error) {
 	j := &Judge{}
 	for _, p := range policies {

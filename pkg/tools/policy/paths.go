@@ -18,13 +18,13 @@ type pathRule struct {
 
 func compilePaths(p Paths) (pathRule, error) {
 	rule := pathRule{binds: len(p.Read)+len(p.Write) > 0}
-	var faults []error
+	var errs []error
 	clean := func(field string, roots []string) (out []string) {
 		for i, root := range roots {
 			path := pathpkg.Clean(strings.TrimPrefix(strings.TrimPrefix(root, "/workspace"), "/"))
 			switch {
 			case root == "", path == "..", strings.HasPrefix(path, "../"), strings.HasPrefix(root, "/") && root != "/workspace" && !strings.HasPrefix(root, "/workspace/"):
-				faults = append(faults, fmt.Errorf("paths.%s[%d] %q: must be a path in the workspace, such as src", field, i, root))
+				errs = append(errs, fmt.Errorf("paths.%s[%d] %q: must be a path in the workspace, such as src", field, i, root))
 			case path == ".":
 				out = append(out, "")
 			default:
@@ -40,7 +40,7 @@ func compilePaths(p Paths) (pathRule, error) {
 	if len(rule.write) == 0 {
 		rule.write = rule.read
 	}
-	return rule, errors.Join(faults...)
+	return rule, errors.Join(errs...)
 }
 
 // pathOf is the path of a key in its sandbox; inside is false for other resources.

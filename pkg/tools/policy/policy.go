@@ -117,20 +117,20 @@ func (p Policy) Zero() bool {
 		p.MaxCalls == 0 && p.MinLevel == ""
 }
 
-// validate reports every fault.
+// validate reports every error.
 func (p Policy) validate() error {
-	var faults []error
+	var errs []error
 	names := func(field string, patterns []string) {
 		for i, pattern := range patterns {
 			if strings.TrimSpace(pattern) == "" {
-				faults = append(faults, fmt.Errorf("%s[%d]: is empty", field, i))
+				errs = append(errs, fmt.Errorf("%s[%d]: is empty", field, i))
 			}
 		}
 	}
 	ofTools := func(field string, patterns []string) {
 		names(field, patterns)
 		for _, pattern := range patterns {
-			faults = append(faults, checkClass(field, pattern)) // nil is left out
+			errs = append(errs, checkClass(field, pattern)) // nil is left out
 		}
 	}
 	ofTools("tools.allow", p.Tools.Allow)
@@ -143,23 +143,23 @@ func (p Policy) validate() error {
 	ofTools("at_most_once.tools", p.AtMostOnce.Tools)
 	names("at_most_once.commands", p.AtMostOnce.Commands)
 	if p.MaxCalls < 0 {
-		faults = append(faults, fmt.Errorf("max_calls %d: must not be negative", p.MaxCalls))
+		errs = append(errs, fmt.Errorf("max_calls %d: must not be negative", p.MaxCalls))
 	}
 	for name, most := range p.MaxCallsOf {
 		if most < 0 {
-			faults = append(faults, fmt.Errorf("max_calls_of.%s %d: must not be negative", name, most))
+			errs = append(errs, fmt.Errorf("max_calls_of.%s %d: must not be negative", name, most))
 		}
 		if strings.HasPrefix(name, "@") {
-			faults = append(faults, fmt.Errorf("max_calls_of.%s: must be names of tools, not a class", name))
+			errs = append(errs, fmt.Errorf("max_calls_of.%s: must be names of tools, not a class", name))
 		}
 	}
 	if p.MinLevel != "" && !slices.Contains(tools.Levels(), p.MinLevel) {
-		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", p.MinLevel, strings.Join(tools.Levels(), ", ")))
+		errs = append(errs, fmt.Errorf("min_level %q: must be one of %s", p.MinLevel, strings.Join(tools.Levels(), ", ")))
 	}
 	if p.Approval.Timeout < 0 {
-		faults = append(faults, fmt.Errorf("approval.timeout %s: must not be negative", time.Duration(p.Approval.Timeout)))
+		errs = append(errs, fmt.Errorf("approval.timeout %s: must not be negative", time.Duration(p.Approval.Timeout)))
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
 // matches reports whether a text matches a pattern, in which '*' stands for any text.
@@ -198,7 +198,7 @@ func anyMatches(patterns []string, text string) (string, bool) {
 const maxFile = 1 << 20
 
 // Load reads a policy file, YAML or JSON, and checks it. The error names the file and,
-// where it can, the line of every fault.
+// where it can, the line of every error.
 func Load(file string) (Policy, error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -220,14 +220,14 @@ func Load(file string) (Policy, error) {
 // Parse is [Load] for content at hand; file is its name in errors.
 func Parse(file string, content []byte) (Policy, error) {
 	var p Policy
-	var faults []error
-	for _, fault := range strict.Decode(content, &p) {
-		faults = append(faults, fmt.Errorf("%s:%d: %s", file, fault.Line, fault.Message))
+	var errs []error
+	for _, failure := range strict.Decode(content, &p) {
+		errs = append(errs, fmt.Errorf("%s:%d: %s", file, failure.Line, failure.Message))
 	}
-	if len(faults) == 0 {
+	if len(errs) == 0 {
 		if _, err := New(p); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", file, err))
+			errs = append(errs, fmt.Errorf("%s: %w", file, err))
 		}
 	}
-	return p, errors.Join(faults...)
+	return p, errors.Join(errs...)
 }

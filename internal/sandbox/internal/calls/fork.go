@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report is how a forked process tells that a call has failed.
+// report is a forked process's report of a failed call.
 type report struct {
 	fd    uintptr
 	parts [3]part // the head, the error number, the step

@@ -57,7 +57,7 @@ func (p *Location) open() (*Tree, error) {
 		}
 		errs = append(errs, err)
 	}
-	return nil, errs[len(errs)-1] // its own group; the others are somebody else's if they cannot be used
+	return nil, errs[len(errs)-1] // its own group; unusable ones belong to other programs
 }
 
 // newTree makes the group of this process's sandboxes, and removes what killed processes left.

@@ -25,7 +25,7 @@ func init() { //nolint:gochecknoinits // there is no other way to be asked first
 	}
 }
 
-// Open returns a sealed memory file with the program. It is everybody's: nobody closes it.
+// Open returns a sealed memory file with the program. It is shared and never closed.
 var Open = sync.OnceValues(makeImage) //nolint:gochecknoglobals // one for all sandboxes, read-only
 
 func makeImage() (*os.File, error) {
@@ -45,7 +45,7 @@ func makeImage() (*os.File, error) {
 	return file, nil
 }
 
-// Memfd returns a memory file with some content, which nobody can change.
+// Memfd returns a sealed memory file with the given content.
 func Memfd(name string, content io.Reader) (*os.File, error) {
 	file, err := Unsealed(name)
 	if err != nil {

@@ -63,7 +63,7 @@ const roomForOthers = 256
 
 // leaveProcesses has the kernel make no process in a sandbox when that would leave few to the user
 // of this process: what it counts in a user namespace it counts for the user who has made that,
-// too, and up to the limit of that process. Nobody limits root.
+// too, and up to the limit of that process. Root has no limit.
 func leaveProcesses() error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &limit); err != nil {

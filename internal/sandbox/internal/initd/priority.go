@@ -80,7 +80,7 @@ func (t *commands) yield(c *command) {
 	}
 }
 
-// lastPIDs is where the kernel tells the process id that was given out last.
+// lastPIDs is the file in which the kernel shows the last process id that it assigned.
 var lastPIDs = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglobals // of the process
 	return os.Open("/proc/sys/kernel/ns_last_pid")
 })

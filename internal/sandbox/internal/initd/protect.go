@@ -41,7 +41,7 @@ func (v *view) protect() {
 // shownLink is where the root has the link that a protected place shows.
 func shownLink(i int) string { return "run/protected-" + strconv.Itoa(i) }
 
-// makeLinks makes the links that protected places show: in the root, where nobody changes them.
+// makeLinks makes the links for protected paths in the root, where commands cannot change them.
 func (v *view) makeLinks() {
 	for i, place := range v.config.Protected {
 		if place.Link != "" {

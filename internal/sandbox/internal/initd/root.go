@@ -356,7 +356,7 @@ func (v *view) readPressure() {
 	}
 }
 
-// hideKeys has nobody read the names of keys: in their place is a device, where none can be opened.
+// hideKeys covers the files with names of keys by a device file that cannot be opened.
 func (v *view) hideKeys() {
 	if Has(Keys) {
 		v.Do(unix.SYS_MOUNT, "dev/null", Keys[1:], 0, unix.MS_BIND, 0)

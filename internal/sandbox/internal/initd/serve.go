@@ -170,10 +170,10 @@ func sendListener(conn *wire.Conn) error {
 }
 
 // dropSignals has the kernel drop what commands send to this process, whatever that is. The Go
-// runtime has handlers: it ends for most signals, and for some as if they told of a fault of its
+// runtime has handlers: it ends for most signals, and for some as if they told of an error of its
 // own, unless kill(2) has sent them; by sigqueue(3) anybody can send those. Without a handler the
 // first process of a namespace gets no signal, but the kernel ends it all the same when its main
-// thread blocks that signal just then, as it does to fork; so signals are ignored. A fault of its
+// thread blocks that signal just then, as it does to fork; so signals are ignored. A error of its
 // own still ends it. Commands get the defaults back, see [command.fork].
 func dropSignals() error {
 	ignore, byDefault := sigaction{handler: 1}, sigaction{}
@@ -333,8 +333,8 @@ func (s *server) handle(m *wire.Message) {
 func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
 	answer := wire.Answer[T]{Value: value}
 	if err != nil {
-		if fault, ok := errors.AsType[*sandbox.Fault](err); ok {
-			answer.Fault = &wire.Fault{Code: fault.Code, Message: fault.Message}
+		if failure, ok := errors.AsType[*sandbox.Fault](err); ok {
+			answer.Fault = &wire.Fault{Code: failure.Code, Message: failure.Message}
 		} else {
 			answer.Error = err.Error()
 		}

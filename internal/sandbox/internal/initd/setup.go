@@ -84,7 +84,7 @@ func closeOnExec(l *calls.List) {
 	l.Do(unix.SYS_CLOSE_RANGE, fdImage, ^uint32(0), unix.CLOSE_RANGE_CLOEXEC)
 }
 
-// becomeUser makes the process the sandbox's user. Nobody else exists in its namespace, not
+// becomeUser makes the process the sandbox's user. No other user exists in its namespace, not
 // even to own files. It keeps its capabilities.
 func becomeUser(l *calls.List, privileged bool) {
 	if privileged {

@@ -19,7 +19,7 @@ const Arg0 = "toolfleet-sandbox"
 // The stages, the second word of the command line.
 const (
 	StageLaunch = "launch"
-	StageShut   = "shut" // what comes after namespaces that somebody else has made
+	StageShut   = "shut" // what follows when bwrap has made the namespaces
 	stageServe  = "serve"
 	StageGuard  = "guard" // no stage of a sandbox, see package guard
 )
@@ -110,7 +110,7 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	_ = conn.Send(0, wire.KindFailed, Failure(args[1], err)) // nobody else could be told
+	_ = conn.Send(0, wire.KindFailed, Failure(args[1], err)) // there is no other way to report it
 	return 1
 }
 

@@ -141,7 +141,7 @@ func together(shared map[int]uint64) (parts uint64) {
 		switch {
 		case err == nil:
 			parts += kilobytes(rollup, "Pss_Shmem:")
-		case errors.Is(err, fs.ErrPermission): // it lets nobody look
+		case errors.Is(err, fs.ErrPermission): // /proc does not show it
 			parts += size
 		}
 	}

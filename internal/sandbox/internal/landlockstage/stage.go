@@ -58,7 +58,7 @@ func become(encoded string, argv []string) {
 	} else if errno, ok := errors.AsType[unix.Errno](unix.Exec(c.Path, argv, os.Environ())); ok {
 		text = strconv.Itoa(int(errno))
 	}
-	_, _ = unix.Write(guard.StatusFD, []byte(text)) // nobody else could be told
+	_, _ = unix.Write(guard.StatusFD, []byte(text)) // there is no other way to report it
 }
 
 // confine gives up every right that the command must not have. The exec makes it so for

@@ -61,7 +61,7 @@ func common(dirs []*os.File) (id uint32, err error) {
 // tries is how many numbers are tried.
 const tries = 1000
 
-// choose gives a directory, but not yet what is in it, a number that nobody has.
+// choose assigns a free number to a directory, but not yet to its contents.
 func choose(dir *os.File) (uint32, error) {
 	for range tries {
 		id := candidate()
@@ -81,7 +81,7 @@ func choose(dir *os.File) (uint32, error) {
 		if n, err = get(dir, id); err == nil && n.files == 1 {
 			return id, nil
 		}
-		// Somebody else has taken it at the same moment.
+		// Another process has taken it at the same moment.
 		if err := errors.Join(err, change(int(dir.Fd()), 0, false)); err != nil {
 			return 0, refused(dir, err)
 		}

@@ -45,7 +45,7 @@ type Identity struct {
 	Dev, Ino uint64
 }
 
-// Launched tells the process id of the sandbox's init, which is a child of the worker.
+// Launched has the process id of the sandbox's init, which is a child of the worker.
 type Launched struct {
 	PID int
 }
