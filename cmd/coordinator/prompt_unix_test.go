@@ -52,6 +52,9 @@ func openAt(t *testing.T, env []string, typed string, args ...string) *console {
 	t.Cleanup(cancel)
 	c.cmd = exec.CommandContext(ctx, executable)
 	c.cmd.Args = append([]string{"coordinator", args[0], "--sandbox", "process", "--workspace", c.dir, "--data", t.TempDir()}, args[1:]...)
+	if args[0] == "session" { // which runs nothing
+		c.cmd.Args = append([]string{"coordinator"}, args...)
+	}
 	c.cmd.Stdout, c.cmd.Env = &c.stdout, os.Environ()
 	for _, variable := range env {
 		c.cmd.Env = append(c.cmd.Env, strings.ReplaceAll(variable, "{dir}", c.dir))

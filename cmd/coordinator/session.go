@@ -55,6 +55,7 @@ type sessionCommand struct {
 
 type sessionRemove struct {
 	Force bool   `help:"Remove the session even if a turn is open; in a fleet its calls are cancelled."`
+	Yes   bool   `help:"Do not ask on a terminal before removing what last, or the beginning of an id, stands for."`
 	ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -236,6 +237,11 @@ func (c *sessionCommand) cancelled(p program, desk sessionDesk, ids []protocol.C
 
 // remove removes a session.
 func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk) error {
+	if stdin, isFile := p.Stdin.(*os.File); isFile && isTerminal(p) && !c.JSON && !c.Rm.Yes && c.Rm.ID != string(desk.id) {
+		if !prompt.Confirm(stdin, p.err(), fmt.Sprintf("coordinator: remove session %s (%s)?", desk.id, c.Rm.ID)) {
+			return &cli.ExitError{Code: cli.ExitFailed, Message: "session " + string(desk.id) + " stays"}
+		}
+	}
 	removed, err := c.removed(ctx, p, desk)
 	if errors.Is(err, session.ErrBusy) {
 		return fmt.Errorf("%w (--force)", err)
