@@ -18,8 +18,8 @@ import (
 type Terms struct {
 	// Tools are the names of the tools that the model had; others are not there.
 	Tools []string `json:"tools"`
-	// Policies are the rules of [Options].Policy. All of them bind, and so do those of the process that goes
-	// on.
+	// Policies are the rules of [Options].Policy. All of them bind, in addition to those of the
+	// process that resumes the turn.
 	Policies []json.RawMessage `json:"policies,omitempty"`
 	// Guard is [Options].Guard; the stricter one holds.
 	Guard protocol.Guard `json:"guard,omitempty"`

@@ -22,7 +22,7 @@
 // at_most_once: then its result is outcome_unknown.
 //
 // Commands in a sandbox end with the lease of their lane, whatever has become of the worker. A
-// handler is code of this process, which no other process can end: one whose process was stopped for
+// handler is code of this process, which only ends by itself: one whose process was stopped for
 // longer than the lease goes on when the process does, beside the next holder of the lane, until
 // its ctx ends a moment later. [Call.Fence] is for resources that must refuse it then.
 package worker

@@ -136,7 +136,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	return s, nil
 }
 
-// links reports whether sandboxes can have links. Under Bubblewrap no process has the rights to make one.
+// links reports whether sandboxes can have links. Under Bubblewrap no process may make one.
 func (d *Driver) links() bool { return !d.bwrap.Load() && !d.unlinked.Load() }
 
 // groups is where sandboxes get control groups; nil when they get none.

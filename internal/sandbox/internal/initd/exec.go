@@ -85,7 +85,7 @@ func openTerminal(m *wire.Message) (*start.Terminal, error) {
 	return start.OpenTerminal(input, output)
 }
 
-// directory opens a directory of the workspace and returns its path. The workspace itself is what its
+// directory opens a directory of the workspace and returns its path. The workspace is what its
 // path says, whatever is done in it, and need not be open.
 func (s *server) directory(p string) (*os.File, string, error) {
 	if p == "" {
