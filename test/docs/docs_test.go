@@ -180,3 +180,20 @@ func TestDocs_TestsAreThere(t *testing.T) {
 		}
 	}
 }
+
+// TestDocs_FoldersAreThere: ARCHITECTURE.md names each folder of internal, pkg and test.
+func TestDocs_FoldersAreThere(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../ARCHITECTURE.md")
+	require.NoError(t, err)
+	for _, parent := range []string{"internal", "pkg", "test"} {
+		entries, err := os.ReadDir(filepath.Join("../..", parent))
+		require.NoError(t, err)
+		for _, entry := range entries {
+			folder := "`" + parent + "/" + entry.Name() + "`"
+			if entry.IsDir() && !bytes.Contains(page, []byte(folder)) {
+				t.Errorf("ARCHITECTURE.md does not name %s", folder)
+			}
+		}
+	}
+}
