@@ -14,7 +14,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/login/logintest"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"coordinator": main, "worker": func() {
-		os.Exit(workercmd.Run(workercmd.FromProcess(version), worker.Handlers{}))
+		os.Exit(workercmd.Run(workercmd.FromProcess(version), kinds.Handlers{}))
 	}, "mcptest": toolservertest.Serve, "browser": func() {
 		if err := logintest.Browse(context.Background(), os.Stdin); err != nil {
 			fmt.Fprintln(os.Stderr, err)

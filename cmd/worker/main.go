@@ -4,11 +4,11 @@ package main
 import (
 	"os"
 
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 )
 
 // version is set when the binary is linked.
 var version = "development"
 
-func main() { os.Exit(workercmd.Run(workercmd.FromProcess(version), worker.Handlers{})) }
+func main() { os.Exit(workercmd.Run(workercmd.FromProcess(version), kinds.Handlers{})) }

@@ -24,6 +24,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -50,7 +51,7 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	require.NoError(tb, fl.StartWorker(tb.Context(), worker.Options{
 		Slots: 16, Data: tb.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
 		Env:      map[string]string{"PATH": os.Getenv("PATH")},
-		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{"echo": echo}},
+		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{"echo": echo}},
 		Workspace: func(sandbox string) (string, bool) {
 			dir := filepath.Join(workspace, sandbox)
 			return dir, os.MkdirAll(dir, 0o755) == nil
@@ -505,7 +506,7 @@ func TestReadTokens_EveryFault(t *testing.T) {
 }
 
 // echo answers with its arguments.
-func echo(_ context.Context, _ *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+func echo(_ context.Context, _ *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 	return arguments, nil
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -23,8 +23,8 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 	require.NoError(t, err)
 	o.Caps = caps
 	o.Build, o.Slots, o.Limits = "v1.2.3", 3, sandbox.Limits{Memory: 1 << 30, Wall: time.Minute}
-	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"acme_refund": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
+		"acme_refund": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 	}
 	w, stop := r.work(o)
 	var info *wire.WorkerInfo

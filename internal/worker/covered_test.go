@@ -13,7 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -78,7 +78,7 @@ func (r *rig) awaited(done <-chan *protocol.Result) *protocol.Result {
 func TestCovered_EndsWithItsResult(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int32
-	counts := func(ctx context.Context, h *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
+	counts := func(ctx context.Context, h *kinds.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 		ran.Add(1)
 		_, err := h.Sandbox(ctx)
 		return json.RawMessage(`"ran"`), err
@@ -98,7 +98,7 @@ func TestCovered_EndsWithItsResult(t *testing.T) {
 			change(&call)
 			done := r.lose(&call, call.ID)
 			o := r.apart()
-			o.Handlers.Calls = map[protocol.Kind]worker.Handler{"counts": counts}
+			o.Handlers.Calls = map[protocol.Kind]kinds.Handler{"counts": counts}
 			r.work(o)
 			result := r.awaited(done)
 			requireOK(t, result)

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -28,7 +29,7 @@ type scribe struct {
 
 func newScribe() *scribe { return &scribe{working: make(chan string, 1)} }
 
-func (s *scribe) run(ctx context.Context, talk *worker.Talk, arguments json.RawMessage) (json.RawMessage, error) {
+func (s *scribe) run(ctx context.Context, talk *kinds.Talk, arguments json.RawMessage) (json.RawMessage, error) {
 	heard := []string{string(arguments)}
 	defer func() {
 		s.mu.Lock()
@@ -74,7 +75,7 @@ func (s *scribe) ends() []string {
 func (r *rig) scribes(s *scribe) worker.Options {
 	o := r.options()
 	o.Linger = -1
-	o.Handlers.Stateful = map[protocol.Kind]worker.Stateful{"scribe": {Run: s.run}}
+	o.Handlers.Stateful = map[protocol.Kind]kinds.Stateful{"scribe": {Run: s.run}}
 	return o
 }
 

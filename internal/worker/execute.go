@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"time"
@@ -12,11 +11,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -33,16 +31,16 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 
 	w.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
 	begun := time.Now()
-	frames := &frames{worker: w, run: run}
-	frames.send(wire.FrameStarted, nil)
+	a := w.host.Attempt(run)
+	a.Live.Started()
 	var lease *checkpoint.Lease // nil without checkpoints
 	if w.sandboxes.Checkpoints() {
 		var stop func()
 		lease, stop = checkpoint.Watch(ctx, run, w.sandboxes.Box(run.Call.Lane()).Undos())
 		defer stop()
 	}
-	r := w.execute(ctx, run, frames)
-	w.keep(ctx, run.Call, &r)
+	r := w.execute(ctx, a)
+	w.host.Keep(ctx, run.Call, &r)
 	w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
@@ -67,7 +65,8 @@ func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
 }
 
 // execute runs the payload and turns whatever happens into a result.
-func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r protocol.Result) {
+func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Result) {
+	run := a.Run
 	level := ""
 	defer func() {
 		if p := recover(); p != nil {
@@ -76,12 +75,11 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		}
 		r.Level = level
 	}()
-	k, refusal := w.accept(run.Call)
+	k, refusal := w.host.Accept(run.Call)
 	if refusal != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
-	a := &Attempt{Run: run, worker: w, frames: frames}
-	if k.needs > needsNothing {
+	if k.Needs > kinds.NeedsNothing {
 		level = w.options.Caps.Level.String()
 		if run.Attempt > 1 {
 			if done := w.CommittedResult(ctx, run); done != nil {
@@ -89,11 +87,11 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 			}
 		}
 	}
-	if k.needs >= needsAnySandbox {
+	if k.Needs >= kinds.NeedsAnySandbox {
 		return w.inSandbox(ctx, a, k)
 	}
-	value, err := k.run(ctx, a, run.Call.Payload)
-	if k.needs == needsFunction {
+	value, err := a.Execute(ctx, k)
+	if k.Needs == kinds.NeedsFunction {
 		return w.returned(ctx, run.Call, value, err)
 	}
 	return w.failed(ctx, run.Call, value, err)
@@ -101,13 +99,13 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 
 // inSandbox opens the sandbox of a call, and runs the payload there unless an earlier attempt has
 // done that.
-func (w *Worker) inSandbox(ctx context.Context, a *Attempt, k *kind) (r protocol.Result) {
+func (w *Worker) inSandbox(ctx context.Context, a *kinds.Attempt, k *kinds.Kind) (r protocol.Result) {
 	call := a.Run.Call
-	var err error
-	if a.box, a.sandbox, err = w.sandboxes.Open(ctx, call.Lane(), a.Run.Fence, a.Run.LeaseEnd); err != nil {
+	box, err := a.Open(ctx)
+	if err != nil {
 		return w.failed(ctx, call, nil, err)
 	}
-	done, err := committed(ctx, a.box, call)
+	done, err := committed(ctx, box, call)
 	if err != nil {
 		return w.failed(ctx, call, nil, err)
 	}
@@ -117,40 +115,11 @@ func (w *Worker) inSandbox(ctx context.Context, a *Attempt, k *kind) (r protocol
 	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec, trace.WithAttributes(
 		telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(w.options.Caps.Level.String())))
 	defer exec.End()
-	value, err := k.run(ctx, a, call.Payload)
+	value, err := a.Execute(ctx, k)
 	if r = w.failed(ctx, call, value, err); r.Error != nil {
 		telemetry.Fail(exec, r.Error)
 	}
 	return r
-}
-
-// accept returns how a call is run here, or why this worker does not run it.
-func (w *Worker) accept(c *protocol.Call) (*kind, *protocol.Error) {
-	k := w.kinds[wire.KindOf(c.Payload)]
-	if k == nil {
-		return nil, unknownPayload(wire.KindOf(c.Payload))
-	}
-	level, err := sandbox.ParseLevel(c.MinLevel)
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
-	}
-	if level > w.options.Caps.Level {
-		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, w.options.Caps.Level)
-	}
-	if (k.needs == needsSandbox || k.needs == needsLane) && sandboxes.ID(c.Lane()) == "" {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", wire.KindOf(c.Payload), c.Lane())
-	}
-	if k.check != nil {
-		if refusal := k.check(w, c.Payload); refusal != nil {
-			return nil, refusal
-		}
-	}
-	return k, nil
-}
-
-// refuseTurn refuses a turn that was sent to a pool of workers.
-func refuseTurn(*Worker, protocol.TurnRun) *protocol.Error {
-	return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 }
 
 // failed makes the result of a payload that returned value and err, either of which may be nil.
@@ -205,48 +174,33 @@ func notRun(code protocol.Code) bool {
 	}
 }
 
-// noop waits for as long as the payload says.
-func noop(ctx context.Context, _ *Attempt, p protocol.Noop) (protocol.Value, error) {
-	if !pause.For(ctx, p.WorkMS.Duration()) {
-		return nil, ctx.Err()
-	}
-	return protocol.NoopResult{}, nil
-}
-
-// maxFrame is the most output that one live frame carries.
-const maxFrame = 32 << 10
-
-// frames sends the live frames of one attempt. Its methods do not overlap.
-type frames struct {
-	worker *Worker
-	run    *lane.Run
-	seq    uint64
-}
-
-func (f *frames) send(kind wire.FrameKind, data []byte) {
-	f.seq++
-	f.frame(kind, data)
-}
-
-func (f *frames) frame(kind wire.FrameKind, data []byte) {
-	body, err := wire.EncodeFrame(&wire.Frame{
-		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.worker.options.ID, Attempt: f.run.Attempt, Data: data,
-	})
+// returned is [Worker.failed] for a function of a user's, which nothing can kill: one that returns
+// without an error when its context has ended came to its end all the same.
+func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
+	r := w.failed(ctx, c, value, err)
 	if err != nil {
-		panic(fmt.Sprintf("encode frame: %v", err)) // strings and numbers always encode
+		return r
 	}
-	// Lossy by contract: without a connection nobody listens.
-	_ = f.worker.nc.Publish(wire.OutputSubject(f.worker.options.Fleet, f.run.Call.SessionID, f.run.Call.ID), body)
+	if status, fault, late := outlasted(ctx); late {
+		r.Status, r.Error = status, fault
+	}
+	return r
 }
 
-func (f *frames) output(stream sandbox.Stream, data []byte) {
-	kind := wire.FrameStdout
-	if stream == sandbox.Stderr {
-		kind = wire.FrameStderr
+// outlasted is [lane.Interrupted] for a call that nothing killed: it went on, and came to its end
+// by itself.
+func outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
+	if status, fault, ok = lane.Interrupted(ctx); !ok {
+		return "", nil, false
 	}
-	for len(data) > 0 {
-		n := min(len(data), maxFrame)
-		f.send(kind, data[:n])
-		data = data[n:]
+	const kept = "it was not killed and came to its end, so its effects stay; what it returned is its value"
+	switch fault.Code {
+	case protocol.CodeRunTimeout:
+		fault.Message = "the call took longer than its time; " + kept
+	case protocol.CodeDeadline:
+		fault.Message = "the deadline of the call passed while it ran; " + kept
+	default:
+		fault.Message = "the call was cancelled while it ran; " + kept
 	}
+	return status, fault, ok
 }

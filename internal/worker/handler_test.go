@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -32,8 +33,8 @@ func TestHandler_Results(t *testing.T) {
 	o := r.options()
 	o.Alone = true
 	var inside atomic.Int32
-	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"echo": func(_ context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
+		"echo": func(_ context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 			if inside.Add(1) > 1 {
 				return nil, errors.New("two at a time")
 			}
@@ -42,20 +43,20 @@ func TestHandler_Results(t *testing.T) {
 			_, err := h.Sandbox(t.Context())
 			return json.RawMessage(`{"echo":` + string(arguments) + `,"sandbox":"` + err.Error() + `"}`), nil
 		},
-		"fails": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+		"fails": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, errors.New("no money")
 		},
-		"typed": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+		"typed": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, protocol.Errorf(protocol.CodeNotFound, "no account")
 		},
-		"fault": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+		"fault": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, sandbox.Faultf(sandbox.FaultPermission, "no")
 		},
-		"panics": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { panic("oh") },
-		"no_json": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+		"panics": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) { panic("oh") },
+		"no_json": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return json.RawMessage(`{`), nil
 		},
-		"waits": func(ctx context.Context, _ *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
+		"waits": func(ctx context.Context, _ *kinds.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 			<-ctx.Done()
 			return json.RawMessage(`"late"`), nil
 		},
@@ -110,8 +111,8 @@ func TestHandler_HasTheSandboxOfItsSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"count": func(ctx context.Context, h *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
+		"count": func(ctx context.Context, h *kinds.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 			box, err := h.Sandbox(ctx)
 			if err != nil {
 				return nil, err
@@ -137,12 +138,12 @@ func TestHandler_HasTheSandboxOfItsSession(t *testing.T) {
 func TestNew_RefusesHandlersOfBuiltInPayloads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for kind, handler := range map[protocol.Kind]worker.Handler{
-		"files_read": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
+	for kind, handler := range map[protocol.Kind]kinds.Handler{
+		"files_read": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 		"nothing":    nil,
 	} {
 		o := r.options()
-		o.Handlers.Calls = map[protocol.Kind]worker.Handler{kind: handler}
+		o.Handlers.Calls = map[protocol.Kind]kinds.Handler{kind: handler}
 		_, err := worker.New(t.Context(), r.NC, o)
 		require.ErrorContains(t, err, "handler", kind)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -73,17 +73,17 @@ func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
 	quoted, err := json.Marshal(long)
 	require.NoError(t, err)
 	object := `{"items":["` + strings.Repeat("x", 50_000) + `"]}`
-	answer := func(output string, err error) worker.Handler {
-		return func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+	answer := func(output string, err error) kinds.Handler {
+		return func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return json.RawMessage(output), err
 		}
 	}
-	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
 		"text": answer(string(quoted), nil), "object": answer(object, nil), "fails": answer("", errors.New(long)),
 		"short": answer(`"x"`, nil), "fails_shortly": answer("", errors.New("no")),
 	}
-	o.Handlers.Stateful = map[protocol.Kind]worker.Stateful{"talks": {
-		Run: func(_ context.Context, talk *worker.Talk, _ json.RawMessage) (json.RawMessage, error) {
+	o.Handlers.Stateful = map[protocol.Kind]kinds.Stateful{"talks": {
+		Run: func(_ context.Context, talk *kinds.Talk, _ json.RawMessage) (json.RawMessage, error) {
 			_, err := talk.Yield(quoted)
 			return nil, err
 		},

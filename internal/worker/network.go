@@ -16,7 +16,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
-	"github.com/toolfleet/toolfleet/internal/webfetch"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -61,19 +60,6 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 		},
 		servers: pages, pages: pages,
 	}, nil
-}
-
-// httpFetch requests a page of the web, outside of any sandbox.
-func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error) {
-	return valued(webfetch.Get(ctx, a.worker.network.pages, p))
-}
-
-// pageSize is the length of the text of a page.
-func pageSize(v protocol.HTTPFetchResult) int {
-	if v.Image != "" {
-		return 0
-	}
-	return len(v.Content)
 }
 
 // Times of looking up the fleet's servers.

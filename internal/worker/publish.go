@@ -104,17 +104,3 @@ func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 func (w *Worker) dialer(p Published) sandbox.Dialer {
 	return w.sandboxes.Box(protocol.Lane("sandbox/" + p.Sandbox)).Dialer()
 }
-
-// Listens implements [sandbox.Dialer].
-func (s *measuredSandbox) Listens(port uint16) bool {
-	dialer, ok := s.Sandbox.(sandbox.Dialer)
-	return ok && dialer.Listens(port)
-}
-
-// Dial implements [sandbox.Dialer].
-func (s *measuredSandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	if dialer, ok := s.Sandbox.(sandbox.Dialer); ok {
-		return dialer.Dial(ctx, port)
-	}
-	return nil, sandbox.ErrUnsupported
-}

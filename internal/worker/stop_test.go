@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -221,8 +222,8 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	o := r.options()
 	o.AckWait = shortLease
 	began, end := make(chan struct{}), make(chan struct{})
-	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
-		"stubborn": func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
+		"stubborn": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			close(began)
 			<-end
 			return nil, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -21,8 +22,8 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	r := newRig(t)
 	paid := worker.Options{
 		Fleet: r.Name, ID: "paying", Data: t.TempDir(), AckWait: patience, Logger: r.Logger,
-		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{
-			"refund": func(ctx context.Context, h *worker.Attempt, _ json.RawMessage) (json.RawMessage, error) {
+		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
+			"refund": func(ctx context.Context, h *kinds.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 				_, err := h.Sandbox(ctx)
 				return nil, err
 			},
@@ -71,6 +72,6 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 
 func TestOpenDriver_NoneNeedsHandlers(t *testing.T) {
 	t.Parallel()
-	_, _, err := worker.OpenDriver(t.Context(), worker.NoSandboxes, nil, worker.Handlers{})
+	_, _, err := worker.OpenDriver(t.Context(), worker.NoSandboxes, nil, kinds.Handlers{})
 	require.ErrorIs(t, err, worker.ErrNothingToRun)
 }

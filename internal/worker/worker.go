@@ -1,3 +1,24 @@
+// Package worker executes calls: it claims lanes of the fleet, opens a sandbox for each, runs
+// payloads in it, and answers with typed results.
+//
+//	lane.Holder ──Execute──► Worker ──► kinds: the function of the payload's kind
+//	     │                      │          │
+//	     │                      │          └──► sandboxes: open, reuse, close ──► pkg/sandbox
+//	     │                      ├──► results: what a message cannot carry
+//	     │                      └──► checkpoint: what the call changed ──► fleet
+//	     └──────Release───────► sandbox idle or closed; the workspace stays
+//
+// This package is the host: options, the lane engine's [lane.Host], and a call from its claim to
+// its result. To add a kind of payload, see package kinds.
+//
+// A worker has no state but workspaces. With checkpoints the fleet stores them, and any worker
+// continues. Otherwise they are in its data directory, and outlive it: another worker with the same
+// directory (a restart, a neighbour on the machine, a shared volume) continues. A worker with
+// another directory leaves its calls to one that has it, or answers "workspace_unavailable" if none
+// lives, instead of starting over in an empty one.
+//
+// A failure of a tool is a result. So is a panic while a payload is executed: it is recovered here
+// and nowhere else.
 package worker
 
 import (
@@ -10,6 +31,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,9 +47,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker/dialog"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -103,7 +126,7 @@ type Options struct {
 	// run are refused instead of left for others.
 	Alone bool
 	// Handlers execute payloads of kinds of the user's own; see [wire.ParseUserKind].
-	Handlers Handlers
+	Handlers kinds.Handlers
 	// Linger is how long an idle lane is held; 0 means [DefaultLinger], negative not at all, and
 	// then its sandbox is closed with it.
 	Linger time.Duration
@@ -180,26 +203,17 @@ func (o Options) withDefaults() Options {
 // LoginsIn are the logins of a worker with this data directory.
 func LoginsIn(data string) login.Store { return login.Store{Dir: filepath.Join(data, "logins")} }
 
-var _ lane.Host = (*Worker)(nil)
-
 // Worker takes calls of one pool and executes them. Make one with [New] and run it once.
 type Worker struct {
 	lane.DefaultHost
 
-	options    Options
-	nc         *nats.Conn
-	holder     *lane.Holder
-	sandboxes  *sandboxes.Set
-	workspaces *workspace.Store
-	dialogs    *dialog.Set[*Attempt]
-	network    network
-	js         jetstream.JetStream
-	blobs      jetstream.ObjectStore
-	kept       *keeper
-	languages  languages
-	limitKinds map[string]string // as results tell them
-	kinds      map[protocol.Kind]*kind
-	metrics    *telemetry.WorkerMetrics
+	options   Options
+	nc        *nats.Conn
+	holder    *lane.Holder
+	sandboxes *sandboxes.Set
+	host      *kinds.Host
+	network   network
+	metrics   *telemetry.WorkerMetrics
 }
 
 // New opens what a worker needs in the fleet, whose streams must exist, and under its data
@@ -209,20 +223,19 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if o.Driver == nil || o.Data == "" {
 		return nil, errors.New("worker: a sandbox driver and a data directory are required")
 	}
-	if err := errors.Join(o.Handlers.validate(), o.Limits.Validate()); err != nil {
+	if err := errors.Join(o.Handlers.Validate(), o.Limits.Validate()); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	blobs, err := natsio.Open(ctx, js.ObjectStore, wire.BlobsBucket(o.Fleet))
-	if err != nil {
+	if _, err := natsio.Open(ctx, js.ObjectStore, wire.BlobsBucket(o.Fleet)); err != nil {
 		return nil, fmt.Errorf("worker: object store %s: %w", wire.BlobsBucket(o.Fleet), err)
 	}
-	kept, err := natsio.Open(ctx, js.ObjectStore, wire.KeptBucket(o.Fleet))
+	stored, err := results.Open(ctx, js, o.Fleet)
 	if err != nil {
-		return nil, fmt.Errorf("worker: object store %s: %w", wire.KeptBucket(o.Fleet), err)
+		return nil, fmt.Errorf("worker: %w", err)
 	}
 	locations, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
 	if err != nil {
@@ -230,29 +243,34 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
 	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
-	w := &Worker{
-		options: o, metrics: metrics, nc: nc, js: js, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: wire.KeptBucket(o.Fleet)},
-		limitKinds: limitKinds(o.Caps.Limits), kinds: kinds(o.Handlers), dialogs: dialog.New[*Attempt](graceAfter, o.Logger),
-	}
-	if w.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
+	w := &Worker{options: o, metrics: metrics, nc: nc}
+	workspaces, err := workspace.Open(ctx, nc, o.Fleet)
+	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	if w.network, err = o.network(nc); err != nil {
 		return nil, err
 	}
 	w.sandboxes, err = sandboxes.New(sandboxes.Options{
-		Worker: o.ID, Data: o.Data, Durability: o.Durability, Locations: locations, Workspaces: w.workspaces, InPlace: o.Workspace, Queue: o.InPlace,
+		Worker: o.ID, Data: o.Data, Durability: o.Durability, Locations: locations, Workspaces: workspaces, InPlace: o.Workspace, Queue: o.InPlace,
 		Driver: o.Driver, Caps: o.Caps, Network: w.network.sandboxes, Env: o.Env, Limits: o.Limits, Mounts: o.Mounts, Tools: o.Tools, Protect: o.Protect,
 		Idle: o.Linger > 0, Slots: o.Slots, WarmBytes: o.WarmBytes, CacheBytes: o.CacheBytes, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if o.Caps.Driver == NoSandboxes {
-		w.languages = languagesOf(func(string) bool { return false })
-	} else if w.languages, err = findLanguages(ctx, o); err != nil { // calls will fail for the same reason, and say so
+	w.host = &kinds.Host{
+		ID: o.ID, Fleet: o.Fleet, Caps: o.Caps, Limits: o.Limits, Env: o.Env, MCPEnv: o.MCPEnv, Logins: o.Logins, Allow: o.Allow,
+		Cache:      slices.ContainsFunc(o.Mounts, func(m sandbox.Mount) bool { return m.Cache }),
+		Background: o.Background, Handlers: o.Handlers, Logger: o.Logger,
+		NC: nc, JS: js, Results: stored, Sandboxes: w.sandboxes, Workspaces: workspaces,
+		Network: w.network.sandboxes.Mode, Servers: w.network.servers, Pages: w.network.pages,
+		Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+			return w.holder.Result(ctx, session, call)
+		},
+	}
+	if err := w.host.Open(ctx, o.Driver, sandbox.Spec{Env: o.Env, Limits: o.Limits, Mounts: o.Mounts}, o.Data); err != nil { // calls fail for the same reason
 		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))
-		w.languages = languagesOf(func(string) bool { return false })
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
@@ -268,7 +286,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 func (w *Worker) ID() protocol.WorkerID { return w.options.ID }
 
 // Languages are those that code_run can run in this worker's sandboxes, sorted.
-func (w *Worker) Languages() []string { return w.languages.names() }
+func (w *Worker) Languages() []string { return w.host.Languages() }
 
 // Lease is the length of the pool's leases: within it another worker takes over from one that is
 // lost.
@@ -298,42 +316,6 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	return err
 }
 
-// OnLost implements [lane.Host]: it kills the lane's sandbox and ends its stateful sessions,
-// without the grace of a cancel, because another worker may own the lane by now.
-func (w *Worker) OnLost(ctx context.Context, l protocol.Lane) {
-	w.metrics.Lost(ctx)
-	if err := w.sandboxes.Box(l).Kill(); err != nil { // what is left dies with the release
-		w.options.Logger.WarnContext(ctx, "sandbox of a lost lane cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
-	}
-	w.dialogs.Release(l)
-}
-
-// MayLinger implements [lane.Host].
-func (w *Worker) MayLinger(l protocol.Lane) bool { return w.sandboxes.Lingers(l) }
-
-// MustHold implements [lane.Host]: stateful sessions and background processes outlive their calls.
-func (w *Worker) MustHold(l protocol.Lane) bool {
-	return w.dialogs.Lives(l) || w.sandboxes.Box(l).Busy()
-}
-
-// PreferredDisk implements [lane.Host].
-func (w *Worker) PreferredDisk(ctx context.Context, l protocol.Lane) string {
-	return w.sandboxes.LastAt(ctx, l)
-}
-
-// RequiredDisk implements [lane.Host].
-func (w *Worker) RequiredDisk(ctx context.Context, l protocol.Lane) string {
-	return w.sandboxes.OnlyAt(ctx, l)
-}
-
-// Release implements [lane.Executor].
-func (w *Worker) Release(l protocol.Lane) {
-	w.dialogs.Release(l)
-	if err := w.sandboxes.Release(l); err != nil {
-		w.options.Logger.Warn("sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
-	}
-}
-
 // Info is what the worker says about itself.
 func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
@@ -345,7 +327,7 @@ func (w *Worker) Info() wire.WorkerInfo {
 	return wire.WorkerInfo{
 		WorkerID: o.ID, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(network), ReadOnly: o.Caps.ReadOnly,
-		LimitKinds: w.limitKinds, Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.kinds(),
+		LimitKinds: w.host.LimitKinds(), Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.Kinds(),
 		Limits: protocol.Limits{
 			Wall: protocol.MillisOf(l.Wall), CPU: protocol.MillisOf(l.CPU), Memory: l.Memory, Processes: l.Processes,
 			OpenFiles: l.OpenFiles, FileSize: l.FileSize, Disk: l.Disk, Output: l.Output,

@@ -27,6 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -112,7 +113,7 @@ func FromProcess(version string) cli.Program {
 
 // Run runs a worker that also executes payloads of the kinds that handlers are for. It
 // returns the exit code when a signal has ended it.
-func Run(p cli.Program, handlers worker.Handlers) int {
+func Run(p cli.Program, handlers kinds.Handlers) int {
 	if len(p.Args) > 0 && p.Args[0] == "login" {
 		return logIn(p)
 	}
@@ -237,7 +238,7 @@ func (f *flags) data() (dir string, err error) {
 var workerName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
 
 // serve runs a worker until a signal.
-func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handlers) (err error) {
+func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers) (err error) {
 	logger := f.Logger(p)
 	o, err := f.options()
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"time"
 
-	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -30,7 +30,7 @@ type StatefulOptions struct {
 // end. It is for that function's goroutine only.
 type Dialog[Input, Output any] struct {
 	kind protocol.Kind
-	talk *internal.Talk
+	talk *kinds.Talk
 }
 
 // Call is the call that the function answers at present: that which opened the dialog, or
@@ -90,7 +90,7 @@ func HandleStateful[Args, Input, Output any](
 	if options != nil {
 		o = *options
 	}
-	run := func(ctx context.Context, talk *internal.Talk, raw json.RawMessage) (json.RawMessage, error) {
+	run := func(ctx context.Context, talk *kinds.Talk, raw json.RawMessage) (json.RawMessage, error) {
 		args, err := decode[Args](kind, raw)
 		if err != nil {
 			return nil, err
@@ -100,7 +100,7 @@ func HandleStateful[Args, Input, Output any](
 	if fn == nil {
 		run = nil
 	}
-	return Handler{kind: kind, stateful: &internal.Stateful{
+	return Handler{kind: kind, stateful: &kinds.Stateful{
 		Run: run, Idle: o.Idle, Life: o.Life, Live: o.Live, PerSession: o.PerSession,
 	}}
 }

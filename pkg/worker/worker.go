@@ -38,7 +38,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
-	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -48,8 +48,8 @@ import (
 type Handler struct {
 	kind protocol.Kind
 	// Exactly one of them is set.
-	run      internal.Handler
-	stateful *internal.Stateful
+	run      kinds.Handler
+	stateful *kinds.Stateful
 }
 
 // Kind is the kind of payload that the handler is for.
@@ -57,7 +57,7 @@ func (h Handler) Kind() protocol.Kind { return h.kind }
 
 // Call is one attempt of the call that a handler executes. It is valid until the
 // handler returns.
-type Call struct{ handling *internal.Attempt }
+type Call struct{ handling *kinds.Attempt }
 
 // ID is the id of the call, the same in every attempt: a key for idempotence.
 func (c *Call) ID() protocol.CallID { return c.handling.Run.Call.ID }
@@ -104,7 +104,7 @@ func (c *Call) Output(data []byte) { c.handling.Output(data) }
 // An error that is a *[protocol.Error] is the result's error as it is, for a model to
 // read; any other becomes "tool_failed" with its text.
 func Handle[Args, Output any](kind protocol.Kind, fn func(ctx context.Context, call *Call, args Args) (Output, error)) Handler {
-	run := func(ctx context.Context, h *internal.Attempt, raw json.RawMessage) (json.RawMessage, error) {
+	run := func(ctx context.Context, h *kinds.Attempt, raw json.RawMessage) (json.RawMessage, error) {
 		args, err := decode[Args](kind, raw)
 		if err != nil {
 			return nil, err
@@ -165,24 +165,24 @@ func Main(handlers ...Handler) {
 // ByKind returns handlers by their kind, for package fleet. It is an error when a
 // kind is not one that [wire.ParseUserKind] takes, or is there twice, when a function is
 // nil, or when the limits of a stateful tool are negative.
-func ByKind(handlers ...Handler) (internal.Handlers, error) {
-	byKind := internal.Handlers{Calls: map[protocol.Kind]internal.Handler{}, Stateful: map[protocol.Kind]internal.Stateful{}}
+func ByKind(handlers ...Handler) (kinds.Handlers, error) {
+	byKind := kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{}, Stateful: map[protocol.Kind]kinds.Stateful{}}
 	for _, h := range handlers {
 		if _, err := wire.ParseUserKind(string(h.kind)); err != nil {
-			return internal.Handlers{}, fmt.Errorf("handler: %w", err)
+			return kinds.Handlers{}, fmt.Errorf("handler: %w", err)
 		}
 		if byKind.Has(h.kind) {
-			return internal.Handlers{}, fmt.Errorf("handler of %s: there are two", h.kind)
+			return kinds.Handlers{}, fmt.Errorf("handler of %s: there are two", h.kind)
 		}
 		if h.stateful == nil && h.run == nil {
-			return internal.Handlers{}, fmt.Errorf("handler of %s: function: missing", h.kind)
+			return kinds.Handlers{}, fmt.Errorf("handler of %s: function: missing", h.kind)
 		}
 		if h.stateful == nil {
 			byKind.Calls[h.kind] = h.run
 			continue
 		}
 		if err := h.stateful.Validate(); err != nil {
-			return internal.Handlers{}, fmt.Errorf("handler of %s: %w", h.kind, err)
+			return kinds.Handlers{}, fmt.Errorf("handler of %s: %w", h.kind, err)
 		}
 		byKind.Stateful[h.kind] = *h.stateful
 	}

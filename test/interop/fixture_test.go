@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -38,7 +39,7 @@ const described = "Is called by a conformance suite."
 type fixtureTool struct {
 	schema string // of its arguments; "" is none
 	// run is what a worker does. nil answers with its name.
-	run worker.Handler
+	run kinds.Handler
 	// before is what the server does before the call goes to the fleet: a result ends it, and added
 	// goes to run as the argument "added". nil does nothing.
 	before func(server *mcp.Server, request *mcp.CallToolRequest) (result *mcp.CallToolResult, added any, err error)
@@ -60,8 +61,8 @@ func startFixture(t *testing.T) (url string) {
 	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
 		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
 		Env: map[string]string{"PATH": os.Getenv("PATH")},
-		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{
-			fixtureKind: func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
+			fixtureKind: func(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				if run := set[h.Run.Call.Tool].run; run != nil {
 					return run(ctx, h, arguments)
 				}
@@ -158,19 +159,19 @@ func (f fixtureTool) asking(server *mcp.Server, call mcp.ToolHandler) mcp.ToolHa
 }
 
 // contents are what a tool answers that speaks the protocol itself.
-func contents(blocks ...any) worker.Handler {
-	return func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+func contents(blocks ...any) kinds.Handler {
+	return func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 		return json.Marshal(map[string]any{"content": blocks})
 	}
 }
 
 func text(s string) map[string]any { return map[string]any{"type": "text", "text": s} }
 
-func says(s string) worker.Handler { return contents(text(s)) }
+func says(s string) kinds.Handler { return contents(text(s)) }
 
 // added answers with what the server added to the arguments, in words before it.
-func added(format string) worker.Handler {
-	return func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+func added(format string) kinds.Handler {
+	return func(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 		var given struct {
 			Added any `json:"added"`
 		}
@@ -205,7 +206,7 @@ func fixtureTools() map[string]fixtureTool {
 		"test_multiple_content_types": {run: contents(text("This is text content"), image, resource("test://embedded-in-multiple"))},
 		"test_tool_with_logging":      {run: logging},
 		"test_tool_with_progress":     {run: progressing},
-		"test_error_handling": {run: func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+		"test_error_handling": {run: func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			return nil, errIntended
 		}},
 		"test_reconnection": {before: func(_ *mcp.Server, request *mcp.CallToolRequest) (*mcp.CallToolResult, any, error) {
@@ -223,7 +224,7 @@ func fixtureTools() map[string]fixtureTool {
 }
 
 // logging writes three lines of live output, which clients get as log messages.
-func logging(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+func logging(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 	for _, line := range []string{"Tool execution started", "Tool processing data", "Tool execution completed"} {
 		h.Output([]byte(line + "\n"))
 	}
@@ -232,7 +233,7 @@ func logging(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) 
 
 // progressing writes live output for longer than it takes the server to tell of it three times,
 // also on a busy machine.
-func progressing(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+func progressing(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 	for step := range 60 {
 		h.Output(fmt.Appendf(nil, "Completed step %d\n", step))
 		if !pause.For(ctx, 50*time.Millisecond) {

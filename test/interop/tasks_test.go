@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 )
 
 // taskTools are what the suite of 2026-07-28 calls as tasks; all but greet go on as such at once.
@@ -19,7 +19,7 @@ func taskTools() map[string]fixtureTool {
 	return map[string]fixtureTool{
 		"greet": {
 			schema: `{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}`,
-			run: func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+			run: func(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				var given struct{ Name string }
 				if err := json.Unmarshal(arguments, &given); err != nil {
 					return nil, err
@@ -29,7 +29,7 @@ func taskTools() map[string]fixtureTool {
 		},
 		"slow_compute": {
 			schema: `{"type": "object", "properties": {"seconds": {"type": "number"}, "label": {"type": "string"}}}`,
-			run: func(ctx context.Context, h *worker.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+			run: func(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				var given struct{ Seconds float64 }
 				if err := json.Unmarshal(arguments, &given); err != nil {
 					return nil, err
@@ -41,7 +41,7 @@ func taskTools() map[string]fixtureTool {
 			},
 		},
 		"failing_job": {
-			run: func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+			run: func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 				return nil, errIntended
 			},
 			before: func(_ *mcp.Server, request *mcp.CallToolRequest) (*mcp.CallToolResult, any, error) {
@@ -51,7 +51,7 @@ func taskTools() map[string]fixtureTool {
 				return nil, nil, nil
 			},
 		},
-		"protocol_error_job": {run: func(context.Context, *worker.Attempt, json.RawMessage) (json.RawMessage, error) {
+		"protocol_error_job": {run: func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
 			panic(errIntended)
 		}},
 	}

@@ -59,6 +59,9 @@ const (
 	DurabilityNone Durability = "none"
 )
 
+// NoDriver is the driver of a worker that runs its handlers only.
+const NoDriver = "none"
+
 // Options of a [Set]. Those without a comment are as of the worker.
 type Options struct {
 	Worker     protocol.WorkerID

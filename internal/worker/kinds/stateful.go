@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -32,8 +32,8 @@ func graceAfter(cause error) time.Duration {
 }
 
 // checkDialog refuses a stateful tool that this worker does not have.
-func checkDialog(w *Worker, p protocol.DialogOpen) *protocol.Error {
-	if w.options.Handlers.Stateful[p.Tool].Run == nil {
+func checkDialog(h *Host, p protocol.DialogOpen) *protocol.Error {
+	if h.Handlers.Stateful[p.Tool].Run == nil {
 		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", p.Tool)
 	}
 	return nil
@@ -41,7 +41,7 @@ func checkDialog(w *Worker, p protocol.DialogOpen) *protocol.Error {
 
 func dialogOpen(ctx context.Context, a *Attempt, p protocol.DialogOpen) (protocol.Value, error) {
 	c := a.Run.Call
-	state, err := a.worker.dialogs.Open(ctx, a.worker.options.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
+	state, err := a.host.dialogs.Open(ctx, a.host.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
 		ID: c.ID, Session: c.SessionID, Lane: c.Lane(), Kind: p.Tool, Call: a, Arguments: p.Arguments,
 	})
 	err = checked(&state, err)
@@ -53,13 +53,13 @@ func dialogContinue(ctx context.Context, a *Attempt, p protocol.DialogContinue) 
 	if input == nil {
 		input = json.RawMessage("null")
 	}
-	state, err := a.worker.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
+	state, err := a.host.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
 	err = checked(&state, err)
 	return protocol.DialogContinueResult{DialogState: state}, err
 }
 
 func dialogEnd(ctx context.Context, a *Attempt, p protocol.DialogEnd) (protocol.Value, error) {
-	state, err := a.worker.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
+	state, err := a.host.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
 	err = checked(&state, err)
 	return protocol.DialogEndResult{DialogState: state}, err
 }

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -27,7 +28,7 @@ func inFiles[P protocol.Payload](op func(fileOps, context.Context, sandbox.FS, P
 		for _, roots := range a.Run.Call.Roots {
 			fs = fs.Within(sandbox.Roots{Read: roots.Read, Write: roots.Write})
 		}
-		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, digests: a.box.Digests, ripgrep: a.worker.languages.ripgrep}
+		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, digests: a.box.Digests, ripgrep: a.host.languages.ripgrep}
 		return op(f, ctx, fs, p)
 	}
 }
@@ -38,7 +39,7 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 		return nil, f.missed(p.Guard, p.Path, err)
 	}
 	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
-	return keptRead(fs, protocol.FilesReadResult{
+	return results.File(fs, protocol.FilesReadResult{
 		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
 		TotalLines: r.TotalLines, LineBytes: r.LineBytes, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
 		Encoding: r.Encoding, BOM: r.BOM, LineEnds: r.LineEnds,
@@ -141,7 +142,7 @@ func (f fileOps) readJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJS
 		return nil, f.missed(p.Guard, p.Path, err)
 	}
 	f.digests.Note(p.Guard, f.session, p.Path, r.SHA256)
-	return keepJSON(protocol.FilesJSONReadResult{
+	return results.JSON(protocol.FilesJSONReadResult{
 		Path: p.Path, Query: p.Query, Value: r.Value, JSONType: r.Type, Length: r.Length, Bytes: r.Size, SHA256: r.SHA256,
 	}), nil
 }
@@ -175,7 +176,7 @@ func (fileOps) list(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (p
 		entries[i] = protocol.DirEntry{Name: e.Name, Type: protocol.FileType(e.Type), Size: e.Size}
 	}
 	all := protocol.FilesListResult{Path: p.Path, Entries: entries, Total: r.Total}
-	return listed(all, len(entries), r.Total, 0, func(v protocol.FilesListResult, n int) protocol.FilesListResult {
+	return results.List(all, len(entries), r.Total, 0, func(v protocol.FilesListResult, n int) protocol.FilesListResult {
 		v.Entries = v.Entries[:n]
 		return v
 	})
@@ -191,7 +192,7 @@ func (fileOps) tree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (p
 		entries[i] = protocol.TreeEntry{Path: e.Path, Type: protocol.FileType(e.Type), Size: e.Size, Hidden: e.Hidden}
 	}
 	all := protocol.FilesTreeResult{Path: p.Path, Entries: entries, Total: r.Total, Ignored: r.Ignored, Skipped: r.Skipped}
-	return listed(all, len(entries), r.Total, p.Limit, func(v protocol.FilesTreeResult, n int) protocol.FilesTreeResult {
+	return results.List(all, len(entries), r.Total, p.Limit, func(v protocol.FilesTreeResult, n int) protocol.FilesTreeResult {
 		v.Entries = v.Entries[:n]
 		return v
 	})
@@ -203,7 +204,7 @@ func (fileOps) glob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (p
 		return nil, err
 	}
 	all := protocol.FilesGlobResult{Paths: append([]string{}, r.Paths...), Total: r.Total, Skipped: r.Skipped, Ignored: r.Ignored}
-	return listed(all, len(r.Paths), r.Total, p.Limit, func(v protocol.FilesGlobResult, n int) protocol.FilesGlobResult {
+	return results.List(all, len(r.Paths), r.Total, p.Limit, func(v protocol.FilesGlobResult, n int) protocol.FilesGlobResult {
 		v.Paths = v.Paths[:n]
 		return v
 	})

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -18,7 +19,7 @@ import (
 )
 
 // checkCommand refuses a command that contradicts itself, or that this worker cannot bound.
-func checkCommand(w *Worker, p protocol.CommandRun) *protocol.Error {
+func checkCommand(h *Host, p protocol.CommandRun) *protocol.Error {
 	switch {
 	case p.KeepShell && p.Command == "":
 		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
@@ -30,29 +31,29 @@ func checkCommand(w *Worker, p protocol.CommandRun) *protocol.Error {
 	case (p.Command == "") == (len(p.Argv) == 0):
 		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
 	}
-	return w.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
+	return h.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
 
-func checkCode(w *Worker, p protocol.CodeRun) *protocol.Error {
-	return w.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
+func checkCode(h *Host, p protocol.CodeRun) *protocol.Error {
+	return h.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
 
 // checkLimits refuses limits that are invalid, and read_only where the sandbox does not enforce it:
 // its caller holds the sandbox shared, so other calls run at the same time.
-func (w *Worker) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
+func (h *Host) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
 	if err := limits.Validate(); err != nil {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", kind, err)
 	}
-	if readOnly && !w.options.Caps.ReadOnly {
+	if readOnly && !h.Caps.ReadOnly {
 		return protocol.Errorf(protocol.CodeSandboxUnsupported,
-			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", w.options.Caps.Driver)
+			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", h.Caps.Driver)
 	}
 	return nil
 }
 
 func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protocol.Value, error) {
-	w, s := a.worker, a.sandbox
-	if err := w.networkOff(ctx, s, p.Cwd, func(n offline.Network) string {
+	h, s := a.host, a.sandbox
+	if err := h.networkOff(ctx, s, p.Cwd, func(n offline.Network) string {
 		if p.Command == "" {
 			return n.Argv(p.Argv)
 		}
@@ -62,15 +63,15 @@ func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protoco
 	}
 	argv := p.Argv
 	if p.Command != "" {
-		argv = []string{w.languages.shell, "-c", p.Command}
+		argv = []string{h.languages.shell, "-c", p.Command}
 	}
 	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
 	if p.KeepShell {
-		s = w.inShell(s, a.box.ShellFile(), p, &cmd)
+		s = h.inShell(s, a.box.ShellFile(), p, &cmd)
 	}
 	if len(p.Command) > maxArgument {
 		if !p.KeepShell {
-			cmd.Argv = []string{w.languages.shell, "-c", startingScript, w.languages.shell, p.Command, ""}
+			cmd.Argv = []string{h.languages.shell, "-c", startingScript, h.languages.shell, p.Command, ""}
 		}
 		byInput(&cmd, p.Command)
 	}
@@ -100,12 +101,12 @@ func byInput(cmd *sandbox.Cmd, command string) {
 }
 
 func codeRun(ctx context.Context, a *Attempt, p protocol.CodeRun) (protocol.Value, error) {
-	script, err := a.worker.languages.script(p.Language)
+	script, err := a.host.languages.script(p.Language)
 	if err != nil {
 		return nil, err
 	}
 	if p.Language == "sh" {
-		if err := a.worker.networkOff(ctx, a.sandbox, p.Cwd, func(n offline.Network) string { return n.Script(p.Code) }); err != nil {
+		if err := a.host.networkOff(ctx, a.sandbox, p.Cwd, func(n offline.Network) string { return n.Script(p.Code) }); err != nil {
 			return nil, err
 		}
 	}
@@ -145,26 +146,26 @@ func limitKinds(kinds sandbox.LimitKinds) map[string]string {
 // exec runs a command and makes its value. A value beside an error is what it wrote until it was
 // stopped.
 func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, valueOf func(protocol.Execution) protocol.Value) (protocol.Value, error) {
-	w := a.worker
-	r, written, err := w.spooled(ctx, s, cmd, a.frames)
+	h := a.host
+	r, written, err := h.spooled(ctx, s, cmd, a.Live)
 	if err != nil {
 		return nil, err
 	}
-	execution := w.execution(&r)
+	execution := h.execution(&r)
 	execution.Notes = append(execution.Notes, a.box.Notes(ctx, &cmd, &r)...)
 	value := valueOf(execution)
 	if execution.Truncated {
-		value = partial{Value: value, keep: keepOutput(written)}
+		value = results.Partial{Value: value, Whole: results.Output(written)}
 	} else {
 		_ = written.Close() // nobody needs it
 	}
-	return value, endFault(&r, w.options.Limits.Tighten(cmd.Limits))
+	return value, endFault(&r, h.Limits.Tighten(cmd.Limits))
 }
 
 // spooled runs a command, shows what it writes while it runs, and returns all of it, which is to be
 // closed unless there is an error.
-func (w *Worker) spooled(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames) (sandbox.Result, *spool.Spool, error) {
-	written, show := spool.New(w.sandboxes.Spools()), frames.sparingly()
+func (h *Host) spooled(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, live *Live) (sandbox.Result, *spool.Spool, error) {
+	written, show := spool.New(h.Sandboxes.Spools()), live.Sparingly()
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
 		written.Write(stream, data)
 		show(stream, data)
@@ -177,7 +178,7 @@ func (w *Worker) spooled(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd
 }
 
 // execution is a result as it travels.
-func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
+func (h *Host) execution(r *sandbox.Result) protocol.Execution {
 	e := protocol.Execution{
 		ExitCode: r.ExitCode, Signal: r.Signal, Reason: string(r.Reason),
 		Stdout: r.Stdout.Data, Stderr: r.Stderr.Data,
@@ -185,7 +186,7 @@ func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
 		StdoutLines: r.Stdout.Lines, StderrLines: r.Stderr.Lines,
 		Truncated: r.Stdout.Truncated || r.Stderr.Truncated,
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
-		LimitKinds: w.limitKinds,
+		LimitKinds: h.limitKinds,
 	}
 	if note := throttledNote(r); note != "" {
 		e.Notes = []string{note}

@@ -1,4 +1,4 @@
-package worker
+package results
 
 import (
 	"bytes"
@@ -22,9 +22,9 @@ import (
 // maxKeptFile is the largest file that is kept when it is not shown whole.
 const maxKeptFile = 64 << 20
 
-// keptRead is a file that was read as a message carries it, and kept when readers may not
+// File is a file that was read as a message carries it, and stored when readers may not
 // be shown all that was asked for.
-func keptRead(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
+func File(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
 	switch {
 	case v.Binary && !v.Raw, v.Bytes > maxKeptFile, v.Encoding != "" && !whole(v):
 		return v
@@ -33,7 +33,7 @@ func keptRead(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
 	case !v.Raw && !v.Truncated && plain.FitsFile(v.Content):
 		return v
 	}
-	return partial{Value: v, keep: func(ctx context.Context, s *keeper, c *protocol.Call) (*protocol.Kept, error) {
+	return Partial{Value: v, Whole: func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
 		return s.file(ctx, c, fs, v)
 	}}
 }
@@ -43,7 +43,7 @@ func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && 
 
 // file keeps the content of a file, of which the call's text is a link: a file that is
 // read again and again is kept once for each content that it had.
-func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
+func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
 	kept := &protocol.Kept{Lines: v.TotalLines}
 	name := wire.KeptFile(c.SessionID, v.SHA256)
 	if v.Raw {
@@ -59,14 +59,14 @@ func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pr
 		return nil, err
 	}
 	file := &jetstream.ObjectInfo{Bucket: s.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
-	_, err = s.AddLink(ctx, wire.KeptText(c.SessionID, c.ID), file)
+	_, err = s.objects.AddLink(ctx, wire.KeptText(c.SessionID, c.ID), file)
 	return kept, err
 }
 
 // ensureFile stores the content of a file unless it is there, or returns an error when it is not
 // any more what was read.
-func (s *keeper) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
-	_, err := s.GetInfo(ctx, name)
+func (s *Store) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
+	_, err := s.objects.GetInfo(ctx, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return s.putFile(ctx, name, fs, v)
 	}
@@ -74,7 +74,7 @@ func (s *keeper) ensureFile(ctx context.Context, name string, fs sandbox.FS, v p
 }
 
 // putFile stores the content of a file, or an error when it is not any more what was read.
-func (s *keeper) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
+func (s *Store) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	var content io.Reader = bytes.NewReader(v.Content)
 	if v.Encoding == "" && int64(len(v.Content)) != v.Bytes {
 		content = &fileReader{ctx: ctx, fs: fs, file: v, digest: sha256.New()}

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -19,11 +19,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-func checkImport(_ *Worker, p protocol.WorkspaceImport) *protocol.Error {
+func checkImport(_ *Host, p protocol.WorkspaceImport) *protocol.Error {
 	return checkUpload(p, p.Upload)
 }
 
-func checkExport(_ *Worker, p protocol.WorkspaceExport) *protocol.Error {
+func checkExport(_ *Host, p protocol.WorkspaceExport) *protocol.Error {
 	return checkUpload(p, p.Upload)
 }
 
@@ -38,7 +38,7 @@ func checkUpload(p protocol.Payload, name string) *protocol.Error {
 // workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with
 // anything in it was imported before, or used: it stays as it is.
 func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
-	w, l := a.worker, a.lane()
+	h, l := a.host, a.lane()
 	used, err := a.box.Used()
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
@@ -46,7 +46,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport
 	if used {
 		return protocol.WorkspaceImportResult{}, nil
 	}
-	tree, at, err := w.receive(ctx, p)
+	tree, at, err := h.receive(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport
 			err = errors.Join(err, removal.Tree(temp)) // an upload may have made that hard
 		}
 	}()
-	index, err := w.fill(ctx, temp, tree)
+	index, err := h.fill(ctx, temp, tree)
 	if err != nil {
 		return nil, checkpoint.RestoreError(l, err)
 	}
@@ -72,8 +72,8 @@ func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport
 }
 
 // receive keeps an upload in its journal, and returns what it has.
-func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
-	blob, err := natsio.GetObject(ctx, w.js, wire.BlobsBucket(w.options.Fleet), p.Blob)
+func (h *Host) receive(ctx context.Context, p protocol.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
+	blob, err := natsio.GetObject(ctx, h.JS, wire.BlobsBucket(h.Fleet), p.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "upload %q is not in the fleet's object store", p.Blob)
 	}
@@ -85,7 +85,7 @@ func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree 
 	if err != nil {
 		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q cannot be read: %v", p.Blob, err)
 	}
-	tree, at, err = w.workspaces.Receive(ctx, p.Upload, w.sandboxes.Disk(), upload)
+	tree, at, err = h.Workspaces.Receive(ctx, p.Upload, h.Sandboxes.Disk(), upload)
 	switch {
 	case errors.Is(err, fleetspace.ErrLost):
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
@@ -99,25 +99,25 @@ func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree 
 const maxUpload = 1 << 30
 
 // fill makes an empty directory what a tree says.
-func (w *Worker) fill(ctx context.Context, dir string, tree snapshot.Tree) (index snapshot.Index, err error) {
+func (h *Host) fill(ctx context.Context, dir string, tree snapshot.Tree) (index snapshot.Index, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	index = snapshot.Index{}
-	_, err = snapshot.Restore(ctx, root, tree, index, w.workspaces, nil)
+	_, err = snapshot.Restore(ctx, root, tree, index, h.Workspaces, nil)
 	return index, err
 }
 
 // workspaceExport keeps what the workspace has in the journal of an upload.
 func workspaceExport(ctx context.Context, a *Attempt, p protocol.WorkspaceExport) (protocol.Value, error) {
-	w, store := a.worker, a.worker.workspaces
+	h, store := a.host, a.host.Workspaces
 	files, err := a.files(ctx, p.Upload)
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
-	at, err := store.Bring(ctx, p.Upload, w.sandboxes.Disk(), files)
+	at, err := store.Bring(ctx, p.Upload, h.Sandboxes.Disk(), files)
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
@@ -127,7 +127,7 @@ func workspaceExport(ctx context.Context, a *Attempt, p protocol.WorkspaceExport
 
 // files stores what a workspace has. Most of it is known: of its checkpoints, or of the upload.
 func (a *Attempt) files(ctx context.Context, upload string) (_ snapshot.Tree, err error) {
-	store := a.worker.workspaces
+	store := a.host.Workspaces
 	if c := a.box.Checkpoints(); c != nil {
 		return c.Files(ctx)
 	}
@@ -155,9 +155,9 @@ func sizeOf(tree snapshot.Tree) (files int, size int64) {
 
 // workspaceRemove removes a sandbox with its workspace and forgets where it was.
 func workspaceRemove(ctx context.Context, a *Attempt, _ protocol.WorkspaceRemove) (protocol.Value, error) {
-	w, l := a.worker, a.lane()
-	w.dialogs.Release(l)
-	if err := w.sandboxes.Remove(ctx, l); err != nil {
+	h, l := a.host, a.lane()
+	h.dialogs.Release(l)
+	if err := h.Sandboxes.Remove(ctx, l); err != nil {
 		return nil, err
 	}
 	return protocol.WorkspaceRemoveResult{}, nil

@@ -1,4 +1,4 @@
-package worker
+package results
 
 import (
 	"bytes"
@@ -23,19 +23,20 @@ import (
 // A result that says it is kept is looked for so long, so often: in a cluster a server may
 // answer that does not have it yet.
 const (
-	keptPatience = time.Second
-	keptPeriod   = 50 * time.Millisecond
+	storedPatience = time.Second
+	storedPeriod   = 50 * time.Millisecond
 )
 
-// resultRead returns lines of the result of an earlier call of the session: of what is
-// kept of it until the session is removed, or else of the result itself, as long as that is there.
-func resultRead(ctx context.Context, a *Attempt, p protocol.ResultRead) (protocol.Value, error) {
-	w, session := a.worker, a.Run.Call.SessionID
-	page, err := w.readKept(ctx, session, p)
+// Read returns lines of the result of an earlier call of a session: of what is stored of it until
+// the session is removed, or else of the result itself, as long as the fleet has it.
+func (k *Store) Read(
+	ctx context.Context, session protocol.SessionID, p protocol.ResultRead, find func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error),
+) (protocol.Value, error) {
+	page, err := k.readStored(ctx, session, p)
 	if page != nil || err != nil {
 		return page, err
 	}
-	result, err := w.holder.Result(ctx, session, p.CallID)
+	result, err := find(ctx, session, p.CallID)
 	switch {
 	case err != nil && !errors.Is(err, wire.ErrInvalidResult):
 		return nil, err
@@ -43,26 +44,27 @@ func resultRead(ctx context.Context, a *Attempt, p protocol.ResultRead) (protoco
 		return nil, protocol.Errorf(protocol.CodeNotFound, "there is no result of call %q with a value in this session. "+
 			"A result that was cut is kept as long as its session; one that was shown whole is not.", p.CallID)
 	case result.Kept != nil && p.Part != protocol.PartValue:
-		return w.awaitKept(ctx, session, p)
+		return k.awaitStored(ctx, session, p)
 	}
 	return partPage(p, result.Value)
 }
 
-// awaitKept reads what is kept, and is not seen yet.
-func (w *Worker) awaitKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
-	for range keptPatience / keptPeriod {
-		if !pause.For(ctx, keptPeriod) {
+// awaitStored reads what is stored, and not visible on every server yet.
+func (k *Store) awaitStored(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+	for range storedPatience / storedPeriod {
+		if !pause.For(ctx, storedPeriod) {
 			return nil, ctx.Err()
 		}
-		if page, err := w.readKept(ctx, session, p); page != nil || err != nil {
+		if page, err := k.readStored(ctx, session, p); page != nil || err != nil {
 			return page, err
 		}
 	}
 	return nil, protocol.Errorf(protocol.CodeNotFound, "the result of call %q was kept, and is not any more: it is older than the fleet keeps, or was removed.", p.CallID)
 }
 
-// keptName is the object with a part of a result as text, if there is one; "" when there never is.
-func keptName(session protocol.SessionID, p protocol.ResultRead) string {
+// objectName is the object with a part of a result as text, if there is one; "" when there never
+// is.
+func objectName(session protocol.SessionID, p protocol.ResultRead) string {
 	switch p.Part {
 	case protocol.PartStdout, protocol.PartStderr:
 		return wire.KeptStream(session, p.CallID, p.Part)
@@ -73,10 +75,10 @@ func keptName(session protocol.SessionID, p protocol.ResultRead) string {
 	}
 }
 
-// readKept reads what is kept of a result; nil when there is nothing.
-func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
-	if name := keptName(session, p); name != "" {
-		text, err := natsio.GetObject(ctx, w.js, w.kept.bucket, name)
+// readStored reads what is stored of a result; nil if there is nothing.
+func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+	if name := objectName(session, p); name != "" {
+		text, err := natsio.GetObject(ctx, k.js, k.bucket, name)
 		if err == nil {
 			defer text.Close()
 			return page(p, cmp.Or(p.Part, protocol.PartText), text, false)
@@ -85,7 +87,7 @@ func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p pro
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
 		}
 	}
-	body, err := natsio.GetObjectBytes(ctx, w.js, w.kept.bucket, wire.KeptValue(session, p.CallID))
+	body, err := natsio.GetObjectBytes(ctx, k.js, k.bucket, wire.KeptValue(session, p.CallID))
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}

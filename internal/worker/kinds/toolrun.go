@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -30,25 +31,25 @@ const (
 
 // toolRun runs the command of a tool of the user's own.
 func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Value, error) {
-	w, c := a.worker, a.Run.Call
+	h, c := a.host, a.Run.Call
 	if len(p.Argv) == 0 {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "tool_run: argv is empty")
 	}
-	argv, env, err := w.ofTools(p.Argv, p.Env)
+	argv, env, err := h.ofTools(p.Argv, p.Env)
 	if err != nil {
 		return nil, err
 	}
 	cmd := sandbox.Cmd{Argv: argv, Env: env, Stdin: p.Arguments}
-	r, written, err := w.spooled(ctx, a.sandbox, cmd, a.frames)
+	r, written, err := h.spooled(ctx, a.sandbox, cmd, a.Live)
 	if err != nil {
 		return nil, err
 	}
-	execution := w.execution(&r)
+	execution := h.execution(&r)
 	whole := wholeOf(execution, written)
 	_ = written.Close() // it was read
 	output, fault := toolOutput(&whole, p.Text)
 	value := toolValue(execution, whole, output)
-	err = endFault(&r, w.options.Limits.Tighten(cmd.Limits))
+	err = endFault(&r, h.Limits.Tighten(cmd.Limits))
 	switch {
 	case err != nil:
 		return value, err
@@ -63,13 +64,13 @@ func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Valu
 }
 
 // ofTools is the command of a tool, or of a server of tools, with the folder of tools.
-func (w *Worker) ofTools(argv []string, env map[string]string) ([]string, map[string]string, error) {
-	folder := w.sandboxes.ToolsPath()
+func (h *Host) ofTools(argv []string, env map[string]string) ([]string, map[string]string, error) {
+	folder := h.Sandboxes.ToolsPath()
 	argv, env = slices.Clone(argv), maps.Clone(env)
 	for i, arg := range argv {
 		if strings.Contains(arg, toolsPlace) && folder == "" {
 			return nil, nil, protocol.Errorf(protocol.CodeInvalidPayload,
-				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, w.ID())
+				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, h.ID)
 		}
 		argv[i] = strings.ReplaceAll(arg, toolsPlace, folder)
 	}
@@ -113,7 +114,7 @@ func toolValue(shown, whole protocol.Execution, output json.RawMessage) protocol
 	}
 	value := valueOf(shown)
 	if toolSize(value) > plain.MaxShown || shown.Truncated || utf8.RuneCount(whole.Stderr) > maxComplaint {
-		return partial{Value: value, keep: keepValue(valueOf(whole))}
+		return results.Partial{Value: value, Whole: results.Value(valueOf(whole))}
 	}
 	return value
 }

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -17,7 +17,7 @@ const guestWorkspace = "/workspace"
 
 // mcpList returns the tools of a server that lives in the sandbox.
 func mcpList(ctx context.Context, a *Attempt, p protocol.MCPList) (protocol.Value, error) {
-	spec, err := a.worker.serverOf(p.Server)
+	spec, err := a.host.serverOf(p.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -26,10 +26,10 @@ func mcpList(ctx context.Context, a *Attempt, p protocol.MCPList) (protocol.Valu
 
 // mcpCall calls a tool of a server that lives in the sandbox.
 func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Value, err error) {
-	if p.Server, err = a.worker.serverOf(p.Server); err != nil {
+	if p.Server, err = a.host.serverOf(p.Server); err != nil {
 		return nil, err
 	}
-	place := a.serverPlace(a.frames)
+	place := a.serverPlace(a.Live)
 	value, err := a.box.Servers.Call(ctx, place, p, a.Run.Call.Delivery == protocol.Idempotent)
 	if value == nil {
 		return nil, err
@@ -41,11 +41,11 @@ func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Va
 func mcpSize(v protocol.MCPCallResult) int { return len(plain.MCP(v)) }
 
 // serverOf is a server with the folder of tools in its command.
-func (w *Worker) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
+func (h *Host) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 	if spec.URL != "" {
 		return spec, nil
 	}
-	argv, env, err := w.ofTools(append([]string{spec.Command}, spec.Args...), spec.Env)
+	argv, env, err := h.ofTools(append([]string{spec.Command}, spec.Args...), spec.Env)
 	if err == nil {
 		spec.Command, spec.Args, spec.Env = argv[0], argv[1:], env
 	}
@@ -54,30 +54,30 @@ func (w *Worker) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 
 // serverPlace is where servers of a call's sandbox run; without frames nothing is shown,
 // and nobody asked.
-func (a *Attempt) serverPlace(frames *frames) toolserver.Surroundings {
-	w := a.worker
-	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: w.network.servers, Logins: w.options.Logins, Variable: w.serverVariable}
-	if w.options.Caps.Level < sandbox.LevelFull {
+func (a *Attempt) serverPlace(live *Live) toolserver.Surroundings {
+	h := a.host
+	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: h.Servers, Logins: h.Logins, Variable: h.serverVariable}
+	if h.Caps.Level < sandbox.LevelFull {
 		place.Root = a.box.Workspace()
 	}
-	if frames != nil {
-		show := frames.sparingly()
+	if live != nil {
+		show := live.Sparingly()
 		place.Show = func(text string) { show(sandbox.Stdout, []byte(text)) }
 		place.Ask = func(ctx context.Context, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
-			return w.ask(ctx, a.Run.Call, q, fits)
+			return h.ask(ctx, a.Run.Call, q, fits)
 		}
 	}
 	return place
 }
 
 // serverVariable is a variable of this process that servers may be given.
-func (w *Worker) serverVariable(name string) (string, error) {
-	if !slices.Contains(w.options.MCPEnv, name) {
-		return "", fmt.Errorf("${%s} is not allowed on worker %s: start it with --mcp-env %s", name, w.ID(), name)
+func (h *Host) serverVariable(name string) (string, error) {
+	if !slices.Contains(h.MCPEnv, name) {
+		return "", fmt.Errorf("${%s} is not allowed on worker %s: start it with --mcp-env %s", name, h.ID, name)
 	}
 	value, found := os.LookupEnv(name)
 	if !found {
-		return "", fmt.Errorf("${%s} is not set in the environment of worker %s", name, w.ID())
+		return "", fmt.Errorf("${%s} is not set in the environment of worker %s", name, h.ID)
 	}
 	return value, nil
 }

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -25,7 +25,7 @@ const tellTimeout = time.Second
 // ask puts a question of a running call to whoever follows it, and waits for an answer that fits.
 // One that does not is refused with that error, and the question stays. The error says why there is
 // none.
-func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
+func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
 	body, err := wire.EncodeQuestion(q)
 	if err != nil {
 		return protocol.Answer{}, err
@@ -39,16 +39,16 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 		defer cancel()
 	}
 	answers := make(chan *nats.Msg, 8)
-	subscription, err := w.nc.ChanSubscribe(wire.AnswerSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), answers)
+	subscription, err := h.NC.ChanSubscribe(wire.AnswerSubject(h.Fleet, call.Pool, call.SessionID, call.ID), answers)
 	if err != nil {
 		return protocol.Answer{}, err
 	}
 	defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
-	if err := w.nc.Publish(wire.QuestionSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), body); err != nil {
+	if err := h.NC.Publish(wire.QuestionSubject(h.Fleet, call.Pool, call.SessionID, call.ID), body); err != nil {
 		return protocol.Answer{}, err
 	}
 	answered := protocol.Answer{Question: q.ID, Action: protocol.ActionCancel}
-	defer func() { w.tellAnswered(call, answered) }()
+	defer func() { h.tellAnswered(call, answered) }()
 	unheard := time.NewTimer(wire.AskWait)
 	defer unheard.Stop()
 	for {
@@ -83,12 +83,12 @@ func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Questi
 
 // tellAnswered tells whoever follows a call what came of its question, without the content of the
 // answer, which may be a secret.
-func (w *Worker) tellAnswered(call *protocol.Call, answered protocol.Answer) {
+func (h *Host) tellAnswered(call *protocol.Call, answered protocol.Answer) {
 	body, err := wire.EncodeAnswer(answered)
 	if err == nil {
-		err = w.nc.Publish(wire.QuestionSubject(w.options.Fleet, call.Pool, call.SessionID, call.ID), body)
+		err = h.NC.Publish(wire.QuestionSubject(h.Fleet, call.Pool, call.SessionID, call.ID), body)
 	}
 	if err == nil { // so that it comes before the call's result, which ends the question anyway
-		_ = w.nc.FlushTimeout(tellTimeout)
+		_ = h.NC.FlushTimeout(tellTimeout)
 	}
 }

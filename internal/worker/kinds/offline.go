@@ -1,10 +1,9 @@
-package worker
+package kinds
 
 import (
 	"cmp"
 	"context"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
@@ -14,18 +13,18 @@ import (
 
 // networkOff refuses, before it runs, a command that is known to need what its sandbox
 // does not reach of the network. It is for the model's sake: the sandbox enforces it anyway.
-func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, cwd string, find func(offline.Network) string) error {
+func (h *Host) networkOff(ctx context.Context, s sandbox.Sandbox, cwd string, find func(offline.Network) string) error {
 	var reach offline.ReachFunc
-	mode := cmp.Or(w.network.sandboxes.Mode, sandbox.NetworkNone)
+	mode := cmp.Or(h.Network, sandbox.NetworkNone)
 	switch {
-	case !w.options.Caps.Enforces(mode), mode != sandbox.NetworkNone && mode != sandbox.NetworkProxy:
+	case !h.Caps.Enforces(mode), mode != sandbox.NetworkNone && mode != sandbox.NetworkProxy:
 		return nil
 	case mode == sandbox.NetworkProxy:
-		reach = w.options.Allow.Names
+		reach = h.Allow.Names
 	}
 	found := find(offline.Network{
 		Reach: reach, Remote: gitRemotes(ctx, s.FS(), cwd),
-		Cache: slices.ContainsFunc(w.options.Mounts, func(m sandbox.Mount) bool { return m.Cache }),
+		Cache: h.Cache,
 	})
 	switch {
 	case found == "":
@@ -33,8 +32,8 @@ func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, cwd string, 
 	case reach != nil:
 		return protocol.Errorf(protocol.CodeNetworkOff,
 			"this sandbox reaches a few hosts only, and `%s` names another; nothing was run. What can be reached: %s, and the sandbox's own localhost. "+
-				"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found, w.options.Allow)
-	case !w.options.Caps.Enforces(sandbox.NetworkProxy): // nor does the driver give sandboxes a localhost
+				"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found, h.Allow)
+	case !h.Caps.Enforces(sandbox.NetworkProxy): // nor does the driver give sandboxes a localhost
 		return protocol.Errorf(protocol.CodeNetworkOff,
 			"the network is off in this sandbox, and `%s` needs it; nothing was run. Nothing can be reached, localhost neither. "+
 				"Whoever runs the worker can allow the whole network with --allow-net all, or hosts where sandbox driver ns works", found)

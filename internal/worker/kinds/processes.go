@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -7,9 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -40,8 +39,8 @@ func processKill(ctx context.Context, a *Attempt, p protocol.ProcessKill) (proto
 
 // startProcess starts a command in the background.
 func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protocol.CommandRun, cmd sandbox.Cmd) (protocol.Value, error) {
-	w, c := a.worker, a.Run.Call
-	life := w.options.Background
+	h, c := a.host, a.Run.Call
+	life := h.Background
 	if wall := p.Limits.Wall.Duration(); wall > 0 && wall < life {
 		life = wall
 	}
@@ -58,8 +57,8 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 	}
 	handle := processHandle(c.ID)
 	started, err := a.box.Processes.Start(ctx, s, background.Command{
-		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: a.frames.sparingly(), TTY: p.TTY,
-		Written: spool.New(w.sandboxes.Spools()), Keep: w.keepWritten(ctx, c),
+		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: a.Live.Sparingly(), TTY: p.TTY,
+		Written: spool.New(h.Sandboxes.Spools()), Keep: h.keepWritten(ctx, c),
 	}, earlyEnd)
 	if err != nil {
 		return nil, err
@@ -67,7 +66,7 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 	return protocol.CommandRunResult{
 		Execution: protocol.Execution{
 			ExitCode: started.ExitCode, Signal: started.Signal, Reason: started.Reason,
-			Combined: started.Content, StdoutBytes: started.Bytes, LimitKinds: w.limitKinds,
+			Combined: started.Content, StdoutBytes: started.Bytes, LimitKinds: h.limitKinds,
 		},
 		Process: handle, TTY: p.TTY,
 	}, ctx.Err()
@@ -75,35 +74,15 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 
 // keepWritten returns what keeps all that a process wrote as the output of the call that started
 // it.
-func (w *Worker) keepWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
+func (h *Host) keepWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
 	return func(written *spool.Spool) (protocol.CallID, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), results.Timeout)
 		defer cancel()
-		if _, err := keepOutput(written)(ctx, w.kept, c); err != nil {
-			w.options.Logger.WarnContext(ctx, "output of a process cannot be kept", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+		if _, err := results.Output(written)(ctx, h.Results, c); err != nil {
+			h.Logger.WarnContext(ctx, "output of a process cannot be kept", slog.String("call_id", string(c.ID)), slog.Any("error", err))
 			return "", err
 		}
 		return c.ID, nil
-	}
-}
-
-// Bounds of the live output of a command, in bytes: it may write for hours.
-const (
-	liveRate  = 64 << 10 // a second
-	liveBurst = 512 << 10
-)
-
-// sparingly returns a function that sends live output as long as that is not too much. What is left
-// out shows as a gap in the sequence of the frames; all of it is in the result, or where the
-// process is read.
-func (f *frames) sparingly() func(stream sandbox.Stream, data []byte) {
-	limit := rate.NewLimiter(liveRate, liveBurst)
-	return func(stream sandbox.Stream, data []byte) {
-		if !limit.AllowN(time.Now(), min(len(data), liveBurst)) {
-			f.seq++
-			return
-		}
-		f.output(stream, data)
 	}
 }
 

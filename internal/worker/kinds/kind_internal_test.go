@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"os"
@@ -15,10 +15,10 @@ import (
 // Every payload of the protocol is in the table, but the one that stands for large ones.
 func TestKinds_HaveEveryPayload(t *testing.T) {
 	t.Parallel()
-	samples, err := filepath.Glob("../wire/testdata/v1/payload/*.json")
+	samples, err := filepath.Glob("../../wire/testdata/v1/payload/*.json")
 	require.NoError(t, err)
 	require.NotEmpty(t, samples)
-	table := kinds(Handlers{})
+	all := table(Handlers{})
 	for _, sample := range samples {
 		body, err := os.ReadFile(sample)
 		require.NoError(t, err)
@@ -26,7 +26,7 @@ func TestKinds_HaveEveryPayload(t *testing.T) {
 		require.NoError(t, err, sample)
 		_, isUnknown := payload.(protocol.UnknownPayload)
 		if wire.KindOf(payload) != wire.KindStored && !isUnknown {
-			require.Contains(t, table, wire.KindOf(payload), strings.TrimSuffix(filepath.Base(sample), ".json"))
+			require.Contains(t, all, wire.KindOf(payload), strings.TrimSuffix(filepath.Base(sample), ".json"))
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -36,15 +35,16 @@ func (h Handlers) Has(kind protocol.Kind) bool {
 // Any reports whether there is any.
 func (h Handlers) Any() bool { return len(h.Calls)+len(h.Stateful) > 0 }
 
-// kinds returns the kinds, sorted.
-func (h Handlers) kinds() []protocol.Kind {
+// Kinds returns the kinds, sorted.
+func (h Handlers) Kinds() []protocol.Kind {
 	kinds := slices.AppendSeq(slices.Collect(maps.Keys(h.Calls)), maps.Keys(h.Stateful))
 	slices.Sort(kinds)
 	return kinds
 }
 
-func (h Handlers) validate() error {
-	for _, kind := range h.kinds() {
+// Validate reports the first handler that cannot be used.
+func (h Handlers) Validate() error {
+	for _, kind := range h.Kinds() {
 		if _, err := wire.ParseUserKind(string(kind)); err != nil {
 			return fmt.Errorf("handler: %w", err)
 		}
@@ -83,19 +83,6 @@ func (handler Handler) run(ctx context.Context, a *Attempt, payload protocol.Unk
 // userSize is the size of what a handler returned.
 func userSize(v protocol.UnknownValue) int { return len(v.Raw) }
 
-// returned is [Worker.failed] for a function of a user's, which nothing can kill: one that returns
-// without an error when its context has ended came to its end all the same.
-func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
-	r := w.failed(ctx, c, value, err)
-	if err != nil {
-		return r
-	}
-	if status, fault, late := outlasted(ctx); late {
-		r.Status, r.Error = status, fault
-	}
-	return r
-}
-
 // toolFault is an error of a user's function: typed ones that say their code as they are, all
 // others tool_failed.
 func toolFault(err error) error {
@@ -108,22 +95,4 @@ func toolFault(err error) error {
 		return err
 	}
 	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
-}
-
-// outlasted is [lane.Interrupted] for a call that nothing killed: it went on, and came to its end
-// by itself.
-func outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
-	if status, fault, ok = lane.Interrupted(ctx); !ok {
-		return "", nil, false
-	}
-	const kept = "it was not killed and came to its end, so its effects stay; what it returned is its value"
-	switch fault.Code {
-	case protocol.CodeRunTimeout:
-		fault.Message = "the call took longer than its time; " + kept
-	case protocol.CodeDeadline:
-		fault.Message = "the deadline of the call passed while it ran; " + kept
-	default:
-		fault.Message = "the call was cancelled while it ran; " + kept
-	}
-	return status, fault, ok
 }

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -53,21 +53,19 @@ const probeTimeout = 30 * time.Second
 // probeScript prints the programs of its arguments that the sandbox has.
 const probeScript = `for p do command -v "$p" >/dev/null 2>&1 && echo "$p"; done; exit 0`
 
-// findLanguages looks for programs where commands run: in a sandbox.
-func findLanguages(ctx context.Context, o Options) (_ languages, err error) {
+// findLanguages looks for programs where commands run: in a sandbox, in a directory of data.
+func findLanguages(ctx context.Context, driver sandbox.Driver, spec sandbox.Spec, data string) (_ languages, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	dir, err := os.MkdirTemp(o.Data, "probe-")
+	dir, err := os.MkdirTemp(data, "probe-")
 	if err != nil {
 		return languages{}, fmt.Errorf("look for languages: %w", err)
 	}
-	spec := sandbox.Spec{
-		ID: probeID, Workspace: filepath.Join(dir, "workspace"), Scratch: filepath.Join(dir, "scratch"), Env: o.Env, Limits: o.Limits, Mounts: o.Mounts,
-	}
+	spec.ID, spec.Workspace, spec.Scratch = probeID, filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
 	if err := errors.Join(os.Mkdir(spec.Workspace, 0o700), os.Mkdir(spec.Scratch, 0o700)); err != nil {
 		return languages{}, fmt.Errorf("look for languages: %w", err)
 	}
-	box, err := o.Driver.Open(ctx, spec)
+	box, err := driver.Open(ctx, spec)
 	if err != nil {
 		return languages{}, errors.Join(fmt.Errorf("look for languages: %w", err), sandboxes.RemoveUnmounted(dir))
 	}

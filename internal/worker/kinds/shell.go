@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"context"
@@ -89,7 +89,7 @@ func (s shell) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error
 }
 
 // inShell makes a command one of the sandbox's shell, and returns where to run it.
-func (w *Worker) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
+func (h *Host) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
 	state := readShell(file)
 	dir := state.dir
 	if p.Cwd != "" {
@@ -99,7 +99,7 @@ func (w *Worker) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, 
 	if p.ReadOnly || p.Background {
 		script = startingScript
 	}
-	cmd.Argv = []string{w.languages.shell, "-c", script, w.languages.shell, p.Command, dir}
+	cmd.Argv = []string{h.languages.shell, "-c", script, h.languages.shell, p.Command, dir}
 	cmd.Env = maps.Clone(state.env)
 	if cmd.Env == nil {
 		cmd.Env = map[string]string{}
@@ -109,12 +109,12 @@ func (w *Worker) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, 
 		return s
 	}
 	return shell{Sandbox: s, keep: func(ctx context.Context, r sandbox.Result) {
-		next, ok := w.lookAtShell(ctx, s, state, p.Env)
+		next, ok := h.lookAtShell(ctx, s, state, p.Env)
 		if r.Reason != sandbox.ReasonExited || !ok {
 			return
 		}
 		if err := checkpoint.ReplaceFile(file, []byte(next.String())); err != nil {
-			w.options.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
+			h.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
 		}
 	}}
 }
@@ -124,7 +124,7 @@ const lookWait = 10 * time.Second
 
 // lookAtShell reads what a command of the shell has left. Variables that its call gave it
 // are as they were before.
-func (w *Worker) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellState, given map[string]string) (state shellState, ok bool) {
+func (h *Host) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellState, given map[string]string) (state shellState, ok bool) {
 	r, err := s.Exec(ctx, sandbox.Cmd{
 		Argv:   []string{"sh", "-c", `f=${TMPDIR:-/tmp}/.toolfleet-shell; [ -f "$f" ] && cat "$f"; s=$?; rm -rf "$f"; exit $s`},
 		Limits: sandbox.Limits{Output: 2 * maxShellState, Wall: lookWait},
@@ -141,7 +141,7 @@ func (w *Worker) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shel
 		if _, isGiven := given[name]; isGiven {
 			value, kept = before.env[name]
 		}
-		if !kept || w.ownVariable(name, value) {
+		if !kept || h.ownVariable(name, value) {
 			delete(state.env, name)
 			continue
 		}
@@ -152,8 +152,8 @@ func (w *Worker) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shel
 }
 
 // ownVariable reports whether a variable is what the worker, the sandbox or the shell makes it.
-func (w *Worker) ownVariable(name, value string) bool {
-	if given, ok := w.options.Env[name]; ok && given == value {
+func (h *Host) ownVariable(name, value string) bool {
+	if given, ok := h.Env[name]; ok && given == value {
 		return true
 	}
 	switch strings.ToUpper(name) {

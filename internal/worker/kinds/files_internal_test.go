@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"fmt"
@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -87,7 +88,7 @@ func TestSearch_WithRipgrepAndWithout(t *testing.T) {
 
 // bare is a value as a message carries it.
 func bare(v protocol.Value) protocol.Value {
-	if p, more := v.(partial); more {
+	if p, more := v.(results.Partial); more {
 		return p.Value
 	}
 	return v
@@ -97,8 +98,8 @@ func bare(v protocol.Value) protocol.Value {
 func runFiles(t *testing.T, ops fileOps, payload protocol.Payload) error {
 	t.Helper()
 	call := &protocol.Call{SessionID: ops.session, Resources: []protocol.Use{{Key: "sandbox/files", Access: protocol.Exclusive}}, Payload: payload}
-	a := &Attempt{Run: &lane.Run{Call: call}, worker: &Worker{}, box: &sandboxes.Box{Digests: ops.digests}, sandbox: ops.sandbox}
-	_, err := kinds(Handlers{})[wire.KindOf(payload)].run(t.Context(), a, payload)
+	a := &Attempt{Run: &lane.Run{Call: call}, host: &Host{}, box: &sandboxes.Box{Digests: ops.digests}, sandbox: ops.sandbox}
+	_, err := table(Handlers{})[wire.KindOf(payload)].run(t.Context(), a, payload)
 	return err
 }
 

@@ -1,4 +1,4 @@
-package worker
+package kinds
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -47,7 +48,7 @@ func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSear
 	all := protocol.FilesSearchResult{
 		Matches: matches, Total: r.Total, Files: r.Files, Skipped: r.Skipped, Binary: r.Binary, Ignored: r.Ignored, Stopped: r.Stopped,
 	}
-	return listed(all, len(matches), r.Total, p.Limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
+	return results.List(all, len(matches), r.Total, p.Limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
 		short := make([]protocol.Match, n)
 		for i, m := range v.Matches[:n] {
 			short[i] = plain.CutMatch(m)

@@ -1,0 +1,144 @@
+package kinds
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/dialog"
+	"github.com/toolfleet/toolfleet/internal/worker/login"
+	"github.com/toolfleet/toolfleet/internal/worker/results"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
+)
+
+// Host is what kinds use of their worker. Fields without a comment are as in the worker's options.
+type Host struct {
+	ID         protocol.WorkerID
+	Fleet      protocol.Fleet
+	Caps       sandbox.Caps
+	Limits     sandbox.Limits
+	Env        map[string]string
+	MCPEnv     []string
+	Logins     login.Store
+	Allow      egress.Allow
+	Cache      bool // a mount has what package managers fetched before
+	Background time.Duration
+	Handlers   Handlers
+	Logger     *slog.Logger
+
+	NC         *nats.Conn
+	JS         jetstream.JetStream
+	Results    *results.Store
+	Sandboxes  *sandboxes.Set
+	Workspaces *workspace.Store
+	Network    sandbox.NetworkMode // of sandboxes
+	Servers    *http.Transport     // to MCP servers by URL; nil if nothing may be reached
+	Pages      *http.Transport     // to pages of the web
+	// Result returns the stored result of a call; nil if there is none.
+	Result func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error)
+
+	kinds      map[protocol.Kind]*Kind
+	languages  languages
+	limitKinds map[string]string // as results report them
+	dialogs    *dialog.Set[*Attempt]
+}
+
+// Open prepares the table of kinds, and finds the languages of sandboxes that driver opens as spec
+// says, in the directory data. Without languages the host works, and the error says why there are
+// none.
+func (h *Host) Open(ctx context.Context, driver sandbox.Driver, spec sandbox.Spec, data string) (err error) {
+	h.kinds, h.limitKinds, h.dialogs = table(h.Handlers), limitKinds(h.Caps.Limits), dialog.New[*Attempt](graceAfter, h.Logger)
+	h.languages = languagesOf(func(string) bool { return false })
+	if h.Caps.Driver == sandboxes.NoDriver {
+		return nil
+	}
+	found, err := findLanguages(ctx, driver, spec, data)
+	if err == nil {
+		h.languages = found
+	}
+	return err
+}
+
+// Languages are those of code_run, sorted.
+func (h *Host) Languages() []string { return h.languages.names() }
+
+// LimitKinds says how each limit is enforced, as results report it.
+func (h *Host) LimitKinds() map[string]string { return h.limitKinds }
+
+// CanRun reports whether this worker runs calls that need this: it has the function, the level, and
+// sandboxes. It accepts calls that no worker could run, to refuse them.
+func (h *Host) CanRun(n lane.Need) bool {
+	if level, err := sandbox.ParseLevel(n.Level); err == nil && level > h.Caps.Level {
+		return false
+	}
+	if n.Handler {
+		return h.Handlers.Has(n.Kind)
+	}
+	if k := h.kinds[n.Kind]; k != nil && k.Needs <= NeedsFunction {
+		return true
+	}
+	return h.Caps.Driver != sandboxes.NoDriver
+}
+
+// NoFiles reports whether payloads of a kind touch no file of the workspace. Background processes
+// do, in no order with calls, in this process or another.
+func (h *Host) NoFiles(name protocol.Kind) bool {
+	k := h.kinds[name]
+	return k != nil && k.NoFiles
+}
+
+// Accept returns how a call is run here, or why this worker does not run it.
+func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
+	name := wire.KindOf(c.Payload)
+	k := h.kinds[name]
+	if k == nil {
+		return nil, unknownPayload(name)
+	}
+	level, err := sandbox.ParseLevel(c.MinLevel)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
+	}
+	if level > h.Caps.Level {
+		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, h.Caps.Level)
+	}
+	if (k.Needs == NeedsSandbox || k.Needs == NeedsLane) && sandboxes.ID(c.Lane()) == "" {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", name, c.Lane())
+	}
+	if k.check != nil {
+		if refusal := k.check(h, c.Payload); refusal != nil {
+			return nil, refusal
+		}
+	}
+	return k, nil
+}
+
+// Keep stores the whole of a result that a reader may not be shown at once.
+func (h *Host) Keep(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+	err := h.Results.Keep(ctx, c, r, func(v protocol.Value) bool {
+		if k := h.kinds[wire.KindOf(c.Payload)]; k != nil && k.long != nil {
+			return k.long(v)
+		}
+		body, err := wire.EncodeValue(v)
+		return err == nil && len(body) > plain.MaxError
+	})
+	if err != nil {
+		h.Logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+	}
+}
+
+// HoldsLane reports whether stateful sessions live in a lane.
+func (h *Host) HoldsLane(l protocol.Lane) bool { return h.dialogs.Lives(l) }
+
+// ReleaseLane ends the stateful sessions of a lane.
+func (h *Host) ReleaseLane(l protocol.Lane) { h.dialogs.Release(l) }

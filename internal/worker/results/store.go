@@ -1,0 +1,191 @@
+// Package results stores what the results of calls cannot carry, and reads it again.
+//
+// A message carries a part of a long value: a [Partial]. The rest is stored as objects of the
+// session, which stay until it is removed: the text that a reader is shown, each stream of a
+// command, or the value as JSON, from which any section can be read. What is too large to be shown
+// and not stored cannot be read again.
+package results
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
+)
+
+// Timeout bounds the storing of what does not fit into a result: it may be 128 MiB.
+const Timeout = 2 * time.Minute
+
+// Partial is a value of which a message carries less than there is, or a reader may be
+// shown less.
+type Partial struct {
+	protocol.Value
+
+	// Whole stores all of it.
+	Whole Func
+}
+
+// Func stores all of the value of a call.
+type Func func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error)
+
+// Store stores values of sessions until they are removed.
+type Store struct {
+	objects jetstream.ObjectStore
+	js      jetstream.JetStream
+	bucket  string
+	storing singleflight.Group // of files, by the names of their objects
+}
+
+// Open opens the store of a fleet.
+func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
+	bucket := wire.KeptBucket(fleet)
+	objects, err := natsio.Open(ctx, js.ObjectStore, bucket)
+	if err != nil {
+		return nil, fmt.Errorf("object store %s: %w", bucket, err)
+	}
+	return &Store{objects: objects, js: js, bucket: bucket}, nil
+}
+
+func (k *Store) put(ctx context.Context, name string, content io.Reader) (*jetstream.ObjectInfo, error) {
+	return natsio.PutObject(ctx, k.js, k.bucket, name, content)
+}
+
+// Keep stores the whole of a result that a reader may not be shown at once, and says so in it. The
+// error is of one that cannot be stored: the result stays as it is. isLong reports whether a value
+// is stored that is no [Partial].
+func (k *Store) Keep(ctx context.Context, c *protocol.Call, r *protocol.Result, isLong func(protocol.Value) bool) error {
+	var whole Func
+	switch value := r.Value.(type) {
+	case nil:
+		if r.Error == nil || len(r.Error.Message) <= plain.MaxError {
+			return nil
+		}
+		whole = Text([]byte(r.Error.Message), &protocol.Kept{})
+	case Partial:
+		r.Value, whole = value.Value, value.Whole
+	default:
+		if !isLong(value) {
+			return nil
+		}
+		whole = Value(value)
+	}
+	// A stopped call has a result, too; a call of a lost lane has none.
+	storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), Timeout)
+	defer cancel()
+	lost := context.AfterFunc(ctx, func() {
+		if errors.Is(context.Cause(ctx), lane.ErrLost) {
+			cancel()
+		}
+	})
+	defer lost()
+	kept, err := whole(storing, k, c)
+	if err == nil {
+		r.Kept = kept
+	}
+	return err
+}
+
+// Text stores a text.
+func Text(text []byte, kept *protocol.Kept) Func {
+	return func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
+		_, err := s.put(ctx, wire.KeptText(c.SessionID, c.ID), bytes.NewReader(text))
+		return kept, err
+	}
+}
+
+// Value stores a value, of which any section can be read.
+func Value(whole protocol.Value) Func {
+	return func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
+		body, err := wire.EncodeValue(whole)
+		if err != nil {
+			return nil, err
+		}
+		_, err = s.put(ctx, wire.KeptValue(c.SessionID, c.ID), bytes.NewReader(body))
+		return &protocol.Kept{}, err
+	}
+}
+
+// Output stores all that a command wrote, in its order and each stream apart, and closes the spool.
+func Output(written *spool.Spool) Func {
+	return func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
+		defer written.Close()
+		if err := written.Err(); err != nil {
+			return nil, err
+		}
+		both := []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}
+		text, err := s.put(ctx, wire.KeptText(c.SessionID, c.ID), written.Reader(both...))
+		if err != nil {
+			return nil, err
+		}
+		for part, stream := range map[string]sandbox.Stream{protocol.PartStdout: sandbox.Stdout, protocol.PartStderr: sandbox.Stderr} {
+			name := wire.KeptStream(c.SessionID, c.ID, part)
+			if written.Total(stream) == written.Total(both...) { // the other one is empty
+				_, err = s.objects.AddLink(ctx, name, text)
+			} else {
+				_, err = s.put(ctx, name, written.Reader(stream))
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		return &protocol.Kept{Truncated: written.Missing(both...) > 0}, nil
+	}
+}
+
+// maxCarried is how many entries of a list a message carries when the call names no limit,
+// and mostCarried when it does.
+const (
+	maxCarried  = 2000
+	mostCarried = 5000
+)
+
+// List is a list of n entries, of which there are total, as a message carries it: first
+// returns the first of them. It is stored if that, or what a reader is shown, is not all.
+func List[V protocol.Value](all V, n, total, limit int, first func(V, int) V) (protocol.Value, error) {
+	carried := maxCarried
+	if limit > 0 {
+		carried = min(limit, mostCarried)
+	}
+	text, err := plain.Text(all)
+	if err != nil {
+		return nil, err
+	}
+	short := first(all, min(n, carried))
+	if total <= min(carried, plain.MaxListed) && len(text) <= plain.MaxShown && !cut(short) {
+		return short, nil
+	}
+	return Partial{Value: short, Whole: Text(text, &protocol.Kept{Lines: n, Truncated: n < total})}, nil
+}
+
+// cut reports whether a value is a list with a line that is cut.
+func cut(v protocol.Value) bool {
+	search, isSearch := v.(protocol.FilesSearchResult)
+	for i := range search.Matches {
+		if isSearch && search.Matches[i].Cut > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// JSON is a JSON text, which is stored if it may be shown cut.
+func JSON(v protocol.FilesJSONReadResult) protocol.Value {
+	if len(v.Value) <= plain.MaxShown {
+		return v
+	}
+	lines := bytes.Count(v.Value, []byte{'\n'}) + 1
+	return Partial{Value: v, Whole: Text(v.Value, &protocol.Kept{Lines: lines})}
+}
