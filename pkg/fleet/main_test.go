@@ -51,6 +51,24 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	require.DirExists(t, data)
 }
 
+// TestStartWorker_AnotherWorkerContinuesASession: in a fleet elsewhere a workspace does not depend
+// on the data directory of the worker that had it.
+func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	call := func(tool, arguments string) fleet.Outcome {
+		f, err := fleet.Connect(t.Context(), &fleet.Options{URL: server.ClientURL()})
+		require.NoError(t, err)
+		require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+		outcome, err := f.Call(t.Context(), table(t), "s", tool, arguments, nil)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		return outcome
+	}
+	require.Equal(t, protocol.StatusOK, call("write", `{"path":"a","content":"stored"}`).Status)
+	require.Contains(t, call("read", `{"path":"a"}`).Text, "stored")
+}
+
 func TestClose_RemovesADirectoryOfItsOwn(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	f, err := fleet.Connect(t.Context(), nil)
