@@ -21,25 +21,26 @@ type grammar struct {
 
 	NoProjectConfig bool `group:"Every command:" help:"Ignore the toolfleet.yaml of the project."`
 
-	Run      runCommand      `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
-	Chat     chatCommand     `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
-	Call     callCommand     `cmd:"" help:"Call one tool without a model and print its result as JSON."`
-	Serve    serveCommand    `cmd:"" help:"Run sessions for others until stopped."`
-	Submit   submitCommand   `cmd:"" help:"Send a prompt to a serving coordinator, and follow the session."`
-	Mcp      mcpCommand      `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
-	Approve  approveCommand  `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
-	Tools    toolsCommand    `cmd:"" help:"Print the tool schemas that the model receives."`
-	Login    loginCommand    `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
-	Bench    benchCommand    `cmd:"" files:"section" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
-	Workers  workersCommand  `cmd:"" help:"List the workers of a fleet and their capabilities."`
-	Lane     laneCommand     `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
-	Session  sessionCommand  `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
-	Template templateCommand `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
-	Context  contextCommand  `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
-	Config   configCommand   `cmd:"" files:"none" help:"Settings in files: show, trust."`
-	Doctor   doctorCommand   `cmd:"" help:"Test the sandboxes of this host, and say how to fix what is missing."`
-	Info     versionCommand  `cmd:"" name:"version" help:"Print the version."`
-	Ping     pingCommand     `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
+	Run        runCommand        `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
+	Chat       chatCommand       `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
+	Call       callCommand       `cmd:"" help:"Call one tool without a model and print its result as JSON."`
+	Serve      serveCommand      `cmd:"" help:"Run sessions for others until stopped."`
+	Submit     submitCommand     `cmd:"" help:"Send a prompt to a serving coordinator, and follow the session."`
+	Mcp        mcpCommand        `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
+	Approve    approveCommand    `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
+	Tools      toolsCommand      `cmd:"" help:"Print the tool schemas that the model receives."`
+	Login      loginCommand      `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
+	Bench      benchCommand      `cmd:"" files:"section" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
+	Workers    workersCommand    `cmd:"" help:"List the workers of a fleet and their capabilities."`
+	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
+	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
+	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
+	Context    contextCommand    `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
+	Config     configCommand     `cmd:"" files:"none" help:"Settings in files: show, trust."`
+	Completion completionCommand `cmd:"" files:"none" help:"Print the completion script of a shell: bash, zsh or fish."`
+	Doctor     doctorCommand     `cmd:"" help:"Test the sandboxes of this host, and say how to fix what is missing."`
+	Info       versionCommand    `cmd:"" name:"version" help:"Print the version."`
+	Ping       pingCommand       `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
 func main() {
@@ -85,9 +86,10 @@ func examples() map[string][]string {
 			`coordinator context use prod`,
 			`coordinator workers --context prod`,
 		},
-		"config": {`coordinator config show --changed run`, `coordinator config trust`},
-		"doctor": {`coordinator doctor`},
-		"ping":   {`coordinator ping --nats nats://nats1:4222`},
+		"config":     {`coordinator config show --changed run`, `coordinator config trust`},
+		"completion": {`source <(coordinator completion bash)`, `coordinator completion fish | source`},
+		"doctor":     {`coordinator doctor`},
+		"ping":       {`coordinator ping --nats nats://nats1:4222`},
 	}
 }
 
@@ -116,11 +118,14 @@ func (p program) out() io.Writer { return terminal.Writer(p.Stdout) }
 func (p program) err() io.Writer { return terminal.Writer(p.Stderr) }
 
 func run(p cli.Program) int {
+	if len(p.Args) > 1 && p.Args[0] == completeArgument {
+		return complete(context.Background(), p)
+	}
 	var g grammar
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "workers": &g.Workers, "bench": &g.Bench,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "completion <shell>": &g.Completion, "workers": &g.Workers, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())
