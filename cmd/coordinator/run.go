@@ -23,7 +23,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 type runCommand struct {
@@ -265,7 +264,7 @@ func bringBack(ctx context.Context, w *transfer.Workspace, show view) error {
 
 // cameBack lists the files that were brought back; before is what the directory was.
 func cameBack(before snapshot.Manifest, changes *snapshot.Changes) (changed []terminal.Changed) {
-	isDir := func(m snapshot.Manifest, path string) bool { return m[path].Type == sandbox.TypeDir }
+	isDir := func(m snapshot.Manifest, path string) bool { return m[path].Type == protocol.TypeDir }
 	for _, path := range changes.Written {
 		if _, was := before[path]; !isDir(changes.Base, path) {
 			changed = append(changed, terminal.Changed{Path: path, Created: !was})

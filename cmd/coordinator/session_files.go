@@ -23,7 +23,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 type sessionFiles struct {
@@ -90,9 +89,9 @@ func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk)
 		node := tree[name]
 		mode, shown := node.Mode, oneLine(strings.TrimPrefix(name, underWorkspace))
 		switch node.Type {
-		case sandbox.TypeDir:
+		case protocol.TypeDir:
 			mode |= fs.ModeDir
-		case sandbox.TypeSymlink:
+		case protocol.TypeSymlink:
 			mode |= fs.ModeSymlink
 			shown += " -> " + oneLine(node.Target)
 		default:
@@ -120,7 +119,7 @@ type listedFile struct {
 
 func printFile(ctx context.Context, p program, store *workspace.Store, tree snapshot.Tree, name string) error {
 	node, is := tree[underWorkspace+name]
-	if !is || node.Type != sandbox.TypeFile {
+	if !is || node.Type != protocol.TypeFile {
 		return fmt.Errorf("PATH %q: no file of the workspace", name)
 	}
 	content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShown)
@@ -246,7 +245,7 @@ func difference(ctx context.Context, store *workspace.Store, name string, was, i
 
 // textOf is the content of a small text file; "" of anything else.
 func textOf(ctx context.Context, store *workspace.Store, node snapshot.Node) (string, error) {
-	if node.Type != sandbox.TypeFile || node.Size > 1<<20 {
+	if node.Type != protocol.TypeFile || node.Size > 1<<20 {
 		return "", nil
 	}
 	content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShown)

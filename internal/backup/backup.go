@@ -15,7 +15,7 @@ import (
 	"github.com/aymanbagabas/go-udiff"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Copy is a copy of a directory, or says why there is none. It leaves git's own files out.
@@ -141,9 +141,9 @@ func (c *Copy) read(ctx context.Context, node snapshot.Node, prefix, path string
 	switch node.Type {
 	case "":
 		return os.DevNull, "", true
-	case sandbox.TypeSymlink:
+	case protocol.TypeSymlink:
 		return prefix + path, node.Target, true
-	case sandbox.TypeFile:
+	case protocol.TypeFile:
 	default:
 		return "", "", false
 	}
@@ -152,7 +152,7 @@ func (c *Copy) read(ctx context.Context, node snapshot.Node, prefix, path string
 }
 
 func (c *Copy) fileDiff(ctx context.Context, path string, before, after snapshot.Node) string {
-	if before.Type == sandbox.TypeDir || after.Type == sandbox.TypeDir {
+	if before.Type == protocol.TypeDir || after.Type == protocol.TypeDir {
 		return "" // its files say it
 	}
 	from, old, ok := c.read(ctx, before, "a/", path)

@@ -29,7 +29,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Prompt asks on a terminal, one question at a time.
@@ -144,7 +143,7 @@ func StoredFiles(fl *fleet.Fleet, session protocol.SessionID) Files {
 		}
 		return func(name string) ([]byte, bool) {
 			node := tree[workspace.Dir+"/"+path.Clean(name)]
-			if node.Type != sandbox.TypeFile {
+			if node.Type != protocol.TypeFile {
 				return nil, false
 			}
 			content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShownFile)

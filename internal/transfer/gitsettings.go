@@ -6,7 +6,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // gitSettings are the settings of repositories in a directory: harmless ones that a session sets in
@@ -39,7 +39,7 @@ func (g *gitSettings) bring(ctx context.Context, bodies snapshot.Bodies, tree sn
 	}
 	for _, place := range g.places {
 		was, is := g.was[place], tree[place]
-		if was.Type != sandbox.TypeFile || is.Type != sandbox.TypeFile || was.Same(is) {
+		if was.Type != protocol.TypeFile || is.Type != protocol.TypeFile || was.Same(is) {
 			continue
 		}
 		rest, err := g.of(ctx, bodies, place, was, is)

@@ -134,9 +134,6 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 		return r
 	}
 	r.Status = protocol.StatusFailed
-	if fault, ok := errors.AsType[*sandbox.Fault](err); ok {
-		err = protocol.Errorf(protocol.Code(fault.Code), "%s", fault.Message)
-	}
 	if fault, ok := errors.AsType[*protocol.Error](err); ok {
 		r.Error = fault
 		switch {

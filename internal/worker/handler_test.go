@@ -50,7 +50,7 @@ func TestHandler_Results(t *testing.T) {
 			return nil, protocol.Errorf(protocol.CodeNotFound, "no account")
 		},
 		"fault": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {
-			return nil, sandbox.Faultf(sandbox.FaultPermission, "no")
+			return nil, protocol.Errorf(protocol.CodePermission, "no")
 		},
 		"panics": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) { panic("oh") },
 		"no_json": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) {

@@ -11,7 +11,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // A workspace that no worker writes is a fault of the call, and nothing outside of it is touched.
@@ -23,12 +22,12 @@ func TestCheckpoint_ThatNoWorkerWrites(t *testing.T) {
 	o := r.apart()
 	r.work(o)
 	for session, tree := range map[protocol.SessionID]snapshot.Tree{
-		"above":    {"../../escaped": {Type: sandbox.TypeDir}},
-		"absolute": {filepath.ToSlash(filepath.Join(o.Data, "escaped")): {Type: sandbox.TypeDir}},
-		"device":   {"workspace": {Type: sandbox.TypeDir}, "workspace/null": {Type: sandbox.TypeOther}},
+		"above":    {"../../escaped": {Type: protocol.TypeDir}},
+		"absolute": {filepath.ToSlash(filepath.Join(o.Data, "escaped")): {Type: protocol.TypeDir}},
+		"device":   {"workspace": {Type: protocol.TypeDir}, "workspace/null": {Type: protocol.TypeOther}},
 		"link": {
-			"workspace": {Type: sandbox.TypeDir}, "workspace/l": {Type: sandbox.TypeSymlink, Target: o.Data},
-			"workspace/l/escaped": {Type: sandbox.TypeDir},
+			"workspace": {Type: protocol.TypeDir}, "workspace/l": {Type: protocol.TypeSymlink, Target: o.Data},
+			"workspace/l/escaped": {Type: protocol.TypeDir},
 		},
 	} {
 		require.NoError(t, store.Begin(t.Context(), wire.HashLane(protocol.SandboxKey(string(session)).Lane()), tree, "c"))

@@ -17,7 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 const fork = wire.LaneHash("FORK")
@@ -121,7 +120,7 @@ func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	require.NoError(t, store.Begin(t.Context(), fork, snapshot.Tree{"d": {Type: sandbox.TypeDir}}, "c"))
+	require.NoError(t, store.Begin(t.Context(), fork, snapshot.Tree{"d": {Type: protocol.TypeDir}}, "c"))
 	infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	require.Len(t, infos, 1)

@@ -14,13 +14,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // fileOf is a file of so many parts; all that a workspace may have is mostParts.
 func fileOf(parts int) snapshot.Node {
 	part := snapshot.Part{Size: snapshot.MaxPart, Sum: "s", Body: "b"}
-	return snapshot.Node{Type: sandbox.TypeFile, Size: int64(parts) * snapshot.MaxPart, Parts: slices.Repeat([]snapshot.Part{part}, parts)}
+	return snapshot.Node{Type: protocol.TypeFile, Size: int64(parts) * snapshot.MaxPart, Parts: slices.Repeat([]snapshot.Part{part}, parts)}
 }
 
 const mostParts = snapshot.DefaultMaxBytes / snapshot.MaxPart
@@ -58,7 +58,7 @@ func TestCommit_OfTooMuch(t *testing.T) {
 	full := snapshot.Tree{"f": fileOf(mostParts + 1)}
 	w := take(t, store, 1)
 	dir := func(name string) *snapshot.Delta {
-		return &snapshot.Delta{Set: snapshot.Tree{name: {Type: sandbox.TypeDir}}}
+		return &snapshot.Delta{Set: snapshot.Tree{name: {Type: protocol.TypeDir}}}
 	}
 	require.NoError(t, w.Commit(t.Context(), dir("d"), result("c1")))
 	require.ErrorIs(t, w.Commit(t.Context(), &snapshot.Delta{Set: full}, result("c2")), snapshot.ErrLimit)
@@ -77,7 +77,7 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 	t.Parallel()
 	store := open(t)
 	file := func(name string, parts int) *snapshot.Delta {
-		return &snapshot.Delta{Set: snapshot.Tree{"d": {Type: sandbox.TypeDir}, name: fileOf(parts)}}
+		return &snapshot.Delta{Set: snapshot.Tree{"d": {Type: protocol.TypeDir}, name: fileOf(parts)}}
 	}
 	w := take(t, store, 1)
 	require.NoError(t, w.Commit(t.Context(), file("d/f", mostParts-1), result("c1")))
@@ -117,7 +117,7 @@ func TestReadUpload_OfLaterVersions(t *testing.T) {
 	t.Parallel()
 	got, err := workspace.ReadUpload(strings.NewReader(`{"before":["x"],"after":7,"delta":{"added":{"a":1},"set":{"d":{"type":"dir","owner":1}}},"more":"text"}`))
 	require.NoError(t, err)
-	require.Equal(t, &workspace.Upload{After: 7, Delta: snapshot.Delta{Set: snapshot.Tree{"d": {Type: sandbox.TypeDir}}}}, got)
+	require.Equal(t, &workspace.Upload{After: 7, Delta: snapshot.Delta{Set: snapshot.Tree{"d": {Type: protocol.TypeDir}}}}, got)
 }
 
 // TestReadUpload_OfOthers is refused by name.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Dir is where the files of a workspace are in its trees; what is beside it belongs to its shell
@@ -59,7 +59,7 @@ func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root) err
 	if err != nil {
 		return err
 	}
-	tree := snapshot.Tree{Dir: {Type: sandbox.TypeDir, Mode: 0o700}}
+	tree := snapshot.Tree{Dir: {Type: protocol.TypeDir, Mode: 0o700}}
 	for path, node := range delta.Set {
 		tree[Dir+"/"+path] = node
 	}
@@ -109,7 +109,7 @@ func (s *Store) Templates(ctx context.Context) ([]Template, error) {
 		}
 		t := Template{Name: name, Time: last.at}
 		for _, node := range tree.Tree {
-			if node.Type == sandbox.TypeFile {
+			if node.Type == protocol.TypeFile {
 				t.Files, t.Bytes = t.Files+1, t.Bytes+node.Size
 			}
 		}

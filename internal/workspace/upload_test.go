@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // counted is a store that counts the bytes of bodies.
@@ -117,9 +117,9 @@ func TestReceive_RefusesWhatDoesNotFit(t *testing.T) {
 	require.NoError(t, root.WriteFile("f", []byte("one"), 0o600))
 	tree, at, _ := upload(t, store, root)
 	for name, delta := range map[string]snapshot.Delta{
-		"path":   {Set: snapshot.Tree{"../f": {Type: sandbox.TypeDir}}},
+		"path":   {Set: snapshot.Tree{"../f": {Type: protocol.TypeDir}}},
 		"device": {Set: snapshot.Tree{"d": {Type: "device"}}},
-		"inline": {Set: snapshot.Tree{"d": {Type: sandbox.TypeFile, Size: 1, Parts: []snapshot.Part{{Size: 1, Sum: "x", Body: "@1"}}}}},
+		"inline": {Set: snapshot.Tree{"d": {Type: protocol.TypeFile, Size: 1, Parts: []snapshot.Part{{Size: 1, Sum: "x", Body: "@1"}}}}},
 	} {
 		_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{After: at.Checkpoint, Delta: delta})
 		require.ErrorIs(t, err, workspace.ErrInvalid, name)

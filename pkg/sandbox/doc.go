@@ -9,7 +9,7 @@
 //	   │
 //	   └────Open───► Sandbox ──Exec──► Result   a process that failed is a Result
 //	                    │                       a Go error means that the sandbox failed
-//	                    └──FS────► typed results or a *Fault
+//	                    └──FS────► typed results or a *protocol.Error
 //
 // Drivers differ in how much they isolate ([Level]). The level is proven by a
 // probe, published by the worker, repeated in every result, and never lowered
@@ -23,6 +23,6 @@
 // that somebody else waits for, with its output through Live, ended by its context.
 // Commands end one by one; the end of one leaves those beside it alone.
 //
-// The package knows nothing of transport or of the wire format; its words for
-// faults are those of the wire, so that they pass through unchanged.
+// Payloads and values of file operations, and expected errors, are those of package protocol: workers
+// return them unchanged. The package knows nothing of transport.
 package sandbox

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -43,7 +44,7 @@ func Example() {
 	defer func() { _ = box.Close() }() // returns when no process is left
 	fmt.Println(caps.Level)
 
-	if _, err := box.FS().Write(ctx, sandbox.WriteRequest{Path: "notes/a.txt", Content: []byte("one\ntwo\n")}); err != nil {
+	if _, err := box.FS().Write(ctx, protocol.FilesWrite{Path: "notes/a.txt", Content: []byte("one\ntwo\n")}); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -54,10 +55,10 @@ func Example() {
 	ran, err = box.Exec(ctx, sandbox.Cmd{Argv: []string{"sleep", "60"}, Limits: sandbox.Limits{Wall: 10 * time.Millisecond}})
 	fmt.Println(ran.Reason, err)
 	_, err = box.Exec(ctx, sandbox.Cmd{Argv: []string{"no-such-program"}})
-	fault, is := errors.AsType[*sandbox.Fault](err)
+	fault, is := errors.AsType[*protocol.Error](err)
 	fmt.Println(is, fault.Code)
-	_, err = box.FS().Read(ctx, sandbox.ReadRequest{Path: "../secret"})
-	fault, is = errors.AsType[*sandbox.Fault](err)
+	_, err = box.FS().Read(ctx, protocol.FilesRead{Path: "../secret"})
+	fault, is = errors.AsType[*protocol.Error](err)
 	fmt.Println(is, fault.Code)
 	// Output:
 	// none

@@ -2,9 +2,10 @@ package sandbox
 
 import (
 	"context"
-	"fmt"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Limits of file operations.
@@ -30,94 +31,58 @@ const (
 	MaxPatch = 4 << 20
 )
 
-// FS is the file operations of a workspace. Paths are slash-separated and
-// relative to it; "/workspace" and "/workspace/..." are accepted for it. Nothing
-// outside is reached, whatever symlinks say. Expected failures are a *[Fault].
+// FS is the file operations of a workspace. Requests and results are the payloads and values of the
+// fleet. Paths are slash-separated and relative to the workspace; "/workspace" and "/workspace/..."
+// are accepted for it. Nothing outside is reached, whatever symlinks say. Expected failures are a
+// *[protocol.Error].
 //
-// Requests and results are plain data: [ServeFiles] and [RemoteFS] carry them to
-// another process.
+// Operations that change a file check ExpectSHA256. Without it, [protocol.GuardRead] requires that
+// the file does not exist: the caller does not know its content. Other guards have no effect here.
 type FS interface {
 	// Read returns a regular file, whole or some of its lines.
-	Read(ctx context.Context, req ReadRequest) (ReadResult, error)
-	// ReadAt returns bytes of a regular file as they are, text or not.
-	ReadAt(ctx context.Context, req ReadAtRequest) (ReadAtResult, error)
+	Read(ctx context.Context, p protocol.FilesRead) (protocol.FilesReadResult, error)
+	// ReadAt returns count bytes of a regular file as they are, text or not, from an offset; fewer
+	// only where the file ends. 0 and less, and more than [MaxChunk], means MaxChunk.
+	ReadAt(ctx context.Context, path string, from int64, count int) ([]byte, error)
 	// Write replaces a file atomically, making its parents and keeping its mode. A
 	// symlink inside the workspace is followed. Hard links are separated.
-	Write(ctx context.Context, req WriteRequest) (WriteResult, error)
-	// Edit changes parts of a file, atomically. On failure the file is unchanged.
-	Edit(ctx context.Context, req EditRequest) (EditResult, error)
+	Write(ctx context.Context, p protocol.FilesWrite) (protocol.FilesWriteResult, error)
+	// Edit changes parts of a file, atomically. On failure the file is unchanged. Line ends are not
+	// compared, and new lines get those of the file, unless line ends are all that differs between
+	// the old text and the new one.
+	Edit(ctx context.Context, p protocol.FilesEdit) (protocol.FilesEditResult, error)
 	// ReadJSON returns a JSON document, or one place of it.
-	ReadJSON(ctx context.Context, req ReadJSONRequest) (ReadJSONResult, error)
-	// WriteJSON replaces a JSON document atomically, or one place of it; everything
-	// else in the file stays as it is, byte by byte.
-	WriteJSON(ctx context.Context, req WriteJSONRequest) (WriteResult, error)
-	// Stat tells what is at a path, without following a symlink at its end.
-	// Nothing there is no fault.
-	Stat(ctx context.Context, req StatRequest) (StatResult, error)
+	ReadJSON(ctx context.Context, p protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error)
+	// WriteJSON replaces a JSON document atomically, or one place of it; everything else in the file
+	// stays as it is, byte by byte. The last step of the query may be a key that an object does not
+	// have yet, or the end of an array ("-" or its length).
+	WriteJSON(ctx context.Context, p protocol.FilesJSONWrite) (protocol.FilesJSONWriteResult, error)
+	// Stat returns what is at a path, without following a symlink at its end. It does not fail when
+	// nothing is there.
+	Stat(ctx context.Context, p protocol.FilesExists) (protocol.FilesExistsResult, error)
 	// List returns the entries of a directory, sorted by name.
-	List(ctx context.Context, req ListRequest) (ListResult, error)
-	// Tree returns a directory and what is below it, as deep as is asked for.
-	Tree(ctx context.Context, req TreeRequest) (TreeResult, error)
-	// Glob finds files by their paths. It follows no symlinks and enters no ".git".
-	Glob(ctx context.Context, req GlobRequest) (GlobResult, error)
+	List(ctx context.Context, p protocol.FilesList) (protocol.FilesListResult, error)
+	// Tree returns a directory and what is below it, as deep as requested.
+	Tree(ctx context.Context, p protocol.FilesTree) (protocol.FilesTreeResult, error)
+	// Glob finds files by their paths: everything but directories. It follows no symlinks and enters
+	// no ".git".
+	Glob(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error)
+	// GlobRegular is Glob without symlinks and special files.
+	GlobRegular(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error)
 	// Search finds lines that match a regular expression. Below a directory it
 	// follows no symlinks and enters no ".git".
-	Search(ctx context.Context, req SearchRequest) (SearchResult, error)
-	// Within returns the same operations, bound to some places of the workspace. Each of
-	// roots has to allow what an operation reaches once every symbolic link is followed;
-	// none of them is no bound. What is not allowed is the fault [FaultDenied].
-	Within(roots ...Roots) FS
+	Search(ctx context.Context, p protocol.FilesSearch, options SearchOptions) (protocol.FilesSearchResult, error)
+	// Within returns the same operations, limited to some paths of the workspace. Each of roots must
+	// allow what an operation reaches once every symbolic link is followed. Without roots there is no
+	// limit. A root that is a symbolic link allows nothing by itself. What is not allowed fails with
+	// [protocol.CodePolicyDenied].
+	Within(roots ...protocol.Roots) FS
 }
 
-// Roots are the places of a workspace that file operations may reach: files and
-// directories with all that is below them, as relative paths in canonical form; "" is the
-// workspace. A root that is a symbolic link allows nothing by itself.
-type Roots struct {
-	Read  []string // may be read
-	Write []string // may be changed, and read
-}
-
-// FaultCode says what kind of fault a file operation met, in the words of the wire.
-type FaultCode string
-
-// Every fault code.
-const (
-	FaultEscape         FaultCode = "path_escape"
-	FaultInvalidPath    FaultCode = "invalid_path"
-	FaultInvalidPattern FaultCode = "invalid_pattern"
-	FaultInvalidPatch   FaultCode = "invalid_patch"
-	FaultInvalidJSON    FaultCode = "invalid_json"
-	FaultNotFound       FaultCode = "not_found"
-	FaultIsDirectory    FaultCode = "is_directory"
-	FaultNotDirectory   FaultCode = "not_directory"
-	FaultNotRegular     FaultCode = "not_regular_file"
-	FaultPermission     FaultCode = "permission_denied"
-	FaultProtected      FaultCode = "protected"
-	FaultEditNotFound   FaultCode = "edit_not_found"
-	FaultEditNotUnique  FaultCode = "edit_not_unique"
-	FaultFileChanged    FaultCode = "file_changed"
-	FaultFileNotRead    FaultCode = "file_not_read"
-	FaultDenied         FaultCode = "policy_denied"
-	FaultTooLarge       FaultCode = "too_large"
-	FaultCommand        FaultCode = "command_not_found"
-	FaultArguments      FaultCode = "invalid_tool_arguments"
-	FaultFailed         FaultCode = "tool_failed"
-)
-
-// Fault is an expected failure: the caller's request was wrong or the file
-// system said no. Message says what to do next.
-type Fault struct { //nolint:errname // "fault" is the word for it
-	Code    FaultCode
-	Message string
-}
-
-// Error implements the error interface.
-func (f *Fault) Error() string { return string(f.Code) + ": " + f.Message }
-
-// ErrorType returns the code.
-func (f *Fault) ErrorType() string { return string(f.Code) }
-
-// Faultf makes a [Fault] with a formatted message.
-func Faultf(code FaultCode, format string, args ...any) *Fault {
-	return &Fault{Code: code, Message: fmt.Sprintf(format, args...)}
+// SearchOptions are what a search has beyond its payload.
+type SearchOptions struct {
+	// Among, if set, are the files that are searched; all that match are counted.
+	Among []string
+	// Patience is how long a search takes at most: it then returns what it has found. 0 is no limit.
+	Patience time.Duration
 }

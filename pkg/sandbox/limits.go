@@ -49,7 +49,7 @@ const (
 )
 
 // Validate reports every limit that is negative, joined, by the name of its field. Drivers open no
-// sandbox and run no command with such limits: the error is a [Fault].
+// sandbox and run no command with such limits: the error is a *[protocol.Error].
 func (l Limits) Validate() error {
 	var faults []error
 	for _, limit := range []struct {

@@ -149,7 +149,7 @@ type Sandbox interface {
 	// Exec runs a command to its end and kills whatever of it is left. A command that
 	// fails, times out or is cancelled is a Result with everything it wrote so far.
 	// A command that cannot be started because the caller asked for the wrong thing
-	// (program, directory) is a *[Fault]. Every other error is about the sandbox:
+	// (program, directory) is a *[protocol.Error]. Every other error is about the sandbox:
 	// [ErrClosed], [ErrLeftover]. Several commands may run side by side.
 	Exec(ctx context.Context, cmd Cmd) (Result, error)
 	// FS returns the file operations of the workspace.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -26,7 +27,7 @@ func TestLevel_WordsAreParsedBack(t *testing.T) {
 
 func TestFault(t *testing.T) {
 	t.Parallel()
-	fault := sandbox.Faultf(sandbox.FaultNotFound, "%q does not exist", "a")
+	fault := protocol.Errorf(protocol.CodeNotFound, "%q does not exist", "a")
 	require.EqualError(t, fault, `not_found: "a" does not exist`)
 	require.Equal(t, "not_found", fault.ErrorType())
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -131,11 +132,11 @@ func (b *bench) hostileNames(t *testing.T) {
 	for _, name := range []string{"fifo", "absolute", "relative", "directory/public", "root/" + secret, "loop", "environ", "memory", "null", "socket", "directory", "../../../../../.." + secret} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			path := "hostile/" + name
-			read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: path})
+			read, err := fs.Read(t.Context(), protocol.FilesRead{Path: path})
 			if err == nil {
 				require.NotContains(t, string(read.Content), b.host.Secret)
 			}
-			if found, err := fs.Search(t.Context(), sandbox.SearchRequest{Path: path, Pattern: "."}); err == nil {
+			if found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: path, Pattern: "."}, sandbox.SearchOptions{}); err == nil {
 				for _, match := range found.Matches {
 					require.NotContains(t, match.Text, b.host.Secret)
 				}
@@ -143,7 +144,7 @@ func (b *bench) hostileNames(t *testing.T) {
 		})
 	}
 	for _, name := range []string{"victim", "directory/victim", "root/" + filepath.Join(b.host.Dir, "victim")} {
-		_, _ = fs.Write(t.Context(), sandbox.WriteRequest{Path: "hostile/" + name, Content: []byte("overwritten")})
+		_, _ = fs.Write(t.Context(), protocol.FilesWrite{Path: "hostile/" + name, Content: []byte("overwritten")})
 	}
 	data, err := os.ReadFile(filepath.Join(b.host.Dir, "victim"))
 	require.NoError(t, err)

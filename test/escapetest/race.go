@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // raceTime is how long directories are swapped beneath file operations, and more if these have not
@@ -52,11 +52,11 @@ func (b *bench) swapRace(t *testing.T) {
 			fs := b.sandbox.FS()
 			for n := 0; races(); n++ {
 				operations.Add(1)
-				read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: "race/public"})
+				read, err := fs.Read(t.Context(), protocol.FilesRead{Path: "race/public"})
 				if err == nil && bytes.Contains(read.Content, []byte(b.host.Secret)) {
 					escapes.Add(1)
 				}
-				if _, write := fs.Write(t.Context(), sandbox.WriteRequest{Path: "race/victim", Content: fmt.Append(nil, "overwritten ", n)}); err == nil && write == nil {
+				if _, write := fs.Write(t.Context(), protocol.FilesWrite{Path: "race/victim", Content: fmt.Append(nil, "overwritten ", n)}); err == nil && write == nil {
 					reached.Add(1)
 				}
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -38,15 +39,15 @@ type operation func(ctx context.Context, fs sandbox.FS, p string) error
 func readers() map[string]operation {
 	return map[string]operation{
 		"read": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Read(ctx, sandbox.ReadRequest{Path: p})
+			_, err := fs.Read(ctx, protocol.FilesRead{Path: p})
 			return err
 		},
 		"read json": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.ReadJSON(ctx, sandbox.ReadJSONRequest{Path: p})
+			_, err := fs.ReadJSON(ctx, protocol.FilesJSONRead{Path: p})
 			return err
 		},
 		"search": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Search(ctx, sandbox.SearchRequest{Path: p, Pattern: "o"})
+			_, err := fs.Search(ctx, protocol.FilesSearch{Path: p, Pattern: "o"}, sandbox.SearchOptions{})
 			return err
 		},
 	}
@@ -55,19 +56,19 @@ func readers() map[string]operation {
 func writers() map[string]operation {
 	return map[string]operation{
 		"write": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Write(ctx, sandbox.WriteRequest{Path: p, Content: []byte("x")})
+			_, err := fs.Write(ctx, protocol.FilesWrite{Path: p, Content: []byte("x")})
 			return err
 		},
 		"edit": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Edit(ctx, sandbox.EditRequest{Path: p, Edits: []sandbox.Edit{{Old: "o", New: "x", All: true}}})
+			_, err := fs.Edit(ctx, protocol.FilesEdit{Path: p, Edits: []protocol.FileEdit{{Old: "o", New: "x", ReplaceAll: true}}})
 			return err
 		},
 		"patch": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Edit(ctx, sandbox.EditRequest{Path: p, Patch: "@@ -1 +1 @@\n-out\n+x\n"})
+			_, err := fs.Edit(ctx, protocol.FilesEdit{Path: p, Patch: "@@ -1 +1 @@\n-out\n+x\n"})
 			return err
 		},
 		"write json": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.WriteJSON(ctx, sandbox.WriteJSONRequest{Path: p, Content: []byte("1")})
+			_, err := fs.WriteJSON(ctx, protocol.FilesJSONWrite{Path: p, Content: []byte("1")})
 			return err
 		},
 	}
@@ -76,25 +77,25 @@ func writers() map[string]operation {
 func walkers() map[string]operation {
 	return map[string]operation{
 		"list": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.List(ctx, sandbox.ListRequest{Path: p})
+			_, err := fs.List(ctx, protocol.FilesList{Path: p})
 			return err
 		},
 		"tree": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Tree(ctx, sandbox.TreeRequest{Path: p})
+			_, err := fs.Tree(ctx, protocol.FilesTree{Path: p})
 			return err
 		},
 		"glob": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Glob(ctx, sandbox.GlobRequest{Path: p, Pattern: "*"})
+			_, err := fs.Glob(ctx, protocol.FilesGlob{Path: p, Pattern: "*"})
 			return err
 		},
 		"base of a glob": func(ctx context.Context, fs sandbox.FS, p string) error {
 			below := strings.TrimPrefix(strings.TrimPrefix(p, "src"), "/")
-			_, err := fs.Glob(ctx, sandbox.GlobRequest{Path: "src", Pattern: pathpkg.Join(below, "**/*.txt")})
+			_, err := fs.Glob(ctx, protocol.FilesGlob{Path: "src", Pattern: pathpkg.Join(below, "**/*.txt")})
 			return err
 		},
 		"search": readers()["search"],
 		"stat below": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Stat(ctx, sandbox.StatRequest{Path: p + "/out.txt"})
+			_, err := fs.Stat(ctx, protocol.FilesExists{Path: p + "/out.txt"})
 			return err
 		},
 	}
@@ -104,17 +105,17 @@ func boundTests() map[string]func(*testing.T, *tree) {
 	return map[string]func(*testing.T, *tree){
 		"what a link leads to counts": func(t *testing.T, f *tree) {
 			bounded(t, f)
-			fs := f.Within(sandbox.Roots{Write: []string{"src"}})
+			fs := f.Within(protocol.Roots{Write: []string{"src"}})
 			all := readers()
 			maps.Copy(all, writers())
 			for _, do := range all {
 				for _, p := range []string{"src/file", "src/json", "src/twice", "src/dir/out.txt", "/workspace/src/dir/none", "src/new", "secret/out.txt"} {
-					requireFault(t, do(t.Context(), fs, p), sandbox.FaultDenied)
+					requireFault(t, do(t.Context(), fs, p), protocol.CodePolicyDenied)
 				}
 			}
 			for _, do := range walkers() {
-				requireFault(t, do(t.Context(), fs, "src/dir"), sandbox.FaultDenied)
-				requireFault(t, do(t.Context(), fs, "src/dir/below"), sandbox.FaultDenied)
+				requireFault(t, do(t.Context(), fs, "src/dir"), protocol.CodePolicyDenied)
+				requireFault(t, do(t.Context(), fs, "src/dir/below"), protocol.CodePolicyDenied)
 			}
 			require.Equal(t, "out\n", f.get(t, "secret/out.txt"))
 			require.Equal(t, `{"a":1}`, f.get(t, "secret/out.json"))
@@ -123,7 +124,7 @@ func boundTests() map[string]func(*testing.T, *tree) {
 		},
 		"the rest is as ever": func(t *testing.T, f *tree) {
 			bounded(t, f)
-			fs := f.Within(sandbox.Roots{Write: []string{"src"}})
+			fs := f.Within(protocol.Roots{Write: []string{"src"}})
 			for name, do := range readers() {
 				require.NoError(t, do(t.Context(), fs, "src/in.json"), name)
 			}
@@ -133,51 +134,51 @@ func boundTests() map[string]func(*testing.T, *tree) {
 			require.NoError(t, writers()["write"](t.Context(), fs, "src/self"), "a link within")
 			require.Equal(t, "x", f.get(t, "src/in.txt"))
 			require.NoError(t, writers()["write"](t.Context(), fs, "src/deep/down/a"))
-			stat, err := fs.Stat(t.Context(), sandbox.StatRequest{Path: "src/file"})
+			stat, err := fs.Stat(t.Context(), protocol.FilesExists{Path: "src/file"})
 			require.NoError(t, err)
-			require.Equal(t, sandbox.TypeSymlink, stat.Type, "the link itself is within")
-			found, err := fs.Search(t.Context(), sandbox.SearchRequest{Path: "src", Pattern: "out|doc"})
+			require.Equal(t, protocol.TypeSymlink, stat.Type, "the link itself is within")
+			found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: "src", Pattern: "out|doc"}, sandbox.SearchOptions{})
 			require.NoError(t, err)
 			require.Empty(t, found.Matches, "walks follow no links")
 		},
 		"reading is not writing": func(t *testing.T, f *tree) {
 			bounded(t, f)
-			fs := f.Within(sandbox.Roots{Read: []string{"docs", "src"}, Write: []string{"src"}})
+			fs := f.Within(protocol.Roots{Read: []string{"docs", "src"}, Write: []string{"src"}})
 			require.NoError(t, readers()["read"](t.Context(), fs, "src/docs/doc.txt"))
 			for _, do := range writers() {
-				requireFault(t, do(t.Context(), fs, "src/docs/doc.txt"), sandbox.FaultDenied)
+				requireFault(t, do(t.Context(), fs, "src/docs/doc.txt"), protocol.CodePolicyDenied)
 			}
 			require.Equal(t, "doc\n", f.get(t, "docs/doc.txt"))
 		},
 		"all bounds hold": func(t *testing.T, f *tree) {
 			bounded(t, f)
-			fs := f.Within(sandbox.Roots{Read: []string{""}}, sandbox.Roots{Write: []string{"src"}}).Within(sandbox.Roots{Read: []string{"src/in.txt"}})
+			fs := f.Within(protocol.Roots{Read: []string{""}}, protocol.Roots{Write: []string{"src"}}).Within(protocol.Roots{Read: []string{"src/in.txt"}})
 			require.NoError(t, readers()["read"](t.Context(), fs, "src/in.txt"))
 			require.NoError(t, readers()["read"](t.Context(), fs, "src/self"), "it leads to a root")
-			requireFault(t, readers()["read"](t.Context(), fs, "src/in.json"), sandbox.FaultDenied)
-			requireFault(t, writers()["write"](t.Context(), fs, "src/in.txt"), sandbox.FaultDenied)
+			requireFault(t, readers()["read"](t.Context(), fs, "src/in.json"), protocol.CodePolicyDenied)
+			requireFault(t, writers()["write"](t.Context(), fs, "src/in.txt"), protocol.CodePolicyDenied)
 		},
 		"a root that is a link allows nothing": func(t *testing.T, f *tree) {
 			bounded(t, f)
-			requireFault(t, readers()["read"](t.Context(), f.Within(sandbox.Roots{Read: []string{"alias"}}), "alias/in.txt"), sandbox.FaultDenied)
-			require.NoError(t, readers()["read"](t.Context(), f.Within(sandbox.Roots{Read: []string{"src"}}), "alias/in.txt"))
+			requireFault(t, readers()["read"](t.Context(), f.Within(protocol.Roots{Read: []string{"alias"}}), "alias/in.txt"), protocol.CodePolicyDenied)
+			require.NoError(t, readers()["read"](t.Context(), f.Within(protocol.Roots{Read: []string{"src"}}), "alias/in.txt"))
 		},
 		"names are not prefixes": func(t *testing.T, f *tree) {
 			f.put(t, "srcs/a", "a")
-			requireFault(t, readers()["read"](t.Context(), f.Within(sandbox.Roots{Read: []string{"src", "srcs/ab"}}), "srcs/a"), sandbox.FaultDenied)
+			requireFault(t, readers()["read"](t.Context(), f.Within(protocol.Roots{Read: []string{"src", "srcs/ab"}}), "srcs/a"), protocol.CodePolicyDenied)
 		},
 		"no roots are no bound, and empty ones allow nothing": func(t *testing.T, f *tree) {
 			bounded(t, f)
 			require.NoError(t, readers()["read"](t.Context(), f.Within(), "src/file"))
-			requireFault(t, readers()["read"](t.Context(), f.Within(sandbox.Roots{}), "src/in.txt"), sandbox.FaultDenied)
+			requireFault(t, readers()["read"](t.Context(), f.Within(protocol.Roots{}), "src/in.txt"), protocol.CodePolicyDenied)
 		},
 		"escapes stay escapes": func(t *testing.T, f *tree) {
 			require.NoError(t, os.Mkdir(f.host("src"), 0o755))
 			require.NoError(t, os.Symlink("/etc", f.host("src/abs")))
 			require.NoError(t, os.Symlink("../..", f.host("src/up")))
-			fs := f.Within(sandbox.Roots{Write: []string{"src"}})
+			fs := f.Within(protocol.Roots{Write: []string{"src"}})
 			for _, p := range []string{"src/abs/passwd", "src/up/x", "../x", "/etc/passwd"} {
-				requireFault(t, readers()["read"](t.Context(), fs, p), sandbox.FaultEscape)
+				requireFault(t, readers()["read"](t.Context(), fs, p), protocol.CodePathEscape)
 			}
 		},
 	}

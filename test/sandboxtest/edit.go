@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func editTests() map[string]func(*testing.T, *tree) {
@@ -28,34 +28,34 @@ func editTests() map[string]func(*testing.T, *tree) {
 func editOne(t *testing.T, f *tree) {
 	f.put(t, "file", "one\ntwo\nthree\n")
 	require.NoError(t, os.Chmod(f.host("file"), 0o700))
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "two\nth", New: "2\nTH"}}})
+	got, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "two\nth", New: "2\nTH"}}})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.EditResult{
-		Outcomes: []sandbox.EditOutcome{{Replacements: 1, Line: 2}}, Replacements: 1, Size: 12, SHA256: digest("one\n2\nTHree\n"),
+	require.Equal(t, protocol.FilesEditResult{
+		Path: "file", Outcomes: []protocol.EditOutcome{{Replacements: 1, Line: 2}}, Replacements: 1, Bytes: 12, SHA256: digest("one\n2\nTHree\n"),
 		Diff: "--- a/file\n+++ b/file\n@@ -1,3 +1,3 @@\n one\n-two\n-three\n+2\n+THree\n",
 	}, got)
 	require.Equal(t, "one\n2\nTHree\n", f.get(t, "file"))
 	require.EqualValues(t, 0o700, f.mode(t, "file"))
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "one\n2\nTHree\n", New: ""}}})
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "one\n2\nTHree\n", New: ""}}})
 	require.NoError(t, err)
 	require.Empty(t, f.get(t, "file"))
 }
 
 func editAll(t *testing.T, f *tree) {
 	f.put(t, "file", "a b a b a")
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "aa", All: true}}})
+	got, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "aa", ReplaceAll: true}}})
 	require.NoError(t, err)
 	require.Equal(t, 3, got.Replacements)
 	require.Equal(t, "aa b aa b aa", f.get(t, "file"))
 }
 
 // refused checks that an edit fails and changes nothing, and returns the message.
-func (f *tree) refused(t *testing.T, content string, edit sandbox.Edit, code sandbox.FaultCode) string {
+func (f *tree) refused(t *testing.T, content string, edit protocol.FileEdit, code protocol.Code) string {
 	t.Helper()
 	f.put(t, "file", content)
 	before, err := os.Stat(f.host("file"))
 	require.NoError(t, err)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{edit}})
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{edit}})
 	message := requireFault(t, err, code)
 	require.Equal(t, content, f.get(t, "file"))
 	after, err := os.Stat(f.host("file"))
@@ -77,7 +77,7 @@ func editNotFound(t *testing.T, f *tree) {
 		"blank lines before":  {"a\nb\n\nc c c\n", "\n\n\nc c d\n", "", "c c c"},
 		"a line that is long": {strings.Repeat("é", 1000), strings.Repeat("é", 999) + "x", "", "é"},
 	} {
-		message := f.refused(t, test.content, sandbox.Edit{Old: test.old, New: test.new}, sandbox.FaultEditNotFound)
+		message := f.refused(t, test.content, protocol.FileEdit{Old: test.old, New: test.new}, protocol.CodeEditNotFound)
 		require.Contains(t, message, test.hint, name)
 		require.Contains(t, message, "nothing was changed", name)
 		require.Less(t, len(message), 2000, name)
@@ -85,33 +85,33 @@ func editNotFound(t *testing.T, f *tree) {
 }
 
 func editNotUnique(t *testing.T, f *tree) {
-	message := f.refused(t, "x\ny\nx\nx x\n", sandbox.Edit{Old: "x"}, sandbox.FaultEditNotUnique)
+	message := f.refused(t, "x\ny\nx\nx x\n", protocol.FileEdit{Old: "x"}, protocol.CodeEditNotUnique)
 	require.Contains(t, message, "4 times")
 	require.Contains(t, message, "at lines 1, 3, 4, 4;")
-	message = f.refused(t, "aaa", sandbox.Edit{Old: "aa"}, sandbox.FaultEditNotUnique)
+	message = f.refused(t, "aaa", protocol.FileEdit{Old: "aa"}, protocol.CodeEditNotUnique)
 	require.Contains(t, message, "2 times", "occurrences that overlap are not one")
-	message = f.refused(t, strings.Repeat("x\n", 1000), sandbox.Edit{Old: "x"}, sandbox.FaultEditNotUnique)
+	message = f.refused(t, strings.Repeat("x\n", 1000), protocol.FileEdit{Old: "x"}, protocol.CodeEditNotUnique)
 	require.Contains(t, message, "1000 times")
 	require.Less(t, len(message), 400)
 }
 
 func editArguments(t *testing.T, f *tree) {
-	f.refused(t, "x", sandbox.Edit{Old: "", New: "y"}, sandbox.FaultArguments)
-	f.refused(t, "", sandbox.Edit{Old: "", New: "y"}, sandbox.FaultArguments)
-	f.refused(t, "x", sandbox.Edit{Old: "x", New: "x"}, sandbox.FaultArguments)
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "missing", Edits: []sandbox.Edit{{Old: "x", New: "y"}}})
-	requireFault(t, err, sandbox.FaultNotFound)
+	f.refused(t, "x", protocol.FileEdit{Old: "", New: "y"}, protocol.CodeInvalidArguments)
+	f.refused(t, "", protocol.FileEdit{Old: "", New: "y"}, protocol.CodeInvalidArguments)
+	f.refused(t, "x", protocol.FileEdit{Old: "x", New: "x"}, protocol.CodeInvalidArguments)
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "missing", Edits: []protocol.FileEdit{{Old: "x", New: "y"}}})
+	requireFault(t, err, protocol.CodeNotFound)
 	require.NoFileExists(t, f.host("missing"))
 }
 
 func editTooLarge(t *testing.T, f *tree) {
 	f.refused(t, strings.Repeat("x", 10_000),
-		sandbox.Edit{Old: "x", New: strings.Repeat("y", 2000), All: true}, sandbox.FaultTooLarge)
+		protocol.FileEdit{Old: "x", New: strings.Repeat("y", 2000), ReplaceAll: true}, protocol.CodeTooLarge)
 }
 
 func editBytes(t *testing.T, f *tree) {
 	f.put(t, "file", "\xff\x00a\r\nb")
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "ä"}}})
+	got, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "ä"}}})
 	require.NoError(t, err)
 	require.Equal(t, "\xff\x00ä\r\nb", f.get(t, "file"))
 	require.Empty(t, got.Diff)

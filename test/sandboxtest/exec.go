@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -114,24 +115,24 @@ func execNamesWithoutText(t *testing.T, b *box) {
 		t.Skipf("UNSUPPORTED: the file system has no such names: %v", err)
 	}
 	ctx, files := t.Context(), b.FS()
-	list, err := files.List(ctx, sandbox.ListRequest{})
+	list, err := files.List(ctx, protocol.FilesList{})
 	require.NoError(t, err)
 	require.Len(t, list.Entries, 4)
 	for _, entry := range list.Entries {
-		read, err := files.Read(ctx, sandbox.ReadRequest{Path: entry.Name})
+		read, err := files.Read(ctx, protocol.FilesRead{Path: entry.Name})
 		if utf8.ValidString(entry.Name) {
 			require.NoError(t, err)
 			require.Equal(t, "needle", string(read.Content))
 			continue
 		}
-		requireFault(t, err, sandbox.FaultInvalidPath)
+		requireFault(t, err, protocol.CodeInvalidPath)
 	}
-	_, err = files.Tree(ctx, sandbox.TreeRequest{})
+	_, err = files.Tree(ctx, protocol.FilesTree{})
 	require.NoError(t, err)
-	found, err := files.Glob(ctx, sandbox.GlobRequest{Pattern: "*"})
+	found, err := files.Glob(ctx, protocol.FilesGlob{Pattern: "*"})
 	require.NoError(t, err)
 	require.Contains(t, found.Paths, "text")
-	matches, err := files.Search(ctx, sandbox.SearchRequest{Pattern: "needle"})
+	matches, err := files.Search(ctx, protocol.FilesSearch{Pattern: "needle"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(matches.Matches), 1)
 }
@@ -141,7 +142,7 @@ func execNames(t *testing.T, b *box) {
 	for _, name := range names {
 		b.exec(t, sandbox.Cmd{Argv: []string{"sh", "-c", `printf x >"./$1"`, "sh", name}})
 	}
-	list, err := b.FS().List(t.Context(), sandbox.ListRequest{})
+	list, err := b.FS().List(t.Context(), protocol.FilesList{})
 	require.NoError(t, err)
 	require.Len(t, list.Entries, len(names))
 	for _, entry := range list.Entries {
@@ -150,7 +151,7 @@ func execNames(t *testing.T, b *box) {
 		var name string
 		require.NoError(t, json.Unmarshal(wire, &name))
 		require.Contains(t, names, name)
-		read, err := b.FS().Read(t.Context(), sandbox.ReadRequest{Path: name})
+		read, err := b.FS().Read(t.Context(), protocol.FilesRead{Path: name})
 		require.NoError(t, err)
 		require.Equal(t, "x", string(read.Content))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -32,7 +33,7 @@ func findTests() map[string]func(*testing.T, *tree) {
 }
 
 // globbed are the paths that a glob finds.
-func (f *tree) globbed(t *testing.T, req sandbox.GlobRequest) []string {
+func (f *tree) globbed(t *testing.T, req protocol.FilesGlob) []string {
 	t.Helper()
 	got, err := f.Glob(t.Context(), req)
 	require.NoError(t, err, "%+v", req)
@@ -65,7 +66,7 @@ func globPatterns(t *testing.T, f *tree) {
 		{"", "top.go/*", false, []string{}},
 		{"", "", false, []string{".hidden.go", "src/[x].go", "src/a.go", "src/a{b}.txt", "src/sub/b.go", "src/sub/b.txt", "top.go", "ü/ä.go"}},
 	} {
-		require.Equal(t, test.want, f.globbed(t, sandbox.GlobRequest{Pattern: test.pattern, Path: test.path, Names: test.names}), "%+v", test)
+		require.Equal(t, test.want, f.globbed(t, protocol.FilesGlob{Pattern: test.pattern, Path: test.path, Names: test.names}), "%+v", test)
 	}
 }
 
@@ -76,39 +77,41 @@ func globKinds(t *testing.T, f *tree) {
 	f.link(t, "dir", "link-to-dir")
 	f.link(t, "dir/file", "link-to-file")
 	f.link(t, "/nowhere", "dangling")
-	require.Equal(t, []string{"dangling", "dir/file", "link-to-dir", "link-to-file"}, f.globbed(t, sandbox.GlobRequest{Pattern: "**"}))
-	require.Equal(t, []string{"dir/file"}, f.globbed(t, sandbox.GlobRequest{Pattern: "**", Regular: true}))
-	require.Equal(t, []string{".git/config"}, f.globbed(t, sandbox.GlobRequest{Pattern: "*", Path: ".git"}), "it was asked for by name")
+	require.Equal(t, []string{"dangling", "dir/file", "link-to-dir", "link-to-file"}, f.globbed(t, protocol.FilesGlob{Pattern: "**"}))
+	regular, err := f.GlobRegular(t.Context(), protocol.FilesGlob{Pattern: "**"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"dir/file"}, regular.Paths)
+	require.Equal(t, []string{".git/config"}, f.globbed(t, protocol.FilesGlob{Pattern: "*", Path: ".git"}), "it was asked for by name")
 }
 
 func globRefused(t *testing.T, f *tree) {
 	f.put(t, "file", "x")
-	for pattern, code := range map[string]sandbox.FaultCode{
-		"a[b":                     sandbox.FaultInvalidPattern,
-		"{a":                      sandbox.FaultInvalidPattern,
-		strings.Repeat("x", 5000): sandbox.FaultInvalidPattern,
-		"../*":                    sandbox.FaultEscape,
-		"a/../../*":               sandbox.FaultEscape,
-		"/etc/*":                  sandbox.FaultEscape,
+	for pattern, code := range map[string]protocol.Code{
+		"a[b":                     protocol.CodeInvalidPattern,
+		"{a":                      protocol.CodeInvalidPattern,
+		strings.Repeat("x", 5000): protocol.CodeInvalidPattern,
+		"../*":                    protocol.CodePathEscape,
+		"a/../../*":               protocol.CodePathEscape,
+		"/etc/*":                  protocol.CodePathEscape,
 	} {
-		_, err := f.Glob(t.Context(), sandbox.GlobRequest{Pattern: pattern})
+		_, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: pattern})
 		require.Less(t, len(requireFault(t, err, code)), 6000)
 	}
-	_, err := f.Glob(t.Context(), sandbox.GlobRequest{Pattern: "*", Path: "missing"})
-	requireFault(t, err, sandbox.FaultNotFound)
-	_, err = f.Glob(t.Context(), sandbox.GlobRequest{Pattern: "*", Path: "file"})
-	requireFault(t, err, sandbox.FaultNotDirectory)
-	_, err = f.Glob(t.Context(), sandbox.GlobRequest{Pattern: "*", Path: ".."})
-	requireFault(t, err, sandbox.FaultEscape)
+	_, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Path: "missing"})
+	requireFault(t, err, protocol.CodeNotFound)
+	_, err = f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Path: "file"})
+	requireFault(t, err, protocol.CodeNotDirectory)
+	_, err = f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Path: ".."})
+	requireFault(t, err, protocol.CodePathEscape)
 }
 
 func globLimit(t *testing.T, f *tree) {
 	for i := range 20 {
 		f.put(t, "f"+strconv.Itoa(10+i), "")
 	}
-	got, err := f.Glob(t.Context(), sandbox.GlobRequest{Pattern: "*", Limit: 3})
+	got, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Limit: 3})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.GlobResult{Paths: []string{"f10", "f11", "f12"}, Total: 20}, got)
+	require.Equal(t, protocol.FilesGlobResult{Paths: []string{"f10", "f11", "f12"}, Total: 20}, got)
 }
 
 // ignored is a tree with ignore files.
@@ -131,17 +134,17 @@ func ignoreRules(t *testing.T, f *tree) {
 		".gitignore", "12.tmp", "keep.log", "only-here", "secret12.txt", "sub/.gitignore", "sub/again.log", "sub/build/in",
 		"sub/deep/only-here", "x.out", "z",
 	}
-	require.Equal(t, want, f.globbed(t, sandbox.GlobRequest{Pattern: "**"}))
-	all := f.globbed(t, sandbox.GlobRequest{Pattern: "**", NoIgnore: true})
+	require.Equal(t, want, f.globbed(t, protocol.FilesGlob{Pattern: "**"}))
+	all := f.globbed(t, protocol.FilesGlob{Pattern: "**", NoIgnore: true})
 	require.Len(t, all, 24)
-	searched, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
+	searched, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	paths := []string{".gitignore", "sub/.gitignore"}
 	for _, m := range searched.Matches {
 		paths = append(paths, m.Path)
 	}
 	require.ElementsMatch(t, want, paths)
-	searched, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", NoIgnore: true})
+	searched, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", NoIgnore: true}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, searched.Matches, 22)
 }
@@ -149,12 +152,12 @@ func ignoreRules(t *testing.T, f *tree) {
 func ignoreAbove(t *testing.T, f *tree) {
 	f.ignored(t)
 	require.Equal(t, []string{"sub/.gitignore", "sub/again.log", "sub/build/in", "sub/deep/only-here"},
-		f.globbed(t, sandbox.GlobRequest{Pattern: "**", Path: "sub"}), "rules of the directories above apply")
+		f.globbed(t, protocol.FilesGlob{Pattern: "**", Path: "sub"}), "rules of the directories above apply")
 	require.Equal(t, []string{"sub/.gitignore", "sub/again.log", "sub/build/in", "sub/deep/only-here"},
-		f.globbed(t, sandbox.GlobRequest{Pattern: "sub/**"}))
-	require.Equal(t, []string{"node_modules/m.js"}, f.globbed(t, sandbox.GlobRequest{Pattern: "*.js", Path: "node_modules"}), "what is asked for by name is not excluded")
-	require.Equal(t, []string{"build/out"}, f.globbed(t, sandbox.GlobRequest{Pattern: "build/*"}))
-	require.Equal(t, []string{"x.log:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "x.log"}))
+		f.globbed(t, protocol.FilesGlob{Pattern: "sub/**"}))
+	require.Equal(t, []string{"node_modules/m.js"}, f.globbed(t, protocol.FilesGlob{Pattern: "*.js", Path: "node_modules"}), "what is asked for by name is not excluded")
+	require.Equal(t, []string{"build/out"}, f.globbed(t, protocol.FilesGlob{Pattern: "build/*"}))
+	require.Equal(t, []string{"x.log:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "x.log"}))
 }
 
 func ignoreOdd(t *testing.T, f *tree) {
@@ -171,7 +174,7 @@ func ignoreOdd(t *testing.T, f *tree) {
 	}
 	require.Equal(t, []string{
 		"bom/c", "broken/a", "broken/b", "broken/c", "dir/a", "dir/b", "dir/c", "large/a", "large/b", "large/c", "linked/a", "linked/b", "linked/c",
-	}, f.globbed(t, sandbox.GlobRequest{Pattern: "*/[abc]"}))
+	}, f.globbed(t, protocol.FilesGlob{Pattern: "*/[abc]"}))
 }
 
 func treeEntries(t *testing.T, f *tree) {
@@ -182,22 +185,22 @@ func treeEntries(t *testing.T, f *tree) {
 	f.put(t, "a.log", "")
 	f.put(t, ".gitignore", "*.log\n")
 	f.link(t, "/nowhere", "c")
-	got, err := f.Tree(t.Context(), sandbox.TreeRequest{Depth: 2})
+	got, err := f.Tree(t.Context(), protocol.FilesTree{Depth: 2})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.TreeResult{Total: 5, Ignored: 1, Entries: []sandbox.TreeEntry{
-		{Path: ".gitignore", Type: sandbox.TypeFile, Size: 6},
-		{Path: "a", Type: sandbox.TypeDir},
-		{Path: "a/x", Type: sandbox.TypeDir, Hidden: 2},
-		{Path: "b.txt", Type: sandbox.TypeFile, Size: 3},
-		{Path: "c", Type: sandbox.TypeSymlink},
+	require.Equal(t, protocol.FilesTreeResult{Total: 5, Ignored: 1, Entries: []protocol.TreeEntry{
+		{Path: ".gitignore", Type: protocol.TypeFile, Size: 6},
+		{Path: "a", Type: protocol.TypeDir},
+		{Path: "a/x", Type: protocol.TypeDir, Hidden: 2},
+		{Path: "b.txt", Type: protocol.TypeFile, Size: 3},
+		{Path: "c", Type: protocol.TypeSymlink},
 	}}, got)
-	got, err = f.Tree(t.Context(), sandbox.TreeRequest{Path: "/workspace/a", NoIgnore: true})
+	got, err = f.Tree(t.Context(), protocol.FilesTree{Path: "/workspace/a", NoIgnore: true})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.TreeResult{Total: 4, Entries: []sandbox.TreeEntry{
-		{Path: "a/x", Type: sandbox.TypeDir},
-		{Path: "a/x/deep", Type: sandbox.TypeDir},
-		{Path: "a/x/deep/er", Type: sandbox.TypeFile},
-		{Path: "a/x/y", Type: sandbox.TypeFile, Size: 1},
+	require.Equal(t, protocol.FilesTreeResult{Path: "/workspace/a", Total: 4, Entries: []protocol.TreeEntry{
+		{Path: "a/x", Type: protocol.TypeDir},
+		{Path: "a/x/deep", Type: protocol.TypeDir},
+		{Path: "a/x/deep/er", Type: protocol.TypeFile},
+		{Path: "a/x/y", Type: protocol.TypeFile, Size: 1},
 	}}, got)
 }
 
@@ -205,7 +208,7 @@ func treeLimit(t *testing.T, f *tree) {
 	for i := range 30 {
 		f.put(t, "d/f"+strconv.Itoa(10+i), "")
 	}
-	got, err := f.Tree(t.Context(), sandbox.TreeRequest{Limit: 3})
+	got, err := f.Tree(t.Context(), protocol.FilesTree{Limit: 3})
 	require.NoError(t, err)
 	require.Equal(t, 31, got.Total)
 	require.Len(t, got.Entries, 3)
@@ -214,40 +217,40 @@ func treeLimit(t *testing.T, f *tree) {
 
 func treeRefused(t *testing.T, f *tree) {
 	f.put(t, "file", "")
-	_, err := f.Tree(t.Context(), sandbox.TreeRequest{Path: "file"})
-	requireFault(t, err, sandbox.FaultNotDirectory)
-	_, err = f.Tree(t.Context(), sandbox.TreeRequest{Path: "missing"})
-	requireFault(t, err, sandbox.FaultNotFound)
-	_, err = f.Tree(t.Context(), sandbox.TreeRequest{Path: "../x"})
-	requireFault(t, err, sandbox.FaultEscape)
+	_, err := f.Tree(t.Context(), protocol.FilesTree{Path: "file"})
+	requireFault(t, err, protocol.CodeNotDirectory)
+	_, err = f.Tree(t.Context(), protocol.FilesTree{Path: "missing"})
+	requireFault(t, err, protocol.CodeNotFound)
+	_, err = f.Tree(t.Context(), protocol.FilesTree{Path: "../x"})
+	requireFault(t, err, protocol.CodePathEscape)
 	f.link(t, os.TempDir(), "out")
-	_, err = f.Tree(t.Context(), sandbox.TreeRequest{Path: "out"})
-	requireFault(t, err, sandbox.FaultEscape)
+	_, err = f.Tree(t.Context(), protocol.FilesTree{Path: "out"})
+	requireFault(t, err, protocol.CodePathEscape)
 }
 
 func searchOptions(t *testing.T, f *tree) {
 	f.put(t, "a", "Hit\nhit\nHIT\nhät HÄT\n")
-	require.Equal(t, []string{"a:1:Hit", "a:2:hit", "a:3:HIT"}, f.found(t, sandbox.SearchRequest{Pattern: "hIt", IgnoreCase: true}))
-	require.Equal(t, []string{"a:4:hät HÄT"}, f.found(t, sandbox.SearchRequest{Pattern: "^HÄT hät|x$", IgnoreCase: true}))
-	got, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "(?i)hit", Limit: 2})
+	require.Equal(t, []string{"a:1:Hit", "a:2:hit", "a:3:HIT"}, f.found(t, protocol.FilesSearch{Pattern: "hIt", IgnoreCase: true}))
+	require.Equal(t, []string{"a:4:hät HÄT"}, f.found(t, protocol.FilesSearch{Pattern: "^HÄT hät|x$", IgnoreCase: true}))
+	got, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "(?i)hit", Limit: 2}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, got.Matches, 2)
 	require.Equal(t, 3, got.Total)
-	got, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "(?i)hit", Limit: 3})
+	got, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "(?i)hit", Limit: 3}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, got.Matches, got.Total)
-	_, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "ü(", IgnoreCase: true})
-	require.Contains(t, requireFault(t, err, sandbox.FaultInvalidPattern), "missing closing )")
+	_, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "ü(", IgnoreCase: true}, sandbox.SearchOptions{})
+	require.Contains(t, requireFault(t, err, protocol.CodeInvalidPattern), "missing closing )")
 }
 
 func searchAmong(t *testing.T, f *tree) {
 	for _, name := range []string{"a", "b", "c", "d.txt"} {
 		f.put(t, name, "hit\n")
 	}
-	got, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Among: []string{"b", "c", "missing", "../x"}})
+	got, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{Among: []string{"b", "c", "missing", "../x"}})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.SearchResult{Total: 2, Files: 4, Matches: []sandbox.Match{{Path: "b", Line: 1, Text: "hit"}, {Path: "c", Line: 1, Text: "hit"}}}, got)
-	got, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Glob: "?", Among: []string{"d.txt"}})
+	require.Equal(t, protocol.FilesSearchResult{Total: 2, Files: 4, Matches: []protocol.Match{{Path: "b", Line: 1, Text: "hit"}, {Path: "c", Line: 1, Text: "hit"}}}, got)
+	got, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Glob: "?"}, sandbox.SearchOptions{Among: []string{"d.txt"}})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.SearchResult{Files: 3}, got)
+	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Files: 3}, got)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -99,15 +100,15 @@ func (f *tree) each(t *testing.T, path string, check func(op string, err error))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	start := time.Now()
-	_, err := f.Read(ctx, sandbox.ReadRequest{Path: path})
+	_, err := f.Read(ctx, protocol.FilesRead{Path: path})
 	check("read", err)
-	_, err = f.Write(ctx, sandbox.WriteRequest{Path: path, Content: []byte("x")})
+	_, err = f.Write(ctx, protocol.FilesWrite{Path: path, Content: []byte("x")})
 	check("write", err)
-	_, err = f.Edit(ctx, sandbox.EditRequest{Path: path, Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
+	_, err = f.Edit(ctx, protocol.FilesEdit{Path: path, Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
 	check("edit", err)
-	_, err = f.List(ctx, sandbox.ListRequest{Path: path})
+	_, err = f.List(ctx, protocol.FilesList{Path: path})
 	check("list", err)
-	_, err = f.Search(ctx, sandbox.SearchRequest{Path: path, Pattern: "x"})
+	_, err = f.Search(ctx, protocol.FilesSearch{Path: path, Pattern: "x"}, sandbox.SearchOptions{})
 	check("search", err)
 	require.Less(t, time.Since(start), patience)
 }
@@ -135,14 +136,14 @@ func pathNames(t *testing.T, f *tree) {
 	for _, path := range []string{
 		"a/b.txt", "./a/b.txt", "a//b.txt", "a/x/../b.txt", "/workspace/a/b.txt", "/workspace//a/./b.txt", "//workspace/a/b.txt",
 	} {
-		result, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		result, err := f.Read(t.Context(), protocol.FilesRead{Path: path})
 		require.NoError(t, err, path)
 		require.Equal(t, "content", string(result.Content))
 	}
 	for _, path := range []string{"", ".", "/workspace", "/workspace/", "a/.."} {
-		result, err := f.List(t.Context(), sandbox.ListRequest{Path: path})
+		result, err := f.List(t.Context(), protocol.FilesList{Path: path})
 		require.NoError(t, err, path)
-		require.Equal(t, []sandbox.Entry{{Name: "a", Type: sandbox.TypeDir}}, result.Entries)
+		require.Equal(t, []protocol.DirEntry{{Name: "a", Type: protocol.TypeDir}}, result.Entries)
 	}
 }
 
@@ -153,10 +154,10 @@ func pathOutside(t *testing.T, f *tree) {
 		outside, "../" + filepath.Base(outside),
 	} {
 		f.each(t, path, func(op string, err error) {
-			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "relative to the workspace", "%s %s", op, path)
+			require.Contains(t, requireFault(t, err, protocol.CodePathEscape), "relative to the workspace", "%s %s", op, path)
 		})
-		_, err := f.Stat(t.Context(), sandbox.StatRequest{Path: path})
-		requireFault(t, err, sandbox.FaultEscape)
+		_, err := f.Stat(t.Context(), protocol.FilesExists{Path: path})
+		requireFault(t, err, protocol.CodePathEscape)
 	}
 	require.NoFileExists(t, outside)
 }
@@ -172,10 +173,10 @@ func pathInvalid(t *testing.T, f *tree) {
 	}
 	for _, path := range []string{"a\x00b", "\x00", "a\xffb", string(long), "dir/" + string(long), string(deep)} {
 		f.each(t, path, func(op string, err error) {
-			require.Less(t, len(requireFault(t, err, sandbox.FaultInvalidPath)), 1000, op)
+			require.Less(t, len(requireFault(t, err, protocol.CodeInvalidPath)), 1000, op)
 		})
-		_, err := f.Stat(t.Context(), sandbox.StatRequest{Path: path})
-		requireFault(t, err, sandbox.FaultInvalidPath)
+		_, err := f.Stat(t.Context(), protocol.FilesExists{Path: path})
+		requireFault(t, err, protocol.CodeInvalidPath)
 	}
 	require.Empty(t, f.names(t, ""))
 }
@@ -200,11 +201,11 @@ func pathLinks(t *testing.T, f *tree) {
 		"file", "dir/canary", "dir/new", "dangling", "relative", "up/canary", "chain/canary", "proc/etc/passwd", "over", "beside", "root/etc/passwd",
 	} {
 		f.each(t, path, func(op string, err error) {
-			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "symbolic link", "%s %s", op, path)
+			require.Contains(t, requireFault(t, err, protocol.CodePathEscape), "symbolic link", "%s %s", op, path)
 		})
 	}
-	_, err = f.Stat(t.Context(), sandbox.StatRequest{Path: "dir/canary"})
-	requireFault(t, err, sandbox.FaultEscape)
+	_, err = f.Stat(t.Context(), protocol.FilesExists{Path: "dir/canary"})
+	requireFault(t, err, protocol.CodePathEscape)
 	content, err := os.ReadFile(canary)
 	require.NoError(t, err)
 	require.Equal(t, "a", string(content))
@@ -219,17 +220,17 @@ func pathInnerLinks(t *testing.T, f *tree) {
 	f.link(t, "../dir/file", "links/file")
 	f.link(t, "links/file", "chain")
 	for _, path := range []string{"dir/file", "links/file", "chain"} {
-		result, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		result, err := f.Read(t.Context(), protocol.FilesRead{Path: path})
 		require.NoError(t, err)
 		require.Equal(t, "one\n", string(result.Content), path)
 	}
 	f.link(t, "gone", "nowhere")
 	f.link(t, "/workspace/gone", "lost")
-	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "lost"})
-	require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `"lost" leads nowhere`)
+	_, err := f.Read(t.Context(), protocol.FilesRead{Path: "lost"})
+	require.Contains(t, requireFault(t, err, protocol.CodeNotFound), `"lost" leads nowhere`)
 	for _, path := range []string{"nowhere", "nowhere/file"} {
-		_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
-		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `"nowhere" leads nowhere`)
+		_, err := f.Read(t.Context(), protocol.FilesRead{Path: path})
+		require.Contains(t, requireFault(t, err, protocol.CodeNotFound), `"nowhere" leads nowhere`)
 	}
 	f.link(t, "loop2", "loop1")
 	f.link(t, "loop1", "loop2")
@@ -247,21 +248,21 @@ func pathAbsoluteLinks(t *testing.T, f *tree) {
 			f.link(t, workspace+"/"+at+target, at+name)
 		}
 		for _, path := range []string{"link", "dir/file", "sub/dir/deep", "up/file"} {
-			result, err := f.Read(t.Context(), sandbox.ReadRequest{Path: at + path})
+			result, err := f.Read(t.Context(), protocol.FilesRead{Path: at + path})
 			require.NoError(t, err, path)
 			require.Contains(t, "one\ndeep\n", string(result.Content), path)
-			found, err := f.Search(t.Context(), sandbox.SearchRequest{Path: at + path, Pattern: "e$"})
+			found, err := f.Search(t.Context(), protocol.FilesSearch{Path: at + path, Pattern: "e$"}, sandbox.SearchOptions{})
 			require.NoError(t, err, path)
 			require.Equal(t, 1, found.Files, path)
-			exists, err := f.Stat(t.Context(), sandbox.StatRequest{Path: at + path})
+			exists, err := f.Stat(t.Context(), protocol.FilesExists{Path: at + path})
 			require.NoError(t, err, path)
 			require.True(t, exists.Exists, path)
 		}
 		for path, where := range map[string]string{"link": "real/file", "dir/new/file": "real/new/file", "sub/dir/deep": "real/sub/deep", "fresh": "made/later"} {
-			_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: at + path, Content: []byte("two\n")})
+			_, err := f.Write(t.Context(), protocol.FilesWrite{Path: at + path, Content: []byte("two\n")})
 			require.NoError(t, err, path)
 			require.Equal(t, "two\n", f.get(t, at+where))
-			_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: at + path, Edits: []sandbox.Edit{{Old: "two", New: "three"}}})
+			_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: at + path, Edits: []protocol.FileEdit{{Old: "two", New: "three"}}})
 			require.NoError(t, err, path)
 			require.Equal(t, "three\n", f.get(t, at+where))
 		}
@@ -270,13 +271,13 @@ func pathAbsoluteLinks(t *testing.T, f *tree) {
 			require.NoError(t, err)
 			require.NotZero(t, info.Mode()&os.ModeSymlink, "%s is a link still", name)
 		}
-		list, err := f.List(t.Context(), sandbox.ListRequest{Path: at + "sub/dir"})
+		list, err := f.List(t.Context(), protocol.FilesList{Path: at + "sub/dir"})
 		require.NoError(t, err)
 		require.Len(t, list.Entries, 1)
-		glob, err := f.Glob(t.Context(), sandbox.GlobRequest{Path: at + "dir", Pattern: "**/*"})
+		glob, err := f.Glob(t.Context(), protocol.FilesGlob{Path: at + "dir", Pattern: "**/*"})
 		require.NoError(t, err)
 		require.Len(t, glob.Paths, 3)
-		tree, err := f.Tree(t.Context(), sandbox.TreeRequest{Path: at + "dir"})
+		tree, err := f.Tree(t.Context(), protocol.FilesTree{Path: at + "dir"})
 		require.NoError(t, err)
 		require.Len(t, tree.Entries, 5)
 	}
@@ -294,20 +295,20 @@ func pathSpecial(t *testing.T, f *tree) {
 	for _, path := range []string{"fifo", "socket", "link"} {
 		f.each(t, path, func(op string, err error) {
 			if op == "list" {
-				requireFault(t, err, sandbox.FaultNotDirectory)
+				requireFault(t, err, protocol.CodeNotDirectory)
 				return
 			}
-			requireFault(t, err, sandbox.FaultNotRegular)
+			requireFault(t, err, protocol.CodeNotRegular)
 		})
 	}
-	list, err := f.List(t.Context(), sandbox.ListRequest{})
+	list, err := f.List(t.Context(), protocol.FilesList{})
 	require.NoError(t, err)
-	require.Equal(t, []sandbox.Entry{
-		{Name: "fifo", Type: sandbox.TypeOther},
-		{Name: "link", Type: sandbox.TypeSymlink},
-		{Name: "socket", Type: sandbox.TypeOther},
+	require.Equal(t, []protocol.DirEntry{
+		{Name: "fifo", Type: protocol.TypeOther},
+		{Name: "link", Type: protocol.TypeSymlink},
+		{Name: "socket", Type: protocol.TypeOther},
 	}, list.Entries)
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Zero(t, result.Files)
 }
@@ -320,7 +321,7 @@ func pathDirectory(t *testing.T, f *tree) {
 				require.NoError(t, err)
 				return
 			}
-			requireFault(t, err, sandbox.FaultIsDirectory)
+			requireFault(t, err, protocol.CodeIsDirectory)
 		})
 	}
 	require.Equal(t, "x\n", f.get(t, "dir/file"))
@@ -329,10 +330,10 @@ func pathDirectory(t *testing.T, f *tree) {
 func pathThroughFile(t *testing.T, f *tree) {
 	f.put(t, "file", "x")
 	f.each(t, "file/below", func(_ string, err error) {
-		requireFault(t, err, sandbox.FaultNotDirectory)
+		requireFault(t, err, protocol.CodeNotDirectory)
 	})
-	_, err := f.List(t.Context(), sandbox.ListRequest{Path: "file"})
-	requireFault(t, err, sandbox.FaultNotDirectory)
+	_, err := f.List(t.Context(), protocol.FilesList{Path: "file"})
+	requireFault(t, err, protocol.CodeNotDirectory)
 	require.Equal(t, "x", f.get(t, "file"))
 }
 
@@ -345,31 +346,32 @@ func pathNear(t *testing.T, f *tree) {
 		"scr/main.go": `"src"`,
 		"readme.md":   `"README.md"`,
 	} {
-		_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
-		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), near)
+		_, err := f.Read(t.Context(), protocol.FilesRead{Path: path})
+		require.Contains(t, requireFault(t, err, protocol.CodeNotFound), near)
 	}
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "quite-different", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
-	require.NotContains(t, requireFault(t, err, sandbox.FaultNotFound), "there is")
-	_, err = f.List(t.Context(), sandbox.ListRequest{Path: "missing/dir"})
-	require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `there is no "missing" in the workspace`)
-	_, err = f.Search(t.Context(), sandbox.SearchRequest{Path: "missing", Pattern: "x"})
-	requireFault(t, err, sandbox.FaultNotFound)
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "quite-different", Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
+	require.NotContains(t, requireFault(t, err, protocol.CodeNotFound), "there is")
+	_, err = f.List(t.Context(), protocol.FilesList{Path: "missing/dir"})
+	require.Contains(t, requireFault(t, err, protocol.CodeNotFound), `there is no "missing" in the workspace`)
+	_, err = f.Search(t.Context(), protocol.FilesSearch{Path: "missing", Pattern: "x"}, sandbox.SearchOptions{})
+	requireFault(t, err, protocol.CodeNotFound)
 }
 
 func pathStat(t *testing.T, f *tree) {
 	f.put(t, "dir/file", "12345")
 	f.link(t, "/etc/passwd", "link")
-	for path, want := range map[string]sandbox.StatResult{
-		"dir/file":       {Exists: true, Type: sandbox.TypeFile, Size: 5},
-		"dir":            {Exists: true, Type: sandbox.TypeDir},
-		"":               {Exists: true, Type: sandbox.TypeDir},
-		"link":           {Exists: true, Type: sandbox.TypeSymlink},
+	for path, want := range map[string]protocol.FilesExistsResult{
+		"dir/file":       {Exists: true, Type: protocol.TypeFile, Size: 5},
+		"dir":            {Exists: true, Type: protocol.TypeDir},
+		"":               {Exists: true, Type: protocol.TypeDir},
+		"link":           {Exists: true, Type: protocol.TypeSymlink},
 		"missing":        {},
 		"missing/below":  {},
 		"dir/file/below": {},
 	} {
-		got, err := f.Stat(t.Context(), sandbox.StatRequest{Path: path})
+		got, err := f.Stat(t.Context(), protocol.FilesExists{Path: path})
 		require.NoError(t, err, path)
+		want.Path = path
 		require.Equal(t, want, got, path)
 	}
 }
@@ -378,17 +380,17 @@ func pathContext(t *testing.T, f *tree) {
 	f.put(t, "file", "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := f.Read(ctx, sandbox.ReadRequest{Path: "file"})
+	_, err := f.Read(ctx, protocol.FilesRead{Path: "file"})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Edit(ctx, sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
+	_, err = f.Edit(ctx, protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Write(ctx, sandbox.WriteRequest{Path: "file", Content: []byte("b")})
+	_, err = f.Write(ctx, protocol.FilesWrite{Path: "file", Content: []byte("b")})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Write(ctx, sandbox.WriteRequest{Path: "new", Content: []byte("b")})
+	_, err = f.Write(ctx, protocol.FilesWrite{Path: "new", Content: []byte("b")})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.List(ctx, sandbox.ListRequest{})
+	_, err = f.List(ctx, protocol.FilesList{})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Search(ctx, sandbox.SearchRequest{Pattern: "a"})
+	_, err = f.Search(ctx, protocol.FilesSearch{Pattern: "a"}, sandbox.SearchOptions{})
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, "a", f.get(t, "file"))
 	require.Equal(t, []string{"file"}, f.names(t, ""))
@@ -405,14 +407,14 @@ func pathPermissions(t *testing.T, f *tree) {
 	require.NoError(t, os.Chmod(f.host("readonly"), 0o444))
 	require.NoError(t, os.Chmod(f.host("dir"), 0o555))
 	t.Cleanup(func() { _ = os.Chmod(f.host("dir"), 0o755) })
-	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "unreadable"})
-	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "readonly", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
-	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "readonly"})
-	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "dir/new"})
-	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "dir/file"})
-	requireFault(t, err, sandbox.FaultPermission)
+	_, err := f.Read(t.Context(), protocol.FilesRead{Path: "unreadable"})
+	requireFault(t, err, protocol.CodePermission)
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "readonly", Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
+	requireFault(t, err, protocol.CodePermission)
+	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "readonly"})
+	requireFault(t, err, protocol.CodePermission)
+	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "dir/new"})
+	requireFault(t, err, protocol.CodePermission)
+	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "dir/file"})
+	requireFault(t, err, protocol.CodePermission)
 }

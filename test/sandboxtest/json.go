@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -28,17 +29,17 @@ func jsonTests() map[string]func(*testing.T, *tree) {
 func jsonPlaces(t *testing.T, f *tree) {
 	const text = "{\n  \"a\": {\"b\": [1, 2.50, {\"c\": null}], \"\": 7, \"x/y~z\": true},\n  \"s\": \"ü\\u0041\"\n}\n"
 	f.put(t, "doc.json", text)
-	for query, want := range map[string]sandbox.ReadJSONResult{
-		"":           {Value: []byte(text[:len(text)-1]), Type: "object", Length: 2},
-		"/a/b":       {Value: []byte(`[1, 2.50, {"c": null}]`), Type: "array", Length: 3},
-		"/a/b/1":     {Value: []byte("2.50"), Type: "number"},
-		"/a/b/2/c":   {Value: []byte("null"), Type: "null"},
-		"/a/":        {Value: []byte("7"), Type: "number"},
-		"/a/x~1y~0z": {Value: []byte("true"), Type: "boolean"},
-		"/s":         {Value: []byte(`"ü\u0041"`), Type: "string"},
+	for query, want := range map[string]protocol.FilesJSONReadResult{
+		"":           {Value: []byte(text[:len(text)-1]), JSONType: "object", Length: 2},
+		"/a/b":       {Value: []byte(`[1, 2.50, {"c": null}]`), JSONType: "array", Length: 3},
+		"/a/b/1":     {Value: []byte("2.50"), JSONType: "number"},
+		"/a/b/2/c":   {Value: []byte("null"), JSONType: "null"},
+		"/a/":        {Value: []byte("7"), JSONType: "number"},
+		"/a/x~1y~0z": {Value: []byte("true"), JSONType: "boolean"},
+		"/s":         {Value: []byte(`"ü\u0041"`), JSONType: "string"},
 	} {
-		want.Size, want.SHA256 = int64(len(text)), digest(text)
-		got, err := f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: query})
+		want.Path, want.Query, want.Bytes, want.SHA256 = "doc.json", query, int64(len(text)), digest(text)
+		got, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: query})
 		require.NoError(t, err, query)
 		require.Equal(t, want, got, query)
 	}
@@ -56,13 +57,13 @@ func jsonMissing(t *testing.T, f *tree) {
 		"/k/a":     `"/k" has no key "a"`,
 		"/a/b/c":   `the document has no key "a"`,
 	} {
-		_, err := f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: query})
-		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), want, query)
+		_, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: query})
+		require.Contains(t, requireFault(t, err, protocol.CodeNotFound), want, query)
 	}
-	_, err := f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: "list"})
-	require.Contains(t, requireFault(t, err, sandbox.FaultArguments), "starts with a slash")
-	_, err = f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "missing.json"})
-	requireFault(t, err, sandbox.FaultNotFound)
+	_, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: "list"})
+	require.Contains(t, requireFault(t, err, protocol.CodeInvalidArguments), "starts with a slash")
+	_, err = f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "missing.json"})
+	requireFault(t, err, protocol.CodeNotFound)
 }
 
 func jsonBroken(t *testing.T, f *tree) {
@@ -74,30 +75,30 @@ func jsonBroken(t *testing.T, f *tree) {
 		strings.Repeat("[", 1e5): "depth",
 	} {
 		f.put(t, "doc.json", content)
-		_, err := f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json"})
-		require.Contains(t, requireFault(t, err, sandbox.FaultInvalidJSON), want)
-		_, err = f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: "/a", Content: []byte("1")})
-		requireFault(t, err, sandbox.FaultInvalidJSON)
+		_, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json"})
+		require.Contains(t, requireFault(t, err, protocol.CodeInvalidJSON), want)
+		_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: "/a", Content: []byte("1")})
+		requireFault(t, err, protocol.CodeInvalidJSON)
 		require.Equal(t, content, f.get(t, "doc.json"))
 	}
 }
 
 func jsonLong(t *testing.T, f *tree) {
 	f.put(t, "doc.json", `{"b": "`+strings.Repeat("x", sandbox.MaxReadBytes)+`", "a": [1]}`)
-	got, err := f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json"})
+	got, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json"})
 	require.NoError(t, err)
-	require.Len(t, got.Value, int(got.Size))
+	require.Len(t, got.Value, int(got.Bytes))
 	require.Equal(t, 2, got.Length)
-	got, err = f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: "/a"})
+	got, err = f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: "/a"})
 	require.NoError(t, err)
 	require.Equal(t, "[1]", string(got.Value))
 }
 
 func jsonWhole(t *testing.T, f *tree) {
-	write := func(path, content string) sandbox.WriteResult {
-		got, err := f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: path, Content: []byte(content)})
+	write := func(path, content string) protocol.FilesWriteResult {
+		got, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: path, Content: []byte(content)})
 		require.NoError(t, err)
-		return got
+		return got.FilesWriteResult
 	}
 	got := write("a/new.json", ` {"z":1.50,"a":[1,{}],"e":"<>"} `)
 	const want = "{\n  \"z\": 1.50,\n  \"a\": [\n    1,\n    {}\n  ],\n  \"e\": \"<>\"\n}\n"
@@ -135,7 +136,7 @@ func jsonReplace(t *testing.T, f *tree) {
 		"a document that is no object": {"5\n", "", `6`, "6\n"},
 	} {
 		f.put(t, "doc.json", test.content)
-		got, err := f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: test.query, Content: []byte(test.value)})
+		got, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: test.query, Content: []byte(test.value)})
 		require.NoError(t, err, name)
 		require.Equal(t, test.want, f.get(t, "doc.json"), name)
 		require.False(t, got.Created)
@@ -145,29 +146,29 @@ func jsonReplace(t *testing.T, f *tree) {
 func jsonRefused(t *testing.T, f *tree) {
 	const content = `{"a": [1], "s": "x"}`
 	f.put(t, "doc.json", content)
-	for query, code := range map[string]sandbox.FaultCode{
-		"/b/c":  sandbox.FaultNotFound,
-		"/a/2":  sandbox.FaultNotFound,
-		"/a/x":  sandbox.FaultNotFound,
-		"/a/01": sandbox.FaultNotFound,
-		"/s/x":  sandbox.FaultNotFound,
-		"/s/-":  sandbox.FaultNotFound,
-		"a":     sandbox.FaultArguments,
+	for query, code := range map[string]protocol.Code{
+		"/b/c":  protocol.CodeNotFound,
+		"/a/2":  protocol.CodeNotFound,
+		"/a/x":  protocol.CodeNotFound,
+		"/a/01": protocol.CodeNotFound,
+		"/s/x":  protocol.CodeNotFound,
+		"/s/-":  protocol.CodeNotFound,
+		"a":     protocol.CodeInvalidArguments,
 	} {
-		_, err := f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: query, Content: []byte("1")})
+		_, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: query, Content: []byte("1")})
 		requireFault(t, err, code)
 		require.Equal(t, content, f.get(t, "doc.json"), query) //nolint:testifylint // nothing is touched
 	}
 	for _, value := range []string{"", "{", "1 2", "nul"} {
-		_, err := f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Content: []byte(value)})
-		requireFault(t, err, sandbox.FaultInvalidJSON)
+		_, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Content: []byte(value)})
+		requireFault(t, err, protocol.CodeInvalidJSON)
 	}
-	_, err := f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "dir/missing.json", Query: "/a", Content: []byte("1")})
-	requireFault(t, err, sandbox.FaultNotFound)
+	_, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "dir/missing.json", Query: "/a", Content: []byte("1")})
+	requireFault(t, err, protocol.CodeNotFound)
 	require.NoDirExists(t, f.host("dir"))
-	_, err = f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{
+	_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{
 		Path: "doc.json", Query: "/s", Content: []byte(`"` + strings.Repeat("x", sandbox.MaxFileSize) + `"`),
 	})
-	requireFault(t, err, sandbox.FaultTooLarge)
+	requireFault(t, err, protocol.CodeTooLarge)
 	require.Equal(t, content, f.get(t, "doc.json")) //nolint:testifylint // nothing is touched
 }

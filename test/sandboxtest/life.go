@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -53,15 +54,15 @@ func lifeClosed(t *testing.T, b *box) {
 	_, err := b.Exec(t.Context(), shell("true"))
 	require.ErrorIs(t, err, sandbox.ErrClosed)
 	require.ErrorIs(t, b.Reset(t.Context()), sandbox.ErrClosed)
-	_, err = b.FS().Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	_, err = b.FS().Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.ErrorIs(t, err, sandbox.ErrClosed)
-	_, err = b.FS().Stat(t.Context(), sandbox.StatRequest{Path: "file"})
+	_, err = b.FS().Stat(t.Context(), protocol.FilesExists{Path: "file"})
 	require.ErrorIs(t, err, sandbox.ErrClosed)
-	_, err = b.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file"})
+	_, err = b.FS().Write(t.Context(), protocol.FilesWrite{Path: "file"})
 	require.ErrorIs(t, err, sandbox.ErrClosed)
-	_, err = b.FS().List(t.Context(), sandbox.ListRequest{})
+	_, err = b.FS().List(t.Context(), protocol.FilesList{})
 	require.ErrorIs(t, err, sandbox.ErrClosed)
-	_, err = b.FS().Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	_, err = b.FS().Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.ErrorIs(t, err, sandbox.ErrClosed)
 }
 

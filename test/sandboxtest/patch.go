@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -81,24 +82,24 @@ func patchApplied(t *testing.T, f *tree) {
 	} {
 		if name == "all hunks are off by the same" {
 			// The first hunk's lines are twice in the file, so its place cannot be told.
-			message := f.patchRefused(t, test.content, test.patch, sandbox.FaultEditNotUnique)
+			message := f.patchRefused(t, test.content, test.patch, protocol.CodeEditNotUnique)
 			require.Contains(t, message, "2 times")
 			continue
 		}
 		f.put(t, "file", test.content)
-		_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: test.patch})
+		_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: test.patch})
 		require.NoError(t, err, name)
 		require.Equal(t, test.want, f.get(t, "file"), name)
 	}
 }
 
 // patchRefused checks that a patch fails and changes nothing, and returns the message.
-func (f *tree) patchRefused(t *testing.T, content, patch string, code sandbox.FaultCode) string {
+func (f *tree) patchRefused(t *testing.T, content, patch string, code protocol.Code) string {
 	t.Helper()
 	f.put(t, "file", content)
 	before, err := os.Stat(f.host("file"))
 	require.NoError(t, err)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: patch})
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: patch})
 	message := requireFault(t, err, code)
 	require.Equal(t, content, f.get(t, "file"))
 	after, err := os.Stat(f.host("file"))
@@ -125,39 +126,39 @@ func patchUnreadable(t *testing.T, f *tree) {
 		"\x00\x01\x02":                       "neither a header",
 		strings.Repeat("@@\n-a\n+b\n", 1001): "more than 1000 hunks",
 	} {
-		message := f.patchRefused(t, "a\n", patch, sandbox.FaultInvalidPatch)
+		message := f.patchRefused(t, "a\n", patch, protocol.CodeInvalidPatch)
 		require.Contains(t, message, want, "%.80q", patch)
 	}
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file"})
-	requireFault(t, err, sandbox.FaultInvalidPatch)
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file"})
+	requireFault(t, err, protocol.CodeInvalidPatch)
 }
 
 func patchRefused(t *testing.T, f *tree) {
 	const code = "func main() {\n\tone()\n\ttwo()\n}\n"
 	for name, test := range map[string]struct {
 		content, patch string
-		code           sandbox.FaultCode
+		code           protocol.Code
 		says           []string
 	}{
 		"context that differs": {
-			code, "@@ -1,3 +1,3 @@\n func main() {\n-\tone(1)\n+\tONE()\n \ttwo()\n", sandbox.FaultEditNotFound,
+			code, "@@ -1,3 +1,3 @@\n func main() {\n-\tone(1)\n+\tONE()\n \ttwo()\n", protocol.CodeEditNotFound,
 			[]string{"hunk 1 of 1", "line 1", `the patch has "\tone(1)"`, "func main() {\n\tone()\n"},
 		},
 		"white space that differs": {
-			code, "@@ -2,2 +2,2 @@\n-    one()\n+    ONE()\n \ttwo()\n", sandbox.FaultEditNotFound, []string{"line 2", "one()"},
+			code, "@@ -2,2 +2,2 @@\n-    one()\n+    ONE()\n \ttwo()\n", protocol.CodeEditNotFound, []string{"line 2", "one()"},
 		},
-		"nothing like it": {code, "@@ -1 +1 @@\n-quite another\n+x\n", sandbox.FaultEditNotFound, []string{"read the file again"}},
+		"nothing like it": {code, "@@ -1 +1 @@\n-quite another\n+x\n", protocol.CodeEditNotFound, []string{"read the file again"}},
 		"the second hunk": {
-			ten, "@@ -2 +2 @@\n-2\n+two\n@@ -5 +5 @@\n-five\n+V\n", sandbox.FaultEditNotFound, []string{"hunk 2 of 2"},
+			ten, "@@ -2 +2 @@\n-2\n+two\n@@ -5 +5 @@\n-five\n+V\n", protocol.CodeEditNotFound, []string{"hunk 2 of 2"},
 		},
 		"hunks in the wrong order": {
-			ten, "@@ -8 +8 @@\n-8\n+eight\n@@ -2 +2 @@\n-2\n+two\n", sandbox.FaultEditNotFound, []string{"hunk 2 of 2"},
+			ten, "@@ -8 +8 @@\n-8\n+eight\n@@ -2 +2 @@\n-2\n+two\n", protocol.CodeEditNotFound, []string{"hunk 2 of 2"},
 		},
 		"several places, none at the line": {
-			"x\ny\nx\ny\n", "@@ -2,2 +2,2 @@\n x\n-y\n+z\n", sandbox.FaultEditNotUnique, []string{"2 times", "at lines 1, 3"},
+			"x\ny\nx\ny\n", "@@ -2,2 +2,2 @@\n x\n-y\n+z\n", protocol.CodeEditNotUnique, []string{"2 times", "at lines 1, 3"},
 		},
-		"additions behind the end":  {ten, "@@ -99,0 +100 @@\n+x\n", sandbox.FaultEditNotFound, []string{"which has 10"}},
-		"additions without a place": {ten, "@@\n+x\n", sandbox.FaultEditNotFound, []string{"give lines of context"}},
+		"additions behind the end":  {ten, "@@ -99,0 +100 @@\n+x\n", protocol.CodeEditNotFound, []string{"which has 10"}},
+		"additions without a place": {ten, "@@\n+x\n", protocol.CodeEditNotFound, []string{"give lines of context"}},
 	} {
 		message := f.patchRefused(t, test.content, test.patch, test.code)
 		for _, says := range test.says {
@@ -168,11 +169,11 @@ func patchRefused(t *testing.T, f *tree) {
 
 func patchOutcomes(t *testing.T, f *tree) {
 	f.put(t, "file", ten)
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{
+	got, err := f.Edit(t.Context(), protocol.FilesEdit{
 		Path: "file", Patch: "@@ -1,2 +1,4 @@\n 1\n+a\n+b\n 2\n@@ -3,3 +5,3 @@\n 5\n-6\n+six\n 7\n@@ -10 +10 @@\n-10\n+ten\n",
 	})
 	require.NoError(t, err)
-	require.Equal(t, []sandbox.EditOutcome{
+	require.Equal(t, []protocol.EditOutcome{
 		{Replacements: 1, Line: 2}, {Replacements: 1, Line: 8, Offset: 2}, {Replacements: 1, Line: 12},
 	}, got.Outcomes)
 	require.Equal(t, 3, got.Replacements)
@@ -185,7 +186,7 @@ func patchMode(t *testing.T, f *tree) {
 	f.put(t, "real", "a\n")
 	require.NoError(t, os.Chmod(f.host("real"), 0o750))
 	f.link(t, "real", "link")
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "link", Patch: "@@ -1 +1 @@\n-a\n+b\n"})
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "link", Patch: "@@ -1 +1 @@\n-a\n+b\n"})
 	require.NoError(t, err)
 	require.Equal(t, "b\n", f.get(t, "real"))
 	require.EqualValues(t, 0o750, f.mode(t, "real"))
@@ -193,35 +194,35 @@ func patchMode(t *testing.T, f *tree) {
 }
 
 func patchMissing(t *testing.T, f *tree) {
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "dir/missing", Patch: "@@ -1 +1 @@\n-a\n+b\n"})
-	requireFault(t, err, sandbox.FaultNotFound)
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "dir/missing", Patch: "@@ -1 +1 @@\n-a\n+b\n"})
+	requireFault(t, err, protocol.CodeNotFound)
 	require.Empty(t, f.names(t, ""))
 }
 
 func patchAndTexts(t *testing.T, f *tree) {
 	f.put(t, "file", "a\n")
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{
-		Path: "file", Patch: "@@ -1 +1 @@\n-a\n+b\n", Edits: []sandbox.Edit{{Old: "a", New: "c"}},
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{
+		Path: "file", Patch: "@@ -1 +1 @@\n-a\n+b\n", Edits: []protocol.FileEdit{{Old: "a", New: "c"}},
 	})
-	requireFault(t, err, sandbox.FaultArguments)
+	requireFault(t, err, protocol.CodeInvalidPayload)
 	require.Equal(t, "a\n", f.get(t, "file"))
 }
 
 func patchTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "a\n")
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: strings.Repeat("x", sandbox.MaxPatch+1)})
-	requireFault(t, err, sandbox.FaultTooLarge)
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: strings.Repeat("x", sandbox.MaxPatch+1)})
+	requireFault(t, err, protocol.CodeTooLarge)
 	f.put(t, "file", strings.Repeat("x", sandbox.MaxFileSize-2)+"\n")
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: "@@ -1,0 +2 @@\n+yy\n"})
-	requireFault(t, err, sandbox.FaultTooLarge)
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1,0 +2 @@\n+yy\n"})
+	requireFault(t, err, protocol.CodeTooLarge)
 }
 
 func patchMaxSize(t *testing.T, f *tree) {
 	f.put(t, "file", "12345\n")
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: "@@ -1 +1 @@\n-12345\n+1\n", MaxSize: 5})
-	requireFault(t, err, sandbox.FaultTooLarge)
-	_, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file", MaxSize: 5})
-	require.Contains(t, requireFault(t, err, sandbox.FaultTooLarge), "at most 5")
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: "@@ -1 +1 @@\n-12345\n+1\n", MaxSize: 6})
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1 +1 @@\n-12345\n+1\n", MaxBytes: 5})
+	requireFault(t, err, protocol.CodeTooLarge)
+	_, err = f.Read(t.Context(), protocol.FilesRead{Path: "file", MaxBytes: 5})
+	require.Contains(t, requireFault(t, err, protocol.CodeTooLarge), "at most 5")
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1 +1 @@\n-12345\n+1\n", MaxBytes: 6})
 	require.NoError(t, err)
 }

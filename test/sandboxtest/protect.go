@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -253,8 +254,8 @@ mv d/config d/other
 mv d e
 echo x > d/hooks/h
 ln d/config d/other && echo x > d/other/x`, append([]string{"cross-device", "not permitted", "Not a directory"}, shut...)...)
-	_, err = b.FS().Write(t.Context(), sandbox.WriteRequest{Path: "d/config", Content: []byte("x")})
-	requireFault(t, err, sandbox.FaultProtected)
+	_, err = b.FS().Write(t.Context(), protocol.FilesWrite{Path: "d/config", Content: []byte("x")})
+	requireFault(t, err, protocol.CodeProtected)
 	require.NoError(t, b.Close())
 	changed, err := os.ReadFile(kept)
 	require.NoError(t, err)
@@ -305,17 +306,17 @@ func protectFiles(t *testing.T, s suite) {
 		"d/config": "d/config", "/workspace/d/config": "d/config", "d/hooks": "d/hooks", "d/hooks/new": "d/hooks", "d/hooks/a/b": "d/hooks",
 		"missing": "missing", "missing/x": "missing", "link/h": "d/hooks", "link/new": "d/hooks", "absolute": "d/config",
 	} {
-		_, err := files.Write(ctx, sandbox.WriteRequest{Path: name, Content: []byte("x")})
-		require.Contains(t, requireFault(t, err, sandbox.FaultProtected), place, name)
-		_, err = files.Edit(ctx, sandbox.EditRequest{Path: name, Edits: []sandbox.Edit{{Old: "o", New: "x"}}})
-		requireFault(t, err, sandbox.FaultProtected)
-		_, err = files.WriteJSON(ctx, sandbox.WriteJSONRequest{Path: name, Content: []byte("{}")})
-		requireFault(t, err, sandbox.FaultProtected)
+		_, err := files.Write(ctx, protocol.FilesWrite{Path: name, Content: []byte("x")})
+		require.Contains(t, requireFault(t, err, protocol.CodeProtected), place, name)
+		_, err = files.Edit(ctx, protocol.FilesEdit{Path: name, Edits: []protocol.FileEdit{{Old: "o", New: "x"}}})
+		requireFault(t, err, protocol.CodeProtected)
+		_, err = files.WriteJSON(ctx, protocol.FilesJSONWrite{Path: name, Content: []byte("{}")})
+		requireFault(t, err, protocol.CodeProtected)
 	}
-	read, err := files.Read(ctx, sandbox.ReadRequest{Path: "link/h"})
+	read, err := files.Read(ctx, protocol.FilesRead{Path: "link/h"})
 	require.NoError(t, err)
 	require.Contains(t, string(read.Content), "hook")
-	_, err = files.Write(ctx, sandbox.WriteRequest{Path: "d/config2", Content: []byte("x")})
+	_, err = files.Write(ctx, protocol.FilesWrite{Path: "d/config2", Content: []byte("x")})
 	require.NoError(t, err)
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -42,25 +43,25 @@ func readLines(t *testing.T, f *tree) {
 	f.put(t, "empty", "")
 	f.put(t, "ended", "one\n")
 	for _, test := range []struct {
-		req  sandbox.ReadRequest
-		want sandbox.ReadResult
+		req  protocol.FilesRead
+		want protocol.FilesReadResult
 	}{
-		{sandbox.ReadRequest{Path: "file"}, sandbox.ReadResult{Content: []byte(text), FirstLine: 1, Lines: 4}},
-		{sandbox.ReadRequest{Path: "file", Offset: -5, Limit: -5}, sandbox.ReadResult{Content: []byte(text), FirstLine: 1, Lines: 4}},
-		{sandbox.ReadRequest{Path: "file", Limit: 1}, sandbox.ReadResult{Content: []byte("one\r\n"), FirstLine: 1, Lines: 1}},
-		{sandbox.ReadRequest{Path: "file", Offset: 2, Limit: 2}, sandbox.ReadResult{Content: []byte("two\n\n"), FirstLine: 2, Lines: 2}},
-		{sandbox.ReadRequest{Path: "file", Offset: 4, Limit: 9}, sandbox.ReadResult{Content: []byte("four"), FirstLine: 4, Lines: 1}},
-		{sandbox.ReadRequest{Path: "file", Offset: 5}, sandbox.ReadResult{}},
-		{sandbox.ReadRequest{Path: "empty"}, sandbox.ReadResult{}},
-		{sandbox.ReadRequest{Path: "ended"}, sandbox.ReadResult{Content: []byte("one\n"), FirstLine: 1, Lines: 1}},
-		{sandbox.ReadRequest{Path: "ended", Offset: 2}, sandbox.ReadResult{}},
+		{protocol.FilesRead{Path: "file"}, protocol.FilesReadResult{Content: []byte(text), FirstLine: 1, Lines: 4}},
+		{protocol.FilesRead{Path: "file", Offset: -5, Limit: -5}, protocol.FilesReadResult{Content: []byte(text), FirstLine: 1, Lines: 4}},
+		{protocol.FilesRead{Path: "file", Limit: 1}, protocol.FilesReadResult{Content: []byte("one\r\n"), FirstLine: 1, Lines: 1}},
+		{protocol.FilesRead{Path: "file", Offset: 2, Limit: 2}, protocol.FilesReadResult{Content: []byte("two\n\n"), FirstLine: 2, Lines: 2}},
+		{protocol.FilesRead{Path: "file", Offset: 4, Limit: 9}, protocol.FilesReadResult{Content: []byte("four"), FirstLine: 4, Lines: 1}},
+		{protocol.FilesRead{Path: "file", Offset: 5}, protocol.FilesReadResult{}},
+		{protocol.FilesRead{Path: "empty"}, protocol.FilesReadResult{}},
+		{protocol.FilesRead{Path: "ended"}, protocol.FilesReadResult{Content: []byte("one\n"), FirstLine: 1, Lines: 1}},
+		{protocol.FilesRead{Path: "ended", Offset: 2}, protocol.FilesReadResult{}},
 	} {
 		whole := f.get(t, test.req.Path)
-		test.want.SHA256 = digest(whole)
-		test.want.Size = int64(len(whole))
+		test.want.Path, test.want.SHA256 = test.req.Path, digest(whole)
+		test.want.Bytes = int64(len(whole))
 		test.want.TotalLines = map[string]int{"file": 4, "empty": 0, "ended": 1}[test.req.Path]
 		if test.req.Path == "file" {
-			test.want.LineEnds = sandbox.LineEndsMixed
+			test.want.LineEnds = "mixed"
 		}
 		got, err := f.Read(t.Context(), test.req)
 		require.NoError(t, err)
@@ -72,24 +73,24 @@ func readLong(t *testing.T, f *tree) {
 	line := strings.Repeat("ü", 500) + "\n" // 1001 bytes
 	f.put(t, "file", strings.Repeat(line, 1000))
 	fits := sandbox.MaxReadBytes / len(line)
-	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
 	require.True(t, got.Truncated)
 	require.Equal(t, fits, got.Lines)
 	require.Equal(t, 1000, got.TotalLines)
 	require.Equal(t, strings.Repeat(line, fits), string(got.Content))
-	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 900})
+	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file", Offset: 900})
 	require.NoError(t, err)
 	require.False(t, got.Truncated)
 	require.Equal(t, 101, got.Lines)
-	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Limit: fits})
+	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file", Limit: fits})
 	require.NoError(t, err)
 	require.False(t, got.Truncated, "all the lines that were asked for are there")
 }
 
 func readLongLine(t *testing.T, f *tree) {
 	f.put(t, "file", "short\nxx"+strings.Repeat("漢", sandbox.MaxReadBytes)+"\nend\n")
-	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 2, Limit: 1})
+	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Offset: 2, Limit: 1})
 	require.NoError(t, err)
 	require.True(t, got.Truncated)
 	require.Equal(t, 1, got.Lines)
@@ -99,7 +100,7 @@ func readLongLine(t *testing.T, f *tree) {
 	require.Greater(t, len(got.Content), sandbox.MaxReadBytes-4)
 	require.EqualValues(t, 2+3*sandbox.MaxReadBytes, got.LineBytes, "the whole line")
 	require.Equal(t, 3, got.TotalLines)
-	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
 	require.Equal(t, "short\n", string(got.Content))
 	require.True(t, got.Truncated)
@@ -111,24 +112,24 @@ func readAt(t *testing.T, f *tree) {
 	f.put(t, "file", content)
 	var all strings.Builder
 	for {
-		got, err := f.ReadAt(t.Context(), sandbox.ReadAtRequest{Path: "file", From: int64(all.Len())})
+		got, err := f.ReadAt(t.Context(), "file", int64(all.Len()), 0)
 		require.NoError(t, err)
-		if len(got.Content) == 0 {
+		if len(got) == 0 {
 			break
 		}
-		require.LessOrEqual(t, len(got.Content), sandbox.MaxChunk)
-		all.Write(got.Content)
+		require.LessOrEqual(t, len(got), sandbox.MaxChunk)
+		all.Write(got)
 	}
 	require.Equal(t, digest(content), digest(all.String()))
-	got, err := f.ReadAt(t.Context(), sandbox.ReadAtRequest{Path: "file", From: 1, Count: 2})
+	got, err := f.ReadAt(t.Context(), "file", 1, 2)
 	require.NoError(t, err)
-	require.Equal(t, "\xff\n", string(got.Content))
+	require.Equal(t, "\xff\n", string(got))
 	f.put(t, "dir/x", "")
 	f.link(t, "/etc/passwd", "out")
-	for path, code := range map[string]sandbox.FaultCode{
-		"none": sandbox.FaultNotFound, "dir": sandbox.FaultIsDirectory, "out": sandbox.FaultEscape, "../x": sandbox.FaultEscape,
+	for path, code := range map[string]protocol.Code{
+		"none": protocol.CodeNotFound, "dir": protocol.CodeIsDirectory, "out": protocol.CodePathEscape, "../x": protocol.CodePathEscape,
 	} {
-		_, err := f.ReadAt(t.Context(), sandbox.ReadAtRequest{Path: path})
+		_, err := f.ReadAt(t.Context(), path, 0, 0)
 		requireFault(t, err, code)
 	}
 }
@@ -137,12 +138,12 @@ func readBinary(t *testing.T, f *tree) {
 	large := strings.Repeat("\x00\n", sandbox.MaxReadBytes)
 	for name, content := range map[string]string{"nul": "a\n\x00b\n", "a bad byte": "gr\xfcße süß\n", "a control": "gr\xfcn\x01", "large": large} {
 		f.put(t, name, content)
-		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: name, Offset: 2})
+		got, err := f.Read(t.Context(), protocol.FilesRead{Path: name, Offset: 2})
 		require.NoError(t, err)
 		require.True(t, got.Binary)
 		require.Zero(t, got.Lines)
 		require.Zero(t, got.TotalLines)
-		require.EqualValues(t, len(content), got.Size)
+		require.EqualValues(t, len(content), got.Bytes)
 		require.Equal(t, digest(content), got.SHA256)
 		require.Equal(t, content[:min(len(content), sandbox.MaxReadBytes)], string(got.Content))
 		require.Equal(t, len(content) > sandbox.MaxReadBytes, got.Truncated)
@@ -152,18 +153,18 @@ func readBinary(t *testing.T, f *tree) {
 func readTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "")
 	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize+1))
-	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err, "what is too large to be edited can be read")
 	require.True(t, got.Binary)
-	require.EqualValues(t, sandbox.MaxFileSize+1, got.Size)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
-	requireFault(t, err, sandbox.FaultTooLarge)
+	require.EqualValues(t, sandbox.MaxFileSize+1, got.Bytes)
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
+	requireFault(t, err, protocol.CodeTooLarge)
 	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxReadSize+1))
-	_, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
-	requireFault(t, err, sandbox.FaultTooLarge)
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	_, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
+	requireFault(t, err, protocol.CodeTooLarge)
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.SearchResult{Skipped: 1}, result)
+	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Skipped: 1}, result)
 }
 
 func listTests() map[string]func(*testing.T, *tree) {
@@ -179,13 +180,13 @@ func listEntries(t *testing.T, f *tree) {
 	f.put(t, "a/file", "")
 	f.put(t, ".hidden", "")
 	f.link(t, "/nowhere", "c")
-	got, err := f.List(t.Context(), sandbox.ListRequest{})
+	got, err := f.List(t.Context(), protocol.FilesList{})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.ListResult{Total: 4, Entries: []sandbox.Entry{
-		{Name: ".hidden", Type: sandbox.TypeFile},
-		{Name: "a", Type: sandbox.TypeDir},
-		{Name: "b.txt", Type: sandbox.TypeFile, Size: 3},
-		{Name: "c", Type: sandbox.TypeSymlink},
+	require.Equal(t, protocol.FilesListResult{Total: 4, Entries: []protocol.DirEntry{
+		{Name: ".hidden", Type: protocol.TypeFile},
+		{Name: "a", Type: protocol.TypeDir},
+		{Name: "b.txt", Type: protocol.TypeFile, Size: 3},
+		{Name: "c", Type: protocol.TypeSymlink},
 	}}, got)
 }
 
@@ -198,7 +199,7 @@ func listMany(t *testing.T, f *tree) {
 		f.put(t, name, "")
 	}
 	slices.Sort(names)
-	got, err := f.List(t.Context(), sandbox.ListRequest{})
+	got, err := f.List(t.Context(), protocol.FilesList{})
 	require.NoError(t, err)
 	require.Equal(t, n, got.Total)
 	require.Len(t, got.Entries, n)
@@ -208,9 +209,9 @@ func listMany(t *testing.T, f *tree) {
 }
 
 func listEmpty(t *testing.T, f *tree) {
-	got, err := f.List(t.Context(), sandbox.ListRequest{})
+	got, err := f.List(t.Context(), protocol.FilesList{})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.ListResult{}, got)
+	require.Equal(t, protocol.FilesListResult{Entries: []protocol.DirEntry{}}, got)
 }
 
 func readLarge(t *testing.T, f *tree) {
@@ -218,17 +219,17 @@ func readLarge(t *testing.T, f *tree) {
 	f.put(t, "file", strings.Repeat(line, sandbox.MaxFileSize/len(line)+10))
 	whole := f.get(t, "file")
 	lines := len(whole) / len(line)
-	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: lines - 1, Limit: 5})
+	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Offset: lines - 1, Limit: 5})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.ReadResult{
-		Content: []byte(line + line), FirstLine: lines - 1, Lines: 2, TotalLines: lines, Size: int64(len(whole)), SHA256: digest(whole),
+	require.Equal(t, protocol.FilesReadResult{
+		Path: "file", Content: []byte(line + line), FirstLine: lines - 1, Lines: 2, TotalLines: lines, Bytes: int64(len(whole)), SHA256: digest(whole),
 	}, got)
 	f.put(t, "late", strings.Repeat("a", 300_000)+"\né\xc3é")
-	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "late"})
+	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "late"})
 	require.NoError(t, err)
 	require.True(t, got.Binary, "half a character at the end")
 	f.put(t, "nul", strings.Repeat("a\n", 300_000)+"\x00")
-	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "nul"})
+	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "nul"})
 	require.NoError(t, err)
 	require.True(t, got.Binary)
 }
@@ -243,19 +244,19 @@ func readImages(t *testing.T, f *tree) {
 		"RIFF\x00\x00\x00\x00WAVEfmt ":     "",
 	} {
 		f.put(t, "file", content)
-		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 3})
+		got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Offset: 3})
 		require.NoError(t, err)
 		require.Equal(t, want, got.Image, "%q", content)
 		require.True(t, got.Binary)
 		require.Equal(t, content, string(got.Content))
 	}
 	f.put(t, "file", "\x89PNG\r\n\x1a\n"+strings.Repeat("x", sandbox.MaxImageSize-8))
-	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
 	require.Len(t, got.Content, sandbox.MaxImageSize)
 	require.False(t, got.Truncated)
 	f.put(t, "file", f.get(t, "file")+"x")
-	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
 	require.True(t, got.Truncated)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -172,9 +173,9 @@ func receive[T any](t *testing.T, from <-chan T) T {
 }
 
 // requireFault checks that err is a fault with that code, and returns its message.
-func requireFault(t *testing.T, err error, code sandbox.FaultCode) string {
+func requireFault(t *testing.T, err error, code protocol.Code) string {
 	t.Helper()
-	var fault *sandbox.Fault
+	var fault *protocol.Error
 	require.ErrorAs(t, err, &fault)
 	require.Equal(t, code, fault.Code, fault.Message)
 	return fault.Message

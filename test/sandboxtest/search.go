@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -33,9 +34,9 @@ func searchTests() map[string]func(*testing.T, *tree) {
 }
 
 // found are the matches as "path:line:text".
-func (f *tree) found(t *testing.T, req sandbox.SearchRequest) []string {
+func (f *tree) found(t *testing.T, req protocol.FilesSearch) []string {
 	t.Helper()
-	result, err := f.Search(t.Context(), req)
+	result, err := f.Search(t.Context(), req, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	out := []string{}
 	for _, m := range result.Matches {
@@ -51,11 +52,11 @@ func searchSorted(t *testing.T, f *tree) {
 	require.Equal(t, []string{
 		"A:1:hit", "A:3:hit 2", "a-b:1:hit", "a-b:3:hit 2", "a.go:1:hit", "a.go:3:hit 2",
 		"a/b/c:1:hit", "a/b/c:3:hit 2", "a/z.go:1:hit", "a/z.go:3:hit 2", "b.go:1:hit", "b.go:3:hit 2",
-	}, f.found(t, sandbox.SearchRequest{Pattern: "^hit"}))
-	require.Equal(t, []string{"a/b/c:1:hit", "a/z.go:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit$", Path: "/workspace/a"}))
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "nothing"})
+	}, f.found(t, protocol.FilesSearch{Pattern: "^hit"}))
+	require.Equal(t, []string{"a/b/c:1:hit", "a/z.go:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit$", Path: "/workspace/a"}))
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "nothing"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.SearchResult{Files: 6}, result)
+	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Files: 6}, result)
 }
 
 func searchGlobs(t *testing.T, f *tree) {
@@ -76,24 +77,24 @@ func searchGlobs(t *testing.T, f *tree) {
 		{"top.go", "*.md", []string{}},
 	} {
 		got := []string{}
-		result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Path: test.path, Glob: test.glob})
+		result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Path: test.path, Glob: test.glob}, sandbox.SearchOptions{})
 		require.NoError(t, err)
 		for _, m := range result.Matches {
 			got = append(got, m.Path)
 		}
 		require.Equal(t, test.want, got, "%+v", test)
 	}
-	_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Glob: "a[b"})
-	require.Contains(t, requireFault(t, err, sandbox.FaultInvalidPattern), "a[b")
+	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Glob: "a[b"}, sandbox.SearchOptions{})
+	require.Contains(t, requireFault(t, err, protocol.CodeInvalidPattern), "a[b")
 }
 
 func searchLines(t *testing.T, f *tree) {
 	f.put(t, "file", "first\r\n\nlast word")
-	require.Equal(t, []string{"file:1:first"}, f.found(t, sandbox.SearchRequest{Pattern: "first$"}))
-	require.Equal(t, []string{"file:2:"}, f.found(t, sandbox.SearchRequest{Pattern: "^$"}))
-	require.Equal(t, []string{"file:3:last word"}, f.found(t, sandbox.SearchRequest{Pattern: `(?i)\bWORD$`}))
-	require.Equal(t, []string{"file:3:last word"}, f.found(t, sandbox.SearchRequest{Pattern: "last"}))
-	require.Empty(t, f.found(t, sandbox.SearchRequest{Pattern: `first\s+last`}), "a match is in one line")
+	require.Equal(t, []string{"file:1:first"}, f.found(t, protocol.FilesSearch{Pattern: "first$"}))
+	require.Equal(t, []string{"file:2:"}, f.found(t, protocol.FilesSearch{Pattern: "^$"}))
+	require.Equal(t, []string{"file:3:last word"}, f.found(t, protocol.FilesSearch{Pattern: `(?i)\bWORD$`}))
+	require.Equal(t, []string{"file:3:last word"}, f.found(t, protocol.FilesSearch{Pattern: "last"}))
+	require.Empty(t, f.found(t, protocol.FilesSearch{Pattern: `first\s+last`}), "a match is in one line")
 }
 
 func searchSkipped(t *testing.T, f *tree) {
@@ -106,11 +107,11 @@ func searchSkipped(t *testing.T, f *tree) {
 	f.link(t, ".hidden", "link")
 	f.put(t, "large", "hit\n")
 	require.NoError(t, os.Truncate(f.host("large"), sandbox.MaxFileSize+1))
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.SearchResult{
+	require.Equal(t, protocol.FilesSearchResult{
 		Total: 2, Files: 2, Skipped: 1, Binary: 1,
-		Matches: []sandbox.Match{
+		Matches: []protocol.Match{
 			{Path: ".hidden", Line: 1, Text: "hit"},
 			{Path: "latin1", Line: 1, Text: "hit grün"},
 		},
@@ -121,12 +122,12 @@ func searchNamed(t *testing.T, f *tree) {
 	f.put(t, ".git/config", "hit")
 	f.put(t, "dir/file", "hit")
 	f.link(t, "dir", "link")
-	require.Equal(t, []string{".git/config:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: ".git"}))
-	require.Equal(t, []string{"link/file:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "link"}))
-	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "dir/file"}))
+	require.Equal(t, []string{".git/config:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: ".git"}))
+	require.Equal(t, []string{"link/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "link"}))
+	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}))
 	require.NoError(t, os.Truncate(f.host("dir/file"), sandbox.MaxFileSize+1))
-	_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Path: "dir/file"})
-	requireFault(t, err, sandbox.FaultTooLarge)
+	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}, sandbox.SearchOptions{})
+	requireFault(t, err, protocol.CodeTooLarge)
 }
 
 func searchBadPattern(t *testing.T, f *tree) {
@@ -139,8 +140,8 @@ func searchBadPattern(t *testing.T, f *tree) {
 		`ab\`:      `trailing backslash at end of expression at character 3, "\\"`,
 		"a{5000}":  "at character 2",
 	} {
-		_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: pattern})
-		message := requireFault(t, err, sandbox.FaultInvalidPattern)
+		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, sandbox.SearchOptions{})
+		message := requireFault(t, err, protocol.CodeInvalidPattern)
 		require.Contains(t, message, "RE2")
 		require.Contains(t, message, want)
 	}
@@ -150,19 +151,19 @@ func searchMany(t *testing.T, f *tree) {
 	long := "x" + strings.Repeat("é", 5000)
 	f.put(t, "a", strings.Repeat("x\n", 999)+long+"\n")
 	f.put(t, "b", "x")
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1001)
 	require.Equal(t, 1001, result.Total)
-	require.Equal(t, sandbox.Match{Path: "a", Line: 1000, Text: long}, result.Matches[999])
-	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Limit: 3})
+	require.Equal(t, protocol.Match{Path: "a", Line: 1000, Text: long}, result.Matches[999])
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 3}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 3)
 	require.Equal(t, 1001, result.Total, "all are counted")
 	require.Equal(t, 2, result.Files)
 	require.False(t, result.Stopped)
 	f.put(t, "c", strings.Repeat("x\n", sandbox.MaxFound))
-	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Limit: 2 * sandbox.MaxFound})
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 2 * sandbox.MaxFound}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, result.Matches, sandbox.MaxFound)
 	require.Equal(t, sandbox.MaxFound+1001, result.Total)
@@ -172,7 +173,7 @@ func searchMany(t *testing.T, f *tree) {
 func searchMuch(t *testing.T, f *tree) {
 	f.put(t, "a", strings.Repeat("x", sandbox.MaxFoundBytes-10))
 	f.put(t, "b", strings.Repeat("x", 20)+"\nx\n")
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1, "one that is left out is not followed by others")
 	require.Equal(t, 3, result.Total)
@@ -181,10 +182,10 @@ func searchMuch(t *testing.T, f *tree) {
 func searchPatience(t *testing.T, f *tree) {
 	f.put(t, "a", "x\n")
 	f.put(t, "b", "x\n")
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Patience: 1})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{Patience: 1})
 	require.NoError(t, err)
 	require.True(t, result.Stopped)
-	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Patience: time.Minute})
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{Patience: time.Minute})
 	require.NoError(t, err)
 	require.Equal(t, 2, result.Total)
 	require.False(t, result.Stopped)
@@ -193,7 +194,7 @@ func searchPatience(t *testing.T, f *tree) {
 func searchDeep(t *testing.T, f *tree) {
 	f.put(t, strings.Repeat("d/", 50)+"file", "hit")
 	f.put(t, strings.Repeat("e/", 1000)+"file", "hit")
-	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1)
 	require.Equal(t, 1, result.Skipped, "it does not go deeper than it should")
@@ -205,7 +206,7 @@ func searchCancel(t *testing.T, f *tree) {
 	for tries := 0; err == nil && tries < 1000; tries++ { // one may be over before it is cancelled
 		ctx, cancel := context.WithCancel(t.Context())
 		go cancel()
-		_, err = f.Search(ctx, sandbox.SearchRequest{Pattern: `(a|aa)+(a|aa)+(a|aa)+b`})
+		_, err = f.Search(ctx, protocol.FilesSearch{Pattern: `(a|aa)+(a|aa)+(a|aa)+b`}, sandbox.SearchOptions{})
 	}
 	require.ErrorIs(t, err, context.Canceled)
 }

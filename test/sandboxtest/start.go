@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -44,24 +45,24 @@ func startOutside(t *testing.T, b *box) {
 	require.NoError(t, os.Symlink("../..", b.host("relative")))
 	for _, dir := range []string{"..", "a/../..", "/", "/etc", "/workspace/..", "absolute", "relative", "relative/tmp"} {
 		_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: dir})
-		requireFault(t, err, sandbox.FaultEscape)
+		requireFault(t, err, protocol.CodePathEscape)
 	}
 }
 
 func startNoDirectory(t *testing.T, b *box) {
 	b.put(t, "file", "", 0o644)
 	_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: "missing"})
-	requireFault(t, err, sandbox.FaultNotFound)
+	requireFault(t, err, protocol.CodeNotFound)
 	_, err = b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: "file"})
-	requireFault(t, err, sandbox.FaultNotDirectory)
+	requireFault(t, err, protocol.CodeNotDirectory)
 	_, err = b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: "a\x00b"})
-	requireFault(t, err, sandbox.FaultInvalidPath)
+	requireFault(t, err, protocol.CodeInvalidPath)
 }
 
 func startNotFound(t *testing.T, b *box) {
 	for _, name := range []string{"no-such-program-here", "./missing", "/no/such/program"} {
 		_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{name}})
-		require.Contains(t, requireFault(t, err, sandbox.FaultCommand), name)
+		require.Contains(t, requireFault(t, err, protocol.CodeCommandNotFound), name)
 	}
 }
 
@@ -71,7 +72,7 @@ func startNotExecutable(t *testing.T, b *box) {
 	require.NoError(t, os.Mkdir(b.host("dir"), 0o755))
 	for _, name := range []string{"./plain", "./garbage", "./dir"} {
 		_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{name}})
-		requireFault(t, err, sandbox.FaultCommand)
+		requireFault(t, err, protocol.CodeCommandNotFound)
 	}
 }
 
@@ -90,7 +91,7 @@ func startRelativePath(t *testing.T, b *box) {
 func startNoInterpreter(t *testing.T, b *box) {
 	b.put(t, "script", "#!/no/such/interpreter\n", 0o755)
 	_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"./script"}})
-	require.Contains(t, requireFault(t, err, sandbox.FaultCommand), "interpreter")
+	require.Contains(t, requireFault(t, err, protocol.CodeCommandNotFound), "interpreter")
 }
 
 func startInvalid(t *testing.T, b *box) {
@@ -105,10 +106,10 @@ func startInvalid(t *testing.T, b *box) {
 	} {
 		_, err := b.Exec(t.Context(), cmd)
 		require.Error(t, err, name)
-		requireFault(t, err, sandbox.FaultArguments)
+		requireFault(t, err, protocol.CodeInvalidArguments)
 	}
 	_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true", string(make4MiB())}})
-	requireFault(t, err, sandbox.FaultTooLarge)
+	requireFault(t, err, protocol.CodeTooLarge)
 }
 
 // make4MiB is more than a system passes as one argument.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -61,39 +62,39 @@ func textEncodings(t *testing.T, f *tree) {
 		"Windows-1252": {"10 \x80 \x96 caf\xe9\n", "Windows-1252", "10 € – café\n", "10 €", "€ 11", "\x80 11 \x96 caf\xe9\n"},
 	} {
 		f.put(t, "file", test.content)
-		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+		got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 		require.NoError(t, err, name)
 		require.False(t, got.Binary, name)
 		require.Equal(t, test.text, string(got.Content), name)
 		require.Equal(t, test.encoding, got.Encoding, name)
 		require.Equal(t, strings.HasPrefix(name, "UTF-16"), got.BOM, name)
 		require.Equal(t, strings.Count(test.text, "\n"), got.TotalLines, name)
-		require.EqualValues(t, len(test.content), got.Size, name)
+		require.EqualValues(t, len(test.content), got.Bytes, name)
 		require.Equal(t, digest(test.content), got.SHA256, name)
-		raw, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Raw: true})
+		raw, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Raw: true})
 		require.NoError(t, err, name)
 		require.Equal(t, test.content, string(raw.Content), name)
 		require.Empty(t, raw.Encoding, name)
 
 		first, _, _ := strings.Cut(test.old, "\n")
 		for _, path := range []string{"", "file"} {
-			found, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: first, Path: path, Among: []string{}})
+			found, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: first, Path: path}, sandbox.SearchOptions{Among: []string{}})
 			require.NoError(t, err, name)
 			require.Equal(t, 1, found.Total, name)
 			require.Equal(t, 1, found.Files, name)
 			require.Contains(t, found.Matches[0].Text, first, name)
 		}
 
-		edited, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: test.old, New: test.changed}}})
+		edited, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: test.old, New: test.changed}}})
 		require.NoError(t, err, name)
 		require.Equal(t, test.after, f.get(t, "file"), name)
 		require.Equal(t, digest(test.after), edited.SHA256, name)
 		require.Contains(t, edited.Diff, first, name)
 		line, _, _ := strings.Cut(test.text, "\n")
 		f.put(t, "file", test.content)
-		_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: "@@ -1 +1 @@\n-" + strings.TrimSuffix(line, "\r") + "\n+new\n"})
+		_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1 +1 @@\n-" + strings.TrimSuffix(line, "\r") + "\n+new\n"})
 		require.NoError(t, err, name)
-		got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Limit: 1})
+		got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file", Limit: 1})
 		require.NoError(t, err, name)
 		require.Equal(t, "new", strings.TrimRight(string(got.Content), "\r\n"), name)
 		require.Empty(t, strings.Trim(got.Encoding, test.encoding), name)
@@ -108,7 +109,7 @@ func textEncodings(t *testing.T, f *tree) {
 		"bytes and control": "\xe9a\x02b\n",
 	} {
 		f.put(t, "file", content)
-		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+		got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 		require.NoError(t, err, name)
 		require.True(t, got.Binary, name)
 		require.Equal(t, content, string(got.Content), name)
@@ -117,8 +118,8 @@ func textEncodings(t *testing.T, f *tree) {
 
 func textLacks(t *testing.T, f *tree) {
 	f.put(t, "file", "caf\xe9\n")
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "café", New: "茶"}}})
-	message := requireFault(t, err, sandbox.FaultArguments)
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "café", New: "茶"}}})
+	message := requireFault(t, err, protocol.CodeInvalidArguments)
 	require.Contains(t, message, "ISO-8859-1")
 	require.Equal(t, "caf\xe9\n", f.get(t, "file"))
 }
@@ -128,33 +129,33 @@ func textMark(t *testing.T, f *tree) {
 	const mark = "\uFEFF"
 	content := mark + "using System;\nclass A {}\n"
 	f.put(t, "file", content)
-	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
 	require.Equal(t, content[len(mark):], string(got.Content))
 	require.True(t, got.BOM)
 	require.Empty(t, got.Encoding)
-	require.EqualValues(t, len(content), got.Size)
-	raw, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Raw: true})
+	require.EqualValues(t, len(content), got.Bytes)
+	raw, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Raw: true})
 	require.NoError(t, err)
 	require.Equal(t, content, string(raw.Content))
-	require.Equal(t, []string{"file:1:using System;"}, f.found(t, sandbox.SearchRequest{Pattern: "^using"}))
+	require.Equal(t, []string{"file:1:using System;"}, f.found(t, protocol.FilesSearch{Pattern: "^using"}))
 
-	edited, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: "@@ -1 +1 @@\n-using System;\n+using Other;\n"})
+	edited, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1 +1 @@\n-using System;\n+using Other;\n"})
 	require.NoError(t, err)
 	require.NotContains(t, edited.Diff, mark)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "using Other;\nclass A", New: "class B"}}})
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "using Other;\nclass A", New: "class B"}}})
 	require.NoError(t, err)
 	require.Equal(t, mark+"class B {}\n", f.get(t, "file"))
 
 	f.put(t, "doc.json", mark+"{\"a\": 1}\n")
-	value, err := f.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: "/a"})
+	value, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: "/a"})
 	require.NoError(t, err)
 	require.Equal(t, "1", string(value.Value))
-	_, err = f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: "/a", Content: []byte("2")})
+	_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: "/a", Content: []byte("2")})
 	require.NoError(t, err)
 	require.Equal(t, mark+"{\"a\": 2}\n", f.get(t, "doc.json"))
 	f.put(t, "doc.json", utf16Of(binary.LittleEndian, `{"a": 1}`))
-	_, err = f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: "/a", Content: []byte(`"漢"`)})
+	_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: "/a", Content: []byte(`"漢"`)})
 	require.NoError(t, err)
 	require.Equal(t, utf16Of(binary.LittleEndian, `{"a": "漢"}`), f.get(t, "doc.json"))
 }
@@ -172,11 +173,11 @@ func textMarkWritten(t *testing.T, f *tree) {
 	} {
 		f.put(t, "file", test.before)
 		for range 2 {
-			got, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte(test.content)})
+			got, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte(test.content)})
 			require.NoError(t, err, name)
 			require.Equal(t, test.want, f.get(t, "file"), name)
 			require.Equal(t, digest(test.want), got.SHA256, name)
-			require.EqualValues(t, len(test.want), got.Size, name)
+			require.EqualValues(t, len(test.want), got.Bytes, name)
 		}
 	}
 }
@@ -202,19 +203,19 @@ func textLineEnds(t *testing.T, f *tree) {
 		"half of a line end":  {"a\r\nb\r\n", "a\r", "a", "a\nb\r\n"},
 	} {
 		f.put(t, "file", test.content)
-		_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: test.old, New: test.changed}}})
+		_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: test.old, New: test.changed}}})
 		require.NoError(t, err, name)
 		require.Equal(t, test.want, f.get(t, "file"), name)
 	}
 	f.put(t, "file", "x\r\ny\r\nx\ny\nx\r\n")
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "x\ny", New: "1\n2\n3", All: true}}})
+	got, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "x\ny", New: "1\n2\n3", ReplaceAll: true}}})
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Replacements)
 	require.Equal(t, "1\r\n2\r\n3\r\n1\n2\n3\nx\r\n", f.get(t, "file"))
-	message := f.refused(t, "x\r\ny\r\nx\ny\n", sandbox.Edit{Old: "x\ny", New: "z"}, sandbox.FaultEditNotUnique)
+	message := f.refused(t, "x\r\ny\r\nx\ny\n", protocol.FileEdit{Old: "x\ny", New: "z"}, protocol.CodeEditNotUnique)
 	require.Contains(t, message, "at lines 1, 3;")
 	f.put(t, "file", "a\r\nb\r\n")
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "1\n2"}, {Old: "2\nb", New: "2\n3"}}})
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "1\n2"}, {Old: "2\nb", New: "2\n3"}}})
 	require.NoError(t, err)
 	require.Equal(t, "1\r\n2\r\n3\r\n", f.get(t, "file"))
 }
@@ -227,7 +228,7 @@ func textLineEndsJSON(t *testing.T, f *tree) {
 		"":     "{\r\n  \"x\": [\r\n    1\r\n  ]\r\n}\r\n",
 	} {
 		f.put(t, "doc.json", document)
-		_, err := f.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: query, Content: []byte(`{"x": [1]}`)})
+		_, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: query, Content: []byte(`{"x": [1]}`)})
 		require.NoError(t, err)
 		require.Equal(t, want, f.get(t, "doc.json"), query)
 	}
@@ -235,11 +236,11 @@ func textLineEndsJSON(t *testing.T, f *tree) {
 
 func textLineEndsTold(t *testing.T, f *tree) {
 	for content, want := range map[string]string{
-		"a\r\nb\r\n": sandbox.LineEndsCRLF, "a\r\nb": sandbox.LineEndsCRLF, "a\nb\r\n": sandbox.LineEndsMixed, "a\nb": "", "a": "", "": "", "a\rb": "",
-		strings.Repeat("x", 128<<10-1) + "\r\n": sandbox.LineEndsCRLF, // the pieces of a file are cut there
+		"a\r\nb\r\n": "CRLF", "a\r\nb": "CRLF", "a\nb\r\n": "mixed", "a\nb": "", "a": "", "": "", "a\rb": "",
+		strings.Repeat("x", 128<<10-1) + "\r\n": "CRLF", // the pieces of a file are cut there
 	} {
 		f.put(t, "file", content)
-		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Limit: 1})
+		got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Limit: 1})
 		require.NoError(t, err)
 		require.Equal(t, want, got.LineEnds, "%.20q", content)
 	}
@@ -249,15 +250,15 @@ func textLineEndsTold(t *testing.T, f *tree) {
 func textLinks(t *testing.T, f *tree) {
 	f.put(t, "file", "old\n")
 	require.NoError(t, os.Link(f.host("file"), f.host("other")))
-	edited, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "old", New: "new"}}})
+	edited, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "old", New: "new"}}})
 	require.NoError(t, err)
 	require.Equal(t, 1, edited.Links)
 	require.Equal(t, "old\n", f.get(t, "other"))
-	edited, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "new", New: "newer"}}})
+	edited, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "new", New: "newer"}}})
 	require.NoError(t, err)
 	require.Zero(t, edited.Links)
 	require.NoError(t, os.Link(f.host("file"), f.host("third")))
-	written, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "third", Content: []byte("x")})
+	written, err := f.Write(t.Context(), protocol.FilesWrite{Path: "third", Content: []byte("x")})
 	require.NoError(t, err)
 	require.Equal(t, 1, written.Links)
 }
@@ -269,18 +270,18 @@ func textNoLine(t *testing.T, f *tree) {
 		`a\nb`: `has no \n`, "a\nb": `has no \n`, `(?s)a\r?\nb|\n`: `has no \n`, `a[\n]b`: `has no \n`, `(a\n)+`: `has no \n`,
 		`$user`: `put a \`, `(x|y)$z`: `put a \`, `b ^x`: `put a \`, `^a$b|$c`: `put a \`,
 	} {
-		_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: pattern})
-		require.Contains(t, requireFault(t, err, sandbox.FaultInvalidPattern), want, pattern)
+		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, sandbox.SearchOptions{})
+		require.Contains(t, requireFault(t, err, protocol.CodeInvalidPattern), want, pattern)
 	}
 	for _, pattern := range []string{`a\n?`, `a|\n`, `a\s*`, `[^x]$`, `^^a$$`, `$|a`, `a(\n)*`, `x?^a`, `a$()`, `(?m)a$`} {
-		require.NotEmpty(t, f.found(t, sandbox.SearchRequest{Pattern: pattern}), pattern)
+		require.NotEmpty(t, f.found(t, protocol.FilesSearch{Pattern: pattern}), pattern)
 	}
 }
 
 func textReturn(t *testing.T, f *tree) {
 	f.put(t, "file", "one\r\ntwo\nthree\r\n")
-	require.Equal(t, []string{"file:1:one", "file:3:three"}, f.found(t, sandbox.SearchRequest{Pattern: `\r$`}))
-	require.Equal(t, []string{"file:1:one", "file:3:three"}, f.found(t, sandbox.SearchRequest{Pattern: `e$`}))
+	require.Equal(t, []string{"file:1:one", "file:3:three"}, f.found(t, protocol.FilesSearch{Pattern: `\r$`}))
+	require.Equal(t, []string{"file:1:one", "file:3:three"}, f.found(t, protocol.FilesSearch{Pattern: `e$`}))
 }
 
 // textBrackets: names that exist with brackets are meant by patterns with brackets, and otherwise
@@ -299,18 +300,18 @@ func textBrackets(t *testing.T, f *tree) {
 		`lib/[ab].go`:                 {"lib/a.go", "lib/b.go"},
 		`app/\[slug\]/page.tsx`:       {"app/[slug]/page.tsx"},
 	} {
-		got, err := f.Glob(t.Context(), sandbox.GlobRequest{Pattern: pattern})
+		got, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: pattern})
 		require.NoError(t, err, pattern)
 		require.Equal(t, want, got.Paths, pattern)
 		found := []string{}
-		searched, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Glob: pattern})
+		searched, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Glob: pattern}, sandbox.SearchOptions{})
 		require.NoError(t, err, pattern)
 		for _, match := range searched.Matches {
 			found = append(found, match.Path)
 		}
 		require.Equal(t, want, found, pattern)
 	}
-	got, err := f.Glob(t.Context(), sandbox.GlobRequest{Pattern: "[slug]/page.tsx", Path: "app"})
+	got, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: "[slug]/page.tsx", Path: "app"})
 	require.NoError(t, err)
 	require.Equal(t, []string{"app/[slug]/page.tsx"}, got.Paths)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -21,14 +22,14 @@ const (
 // A path is resolved, judged, and then used. Whoever could exchange a link in between is
 // a command, and a command is not bound by roots in the first place: no file operation
 // makes a link.
-func (f *FS) Within(roots ...sandbox.Roots) sandbox.FS {
+func (f *FS) Within(roots ...protocol.Roots) sandbox.FS {
 	bound := *f
 	bound.bounds = slices.Concat(f.bounds, roots)
 	return &bound
 }
 
 // reach is [clean] for a path that is used so; the fault of a place that the FS is not
-// bound to is [sandbox.FaultDenied].
+// bound to is [protocol.CodePolicyDenied].
 func (f *FS) reach(p string, as use) (string, error) {
 	name, err := clean(f.root.Name(), p)
 	if err != nil {
@@ -96,7 +97,7 @@ func (f *FS) guard(name, actual string) error {
 	if actual != name {
 		leads = " leads to " + actual + ", which"
 	}
-	return sandbox.Faultf(sandbox.FaultProtected, "%s%s is protected: %s can be read and not be changed in this workspace.", name, leads, f.protected[at])
+	return protocol.Errorf(protocol.CodeProtected, "%s%s is protected: %s can be read and not be changed in this workspace.", name, leads, f.protected[at])
 }
 
 // judge judges what a path stands for.
@@ -113,7 +114,7 @@ func (f *FS) judge(name, actual string, as use) error {
 		if actual != name {
 			leads = " leads to " + actual + ", which"
 		}
-		return sandbox.Faultf(sandbox.FaultDenied, "%s%s may not be %s in this session; only these may be: %s.", name, leads, what, listed(allowed))
+		return protocol.Errorf(protocol.CodePolicyDenied, "%s%s may not be %s in this session; only these may be: %s.", name, leads, what, listed(allowed))
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/text/encoding/simplifiedchinese"
 	"golang.org/x/text/encoding/unicode"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // form is how a file stores its text. The zero value is UTF-8 without a byte order mark, and also
@@ -74,7 +74,7 @@ func (f form) encode(text []byte) ([]byte, error) {
 	if f.codec != nil {
 		encoded, err := f.codec.NewEncoder().Bytes(text)
 		if err != nil {
-			return nil, sandbox.Faultf(sandbox.FaultArguments,
+			return nil, protocol.Errorf(protocol.CodeInvalidArguments,
 				"the file is in %s, and the new text has characters that this encoding lacks; nothing was changed. Use other characters, or convert the file first, as with iconv", f.name)
 		}
 		text = encoded
@@ -209,8 +209,8 @@ func (e *lineEnds) String() string {
 	case 0:
 		return ""
 	case e.all:
-		return sandbox.LineEndsCRLF
+		return "CRLF"
 	default:
-		return sandbox.LineEndsMixed
+		return "mixed"
 	}
 }

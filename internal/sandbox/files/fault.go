@@ -8,13 +8,14 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// fault turns an error of the root into a *[sandbox.Fault]; what is not about the
+// fault turns an error of the root into a *[protocol.Error]; what is not about the
 // request, a closed FS or an ended context, stays an error. name is what was operated on.
 func (f *FS) fault(op, name string, err error) error {
-	var already *sandbox.Fault
+	var already *protocol.Error
 	switch {
 	case err == nil:
 		return nil
@@ -29,19 +30,19 @@ func (f *FS) fault(op, name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return f.notFound(name)
 	case errors.Is(err, syscall.ENOTDIR):
-		return sandbox.Faultf(sandbox.FaultNotDirectory, "%q goes through something that is not a directory", name)
+		return protocol.Errorf(protocol.CodeNotDirectory, "%q goes through something that is not a directory", name)
 	case errors.Is(err, syscall.EISDIR):
 		return isDirectory(name)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return sandbox.Faultf(sandbox.FaultPermission, "%s %q: %s", op, name, cause(err))
+		return protocol.Errorf(protocol.CodePermission, "%s %q: %s", op, name, cause(err))
 	case errors.Is(err, syscall.ELOOP):
-		return sandbox.Faultf(sandbox.FaultInvalidPath, "%q goes through a loop of symbolic links", name)
+		return protocol.Errorf(protocol.CodeInvalidPath, "%q goes through a loop of symbolic links", name)
 	case errors.Is(err, syscall.ENAMETOOLONG):
-		return sandbox.Faultf(sandbox.FaultInvalidPath, "%q is too long", name)
+		return protocol.Errorf(protocol.CodeInvalidPath, "%q is too long", name)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, errQuota):
-		return sandbox.Faultf(sandbox.FaultFailed, "%s %q: %s; delete what is not needed", op, name, cause(err))
+		return protocol.Errorf(protocol.CodeToolFailed, "%s %q: %s; delete what is not needed", op, name, cause(err))
 	default:
-		return sandbox.Faultf(sandbox.FaultFailed, "%s %q: %s", op, name, cause(err))
+		return protocol.Errorf(protocol.CodeToolFailed, "%s %q: %s", op, name, cause(err))
 	}
 }
 
@@ -51,7 +52,7 @@ func escapes(name string, err error) error {
 	if out, is := errors.AsType[*outsideError](err); is && out.link != "" {
 		link = fmt.Sprintf("the symbolic link %q to %.200q", out.link, out.target)
 	}
-	return sandbox.Faultf(sandbox.FaultEscape,
+	return protocol.Errorf(protocol.CodePathEscape,
 		"%q goes through %s, which is outside of the workspace; use another path, or if the place is in the workspace make the link relative or begin it with %s/",
 		name, link, mount)
 }
@@ -73,11 +74,11 @@ func cause(err error) string {
 }
 
 func isDirectory(name string) error {
-	return sandbox.Faultf(sandbox.FaultIsDirectory, "%q is a directory; list it, or name a file in it", name)
+	return protocol.Errorf(protocol.CodeIsDirectory, "%q is a directory; list it, or name a file in it", name)
 }
 
 func notRegular(name string, mode fs.FileMode) error {
-	return sandbox.Faultf(sandbox.FaultNotRegular, "%q is not a regular file but a %s", name, kind(mode))
+	return protocol.Errorf(protocol.CodeNotRegular, "%q is not a regular file but a %s", name, kind(mode))
 }
 
 func kind(mode fs.FileMode) string {
@@ -94,6 +95,6 @@ func kind(mode fs.FileMode) string {
 }
 
 func tooLarge(name string, size, limit int64) error {
-	return sandbox.Faultf(sandbox.FaultTooLarge,
+	return protocol.Errorf(protocol.CodeTooLarge,
 		"%q has %d bytes, at most %d are possible; use a command for a part of it", name, size, limit)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -12,8 +13,8 @@ var _ sandbox.FS = (*FS)(nil)
 // FS is the file operations of one workspace. It is safe for concurrent use.
 type FS struct {
 	root   *root
-	turns  *turns          // of those who change a file
-	bounds []sandbox.Roots // see Within
+	turns  *turns           // of those who change a file
+	bounds []protocol.Roots // see Within
 
 	protected []string // see Protect
 }
@@ -29,7 +30,7 @@ func Open(dir string, called ...string) (*FS, error) {
 }
 
 // Protect has operations refuse to change what is at or below places, as [sandbox.Spec].Protect has
-// them in canonical form, with the fault [sandbox.FaultProtected]. It is called before any
+// them in canonical form, with the fault [protocol.CodeProtected]. It is called before any
 // operation. That a command cannot exchange a link meanwhile is up to who makes the places
 // read-only.
 func (f *FS) Protect(places []string) { f.protected = places }

@@ -16,6 +16,7 @@ import (
 	"github.com/aymanbagabas/go-udiff"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -37,7 +38,7 @@ func FuzzPatch(f *testing.F) {
 	host := filepath.Join(dir, "file")
 	f.Fuzz(func(t *testing.T, before, after, patch string) {
 		require.NoError(t, os.WriteFile(host, []byte(before), 0o600))
-		_, err := fs.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: patch})
+		_, err := fs.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: patch})
 		requireFaultOrNil(t, err)
 		got, readErr := os.ReadFile(host)
 		require.NoError(t, readErr)
@@ -49,7 +50,7 @@ func FuzzPatch(f *testing.F) {
 		}
 		require.NoError(t, os.WriteFile(host, []byte(before), 0o600))
 		difference := udiff.Unified("a/file", "b/file", before, after)
-		_, err = fs.Edit(t.Context(), sandbox.EditRequest{Path: "file", Patch: difference})
+		_, err = fs.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: difference})
 		require.NoError(t, err, "%q", difference)
 		got, readErr = os.ReadFile(host)
 		require.NoError(t, readErr)
@@ -77,13 +78,13 @@ func FuzzFind(f *testing.F) {
 	fs := open(f, dir)
 	f.Fuzz(func(t *testing.T, pattern, expression, rules string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, ".gitignore"), []byte(rules), 0o600))
-		found, err := fs.Glob(t.Context(), sandbox.GlobRequest{Pattern: pattern})
+		found, err := fs.Glob(t.Context(), protocol.FilesGlob{Pattern: pattern})
 		requireFaultOrNil(t, err)
 		require.IsIncreasing(t, append([]string{""}, found.Paths...))
 		for _, name := range found.Paths {
 			require.Contains(t, append(names, ".gitignore"), name)
 		}
-		searched, err := fs.Search(t.Context(), sandbox.SearchRequest{Pattern: expression})
+		searched, err := fs.Search(t.Context(), protocol.FilesSearch{Pattern: expression}, sandbox.SearchOptions{})
 		requireFaultOrNil(t, err)
 		compiled, compileErr := regexp.Compile(expression)
 		require.True(t, err != nil || compileErr == nil)
@@ -117,9 +118,9 @@ func FuzzJSON(f *testing.F) {
 	host := filepath.Join(dir, "doc.json")
 	f.Fuzz(func(t *testing.T, document, query, value string) {
 		require.NoError(t, os.WriteFile(host, []byte(document), 0o600))
-		old, readErr := fs.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: query})
+		old, readErr := fs.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: query})
 		requireFaultOrNil(t, readErr)
-		_, err := fs.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: query, Content: []byte(value)})
+		_, err := fs.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: query, Content: []byte(value)})
 		requireFaultOrNil(t, err)
 		after, hostErr := os.ReadFile(host)
 		require.NoError(t, hostErr)
@@ -131,13 +132,13 @@ func FuzzJSON(f *testing.F) {
 		if strings.HasSuffix(query, "/-") {
 			return
 		}
-		got, err := fs.ReadJSON(t.Context(), sandbox.ReadJSONRequest{Path: "doc.json", Query: query})
+		got, err := fs.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json", Query: query})
 		require.NoError(t, err)
 		require.True(t, reflect.DeepEqual(compact(t, []byte(value)), compact(t, got.Value)), "%q and %q", value, got.Value)
 		if readErr != nil || query == "" {
 			return
 		}
-		_, err = fs.WriteJSON(t.Context(), sandbox.WriteJSONRequest{Path: "doc.json", Query: query, Content: old.Value})
+		_, err = fs.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: query, Content: json.RawMessage(old.Value)})
 		require.NoError(t, err)
 		back, hostErr := os.ReadFile(host)
 		require.NoError(t, hostErr)

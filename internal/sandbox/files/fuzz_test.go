@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Whatever the path, nothing outside of the workspace is seen or changed, and a
@@ -32,14 +32,14 @@ func FuzzPath(f *testing.F) {
 	fs := open(f, dir)
 	f.Fuzz(func(t *testing.T, path string) {
 		for range 2 { // the second time something may be there
-			read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: path})
+			read, err := fs.Read(t.Context(), protocol.FilesRead{Path: path})
 			requireFaultOrNil(t, err)
 			require.NotEqual(t, "secret", string(read.Content))
-			_, err = fs.Stat(t.Context(), sandbox.StatRequest{Path: path})
+			_, err = fs.Stat(t.Context(), protocol.FilesExists{Path: path})
 			requireFaultOrNil(t, err)
-			_, err = fs.List(t.Context(), sandbox.ListRequest{Path: path})
+			_, err = fs.List(t.Context(), protocol.FilesList{Path: path})
 			requireFaultOrNil(t, err)
-			_, err = fs.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("inside")})
+			_, err = fs.Write(t.Context(), protocol.FilesWrite{Path: path, Content: []byte("inside")})
 			requireFaultOrNil(t, err)
 		}
 		entries, err := os.ReadDir(base)
@@ -54,7 +54,7 @@ func FuzzPath(f *testing.F) {
 func requireFaultOrNil(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
-		var fault *sandbox.Fault
+		var fault *protocol.Error
 		require.ErrorAs(t, err, &fault)
 		require.NotEmpty(t, fault.Message)
 		require.Less(t, len(fault.Message), 20_000)
@@ -75,7 +75,7 @@ func FuzzEdit(f *testing.F) {
 	host := filepath.Join(dir, "file")
 	f.Fuzz(func(t *testing.T, content, before, after string, all bool) {
 		require.NoError(t, os.WriteFile(host, []byte(content), 0o600))
-		result, err := fs.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: before, New: after, All: all}}})
+		result, err := fs.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: before, New: after, ReplaceAll: all}}})
 		got, readErr := os.ReadFile(host)
 		require.NoError(t, readErr)
 		requireFaultOrNil(t, err)

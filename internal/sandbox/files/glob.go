@@ -12,20 +12,25 @@ import (
 
 	"github.com/bmatcuk/doublestar/v4"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Glob implements [sandbox.FS].
-func (f *FS) Glob(ctx context.Context, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
-	return operate(f, req.Path, reading, "search", func(name string) (sandbox.GlobResult, error) { return f.glob(ctx, name, req) })
+func (f *FS) Glob(ctx context.Context, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
+	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesGlobResult, error) { return f.glob(ctx, name, req, false) })
 }
 
-func (f *FS) glob(ctx context.Context, name string, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
-	var result sandbox.GlobResult
+// GlobRegular implements [sandbox.FS].
+func (f *FS) GlobRegular(ctx context.Context, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
+	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesGlobResult, error) { return f.glob(ctx, name, req, true) })
+}
+
+func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob, regular bool) (protocol.FilesGlobResult, error) {
+	result := protocol.FilesGlobResult{Paths: []string{}}
 	if info, err := f.root.Stat(name); err != nil {
 		return result, err
 	} else if !info.IsDir() {
-		return result, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
+		return result, protocol.Errorf(protocol.CodeNotDirectory, "%q is not a directory", name)
 	}
 	wanted, err := f.newGlob(ctx, req.Pattern, req.Names, name, req.NoIgnore)
 	if err != nil {
@@ -36,7 +41,7 @@ func (f *FS) glob(ctx context.Context, name string, req sandbox.GlobRequest) (sa
 	}
 	room := newRoom(req.Limit)
 	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at position) error {
-		if at.entry.IsDir() || req.Regular && !at.entry.Type().IsRegular() || !wanted.match(path.Join(wanted.base, at.below)) {
+		if at.entry.IsDir() || regular && !at.entry.Type().IsRegular() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}
 		if result.Total++; room.take(len(at.name)) {
@@ -45,15 +50,15 @@ func (f *FS) glob(ctx context.Context, name string, req sandbox.GlobRequest) (sa
 		return nil
 	}}
 	err = w.from(ctx, path.Join(name, wanted.base))
-	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, sandbox.FaultNotDirectory)) {
+	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, protocol.CodeNotDirectory)) {
 		err = nil // nothing can match
 	}
 	result.Skipped, result.Ignored = w.skipped, w.ignored
 	return result, err
 }
 
-func isFault(err error, code sandbox.FaultCode) bool {
-	fault, ok := errors.AsType[*sandbox.Fault](err)
+func isFault(err error, code protocol.Code) bool {
+	fault, ok := errors.AsType[*protocol.Error](err)
 	return ok && fault.Code == code
 }
 
@@ -100,15 +105,15 @@ func parseGlob(pattern string, names bool) (glob, error) {
 		return glob{}, nil
 	}
 	if len(pattern) > maxPath {
-		return glob{}, sandbox.Faultf(sandbox.FaultInvalidPattern, "the glob has %d bytes, at most %d are possible", len(pattern), maxPath)
+		return glob{}, protocol.Errorf(protocol.CodeInvalidPattern, "the glob has %d bytes, at most %d are possible", len(pattern), maxPath)
 	}
 	text := strings.TrimPrefix(strings.TrimPrefix(pattern, mount+"/"), "./")
 	if strings.HasPrefix(text, "/") || slices.Contains(strings.Split(text, "/"), "..") {
-		return glob{}, sandbox.Faultf(sandbox.FaultEscape,
+		return glob{}, protocol.Errorf(protocol.CodePathEscape,
 			`the glob %q leads outside of the workspace; use one that is relative to it, such as "src/**/*.go"`, pattern)
 	}
 	if !doublestar.ValidatePattern(text) {
-		return glob{}, sandbox.Faultf(sandbox.FaultInvalidPattern,
+		return glob{}, protocol.Errorf(protocol.CodeInvalidPattern,
 			`the glob %q is malformed; examples: "*.go", "src/**/*.{ts,tsx}"`, pattern)
 	}
 	if names && !strings.Contains(text, "/") {

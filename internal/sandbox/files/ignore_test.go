@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // The files that a glob leaves out are those that git ignores, whatever the rules.
@@ -54,9 +54,9 @@ func TestIgnore_AsGitDoes(t *testing.T) {
 			}
 		}
 		fs := open(t, dir)
-		got, err := fs.Glob(t.Context(), sandbox.GlobRequest{Pattern: "**"})
+		got, err := fs.Glob(t.Context(), protocol.FilesGlob{Pattern: "**"})
 		require.NoError(t, err)
-		require.Equal(rt, gitSees(t, repository, dir), got.Paths)
+		require.Equal(rt, append([]string{}, gitSees(t, repository, dir)...), got.Paths)
 	})
 }
 

@@ -8,17 +8,18 @@ import (
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // ReadJSON implements [sandbox.FS].
-func (f *FS) ReadJSON(ctx context.Context, req sandbox.ReadJSONRequest) (sandbox.ReadJSONResult, error) {
-	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadJSONResult, error) { return f.readJSON(ctx, name, req.Query) })
+func (f *FS) ReadJSON(ctx context.Context, req protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error) {
+	return operate(f, req.Path, reading, "read", func(name string) (protocol.FilesJSONReadResult, error) { return f.readJSON(ctx, name, req) })
 }
 
-func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSONResult, error) {
-	var result sandbox.ReadJSONResult
-	steps, err := change.Pointer(query)
+func (f *FS) readJSON(ctx context.Context, name string, req protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error) {
+	var result protocol.FilesJSONReadResult
+	steps, err := change.Pointer(req.Query)
 	if err != nil {
 		return result, err
 	}
@@ -35,26 +36,30 @@ func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSON
 	if err != nil {
 		return result, err
 	}
-	result = sandbox.ReadJSONResult{
-		Value: value.Text, Type: value.Type, Length: value.Length, Size: int64(len(content)), SHA256: digest(content),
+	result = protocol.FilesJSONReadResult{
+		Path: req.Path, Query: req.Query, Value: value.Text, JSONType: value.Type, Length: value.Length, Bytes: int64(len(content)), SHA256: digest(content),
 	}
 	return result, nil
 }
 
 // WriteJSON implements [sandbox.FS].
-func (f *FS) WriteJSON(ctx context.Context, req sandbox.WriteJSONRequest) (sandbox.WriteResult, error) {
-	return operate(f, req.Path, writing, "write", func(name string) (sandbox.WriteResult, error) { return f.writeJSON(ctx, name, req) })
+func (f *FS) WriteJSON(ctx context.Context, req protocol.FilesJSONWrite) (protocol.FilesJSONWriteResult, error) {
+	return operate(f, req.Path, writing, "write", func(name string) (protocol.FilesJSONWriteResult, error) {
+		result, err := f.writeJSON(ctx, name, req)
+		result.Path = req.Path
+		return protocol.FilesJSONWriteResult{FilesWriteResult: result}, err
+	})
 }
 
-func (f *FS) writeJSON(ctx context.Context, name string, req sandbox.WriteJSONRequest) (sandbox.WriteResult, error) {
+func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONWrite) (protocol.FilesWriteResult, error) {
 	steps, err := change.Pointer(req.Query)
 	if err != nil {
-		return sandbox.WriteResult{}, err
+		return protocol.FilesWriteResult{}, err
 	}
 	if !json.Valid(req.Content) {
-		return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultInvalidJSON, "the new content is not JSON; nothing was changed")
+		return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidJSON, "the new content is not JSON; nothing was changed")
 	}
-	return f.write(ctx, name, req.Expect, func(file current) ([]byte, error) {
+	return f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
 		after, err := replaceJSON(name, file, steps, bytes.TrimSpace(req.Content))
 		if err == nil && len(after) > sandbox.MaxFileSize {
 			err = tooLarge(name, int64(len(after)), sandbox.MaxFileSize)

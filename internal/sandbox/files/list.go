@@ -10,6 +10,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -17,16 +18,21 @@ import (
 const listChunk = 4096
 
 // List implements [sandbox.FS].
-func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListResult, error) {
-	return operate(f, req.Path, reading, "list", func(name string) (sandbox.ListResult, error) { return f.list(ctx, name) })
+func (f *FS) List(ctx context.Context, req protocol.FilesList) (protocol.FilesListResult, error) {
+	return operate(f, req.Path, reading, "list", func(name string) (protocol.FilesListResult, error) {
+		result, err := f.list(ctx, name)
+		result.Path = req.Path
+		return result, err
+	})
 }
 
-func (f *FS) list(ctx context.Context, name string) (result sandbox.ListResult, err error) {
+func (f *FS) list(ctx context.Context, name string) (result protocol.FilesListResult, err error) {
 	dir, err := f.openDir(name)
 	if err != nil {
 		return result, err
 	}
 	defer dir.Close()
+	result.Entries = []protocol.DirEntry{}
 	for {
 		if err := ctx.Err(); err != nil {
 			return result, err
@@ -45,16 +51,16 @@ func (f *FS) list(ctx context.Context, name string) (result sandbox.ListResult, 
 }
 
 // fit sorts entries by name, and keeps the first [sandbox.MaxFound].
-func fit(entries []sandbox.Entry) []sandbox.Entry {
-	slices.SortFunc(entries, func(a, b sandbox.Entry) int { return cmp.Compare(a.Name, b.Name) })
+func fit(entries []protocol.DirEntry) []protocol.DirEntry {
+	slices.SortFunc(entries, func(a, b protocol.DirEntry) int { return cmp.Compare(a.Name, b.Name) })
 	return entries[:min(len(entries), sandbox.MaxFound)]
 }
 
 // merge adds chunk to entries, of which it keeps the first, twice [sandbox.MaxFound] at most.
-func merge(entries []sandbox.Entry, chunk []fs.DirEntry) []sandbox.Entry {
+func merge(entries []protocol.DirEntry, chunk []fs.DirEntry) []protocol.DirEntry {
 	for _, d := range chunk {
-		entry := sandbox.Entry{Name: d.Name(), Type: fileType(d.Type())}
-		if info, err := d.Info(); err == nil && entry.Type == sandbox.TypeFile {
+		entry := protocol.DirEntry{Name: d.Name(), Type: fileType(d.Type())}
+		if info, err := d.Info(); err == nil && entry.Type == protocol.TypeFile {
 			entry.Size = info.Size()
 		}
 		entries = append(entries, entry)
@@ -72,49 +78,49 @@ func (f *FS) openDir(name string) (*os.File, error) {
 		return nil, err
 	}
 	if !info.IsDir() {
-		return nil, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
+		return nil, protocol.Errorf(protocol.CodeNotDirectory, "%q is not a directory", name)
 	}
 	return f.root.OpenFile(name, os.O_RDONLY|nonblock, 0)
 }
 
 // Stat implements [sandbox.FS].
-func (f *FS) Stat(ctx context.Context, req sandbox.StatRequest) (sandbox.StatResult, error) {
+func (f *FS) Stat(ctx context.Context, req protocol.FilesExists) (protocol.FilesExistsResult, error) {
 	name, err := f.reachEntry(req.Path)
 	if err != nil {
-		return sandbox.StatResult{}, err
+		return protocol.FilesExistsResult{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return sandbox.StatResult{}, f.fault("stat", name, err)
+		return protocol.FilesExistsResult{}, f.fault("stat", name, err)
 	}
 	info, err := f.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-		return sandbox.StatResult{}, nil
+		return protocol.FilesExistsResult{Path: req.Path}, nil
 	case err != nil:
-		return sandbox.StatResult{}, f.fault("stat", name, err)
+		return protocol.FilesExistsResult{}, f.fault("stat", name, err)
 	}
-	result := sandbox.StatResult{Exists: true, Type: fileType(info.Mode().Type())}
-	if result.Type == sandbox.TypeFile {
+	result := protocol.FilesExistsResult{Path: req.Path, Exists: true, Type: fileType(info.Mode().Type())}
+	if result.Type == protocol.TypeFile {
 		result.Size = info.Size()
 	}
 	return result, nil
 }
 
-func fileType(mode fs.FileMode) sandbox.FileType {
+func fileType(mode fs.FileMode) protocol.FileType {
 	switch mode {
 	case 0:
-		return sandbox.TypeFile
+		return protocol.TypeFile
 	case fs.ModeDir:
-		return sandbox.TypeDir
+		return protocol.TypeDir
 	case fs.ModeSymlink:
-		return sandbox.TypeSymlink
+		return protocol.TypeSymlink
 	default:
-		return sandbox.TypeOther
+		return protocol.TypeOther
 	}
 }
 
 // OpenDir opens a directory of the workspace, for a command that is to start in it.
-// The caller closes it. Expected failures are a *[sandbox.Fault].
+// The caller closes it. Expected failures are a *[protocol.Error].
 func (f *FS) OpenDir(p string) (*os.File, error) {
 	name, err := clean(f.root.Name(), p)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Bounds of the search for names like one that does not exist.
@@ -24,7 +24,7 @@ const (
 func (f *FS) notFound(name string) error {
 	dir, missing := f.missing(name)
 	if info, err := f.root.Lstat(path.Join(dir, missing)); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		return sandbox.Faultf(sandbox.FaultNotFound, "%q leads nowhere: it is a symbolic link to what does not exist", path.Join(dir, missing))
+		return protocol.Errorf(protocol.CodeNotFound, "%q leads nowhere: it is a symbolic link to what does not exist", path.Join(dir, missing))
 	}
 	where := fmt.Sprintf("directory %q", dir)
 	if dir == "." {
@@ -35,9 +35,9 @@ func (f *FS) notFound(name string) error {
 		hint = "; there is " + strings.Join(near, ", ")
 	}
 	if path.Join(dir, missing) == name {
-		return sandbox.Faultf(sandbox.FaultNotFound, "%q does not exist%s", name, hint)
+		return protocol.Errorf(protocol.CodeNotFound, "%q does not exist%s", name, hint)
 	}
-	return sandbox.Faultf(sandbox.FaultNotFound, "%q does not exist: there is no %q in %s%s", name, missing, where, hint)
+	return protocol.Errorf(protocol.CodeNotFound, "%q does not exist: there is no %q in %s%s", name, missing, where, hint)
 }
 
 // missing returns the deepest directory on the way to name that exists, and the

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestWrite_TheOwnerStays(t *testing.T) {
@@ -27,7 +27,7 @@ func TestWrite_TheOwnerStays(t *testing.T) {
 	require.NoError(t, os.Chown(dir, 1234, 2345))
 	require.NoError(t, os.Chown(filepath.Join(dir, "theirs"), 3456, 4567))
 	for _, path := range []string{"theirs", "new", "a/b/new"} {
-		_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("x")})
+		_, err := f.Write(t.Context(), protocol.FilesWrite{Path: path, Content: []byte("x")})
 		require.NoError(t, err)
 	}
 	owner := func(name string) [2]uint32 {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Bounds of paths, in bytes.
@@ -41,12 +41,12 @@ func clean(base, p string) (string, error) {
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if len(part) > maxName {
-			return "", sandbox.Faultf(sandbox.FaultInvalidPath,
+			return "", protocol.Errorf(protocol.CodeInvalidPath,
 				"a name in the path has %d bytes, at most %d are possible: %q...", len(part), maxName, part[:32])
 		}
 	}
 	if !filepath.IsLocal(filepath.FromSlash(name)) {
-		return "", sandbox.Faultf(sandbox.FaultInvalidPath, "%q is not a path that this system allows", p)
+		return "", protocol.Errorf(protocol.CodeInvalidPath, "%q is not a path that this system allows", p)
 	}
 	return name, nil
 }
@@ -54,11 +54,11 @@ func clean(base, p string) (string, error) {
 func checkText(p string) error {
 	switch {
 	case len(p) > maxPath:
-		return sandbox.Faultf(sandbox.FaultInvalidPath, "the path has %d bytes, at most %d are possible", len(p), maxPath)
+		return protocol.Errorf(protocol.CodeInvalidPath, "the path has %d bytes, at most %d are possible", len(p), maxPath)
 	case strings.ContainsRune(p, 0):
-		return sandbox.Faultf(sandbox.FaultInvalidPath, "%q contains a NUL byte", p)
+		return protocol.Errorf(protocol.CodeInvalidPath, "%q contains a NUL byte", p)
 	case !utf8.ValidString(p):
-		return sandbox.Faultf(sandbox.FaultInvalidPath, "%q is not valid UTF-8", p)
+		return protocol.Errorf(protocol.CodeInvalidPath, "%q is not valid UTF-8", p)
 	default:
 		return nil
 	}
@@ -70,6 +70,6 @@ func outside(base, p string) error {
 	if rel, ok := strings.CutPrefix(path.Clean(p), filepath.ToSlash(base)+"/"); ok && base != "" {
 		hint = fmt.Sprintf(": %q", rel)
 	}
-	return sandbox.Faultf(sandbox.FaultEscape,
+	return protocol.Errorf(protocol.CodePathEscape,
 		"%q is outside of the workspace; use a path relative to the workspace%s", p, hint)
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // badPattern is the fault of a regular expression that does not compile.
@@ -20,7 +20,7 @@ func badPattern(pattern string, err error) error {
 			where = fmt.Sprintf(" at character %d, %q", utf8.RuneCountInString(pattern[:at])+1, expr)
 		}
 	}
-	return sandbox.Faultf(sandbox.FaultInvalidPattern,
+	return protocol.Errorf(protocol.CodeInvalidPattern,
 		`the pattern %q is malformed: %s%s; patterns are RE2 regular expressions, put a \ before a special character that is meant as it is`,
 		pattern, what, where)
 }
@@ -53,7 +53,7 @@ func canMatch(pattern string) error {
 	default:
 		return nil
 	}
-	return sandbox.Faultf(sandbox.FaultInvalidPattern, "no line can match the pattern %q: %s", pattern, what)
+	return protocol.Errorf(protocol.CodeInvalidPattern, "no line can match the pattern %q: %s", pattern, what)
 }
 
 // needsReturn reports whether a pattern only matches what has a carriage return.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -74,7 +75,7 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 				ok++
 				continue
 			}
-			var fault *sandbox.Fault
+			var fault *protocol.Error
 			require.ErrorAs(t, err, &fault)
 			failed++
 		}
@@ -92,13 +93,13 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 func treeOperations(fs *files.FS) []func(context.Context) (string, error) {
 	read := func(path string) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) {
-			r, err := fs.Read(ctx, sandbox.ReadRequest{Path: path})
+			r, err := fs.Read(ctx, protocol.FilesRead{Path: path})
 			return string(r.Content), err
 		}
 	}
 	write := func(path string) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) {
-			_, err := fs.Write(ctx, sandbox.WriteRequest{Path: path, Content: []byte("inside")})
+			_, err := fs.Write(ctx, protocol.FilesWrite{Path: path, Content: []byte("inside")})
 			return "", err
 		}
 	}
@@ -107,7 +108,7 @@ func treeOperations(fs *files.FS) []func(context.Context) (string, error) {
 		read("in/a/b/c/file"), read("in-a/b/file"), read("in-a/file"), write("in/a/b/made"), write("in-a/new/file"),
 		write("tree/a/b/c/file"), write("tree/a/b/made"), write("plain"), write("tree/a/new/dir/file"),
 		func(ctx context.Context) (string, error) {
-			found, err := fs.Search(ctx, sandbox.SearchRequest{Path: "tree", Pattern: "secret"})
+			found, err := fs.Search(ctx, protocol.FilesSearch{Path: "tree", Pattern: "secret"}, sandbox.SearchOptions{})
 			var seen strings.Builder
 			for _, match := range found.Matches {
 				seen.WriteString(match.Text)
@@ -115,15 +116,15 @@ func treeOperations(fs *files.FS) []func(context.Context) (string, error) {
 			return seen.String(), err
 		},
 		func(ctx context.Context) (string, error) {
-			_, err := fs.Glob(ctx, sandbox.GlobRequest{Pattern: "**/file"})
+			_, err := fs.Glob(ctx, protocol.FilesGlob{Pattern: "**/file"})
 			return "", err
 		},
 		func(ctx context.Context) (string, error) {
-			_, err := fs.List(ctx, sandbox.ListRequest{Path: "tree/a/b"})
+			_, err := fs.List(ctx, protocol.FilesList{Path: "tree/a/b"})
 			return "", err
 		},
 		func(ctx context.Context) (string, error) {
-			_, err := fs.Edit(ctx, sandbox.EditRequest{Path: "tree/a/b/c/file", Patch: "@@ -1 +1 @@\n-secret\n+changed\n"})
+			_, err := fs.Edit(ctx, protocol.FilesEdit{Path: "tree/a/b/c/file", Patch: "@@ -1 +1 @@\n-secret\n+changed\n"})
 			return "", err
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -105,22 +106,22 @@ func useAll(t *testing.T, fs *files.FS, user int) (ok, failed int) {
 		return true
 	}
 	for _, path := range []string{"dir/file", "link", "hop/file"} {
-		read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		read, err := fs.Read(t.Context(), protocol.FilesRead{Path: path})
 		if count(err) && string(read.Content) == "secret" {
 			t.Errorf("read %s outside", path)
 		}
-		_, err = fs.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("inside " + strconv.Itoa(user))})
+		_, err = fs.Write(t.Context(), protocol.FilesWrite{Path: path, Content: []byte("inside " + strconv.Itoa(user))})
 		count(err)
-		_, err = fs.Edit(t.Context(), sandbox.EditRequest{Path: path, Edits: []sandbox.Edit{{Old: "inside", New: "INSIDE"}}})
+		_, err = fs.Edit(t.Context(), protocol.FilesEdit{Path: path, Edits: []protocol.FileEdit{{Old: "inside", New: "INSIDE"}}})
 		count(err)
-		found, err := fs.Search(t.Context(), sandbox.SearchRequest{Path: path, Pattern: "secret"})
+		found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: path, Pattern: "secret"}, sandbox.SearchOptions{})
 		if count(err) && len(found.Matches) > 0 {
 			t.Errorf("searched %s outside", path)
 		}
 	}
-	_, err := fs.Write(t.Context(), sandbox.WriteRequest{Path: "dir/new/file", Content: []byte("inside")})
+	_, err := fs.Write(t.Context(), protocol.FilesWrite{Path: "dir/new/file", Content: []byte("inside")})
 	count(err)
-	_, err = fs.List(t.Context(), sandbox.ListRequest{Path: "dir"})
+	_, err = fs.List(t.Context(), protocol.FilesList{Path: "dir"})
 	count(err)
 	return ok, failed
 }

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -19,23 +20,27 @@ import (
 const readChunk = 128 << 10
 
 // Read implements [sandbox.FS].
-func (f *FS) Read(ctx context.Context, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
-	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadResult, error) { return f.read(ctx, name, req) })
+func (f *FS) Read(ctx context.Context, req protocol.FilesRead) (protocol.FilesReadResult, error) {
+	return operate(f, req.Path, reading, "read", func(name string) (protocol.FilesReadResult, error) {
+		result, err := f.read(ctx, name, req)
+		result.Path, result.Raw = req.Path, req.Raw
+		return result, err
+	})
 }
 
-func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
+func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (protocol.FilesReadResult, error) {
 	if err := ctx.Err(); err != nil {
-		return sandbox.ReadResult{}, err
+		return protocol.FilesReadResult{}, err
 	}
 	file, info, err := f.openRegular(name, os.O_RDONLY)
 	if err != nil {
-		return sandbox.ReadResult{}, err
+		return protocol.FilesReadResult{}, err
 	}
 	defer file.Close()
 	s := newScan(req)
 	limit := int64(sandbox.MaxReadSize)
-	if req.MaxSize > 0 {
-		limit = min(limit, req.MaxSize)
+	if req.MaxBytes > 0 {
+		limit = min(limit, req.MaxBytes)
 	}
 	buf := make([]byte, min(readChunk, max(info.Size()+1, 512)))
 	for rest := buf; s.size <= limit && info.Size() <= limit; {
@@ -49,15 +54,15 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 			return f.text(ctx, name, req, s.result())
 		}
 		if err = errors.Join(err, ctx.Err()); err != nil {
-			return sandbox.ReadResult{}, err
+			return protocol.FilesReadResult{}, err
 		}
 	}
-	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
+	return protocol.FilesReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
 }
 
 // text returns r, or, if the file holds text in another encoding than UTF-8, the decoded text.
-func (f *FS) text(ctx context.Context, name string, req sandbox.ReadRequest, r sandbox.ReadResult) (sandbox.ReadResult, error) {
-	if req.Raw || !r.Binary || r.Image != "" || r.Size > sandbox.MaxFileSize {
+func (f *FS) text(ctx context.Context, name string, req protocol.FilesRead, r protocol.FilesReadResult) (protocol.FilesReadResult, error) {
+	if req.Raw || !r.Binary || r.Image != "" || r.Bytes > sandbox.MaxFileSize {
 		return r, nil
 	}
 	content, _, err := f.load(ctx, name, os.O_RDONLY)
@@ -71,20 +76,17 @@ func (f *FS) text(ctx context.Context, name string, req sandbox.ReadRequest, r s
 	s := newScan(req)
 	s.take(text)
 	decoded := s.result()
-	decoded.SHA256, decoded.Size = digest(content), int64(len(content))
+	decoded.SHA256, decoded.Bytes = digest(content), int64(len(content))
 	decoded.Encoding, decoded.BOM = as.name, as.mark != ""
 	return decoded, nil
 }
 
 // ReadAt implements [sandbox.FS].
-func (f *FS) ReadAt(ctx context.Context, req sandbox.ReadAtRequest) (sandbox.ReadAtResult, error) {
-	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadAtResult, error) {
-		content, err := f.readAt(ctx, name, req)
-		return sandbox.ReadAtResult{Content: content}, err
-	})
+func (f *FS) ReadAt(ctx context.Context, p string, from int64, count int) ([]byte, error) {
+	return operate(f, p, reading, "read", func(name string) ([]byte, error) { return f.readAt(ctx, name, from, count) })
 }
 
-func (f *FS) readAt(ctx context.Context, name string, req sandbox.ReadAtRequest) ([]byte, error) {
+func (f *FS) readAt(ctx context.Context, name string, from int64, count int) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -93,12 +95,11 @@ func (f *FS) readAt(ctx context.Context, name string, req sandbox.ReadAtRequest)
 		return nil, err
 	}
 	defer file.Close()
-	count := sandbox.MaxChunk
-	if req.Count > 0 {
-		count = min(count, req.Count)
+	if count <= 0 || count > sandbox.MaxChunk {
+		count = sandbox.MaxChunk
 	}
 	content := make([]byte, count)
-	n, err := file.ReadAt(content, max(req.From, 0))
+	n, err := file.ReadAt(content, max(from, 0))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -120,7 +121,7 @@ type scan struct {
 	ends  lineEnds
 }
 
-func newScan(req sandbox.ReadRequest) *scan {
+func newScan(req protocol.FilesRead) *scan {
 	first := max(req.Offset, 1)
 	return &scan{first: first, raw: req.Raw, lines: lines.New(lines.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
 }
@@ -151,8 +152,8 @@ func (s *scan) take(chunk []byte) {
 	s.lines.Take(chunk)
 }
 
-func (s *scan) result() sandbox.ReadResult {
-	result := sandbox.ReadResult{SHA256: hex.EncodeToString(s.hash.Sum(nil)), Size: s.size, Image: s.image}
+func (s *scan) result() protocol.FilesReadResult {
+	result := protocol.FilesReadResult{SHA256: hex.EncodeToString(s.hash.Sum(nil)), Bytes: s.size, Image: s.image}
 	if result.Binary = s.image != "" || s.text.binary(); result.Binary {
 		result.Content = s.head
 		result.Truncated = int64(len(s.head)) < s.size

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -17,14 +18,14 @@ import (
 const checkEvery = 4096
 
 // Search implements [sandbox.FS].
-func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.SearchResult, error) {
-	return operate(f, req.Path, reading, "search", func(name string) (sandbox.SearchResult, error) {
-		s, err := f.newSearch(req)
+func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, options sandbox.SearchOptions) (protocol.FilesSearchResult, error) {
+	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesSearchResult, error) {
+		s, err := f.newSearch(req, options)
 		if err != nil {
-			return sandbox.SearchResult{}, err
+			return protocol.FilesSearchResult{}, err
 		}
 		if s.glob, err = f.newGlob(ctx, req.Glob, true, name, req.NoIgnore); err != nil {
-			return sandbox.SearchResult{}, err
+			return protocol.FilesSearchResult{}, err
 		}
 		s.glob.base = ""
 		err = s.run(ctx, name, req.NoIgnore)
@@ -46,13 +47,13 @@ type search struct {
 	room    room
 	until   time.Time // zero for no end
 	named   bool      // one file was asked for, and its faults are those of the search
-	result  sandbox.SearchResult
+	result  protocol.FilesSearchResult
 }
 
 // errStopped ends a search whose time is over.
 var errStopped = errors.New("the time of the search is over")
 
-func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
+func (f *FS) newSearch(req protocol.FilesSearch, options sandbox.SearchOptions) (*search, error) {
 	pattern, err := regexp.Compile(req.Pattern)
 	if err != nil {
 		return nil, badPattern(req.Pattern, err)
@@ -65,12 +66,13 @@ func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
 	}
 	literal, _ := pattern.LiteralPrefix()
 	s := &search{fs: f, pattern: pattern, literal: []byte(literal), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
-	if req.Patience > 0 {
-		s.until = time.Now().Add(req.Patience)
+	s.result.Matches = []protocol.Match{}
+	if options.Patience > 0 {
+		s.until = time.Now().Add(options.Patience)
 	}
-	if req.Among != nil {
-		s.among = make(map[string]bool, len(req.Among))
-		for _, name := range req.Among {
+	if options.Among != nil {
+		s.among = make(map[string]bool, len(options.Among))
+		for _, name := range options.Among {
 			s.among[name] = true
 		}
 	}
@@ -170,7 +172,7 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 func (s *search) found(name string, number int, line []byte) {
 	s.result.Total++
 	if s.room.take(len(name) + len(line)) {
-		s.result.Matches = append(s.result.Matches, sandbox.Match{
+		s.result.Matches = append(s.result.Matches, protocol.Match{
 			Path: name, Line: number, Text: strings.ToValidUTF8(string(line), "\uFFFD"),
 		})
 	}

@@ -3,19 +3,19 @@ package files
 import (
 	"context"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // defaultDepth is how many levels a tree has when none are asked for.
 const defaultDepth = 3
 
 // Tree implements [sandbox.FS].
-func (f *FS) Tree(ctx context.Context, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
-	return operate(f, req.Path, reading, "list", func(name string) (sandbox.TreeResult, error) { return f.tree(ctx, name, req) })
+func (f *FS) Tree(ctx context.Context, req protocol.FilesTree) (protocol.FilesTreeResult, error) {
+	return operate(f, req.Path, reading, "list", func(name string) (protocol.FilesTreeResult, error) { return f.tree(ctx, name, req) })
 }
 
-func (f *FS) tree(ctx context.Context, name string, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
-	var result sandbox.TreeResult
+func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (protocol.FilesTreeResult, error) {
+	result := protocol.FilesTreeResult{Path: req.Path, Entries: []protocol.TreeEntry{}}
 	depth := req.Depth
 	if depth <= 0 {
 		depth = defaultDepth
@@ -24,9 +24,9 @@ func (f *FS) tree(ctx context.Context, name string, req sandbox.TreeRequest) (sa
 	w := &walk{fs: f, noIgnore: req.NoIgnore}
 	w.visit = func(ctx context.Context, at position) error {
 		result.Total++
-		entry := sandbox.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
+		entry := protocol.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
 		if room.take(len(at.name)) {
-			if info, err := at.entry.Info(); err == nil && entry.Type == sandbox.TypeFile {
+			if info, err := at.entry.Info(); err == nil && entry.Type == protocol.TypeFile {
 				entry.Size = info.Size()
 			}
 			if at.entry.IsDir() && at.depth >= depth {

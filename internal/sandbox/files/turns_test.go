@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Edits of one file under several names all hold.
@@ -34,7 +34,7 @@ func TestFS_EditsUnderSeveralNamesAllHold(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range edits {
 		group.Go(func() {
-			_, err := fs.Edit(t.Context(), sandbox.EditRequest{Path: names[i%len(names)], Edits: []sandbox.Edit{{Old: fmt.Sprintf("<%d>", i), New: fmt.Sprintf("[%d]", i)}}})
+			_, err := fs.Edit(t.Context(), protocol.FilesEdit{Path: names[i%len(names)], Edits: []protocol.FileEdit{{Old: fmt.Sprintf("<%d>", i), New: fmt.Sprintf("[%d]", i)}}})
 			if err != nil {
 				t.Errorf("edit %d: %v", i, err)
 			}

@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -19,13 +20,15 @@ const (
 )
 
 // Write implements [sandbox.FS].
-func (f *FS) Write(ctx context.Context, req sandbox.WriteRequest) (sandbox.WriteResult, error) {
-	return operate(f, req.Path, writing, "write", func(name string) (sandbox.WriteResult, error) {
+func (f *FS) Write(ctx context.Context, req protocol.FilesWrite) (protocol.FilesWriteResult, error) {
+	return operate(f, req.Path, writing, "write", func(name string) (protocol.FilesWriteResult, error) {
 		if len(req.Content) > sandbox.MaxFileSize {
-			return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultTooLarge,
+			return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeTooLarge,
 				"the content has %d bytes, at most %d can be written", len(req.Content), sandbox.MaxFileSize)
 		}
-		return f.write(ctx, name, req.Expect, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
+		result, err := f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
+		result.Path = req.Path
+		return result, err
 	})
 }
 
@@ -38,9 +41,9 @@ type current struct {
 
 // write puts what change makes of a file in its place.
 func (f *FS) write(
-	ctx context.Context, name string, expect sandbox.Expect, change func(current) ([]byte, error),
-) (sandbox.WriteResult, error) {
-	var result sandbox.WriteResult
+	ctx context.Context, name string, expect expected, change func(current) ([]byte, error),
+) (protocol.FilesWriteResult, error) {
+	var result protocol.FilesWriteResult
 	target, err := f.root.resolve(name) // links stay, what they lead to is written
 	if err != nil {
 		return result, err
@@ -51,7 +54,7 @@ func (f *FS) write(
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		before.exists = false
-	case isFault(err, sandbox.FaultTooLarge) && expect.SHA256 == "":
+	case isFault(err, protocol.CodeTooLarge) && expect.sha256 == "":
 		before.oversize = err
 	case err != nil:
 		return result, err
@@ -72,7 +75,7 @@ func (f *FS) write(
 	if err := f.replace(target, after, info); err != nil {
 		return result, err
 	}
-	result.Size, result.SHA256 = int64(len(after)), digest(after)
+	result.Bytes, result.SHA256 = int64(len(after)), digest(after)
 	if before.oversize == nil {
 		result.Diff = diff(name, before.content, after, result.Created)
 	}

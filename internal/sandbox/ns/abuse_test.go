@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -126,7 +127,7 @@ func TestAbuse_ForksAreBounded(t *testing.T) { //nolint:paralleltest // its arms
 		}()
 		for len(done) == 0 {
 			require.Equal(t, "fine\n", string(run(t, other, "echo fine").Stdout.Data))
-			_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("x")})
+			_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("x")})
 			require.NoError(t, err, "the first process answers")
 		}
 		require.Equal(t, sandbox.ReasonTimeout, (<-done).Reason)
@@ -193,7 +194,7 @@ func TestOwner_StaysThatOfTheDirectory(t *testing.T) { //nolint:paralleltest // 
 			})
 			require.NoError(t, err)
 			require.Equal(t, "1000 1000\n", string(run(t, s, "mkdir made; echo x >made/file; echo x >>theirs; stat -c '%u %g' theirs").Stdout.Data))
-			_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "written", Content: []byte("x")})
+			_, err = s.FS().Write(t.Context(), protocol.FilesWrite{Path: "written", Content: []byte("x")})
 			require.NoError(t, err)
 			require.NoError(t, s.Close())
 			for _, name := range []string{".", "theirs", "made", "made/file", "written"} {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -77,7 +78,7 @@ func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) { //nolint:parallel
 			}
 			requireMade(t, made, uid)
 		}
-		_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "node_modules/made", Content: []byte("made\n")})
+		_, err = s.FS().Write(t.Context(), protocol.FilesWrite{Path: "node_modules/made", Content: []byte("made\n")})
 		require.NoError(t, err)
 		requireMade(t, filepath.Join(work, "node_modules/made"), uid)
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -116,18 +117,18 @@ func BenchmarkSandbox(b *testing.B) {
 // BenchmarkFiles measures a file operation inside.
 func BenchmarkFiles(b *testing.B) {
 	s := open(b)
-	_, err := s.FS().Write(b.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, 4<<10)})
+	_, err := s.FS().Write(b.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, 4<<10)})
 	require.NoError(b, err)
 	b.Run("read of 4 KiB", func(b *testing.B) {
 		timed(b, func() {
-			if _, err := s.FS().Read(b.Context(), sandbox.ReadRequest{Path: "file"}); err != nil {
+			if _, err := s.FS().Read(b.Context(), protocol.FilesRead{Path: "file"}); err != nil {
 				b.Error(err)
 			}
 		})
 	})
 	b.Run("write of 4 KiB", func(b *testing.B) {
 		timed(b, func() {
-			if _, err := s.FS().Write(b.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, 4<<10)}); err != nil {
+			if _, err := s.FS().Write(b.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, 4<<10)}); err != nil {
 				b.Error(err)
 			}
 		})
@@ -161,7 +162,7 @@ func BenchmarkProtected(b *testing.B) {
 			s := made(b)
 			defer func() { require.NoError(b, s.Close()) }()
 			timed(b, func() {
-				if _, err := s.FS().Read(b.Context(), sandbox.ReadRequest{Path: "file"}); err != nil {
+				if _, err := s.FS().Read(b.Context(), protocol.FilesRead{Path: "file"}); err != nil {
 					b.Error(err)
 				}
 			})

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -281,7 +282,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	}
 	switch {
 	case ended.Fault != nil:
-		return sandbox.Result{}, sandbox.Faultf(ended.Fault.Code, "%s", ended.Fault.Message)
+		return sandbox.Result{}, protocol.Errorf(ended.Fault.Code, "%s", ended.Fault.Message)
 	case ended.Error != "":
 		return result, fmt.Errorf("run: %s", ended.Error) //nolint:err113 // it comes from another process
 	}

@@ -50,7 +50,7 @@ type instance struct {
 type reply struct {
 	*wire.Message
 
-	files  sandbox.FileReply
+	files  wire.FileReply
 	socket *os.File // closed by the waiting caller, or by the collector
 }
 

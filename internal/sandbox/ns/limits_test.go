@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -31,7 +32,7 @@ func TestLimits_HoldFromTheFirstInstruction(t *testing.T) { //nolint:paralleltes
 	}
 	defer busy.Wait()
 	defer func() {
-		_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "done"})
+		_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "done"})
 		require.NoError(t, err)
 	}()
 	const script = `one() { ulimit -Hf; ulimit -Hn; }; (one)& (one)& (one & wait)& one; wait`

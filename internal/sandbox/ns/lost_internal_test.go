@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
@@ -58,7 +59,7 @@ func requireFresh(t *testing.T, s *Sandbox) {
 func TestLost_FirstProcessIsKilled(t *testing.T) {
 	t.Parallel()
 	s := openLost(t)
-	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
 	done, first := busy(t.Context(), t, s), s.current
 	require.NoError(t, first.process.Kill())
@@ -73,7 +74,7 @@ func TestLost_FirstProcessIsKilled(t *testing.T) {
 func TestLost_FirstProcessDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	s := openLost(t)
-	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -98,8 +99,8 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	start := time.Now()
 	time.AfterFunc(500*time.Millisecond, cancel) // it is being sent by then; if not, the end is the same
 	_, err := first.ask(t.Context(), func(id uint64) error {
-		write := &sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)}
-		return first.conn.Send(id, wire.KindFiles, sandbox.FileRequest{Write: write})
+		write := protocol.FilesWrite{Path: "big", Content: make([]byte, 8<<20)}
+		return first.conn.Send(id, wire.KindFiles, wire.FileRequest{Operation: "write", Body: wire.Pack(write)})
 	})
 	require.ErrorIs(t, err, errLost)
 	require.Equal(t, sandbox.ReasonCancelled, (<-done).Reason)
@@ -110,12 +111,12 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 func TestLost_FirstProcessReadsNothingOfAFile(t *testing.T) {
 	t.Parallel()
 	s := openLost(t)
-	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
 	sandboxtest.Freeze(t, s.current.process)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // it is sent by then
 	defer cancel()
-	_, err = s.FS().Write(ctx, sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
+	_, err = s.FS().Write(ctx, protocol.FilesWrite{Path: "big", Content: make([]byte, 8<<20)})
 	require.ErrorIs(t, err, errLost)
 	requireFresh(t, s)
 }
@@ -127,7 +128,7 @@ func TestLost_LauncherIsKilled(t *testing.T) { //nolint:paralleltest // it is ev
 	launchers.mu.Unlock()
 	require.NoError(t, err)
 	s := openLost(t)
-	_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	_, err = s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
 	requireFresh(t, s)
 }
@@ -188,7 +189,7 @@ func TestLost_SignalsEndNothing(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "SigIgn:\t0000000000000000\n", string(result.Stdout.Data), "%s", result.Reason)
 	}
-	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "over"})
+	_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "over"})
 	require.NoError(t, err)
 	result := <-done
 	require.Equal(t, "up\nover\n", string(result.Stdout.Data), "%s", result.Reason)

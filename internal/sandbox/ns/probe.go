@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -124,7 +125,7 @@ func (d *Driver) copies(ctx context.Context, workspace, scratch string) bool {
 
 // try uses a sandbox once.
 func try(ctx context.Context, s sandbox.Sandbox) error {
-	if _, err := s.FS().Write(ctx, sandbox.WriteRequest{Path: "probe.txt", Content: []byte("probe")}); err != nil {
+	if _, err := s.FS().Write(ctx, protocol.FilesWrite{Path: "probe.txt", Content: []byte("probe")}); err != nil {
 		return fmt.Errorf("write a file: %w", err)
 	}
 	const code = 7

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota/quotatest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -69,7 +70,7 @@ func TestQuota_DiskIsHard(t *testing.T) { //nolint:paralleltest // as above
 				result := run(t, s, script)
 				require.Equal(t, sandbox.ReasonDiskLimit, result.Reason, "exit code %d, signal %s: %s%s", result.ExitCode, result.Signal, result.Stdout.Data, result.Stderr.Data)
 				require.Equal(t, sandbox.LimitQuota, result.Limits.Disk)
-				_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, 5<<20)})
+				_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, 5<<20)})
 				require.ErrorContains(t, err, "delete what is not needed")
 				result = run(t, neighbour, "head -c 3000000 /dev/zero >x && rm x")
 				require.Equal(t, sandbox.ReasonExited, result.Reason, "%s", result.Stderr.Data)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -18,11 +19,11 @@ func TestFiles_EverybodyGetsHisOwnReply(t *testing.T) {
 	for n := range 4 {
 		name := fmt.Sprintf("file %d", n)
 		all.Go(func() {
-			if _, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: name, Content: []byte(name)}); err != nil {
+			if _, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: name, Content: []byte(name)}); err != nil {
 				t.Errorf("write %s: %v", name, err)
 			}
 			for range 300 {
-				got, err := s.FS().Read(t.Context(), sandbox.ReadRequest{Path: name})
+				got, err := s.FS().Read(t.Context(), protocol.FilesRead{Path: name})
 				if err != nil || string(got.Content) != name {
 					t.Errorf("read %s: %q, %v", name, got.Content, err)
 				}

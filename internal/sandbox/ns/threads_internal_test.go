@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -34,11 +35,11 @@ func TestThreads_AreAllThereBeforeTheFirstCommand(t *testing.T) {
 		},
 		func(string) { run(sandbox.Cmd{Argv: []string{"sh", "-c", "true & true"}, ReadOnly: true}) },
 		func(string) {
-			_, err := s.FS().Search(t.Context(), sandbox.SearchRequest{Path: ".", Pattern: "line 1.*7"})
+			_, err := s.FS().Search(t.Context(), protocol.FilesSearch{Path: ".", Pattern: "line 1.*7"}, sandbox.SearchOptions{})
 			require.NoError(t, err)
 		},
 		func(name string) {
-			_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: name, Content: make([]byte, 1<<20)})
+			_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: name, Content: make([]byte, 1<<20)})
 			require.NoError(t, err)
 		},
 	}

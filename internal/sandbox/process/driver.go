@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -102,7 +103,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 
 // try uses a sandbox once.
 func try(ctx context.Context, s sandbox.Sandbox) error {
-	if _, err := s.FS().Write(ctx, sandbox.WriteRequest{Path: "probe.txt", Content: []byte("probe")}); err != nil {
+	if _, err := s.FS().Write(ctx, protocol.FilesWrite{Path: "probe.txt", Content: []byte("probe")}); err != nil {
 		return fmt.Errorf("probe: write a file: %w", err)
 	}
 	argv := []string{"/bin/sh", "-c", "exit 7"}

@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -102,7 +103,7 @@ func TestExec_NothingHides(t *testing.T) {
 	_, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", hides, "98762"}})
 	require.NoError(t, err)
 	require.False(t, running(t, "sleep", "98762"))
-	_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "end"})
+	_, err = s.FS().Write(t.Context(), protocol.FilesWrite{Path: "end"})
 	require.NoError(t, err)
 	require.NoError(t, <-beside)
 }

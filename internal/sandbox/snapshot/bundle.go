@@ -15,7 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // stores is how many bodies are compressed and stored, or fetched, side by side.
@@ -204,7 +204,7 @@ func (d *Delta) Outline(ctx context.Context, bodies Bodies) error {
 // bodies.
 func StoreBytes(ctx context.Context, bodies Bodies, content []byte) ([]Part, []string, error) {
 	b := newBundle(ctx, bodies)
-	node := Node{Type: sandbox.TypeFile}
+	node := Node{Type: protocol.TypeFile}
 	var err error
 	for rest := content; len(rest) > 0 && err == nil; {
 		var part Part

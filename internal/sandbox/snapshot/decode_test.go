@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // endless has a head, and then pieces without end.
@@ -95,8 +95,8 @@ func TestReader_AnErrorOfItsSourceIsItsOwn(t *testing.T) {
 func TestReader_ReadsWhatIsWritten(t *testing.T) {
 	t.Parallel()
 	want := snapshot.Delta{Removed: snapshot.Names{"a\xff", "b"}, Inline: []byte("content"), Set: snapshot.Tree{
-		"d": {Type: sandbox.TypeDir, Mode: 0o700}, "l\xfe": {Type: sandbox.TypeSymlink, Target: "to\xff"},
-		"f": {Type: sandbox.TypeFile, Size: 3, ModTime: 1, Parts: []snapshot.Part{{Size: 1, Sum: "s", Body: "b", At: 7}, {Size: 2}}},
+		"d": {Type: protocol.TypeDir, Mode: 0o700}, "l\xfe": {Type: protocol.TypeSymlink, Target: "to\xff"},
+		"f": {Type: protocol.TypeFile, Size: 3, ModTime: 1, Parts: []snapshot.Part{{Size: 1, Sum: "s", Body: "b", At: 7}, {Size: 2}}},
 	}}
 	encoded, err := json.Marshal(want)
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestReader_ReadsWhatIsWritten(t *testing.T) {
 // TestTree_WithMorePartsThanAFileMayHave is nobody's: two holes are one.
 func TestTree_WithMorePartsThanAFileMayHave(t *testing.T) {
 	t.Parallel()
-	node := snapshot.Node{Type: sandbox.TypeFile}
+	node := snapshot.Node{Type: protocol.TypeFile}
 	for range snapshot.MaxParts {
 		node.Parts = append(node.Parts, snapshot.Part{Size: 1, Sum: "s", Body: "b"})
 		node.Size++

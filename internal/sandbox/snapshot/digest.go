@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // digest finds the digest of a content that is written to it: its SHA-256, or of more than
@@ -67,7 +67,7 @@ func (t Tree) Manifest(ctx context.Context, bodies Bodies) (Manifest, error) {
 	m, unusual := make(Manifest, len(t)), int64(0)
 	for name, node := range t {
 		entry := Entry{Type: node.Type, Mode: node.Mode, Size: node.Size, Target: node.Target}
-		if node.Type == sandbox.TypeFile {
+		if node.Type == protocol.TypeFile {
 			var known bool
 			if entry.SHA256, known = node.digest(); !known {
 				if unusual += node.Size; unusual > maxUnusual || unusual < 0 {

@@ -14,7 +14,7 @@ import (
 	"unicode"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // OwnIgnoreFile names the file in the root of a directory that says, with the rules of
@@ -218,10 +218,10 @@ func (i *Ignore) LeftOut() string {
 // guarded reports whether something at a path would change one of the places: it is one, or below
 // one, or leads elsewhere on the way to one. File systems differ in which names they take for the
 // same; whatever any of them may take for a place is it here.
-func guarded(places []string, name string, is sandbox.FileType) bool {
+func guarded(places []string, name string, is protocol.FileType) bool {
 	return slices.ContainsFunc(places, func(place string) bool {
 		want, have := strings.Split(place, "/"), strings.Split(name, "/")
-		if len(have) < len(want) && is == sandbox.TypeDir {
+		if len(have) < len(want) && is == protocol.TypeDir {
 			return false
 		}
 		for i := range min(len(want), len(have)) {
@@ -285,7 +285,7 @@ func (m *merge) conflict(name string) {
 // that is there already with the same content will do.
 func (m *merge) keepTheirs(ctx context.Context, name string) error {
 	want := m.theirs[name]
-	if want.Type != sandbox.TypeFile {
+	if want.Type != protocol.TypeFile {
 		return nil
 	}
 	dir, err := m.local.standing(parent(name))

@@ -13,7 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // attempts is how often a path is looked at that changes between look and read.
@@ -112,12 +112,12 @@ func (l *local) entry(ctx context.Context, name string, info fs.FileInfo) (Entry
 		if !locked {
 			mode = info.Mode().Perm()
 		}
-		return Entry{Type: sandbox.TypeDir, Mode: mode}, nil
+		return Entry{Type: protocol.TypeDir, Mode: mode}, nil
 	case fs.ModeSymlink:
 		target, err := l.root.Readlink(name)
-		return Entry{Type: sandbox.TypeSymlink, Target: filepath.ToSlash(target)}, err
+		return Entry{Type: protocol.TypeSymlink, Target: filepath.ToSlash(target)}, err
 	default:
-		return Entry{Type: sandbox.TypeOther}, nil
+		return Entry{Type: protocol.TypeOther}, nil
 	}
 }
 
@@ -127,7 +127,7 @@ func (l *local) file(ctx context.Context, name string, info fs.FileInfo) (Entry,
 		return Entry{}, err
 	}
 	defer file.Close()
-	entry := Entry{Type: sandbox.TypeFile, Mode: info.Mode().Perm()}
+	entry := Entry{Type: protocol.TypeFile, Mode: info.Mode().Perm()}
 	hash := newDigest()
 	for {
 		if err := ctx.Err(); err != nil {

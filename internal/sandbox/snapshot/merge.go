@@ -9,7 +9,7 @@ import (
 	"path"
 	"slices"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // parent returns the directory that a path is in, "." for the root.
@@ -79,7 +79,7 @@ func (m *merge) remove(ctx context.Context, name string) error {
 	default:
 	}
 	err = m.root.Remove(name)
-	if mine.Type == sandbox.TypeDir && notEmpty(err) {
+	if mine.Type == protocol.TypeDir && notEmpty(err) {
 		return nil
 	}
 	if err == nil {
@@ -126,7 +126,7 @@ func (m *merge) makeRoom(name string, mine, want Entry) (bool, error) {
 	if ok, err := m.makeParents(parent(name)); err != nil || !ok {
 		return false, err
 	}
-	if (mine == Entry{}) || (mine.Type == sandbox.TypeDir) == (want.Type == sandbox.TypeDir) {
+	if (mine == Entry{}) || (mine.Type == protocol.TypeDir) == (want.Type == protocol.TypeDir) {
 		return true, nil
 	}
 	err := m.root.Remove(name)
@@ -164,9 +164,9 @@ func (m *merge) makeParents(dir string) (bool, error) {
 // put makes an entry where nothing, or what can be replaced by a rename, is.
 func (m *merge) put(name string, want Entry) error {
 	switch want.Type {
-	case sandbox.TypeDir:
+	case protocol.TypeDir:
 		return m.directory(name, want)
-	case sandbox.TypeSymlink:
+	case protocol.TypeSymlink:
 		return m.link(name, want)
 	default:
 		return m.root.Rename(m.staged[name], name)

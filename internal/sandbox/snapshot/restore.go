@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // RestoreStats count what one [Restore] did.
@@ -112,7 +112,7 @@ func (r *restorer) clear(found *Delta) error {
 		gone[name] = true
 	}
 	for name, node := range r.tree {
-		if (gone[name] || isBelow(name, gone)) && !r.skip(name, node.Type == sandbox.TypeDir) {
+		if (gone[name] || isBelow(name, gone)) && !r.skip(name, node.Type == protocol.TypeDir) {
 			r.missed = append(r.missed, name)
 			delete(r.index, name)
 		}
@@ -143,7 +143,7 @@ func (r *restorer) usable(dir string) error {
 func (r *restorer) lock() error {
 	for _, name := range slices.Backward(slices.Sorted(maps.Keys(r.modes))) {
 		mode := r.modes[name]
-		if want, is := r.tree[name]; is && want.Type == sandbox.TypeDir {
+		if want, is := r.tree[name]; is && want.Type == protocol.TypeDir {
 			mode = want.Mode
 		}
 		if err := r.root.Chmod(name, mode); err != nil && !gone(err) {
@@ -157,13 +157,13 @@ func (r *restorer) lock() error {
 func (r *restorer) structure() error {
 	for _, name := range r.missed {
 		node := r.tree[name]
-		if node.Type == sandbox.TypeFile {
+		if node.Type == protocol.TypeFile {
 			continue
 		}
 		err := r.usable(parent(name))
 		switch {
 		case err != nil:
-		case node.Type == sandbox.TypeDir:
+		case node.Type == protocol.TypeDir:
 			err = r.root.Mkdir(name, 0o700)
 			r.modes[name] = node.Mode
 		default:
@@ -192,7 +192,7 @@ func (r *restorer) files(ctx context.Context) error {
 	var several, names []string
 	for _, name := range r.missed {
 		node := r.tree[name]
-		if node.Type != sandbox.TypeFile {
+		if node.Type != protocol.TypeFile {
 			continue
 		}
 		if err := r.usable(parent(name)); err != nil {
@@ -332,7 +332,7 @@ func (r *restorer) write(dir *os.Root, p piece, content []byte) error {
 
 // dress gives a directory its mode, or a file that and its time.
 func (r *restorer) dress(name string, node Node) error {
-	if err := r.root.Chmod(name, node.Mode); err != nil || node.Type != sandbox.TypeFile {
+	if err := r.root.Chmod(name, node.Mode); err != nil || node.Type != protocol.TypeFile {
 		return err
 	}
 	return dated(r.root, name, node)
@@ -377,7 +377,7 @@ func (s *stage) fetch(ctx context.Context, base, theirs Manifest, tree Tree, bod
 	wanted, staged := Tree{}, map[string]string{}
 	now := time.Now().UnixNano() // a make that runs here is to see that they are new
 	for name, entry := range theirs {
-		if entry.Type != sandbox.TypeFile || entry == base[name] {
+		if entry.Type != protocol.TypeFile || entry == base[name] {
 			continue
 		}
 		if staged[name], err = s.file(); err != nil {

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // SaveOptions of [Save]; nil means the defaults.
@@ -142,7 +142,7 @@ func (s *saver) lostFrom(name string) {
 		return
 	}
 	s.lost(name)
-	if before.Type != sandbox.TypeDir {
+	if before.Type != protocol.TypeDir {
 		return
 	}
 	for below := range s.last {
@@ -219,7 +219,7 @@ func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info
 		return s.file(ctx, dir, base, name, info)
 	case fs.ModeDir:
 		s.directory(name, info)
-		if s.budget == nil && s.last[name].Type != sandbox.TypeDir {
+		if s.budget == nil && s.last[name].Type != protocol.TypeDir {
 			return nil
 		}
 		if err := s.budget.entry(name, ""); err != nil {
@@ -234,7 +234,7 @@ func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info
 			}
 			return err
 		}
-		s.set(name, Node{Type: sandbox.TypeSymlink, Target: filepath.ToSlash(target)})
+		s.set(name, Node{Type: protocol.TypeSymlink, Target: filepath.ToSlash(target)})
 		return s.budget.entry(name, target)
 	default:
 		s.delta.Stats.LeftOut++
@@ -243,7 +243,7 @@ func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info
 }
 
 func (s *saver) directory(name string, info fs.FileInfo) {
-	s.set(name, Node{Type: sandbox.TypeDir, Mode: info.Mode().Perm()})
+	s.set(name, Node{Type: protocol.TypeDir, Mode: info.Mode().Perm()})
 }
 
 // set notes what is at a path, and that it changed when it did.
@@ -256,15 +256,15 @@ func (s *saver) set(name string, node Node) {
 		}
 		s.delta.Set[name] = node
 	}
-	if node.Type != sandbox.TypeFile {
+	if node.Type != protocol.TypeFile {
 		delete(s.index, name)
 	}
 }
 
 // file saves a regular file.
 func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info fs.FileInfo) error {
-	if s.budget == nil && s.last[name].Type != sandbox.TypeFile {
-		s.set(name, Node{Type: sandbox.TypeFile})
+	if s.budget == nil && s.last[name].Type != protocol.TypeFile {
+		s.set(name, Node{Type: protocol.TypeFile})
 		return nil
 	}
 	if err := s.budget.entry(name, ""); err != nil {
@@ -272,7 +272,7 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 	}
 	s.delta.Stats.Files++
 	s.delta.Stats.Bytes += info.Size()
-	if before, was := s.last[name]; was && before.Type == sandbox.TypeFile && s.index.knows(name, info, before) &&
+	if before, was := s.last[name]; was && before.Type == protocol.TypeFile && s.index.knows(name, info, before) &&
 		before.Mode == info.Mode().Perm() && before.ModTime == info.ModTime().UnixNano() {
 		s.found[name] = true
 		return s.budget.content(name, before.Parts...)
@@ -303,7 +303,7 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 // read reads the content of a file, part by part, up to the size that info tells: a file may grow
 // faster than it is read.
 func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.FileInfo) (Node, error) {
-	node := Node{Type: sandbox.TypeFile, Mode: info.Mode().Perm(), ModTime: info.ModTime().UnixNano()}
+	node := Node{Type: protocol.TypeFile, Mode: info.Mode().Perm(), ModTime: info.ModTime().UnixNano()}
 	s.bundle.know(s.last, name, s.all)
 	sparse := hasHoles(info)
 	for {
@@ -425,7 +425,7 @@ func withoutSkipped(m Manifest, skip func(string, bool) bool) Manifest {
 	kept := Manifest{}
 	out := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(m)) {
-		isDir := m[name].Type == sandbox.TypeDir
+		isDir := m[name].Type == protocol.TypeDir
 		if out[parent(name)] || skip(name, isDir) {
 			out[name] = true
 			continue

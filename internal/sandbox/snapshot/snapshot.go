@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Defaults of [Limits], which are those of workspaces.
@@ -35,8 +35,8 @@ type Manifest map[string]Entry
 
 // Entry is what is at one path. Entries are equal when == says so.
 type Entry struct {
-	// Type is [sandbox.TypeFile], [sandbox.TypeDir] or [sandbox.TypeSymlink].
-	Type sandbox.FileType `json:"type"`
+	// Type is [protocol.TypeFile], [protocol.TypeDir] or [protocol.TypeSymlink].
+	Type protocol.FileType `json:"type"`
 	// Mode is the permission bits; 0 for a symbolic link.
 	Mode fs.FileMode `json:"mode,omitempty"`
 	// Size is in bytes; 0 when it is not a file.

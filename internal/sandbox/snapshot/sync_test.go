@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // threeWay syncs local with remote, base being what both were.
@@ -208,7 +208,7 @@ func TestSync_SkippedIsNeitherWrittenNorRemoved(t *testing.T) {
 func TestSync_RefusesABaseThatLeadsOutside(t *testing.T) {
 	t.Parallel()
 	top := newRoot(t, tree{"canary": {body: "alive"}, "root": {dir: true}})
-	base := snapshot.Manifest{"../canary": {Type: sandbox.TypeFile, Mode: 0o644, Size: 5}}
+	base := snapshot.Manifest{"../canary": {Type: protocol.TypeFile, Mode: 0o644, Size: 5}}
 	_, err := saved(t, newRoot(t, nil), nil).to(t, openRoot(t, filepath.Join(top.Name(), "root")), base, nil)
 	require.ErrorIs(t, err, snapshot.ErrUnsafe)
 	require.Equal(t, "alive", content(t, top)["canary"].body)

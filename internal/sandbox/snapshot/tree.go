@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // MaxPart is the most bytes that one [Part] has, and what a body is filled up to: small files
@@ -27,8 +27,8 @@ type Tree map[string]Node
 
 // Node is what is at one path of a [Tree].
 type Node struct {
-	// Type is [sandbox.TypeFile], [sandbox.TypeDir] or [sandbox.TypeSymlink].
-	Type sandbox.FileType `json:"type"`
+	// Type is [protocol.TypeFile], [protocol.TypeDir] or [protocol.TypeSymlink].
+	Type protocol.FileType `json:"type"`
 	// Mode is the permission bits; 0 for a symbolic link.
 	Mode fs.FileMode `json:"mode,omitempty"`
 	// Size is in bytes, and ModTime in nanoseconds since 1970; both 0 when it is not a file.
@@ -103,7 +103,7 @@ func (d *Delta) Empty() bool { return len(d.Set) == 0 && len(d.Removed) == 0 }
 func (t Tree) Apply(d *Delta, body string) {
 	below := map[string]bool{}
 	for _, name := range d.Removed {
-		if t[name].Type == sandbox.TypeDir {
+		if t[name].Type == protocol.TypeDir {
 			below[name] = true
 		}
 		delete(t, name)
@@ -214,7 +214,7 @@ func (t Tree) Validate(limits Limits) error {
 		if err := b.node(name, node); err != nil {
 			return err
 		}
-		if above := parent(name); above != "." && t[above].Type != sandbox.TypeDir {
+		if above := parent(name); above != "." && t[above].Type != protocol.TypeDir {
 			return unsafef(name, "%q, which it is in, is no directory", above)
 		}
 	}
@@ -226,11 +226,11 @@ func (n Node) validate(name string) error {
 		return unsafef(name, "mode %v has more than permissions", n.Mode)
 	}
 	switch n.Type {
-	case sandbox.TypeDir:
+	case protocol.TypeDir:
 		return nil
-	case sandbox.TypeSymlink:
+	case protocol.TypeSymlink:
 		return checkTarget(name, n.Target)
-	case sandbox.TypeFile:
+	case protocol.TypeFile:
 	default:
 		return unsafef(name, "type %q", n.Type)
 	}

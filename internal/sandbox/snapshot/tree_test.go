@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // memory keeps bodies; those that were got are counted.
@@ -361,7 +361,7 @@ func TestRestore_RefusesWhatDoesNotMatch(t *testing.T) {
 
 func TestTree_RefusesWhatNoSaveWrites(t *testing.T) {
 	t.Parallel()
-	file := snapshot.Node{Type: sandbox.TypeFile}
+	file := snapshot.Node{Type: protocol.TypeFile}
 	many := snapshot.Tree{}
 	for i := range 11 {
 		many[fmt.Sprint(i)] = file
@@ -369,15 +369,15 @@ func TestTree_RefusesWhatNoSaveWrites(t *testing.T) {
 	for what, tree := range map[string]snapshot.Tree{
 		"above":                   {"../x": file},
 		"absolute":                {"/x": file},
-		"a device":                {"x": {Type: sandbox.TypeOther}},
+		"a device":                {"x": {Type: protocol.TypeOther}},
 		"below a file":            {"x": file, "x/y": file},
-		"below a link":            {"x": {Type: sandbox.TypeSymlink, Target: "/etc"}, "x/y": file},
-		"parts that are missing":  {"x": {Type: sandbox.TypeFile, Size: 3}},
-		"parts that are too much": {"x": {Type: sandbox.TypeFile, Size: 3, Parts: []snapshot.Part{{Size: 1 << 62}, {Size: 1 << 62}}}},
-		"a negative part":         {"x": {Type: sandbox.TypeFile, Parts: []snapshot.Part{{Size: -1}, {Size: 1}}}},
-		"a link to nothing":       {"x": {Type: sandbox.TypeSymlink}},
-		"a set-user-ID bit":       {"x": {Type: sandbox.TypeFile, Mode: fs.ModeSetuid | 0o755}},
-		"a sticky directory":      {"x": {Type: sandbox.TypeDir, Mode: fs.ModeSticky | 0o755}},
+		"below a link":            {"x": {Type: protocol.TypeSymlink, Target: "/etc"}, "x/y": file},
+		"parts that are missing":  {"x": {Type: protocol.TypeFile, Size: 3}},
+		"parts that are too much": {"x": {Type: protocol.TypeFile, Size: 3, Parts: []snapshot.Part{{Size: 1 << 62}, {Size: 1 << 62}}}},
+		"a negative part":         {"x": {Type: protocol.TypeFile, Parts: []snapshot.Part{{Size: -1}, {Size: 1}}}},
+		"a link to nothing":       {"x": {Type: protocol.TypeSymlink}},
+		"a set-user-ID bit":       {"x": {Type: protocol.TypeFile, Mode: fs.ModeSetuid | 0o755}},
+		"a sticky directory":      {"x": {Type: protocol.TypeDir, Mode: fs.ModeSticky | 0o755}},
 		"too many":                many,
 	} {
 		require.Error(t, tree.Validate(snapshot.Limits{MaxEntries: 10}), what)

@@ -92,7 +92,7 @@ type Command struct {
 
 // Start runs a command in the background and waits for its end for a moment, so that
 // one that fails at once is told at once. What is returned is as Read returns it. The
-// error is a *[sandbox.Fault] or wraps [sandbox.ErrUnsupported] when the command cannot
+// error is a *[protocol.Error] or wraps [sandbox.ErrUnsupported] when the command cannot
 // be started, and a *[protocol.Error] when too many live.
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (protocol.ProcessReadResult, error) {
 	alive, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Life)

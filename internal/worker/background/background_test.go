@@ -109,7 +109,7 @@ func TestProcesses_OneThatFailsAtOnceIsToldAtOnce(t *testing.T) {
 	c := command("p-2", "")
 	c.Argv = []string{"no-such-program"}
 	_, err = r.Start(t.Context(), r.box, c, patience)
-	var fault *sandbox.Fault
+	var fault *protocol.Error
 	require.ErrorAs(t, err, &fault)
 	require.Len(t, r.List().Processes, 1, "what could not be started never was")
 }
@@ -226,7 +226,7 @@ func TestProcesses_AWaitEndsWithNewsOrWithTheProcess(t *testing.T) {
 		}
 		done <- got
 	}()
-	_, err := r.box.FS().Write(t.Context(), sandbox.WriteRequest{Path: "go"})
+	_, err := r.box.FS().Write(t.Context(), protocol.FilesWrite{Path: "go"})
 	require.NoError(t, err)
 	got := <-done
 	require.Equal(t, "news", string(got.Content))

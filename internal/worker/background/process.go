@@ -103,7 +103,7 @@ func (p *process) state() protocol.ProcessStatus {
 func (p *process) fault() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, ok := errors.AsType[*sandbox.Fault](p.err); ok || errors.Is(p.err, sandbox.ErrUnsupported) {
+	if _, ok := errors.AsType[*protocol.Error](p.err); ok || errors.Is(p.err, sandbox.ErrUnsupported) {
 		return p.err
 	}
 	return nil

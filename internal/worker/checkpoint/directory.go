@@ -31,7 +31,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // What a sandbox's directory contains. All but the index is stored in checkpoints.
@@ -187,7 +186,7 @@ func (d *Directory) Filled(files snapshot.Tree, index snapshot.Index) {
 	defer d.saving.Unlock()
 	next := maps.Clone(d.claimed.Tree())
 	maps.DeleteFunc(next, func(name string, _ snapshot.Node) bool { return strings.HasPrefix(name, WorkspaceDir+"/") })
-	next[WorkspaceDir] = snapshot.Node{Type: sandbox.TypeDir, Mode: 0o700}
+	next[WorkspaceDir] = snapshot.Node{Type: protocol.TypeDir, Mode: 0o700}
 	for name, node := range files {
 		next[path.Join(WorkspaceDir, name)] = node
 	}

@@ -108,12 +108,12 @@ func TestGuards(t *testing.T) {
 	s, dir := opened(t)
 	home := t.TempDir()
 	ops := fileOps{sandbox: s, session: "s1", digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
-	do := func(payload protocol.Payload) sandbox.FaultCode {
+	do := func(payload protocol.Payload) protocol.Code {
 		err := runFiles(t, ops, payload)
 		if err == nil {
 			return ""
 		}
-		var fault *sandbox.Fault
+		var fault *protocol.Error
 		require.ErrorAs(t, err, &fault)
 		return fault.Code
 	}
@@ -127,30 +127,30 @@ func TestGuards(t *testing.T) {
 	edit := func(guard protocol.Guard, before, after string) protocol.Payload {
 		return protocol.FilesEdit{Path: "a", Old: before, New: after, Guard: guard}
 	}
-	require.Equal(t, sandbox.FaultFileNotRead, do(write(protocol.GuardRead, "a")))
-	require.Equal(t, sandbox.FaultFileNotRead, do(edit(protocol.GuardRead, "one", "1")))
+	require.Equal(t, protocol.CodeFileNotRead, do(write(protocol.GuardRead, "a")))
+	require.Equal(t, protocol.CodeFileNotRead, do(edit(protocol.GuardRead, "one", "1")))
 	require.Empty(t, do(write(protocol.GuardRead, "new")), "a new file needs not be read")
 	require.Empty(t, do(write(protocol.GuardRead, "new")), "nor what the session wrote itself")
 	require.Empty(t, do(protocol.FilesRead{Path: "a", Limit: 1, Guard: protocol.GuardRead}))
 	require.Empty(t, do(edit(protocol.GuardRead, "one", "1")), "it has been read")
 	require.Empty(t, do(edit(protocol.GuardRead, "two", "2")), "edits of one step all hold")
 	outside("a", "1 2 3")
-	require.Equal(t, sandbox.FaultFileChanged, do(edit(protocol.GuardChanged, "3", "4")))
-	require.Equal(t, sandbox.FaultFileChanged, do(edit(protocol.GuardRead, "3", "4")))
+	require.Equal(t, protocol.CodeFileChanged, do(edit(protocol.GuardChanged, "3", "4")))
+	require.Equal(t, protocol.CodeFileChanged, do(edit(protocol.GuardRead, "3", "4")))
 	require.Empty(t, do(edit(protocol.GuardNone, "3", "4")), "without a guard it is nobody's business")
-	require.Equal(t, sandbox.FaultFileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
+	require.Equal(t, protocol.CodeFileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
 
 	ops.digests = sandboxes.NewDigests(filepath.Join(home, "seen.jsonl")) // as another worker finds it
 	require.Empty(t, do(write(protocol.GuardRead, "new")))
-	require.Equal(t, sandbox.FaultFileChanged, do(write(protocol.GuardRead, "a")))
+	require.Equal(t, protocol.CodeFileChanged, do(write(protocol.GuardRead, "a")))
 	ops.session = "s2"
-	require.Equal(t, sandbox.FaultFileNotRead, do(protocol.FilesWrite{Path: "new", Content: protocol.Bytes("y"), Guard: protocol.GuardRead}),
+	require.Equal(t, protocol.CodeFileNotRead, do(protocol.FilesWrite{Path: "new", Content: protocol.Bytes("y"), Guard: protocol.GuardRead}),
 		"another session has not read it")
 	require.Empty(t, do(write(protocol.GuardChanged, "new")))
 
 	outside("a.json", `{"a":1}`)
 	change := protocol.FilesJSONWrite{Path: "a.json", Query: "/a", Content: []byte("2"), Guard: protocol.GuardRead}
-	require.Equal(t, sandbox.FaultFileNotRead, do(change))
+	require.Equal(t, protocol.CodeFileNotRead, do(change))
 	require.Empty(t, do(protocol.FilesJSONRead{Path: "a.json", Guard: protocol.GuardRead}))
 	require.Empty(t, do(change))
 	require.Empty(t, do(change))

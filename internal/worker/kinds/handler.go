@@ -11,12 +11,11 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Handler executes payloads of a kind of the user's own. It runs in the worker's
 // process, not in a sandbox. arguments and the output are JSON values. An error
-// that is a *[protocol.Error] or a *[sandbox.Fault] is the result's as it is; any
+// that is a *[protocol.Error] is the result's as it is; any
 // other is "tool_failed" with its text. When ctx ends, the call is over whatever the
 // handler returns; one that goes on then holds a slot, and what it does is not undone.
 type Handler func(ctx context.Context, a *Attempt, arguments json.RawMessage) (json.RawMessage, error)
@@ -90,9 +89,6 @@ func toolFault(err error) error {
 		return err
 	} else if typed {
 		return &protocol.Error{Code: protocol.CodeToolFailed, Message: fault.Message}
-	}
-	if _, typed := errors.AsType[*sandbox.Fault](err); typed {
-		return err
 	}
 	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
 }

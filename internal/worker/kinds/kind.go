@@ -10,7 +10,7 @@
 //     func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error)
 //  3. Add a line to the table: wire.KindHTTPFetch: {Needs: NeedsSandbox, run: runs(httpFetch)}.
 //
-// A failure of a tool is an error that [protocol.Error] or [sandbox.Fault] describes; any other
+// A failure of a tool is an error that [protocol.Error] describes; any other
 // error is the worker's.
 package kinds
 

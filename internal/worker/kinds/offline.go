@@ -47,7 +47,7 @@ func (h *Host) networkOff(ctx context.Context, s sandbox.Sandbox, cwd string, fi
 // gitRemotes looks remotes up in the configuration of the repository in a directory.
 func gitRemotes(ctx context.Context, fs sandbox.FS, cwd string) offline.RemoteFunc {
 	return func(dir, remote string) (string, bool) {
-		config, err := fs.Read(ctx, sandbox.ReadRequest{Path: path.Join(cwd, dir, ".git/config")})
+		config, err := fs.Read(ctx, protocol.FilesRead{Path: path.Join(cwd, dir, ".git/config")})
 		if err != nil {
 			return "", false
 		}

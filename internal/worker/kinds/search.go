@@ -31,24 +31,17 @@ const (
 // which of them can have a match, and only those are read here: which files are
 // searched, and every line of the result, come from one place, with ripgrep and without.
 func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch) (protocol.Value, error) {
-	req := sandbox.SearchRequest{
-		Pattern: p.Pattern, IgnoreCase: p.IgnoreCase, Path: p.Path, Glob: p.Glob, NoIgnore: p.NoIgnore, Patience: searchPatience,
-	}
+	limit := p.Limit
+	p.Limit = 0
+	options := sandbox.SearchOptions{Patience: searchPatience}
 	if pattern, ok := ripgrepPattern(p.Pattern, p.IgnoreCase); ok && f.ripgrep && !isLiteral(p) {
-		req.Among = f.candidates(ctx, fs, p, pattern)
+		options.Among = f.candidates(ctx, fs, p, pattern)
 	}
-	r, err := fs.Search(ctx, req)
+	all, err := fs.Search(ctx, p, options)
 	if err != nil {
 		return nil, err
 	}
-	matches := make([]protocol.Match, len(r.Matches))
-	for i, m := range r.Matches {
-		matches[i] = protocol.Match{Path: m.Path, Line: m.Line, Text: m.Text}
-	}
-	all := protocol.FilesSearchResult{
-		Matches: matches, Total: r.Total, Files: r.Files, Skipped: r.Skipped, Binary: r.Binary, Ignored: r.Ignored, Stopped: r.Stopped,
-	}
-	return results.List(all, len(matches), r.Total, p.Limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
+	return results.List(all, len(all.Matches), all.Total, limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
 		short := make([]protocol.Match, n)
 		for i, m := range v.Matches[:n] {
 			short[i] = plain.CutMatch(m)
@@ -66,9 +59,7 @@ func isLiteral(p protocol.FilesSearch) bool {
 // candidates returns the files that can have a match, or nil when all have to be
 // searched: there are few, or ripgrep is of no use.
 func (f fileOps) candidates(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch, pattern string) []string {
-	found, err := fs.Glob(ctx, sandbox.GlobRequest{
-		Pattern: p.Glob, Names: true, Regular: true, Path: p.Path, NoIgnore: p.NoIgnore,
-	})
+	found, err := fs.GlobRegular(ctx, protocol.FilesGlob{Pattern: p.Glob, Names: true, Path: p.Path, NoIgnore: p.NoIgnore})
 	if err != nil || found.Total <= ripgrepFiles || found.Total > len(found.Paths) {
 		return nil
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func checkImport(_ *Host, p protocol.WorkspaceImport) *protocol.Error {
@@ -146,7 +145,7 @@ func (a *Attempt) files(ctx context.Context, upload string) (_ snapshot.Tree, er
 // sizeOf counts the files of a tree, and their bytes.
 func sizeOf(tree snapshot.Tree) (files int, size int64) {
 	for _, node := range tree {
-		if node.Type == sandbox.TypeFile {
+		if node.Type == protocol.TypeFile {
 			files, size = files+1, size+node.Size
 		}
 	}

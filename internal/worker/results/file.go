@@ -122,11 +122,11 @@ var errFileChanged = errors.New("the file was changed while it was being kept")
 // Read implements [io.Reader].
 func (f *fileReader) Read(p []byte) (int, error) {
 	if len(f.chunk) == 0 {
-		got, err := f.fs.ReadAt(f.ctx, sandbox.ReadAtRequest{Path: f.file.Path, From: f.at})
+		got, err := f.fs.ReadAt(f.ctx, f.file.Path, f.at, 0)
 		if err != nil {
 			return 0, fmt.Errorf("read %s: %w", f.file.Path, err)
 		}
-		f.chunk = got.Content
+		f.chunk = got
 		f.at += int64(len(f.chunk))
 		f.digest.Write(f.chunk)
 		if f.file.BOM && !f.file.Raw && f.at == int64(len(f.chunk)) {

@@ -24,13 +24,13 @@ type changing struct {
 	piece         int
 }
 
-func (c *changing) ReadAt(_ context.Context, req sandbox.ReadAtRequest) (sandbox.ReadAtResult, error) {
+func (c *changing) ReadAt(_ context.Context, _ string, at int64, _ int) ([]byte, error) {
 	content := c.before
-	if req.From > 0 {
+	if at > 0 {
 		content = c.after
 	}
-	from := min(int(req.From), len(content))
-	return sandbox.ReadAtResult{Content: []byte(content[from:min(from+c.piece, len(content))])}, nil
+	from := min(int(at), len(content))
+	return []byte(content[from:min(from+c.piece, len(content))]), nil
 }
 
 // TestFileReader_KeepsWhatWasRead: or nothing, when the file is another by now.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // maxDigests bounds the files that are remembered. Beyond it all are forgotten: the sessions read
@@ -100,17 +99,16 @@ func appendLine(content []byte, key digestKey, sha256 string) []byte {
 	return append(append(content, line...), '\n')
 }
 
-// Expect is what a file must be for a session to change it. A digest that the call names itself
-// counts instead of the remembered one.
-func (s *Digests) Expect(guard protocol.Guard, session protocol.SessionID, path, sha256 string) sandbox.Expect {
+// Expect returns the digest that a file must have for a session to change it; "" when the session
+// knows no content. A digest that the call names itself counts instead of the remembered one.
+func (s *Digests) Expect(guard protocol.Guard, session protocol.SessionID, path, sha256 string) string {
 	if sha256 != "" || guard == protocol.GuardNone {
-		return sandbox.Expect{SHA256: sha256}
+		return sha256
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.load()
-	known := s.files[digestKey{session, path}]
-	return sandbox.Expect{SHA256: known, Absent: known == "" && guard == protocol.GuardRead}
+	return s.files[digestKey{session, path}]
 }
 
 // load reads the file once. The lock is held.

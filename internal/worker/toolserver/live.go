@@ -158,7 +158,7 @@ func (l *live) notStarted(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	if l.fault != nil {
-		if _, ok := errors.AsType[*sandbox.Fault](l.fault); ok || errors.Is(l.fault, sandbox.ErrClosed) {
+		if _, ok := errors.AsType[*protocol.Error](l.fault); ok || errors.Is(l.fault, sandbox.ErrClosed) {
 			return l.fault
 		}
 		err = l.fault

@@ -110,7 +110,7 @@ func (s *Servers) End() {
 // Wait returns when nothing of them runs any more.
 func (s *Servers) Wait() { s.group.Wait() }
 
-// List returns the tools of a server. The error is a *[protocol.Error] or a *[sandbox.Fault] when
+// List returns the tools of a server. The error is a *[protocol.Error] when
 // the server is to blame.
 func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPServer) (list protocol.MCPListResult, err error) {
 	list.Tools = []protocol.MCPTool{}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
@@ -74,7 +75,7 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 // smaller one for that.
 func serves(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
-	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("written")})
+	_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("written")})
 	require.NoError(t, err)
 	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"/bin/cat", "file"}})
 	require.NoError(t, err)

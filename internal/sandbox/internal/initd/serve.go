@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -278,15 +279,15 @@ func (s *server) idle() bool { return s.busy.Load() == 0 && s.commands.none() }
 // fileCall is a file operation that waits.
 type fileCall struct {
 	id      uint64
-	request *sandbox.FileRequest
+	request *wire.FileRequest
 }
 
 // takeFiles deals with a file operation.
 func (s *server) takeFiles(m *wire.Message) {
 	m.CloseFDs() // there are none
-	call := fileCall{m.ID, &sandbox.FileRequest{}}
+	call := fileCall{m.ID, &wire.FileRequest{}}
 	if err := m.Decode(call.request); err != nil {
-		s.answer(call, &sandbox.FileReply{Failure: err.Error()})
+		s.answer(call, &wire.FileReply{Failure: err.Error()})
 		return
 	}
 	s.busy.Add(1)
@@ -297,13 +298,13 @@ func (s *server) takeFiles(m *wire.Message) {
 // grow for them. They are done here, so that whatever a path leads to is something of the sandbox.
 func (s *server) serveFiles() {
 	for call := range s.calls {
-		s.answer(call, sandbox.ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
+		s.answer(call, wire.ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
 		s.busy.Add(-1)
 	}
 }
 
 // answer answers a file operation. That the worker is gone is noticed by Receive.
-func (s *server) answer(call fileCall, reply *sandbox.FileReply) {
+func (s *server) answer(call fileCall, reply *wire.FileReply) {
 	_ = s.conn.Send(call.id, wire.KindFiles, *reply)
 }
 
@@ -333,8 +334,8 @@ func (s *server) handle(m *wire.Message) {
 func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
 	answer := wire.Answer[T]{Value: value}
 	if err != nil {
-		if failure, ok := errors.AsType[*sandbox.Fault](err); ok {
-			answer.Fault = &wire.Fault{Code: failure.Code, Message: failure.Message}
+		if failure, ok := errors.AsType[*protocol.Error](err); ok {
+			answer.Fault = failure
 		} else {
 			answer.Error = err.Error()
 		}

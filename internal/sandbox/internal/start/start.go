@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -32,62 +33,62 @@ func Environ(env map[string]string) []string {
 	return out
 }
 
-// CheckArgv returns a [sandbox.Fault] for arguments that cannot be passed to a program.
+// CheckArgv returns a [protocol.Error] for arguments that cannot be passed to a program.
 func CheckArgv(argv []string) error {
 	if len(argv) == 0 || argv[0] == "" {
-		return sandbox.Faultf(sandbox.FaultArguments, "there is no command to run")
+		return protocol.Errorf(protocol.CodeInvalidArguments, "there is no command to run")
 	}
 	for _, arg := range argv {
 		if strings.ContainsRune(arg, 0) {
-			return sandbox.Faultf(sandbox.FaultArguments, "an argument contains a NUL byte: %q", arg)
+			return protocol.Errorf(protocol.CodeInvalidArguments, "an argument contains a NUL byte: %q", arg)
 		}
 	}
 	return nil
 }
 
-// CheckLimits returns a [sandbox.Fault] for negative limits.
+// CheckLimits returns a [protocol.Error] for negative limits.
 func CheckLimits(limits sandbox.Limits) error {
 	if err := limits.Validate(); err != nil {
-		return sandbox.Faultf(sandbox.FaultArguments, "%v", err)
+		return protocol.Errorf(protocol.CodeInvalidArguments, "%v", err)
 	}
 	return nil
 }
 
-// CheckEnv returns a [sandbox.Fault] for variables that cannot be passed to a program.
+// CheckEnv returns a [protocol.Error] for variables that cannot be passed to a program.
 func CheckEnv(env map[string]string) error {
 	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return sandbox.Faultf(sandbox.FaultArguments,
+			return protocol.Errorf(protocol.CodeInvalidArguments,
 				"environment variable %q: a name must not be empty or contain \"=\", nothing may contain a NUL byte", name)
 		}
 	}
 	return nil
 }
 
-// Error explains why a program did not start. It is a [sandbox.Fault] if the caller's request was
+// Error explains why a program did not start. It is a [protocol.Error] if the caller's request was
 // wrong.
 func Error(name string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return sandbox.Faultf(sandbox.FaultCommand, "%q cannot be run: the interpreter that its first line names does not exist", name)
+		return protocol.Errorf(protocol.CodeCommandNotFound, "%q cannot be run: the interpreter that its first line names does not exist", name)
 	case errors.Is(err, fs.ErrPermission):
 		return notExecutable(name)
 	case errors.Is(err, syscall.ENOEXEC):
-		return sandbox.Faultf(sandbox.FaultCommand,
+		return protocol.Errorf(protocol.CodeCommandNotFound,
 			"%q is not a program for this system; if it is a script, run it by its interpreter", name)
 	case errors.Is(err, syscall.E2BIG):
-		return sandbox.Faultf(sandbox.FaultTooLarge, "the arguments and the environment of %q are too long; use a file or the input", name)
+		return protocol.Errorf(protocol.CodeTooLarge, "the arguments and the environment of %q are too long; use a file or the input", name)
 	case errors.Is(err, syscall.EAGAIN):
-		return sandbox.Faultf(sandbox.FaultFailed, "%q cannot be started: the sandbox has as many processes as it may; end some of them", name)
+		return protocol.Errorf(protocol.CodeToolFailed, "%q cannot be started: the sandbox has as many processes as it may; end some of them", name)
 	default:
 		return fmt.Errorf("start %q: %w", name, err)
 	}
 }
 
 func notFound(name string) error {
-	return sandbox.Faultf(sandbox.FaultCommand, "%q is not installed: there is no such program in the PATH", name)
+	return protocol.Errorf(protocol.CodeCommandNotFound, "%q is not installed: there is no such program in the PATH", name)
 }
 
 func notExecutable(name string) error {
-	return sandbox.Faultf(sandbox.FaultCommand, "%q is not executable; make it so with chmod +x, or run it by its interpreter", name)
+	return protocol.Errorf(protocol.CodeCommandNotFound, "%q is not executable; make it so with chmod +x, or run it by its interpreter", name)
 }

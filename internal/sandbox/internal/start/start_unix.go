@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -49,9 +50,9 @@ func lookupFile(name, dir string) (string, error) {
 	info, err := os.Stat(file)
 	switch {
 	case err != nil:
-		return "", sandbox.Faultf(sandbox.FaultCommand, "%q does not exist", name)
+		return "", protocol.Errorf(protocol.CodeCommandNotFound, "%q does not exist", name)
 	case info.IsDir():
-		return "", sandbox.Faultf(sandbox.FaultCommand, "%q is a directory", name)
+		return "", protocol.Errorf(protocol.CodeCommandNotFound, "%q is a directory", name)
 	case !executable(info):
 		return "", notExecutable(name)
 	}

@@ -5,6 +5,7 @@ package wire
 import (
 	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -33,7 +34,7 @@ func Head(kind Kind) []byte {
 const (
 	KindExec   Kind = iota + 16 // Exec; descriptors: output, errors, and input if there is one; answered by Ended
 	KindSignal                  // Signal; not answered
-	KindFiles                   // sandbox.FileRequest, answered by sandbox.FileReply
+	KindFiles                   // a FileRequest, answered by a FileReply
 	KindLease                   // Lease; not answered
 	KindSocket                  // Socket; answered by a descriptor, or an Answer of nothing
 )
@@ -100,15 +101,9 @@ type Socket struct {
 	Family int // AF_INET or AF_INET6
 }
 
-// Fault is a sandbox.Fault.
-type Fault struct {
-	Code    sandbox.FaultCode
-	Message string
-}
-
 // Answer is what came of a request.
 type Answer[T any] struct {
-	Fault *Fault
+	Fault *protocol.Error
 	Error string // of the sandbox, not of the caller
 	Value T
 }

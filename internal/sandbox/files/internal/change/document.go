@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Document is the text of a JSON document that is valid.
@@ -28,14 +28,14 @@ type member struct {
 }
 
 // Parse reads a document; name is that of its file, for messages. Its fault is
-// [sandbox.FaultInvalidJSON].
+// [protocol.CodeInvalidJSON].
 func Parse(name string, text []byte) (*Document, error) {
 	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
 		where := ""
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			where = fmt.Sprintf(" at line %d", lineAt(text, min(int(syntax.Offset), len(text))))
 		}
-		return nil, sandbox.Faultf(sandbox.FaultInvalidJSON, "%q is not valid JSON%s: %v; nothing was changed", name, where, err)
+		return nil, protocol.Errorf(protocol.CodeInvalidJSON, "%q is not valid JSON%s: %v; nothing was changed", name, where, err)
 	}
 	return &Document{name: name, text: text}, nil
 }
@@ -47,7 +47,7 @@ type Value struct {
 	Length int    // of an object or an array
 }
 
-// Find returns the value to which the steps lead; its fault is [sandbox.FaultNotFound].
+// Find returns the value to which the steps lead; its fault is [protocol.CodeNotFound].
 func (d *Document) Find(steps []string) (Value, error) {
 	at, err := d.find(steps)
 	if err != nil {
@@ -165,7 +165,7 @@ func (d *Document) missing(at span, steps []string, i int) error {
 			what += "; it has " + someKeys(members)
 		}
 	}
-	return sandbox.Faultf(sandbox.FaultNotFound, "%q: %s", d.name, what)
+	return protocol.Errorf(protocol.CodeNotFound, "%q: %s", d.name, what)
 }
 
 func someKeys(members []member) string {
@@ -180,13 +180,13 @@ func someKeys(members []member) string {
 	return strings.Join(keys, ", ")
 }
 
-// Pointer splits a JSON pointer (RFC 6901) into its steps. Its fault is [sandbox.FaultArguments].
+// Pointer splits a JSON pointer (RFC 6901) into its steps. Its fault is [protocol.CodeInvalidArguments].
 func Pointer(query string) ([]string, error) {
 	if query == "" {
 		return nil, nil
 	}
 	if query[0] != '/' || !utf8.ValidString(query) {
-		return nil, sandbox.Faultf(sandbox.FaultArguments,
+		return nil, protocol.Errorf(protocol.CodeInvalidArguments,
 			`the query %q is no JSON pointer: it must be empty, or text that starts with a slash, as in "/dependencies/react" or "/items/0"`, shorten(query))
 	}
 	steps := strings.Split(query[1:], "/")

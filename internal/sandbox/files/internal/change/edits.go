@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -12,33 +13,34 @@ import (
 const maxPlaces = 10
 
 // Edits makes edits one after another. It fails when one of them does, or with
-// best effort when all of them do, and then says of each why.
-func Edits(name string, content []byte, req sandbox.EditRequest) ([]byte, []sandbox.EditOutcome, error) {
-	outcomes := make([]sandbox.EditOutcome, len(req.Edits))
-	var faults []*sandbox.Fault
-	for i, edit := range req.Edits {
-		after, outcome, fault := substitute(name, content, edit)
+// best effort when all of them do, and then says of each why. With first, each replaces the first
+// of several occurrences.
+func Edits(name string, content []byte, edits []protocol.FileEdit, first, bestEffort bool) ([]byte, []protocol.EditOutcome, error) {
+	outcomes := make([]protocol.EditOutcome, len(edits))
+	var faults []*protocol.Error
+	for i, edit := range edits {
+		after, outcome, fault := substitute(name, content, edit, first)
 		if fault != nil {
-			if len(req.Edits) > 1 {
-				fault = sandbox.Faultf(fault.Code, "edit %d of %d: %s", i+1, len(req.Edits), fault.Message)
+			if len(edits) > 1 {
+				fault = protocol.Errorf(fault.Code, "edit %d of %d: %s", i+1, len(edits), fault.Message)
 			}
-			outcomes[i].Fault = fault
+			outcomes[i].Error = fault
 			faults = append(faults, fault)
 			continue
 		}
 		content, outcomes[i] = after, outcome
 	}
-	if len(faults) == 0 || req.BestEffort && len(faults) < len(req.Edits) {
+	if len(faults) == 0 || bestEffort && len(faults) < len(edits) {
 		return content, outcomes, nil
 	}
-	return nil, nil, joinFaults(faults, len(req.Edits))
+	return nil, nil, joinFaults(faults, len(edits))
 }
 
 // joinFaults makes one fault of those of several edits. Nothing was changed.
-func joinFaults(faults []*sandbox.Fault, edits int) error {
+func joinFaults(faults []*protocol.Error, edits int) error {
 	first := faults[0]
 	if edits == 1 {
-		return sandbox.Faultf(first.Code, "nothing was changed: %s", first.Message)
+		return protocol.Errorf(first.Code, "nothing was changed: %s", first.Message)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "nothing was changed, because %d of %d edits cannot be made:", len(faults), edits)
@@ -50,28 +52,28 @@ func joinFaults(faults []*sandbox.Fault, edits int) error {
 		}
 		b.WriteString("\n" + fault.Message)
 	}
-	return &sandbox.Fault{Code: first.Code, Message: b.String()}
+	return &protocol.Error{Code: first.Code, Message: b.String()}
 }
 
 // substitute returns content with the replacements that edit asks for.
-func substitute(name string, content []byte, edit sandbox.Edit) ([]byte, sandbox.EditOutcome, *sandbox.Fault) {
-	var outcome sandbox.EditOutcome
+func substitute(name string, content []byte, edit protocol.FileEdit, first bool) ([]byte, protocol.EditOutcome, *protocol.Error) {
+	var outcome protocol.EditOutcome
 	switch edit.Old {
 	case "":
-		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments,
+		return nil, outcome, protocol.Errorf(protocol.CodeInvalidArguments,
 			"the old text is empty; give the text to replace, or write the file for new content")
 	case edit.New:
-		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments, "the old and the new text are the same; nothing would change")
+		return nil, outcome, protocol.Errorf(protocol.CodeInvalidArguments, "the old and the new text are the same; nothing would change")
 	}
 	text := newUnixText(content, edit.Old)
 	places := occurrences(text.lines, text.old, maxPlaces+1)
 	if len(places) == 0 {
-		return nil, outcome, sandbox.Faultf(sandbox.FaultEditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
+		return nil, outcome, protocol.Errorf(protocol.CodeEditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
 	}
 	count := bytes.Count(text.lines, text.old)
 	switch {
-	case edit.All:
-	case edit.First:
+	case edit.ReplaceAll:
+	case first:
 		count = 1
 	case len(places) > 1:
 		return nil, outcome, notUnique(name, text.lines, places, max(count, len(places)))
@@ -79,7 +81,7 @@ func substitute(name string, content []byte, edit sandbox.Edit) ([]byte, sandbox
 	outcome.Replacements, outcome.Line = count, lineAt(text.lines, places[0])
 	after, ok := text.replace(edit, count)
 	if !ok {
-		return nil, outcome, sandbox.Faultf(sandbox.FaultTooLarge, "%q would have more than %d bytes, which are possible at most", name, sandbox.MaxFileSize)
+		return nil, outcome, protocol.Errorf(protocol.CodeTooLarge, "%q would have more than %d bytes, which are possible at most", name, sandbox.MaxFileSize)
 	}
 	return after, outcome, nil
 }
@@ -102,12 +104,12 @@ func occurrences(content, old []byte, limit int) []int {
 	return places
 }
 
-func notUnique(name string, content []byte, places []int, count int) *sandbox.Fault {
+func notUnique(name string, content []byte, places []int, count int) *protocol.Error {
 	lines := make([]int, 0, len(places))
 	for _, at := range places {
 		lines = append(lines, lineAt(content, at))
 	}
-	return sandbox.Faultf(sandbox.FaultEditNotUnique,
+	return protocol.Errorf(protocol.CodeEditNotUnique,
 		"the old text occurs %d times in %q, at lines %s; give more of the text around the one that is meant, or ask for all to be replaced",
 		count, name, lineNumbers(lines))
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Bounds of a hint.
@@ -15,7 +15,7 @@ const (
 )
 
 // hint says why the old text of an edit may not have been found.
-func hint(content []byte, req sandbox.Edit) string {
+func hint(content []byte, req protocol.FileEdit) string {
 	if req.New != "" {
 		if at := bytes.Index(content, []byte(req.New)); at >= 0 {
 			return fmt.Sprintf("The new text is there already, at line %d: perhaps the edit has been made before.",

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -51,7 +52,7 @@ func (t *unixText) at(offset int) int {
 
 // replace returns the original with the new text of an edit in the place of its old one, the first
 // count times. ok is false when that is too large.
-func (t *unixText) replace(edit sandbox.Edit, count int) (after []byte, ok bool) {
+func (t *unixText) replace(edit protocol.FileEdit, count int) (after []byte, ok bool) {
 	asGiven := t.exact || unix(edit.New) == unix(edit.Old) // line ends are all that it changes
 	from := 0                                              // in the lines
 	var out bytes.Buffer

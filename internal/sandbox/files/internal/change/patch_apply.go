@@ -4,29 +4,30 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Patch makes the changes of a unified diff. Every hunk is applied where its old
 // lines are in content: where its header says, or else at the one other place that
 // there is behind the hunk before it. It is all or nothing.
-func Patch(name string, content []byte, patch string) ([]byte, []sandbox.EditOutcome, error) {
+func Patch(name string, content []byte, patch string) ([]byte, []protocol.EditOutcome, error) {
 	hunks, err := parsePatch(patch)
 	if err != nil {
 		return nil, nil, err
 	}
 	a := newApplier(name, content)
-	outcomes := make([]sandbox.EditOutcome, 0, len(hunks))
+	outcomes := make([]protocol.EditOutcome, 0, len(hunks))
 	for i := range hunks {
 		outcome, fault := a.apply(i, len(hunks), &hunks[i])
 		if fault != nil {
-			return nil, nil, sandbox.Faultf(fault.Code, "nothing was changed: %s", fault.Message)
+			return nil, nil, protocol.Errorf(fault.Code, "nothing was changed: %s", fault.Message)
 		}
 		outcomes = append(outcomes, outcome)
 	}
 	a.copyTo(len(a.lines))
 	if a.out.Len() > sandbox.MaxFileSize {
-		return nil, nil, sandbox.Faultf(sandbox.FaultTooLarge,
+		return nil, nil, protocol.Errorf(protocol.CodeTooLarge,
 			"%q would have %d bytes, at most %d are possible; nothing was changed", name, a.out.Len(), sandbox.MaxFileSize)
 	}
 	return a.out.Bytes(), outcomes, nil
@@ -54,13 +55,13 @@ func newApplier(name string, content []byte) *applier {
 }
 
 // apply applies the hunk with the given index, from 0, of count.
-func (a *applier) apply(index, count int, h *hunk) (sandbox.EditOutcome, *sandbox.Fault) {
+func (a *applier) apply(index, count int, h *hunk) (protocol.EditOutcome, *protocol.Error) {
 	old := h.side('+')
 	at, fault := a.find(h, old)
 	if fault != nil {
-		return sandbox.EditOutcome{}, sandbox.Faultf(fault.Code, "hunk %d of %d: %s", index+1, count, fault.Message)
+		return protocol.EditOutcome{}, protocol.Errorf(fault.Code, "hunk %d of %d: %s", index+1, count, fault.Message)
 	}
-	outcome := sandbox.EditOutcome{Replacements: 1, Line: at + a.added + 1 + h.leading()}
+	outcome := protocol.EditOutcome{Replacements: 1, Line: at + a.added + 1 + h.leading()}
 	if h.at > 0 {
 		outcome.Offset = at + 1 - h.at
 		a.moved = outcome.Offset
@@ -87,7 +88,7 @@ func (a *applier) copyTo(line int) {
 }
 
 // find returns the index of the line where a hunk belongs.
-func (a *applier) find(h *hunk, old []hunkLine) (int, *sandbox.Fault) {
+func (a *applier) find(h *hunk, old []hunkLine) (int, *protocol.Error) {
 	if len(old) == 0 {
 		return a.insertion(h)
 	}
@@ -112,21 +113,21 @@ func (a *applier) find(h *hunk, old []hunkLine) (int, *sandbox.Fault) {
 		for _, at := range places[:min(len(places), maxPlaces+1)] {
 			numbers = append(numbers, at+1)
 		}
-		return 0, sandbox.Faultf(sandbox.FaultEditNotUnique,
+		return 0, protocol.Errorf(protocol.CodeEditNotUnique,
 			"its old lines are %d times in %q, at lines %s, and not at the line that its header says; correct the line number or give more lines of context",
 			len(places), a.name, lineNumbers(numbers))
 	}
 }
 
 // insertion is where a hunk without old lines goes: only its header can say.
-func (a *applier) insertion(h *hunk) (int, *sandbox.Fault) {
+func (a *applier) insertion(h *hunk) (int, *protocol.Error) {
 	if at := h.at - 1 + a.moved; h.at > 0 && at >= a.done && at <= len(a.lines) {
 		return at, nil
 	}
 	if len(a.lines) == 0 {
 		return 0, nil
 	}
-	return 0, sandbox.Faultf(sandbox.FaultEditNotFound,
+	return 0, protocol.Errorf(protocol.CodeEditNotFound,
 		"it only adds lines, and its header does not name a line of %q, which has %d, to add them behind; give lines of context", a.name, len(a.lines))
 }
 
@@ -147,7 +148,7 @@ func trimBreak(line []byte) []byte {
 	return bytes.TrimSuffix(bytes.TrimSuffix(line, []byte{'\n'}), []byte{'\r'})
 }
 
-func (a *applier) notFound(old []hunkLine) *sandbox.Fault {
+func (a *applier) notFound(old []hunkLine) *protocol.Error {
 	texts := make([]string, 0, len(old))
 	for _, line := range old {
 		texts = append(texts, line.text)
@@ -155,15 +156,15 @@ func (a *applier) notFound(old []hunkLine) *sandbox.Fault {
 	rest := a.lines[a.done:]
 	at, _ := nearest(rest, texts)
 	if at < 0 {
-		return sandbox.Faultf(sandbox.FaultEditNotFound,
+		return protocol.Errorf(protocol.CodeEditNotFound,
 			"its old lines are not in %q, nor anything like them: read the file again", a.name)
 	}
 	if i := firstDifference(rest[at:], texts); i < len(texts) {
-		return sandbox.Faultf(sandbox.FaultEditNotFound,
+		return protocol.Errorf(protocol.CodeEditNotFound,
 			"its old lines are not in %q as they stand in the patch. The most similar place is line %d, where the patch has %q and the file has:\n%s",
 			a.name, a.done+at+1, shorten(texts[i]), excerpt(rest[at:], min(len(texts), hintLines)))
 	}
-	return sandbox.Faultf(sandbox.FaultEditNotFound, "its old lines are not in %q behind the hunk before it", a.name)
+	return protocol.Errorf(protocol.CodeEditNotFound, "its old lines are not in %q behind the hunk before it", a.name)
 }
 
 // firstDifference is the index of the first text that differs from its line.
