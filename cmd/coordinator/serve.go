@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -136,6 +137,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		if err := c.serveClients(sweeping, p, env, folder, clients, logger, &background); err != nil {
 			return err
 		}
+	}
+	if schedules, err := schedule.Open(ctx, fl.JS, fl.Name, c.Replicas); err != nil {
+		warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
+	} else {
+		background.Go(func() { (&schedule.Runner{Store: schedules, Send: startNow(fl), Logger: logger}).Run(sweeping) })
 	}
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })

@@ -136,6 +136,25 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	return report(p, command, from.explain(kctx, err))
 }
 
+// Parse parses the arguments of a command that another command stores, such as a scheduled one, into
+// grammar. Its flags have the same variables and files as any other.
+func Parse(p Program, grammar any, args []string) error {
+	exit := -1
+	from := &sources{p: p}
+	parser, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code }))
+	if err != nil {
+		panic(fmt.Sprintf("command grammar: %v", err)) // an error of this program, found by every test
+	}
+	_, err = parser.Parse(args)
+	if exit >= 0 { // --help
+		return &ExitError{Code: exit}
+	}
+	if err != nil {
+		return from.usageError(err)
+	}
+	return nil
+}
+
 // newParser makes the parser of a command line.
 func newParser(p Program, grammar any, from *sources, more ...kong.Option) (*kong.Kong, error) {
 	return kong.New(grammar, append(append(from.options(),

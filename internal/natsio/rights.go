@@ -104,6 +104,12 @@ func UploadRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed)}}
 }
 
+// ScheduleRights are those of whoever changes schedules.
+func ScheduleRights(fleet protocol.Fleet) Rights {
+	bucket := wire.SchedulesBucket(fleet)
+	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
+}
+
 // WorkersRights are those of whoever asks which workers a pool has.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{wire.WhoSubject(fleet, pool)}}

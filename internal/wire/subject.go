@@ -57,6 +57,9 @@ func KeptBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "
 // BlobsBucket is the object store bucket for bodies that no message can carry.
 func BlobsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_BLOBS" }
 
+// SchedulesBucket is the key-value bucket of schedules.
+func SchedulesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_SCHEDULES" }
+
 // PlacesBucket is the key-value bucket that records where a sandbox's workspace is.
 func PlacesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_PLACES" }
 

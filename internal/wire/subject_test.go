@@ -56,6 +56,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"MY-FLEET_BLOBS":                        wire.BlobsBucket(f),
 		"MY-FLEET_KEPT":                         wire.KeptBucket(f),
 		"MY-FLEET_PLACES":                       wire.PlacesBucket(f),
+		"MY-FLEET_SCHEDULES":                    wire.SchedulesBucket(f),
 		"ready_gpu":                             wire.ReadyConsumer("gpu"),
 		"care_gpu":                              wire.CareConsumer("gpu"),
 		"my-fleet.call.> my-fleet.ready.>":      strings.Join(wire.CallsSubjects(f), " "),

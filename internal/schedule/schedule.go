@@ -1,0 +1,340 @@
+// Package schedule starts calls at set times: once for each time, however many coordinators run.
+//
+// A schedule is a record in a key-value bucket of the fleet. Every coordinator watches the bucket
+// and starts what is due. The id of a call derives from the record's secret and the due time, so
+// the calls of all coordinators for one time are one call, which the lane engine runs once. After
+// that, the record's last time moves on by compare-and-set. A coordinator that dies in between
+// leaves the time due; another one then sends the same call again.
+//
+// JetStream can deliver a message at set times itself. That does not fit: it would deliver the same
+// body each time, and so the same call id under the same signature.
+package schedule
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/robfig/cron/v3"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Missed says what becomes of times at which no coordinator ran.
+type Missed string
+
+// The rules for missed times.
+const (
+	MissedOnce Missed = "once" // the latest missed time is started late; the default
+	MissedSkip Missed = "skip" // none is started
+	MissedAll  Missed = "all"  // each is started late, the earliest first, at most MaxMissed
+)
+
+// MaxMissed is how many missed times [MissedAll] starts; earlier ones are skipped.
+const MaxMissed = 100
+
+// grace is how late a time is started without counting as missed.
+const grace = time.Minute
+
+// Errors of [Store].
+var (
+	ErrExists  = errors.New("the schedule exists")
+	ErrUnknown = errors.New("there is no such schedule")
+	ErrInvalid = errors.New("invalid schedule")
+)
+
+// Schedule is a record: a call, and when it starts.
+type Schedule struct {
+	// Name has 1 to 64 letters, digits, '-' and '_'.
+	Name string `json:"name"`
+	// Cron has the five fields of crontab(5), or is @hourly, @daily, @weekly, @monthly, @yearly or
+	// "@every DURATION".
+	Cron string `json:"cron"`
+	// TimeZone is a name of the IANA database; "" means UTC. Times that a change to summer time
+	// skips are not started.
+	TimeZone string `json:"time_zone,omitempty"`
+	Missed   Missed `json:"missed,omitempty"`
+	Paused   bool   `json:"paused,omitempty"`
+	// Call is what starts. Its id, and its session unless KeepSession is set, derive from the
+	// secret and the time.
+	Call        protocol.Call `json:"-"`
+	KeepSession bool          `json:"keep_session,omitempty"`
+	// Created is when the schedule was added, and Last the latest time that was started or skipped.
+	Created time.Time `json:"created"`
+	Last    time.Time `json:"last,omitzero"`
+	// Secret keeps others from storing results of future calls in advance.
+	Secret protocol.Seed `json:"secret"`
+
+	revision uint64
+	times    cron.Schedule
+	zone     *time.Location
+}
+
+// parse checks the record and reads its times. Errors wrap [ErrInvalid].
+func (s *Schedule) parse() error {
+	if _, err := protocol.ParseSessionID(s.Name); err != nil { // the same alphabet and length
+		return fmt.Errorf("%w: name %q: must be 1 to 64 letters, digits, '-' and '_'", ErrInvalid, s.Name)
+	}
+	if !slices.Contains([]Missed{"", MissedOnce, MissedSkip, MissedAll}, s.Missed) {
+		return fmt.Errorf("%w: missed %q: must be %s, %s or %s", ErrInvalid, s.Missed, MissedOnce, MissedSkip, MissedAll)
+	}
+	zone, err := time.LoadLocation(s.TimeZone)
+	if err != nil || s.TimeZone == "Local" {
+		return fmt.Errorf("%w: time zone %q: must be a name of the IANA database, such as Europe/Berlin", ErrInvalid, s.TimeZone)
+	}
+	s.zone = zone
+	if strings.Contains(s.Cron, "TZ=") {
+		return fmt.Errorf("%w: cron %q: give the time zone by itself", ErrInvalid, s.Cron)
+	}
+	times, err := cron.ParseStandard(s.Cron)
+	if err != nil {
+		return fmt.Errorf("%w: cron %q: %v", ErrInvalid, s.Cron, strings.TrimPrefix(err.Error(), "failed to parse "))
+	}
+	switch times := times.(type) {
+	case *cron.SpecSchedule:
+		times.Location = zone
+	case cron.ConstantDelaySchedule:
+		if _, period, _ := strings.Cut(s.Cron, " "); !wholeSeconds(period) {
+			return fmt.Errorf("%w: cron %q: must be whole seconds", ErrInvalid, s.Cron)
+		}
+		s.times = every{start: s.Created, period: times.Delay}
+		return nil
+	}
+	if times.Next(time.Now()).IsZero() {
+		return fmt.Errorf("%w: cron %q: there is no such day in the next five years", ErrInvalid, s.Cron)
+	}
+	s.times = times
+	return nil
+}
+
+// record is a schedule as it is stored.
+type record struct {
+	Schedule
+
+	Call json.RawMessage `json:"call"` // as [wire.EncodeCall] writes it
+}
+
+// every has the times start + n periods, the same ones for every coordinator.
+type every struct {
+	start  time.Time
+	period time.Duration
+}
+
+// Next implements [cron.Schedule].
+func (e every) Next(after time.Time) time.Time {
+	if after.Before(e.start) {
+		return e.start.Add(e.period)
+	}
+	return e.start.Add((after.Sub(e.start)/e.period + 1) * e.period)
+}
+
+func wholeSeconds(period string) bool {
+	d, err := time.ParseDuration(strings.TrimSpace(period))
+	return err == nil && d > 0 && d%time.Second == 0
+}
+
+// Next returns the next n times after t, in the schedule's time zone.
+func (s *Schedule) Next(t time.Time, n int) []time.Time {
+	var next []time.Time
+	for range n {
+		if t = s.times.Next(t); t.IsZero() {
+			break
+		}
+		next = append(next, t.In(s.zone))
+	}
+	return next
+}
+
+// due returns the times that must start now, and the latest time up to now; that is zero when none
+// has come since the last one.
+func (s *Schedule) due(now time.Time) (start []time.Time, last time.Time) {
+	after := s.Last
+	if after.IsZero() {
+		after = s.Created
+	}
+	for t := s.times.Next(after); !t.IsZero() && !t.After(now); t = s.times.Next(t) {
+		last = t
+		start = append(start, t)
+		if len(start) > MaxMissed {
+			start = start[1:]
+		}
+	}
+	if s.Missed == MissedAll {
+		return start, last
+	}
+	late := func(t time.Time) bool { return t.Before(now.Add(-grace)) }
+	inTime := slices.DeleteFunc(slices.Clone(start), late)
+	if len(inTime) == 0 && s.Missed != MissedSkip && len(start) > 0 {
+		inTime = start[len(start)-1:]
+	}
+	return inTime, last
+}
+
+// At returns the call of one time.
+func (s *Schedule) At(t time.Time) protocol.Call {
+	derive := func(what string) string {
+		space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/schedule/"+s.Name))
+		return uuid.NewHash(hmac.New(sha256.New, []byte(s.Secret)), space, []byte(what+"/"+t.UTC().Format(time.RFC3339Nano)), 8).String()
+	}
+	call := s.Call
+	call.ID = protocol.CallID(derive("call"))
+	if !s.KeepSession {
+		old := call.SessionID
+		call.SessionID = protocol.SessionID(derive("session"))
+		call.Resources = slices.Clone(call.Resources)
+		for i := range call.Resources {
+			call.Resources[i].Key = protocol.ResourceKey(strings.Replace(string(call.Resources[i].Key), string(old), string(call.SessionID), 1))
+		}
+	}
+	call.IssuedAt = t.UTC()
+	return call
+}
+
+// Store is the fleet's schedules. It is safe for concurrent use.
+type Store struct{ bucket jetstream.KeyValue }
+
+// Open opens the store, which is made with the given number of replicas if it is missing.
+func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, replicas int) (*Store, error) {
+	bucket, err := js.KeyValue(ctx, wire.SchedulesBucket(fleet))
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		const room = 16 << 20
+		bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: wire.SchedulesBucket(fleet), Replicas: max(replicas, 1), MaxBytes: room})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
+	}
+	return &Store{bucket: bucket}, nil
+}
+
+// Add stores a new schedule, which starts at its next time. Errors wrap [ErrInvalid] or
+// [ErrExists].
+func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
+	s.Created, s.Last, s.Secret = time.Now().UTC(), time.Time{}, wire.NewSeed()
+	if err := s.parse(); err != nil {
+		return nil, err
+	}
+	if _, err := s.Next(s.Created, 1), s.Call.Validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	body, err := encode(&s)
+	if err != nil {
+		return nil, err
+	}
+	_, err = st.bucket.Create(ctx, s.Name, body)
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		return nil, fmt.Errorf("%w: %s", ErrExists, s.Name)
+	}
+	return &s, err
+}
+
+// Get returns a schedule. The error wraps [ErrUnknown].
+func (st *Store) Get(ctx context.Context, name string) (*Schedule, error) {
+	entry, err := st.bucket.Get(ctx, name)
+	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
+		return nil, fmt.Errorf("%w: %s", ErrUnknown, name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return decode(entry)
+}
+
+func encode(s *Schedule) ([]byte, error) {
+	call, err := wire.EncodeCall(&s.Call)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(record{*s, call})
+}
+
+func decode(entry jetstream.KeyValueEntry) (*Schedule, error) {
+	var r record
+	err := json.Unmarshal(entry.Value(), &r)
+	if err == nil {
+		var call *protocol.Call
+		if call, err = wire.DecodeCall(r.Call); err == nil {
+			r.Schedule.Call, r.revision = *call, entry.Revision()
+			err = r.parse()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("schedule %s: %w", entry.Key(), err)
+	}
+	return &r.Schedule, nil
+}
+
+// List returns all schedules, sorted by name. Records that cannot be read are in the error, beside
+// the others.
+func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
+	names, err := st.bucket.Keys(ctx)
+	if errors.Is(err, jetstream.ErrNoKeysFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var all []*Schedule
+	var failures []error
+	for _, name := range names {
+		s, err := st.Get(ctx, name)
+		if errors.Is(err, ErrUnknown) { // removed meanwhile
+			continue
+		}
+		if err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		all = append(all, s)
+	}
+	return all, errors.Join(failures...)
+}
+
+// Remove removes a schedule. Calls that have started go on. The error wraps [ErrUnknown].
+func (st *Store) Remove(ctx context.Context, name string) error {
+	if _, err := st.Get(ctx, name); errors.Is(err, ErrUnknown) {
+		return err
+	}
+	return st.bucket.Purge(ctx, name)
+}
+
+// Pause stops or resumes a schedule. Times that pass while it is paused are skipped.
+func (st *Store) Pause(ctx context.Context, name string, paused bool) (*Schedule, error) {
+	for {
+		s, err := st.Get(ctx, name)
+		if err != nil || s.Paused == paused {
+			return s, err
+		}
+		if s.Paused = paused; !paused {
+			s.Last = time.Now().UTC()
+		}
+		if err := st.update(ctx, s); !changedMeanwhile(err) {
+			return s, err
+		}
+	}
+}
+
+// update stores a record if nobody has changed it since it was read.
+func (st *Store) update(ctx context.Context, s *Schedule) error {
+	body, err := encode(s)
+	if err != nil {
+		return err
+	}
+	s.revision, err = st.bucket.Update(ctx, s.Name, body, s.revision)
+	return err
+}
+
+// changedMeanwhile reports whether an update failed because the record has changed.
+func changedMeanwhile(err error) bool {
+	api, is := errors.AsType[*jetstream.APIError](err)
+	return is && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
+}

@@ -1,0 +1,205 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func open(t *testing.T) (*schedule.Store, jetstream.JetStream) {
+	t.Helper()
+	nc := natsiotest.New(t, natsio.Topology{}).Connect()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	store, err := schedule.Open(t.Context(), js, "tf", 1)
+	require.NoError(t, err)
+	return store, js
+}
+
+func turn(session protocol.SessionID) protocol.Call {
+	return protocol.Call{
+		ID: wire.RandomCallID(), SessionID: session, Tool: "turn_run", Pool: protocol.SessionPool,
+		Resources: []protocol.Use{{Key: protocol.ResourceKey("session/" + string(session)), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: protocol.TurnRun{Prompt: "hello"},
+	}
+}
+
+func TestAdd_BadSchedules(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for text, s := range map[string]schedule.Schedule{
+		`name "a b"`:                         {Name: "a b", Cron: "@daily"},
+		`name ""`:                            {Cron: "@daily"},
+		`cron "60 * * * *"`:                  {Name: "a", Cron: "60 * * * *"},
+		`cron ""`:                            {Name: "a"},
+		`cron "* * * *"`:                     {Name: "a", Cron: "* * * *"},
+		`cron "@every 10ms"`:                 {Name: "a", Cron: "@every 10ms"},
+		`cron "TZ=UTC 0 7 * * *"`:            {Name: "a", Cron: "TZ=UTC 0 7 * * *"},
+		"there is no such day":               {Name: "a", Cron: "0 0 31 2 *"},
+		`time zone "Europe/Atlantis"`:        {Name: "a", Cron: "@daily", TimeZone: "Europe/Atlantis"},
+		`time zone "Local"`:                  {Name: "a", Cron: "@daily", TimeZone: "Local"},
+		`missed "maybe": must be once, skip`: {Name: "a", Cron: "@daily", Missed: "maybe"},
+	} {
+		s.Call = turn(protocol.NewSessionID())
+		_, err := store.Add(t.Context(), s)
+		require.ErrorIs(t, err, schedule.ErrInvalid, text)
+		require.ErrorContains(t, err, text)
+	}
+	all, err := store.List(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, all)
+}
+
+func TestStore_AddListPauseRemove(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	session := protocol.NewSessionID()
+	added, err := store.Add(t.Context(), schedule.Schedule{Name: "daily", Cron: "0 7 * * *", TimeZone: "Europe/Berlin", Call: turn(session)})
+	require.NoError(t, err)
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	at := time.Date(2026, 3, 28, 12, 0, 0, 0, berlin) // the night before summer time begins
+	require.Equal(t, []time.Time{time.Date(2026, 3, 29, 7, 0, 0, 0, berlin), time.Date(2026, 3, 30, 7, 0, 0, 0, berlin)}, added.Next(at, 2))
+	_, err = store.Add(t.Context(), schedule.Schedule{Name: "daily", Cron: "@daily", Call: turn(session)})
+	require.ErrorIs(t, err, schedule.ErrExists)
+
+	paused, err := store.Pause(t.Context(), "daily", true)
+	require.NoError(t, err)
+	require.True(t, paused.Paused)
+	all, err := store.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.Equal(t, paused, all[0])
+
+	require.NoError(t, store.Remove(t.Context(), "daily"))
+	for _, name := range []string{"daily", "*", "a b"} {
+		require.ErrorIs(t, store.Remove(t.Context(), name), schedule.ErrUnknown)
+		_, err = store.Pause(t.Context(), name, true)
+		require.ErrorIs(t, err, schedule.ErrUnknown)
+	}
+}
+
+// The calls of a time have the same ids wherever they are made, and other ids for other times.
+func TestAt_DerivesIDs(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	session := protocol.NewSessionID()
+	for _, keep := range []bool{false, true} {
+		name := map[bool]string{false: "new", true: "kept"}[keep]
+		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(session), KeepSession: keep})
+		require.NoError(t, err)
+		one, err := store.Get(t.Context(), name)
+		require.NoError(t, err)
+		two, err := store.Get(t.Context(), name)
+		require.NoError(t, err)
+		now := time.Now()
+		first, again, later := one.At(now), two.At(now.UTC()), one.At(now.Add(time.Hour))
+		require.Equal(t, first, again)
+		require.NoError(t, first.Validate())
+		require.NotEqual(t, first.ID, later.ID)
+		require.Equal(t, keep, first.SessionID == session)
+		require.Equal(t, keep, first.SessionID == later.SessionID)
+		require.Equal(t, protocol.Lane("session/"+string(first.SessionID)), first.Lane())
+	}
+}
+
+// started notes the calls that runners send, by the time that they are for.
+type started struct {
+	mu    sync.Mutex
+	times map[time.Time]protocol.CallID
+}
+
+// Each time is started under one id by many runners, which fail, end and begin anew at any moment.
+func TestRunner_EachTimeOnce(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	added, err := store.Add(t.Context(), schedule.Schedule{Name: "often", Cron: "@every 1s", Missed: schedule.MissedAll, Call: turn(protocol.NewSessionID())})
+	require.NoError(t, err)
+	seen := started{times: map[time.Time]protocol.CallID{}}
+	send := func(_ context.Context, call protocol.Call) error {
+		seen.mu.Lock()
+		defer seen.mu.Unlock()
+		if rand.IntN(3) == 0 {
+			return errors.New("the server is lost")
+		}
+		id, again := seen.times[call.IssuedAt]
+		if again && id != call.ID {
+			t.Errorf("two calls for %s", call.IssuedAt)
+		}
+		seen.times[call.IssuedAt] = call.ID
+		return nil
+	}
+	var runners sync.WaitGroup
+	for range 3 {
+		runners.Go(func() {
+			for t.Context().Err() == nil {
+				life, end := context.WithTimeout(t.Context(), time.Duration(rand.Int64N(int64(3*time.Second))))
+				(&schedule.Runner{Store: store, Send: send, Logger: slog.New(slog.DiscardHandler)}).Run(life)
+				end()
+			}
+		})
+	}
+	t.Cleanup(runners.Wait)
+	want := added.Next(added.Created, 8)
+	require.Eventually(t, func() bool {
+		seen.mu.Lock()
+		defer seen.mu.Unlock()
+		for _, at := range want {
+			if seen.times[at.UTC()] == "" {
+				return false
+			}
+		}
+		return true
+	}, time.Minute, 50*time.Millisecond)
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	for at := range seen.times {
+		require.Zero(t, at.Sub(added.Created)%time.Second, "a time that is not of the schedule")
+	}
+}
+
+// A paused schedule starts nothing, and what passed meanwhile is skipped.
+func TestRunner_Pause(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	_, err := store.Add(t.Context(), schedule.Schedule{Name: "often", Cron: "@every 1s", Call: turn(protocol.NewSessionID())})
+	require.NoError(t, err)
+	calls := make(chan protocol.Call, 100)
+	var running sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	running.Go(func() {
+		(&schedule.Runner{Store: store, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call protocol.Call) error {
+			calls <- call
+			return nil
+		}}).Run(ctx)
+	})
+	defer running.Wait()
+	defer end()
+	<-calls
+	_, err = store.Pause(t.Context(), "often", true)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // what was on its way when it was paused
+		s, err := store.Get(t.Context(), "often")
+		require.NoError(t, err)
+		return time.Since(s.Last) > 2500*time.Millisecond
+	}, time.Minute, 10*time.Millisecond)
+	for len(calls) > 0 {
+		<-calls
+	}
+	resumed, err := store.Pause(t.Context(), "often", false)
+	require.NoError(t, err)
+	require.False(t, (<-calls).IssuedAt.Before(resumed.Last))
+}
