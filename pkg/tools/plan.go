@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 

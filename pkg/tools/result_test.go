@@ -7,9 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // What a person says takes nothing from the result, whose end says how to read on.

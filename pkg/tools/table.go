@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
 
 // MaxNameLength bounds the name of a tool, in bytes.

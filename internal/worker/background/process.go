@@ -9,10 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // process is one background process, or what is left of it.

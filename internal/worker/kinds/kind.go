@@ -17,9 +17,9 @@ package kinds
 import (
 	"context"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Kind says how a worker runs the payloads of one kind.

@@ -6,10 +6,10 @@ import (
 	"os"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // guestWorkspace is where sandboxes with a root of their own have the workspace.

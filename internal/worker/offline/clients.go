@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+	"github.com/toolfleet/toolfleet/internal/shell"
 )
 
 // client reports whether arguments name a host that cannot be reached.

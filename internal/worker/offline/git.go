@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+	"github.com/toolfleet/toolfleet/internal/shell"
 )
 
 // gitNeeds reports whether a git command reaches a host elsewhere.

@@ -16,7 +16,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+	"github.com/toolfleet/toolfleet/internal/shell"
 )
 
 // RemoteFunc returns the URL of a remote of the git repository in dir, which is

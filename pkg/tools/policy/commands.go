@@ -7,8 +7,8 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/toolfleet/toolfleet/internal/shell"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/shell"
 )
 
 // scriptOf is what a payload's command does, or what is typed at one; judged is false for other

@@ -1,11 +1,11 @@
 package toolset
 
 import (
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Files returns the tools of the toolset "files", sorted by name: the five tools that many agents

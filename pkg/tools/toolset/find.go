@@ -1,11 +1,11 @@
 package toolset
 
 import (
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // gitignoreProperty is the property of every tool that honours .gitignore files.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )

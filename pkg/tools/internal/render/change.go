@@ -3,9 +3,9 @@ package render
 import (
 	"fmt"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Write says what was written.

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Read is the lines of a file with their numbers, and where they stand in it.

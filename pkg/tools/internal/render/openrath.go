@@ -7,10 +7,10 @@ import (
 	pathpkg "path"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // The values of that system. What it does not have is left out when there is nothing to say;

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
 
 // Command is the Render function of tools that run commands.

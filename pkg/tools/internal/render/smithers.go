@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
-	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // ToolRun is the text of a command's result: its output, or when it has none,

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+	"github.com/toolfleet/toolfleet/internal/shell"
 )
 
 // hostile is the value of a variable that runs a program when it is evaluated.

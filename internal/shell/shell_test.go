@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+	"github.com/toolfleet/toolfleet/internal/shell"
 )
 
 // found is what a script does, one command a line: "~" before those that only wrap
