@@ -338,8 +338,8 @@ const (
 	lastLook = 5 * time.Millisecond
 )
 
-// complete waits for the last events, which may come a moment after the result, and shows the answer
-// if its event was lost. It returns the turn's trace.
+// complete waits for the last events, which may come a moment after the result, and shows the
+// answer if its event was lost. It returns the turn's trace.
 func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) (traceID string) {
 	ctx, cancel := context.WithTimeout(ctx, lastEvents)
 	defer cancel()

@@ -136,8 +136,8 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	return report(p, command, from.explain(kctx, err))
 }
 
-// Parse parses the arguments of a command that another command stores, such as a scheduled one, into
-// grammar. Its flags have the same variables and files as any other.
+// Parse parses the arguments of a command that another command stores, such as a scheduled one,
+// into grammar. Its flags have the same variables and files as any other.
 func Parse(p Program, grammar any, args []string) error {
 	exit := -1
 	from := &sources{p: p}

@@ -136,8 +136,8 @@ func (a *access) notices() (lines []string) {
 	return lines
 }
 
-// forwards returns the published ports of a session's sandbox. report gets a sentence when something
-// first listens on one.
+// forwards returns the published ports of a session's sandbox. report gets a sentence when
+// something first listens on one.
 func (a *access) forwards(session protocol.SessionID, report func(string)) (all []internal.Published) {
 	for _, p := range a.published {
 		all = append(all, internal.Published{

@@ -19,8 +19,8 @@ func workspaceFile(data string, session protocol.SessionID) string {
 
 // FindWorkspace returns the directory that a session uses: where it worked before; for a new one
 // --workspace, or else the current directory; "" is an empty workspace. It refuses a session whose
-// directory is gone, or that is to continue in another one. With --nats the session works on a copy,
-// so only --workspace counts.
+// directory is gone, or that is to continue in another one. With --nats the session works on a
+// copy, so only --workspace counts.
 func (f *FleetFlags) FindWorkspace(flag, session string, report func(string)) (string, error) {
 	id, err := protocol.ParseSessionID(session)
 	if f.Nats != "" || session != "" && err != nil { // the caller reports it
@@ -118,9 +118,9 @@ func CheckWorkspace(dir string) (string, error) {
 	return absolute, nil
 }
 
-// CheckWhole refuses a workspace that is the root directory or the home directory, unless the person
-// at the terminal confirms it; a nil confirm asks nobody. A forgotten cd would let a session change
-// every file of the user.
+// CheckWhole refuses a workspace that is the root directory or the home directory, unless the
+// person at the terminal confirms it; a nil confirm asks nobody. A forgotten cd would let a
+// session change every file of the user.
 func CheckWhole(flag, workspace string, confirm func(question string) bool) error {
 	if workspace == "" {
 		return nil

@@ -29,8 +29,8 @@ type Editor struct {
 	history   *history
 }
 
-// NewEditor makes an editor on the terminal of a prompt. Tab completes commands and, after an @, the
-// paths of the workspace; "" is none.
+// NewEditor makes an editor on the terminal of a prompt. Tab completes commands and, after an @,
+// the paths of the workspace; "" is none.
 func NewEditor(q *Prompt, out io.Writer, workspace string, commands ...string) *Editor {
 	return &Editor{keys: q.keys, out: out, view: q.screen, workspace: workspace, commands: commands, history: loadHistory()}
 }

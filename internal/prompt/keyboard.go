@@ -10,7 +10,8 @@ import (
 )
 
 // keyboard reads what is typed on a terminal, for one reader at a time. Nothing can interrupt the
-// read of a terminal, so it continues after its reader has left, and the next reader gets the input.
+// read of a terminal, so it continues after its reader has left, and the next reader gets the
+// input.
 type keyboard struct {
 	file  *os.File
 	begin sync.Once

@@ -33,7 +33,8 @@ func (w *Workspace) baseName() string {
 	return "workspace/" + string(w.Session) + "/base-" + w.name()
 }
 
-// storeBase stores which checkpoint the base is, so that a later pull knows which side changed what.
+// storeBase stores which checkpoint the base is, so that a later pull knows which side changed
+// what.
 func (w *Workspace) storeBase(ctx context.Context, base workspace.Ref) error {
 	encoded, err := json.Marshal(base)
 	if err == nil {

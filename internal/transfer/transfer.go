@@ -1,5 +1,5 @@
-// Package transfer copies a directory of this machine into a session's sandbox elsewhere in a fleet,
-// and brings back what changed there.
+// Package transfer copies a directory of this machine into a session's sandbox elsewhere in a
+// fleet, and brings back what changed there.
 //
 //	directory ──Send──► blobs and a manifest in the fleet ──► a worker fills the sandbox
 //	directory ◄─Fetch── checkpoint of the sandbox            (also [Workspace.Source], for session pull)
@@ -40,8 +40,8 @@ type Options struct {
 	Pool protocol.Pool
 	// Dir is the absolute path of the directory.
 	Dir string
-	// Protect are paths of Dir that stay as they are; nil means those that a sandbox that uses it in
-	// place protects.
+	// Protect are paths of Dir that stay as they are; nil means those that a sandbox that uses it
+	// in place protects.
 	Protect []string
 	// MinLevel is the minimum level of the sandbox.
 	MinLevel string

@@ -24,6 +24,6 @@
 // travels in headers. Package internal/wire has the names of subjects and headers,
 // and the encoding.
 //
-// The package depends on the standard library only. Every function in it is safe for concurrent use, and pure but for those that make
-// new ids.
+// The package depends on the standard library only. Every function in it is safe for concurrent
+// use, and pure but for those that make new ids.
 package protocol

@@ -23,6 +23,6 @@
 // that somebody else waits for, with its output through Live, ended by its context.
 // Commands end one by one; the end of one leaves those beside it alone.
 //
-// Payloads and values of file operations, and expected errors, are those of package protocol: workers
-// return them unchanged. The package knows nothing of transport.
+// Payloads and values of file operations, and expected errors, are those of package protocol:
+// workers return them unchanged. The package knows nothing of transport.
 package sandbox

@@ -53,9 +53,9 @@ type FS interface {
 	Edit(ctx context.Context, p protocol.FilesEdit) (protocol.FilesEditResult, error)
 	// ReadJSON returns a JSON document, or one place of it.
 	ReadJSON(ctx context.Context, p protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error)
-	// WriteJSON replaces a JSON document atomically, or one place of it; everything else in the file
-	// stays as it is, byte by byte. The last step of the query may be a key that an object does not
-	// have yet, or the end of an array ("-" or its length).
+	// WriteJSON replaces a JSON document atomically, or one place of it; everything else in the
+	// file stays as it is, byte by byte. The last step of the query may be a key that an object
+	// does not have yet, or the end of an array ("-" or its length).
 	WriteJSON(ctx context.Context, p protocol.FilesJSONWrite) (protocol.FilesJSONWriteResult, error)
 	// Stat returns what is at a path, without following a symlink at its end. It does not fail when
 	// nothing is there.
@@ -64,18 +64,18 @@ type FS interface {
 	List(ctx context.Context, p protocol.FilesList) (protocol.FilesListResult, error)
 	// Tree returns a directory and what is below it, as deep as requested.
 	Tree(ctx context.Context, p protocol.FilesTree) (protocol.FilesTreeResult, error)
-	// Glob finds files by their paths: everything but directories. It follows no symlinks and enters
-	// no ".git".
+	// Glob finds files by their paths: everything but directories. It follows no symlinks and
+	// enters no ".git".
 	Glob(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error)
 	// GlobRegular is Glob without symlinks and special files.
 	GlobRegular(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error)
 	// Search finds lines that match a regular expression. Below a directory it
 	// follows no symlinks and enters no ".git".
 	Search(ctx context.Context, p protocol.FilesSearch, options SearchOptions) (protocol.FilesSearchResult, error)
-	// Within returns the same operations, limited to some paths of the workspace. Each of roots must
-	// allow what an operation reaches once every symbolic link is followed. Without roots there is no
-	// limit. A root that is a symbolic link allows nothing by itself. What is not allowed fails with
-	// [protocol.CodePolicyDenied].
+	// Within returns the same operations, limited to some paths of the workspace. Each of roots
+	// must allow what an operation reaches once every symbolic link is followed. Without roots
+	// there is no limit. A root that is a symbolic link allows nothing by itself. What is not
+	// allowed fails with [protocol.CodePolicyDenied].
 	Within(roots ...protocol.Roots) FS
 }
 
@@ -83,6 +83,7 @@ type FS interface {
 type SearchOptions struct {
 	// Among, if set, are the files that are searched; all that match are counted.
 	Among []string
-	// Patience is how long a search takes at most: it then returns what it has found. 0 is no limit.
+	// Patience is how long a search takes at most: it then returns what it has found. 0 is no
+	// limit.
 	Patience time.Duration
 }

@@ -50,8 +50,8 @@ func run(dir, path string, check bool) error {
 	return nil
 }
 
-// list returns a line for each exported name of the packages below pkg, with its type. A line starts
-// with the path of its package.
+// list returns a line for each exported name of the packages below pkg, with its type. A line
+// starts with the path of its package.
 func list(dir string) ([]string, error) {
 	loaded, err := packages.Load(&packages.Config{
 		Mode: packages.NeedName | packages.NeedTypes | packages.NeedModule | packages.NeedImports | packages.NeedDeps | packages.NeedExportFile,
@@ -75,8 +75,8 @@ func list(dir string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// exported lists the names of one package: those of its scope, and the methods of its types. Methods
-// of an interface, and fields, belong to the line of their type's package-level name.
+// exported lists the names of one package: those of its scope, and the methods of its types.
+// Methods of an interface, and fields, belong to the line of their type's package-level name.
 func exported(p *packages.Package) []string {
 	local := types.RelativeTo(p.Types)
 	place := strings.TrimPrefix(p.PkgPath, p.Module.Path+"/")

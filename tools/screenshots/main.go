@@ -1,5 +1,5 @@
-// Command screenshots draws docs/images from real sessions: it runs bin/coordinator on a terminal of
-// its own, with a scripted model, and writes what stands there in the end as SVG.
+// Command screenshots draws docs/images from real sessions: it runs bin/coordinator on a terminal
+// of its own, with a scripted model, and writes what stands there in the end as SVG.
 //
 //	screenshots bin/coordinator tools/screenshots/run.script.json examples/wordstats docs/images/run.svg
 //

@@ -1,6 +1,6 @@
 // Command testsum runs a command that prints what `go test -json` does, and shows what a person
-// wants to know: a line for each package, all that failing tests wrote, which tests were skipped and
-// why, and a summary in the last line.
+// wants to know: a line for each package, all that failing tests wrote, which tests were skipped
+// and why, and a summary in the last line.
 //
 //	testsum go test -json ./...
 //

@@ -21,7 +21,8 @@ func cluster(t *testing.T) *types.Project {
 	return loaded
 }
 
-// TestCluster_ServersAreLikeTheOne: what is more is where they keep things, and how they find each other.
+// TestCluster_ServersAreLikeTheOne: what is more is where they keep things, and how they find
+// each other.
 func TestCluster_ServersAreLikeTheOne(t *testing.T) {
 	t.Parallel()
 	services := cluster(t).Services

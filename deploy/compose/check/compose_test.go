@@ -146,8 +146,8 @@ func TestCompose_WorkersScale(t *testing.T) {
 	require.Contains(t, stages(t)["worker"].instructions, "VOLUME /data")
 }
 
-// TestCompose_WorkersIsolate: with the filter that lets them make sandboxes, which is the only thing
-// that is theirs alone, and not without sandboxes of level full.
+// TestCompose_WorkersIsolate: with the filter that lets them make sandboxes, which is the only
+// thing that is theirs alone, and not without sandboxes of level full.
 func TestCompose_WorkersIsolate(t *testing.T) {
 	t.Parallel()
 	services := project(t).Services
@@ -197,7 +197,8 @@ func TestCompose_WorkersHaveNoKeyButTheirs(t *testing.T) {
 	require.NotContains(t, string(worker), "sk-1", "only the coordinator talks to models")
 }
 
-// TestCompose_CallsAreSigned: a coordinator has the private key, a worker the public one, and git neither.
+// TestCompose_CallsAreSigned: a coordinator has the private key, a worker the public one, and git
+// neither.
 func TestCompose_CallsAreSigned(t *testing.T) {
 	t.Parallel()
 	loaded := project(t)

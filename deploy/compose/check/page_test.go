@@ -44,8 +44,8 @@ case "${0##*/} $*" in
 esac
 `
 
-// TestPage_StepsLeadToAFirstSubmit runs the commands of the page, in a copy of deploy. Docker and the
-// editor are stand-ins; the keys, the compose file and the fleet are real.
+// TestPage_StepsLeadToAFirstSubmit runs the commands of the page, in a copy of deploy. Docker and
+// the editor are stand-ins; the keys, the compose file and the fleet are real.
 func TestPage_StepsLeadToAFirstSubmit(t *testing.T) { // not parallel: the server's configuration reads this process's environment
 	for _, program := range []string{"bash", "openssl", "sed"} {
 		if _, err := exec.LookPath(program); err != nil {

@@ -110,7 +110,8 @@ func TestManifests_AreWhatAFleetNeeds(t *testing.T) {
 	}
 }
 
-// TestManifests_WorkersIsolate: with what compose's proof gives a container, in users of the pod's own.
+// TestManifests_WorkersIsolate: with what compose's proof gives a container, in users of the
+// pod's own.
 func TestManifests_WorkersIsolate(t *testing.T) {
 	t.Parallel()
 	pod := deployment(t, "worker").Spec.Template.Spec

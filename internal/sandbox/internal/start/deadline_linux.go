@@ -12,9 +12,9 @@ import (
 //
 //	worker ── SendDeadlines: whenever it moves ──► supervisor ── Watchdog: none in time ──► kill
 //
-// A worker that was killed or stopped extends nothing, so its commands end without it. Deadlines are
-// times of CLOCK_BOOTTIME, which all processes of a host share and which counts while the machine is
-// suspended. A supervisor that was stopped finds its deadline passed when it resumes.
+// A worker that was killed or stopped extends nothing, so its commands end without it. Deadlines
+// are times of CLOCK_BOOTTIME, which all processes of a host share and which counts while the
+// machine is suspended. A supervisor that was stopped finds its deadline passed when it resumes.
 
 // Deadline is a time of CLOCK_BOOTTIME in nanoseconds, at least 1; 0 means none.
 type Deadline int64

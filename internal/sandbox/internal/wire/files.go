@@ -97,9 +97,9 @@ func ServeFiles(ctx context.Context, fs sandbox.FS, req *FileRequest) *FileReply
 	}
 }
 
-// RemoteFS is the file operations of a workspace in another process. Do sends a request there, where
-// [ServeFiles] carries it out, and returns the reply; it fails when that fails or ctx ends, and must
-// be safe for concurrent use.
+// RemoteFS is the file operations of a workspace in another process. Do sends a request there,
+// where [ServeFiles] carries it out, and returns the reply; it fails when that fails or ctx ends,
+// and must be safe for concurrent use.
 type RemoteFS struct {
 	Do func(ctx context.Context, req *FileRequest) (*FileReply, error)
 

@@ -180,7 +180,8 @@ func someKeys(members []member) string {
 	return strings.Join(keys, ", ")
 }
 
-// Pointer splits a JSON pointer (RFC 6901) into its steps. Its fault is [protocol.CodeInvalidArguments].
+// Pointer splits a JSON pointer (RFC 6901) into its steps. Its fault is
+// [protocol.CodeInvalidArguments].
 func Pointer(query string) ([]string, error) {
 	if query == "" {
 		return nil, nil
