@@ -57,7 +57,7 @@ func (l releaser) RemoveReady() bool {
 	}
 }
 
-// Look implements [core.Leaver].
+// Look implements [core.Releaser].
 func (l releaser) Look() (found, ok bool) {
 	ok = l.retry("last look into the mailbox failed", func() (err error) {
 		found, err = l.holder.store.HasEntries(l.ctx, l.holder.options.Pool, l.hash)
@@ -66,7 +66,7 @@ func (l releaser) Look() (found, ok bool) {
 	return found, ok
 }
 
-// MakeReady implements [core.Leaver].
+// MakeReady implements [core.Releaser].
 func (l releaser) MakeReady() bool {
 	return l.retry("lane cannot be made ready", func() error {
 		_, err := l.holder.store.MakeReady(l.ctx, l.holder.options.Pool, l.lane)
@@ -74,7 +74,7 @@ func (l releaser) MakeReady() bool {
 	})
 }
 
-// RemoveClaim implements [core.Leaver].
+// RemoveClaim implements [core.Releaser].
 func (l releaser) RemoveClaim() {
 	l.holder.store.DropClaim(l.claim.epoch.Load())
 	l.holder.store.Ack(l.ready.ack)
