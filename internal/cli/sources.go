@@ -102,10 +102,10 @@ func (s *sources) load(kctx *kong.Context) error {
 	}
 	if name, origin := given(kctx, flagNatsContext); name != "" {
 		_, other := given(kctx, flagNats)
-		if other == origin {
+		s.natsFrom, s.byFlag = name, origin == originFlag
+		if other != "" && s.byFlag == (other == originFlag) { // a flag wins over a variable
 			return Usagef("--nats and --nats-context: give one of them")
 		}
-		s.natsFrom, s.byFlag = name, origin == originFlag
 	}
 	return nil
 }
