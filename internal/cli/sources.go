@@ -125,7 +125,7 @@ func (s *sources) files(kctx *kong.Context, r *reader) (user, project *settings,
 		}
 	}
 	off, _ := given(kctx, "no-project-config")
-	if !s.p.Files.Project || off == "true" {
+	if !s.p.Files.Project || isTrue(off) {
 		return user, nil, nil
 	}
 	workspace, _ := given(kctx, "workspace")
@@ -271,6 +271,11 @@ func given(kctx *kong.Context, name string) (value, origin string) {
 		return os.Getenv(variable), ofVariable + variable
 	}
 	return "", ""
+}
+
+// isTrue reports whether the text of a flag without a value, or of its variable, means yes to kong.
+func isTrue(text string) bool {
+	return slices.Contains([]string{"true", "1", "yes"}, strings.ToLower(text))
 }
 
 // envName is the variable that sets a flag, unless it is on the command line; "" for none.
