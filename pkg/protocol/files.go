@@ -62,7 +62,7 @@ type FilesEdit struct {
 	Old        string `json:"old"`
 	New        string `json:"new"`
 	ReplaceAll bool   `json:"replace_all,omitempty"`
-	// First replaces the first of several occurrences.
+	// First replaces the first of several occurrences of Old; it says nothing about Edits.
 	First bool       `json:"first,omitempty"`
 	Edits []FileEdit `json:"edits,omitempty"`
 	// BestEffort makes those of Edits that can be made; else it is all or none.

@@ -102,6 +102,9 @@ func editsFirst(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	require.Equal(t, 1, got.Replacements)
 	require.Equal(t, "a c a b", f.get(t, "file"))
+	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", First: true, Edits: []protocol.FileEdit{{Old: "a", New: "x"}}})
+	requireFault(t, err, protocol.CodeEditNotUnique) // it is for Old alone
+	require.Equal(t, "a c a b", f.get(t, "file"))
 }
 
 func expectContent(t *testing.T, f *tree) {

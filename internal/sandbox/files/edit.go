@@ -38,7 +38,7 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 			if req.Patch != "" {
 				after, result.Outcomes, err = change.Patch(name, text, req.Patch)
 			} else {
-				after, result.Outcomes, err = change.Edits(name, text, edits, req.First, req.BestEffort)
+				after, result.Outcomes, err = change.Edits(name, text, edits, req.First && len(req.Edits) == 0, req.BestEffort)
 			}
 			return after, err
 		}
