@@ -48,6 +48,39 @@ func TestQuestion_IsJournaledWithItsAnswer(t *testing.T) {
 	require.Equal(t, answered, r.watch.of(loop.EventAnswered))
 }
 
+// slowJournal calls before ahead of each append.
+type slowJournal struct {
+	loop.Journal
+
+	before func(events []loop.Event)
+}
+
+func (j slowJournal) Append(ctx context.Context, session protocol.SessionID, last uint64, events ...loop.Event) (uint64, error) {
+	j.before(events)
+	return j.Journal.Append(ctx, session, last, events...)
+}
+
+// TestQuestion_ObserversDoNotWaitForTheJournal: a worker gives up after [wire.AskWait] unless
+// somebody takes the question on.
+func TestQuestion_ObserversDoNotWaitForTheJournal(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.fleet.asks = func(*protocol.Call) []loop.Update {
+		return []loop.Update{{Question: &protocol.Question{ID: "q", Message: "Who?"}}}
+	}
+	var seen []loop.Event
+	r.journal = slowJournal{r.journal, func(events []loop.Event) {
+		if events[0].Type == loop.EventQuestionAsked {
+			seen = r.watch.of(loop.EventQuestionAsked)
+		}
+	}}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Len(t, seen, 1)
+	require.Equal(t, seen, r.watch.of(loop.EventQuestionAsked), "once")
+	require.Equal(t, seen, r.journaled(t, loop.EventQuestionAsked), "with the same time, by which attach knows it")
+}
+
 // TestQuestion_IsToldAgainByWhoResumes: a worker asks once, so whoever goes on with the turn tells
 // what is not answered, and journals it no second time.
 func TestQuestion_IsToldAgainByWhoResumes(t *testing.T) {

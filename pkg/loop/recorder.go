@@ -23,7 +23,7 @@ const journalTimeout = 15 * time.Second
 const overLimitTimeout = 5 * time.Second
 
 // recorder extends one session: in the journal first, then in the fold, then
-// before the observer. It is safe for concurrent use.
+// before the observer, which sees [urgent] events first. It is safe for concurrent use.
 type recorder struct {
 	id      protocol.SessionID
 	journal Journal
@@ -67,6 +67,9 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	now := time.Now().UTC()
 	for i := range events {
 		events[i].SessionID, events[i].Time = r.id, now
+		if urgent(&events[i]) {
+			r.observe(events[i])
+		}
 	}
 	most := journalTimeout
 	if isTimeLimit(context.Cause(ctx)) {
@@ -127,12 +130,19 @@ func (r *recorder) publish(ctx context.Context, events []Event) error {
 		if events[i].Type == EventToolResult {
 			r.logResult(ctx, &events[i])
 		}
+		if urgent(&events[i]) {
+			continue
+		}
 		told := events[i]
 		told.Seed = ""
 		r.observe(told)
 	}
 	return nil
 }
+
+// urgent reports whether observers see an event before it is in the journal, which may be slow: a
+// call declines its question itself if nobody takes that on within [wire.AskWait].
+func urgent(e *Event) bool { return e.Type == EventQuestionAsked }
 
 // logResult writes the one record of a tool call. Its name stays out: a model wrote it.
 func (r *recorder) logResult(ctx context.Context, e *Event) {
