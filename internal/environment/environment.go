@@ -76,7 +76,7 @@ type Options struct {
 // Environment is what a session runs with.
 type Environment struct {
 	Fleet *fleet.Fleet
-	// Data is the data directory of this process.
+	// Data is the data directory of this process; "" for a session elsewhere.
 	Data string
 	// Host is what sandboxes of this process see of the host; nil with --nats.
 	Host *Host
@@ -90,8 +90,9 @@ type Environment struct {
 	closers []func(error)
 }
 
-// Open opens an environment. Until it has checked the flags it starts and writes nothing. The
-// context that it returns carries the trace. The caller closes the environment.
+// Open opens an environment. Before it starts or writes anything it checks all flags but those that
+// need the sandbox driver, such as --mount. The context that it returns carries the trace. The
+// caller closes the environment.
 func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, err error) {
 	e := &Environment{options: o}
 	defer func() {
@@ -147,15 +148,23 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 	if o.Connect != nil {
 		return nil, nil //nolint:nilnil // see the comment
 	}
+	if err := o.Flags.consistent(); err != nil {
+		return nil, err
+	}
+	if o.Session != nil {
+		if w, err = o.Flags.checkWorker(); w == nil || err != nil {
+			return nil, err
+		}
+	}
 	var remove func()
 	if e.Data, remove, err = o.dataDir(); err != nil {
 		return nil, err
 	}
 	e.onClose(func(error) { remove() })
-	if o.Session == nil {
+	if w == nil {
 		return nil, nil //nolint:nilnil // see the comment
 	}
-	if w, err = o.Flags.openWorker(ctx, e); w == nil || err != nil {
+	if err := w.open(ctx, e); err != nil {
 		return nil, err
 	}
 	if e.Host, err = o.Flags.open(ctx, w, o.Workspace, e.Data); err != nil {

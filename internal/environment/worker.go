@@ -40,12 +40,8 @@ type worker struct {
 	caps    sandbox.Caps
 }
 
-// openWorker checks the flags of the worker and the fleet, and opens the sandbox driver; nil with
-// --nats, where the fleet has workers.
-func (f *Flags) openWorker(ctx context.Context, e *Environment) (*worker, error) {
-	if err := f.consistent(); err != nil {
-		return nil, err
-	}
+// checkWorker checks the flags of the worker; nil with --nats, where the fleet has workers.
+func (f *Flags) checkWorker() (*worker, error) {
 	if f.Slots < 1 || f.Slots > internal.MaxSlots {
 		return nil, cli.Usagef("--slots %d: must be 1 to %d", f.Slots, internal.MaxSlots)
 	}
@@ -69,17 +65,22 @@ func (f *Flags) openWorker(ctx context.Context, e *Environment) (*worker, error)
 	if f.Nats != "" {
 		return nil, nil //nolint:nilnil // see the comment
 	}
-	if err := f.makeData(); err != nil {
-		return nil, err
+	return w, nil
+}
+
+// open opens the sandbox driver, and checks the flags that only some drivers can enforce.
+func (w *worker) open(ctx context.Context, e *Environment) (err error) {
+	if err := e.options.Flags.makeData(); err != nil {
+		return err
 	}
-	w.driver, w.caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: e.options.Logger, Data: e.Data})
+	w.driver, w.caps, err = driver.Open(ctx, w.flags.Sandbox, &driver.Options{Logger: e.options.Logger, Data: e.Data})
 	if errors.Is(err, sandbox.ErrLevel) {
-		return nil, cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
+		return cli.Usagef("--sandbox %s: %v", w.flags.Sandbox, err)
 	}
-	if err == nil {
-		err = errors.Join(cli.Enforced(w.allow, w.caps), cli.Protects(e.protect, w.caps))
+	if err != nil {
+		return err
 	}
-	return w, err
+	return errors.Join(cli.Enforced(w.allow, w.caps), cli.Protects(e.protect, w.caps))
 }
 
 // start runs the worker until the fleet is closed.
