@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	_ "time/tzdata" // the time zones of schedules, where the system has none
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/terminal"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"text/tabwriter"
 	"time"
 
@@ -68,7 +69,7 @@ func (v scheduleVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
-	store, err := schedule.Open(ctx, fl.JS, fl.Name, 0)
+	store, err := schedule.Open(ctx, fl.JS, fl.Name)
 	if err != nil {
 		return err
 	}
@@ -91,7 +92,7 @@ type scheduledTurn struct {
 	} `cmd:"" help:"Start a turn."`
 }
 
-func (c *scheduleCommand) add(ctx context.Context, p program, _ *fleet.Fleet, store *schedule.Store) error {
+func (c *scheduleCommand) add(ctx context.Context, p program, fl *fleet.Fleet, store *schedule.Store) error {
 	args := c.Add.Turn
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
@@ -109,6 +110,8 @@ func (c *scheduleCommand) add(ctx context.Context, p program, _ *fleet.Fleet, st
 		return cli.Usagef("--workspace, --template: a scheduled turn begins with an empty workspace, or continues --session")
 	case t.Prompt == "-":
 		return cli.Usagef("PROMPT: must be text")
+	case t.Session == "last":
+		return cli.Usagef("--session last: name the session by its id: last would be another one at each time")
 	}
 	submit := submitCommand{Model: t.Model, turnFlags: t.turnFlags, ExistingFleet: c.ExistingFleet}
 	var err error
@@ -120,6 +123,9 @@ func (c *scheduleCommand) add(ctx context.Context, p program, _ *fleet.Fleet, st
 	}
 	checked, err := submit.check(nil)
 	if err != nil {
+		return err
+	}
+	if err := submit.served(ctx, fl); err != nil {
 		return err
 	}
 	if _, err := (environment.ToolFlags{}).OpenToolbox(submit.Toolset, nil, nil); err != nil {
@@ -168,7 +174,7 @@ type scheduleInfo struct {
 	Created   time.Time          `json:"created"`
 	Last      time.Time          `json:"last,omitzero"`
 	Next      []time.Time        `json:"next,omitempty"`
-	SessionID protocol.SessionID `json:"session_id,omitempty"` // of every turn; none when each has its own
+	SessionID protocol.SessionID `json:"session_id,omitempty"` // that of the last turn; with --session that of every turn
 	Model     string             `json:"model,omitempty"`
 	Prompt    string             `json:"prompt"`
 }
@@ -179,9 +185,8 @@ const nextShown = 3
 // print prints schedules: a table with the next time, or JSON.
 func (c *scheduleCommand) print(p program, all ...*schedule.Schedule) error {
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	if !c.JSON {
-		_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tNEXT\tPROMPT")
-	}
+	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tNEXT\tPROMPT")
+	infos := []scheduleInfo{}
 	for _, s := range all {
 		turn, _ := s.Call.Payload.(protocol.TurnRun)
 		info := scheduleInfo{
@@ -191,18 +196,13 @@ func (c *scheduleCommand) print(p program, all ...*schedule.Schedule) error {
 		if info.TimeZone == "" {
 			info.TimeZone = "UTC"
 		}
-		if s.KeepSession {
-			info.SessionID = s.Call.SessionID
+		if s.KeepSession || !s.Last.IsZero() {
+			info.SessionID = s.At(s.Last).SessionID
 		}
 		if !s.Paused {
 			info.Next = s.Next(time.Now(), nextShown)
 		}
-		if c.JSON {
-			if err := printJSON(p, info); err != nil {
-				return err
-			}
-			continue
-		}
+		infos = append(infos, info)
 		last, next := "-", "paused"
 		if !s.Last.IsZero() {
 			last = s.Last.Format(time.RFC3339)
@@ -210,27 +210,38 @@ func (c *scheduleCommand) print(p program, all ...*schedule.Schedule) error {
 		if len(info.Next) > 0 {
 			next = info.Next[0].Format(time.RFC3339)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, info.TimeZone, last, next, promptOf(turn.Prompt, 40))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, info.TimeZone, last, orDash(string(info.SessionID)), next, promptOf(turn.Prompt, 40))
+	}
+	if c.JSON {
+		return printJSON(p, infos)
 	}
 	return table.Flush()
 }
 
 // startNow has the fleet accept a call of a schedule, and does not wait for its result. A call that
 // has a result already was started before.
-func startNow(fl *fleet.Fleet) func(ctx context.Context, call protocol.Call) error {
+func startNow(fl *fleet.Fleet, logger *slog.Logger) func(ctx context.Context, call protocol.Call) error {
 	return func(ctx context.Context, call protocol.Call) error {
-		ctx, leave := context.WithCancelCause(ctx)
+		// When this coordinator stops, it leaves the call: it does not cancel it.
+		following, leave := context.WithCancelCause(context.WithoutCancel(ctx))
 		defer leave(nil)
+		defer context.AfterFunc(ctx, func() { leave(loop.ErrDetached) })()
 		var refused error
-		err := fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
-			if r := u.Result; r != nil && r.Error != nil && (r.Error.Code == protocol.CodeFleetFull || r.Error.Code == protocol.CodeFleetUnavailable) {
-				refused = r.Error
+		err := fl.Dispatcher.Dispatch(following, []protocol.Call{call}, func(u loop.Update) {
+			if r := u.Result; r != nil && r.Error != nil {
+				if r.Error.Code == protocol.CodeFleetFull || r.Error.Code == protocol.CodeFleetUnavailable {
+					refused = r.Error
+				} else if r.Status == protocol.StatusRejected {
+					logger.WarnContext(ctx, "scheduled turn was rejected", slog.String("session_id", string(call.SessionID)), slog.Any("error", r.Error))
+				}
 			}
 			leave(loop.ErrDetached)
 		})
 		switch {
 		case refused != nil:
 			return refused
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case errors.Is(err, loop.ErrDetached):
 			return nil
 		default:

@@ -138,10 +138,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	if schedules, err := schedule.Open(ctx, fl.JS, fl.Name, c.Replicas); err != nil {
+	if schedules, err := schedule.Open(ctx, fl.JS, fl.Name); err != nil {
 		warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
 	} else {
-		background.Go(func() { (&schedule.Runner{Store: schedules, Send: startNow(fl), Logger: logger}).Run(sweeping) })
+		background.Go(func() { (&schedule.Runner{Store: schedules, Send: startNow(fl, logger), Logger: logger}).Run(sweeping) })
 	}
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
@@ -260,6 +260,7 @@ func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 		creds := fl.Server.CredentialFile()
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
 			fl.Server.URL(), fl.Server.URL(), shellWord(creds), shellWord(filepath.Join(filepath.Dir(creds), signing.PublicFile)))
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s\n", fl.Server.URL(), shellWord(creds))
 	}
 }
 

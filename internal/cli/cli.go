@@ -140,6 +140,7 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 // into grammar. Its flags have the same variables and files as any other.
 func Parse(p Program, grammar any, args []string) error {
 	exit := -1
+	p.Files = Files{}
 	from := &sources{p: p}
 	parser, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code }))
 	if err != nil {

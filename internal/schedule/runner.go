@@ -95,12 +95,11 @@ func (r *Runner) startDue(ctx context.Context, known map[string]*Schedule) time.
 			continue
 		}
 		if err := r.start(ctx, s); err != nil {
+			wait = min(wait, retryAfter)
 			if changedMeanwhile(err) { // by another coordinator: its record is on its way
-				delete(known, name)
 				continue
 			}
 			r.Logger.WarnContext(ctx, "a schedule's call cannot be started", slog.String("schedule", name), slog.Any("error", err))
-			wait = min(wait, retryAfter)
 			continue
 		}
 		if next := s.Next(time.Now(), 1); len(next) > 0 {

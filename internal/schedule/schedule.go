@@ -45,6 +45,9 @@ const MaxMissed = 100
 // grace is how late a time is started without counting as missed.
 const grace = time.Minute
 
+// maxCron is the longest text of times, in bytes.
+const maxCron = 200
+
 // Errors of [Store].
 var (
 	ErrExists  = errors.New("the schedule exists")
@@ -68,8 +71,10 @@ type Schedule struct {
 	// secret and the time.
 	Call        protocol.Call `json:"-"`
 	KeepSession bool          `json:"keep_session,omitempty"`
-	// Created is when the schedule was added, and Last the latest time that was started or skipped.
+	// Created and Resumed are when the schedule was added, and resumed for the last time: earlier
+	// times do not start. Last is the latest time that was started or skipped.
 	Created time.Time `json:"created"`
+	Resumed time.Time `json:"resumed,omitzero"`
 	Last    time.Time `json:"last,omitzero"`
 	// Secret keeps others from storing results of future calls in advance.
 	Secret protocol.Seed `json:"secret"`
@@ -92,6 +97,12 @@ func (s *Schedule) parse() error {
 		return fmt.Errorf("%w: time zone %q: must be a name of the IANA database, such as Europe/Berlin", ErrInvalid, s.TimeZone)
 	}
 	s.zone = zone
+	if len(s.Cron) > maxCron {
+		return fmt.Errorf("%w: cron: %d bytes: must be at most %d", ErrInvalid, len(s.Cron), maxCron)
+	}
+	if err := s.checkCall(); err != nil {
+		return err
+	}
 	if strings.Contains(s.Cron, "TZ=") {
 		return fmt.Errorf("%w: cron %q: give the time zone by itself", ErrInvalid, s.Cron)
 	}
@@ -104,7 +115,7 @@ func (s *Schedule) parse() error {
 		times.Location = zone
 	case cron.ConstantDelaySchedule:
 		if _, period, _ := strings.Cut(s.Cron, " "); !wholeSeconds(period) {
-			return fmt.Errorf("%w: cron %q: must be whole seconds", ErrInvalid, s.Cron)
+			return fmt.Errorf("%w: cron %q: must be whole seconds, at least 1s", ErrInvalid, s.Cron)
 		}
 		s.times = every{start: s.Created, period: times.Delay}
 		return nil
@@ -113,6 +124,17 @@ func (s *Schedule) parse() error {
 		return fmt.Errorf("%w: cron %q: there is no such day in the next five years", ErrInvalid, s.Cron)
 	}
 	s.times = times
+	return nil
+}
+
+// checkCall checks that what starts is a turn: coordinators sign the calls of schedules, and
+// whoever may write to the bucket must not have other calls signed.
+func (s *Schedule) checkCall() error {
+	key := protocol.ResourceKey("session/" + string(s.Call.SessionID))
+	if _, turn := s.Call.Payload.(protocol.TurnRun); !turn || s.Call.Pool != protocol.SessionPool ||
+		len(s.Call.Resources) != 1 || s.Call.Resources[0].Key != key {
+		return fmt.Errorf("%w: only turns of sessions can be scheduled", ErrInvalid)
+	}
 	return nil
 }
 
@@ -157,10 +179,7 @@ func (s *Schedule) Next(t time.Time, n int) []time.Time {
 // due returns the times that must start now, and the latest time up to now; that is zero when none
 // has come since the last one.
 func (s *Schedule) due(now time.Time) (start []time.Time, last time.Time) {
-	after := s.Last
-	if after.IsZero() {
-		after = s.Created
-	}
+	after := slices.MaxFunc([]time.Time{s.Created, s.Resumed, s.Last}, time.Time.Compare)
 	for t := s.times.Next(after); !t.IsZero() && !t.After(now); t = s.times.Next(t) {
 		last = t
 		start = append(start, t)
@@ -202,12 +221,17 @@ func (s *Schedule) At(t time.Time) protocol.Call {
 // Store is the fleet's schedules. It is safe for concurrent use.
 type Store struct{ bucket jetstream.KeyValue }
 
-// Open opens the store, which is made with the given number of replicas if it is missing.
-func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, replicas int) (*Store, error) {
+// Open opens the store, which is made with the replicas of the fleet's journals if it is missing.
+func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
 	bucket, err := js.KeyValue(ctx, wire.SchedulesBucket(fleet))
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		const room = 16 << 20
-		bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: wire.SchedulesBucket(fleet), Replicas: max(replicas, 1), MaxBytes: room})
+		var journals jetstream.Stream
+		if journals, err = js.Stream(ctx, wire.SessionsStream(fleet)); err == nil {
+			const room = 16 << 20
+			bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+				Bucket: wire.SchedulesBucket(fleet), Replicas: journals.CachedInfo().Config.Replicas, MaxBytes: room,
+			})
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
@@ -218,6 +242,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, rep
 // Add stores a new schedule, which starts at its next time. Errors wrap [ErrInvalid] or
 // [ErrExists].
 func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
+	s.Cron = strings.Join(strings.Fields(s.Cron), " ")
 	s.Created, s.Last, s.Secret = time.Now().UTC(), time.Time{}, wire.NewSeed()
 	if err := s.parse(); err != nil {
 		return nil, err
@@ -315,7 +340,7 @@ func (st *Store) Pause(ctx context.Context, name string, paused bool) (*Schedule
 			return s, err
 		}
 		if s.Paused = paused; !paused {
-			s.Last = time.Now().UTC()
+			s.Resumed = time.Now().UTC()
 		}
 		if err := st.update(ctx, s); !changedMeanwhile(err) {
 			return s, err
@@ -333,8 +358,6 @@ func (st *Store) update(ctx context.Context, s *Schedule) error {
 	return err
 }
 
-// changedMeanwhile reports whether an update failed because the record has changed.
-func changedMeanwhile(err error) bool {
-	api, is := errors.AsType[*jetstream.APIError](err)
-	return is && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
-}
+// changedMeanwhile reports whether an update failed because the record has changed, or, with
+// replicas, is about to.
+func changedMeanwhile(err error) bool { return errors.Is(err, jetstream.ErrKeyRevisionMismatch) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,7 +25,7 @@ func open(t *testing.T) (*schedule.Store, jetstream.JetStream) {
 	nc := natsiotest.New(t, natsio.Topology{}).Connect()
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
-	store, err := schedule.Open(t.Context(), js, "tf", 1)
+	store, err := schedule.Open(t.Context(), js, "tf")
 	require.NoError(t, err)
 	return store, js
 }
@@ -51,6 +52,7 @@ func TestAdd_BadSchedules(t *testing.T) {
 		"there is no such day":               {Name: "a", Cron: "0 0 31 2 *"},
 		`time zone "Europe/Atlantis"`:        {Name: "a", Cron: "@daily", TimeZone: "Europe/Atlantis"},
 		`time zone "Local"`:                  {Name: "a", Cron: "@daily", TimeZone: "Local"},
+		`cron: 408 bytes: must be at most`:   {Name: "a", Cron: strings.Repeat("1,", 200) + "1 * * * *"[1:]},
 		`missed "maybe": must be once, skip`: {Name: "a", Cron: "@daily", Missed: "maybe"},
 	} {
 		s.Call = turn(protocol.NewSessionID())
@@ -58,6 +60,10 @@ func TestAdd_BadSchedules(t *testing.T) {
 		require.ErrorIs(t, err, schedule.ErrInvalid, text)
 		require.ErrorContains(t, err, text)
 	}
+	command := turn(protocol.NewSessionID())
+	command.Payload = protocol.CommandRun{Command: "id"}
+	_, err := store.Add(t.Context(), schedule.Schedule{Name: "a", Cron: "@daily", Call: command})
+	require.ErrorContains(t, err, "only turns of sessions can be scheduled")
 	all, err := store.List(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, all)
@@ -201,5 +207,5 @@ func TestRunner_Pause(t *testing.T) {
 	}
 	resumed, err := store.Pause(t.Context(), "often", false)
 	require.NoError(t, err)
-	require.False(t, (<-calls).IssuedAt.Before(resumed.Last))
+	require.False(t, (<-calls).IssuedAt.Before(resumed.Resumed))
 }

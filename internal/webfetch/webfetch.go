@@ -33,13 +33,24 @@ import (
 
 const (
 	maxRedirects = 10
+	maxRedirect  = 8 << 10 // the longest address of a redirect, in bytes
 	userAgent    = "toolfleet (a tool of an AI agent)"
 	// defaultBytes is how much of a response's body is read when the payload sets no limit.
 	defaultBytes = 5 << 20
 	// maxImage is the largest image that is returned, in bytes; models take no larger ones.
 	maxImage = 4 << 20
-	// maxHTML is how much of an HTML page is converted, in bytes: parsing cannot be interrupted.
-	maxHTML = 4 << 20
+	// Limits of a page that becomes Markdown: converting cannot be interrupted, and takes time and
+	// memory that grow faster than the nesting of lists and quotations. A page that is nested
+	// deeper is returned as it is.
+	maxHTML    = 1 << 20 // bytes
+	maxNesting = 12      // of list items and quotations
+	maxDepth   = 100     // of elements
+	maxTables  = 2       // in one another
+	maxCells   = 20_000  // of a table, with those that fill up its rows
+	// maxWord is the longest title, header value or media type that is returned, in bytes.
+	maxWord = 500
+	// maxAddress is the longest address that relative links are completed with, in bytes.
+	maxAddress = 500
 )
 
 // Get sends the request and returns its response, whatever its status is. It fails with a
@@ -51,12 +62,13 @@ func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch)
 	}
 	response, err := send(ctx, transport, p, &result)
 	if err != nil {
-		return result, failure(ctx, err)
+		return result, failure(ctx, err, result.Redirects...)
 	}
 	defer response.Body.Close()
 	result.URL, result.Status = response.Request.URL.Redacted(), response.StatusCode
 	result.Headers = headersOf(response.Header)
 	result.MediaType, _, _ = mime.ParseMediaType(response.Header.Get("Content-Type"))
+	result.MediaType = short(result.MediaType)
 	if p.Method == http.MethodHead {
 		return result, nil
 	}
@@ -69,7 +81,35 @@ func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch)
 		body = body[:limit]
 	}
 	result.Bytes = int64(len(body))
-	return result, read(&result, body, response, p.Raw)
+	return inTime(ctx, result, func(result *protocol.HTTPFetchResult) error { return read(result, body, response, p.Raw) })
+}
+
+// inTime fills in a result by a function that cannot be interrupted, and returns when ctx ends: the
+// limits of a page see to it that the function ends soon, too.
+func inTime(ctx context.Context, result protocol.HTTPFetchResult, fill func(*protocol.HTTPFetchResult) error) (protocol.HTTPFetchResult, error) {
+	type filled struct {
+		result protocol.HTTPFetchResult
+		err    error
+	}
+	done := make(chan filled, 1)
+	go func() {
+		err := fill(&result)
+		done <- filled{result, err}
+	}()
+	select {
+	case f := <-done:
+		return f.result, f.err
+	case <-ctx.Done():
+		return protocol.HTTPFetchResult{}, context.Cause(ctx)
+	}
+}
+
+// short cuts a title, header or address of a server.
+func short(text string) string {
+	if len(text) <= maxWord {
+		return text
+	}
+	return string(wholeRunes([]byte(text[:maxWord]))) + "..."
 }
 
 // send returns the first response that is no redirect, and notes the addresses before it.
@@ -88,6 +128,9 @@ func send(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch
 		if len(before) >= maxRedirects {
 			return fmt.Errorf("more than %d redirects", maxRedirects)
 		}
+		if len(next.URL.String()) > maxRedirect {
+			return fmt.Errorf("redirect to an address of %d bytes: must be at most %d", len(next.URL.String()), maxRedirect)
+		}
 		if next.URL.Scheme != "http" && next.URL.Scheme != "https" || next.URL.User != nil {
 			return fmt.Errorf("redirect to %s: must be an http or https address without a password", next.URL.Redacted())
 		}
@@ -96,15 +139,23 @@ func send(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch
 	return client.Do(request)
 }
 
-// failure is the error of a request, in the words of a result.
-func failure(ctx context.Context, err error) error {
+// failure is the error of a request, in the words of a result. An address may contain a password,
+// so the error of the client is left out.
+func failure(ctx context.Context, err error, redirects ...string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if refused, is := errors.AsType[*protocol.Error](err); is {
-		return refused
+	if request, is := errors.AsType[*url.Error](err); is {
+		err = request.Err
 	}
-	return protocol.Errorf(protocol.CodeToolFailed, "%v", err)
+	from := ""
+	if len(redirects) > 0 {
+		from = "redirected from " + short(redirects[len(redirects)-1]) + ": "
+	}
+	if refused, is := errors.AsType[*protocol.Error](err); is {
+		return protocol.Errorf(refused.Code, "%s%s", from, refused.Message)
+	}
+	return protocol.Errorf(protocol.CodeToolFailed, "%s%v", from, err)
 }
 
 // headersOf returns the headers of a response that [protocol.HTTPFetchResult] has.
@@ -112,7 +163,7 @@ func headersOf(all http.Header) map[string]string {
 	some := map[string]string{}
 	for _, name := range []string{"Content-Length", "ETag", "Last-Modified", "Location", "Retry-After"} {
 		if value := all.Get(name); value != "" {
-			some[name] = value
+			some[name] = short(value)
 		}
 	}
 	return some
@@ -130,8 +181,11 @@ func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response
 			result.Image, result.Content = sniffed, body
 		}
 		return nil
-	case !isText(result.MediaType, sniffed):
+	case response.Header.Get("Content-Encoding") != "" || !isText(result.MediaType, sniffed):
 		return nil
+	}
+	if result.Truncated {
+		body = wholeRunes(body)
 	}
 	text, err := decode(body, response.Header.Get("Content-Type"))
 	if err != nil {
@@ -152,6 +206,19 @@ func isText(declared, sniffed string) bool {
 		}
 	}
 	return strings.HasPrefix(declared, "text/") || declared == "image/svg+xml" || strings.HasPrefix(sniffed, "text/")
+}
+
+// wholeRunes leaves out the beginning of a rune at the end of a text.
+func wholeRunes(text []byte) []byte {
+	for i := 1; i <= min(len(text), utf8.UTFMax-1); i++ {
+		if last := text[len(text)-i:]; utf8.RuneStart(last[0]) {
+			if !utf8.FullRune(last) {
+				return text[:len(text)-i]
+			}
+			break
+		}
+	}
+	return text
 }
 
 // decode returns a text in UTF-8. The encoding is that of the header, of a byte order mark, or of a
@@ -177,18 +244,29 @@ func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) e
 	if err != nil { // nested deeper than the parser allows
 		return nil //nolint:nilerr // the page is then returned as it is
 	}
-	result.Title = strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " ")
-	if href, err := url.Parse(attribute(first(doc, atom.Base), "href")); err == nil {
+	result.Title = short(strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " "))
+	if !isShallow(doc, 0, 0, 0) {
+		return nil
+	}
+	given := attribute(first(doc, atom.Base), "href")
+	if href, err := url.Parse(given); err == nil && len(given) <= maxAddress {
 		address = address.ResolveReference(href)
 	}
 	tidy(doc)
 	part := doc
-	if mains := all(doc, atom.Main); len(mains) == 1 {
+	if mains := all(doc, atom.Main); len(mains) == 1 && strings.TrimSpace(textOf(mains[0])) != "" {
 		part = mains[0]
 	}
-	convert := converter.NewConverter(converter.WithPlugins(base.NewBasePlugin(), commonmark.NewCommonmarkPlugin(), table.NewTablePlugin()))
-	absolute := address.ResolveReference(&url.URL{Path: "./"})
-	text, err := convert.ConvertNode(part, converter.WithDomain(absolute.String()))
+	convert := converter.NewConverter(converter.WithEscapeMode(converter.EscapeModeDisabled),
+		converter.WithPlugins(base.NewBasePlugin(), commonmark.NewCommonmarkPlugin()))
+	if !hasLargeTable(doc) { // without the plugin the cells of tables are text
+		convert.Register.Plugin(table.NewTablePlugin())
+	}
+	absolute := address.ResolveReference(&url.URL{Path: "./"}).String()
+	if len(absolute) > maxAddress {
+		absolute = (&url.URL{Scheme: address.Scheme, Host: address.Host, Path: "/"}).String()
+	}
+	text, err := convert.ConvertNode(part, converter.WithDomain(absolute))
 	if err != nil {
 		return nil //nolint:nilerr // likewise
 	}
@@ -196,11 +274,56 @@ func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) e
 	return nil
 }
 
-// tidy removes what no reader sees, and images that are part of the page's source.
+// isShallow reports whether a page is within the limits of nesting.
+func isShallow(node *html.Node, depth, nesting, tables int) bool {
+	if node.DataAtom == atom.Li || node.DataAtom == atom.Blockquote {
+		nesting++
+	}
+	if node.DataAtom == atom.Table {
+		tables++
+	}
+	if depth > maxDepth || nesting > maxNesting || tables > maxTables {
+		return false
+	}
+	for child := range node.ChildNodes() {
+		if !isShallow(child, depth+1, nesting, tables) {
+			return false
+		}
+	}
+	return true
+}
+
+// hasLargeTable reports whether a table has too many cells: rows become as long as the longest.
+func hasLargeTable(doc *html.Node) bool {
+	for _, node := range all(doc, atom.Table) {
+		rows, longest := 0, 0
+		for _, row := range all(node, atom.Tr) {
+			cells := 0
+			for cell := range row.ChildNodes() {
+				if cell.DataAtom == atom.Td || cell.DataAtom == atom.Th {
+					cells++
+				}
+			}
+			rows, longest = rows+1, max(longest, cells)
+		}
+		if rows*longest > maxCells {
+			return true
+		}
+	}
+	return false
+}
+
+// tidy removes what no reader sees, images that are part of the page's source, and the spans of
+// cells, of which one could fill the memory.
 func tidy(doc *html.Node) {
 	for _, kind := range []atom.Atom{atom.Script, atom.Style, atom.Noscript, atom.Template, atom.Svg, atom.Iframe, atom.Title} {
 		for _, node := range all(doc, kind) {
 			node.Parent.RemoveChild(node)
+		}
+	}
+	for _, kind := range []atom.Atom{atom.Td, atom.Th} {
+		for _, cell := range all(doc, kind) {
+			cell.Attr = nil
 		}
 	}
 	for _, node := range all(doc, atom.Img) {

@@ -86,6 +86,8 @@ func TestGet_Bounds(t *testing.T) {
 	r := get(t, protocol.HTTPFetch{URL: serve(t, "text/plain", strings.Repeat("x", 1000)), MaxBytes: 10})
 	require.True(t, r.Truncated)
 	require.Len(t, r.Content, 10)
+	r = get(t, protocol.HTTPFetch{URL: serve(t, "text/plain", strings.Repeat("x", 2000)+"日本"), MaxBytes: 2004})
+	require.Equal(t, strings.Repeat("x", 2000)+"日", string(r.Content))
 
 	var packed bytes.Buffer
 	zip := gzip.NewWriter(&packed)

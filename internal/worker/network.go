@@ -34,7 +34,7 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 	if err != nil {
 		return network{}, err
 	}
-	pages := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+	pages := &http.Transport{IdleConnTimeout: idleConn, MaxIdleConns: idleConns, TLSHandshakeTimeout: handshakeTime, MaxResponseHeaderBytes: maxHeaders, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := proxy.DialContext(ctx, network, address)
 		if refusal, is := errors.AsType[*egress.Refusal](err); is {
 			return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
@@ -61,6 +61,14 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 		servers: pages, pages: pages,
 	}, nil
 }
+
+// Limits of connections to pages of the web, of which a model chooses the hosts.
+const (
+	idleConn      = 30 * time.Second
+	idleConns     = 16
+	handshakeTime = 10 * time.Second
+	maxHeaders    = 256 << 10
+)
 
 // Times of looking up the fleet's servers.
 const (

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -24,22 +25,27 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 	startServe(t, model, b.flags...)
 	added := b.schedule(t, "add", "--cron", "@every 1s", "--missed", "all", "often", "--", "submit", "look at the sky")
 	require.Equal(t, 0, added.code, added.stderr)
-	var times struct {
+	type times struct {
 		Created, Last time.Time
 		Paused        bool
 	}
+	read := func(got finished) times {
+		var all []times
+		require.Equal(t, 0, got.code, got.stderr)
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &all))
+		require.Len(t, all, 1)
+		return all[0]
+	}
 	const enough = 8 * time.Second
 	victims := []*process{startServe(t, model, b.flags...), startServe(t, model, b.flags...)}
-	for i := 0; times.Last.Sub(times.Created) < enough; i++ {
+	for i, now := 0, (times{}); now.Last.Sub(now.Created) < enough; i++ {
 		victims[i%2].kill(t)
 		victims[i%2] = startServe(t, model, b.flags...)
-		require.NoError(t, json.Unmarshal([]byte(b.schedule(t, "ls", "--json").stdout), &times))
+		now = read(b.schedule(t, "ls", "--json"))
 	}
-	paused := b.schedule(t, "pause", "--json", "often")
-	require.Equal(t, 0, paused.code, paused.stderr)
-	require.NoError(t, json.Unmarshal([]byte(paused.stdout), &times))
-	require.True(t, times.Paused)
-	want := int(times.Last.Sub(times.Created) / time.Second)
+	paused := read(b.schedule(t, "pause", "--json", "often"))
+	require.True(t, paused.Paused)
+	want := int(paused.Last.Sub(paused.Created) / time.Second)
 
 	var listed []struct {
 		Turns int
@@ -74,19 +80,27 @@ func TestSchedule_Commands(t *testing.T) {
 		`cron "0 0 31 2 *": there is no such day`:     {"--cron", "0 0 31 2 *", "a", "--", "submit", "hello"},
 		`time zone "Mars/Base"`:                       {"--cron", "@daily", "--tz", "Mars/Base", "a", "--", "submit", "hello"},
 		`name "a b": must be 1 to 64 letters, digits`: {"--cron", "@daily", "a b", "--", "submit", "hello"},
+		"--session last: name the session by its id":  {"--cron", "@daily", "a", "--", "submit", "--session", "last", "hello"},
+		`no coordinator serves model "openai:none"`:   {"--cron", "@daily", "a", "--", "submit", "--model", "openai:none", "hello"},
 		"--missed must be one of":                     {"--cron", "@daily", "--missed", "never", "a", "--", "submit", "hello"},
 	} {
 		got := b.schedule(t, "add", args...)
 		require.Equal(t, 2, got.code, got.stderr)
 		require.Contains(t, got.stderr, text)
 	}
-	got := b.schedule(t, "add", "--cron", "0 7 * * 1-5", "--tz", "Europe/Berlin", "morning", "--", "submit", "--max-steps", "3", "list the failed builds")
+	config := t.TempDir() // settings of other commands are not in the way
+	write(t, filepath.Join(config, "toolfleet", "config.yaml"), "log-level: info\nrun:\n  slots: 3\n")
+	args := append(append([]string{"schedule", "add"}, b.flags...), "--cron", "@daily", "configured", "--", "submit", "hello")
+	got := execute(t, coordinator, launch{env: []string{"XDG_CONFIG_HOME=" + config}, args: args})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, 0, b.schedule(t, "rm", "configured").code)
+	got = b.schedule(t, "add", "--cron", "0 7 * * 1-5", "--tz", "Europe/Berlin", "morning", "--", "submit", "--max-steps", "3", "list the failed builds")
 	require.Equal(t, 0, got.code, got.stderr)
 	got = b.schedule(t, "add", "--cron", "@daily", "morning", "--", "submit", "hello")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "the schedule exists: morning")
 	got = b.schedule(t, "ls")
-	require.Regexp(t, `(?m)^morning +0 7 \* \* 1-5 +Europe/Berlin +- +20\d\d-.*T07:00:00\+0[12]:00 +list the failed builds$`, got.stdout)
+	require.Regexp(t, `(?m)^morning +0 7 \* \* 1-5 +Europe/Berlin +- +- +20\d\d-.*T07:00:00\+0[12]:00 +list the failed builds$`, got.stdout)
 	got = b.schedule(t, "pause", "morning")
 	require.Regexp(t, `(?m)^morning .* paused +list`, got.stdout)
 	got = b.schedule(t, "resume", "--json", "morning")

@@ -27,7 +27,7 @@ func Fetch(v protocol.HTTPFetchResult, r rest) string {
 		about = append(about, name+": "+v.Headers[name])
 	}
 	if v.Truncated {
-		about = append(about, "the rest of the body was not read (raise max_bytes)")
+		about = append(about, "the body is longer: the rest was left out (max_bytes limits what is read, raw returns HTML as it is)")
 	}
 	text := prose.Plain(string(v.Content))
 	switch {
