@@ -19,9 +19,9 @@ var words = []struct {
 	pattern, write string
 	comments       int
 }{
-	{`whoever|nobody|somebody|everybody`, "the actor: the caller, the holder, no worker", 375},
-	{`told|tells?|telling|hears?|heard`, "notified, reported, returned, received", 293},
-	{`places?`, "path, location, directory, position", 208},
+	{`whoever|nobody|somebody|everybody`, "the actor: the caller, the holder, no worker", 299},
+	{`told|tells?|telling|hears?|heard`, "notified, reported, returned, received", 260},
+	{`places?`, "path, location, directory, position", 201},
 	{`beside`, "next to, concurrently with, in addition to", 102},
 	{`of which|of whom|of whose`, "a sentence of its own", 81},
 	{`anew`, "from scratch, again", 18},
