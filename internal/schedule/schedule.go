@@ -127,8 +127,8 @@ func (s *Schedule) parse() error {
 	return nil
 }
 
-// checkCall checks that what starts is a turn: coordinators sign the calls of schedules, and
-// whoever may write to the bucket must not have other calls signed.
+// checkCall checks that what starts is a turn. Coordinators sign the calls of schedules: a user who
+// may write to the bucket must not get other calls signed.
 func (s *Schedule) checkCall() error {
 	key := protocol.ResourceKey("session/" + string(s.Call.SessionID))
 	if _, turn := s.Call.Payload.(protocol.TurnRun); !turn || s.Call.Pool != protocol.SessionPool ||
