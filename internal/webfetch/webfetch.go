@@ -314,7 +314,7 @@ func hasLargeTable(doc *html.Node) bool {
 }
 
 // tidy removes what no reader sees, images that are part of the page's source, and the spans of
-// cells, of which one could fill the memory.
+// cells: a large one would fill the memory.
 func tidy(doc *html.Node) {
 	for _, kind := range []atom.Atom{atom.Script, atom.Style, atom.Noscript, atom.Template, atom.Svg, atom.Iframe, atom.Title} {
 		for _, node := range all(doc, kind) {

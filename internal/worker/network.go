@@ -62,7 +62,7 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 	}, nil
 }
 
-// Limits of connections to pages of the web, of which a model chooses the hosts.
+// Limits of connections to pages of the web: a model chooses the hosts.
 const (
 	idleConn      = 30 * time.Second
 	idleConns     = 16
