@@ -22,7 +22,7 @@ func NewSessionID() SessionID {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // it never fails
 	now := time.Now()
-	fraction := now.Nanosecond() % 1e6 * 4096 / 1e6 // of a millisecond
+	fraction := now.Nanosecond() % 1e6 * 4096 / 1e6                                       // of a millisecond
 	binary.BigEndian.PutUint64(id[:], uint64(now.UnixMilli())<<16|7<<12|uint64(fraction)) //nolint:gosec // below 4096
 	id[8] = id[8]&0x3f | 0x80
 	return SessionID(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
