@@ -155,7 +155,7 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	require.Equal(t, 0, submitted.wait(t), submitted)
 	all := results(events(t, submitted.stdout.String()))
 	require.Contains(t, all["c1"].Content, "No space left on device")
-	require.Contains(t, all["c2"].Content, `write "a": no space left on device; delete what is not needed`)
+	require.Contains(t, all["c2"].Content, `write "a": the disk of /workspace is full (no space left on device); delete what is not needed`)
 	require.Equal(t, "ok", all["c3"].Status, "an output needs no disk of the worker")
 	require.Equal(t, "room", strings.TrimSpace(all["c4"].Content))
 	require.Equal(t, "ok", all["c5"].Status)

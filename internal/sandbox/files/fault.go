@@ -39,7 +39,9 @@ func (f *FS) fault(op, name string, err error) error {
 		return protocol.Errorf(protocol.CodeInvalidPath, "%q goes through a loop of symbolic links", name)
 	case errors.Is(err, syscall.ENAMETOOLONG):
 		return protocol.Errorf(protocol.CodeInvalidPath, "%q is too long", name)
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, errQuota):
+	case errors.Is(err, syscall.ENOSPC):
+		return protocol.Errorf(protocol.CodeToolFailed, "%s %q: the disk of %s is full (%s); delete what is not needed", op, name, mount, cause(err))
+	case errors.Is(err, errQuota):
 		return protocol.Errorf(protocol.CodeToolFailed, "%s %q: %s; delete what is not needed", op, name, cause(err))
 	default:
 		return protocol.Errorf(protocol.CodeToolFailed, "%s %q: %s", op, name, cause(err))
