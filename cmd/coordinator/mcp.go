@@ -310,8 +310,8 @@ func ownToken(file string) (string, error) {
 	return embedded.LoadToken(file)
 }
 
-// listenUnix listens on a socket that only its owner can connect to. It replaces one that nobody
-// listens on.
+// listenUnix listens on a socket that only its owner can connect to. It replaces one
+// that no process listens on.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
 		return nil, fmt.Errorf("%s is there, and is no socket", path)

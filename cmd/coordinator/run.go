@@ -155,7 +155,7 @@ func (c *runCommand) with(
 	return finish(ctx, s.show, turn.session, result, runErr, env.Git)
 }
 
-// start makes the session's runner, and whoever answers its questions until end.
+// start makes the session's runner, and the part that answers its questions until end.
 func (c *runCommand) start(ctx context.Context, p program, env *environment.Environment, turn prepared, show view) (_ *started, end func(), err error) {
 	fl := env.Fleet
 	if c.JSON && env.Host != nil {

@@ -114,30 +114,17 @@ func (c *scheduleCommand) add(ctx context.Context, p program, fl *fleet.Fleet, s
 		return cli.Usagef("--session last: name the session by its id: last would be another one at each time")
 	}
 	submit := submitCommand{Model: t.Model, turnFlags: t.turnFlags, ExistingFleet: c.ExistingFleet}
-	var err error
-	if keeps := submit.Session != ""; keeps {
-		where := environment.FleetFlags{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
-		if submit.Session, err = continued(ctx, p, &where, submit.Session); err != nil {
-			return err
-		}
-	}
-	checked, err := submit.check(nil)
+	keeps := submit.Session != ""
+	checked, policies, err := submit.prepare(ctx, p)
 	if err != nil {
 		return err
 	}
 	if err := submit.served(ctx, fl); err != nil {
 		return err
 	}
-	if _, err := (environment.ToolFlags{}).OpenToolbox(submit.Toolset, nil, nil); err != nil {
-		return err
-	}
-	policies, err := submit.Encoded()
-	if err != nil {
-		return err
-	}
 	added, err := store.Add(ctx, schedule.Schedule{
 		Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: schedule.Missed(c.Add.Missed),
-		Call: submit.call(checked, policies, nil, protocol.Author{}), KeepSession: submit.Session != "",
+		Call: submit.call(checked, policies, nil, protocol.Author{}), KeepSession: keeps,
 	})
 	if err != nil {
 		return err

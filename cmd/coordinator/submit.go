@@ -39,21 +39,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
-	where := environment.FleetFlags{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
-	if c.Session, err = continued(ctx, p, &where, c.Session); err != nil {
-		return err
-	}
-	turn, err := c.check(nil)
-	if err != nil {
-		return err
-	}
-	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
-		return err
-	}
-	if _, err := (environment.ToolFlags{}).OpenToolbox(c.Toolset, nil, nil); err != nil {
-		return err
-	}
-	policies, err := c.Encoded()
+	turn, policies, err := c.prepare(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -70,7 +56,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer stop()
 	logger := p.common.LoggerTo(show.screen)
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Flags: &environment.Flags{FleetFlags: where}, Session: &c.SessionFlags,
+		Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Flags: &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 		Connect: func(ctx context.Context) (*fleet.Fleet, error) {
 			return c.Connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
@@ -103,6 +89,30 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	result, err := c.follow(ctx, fl, call, show, answers)
 	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
 	return finish(ctx, show, turn.session, result, err, env.Git)
+}
+
+// where returns the flags of the fleet.
+func (c *submitCommand) where() environment.FleetFlags {
+	return environment.FleetFlags{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+}
+
+// prepare finds the session, checks the flags, and encodes the policies of the turn.
+func (c *submitCommand) prepare(ctx context.Context, p program) (turn checked, policies []json.RawMessage, err error) {
+	where := c.where()
+	if c.Session, err = continued(ctx, p, &where, c.Session); err != nil {
+		return turn, nil, err
+	}
+	if turn, err = c.check(nil); err != nil {
+		return turn, nil, err
+	}
+	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
+		return turn, nil, err
+	}
+	if _, err := (environment.ToolFlags{}).OpenToolbox(c.Toolset, nil, nil); err != nil {
+		return turn, nil, err
+	}
+	policies, err = c.Encoded()
+	return turn, policies, err
 }
 
 // served refuses a model that no coordinator serves, before anything is sent. Without a

@@ -87,7 +87,7 @@ func Waits(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pro
 	return waited(ctx, nc, wire.ApprovalSubject(fleet, session, call))
 }
 
-// waited reports whether somebody waits for an answer on a subject.
+// waited reports whether a process waits for an answer on a subject.
 func waited(ctx context.Context, nc *nats.Conn, subject wire.Subject) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -166,7 +166,7 @@ func newParser(p Program, grammar any, from *sources, more ...kong.Option) (*kon
 	), more...)...)
 }
 
-// errInterrupted says all that whoever has sent a signal wants to know.
+// errInterrupted is the error of a command that a signal has ended.
 var errInterrupted = errors.New("interrupted")
 
 // listed ends the error about an unknown flag, which is one line.

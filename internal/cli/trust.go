@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A project's file comes with its repository, from whoever wrote that. It counts only once a person
+// A project's file comes with its repository, from its authors. It counts only once a person
 // trusts it, at this path and with this content; what it names inside the project, such as a policy
 // or a folder of tools, is part of the content.
 

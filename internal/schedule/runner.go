@@ -116,11 +116,12 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 		return nil
 	}
 	for _, t := range times {
-		if err := r.Send(ctx, s.At(t)); err != nil {
+		call := s.At(t)
+		if err := r.Send(ctx, call); err != nil {
 			return err
 		}
 		r.Logger.InfoContext(ctx, "schedule started a call", slog.String("schedule", s.Name), slog.Time("time", t),
-			slog.String("session_id", string(s.At(t).SessionID)), slog.String("call_id", string(s.At(t).ID)))
+			slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID)))
 	}
 	moved := *s
 	moved.Last = last

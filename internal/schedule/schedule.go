@@ -62,8 +62,8 @@ type Schedule struct {
 	// Cron has the five fields of crontab(5), or is @hourly, @daily, @weekly, @monthly, @yearly or
 	// "@every DURATION".
 	Cron string `json:"cron"`
-	// TimeZone is a name of the IANA database; "" means UTC. Times that a change to summer time
-	// skips are not started.
+	// TimeZone is a name of the IANA database; "" means UTC. Times that do not
+	// exist on the day summer time begins are left out.
 	TimeZone string `json:"time_zone,omitempty"`
 	Missed   Missed `json:"missed,omitempty"`
 	Paused   bool   `json:"paused,omitempty"`

@@ -27,18 +27,17 @@ import (
 	"golang.org/x/net/html/atom"
 	"golang.org/x/net/html/charset"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 const (
 	maxRedirects = 10
-	maxRedirect  = 8 << 10 // the longest address of a redirect, in bytes
 	userAgent    = "toolfleet (a tool of an AI agent)"
 	// defaultBytes is how much of a response's body is read when the payload sets no limit.
 	defaultBytes = 5 << 20
-	// maxImage is the largest image that is returned, in bytes; models take no larger ones.
-	maxImage = 4 << 20
 	// Limits of a page that becomes Markdown: converting cannot be interrupted, and takes time and
 	// memory that grow faster than the nesting of lists and quotations. A page that is nested
 	// deeper is returned as it is.
@@ -109,7 +108,7 @@ func short(text string) string {
 	if len(text) <= maxWord {
 		return text
 	}
-	return string(wholeRunes([]byte(text[:maxWord]))) + "..."
+	return text[:lines.Border([]byte(text[:maxWord]))] + "..."
 }
 
 // send returns the first response that is no redirect, and notes the addresses before it.
@@ -128,11 +127,8 @@ func send(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch
 		if len(before) >= maxRedirects {
 			return fmt.Errorf("more than %d redirects", maxRedirects)
 		}
-		if len(next.URL.String()) > maxRedirect {
-			return fmt.Errorf("redirect to an address of %d bytes: must be at most %d", len(next.URL.String()), maxRedirect)
-		}
-		if next.URL.Scheme != "http" && next.URL.Scheme != "https" || next.URL.User != nil {
-			return fmt.Errorf("redirect to %s: must be an http or https address without a password", next.URL.Redacted())
+		if err := wire.CheckFetch(protocol.HTTPFetch{URL: next.URL.Redacted()}); err != nil {
+			return fmt.Errorf("redirect: %s", err.Message)
 		}
 		return nil
 	}}
@@ -177,7 +173,7 @@ func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response
 	case len(body) == 0:
 		return nil
 	case slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, sniffed):
-		if len(body) <= maxImage && !result.Truncated {
+		if len(body) <= sandbox.MaxImageSize && !result.Truncated {
 			result.Image, result.Content = sniffed, body
 		}
 		return nil
@@ -185,7 +181,7 @@ func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response
 		return nil
 	}
 	if result.Truncated {
-		body = wholeRunes(body)
+		body = body[:lines.Border(body)]
 	}
 	text, err := decode(body, response.Header.Get("Content-Type"))
 	if err != nil {
@@ -206,19 +202,6 @@ func isText(declared, sniffed string) bool {
 		}
 	}
 	return strings.HasPrefix(declared, "text/") || declared == "image/svg+xml" || strings.HasPrefix(sniffed, "text/")
-}
-
-// wholeRunes leaves out the beginning of a rune at the end of a text.
-func wholeRunes(text []byte) []byte {
-	for i := 1; i <= min(len(text), utf8.UTFMax-1); i++ {
-		if last := text[len(text)-i:]; utf8.RuneStart(last[0]) {
-			if !utf8.FullRune(last) {
-				return text[:len(text)-i]
-			}
-			break
-		}
-	}
-	return text
 }
 
 // decode returns a text in UTF-8. The encoding is that of the header, of a byte order mark, or of a

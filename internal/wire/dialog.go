@@ -2,8 +2,8 @@ package wire
 
 import "github.com/toolfleet/toolfleet/pkg/protocol"
 
-// StateLost is the error of a call that would continue a dialog which ended so. It is written
-// for a model, which knows the dialog by a handle.
+// StateLost returns the error of a call that continues a dialog after its end. The text is for a
+// model, which knows the dialog by a handle.
 func StateLost(e protocol.DialogEnding) *protocol.Error {
 	why, found := map[protocol.DialogEnding]string{
 		protocol.DialogDone:        "its tool was done with it",
@@ -19,7 +19,7 @@ func StateLost(e protocol.DialogEnding) *protocol.Error {
 	return protocol.Errorf(protocol.CodeStateLost, "The handle cannot be continued any more: %s. A new call of its tool begins anew, with a new handle.", why)
 }
 
-// DialogStateOf returns the state of a dialog that a value tells; ok is false for other values.
+// DialogStateOf returns the state of the dialog in a value; ok is false if there is none.
 func DialogStateOf(v protocol.Value) (state protocol.DialogState, ok bool) {
 	switch v := v.(type) {
 	case protocol.DialogOpenResult:
