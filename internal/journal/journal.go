@@ -32,7 +32,6 @@ type Journal struct {
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	stream jetstream.Stream
-	kept   jetstream.ObjectStore
 }
 
 var _ loop.Journal = (*Journal)(nil)
@@ -59,11 +58,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(fleet), err)
 	}
-	kept, err := natsio.Open(ctx, js.ObjectStore, wire.KeptBucket(fleet))
-	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", wire.KeptBucket(fleet), err)
-	}
-	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream, kept: kept}, nil
+	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream}, nil
 }
 
 // Load implements [loop.Journal]. It reads from the stream's leader, so it sees
@@ -255,7 +250,7 @@ func (j *Journal) loadImage(ctx context.Context, image *loop.Image) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	data, err := j.kept.GetBytes(ctx, image.Blob)
+	data, err := natsio.GetObjectBytes(ctx, j.js, wire.KeptBucket(j.fleet), image.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil
 	}

@@ -301,7 +301,7 @@ func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string)
 	if err != nil {
 		return nil, fmt.Errorf("get object %s: %w", name, err)
 	}
-	return io.NopCloser(&objectReader{ctx: ctx, stream: stream, info: info, left: info.Chunks, digest: sha256.New()}), nil
+	return io.NopCloser(&objectReader{ctx: ctx, stream: stream, bucket: bucket, info: info, left: info.Chunks, digest: sha256.New()}), nil
 }
 
 // existing says what an object is. Of several servers the one that answers may not know it yet.
@@ -330,6 +330,7 @@ func GetObjectBytes(ctx context.Context, js jetstream.JetStream, bucket, name st
 type objectReader struct {
 	ctx    context.Context //nolint:containedctx // an io.Reader is given none
 	stream jetstream.Stream
+	bucket string
 	info   *jetstream.ObjectInfo
 	seq    uint64 // of the last part
 	left   uint32 // parts that were not read yet
@@ -360,12 +361,15 @@ func (r *objectReader) end() error {
 }
 
 func (r *objectReader) next() error {
-	for began := time.Now(); ; {
+	for began := time.Now(); r.left > 0; {
 		msg, err := r.stream.GetMsg(r.ctx, r.seq+1, jetstream.WithGetMsgSubject(chunkSubject(r.info.Bucket, r.info.NUID)))
 		if err == nil {
 			r.seq, r.left, r.part = msg.Sequence, r.left-1, msg.Data
 			r.digest.Write(msg.Data)
 			return nil
+		}
+		if errors.Is(err, jetstream.ErrMsgNotFound) && r.replaced() {
+			continue
 		}
 		if r.ctx.Err() == nil && (r.lasting(err) || time.Since(began) > readPatience) {
 			return err
@@ -374,6 +378,22 @@ func (r *objectReader) next() error {
 			return r.ctx.Err()
 		}
 	}
+	return nil
+}
+
+// replaced reports whether another object was stored under the name before the first part was read,
+// and turns to that one. Of several servers, one that is behind still names the object before, whose
+// parts are gone.
+func (r *objectReader) replaced() bool {
+	if r.seq > 0 {
+		return false
+	}
+	now, seq, err := lastTrace(r.ctx, r.stream, objectTrace(r.bucket, r.info.Name))
+	if err != nil || seq == 0 || now.Deleted || now.NUID == r.info.NUID {
+		return false
+	}
+	r.info, r.left = now, now.Chunks
+	return true
 }
 
 // lasting reports whether an error will be the same when it is tried again.

@@ -77,7 +77,7 @@ func TestPutObject_SeveralAtOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("%d servers", servers), func(t *testing.T) {
 			t.Parallel()
 			js := open(t)
-			store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "B", Replicas: servers})
+			_, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "B", Replicas: servers})
 			require.NoError(t, err)
 			for range 5 {
 				var all sync.WaitGroup
@@ -89,9 +89,9 @@ func TestPutObject_SeveralAtOnce(t *testing.T) {
 					})
 				}
 				all.Wait()
-				got, err := store.GetString(t.Context(), "a")
+				got, err := natsio.GetObjectBytes(t.Context(), js, "B", "a")
 				require.NoError(t, err)
-				require.Equal(t, strings.Repeat(got[:1], 200<<10), got)
+				require.Equal(t, bytes.Repeat(got[:1], 200<<10), got)
 				stream, err := js.Stream(t.Context(), natsio.ObjectStream("B"))
 				require.NoError(t, err)
 				require.EqualValues(t, 1+2, stream.CachedInfo().State.Msgs, "what it is, and two chunks")
@@ -343,4 +343,34 @@ func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
 	time.AfterFunc(100*time.Millisecond, cancel) // while it waits; earlier is noticed, too
 	_, err = io.Copy(io.Discard, object)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// TestGetObject_ReplacedMeanwhile: whoever reads what is replaced before the first part gets the
+// new object, and an error after it. A server that is behind answers alike.
+func TestGetObject_ReplacedMeanwhile(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := wire.KeptBucket(tf)
+	put := func(content string) {
+		t.Helper()
+		_, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(content))
+		require.NoError(t, err)
+	}
+	for _, content := range []string{strings.Repeat("y", 300<<10), ""} {
+		put(strings.Repeat("x", 300<<10))
+		object, err := natsio.GetObject(t.Context(), f.JS, bucket, "a")
+		require.NoError(t, err)
+		put(content)
+		got, err := io.ReadAll(object)
+		require.NoError(t, err)
+		require.Equal(t, content, string(got))
+	}
+	put(strings.Repeat("x", 300<<10))
+	object, err := natsio.GetObject(t.Context(), f.JS, bucket, "a")
+	require.NoError(t, err)
+	_, err = io.ReadFull(object, make([]byte, 1))
+	require.NoError(t, err)
+	put(strings.Repeat("y", 300<<10))
+	_, err = io.ReadAll(object)
+	require.ErrorIs(t, err, jetstream.ErrMsgNotFound, "never a part of one and a part of the other")
 }
