@@ -134,3 +134,15 @@ func hostPort(text string) (host string, port uint16, ok bool) {
 	}
 	return u.Hostname(), uint16(n), true
 }
+
+// offlineEnv are the variables with which package managers use their caches, and fail at once where
+// those are not enough, instead of trying for a minute to reach the network. pip names the cause
+// only if it retries.
+func offlineEnv() map[string]string {
+	return map[string]string{
+		"npm_config_fetch_retries": "0", "npm_config_prefer_offline": "true", "npm_config_audit": "false",
+		"npm_config_fund": "false", "npm_config_update_notifier": "false", "YARN_ENABLE_NETWORK": "0",
+		"PIP_RETRIES": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_OFFLINE": "1", "POETRY_REQUESTS_MAX_RETRIES": "0",
+		"CARGO_NET_OFFLINE": "true", "GOPROXY": "off", "MAVEN_ARGS": "--offline",
+	}
+}

@@ -31,7 +31,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -49,7 +48,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
-	"github.com/toolfleet/toolfleet/internal/worker/offline"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -193,7 +191,7 @@ func (o Options) withDefaults() Options {
 	}
 	env := map[string]string{"PATH": os.Getenv("PATH"), "LANG": "C.UTF-8", "TERM": "dumb"}
 	if o.Allow.Empty() && o.Caps.Enforces(sandbox.NetworkNone) {
-		maps.Copy(env, offline.Env())
+		maps.Copy(env, offlineEnv())
 	}
 	maps.Copy(env, o.Env)
 	o.Env = env
@@ -261,7 +259,6 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.host = &kinds.Host{
 		ID: o.ID, Fleet: o.Fleet, Caps: o.Caps, Limits: o.Limits, Env: o.Env, MCPEnv: o.MCPEnv, Logins: o.Logins, Allow: o.Allow,
-		Cache:      slices.ContainsFunc(o.Mounts, func(m sandbox.Mount) bool { return m.Cache }),
 		Background: o.Background, Handlers: o.Handlers, Logger: o.Logger,
 		NC: nc, JS: js, Results: stored, Sandboxes: w.sandboxes, Workspaces: workspaces,
 		Network: w.network.sandboxes.Mode, Servers: w.network.servers, Pages: w.network.pages,

@@ -1,9 +1,11 @@
 package kinds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -11,7 +13,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker/offline"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -53,14 +54,6 @@ func (h *Host) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly 
 
 func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protocol.Value, error) {
 	h, s := a.host, a.sandbox
-	if err := h.networkOff(ctx, s, p.Cwd, func(n offline.Network) string {
-		if p.Command == "" {
-			return n.Argv(p.Argv)
-		}
-		return n.Script(p.Command)
-	}); err != nil {
-		return nil, err
-	}
 	argv := p.Argv
 	if p.Command != "" {
 		argv = []string{h.languages.shell, "-c", p.Command}
@@ -104,11 +97,6 @@ func codeRun(ctx context.Context, a *Attempt, p protocol.CodeRun) (protocol.Valu
 	script, err := a.host.languages.script(p.Language)
 	if err != nil {
 		return nil, err
-	}
-	if p.Language == "sh" {
-		if err := a.host.networkOff(ctx, a.sandbox, p.Cwd, func(n offline.Network) string { return n.Script(p.Code) }); err != nil {
-			return nil, err
-		}
 	}
 	cmd := sandbox.Cmd{
 		Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code), ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits),
@@ -188,8 +176,10 @@ func (h *Host) execution(r *sandbox.Result) protocol.Execution {
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
 		LimitKinds: h.limitKinds,
 	}
-	if note := throttledNote(r); note != "" {
-		e.Notes = []string{note}
+	for _, note := range []string{throttledNote(r), h.networkNote(r)} {
+		if note != "" {
+			e.Notes = append(e.Notes, note)
+		}
 	}
 	if r.Limits != (sandbox.LimitKinds{}) {
 		e.LimitKinds = limitKinds(r.Limits)
@@ -211,6 +201,26 @@ func throttledNote(r *sandbox.Result) string {
 	}
 	return fmt.Sprintf("This command was slowed down for %s: after %d MiB of output it is read at %d MiB a second. Write less, or to a file.",
 		r.Combined.Throttled.Round(minThrottled), capture.Burst>>20, capture.Rate>>20)
+}
+
+// unreached matches what programs write that cannot reach a host, or that are set to try nothing by
+// the variables of a worker without a network.
+var unreached = regexp.MustCompile(`(?i)(could not|couldn't|cannot|unable to|failed to) (resolve|lookup)|name resolution|` +
+	`name or service not known|network is unreachable|no such host|ENOTFOUND|EAI_AGAIN|ENETUNREACH|ENOTCACHED|must not be reached|` +
+	`GOPROXY=off|offline mode|--offline was specified|network (was|is) disabled`)
+
+// networkNote says what a command could have reached if its output shows that it could not reach
+// something; "" otherwise.
+func (h *Host) networkNote(r *sandbox.Result) string {
+	mode := cmp.Or(h.Network, sandbox.NetworkNone)
+	if mode == sandbox.NetworkAll || !h.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
+		return ""
+	}
+	reached := "This sandbox has no network: commands reach nothing outside of it."
+	if mode == sandbox.NetworkProxy {
+		reached = fmt.Sprintf("This sandbox reaches only %s.", h.Allow)
+	}
+	return reached + " The operator of the worker can allow more with --allow-net."
 }
 
 // endFault is the error of a command that did not end by itself; nil when it did. It names the one

@@ -32,7 +32,6 @@ type Host struct {
 	MCPEnv     []string
 	Logins     login.Store
 	Allow      egress.Allow
-	Cache      bool // a mount has what package managers fetched before
 	Background time.Duration
 	Handlers   Handlers
 	Logger     *slog.Logger

@@ -117,8 +117,6 @@ func TestFormat_Smithers(t *testing.T) {
 
 		"timeout":             {"bash", bash, beside(notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "slow"), execution("half\n", "", -1)), "PROCESS_TIMEOUT: Command timed out after 60000ms\nhalf\n"},
 		"not spawned":         {"bash", bash, notOK(protocol.StatusFailed, protocol.CodeCommandNotFound, "none"), "PROCESS_FAILED: Failed to spawn curl"},
-		"network off":         {"bash", bash, notOK(protocol.StatusRejected, protocol.CodeNetworkOff, "the network is off, and `curl x` needs it"), "TOOL_NETWORK_DISABLED: the network is off, and `curl x` needs it"},
-		"remote off":          {"bash", bash, notOK(protocol.StatusRejected, protocol.CodeNetworkOff, "the network is off, and `git push` needs it"), "TOOL_GIT_REMOTE_DISABLED: the network is off, and `git push` needs it"},
 		"invalid input":       {"bash", `{}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "INVALID_INPUT: bad"},
 		"no path":             {"read", `{"path":7}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "TOOL_PATH_INVALID: Path must be a string"},
 		"outside":             {"read", `{"path":"../a"}`, notOK(protocol.StatusRejected, protocol.CodePathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},

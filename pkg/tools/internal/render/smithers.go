@@ -135,11 +135,6 @@ func smithersCommandFault(arguments string, fault protocol.Code, message string)
 	case protocol.CodeCommandNotFound:
 		cmd, _ := argument(arguments, "cmd")
 		return "PROCESS_FAILED", "Failed to spawn " + cmd
-	case protocol.CodeNetworkOff:
-		if strings.Contains(message, "`git ") {
-			return "TOOL_GIT_REMOTE_DISABLED", message
-		}
-		return "TOOL_NETWORK_DISABLED", message
 	default:
 		return "", ""
 	}
