@@ -126,7 +126,7 @@ func scriptCall(name, id string) *protocol.Call {
 	return &protocol.Call{
 		ID: protocol.CallID(id), SessionID: "s-1", Tool: "bash", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}},
-		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -175,7 +176,7 @@ func (c *scheduleCommand) print(p program, all ...*schedule.Schedule) error {
 	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tNEXT\tPROMPT")
 	infos := []scheduleInfo{}
 	for _, s := range all {
-		turn, _ := s.Call.Payload.(protocol.TurnRun)
+		turn, _ := s.Call.Payload.(wire.TurnRun)
 		info := scheduleInfo{
 			Name: s.Name, Cron: s.Cron, TimeZone: s.TimeZone, Missed: s.Missed, Paused: s.Paused, Created: s.Created, Last: s.Last,
 			Model: turn.Model, Prompt: turn.Prompt,

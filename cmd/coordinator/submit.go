@@ -133,7 +133,7 @@ func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
 
 // call returns the call that asks for the turn.
 func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
-	return serve.NewCall(turn.session, protocol.TurnRun{
+	return serve.NewCall(turn.session, wire.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 		Policies: policies, Guard: c.FileGuard(),
 		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
@@ -228,7 +228,7 @@ func turnOf(events []loop.Event, id protocol.CallID) []loop.Event {
 
 // turnResult reads the outcome of a turn from its call's result.
 func turnResult(r *protocol.Result) loop.TurnResult {
-	value, ok := r.Value.(protocol.TurnRunResult)
+	value, ok := r.Value.(wire.TurnRunResult)
 	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
 	switch known := ok && t.Outcome != ""; {
 	case r.Status == protocol.StatusTimeout: // before the turn began

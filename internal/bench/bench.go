@@ -300,7 +300,7 @@ func (l *load) due(ctx context.Context, n int64) bool {
 func (l *load) slowCaller(ctx context.Context) {
 	session := protocol.NewSessionID()
 	for ctx.Err() == nil {
-		if l.call(ctx, session, slowKey, protocol.Noop{}) {
+		if l.call(ctx, session, slowKey, wire.Noop{}) {
 			l.slow.Add(1)
 		}
 	}
@@ -319,7 +319,7 @@ func (o *Options) body() protocol.Payload {
 	if o.Exec.Command != "" {
 		return protocol.CommandRun{Command: o.Exec.Command}
 	}
-	return protocol.Noop{Fill: make([]byte, o.Payload)}
+	return wire.Noop{Fill: make([]byte, o.Payload)}
 }
 
 // call makes one call; it reports whether that went well.

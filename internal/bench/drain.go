@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -56,7 +57,7 @@ func (l *load) drain(ctx context.Context, w *witness) *Drain {
 	begun := time.Now()
 	for open := true; open && ctx.Err() == nil; {
 		start := time.Now()
-		if l.call(ctx, session, probeKey, protocol.Noop{}) {
+		if l.call(ctx, session, probeKey, wire.Noop{}) {
 			took = append(took, time.Since(start))
 		} else {
 			l.faults.Add(1)

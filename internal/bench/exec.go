@@ -109,7 +109,7 @@ func (l *load) warm(ctx context.Context, b *ExecBaseline) (err error) {
 	var next atomic.Int64
 	session := protocol.NewSessionID()
 	b.NoopPerS, err = rate(ctx, l.options.Callers, l.options.Baseline, func(int) error {
-		if !l.call(ctx, session, l.options.key(int(next.Add(1))%l.options.Lanes), protocol.Noop{}) {
+		if !l.call(ctx, session, l.options.key(int(next.Add(1))%l.options.Lanes), wire.Noop{}) {
 			return errNotRun
 		}
 		return nil

@@ -77,7 +77,7 @@ func (w *witness) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		return wire.NewResult(run.Call, status, fault)
 	}
 	r := wire.NewResult(run.Call, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
+	r.Value = wire.NoopResult{}
 	return r
 }
 

@@ -91,7 +91,7 @@ func (s *benchStore) commit(b *testing.B, w *workspace.Workspace, dir string, in
 		delta, err := snapshot.Save(b.Context(), root, w.Tree(), index, s, nil)
 		require.NoError(b, err)
 		call := wire.RandomCallID()
-		require.NoError(b, w.Commit(b.Context(), delta, &protocol.Result{CallID: call, Status: protocol.StatusOK, Value: protocol.NoopResult{}}))
+		require.NoError(b, w.Commit(b.Context(), delta, &protocol.Result{CallID: call, Status: protocol.StatusOK, Value: wire.NoopResult{}}))
 		w.Settled(call)
 	})
 }

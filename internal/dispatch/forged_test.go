@@ -21,7 +21,7 @@ func TestDispatch_AResultThatNamesAnotherCallIsNotBelieved(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	worker, calls := r.Connect(), newCalls(1)
 	forged := wire.NewResult(&calls[0], protocol.StatusOK, nil)
-	forged.Value, forged.WorkerID = protocol.NoopResult{}, "forger"
+	forged.Value, forged.WorkerID = wire.NoopResult{}, "forger"
 	body, err := wire.EncodeResult(&forged)
 	require.NoError(t, err)
 	release := make(chan struct{})
@@ -50,7 +50,7 @@ func TestDispatch_AStoredResultOfAnotherCallIsUnknown(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	calls := newCalls(2)
 	other := wire.NewResult(&calls[1], protocol.StatusOK, nil)
-	other.Value = protocol.NoopResult{}
+	other.Value = wire.NoopResult{}
 	body, err := wire.EncodeResult(&other)
 	require.NoError(t, err)
 	_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[0].SessionID, calls[0].ID), body)
@@ -68,7 +68,7 @@ func TestDispatch_AResultOfALesserLevelIsNotBelieved(t *testing.T) {
 	for i, level := range []string{"none", "full", "kernel", ""} { // "" is of calls that run in no sandbox
 		calls[i].MinLevel = "full"
 		result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
-		result.Value, result.Level, result.WorkerID = protocol.NoopResult{}, level, "liar"
+		result.Value, result.Level, result.WorkerID = wire.NoopResult{}, level, "liar"
 		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
 		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)

@@ -41,7 +41,7 @@ func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how ho
 	}
 	byOwner := map[*Dispatcher][]protocol.Call{}
 	for i := range calls {
-		if read, is := calls[i].Payload.(protocol.ResultRead); is && ctx.Err() == nil { // else it is not sent
+		if read, is := calls[i].Payload.(wire.ResultRead); is && ctx.Err() == nil { // else it is not sent
 			if err := d.bring(ctx, &calls[i], read.CallID); err != nil {
 				return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, err)
 			}
@@ -68,7 +68,7 @@ func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol
 	reader, session := d.of(read.Pool), read.SessionID
 	names := []string{
 		wire.KeptText(session, of), wire.KeptValue(session, of),
-		wire.KeptStream(session, of, protocol.PartStdout), wire.KeptStream(session, of, protocol.PartStderr),
+		wire.KeptStream(session, of, wire.PartStdout), wire.KeptStream(session, of, wire.PartStderr),
 	}
 	if there, err := reader.copyKept(ctx, reader, names); there || err != nil {
 		return err

@@ -130,7 +130,7 @@ func TestDispatch_AValueThatIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	calls := newCalls(2)
-	for i, value := range []protocol.Value{protocol.Stored{Blob: "result/s/1", Bytes: 1 << 20}, nil} {
+	for i, value := range []protocol.Value{wire.Stored{Blob: "result/s/1", Bytes: 1 << 20}, nil} {
 		result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
 		result.Value = value
 		body, err := wire.EncodeResult(&result)

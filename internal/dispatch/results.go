@@ -182,7 +182,7 @@ func (r *Results) frame(session protocol.SessionID, msg *nats.Msg) {
 // value puts a large value back into its result. It may take a moment, in which only
 // this session waits.
 func (r *Results) value(result *protocol.Result) error {
-	if _, large := result.Value.(protocol.Stored); !large {
+	if _, large := result.Value.(wire.Stored); !large {
 		return nil
 	}
 	b, err := natsio.NewBlobs(r.nc, r.fleet)

@@ -66,7 +66,7 @@ func (host) Release(protocol.Lane)                                        {}
 
 func succeed(run *lane.Run) protocol.Result {
 	r := wire.NewResult(run.Call, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
+	r.Value = wire.NoopResult{}
 	return r
 }
 
@@ -98,7 +98,7 @@ func newCalls(n int) []protocol.Call {
 		calls[i] = protocol.Call{
 			ID: wire.NewCallID(session, "", 1, 1, i), SessionID: session, Tool: "test", Turn: 1, Step: 1, Index: i, Pool: protocol.DefaultPool,
 			Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("account/%s-%d", session, i)), Access: protocol.Exclusive}},
-			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 		}
 	}
 	return calls

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -109,7 +110,7 @@ func (f *HostFlags) open(ctx context.Context, w *worker, workspace, data string)
 	}, only)
 	h := &Host{found: found, asked: asked, mounts: slices.Concat(found.Mounts(), asked), env: found.Environ()}
 	if workspace != "" {
-		maps.Copy(h.env, Author(ctx, workspace).Env())
+		maps.Copy(h.env, wire.AuthorEnv(Author(ctx, workspace)))
 	}
 	if err := h.openCache(ctx, f, view, workspace); err != nil {
 		return nil, err

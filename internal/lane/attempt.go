@@ -108,7 +108,7 @@ func (l *heldLane) Mark(e *core.Entry, n int) (core.Marking, error) {
 // unpack loads a payload that was too large for the call's message. It returns a result if the
 // payload is gone, or if the call's time ends before it is loaded.
 func (l *heldLane) unpack(e *core.Entry) (result *protocol.Result) {
-	stored, packed := e.Call.Payload.(protocol.Stored)
+	stored, packed := e.Call.Payload.(wire.Stored)
 	if !packed {
 		return nil
 	}
@@ -230,7 +230,7 @@ func (l *heldLane) onAlreadySettled(e *core.Entry) {
 }
 
 func (l *heldLane) dropPayload(e *core.Entry) {
-	if stored, packed := e.Call.Payload.(protocol.Stored); packed {
+	if stored, packed := e.Call.Payload.(wire.Stored); packed {
 		l.holder.store.Blobs.Remove(l.ctx, stored)
 	}
 }

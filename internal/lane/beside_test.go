@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -34,7 +35,7 @@ func TestWork_ReadsBesideWhatRuns(t *testing.T) {
 			l.ctx, l.starting, l.slots = ctx, t.Context(), newLaneSlots()
 			l.lookups, l.running.finished = newEarlyLookups(l.holder.store), make(chan finished, 1)
 			l.mail.opened, l.mail.oneByOne, l.mail.listed = true, true, true
-			e := &core.Entry{Call: &protocol.Call{ID: "next", Payload: protocol.Noop{}, Delivery: protocol.Idempotent}}
+			e := &core.Entry{Call: &protocol.Call{ID: "next", Payload: wire.Noop{}, Delivery: protocol.Idempotent}}
 			require.True(t, l.enqueue(e))
 			test.change(l)
 			_, err := l.work()

@@ -32,7 +32,7 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 		}
 		started <- len(payload.Command)
 		r := wire.NewResult(run.Call, protocol.StatusOK, nil)
-		r.Value = protocol.TurnRunResult{Text: payload.Command}
+		r.Value = wire.TurnRunResult{Text: payload.Command}
 		return r
 	}), lane.Options{})
 
@@ -48,7 +48,7 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	put(t, p, calls...)
 	for _, call := range calls {
 		require.Equal(t, len(large), <-started)
-		want := protocol.TurnRunResult{Text: large}
+		want := wire.TurnRunResult{Text: large}
 		r := f.await(p, call)
 		require.Nil(t, r.Error)
 		require.Equal(t, want, r.Value, "looked up")
@@ -67,7 +67,7 @@ func TestLane_PayloadThatIsGoneIsRejected(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/a"))
-	call.Payload = protocol.Stored{Blob: "call/s/nothing", Bytes: 1}
+	call.Payload = wire.Stored{Blob: "call/s/nothing", Bytes: 1}
 	put(t, p, call)
 	f.hold(succeeds, lane.Options{})
 	r := f.await(p, call)
@@ -115,7 +115,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		put(t, p, call)
 		f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 			r := wire.NewResult(run.Call, protocol.StatusOK, nil)
-			r.Value = protocol.TurnRunResult{Text: strings.Repeat("x", int(f.nc.MaxPayload()))}
+			r.Value = wire.TurnRunResult{Text: strings.Repeat("x", int(f.nc.MaxPayload()))}
 			return r
 		}), lane.Options{})
 		r := f.await(p, call)
@@ -138,7 +138,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		call := newCall("s", exclusive("account/a"))
 		call.Again = true
 		r := wire.NewResult(call, protocol.StatusOK, nil)
-		r.Value = protocol.Stored{Blob: "result/s/x", Bytes: 1}
+		r.Value = wire.Stored{Blob: "result/s/x", Bytes: 1}
 		body, err := wire.EncodeResult(&r)
 		require.NoError(t, err)
 		_, err = f.js.Publish(t.Context(), wire.ResultSubject(protocol.DefaultFleet, call.SessionID, call.ID), body)

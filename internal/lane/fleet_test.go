@@ -234,7 +234,7 @@ func (f *fleet) takeAndDie() (jetstream.Msg, wire.LifeID) {
 func (f *fleet) storeResult(c *protocol.Call) {
 	f.t.Helper()
 	r := wire.NewResult(c, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
+	r.Value = wire.NoopResult{}
 	body, err := wire.EncodeResult(&r)
 	require.NoError(f.t, err)
 	_, err = f.js.Publish(f.t.Context(), wire.ResultSubject(protocol.DefaultFleet, c.SessionID, c.ID), body)
@@ -245,7 +245,7 @@ func (f *fleet) storeResult(c *protocol.Call) {
 func newCall(session protocol.SessionID, uses ...protocol.Use) *protocol.Call {
 	return &protocol.Call{
 		ID: wire.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool,
-		Resources: uses, Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+		Resources: uses, Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 	}
 }
 
@@ -326,7 +326,7 @@ func tells(ran chan<- protocol.CallID) testHost {
 
 func succeed(run *lane.Run) protocol.Result {
 	r := wire.NewResult(run.Call, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
+	r.Value = wire.NoopResult{}
 	return r
 }
 

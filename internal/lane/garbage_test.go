@@ -77,7 +77,7 @@ func TestAccept_ASecondCopyGoes(t *testing.T) {
 	l := newLaneOf(t, openStore(t))
 	call := &protocol.Call{
 		ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
-		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: protocol.Noop{}, IssuedAt: time.Now(),
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: wire.Noop{}, IssuedAt: time.Now(),
 	}
 	body, err := wire.EncodeCall(call)
 	require.NoError(t, err)

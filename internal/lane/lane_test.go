@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -25,7 +26,7 @@ func TestLane_OneCallGetsItsResult(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, r.Status)
 	require.Equal(t, protocol.WorkerID("w-1"), r.WorkerID)
 	require.Equal(t, 1, r.Attempt)
-	require.Equal(t, protocol.NoopResult{}, r.Value)
+	require.Equal(t, wire.NoopResult{}, r.Value)
 	f.requireQuiet()
 }
 

@@ -121,7 +121,7 @@ func TestFeed_WhatIsNotToldIsFoundAllTheSame(t *testing.T) {
 	l.mail.subscription, l.mail.reconnects = deaf, s.NC.Stats().Reconnects
 	call := &protocol.Call{
 		ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
-		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: protocol.Noop{}, IssuedAt: time.Now(),
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: wire.Noop{}, IssuedAt: time.Now(),
 	}
 	body, err := wire.EncodeCall(call)
 	require.NoError(t, err)

@@ -42,12 +42,12 @@ func NeedOf(c *protocol.Call) Need {
 	case nil:
 	case protocol.UnknownPayload:
 		n.Kind, n.Handler = p.Name, true
-	case protocol.DialogOpen:
+	case wire.DialogOpen:
 		n.Kind, n.Handler = p.Tool, true
-	case protocol.Stored:
+	case wire.Stored:
 		_, err := wire.ParseUserKind(string(p.Of))
 		n.Kind, n.Handler, n.Model = p.Of, err == nil, p.Model
-	case protocol.TurnRun:
+	case wire.TurnRun:
 		n.Kind, n.Model = wire.KindOf(p), p.Model
 	default:
 		n.Kind = wire.KindOf(p)

@@ -67,7 +67,7 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if single.Call == nil {
 		return finish(ctx, single.Outcome)
 	}
-	if read, ok := single.Call.Payload.(protocol.ResultRead); ok {
+	if read, ok := single.Call.Payload.(wire.ResultRead); ok {
 		turn.sent() // it may take long
 		switch instead, err := s.await(ctx, session, &read); {
 		case err != nil:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -182,7 +183,7 @@ func whereLater(call protocol.CallID) string {
 // await waits for the result of a call that goes on here, as long as a client does, before it is
 // read. What it returns is to be answered instead: that the call still goes on, or what the call
 // itself would have been answered with. nil is neither.
-func (s *Server) await(ctx context.Context, session protocol.SessionID, read *protocol.ResultRead) (*loop.SingleOutcome, error) {
+func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wire.ResultRead) (*loop.SingleOutcome, error) {
 	call := s.following.of(session, read.CallID)
 	if call == nil {
 		return nil, nil //nolint:nilnil // the caller checks

@@ -12,6 +12,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -111,7 +112,7 @@ func (s *Server) readResult(ctx context.Context, request *mcp.ReadResourceReques
 	if err != nil || offset < 0 {
 		return nil, mcp.ResourceNotFoundError(request.Params.URI)
 	}
-	payload := protocol.ResultRead{CallID: id, Part: uri.Query().Get("part"), Offset: offset}
+	payload := wire.ResultRead{CallID: id, Part: uri.Query().Get("part"), Offset: offset}
 	switch instead, err := s.await(ctx, s.session(request), &payload); {
 	case err != nil:
 		return nil, err
@@ -122,7 +123,7 @@ func (s *Server) readResult(ctx context.Context, request *mcp.ReadResourceReques
 	if err != nil {
 		return nil, err
 	}
-	read, _ := result.Value.(protocol.ResultReadResult)
+	read, _ := result.Value.(wire.ResultReadResult)
 	contents := &mcp.ResourceContents{URI: request.Params.URI, MIMEType: "text/plain", Text: strings.ToValidUTF8(string(read.Content), "�")}
 	if next := read.FirstLine + read.Lines; read.Lines > 0 && next <= read.TotalLines {
 		query := uri.Query()

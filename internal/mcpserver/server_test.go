@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -422,7 +423,7 @@ func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
 	}}}}}`))
 	require.Empty(t, faults)
 	schema := json.RawMessage(`{"type": "object"}`)
-	made, faults := servers[0].Tools([]protocol.MCPTool{{Name: "claims", Schema: schema, ReadOnly: true}, {Name: "checked", Schema: schema}})
+	made, faults := servers[0].Tools([]wire.MCPTool{{Name: "claims", Schema: schema, ReadOnly: true}, {Name: "checked", Schema: schema}})
 	require.Empty(t, faults)
 	table, err = tools.NewTable(made...)
 	require.NoError(t, err)

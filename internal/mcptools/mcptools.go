@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
@@ -40,7 +41,7 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []
 		if answers[i].err != nil {
 			return nil, nil, answers[i].err
 		}
-		list, _ := answers[i].result.Value.(protocol.MCPListResult)
+		list, _ := answers[i].result.Value.(wire.MCPListResult)
 		if failure := answers[i].result.Error; failure != nil {
 			problems = append(problems, fmt.Errorf("MCP server %s has no tools now: %w", servers[i].Name, failure))
 			continue

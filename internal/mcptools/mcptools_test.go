@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
@@ -34,10 +35,10 @@ func fleetOf(t *testing.T, list map[string][]string, faults map[string]*protocol
 		if call.SessionID != "a" || call.Lane() != protocol.SandboxKey("a").Lane() || call.Delivery != protocol.Idempotent {
 			return nil, errors.New("the call is not one of the session's sandbox that may run again") //nolint:err113 // of one test
 		}
-		asked, _ := call.Payload.(protocol.MCPList)
-		value := protocol.MCPListResult{}
+		asked, _ := call.Payload.(wire.MCPList)
+		value := wire.MCPListResult{}
 		for _, tool := range list[asked.Server.Name] {
-			value.Tools = append(value.Tools, protocol.MCPTool{Name: tool, Schema: json.RawMessage(`{"type": "object"}`)})
+			value.Tools = append(value.Tools, wire.MCPTool{Name: tool, Schema: json.RawMessage(`{"type": "object"}`)})
 		}
 		return &protocol.Result{Value: value, Error: faults[asked.Server.Name]}, nil
 	}

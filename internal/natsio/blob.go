@@ -43,7 +43,7 @@ var (
 )
 
 // Blobs keeps payloads and values that no message can carry in the fleet's object
-// store; the message then carries a [protocol.Stored]. What is not deleted ages
+// store; the message then carries a [wire.Stored]. What is not deleted ages
 // out with the results. It is safe for concurrent use.
 type Blobs struct {
 	nc     *nats.Conn
@@ -62,13 +62,13 @@ func NewBlobs(nc *nats.Conn, fleet protocol.Fleet) (*Blobs, error) {
 
 // Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge],
 // or [ErrFull] when the object store has no room for it.
-func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.Stored, error) {
+func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (wire.Stored, error) {
 	if len(body) > maxStored {
-		return protocol.Stored{}, fmt.Errorf("%d bytes, at most %d are allowed: %w", len(body), maxStored, ErrTooLarge)
+		return wire.Stored{}, fmt.Errorf("%d bytes, at most %d are allowed: %w", len(body), maxStored, ErrTooLarge)
 	}
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
-	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body)), Digest: digest(body)}
+	stored := wire.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body)), Digest: digest(body)}
 	_, err := PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
 	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && NoRoom(refused) {
 		err = fmt.Errorf("%w: object store %s: %s", ErrFull, b.bucket, refused.Description)
@@ -83,7 +83,7 @@ func digest(body []byte) string {
 
 // Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone, also with all
 // others, or when it is not what was put there.
-func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
+func (b *Blobs) Get(ctx context.Context, stored wire.Stored) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
 	body, err := GetObjectBytes(ctx, b.js, b.bucket, stored.Blob)
@@ -98,7 +98,7 @@ func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessag
 
 // Remove deletes a body, also where there is no room for anything more. What cannot be deleted ages
 // out.
-func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
+func (b *Blobs) Remove(ctx context.Context, stored wire.Stored) {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	_ = DeleteObject(ctx, b.js, b.bucket, stored.Blob)
@@ -107,7 +107,7 @@ func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
 // Value puts the value of a result back that was too large for its message. The error wraps
 // [wire.ErrInvalidResult] when it cannot be read.
 func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
-	stored, ok := r.Value.(protocol.Stored)
+	stored, ok := r.Value.(wire.Stored)
 	if !ok {
 		return nil
 	}

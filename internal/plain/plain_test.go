@@ -36,8 +36,8 @@ func TestText(t *testing.T) {
 		"a tool, failed": {protocol.ToolRunResult{Execution: ran}, "2\n1\n"},
 		"a text":         {user, "a\nb"},
 		"a value":        {structured, `{"a":1}`},
-		"a dialog":       {protocol.DialogOpenResult{DialogState: protocol.DialogState{Output: json.RawMessage(`"x"`)}}, "x"},
-		"anything else":  {protocol.NoopResult{}, `{"type":"noop","version":1}`},
+		"a dialog":       {wire.DialogOpenResult{DialogState: wire.DialogState{Output: json.RawMessage(`"x"`)}}, "x"},
+		"anything else":  {wire.NoopResult{}, `{"type":"noop","version":1}`},
 	} {
 		got, err := plain.Text(test.value)
 		require.NoError(t, err, name)

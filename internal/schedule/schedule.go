@@ -131,7 +131,7 @@ func (s *Schedule) parse() error {
 // may write to the bucket must not get other calls signed.
 func (s *Schedule) checkCall() error {
 	key := protocol.ResourceKey("session/" + string(s.Call.SessionID))
-	if _, turn := s.Call.Payload.(protocol.TurnRun); !turn || s.Call.Pool != protocol.SessionPool ||
+	if _, turn := s.Call.Payload.(wire.TurnRun); !turn || s.Call.Pool != protocol.SessionPool ||
 		len(s.Call.Resources) != 1 || s.Call.Resources[0].Key != key {
 		return fmt.Errorf("%w: only turns of sessions can be scheduled", ErrInvalid)
 	}

@@ -34,7 +34,7 @@ func turn(session protocol.SessionID) protocol.Call {
 	return protocol.Call{
 		ID: wire.RandomCallID(), SessionID: session, Tool: "turn_run", Pool: protocol.SessionPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey("session/" + string(session)), Access: protocol.Exclusive}},
-		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: protocol.TurnRun{Prompt: "hello"},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.TurnRun{Prompt: "hello"},
 	}
 }
 

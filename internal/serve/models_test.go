@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -45,7 +46,7 @@ func TestTurn_GoesToACoordinatorThatServesItsModel(t *testing.T) {
 		if i >= 10 {
 			prompt = strings.Repeat("x", 2<<20) // is stored beside the message
 		}
-		got := r.turn(protocol.TurnRun{Prompt: prompt, Model: model})
+		got := r.turn(wire.TurnRun{Prompt: prompt, Model: model})
 		require.Nil(t, got.Error)
 		require.Equal(t, protocol.WorkerID("serves-"+model), got.WorkerID)
 	}
@@ -59,7 +60,7 @@ func TestTurn_WaitsForACoordinatorThatServesItsModel(t *testing.T) {
 	r := newRig(t, answer)
 	require.Empty(t, dispatch.Unserved(t.Context(), r.NC, r.Name, "blue"), "nobody knows yet")
 	r.serving("red")
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go", Model: "blue"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "go", Model: "blue"}, 0)
 	waits := make(chan string, 1)
 	done := make(chan *protocol.Result, 1)
 	go func() {
@@ -70,7 +71,7 @@ func TestTurn_WaitsForACoordinatorThatServesItsModel(t *testing.T) {
 		done <- result
 	}()
 	require.Equal(t, `no coordinator serves model "blue"; served are: red`, <-waits)
-	require.Nil(t, r.turn(protocol.TurnRun{Prompt: "go", Model: "red"}).Error)
+	require.Nil(t, r.turn(wire.TurnRun{Prompt: "go", Model: "red"}).Error)
 	require.Empty(t, r.events(call.SessionID))
 	r.serving("blue")
 	got := <-done
@@ -84,18 +85,18 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{"text":"one"},{"text":"two"}`)
 	r.serve(r.Connect(), "a", nil)
-	refused := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go", Toolsets: []string{"magic"}}, 0)
+	refused := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "go", Toolsets: []string{"magic"}}, 0)
 	requireFault(t, r.submit(t.Context(), refused), protocol.StatusRejected, protocol.CodeInvalidPayload)
 	events := r.concluded(refused.SessionID)
 	require.Equal(t, "go", events[1].Input)
 	require.Equal(t, refused.ID, events[1].CallID)
 	require.Equal(t, "failed", events[2].Status)
 	require.Contains(t, events[2].Error.Message, "magic")
-	again := serve.NewCall(refused.SessionID, protocol.TurnRun{Prompt: "now"}, 0)
+	again := serve.NewCall(refused.SessionID, wire.TurnRun{Prompt: "now"}, 0)
 	require.Nil(t, r.submit(t.Context(), again).Error)
 	require.Equal(t, 2, r.events(refused.SessionID)[3].Turn)
 
-	waiting := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "wait", Model: "blue"}, 0)
+	waiting := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "wait", Model: "blue"}, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	sent := make(chan struct{})
 	done := make(chan *protocol.Result, 1)
@@ -117,7 +118,7 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	require.Equal(t, "wait", events[1].Input)
 	require.Equal(t, "interrupted", events[2].Status)
 
-	large := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: strings.Repeat("é", 5<<20)}, 0)
+	large := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: strings.Repeat("é", 5<<20)}, 0)
 	requireFault(t, r.submit(t.Context(), large), protocol.StatusFailed, protocol.CodePayloadTooLarge)
 	events = r.concluded(large.SessionID)
 	require.Less(t, len(events[1].Input), 10_000)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -19,7 +20,7 @@ import (
 
 // runner makes the runner of a turn; ask returns the tools of servers, and may be nil.
 func (s *Server) runner(
-	turn protocol.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
+	turn wire.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
 ) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]
@@ -68,11 +69,11 @@ func (s *Server) runner(
 }
 
 // model is the name of the model that a turn asks for.
-func (s *Server) model(turn protocol.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
+func (s *Server) model(turn wire.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
 
 // judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and
 // the turn's all have to agree.
-func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {
+func (s *Server) judge(turn wire.TurnRun) (loop.Policy, error) {
 	all := slices.Clone(s.options.Policies)
 	for i, encoded := range turn.Policies {
 		p, err := policy.Parse(fmt.Sprintf("policies[%d]", i), encoded)

@@ -43,7 +43,7 @@ func Key(session protocol.SessionID) protocol.ResourceKey {
 }
 
 // NewCall makes the call that runs a turn. timeout 0 means [TurnTimeout].
-func NewCall(session protocol.SessionID, turn protocol.TurnRun, timeout time.Duration) protocol.Call {
+func NewCall(session protocol.SessionID, turn wire.TurnRun, timeout time.Duration) protocol.Call {
 	if timeout <= 0 {
 		timeout = TurnTimeout
 	}
@@ -222,7 +222,7 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 		return false, nil // the journal of a session whose lane this coordinator does not hold is not its to write
 	}
 	prompt := "(a prompt that was too large for a message, and was not read)"
-	if turn, read := c.Payload.(protocol.TurnRun); read {
+	if turn, read := c.Payload.(wire.TurnRun); read {
 		prompt = turn.Prompt
 	}
 	return loop.Refused{
@@ -253,8 +253,8 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	turn, _ := c.Payload.(protocol.TurnRun)
-	runner, fault := s.runner(protocol.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
+	turn, _ := c.Payload.(wire.TurnRun)
+	runner, fault := s.runner(wire.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
 	if fault != nil {
 		return fault
 	}
@@ -288,7 +288,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		process.End()
 	}()
 	s.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
-	turn, ok := run.Call.Payload.(protocol.TurnRun)
+	turn, ok := run.Call.Payload.(wire.TurnRun)
 	if !ok {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(protocol.CodeUnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
@@ -346,7 +346,7 @@ func turnCause(cause error, c *protocol.Call) error {
 const goOnPause = time.Second
 
 // persist runs the turn, again after a failure of the fleet: the turn is open then and goes on.
-func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn protocol.TurnRun) (loop.TurnResult, error) {
+func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
 		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID})
 		if err == nil || stays(err) || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
@@ -382,6 +382,6 @@ func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol
 		fault = protocol.Errorf(protocol.CodeInternal, "the turn ended as %s", t.Outcome)
 	}
 	r := wire.NewResult(c, status, fault)
-	r.Value = protocol.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Steps: t.Steps, Usage: t.Usage}
+	r.Value = wire.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Steps: t.Steps, Usage: t.Usage}
 	return r
 }

@@ -142,7 +142,7 @@ func (r *rig) submit(ctx context.Context, call protocol.Call) *protocol.Result {
 	return result
 }
 
-func (r *rig) turn(turn protocol.TurnRun) *protocol.Result {
+func (r *rig) turn(turn wire.TurnRun) *protocol.Result {
 	return r.submit(r.t.Context(), serve.NewCall(protocol.NewSessionID(), turn, 0))
 }
 
@@ -181,9 +181,9 @@ func requireAnswered(t *testing.T, r *protocol.Result) {
 	require.NotNil(t, r)
 	require.Nil(t, r.Error)
 	require.Equal(t, protocol.StatusOK, r.Status)
-	value, ok := r.Value.(protocol.TurnRunResult)
+	value, ok := r.Value.(wire.TurnRunResult)
 	require.True(t, ok)
-	require.Equal(t, protocol.TurnRunResult{
+	require.Equal(t, wire.TurnRunResult{
 		Outcome: "answered", Text: "All done.", Steps: 2, Usage: protocol.Usage{InputTokens: 5, OutputTokens: 2},
 	}, value)
 }
@@ -192,7 +192,7 @@ func TestTurn_IsAnsweredByTheFleet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("printf hello | tee greeting")+","+answer)
 	r.serve(r.Connect(), "a", nil)
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "greet"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "greet"}, 0)
 	got := r.submit(t.Context(), call)
 	requireAnswered(t, got)
 	require.Equal(t, protocol.WorkerID("a"), got.WorkerID)
@@ -207,23 +207,23 @@ func TestTurn_Failures(t *testing.T) {
 	meter := metrictest.New(t)
 	stop := r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps, o.Meter = 5, meter })
 	outcome := func(r *protocol.Result) string {
-		value, ok := r.Value.(protocol.TurnRunResult)
+		value, ok := r.Value.(wire.TurnRunResult)
 		require.True(t, ok)
 		return value.Outcome
 	}
-	got := r.turn(protocol.TurnRun{Prompt: "go on behind the script's end"})
+	got := r.turn(wire.TurnRun{Prompt: "go on behind the script's end"})
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeModelFailed)
 	require.Equal(t, "failed", outcome(got))
-	got = r.turn(protocol.TurnRun{Prompt: "one step only", MaxSteps: 1})
+	got = r.turn(wire.TurnRun{Prompt: "one step only", MaxSteps: 1})
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeLimitReached)
 	require.Equal(t, "limit_reached", outcome(got))
 
 	for name, test := range map[string]struct {
-		turn protocol.TurnRun
+		turn wire.TurnRun
 		says string
 	}{
-		"unknown toolset": {protocol.TurnRun{Prompt: "p", Toolsets: []string{"magic"}}, "magic"},
-		"steps below 0":   {protocol.TurnRun{Prompt: "p", MaxSteps: -1}, "max steps -1"},
+		"unknown toolset": {wire.TurnRun{Prompt: "p", Toolsets: []string{"magic"}}, "magic"},
+		"steps below 0":   {wire.TurnRun{Prompt: "p", MaxSteps: -1}, "max steps -1"},
 	} {
 		asked := r.model.asked.Load()
 		got := r.turn(test.turn)
@@ -256,15 +256,15 @@ func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*patience) // large texts
 	defer cancel()
 	session := protocol.NewSessionID()
-	got := r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "go"}, 0))
+	got := r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "go"}, 0))
 	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
 	require.Contains(t, got.Error.Message, "max_payload")
 	require.EqualValues(t, 1, r.model.asked.Load())
-	require.Nil(t, r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "shorter", Model: "brief"}, 0)).Error)
+	require.Nil(t, r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "shorter", Model: "brief"}, 0)).Error)
 	require.EqualValues(t, 1, r.model.asked.Load(), "nothing is left open")
-	got = r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: strings.Repeat("x", 9<<20), Model: "brief"}, 0))
+	got = r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: strings.Repeat("x", 9<<20), Model: "brief"}, 0))
 	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
-	require.Nil(t, r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "again", Model: "brief"}, 0)).Error)
+	require.Nil(t, r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "again", Model: "brief"}, 0)).Error)
 }
 
 // TestTurn_AJournalWithoutRoom: the model is not asked again and again for a reply that cannot be
@@ -284,7 +284,7 @@ func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	sessions(1) // for the turn's beginning
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{
 		Prompt: "go", Policies: []json.RawMessage{json.RawMessage(`{"tools":{"deny":["bash"]}}`)},
 	}, 0)
 	got := r.submit(ctx, call)
@@ -294,7 +294,7 @@ func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	require.Len(t, r.events(call.SessionID), 2)
 
 	sessions(-1)
-	require.NotNil(t, r.submit(t.Context(), serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then"}, 0)))
+	require.NotNil(t, r.submit(t.Context(), serve.NewCall(call.SessionID, wire.TurnRun{Prompt: "and then"}, 0)))
 	var outcomes []string
 	for _, e := range r.events(call.SessionID) {
 		if e.Type == loop.EventTurnEnded || e.Type == loop.EventToolResult {
@@ -309,7 +309,7 @@ func TestTurn_LimitsOfTheServerHold(t *testing.T) {
 	usage := strings.Replace(bash("true"), `"text"`, `"usage":{"input_tokens":90,"output_tokens":20},"text"`, 1)
 	r := newRig(t, usage+","+usage+","+usage)
 	r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps, o.MaxTokens = 2, 100 })
-	for _, turn := range []protocol.TurnRun{
+	for _, turn := range []wire.TurnRun{
 		{Prompt: "p"}, {Prompt: "p", MaxSteps: 64, MaxTokens: 1e6}, {Prompt: "p", MaxTokens: 50},
 	} {
 		got := r.turn(turn)
@@ -341,11 +341,11 @@ func TestServer_SettingsOfTheTurnBeforeItsOwn(t *testing.T) {
 	r.serve(r.Connect(), "a", func(o *serve.Options) {
 		o.Models["script"], o.Settings = model, loop.Settings{Effort: "low", MaxOutput: 100}
 	})
-	require.Nil(t, r.turn(protocol.TurnRun{Prompt: "p", Temperature: &cold, Reasoning: "high", MaxOutput: 1000}).Error)
+	require.Nil(t, r.turn(wire.TurnRun{Prompt: "p", Temperature: &cold, Reasoning: "high", MaxOutput: 1000}).Error)
 	require.Equal(t, loop.Settings{Temperature: &cold, Effort: "high", MaxOutput: 100}, model.settings)
-	require.Nil(t, r.turn(protocol.TurnRun{Prompt: "p"}).Error)
+	require.Nil(t, r.turn(wire.TurnRun{Prompt: "p"}).Error)
 	require.Equal(t, loop.Settings{Effort: "low", MaxOutput: 100}, model.settings)
-	got := r.turn(protocol.TurnRun{Prompt: "p", Reasoning: "hard"})
+	got := r.turn(wire.TurnRun{Prompt: "p", Reasoning: "hard"})
 	requireFault(t, got, protocol.StatusRejected, protocol.CodeInvalidPayload)
 }
 
@@ -354,7 +354,7 @@ func TestServer_InstructionsOfTheTurn(t *testing.T) {
 	r := newRig(t, answer)
 	model := &asked{Model: r.model}
 	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["script"] = model })
-	require.Nil(t, r.turn(protocol.TurnRun{
+	require.Nil(t, r.turn(wire.TurnRun{
 		Prompt: "p", System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
 	}).Error)
 	require.Contains(t, model.system, "You are careful.")
@@ -366,10 +366,10 @@ func TestServer_RejectsWhatIsNoTurnOfItsSession(t *testing.T) {
 	r := newRig(t, answer)
 	r.serve(r.Connect(), "a", nil)
 	session := protocol.NewSessionID()
-	noTurn := serve.NewCall(session, protocol.TurnRun{}, 0)
-	noTurn.Payload = protocol.Noop{}
+	noTurn := serve.NewCall(session, wire.TurnRun{}, 0)
+	noTurn.Payload = wire.Noop{}
 	requireFault(t, r.submit(t.Context(), noTurn), protocol.StatusRejected, protocol.CodeUnknownPayload)
-	elsewhere := serve.NewCall(session, protocol.TurnRun{Prompt: "p"}, 0)
+	elsewhere := serve.NewCall(session, wire.TurnRun{Prompt: "p"}, 0)
 	elsewhere.Resources[0].Key = serve.Key(protocol.NewSessionID())
 	requireFault(t, r.submit(t.Context(), elsewhere), protocol.StatusRejected, protocol.CodeInvalidPayload)
 	require.Zero(t, r.model.asked.Load())
@@ -402,7 +402,7 @@ func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, test.timeout)
+			call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, test.timeout)
 			done := make(chan *protocol.Result, 1)
 			go func() { done <- r.submit(ctx, call) }()
 			awaitFile(t, r.file(call.SessionID, "started"))
@@ -411,7 +411,7 @@ func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
 			}
 			got := <-done
 			requireFault(t, got, test.status, test.code)
-			value, ok := got.Value.(protocol.TurnRunResult)
+			value, ok := got.Value.(wire.TurnRunResult)
 			require.True(t, ok)
 			require.Equal(t, string(test.outcome), value.Outcome)
 			require.NoFileExists(t, r.file(call.SessionID, "late"))
@@ -430,7 +430,7 @@ func TestTurn_RedeliveredAfterItsEndRunsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("echo x >>count")+","+answer)
 	server := r.server(r.Connect(), "a", nil)
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
 	first := server.Execute(t.Context(), &lane.Run{Call: &call, Attempt: 1})
 	requireAnswered(t, &first)
 	events, asked := r.events(call.SessionID), r.model.asked.Load()
@@ -454,7 +454,7 @@ func TestTurn_GoesOnAtAnotherServer(t *testing.T) {
 			r := newRig(t, bash("echo x >>count; until [ -e go ]; do sleep 0.01; done")+","+answer)
 			nc, link := r.ConnectVia()
 			stop := r.serve(nc, "a", soonLost)
-			call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+			call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
 			done := make(chan *protocol.Result, 1)
 			second := r.attempt(t, call, 2)
 			go func() { done <- r.submit(t.Context(), call) }()
@@ -510,7 +510,7 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+answer)
 	r.serve(r.Connect(), "a", nil)
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
 	var mu sync.Mutex
 	var events []loop.Event
 	var frames, started []wire.Frame
@@ -566,7 +566,7 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	nc, link := r.ConnectVia()
 	r.serve(nc, "a", soonLost)
 	r.dispatcher = r.newDispatcher(r.NC, 5*time.Second)
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan *protocol.Result, 1)
 	go func() { done <- r.submit(ctx, call) }()
@@ -581,7 +581,7 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 		"without the session's next turn")
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	got := r.submit(ctx, serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then"}, 0))
+	got := r.submit(ctx, serve.NewCall(call.SessionID, wire.TurnRun{Prompt: "and then"}, 0))
 	link.Mend()
 	require.Nil(t, got.Error)
 	require.Equal(t, append(ended, "2 tool_result ok", "2 turn_ended answered"), r.ends(call.SessionID))
@@ -595,7 +595,7 @@ func TestTurn_SettledAndNotEnded(t *testing.T) {
 	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+answer)
 	nc, link := r.ConnectVia()
 	r.serve(nc, "a", soonLost)
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
 	done := make(chan *protocol.Result, 1)
 	go func() { done <- r.submit(t.Context(), call) }()
 	awaitFile(t, r.file(call.SessionID, "started"))
@@ -671,9 +671,9 @@ func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 	r.serve(r.Connect(), "a", func(o *serve.Options) {
 		o.Models["meddled"], o.Logger = model, slog.New(warned{slog.DiscardHandler, cancel})
 	})
-	got := r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "p", Model: "meddled"}, 0))
+	got := r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "p", Model: "meddled"}, 0))
 	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
-	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, protocol.TurnRun{Prompt: "and then"}, 0)).Error)
+	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "and then"}, 0)).Error)
 	require.Equal(t, []string{"1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(session))
 }
 
@@ -692,9 +692,9 @@ func TestTurn_ThatCannotGoOnIsEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+answer)
 	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["panics"] = panics{r.model} })
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p", Model: "panics"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p", Model: "panics"}, 0)
 	requireFault(t, r.submit(t.Context(), call), protocol.StatusFailed, protocol.CodePanic)
-	got := r.submit(t.Context(), serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then", Model: "panics"}, 0))
+	got := r.submit(t.Context(), serve.NewCall(call.SessionID, wire.TurnRun{Prompt: "and then", Model: "panics"}, 0))
 	require.Nil(t, got.Error)
 	require.Equal(t, []string{"1 tool_result ok", "1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(call.SessionID))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
@@ -38,7 +39,7 @@ func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
 	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Tools, o.Logger = folder, logger })
 	greeting := func() string {
 		t.Helper()
-		call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "greet"}, 0)
+		call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "greet"}, 0)
 		requireAnswered(t, r.submit(t.Context(), call))
 		content, err := os.ReadFile(r.file(call.SessionID, "greeting"))
 		if err != nil {

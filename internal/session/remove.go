@@ -258,7 +258,7 @@ func (r *remover) workspace(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := r.call(ctx, protocol.WorkspaceRemove{}); err != nil {
+	if _, err := r.call(ctx, wire.WorkspaceRemove{}); err != nil {
 		return fmt.Errorf("%w (is a worker of pool %s running, with the data directory that has it?)", err, r.options.Pool)
 	}
 	r.removed.Workspace = true

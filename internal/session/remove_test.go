@@ -210,7 +210,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 		call := protocol.Call{
 			ID: id, SessionID: "s", Tool: "test", Pool: "idle",
 			Resources: []protocol.Use{{Key: "account/7", Access: protocol.Exclusive}},
-			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 		}
 		require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &call}})[0])
 		result := wire.NewResult(&call, protocol.StatusOK, nil)
@@ -320,7 +320,7 @@ func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
 	require.NoError(t, removal.steps()[0](t.Context()))
 	result := make(chan *protocol.Result, 1)
 	running.Go(func() {
-		call := serve.NewCall("s", protocol.TurnRun{Prompt: "go"}, 0)
+		call := serve.NewCall("s", wire.TurnRun{Prompt: "go"}, 0)
 		ended, err := r.Dispatcher.One(t.Context(), &call)
 		if err != nil {
 			t.Error(err)

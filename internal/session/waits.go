@@ -147,7 +147,7 @@ func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 		info.State = StateInUse
 	}
 	turn := Turn{Turn: 1, State: info.State, StartedAt: call.AcceptedAt}
-	if run, is := call.Payload.(protocol.TurnRun); is {
+	if run, is := call.Payload.(wire.TurnRun); is {
 		turn.Input, info.Prompt, info.Model, info.By = run.Prompt, run.Prompt, run.Model, run.Author.Name
 	}
 	info.History = []Turn{turn}

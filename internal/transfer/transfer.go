@@ -151,11 +151,11 @@ func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
 		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.part().JS, wire.BlobsBucket(w.Fleet.Name), blob)
 	}()
 	w.reportLeft("not copied", ignore)
-	value, err := w.call(ctx, protocol.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)
+	value, err := w.call(ctx, wire.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)
 	if err != nil {
 		return err
 	}
-	imported, is := value.(protocol.WorkspaceImportResult)
+	imported, is := value.(wire.WorkspaceImportResult)
 	if !is || imported.Checkpoint == 0 { // the session has worked in it before, and keeps what it has
 		w.base, err = w.loadBase(ctx)
 		return err
@@ -209,11 +209,11 @@ func (w *Workspace) Fetch(ctx context.Context) (changes snapshot.Changes, before
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
 	defer w.Busy("")
-	value, err := w.call(ctx, protocol.WorkspaceExport{Upload: w.name()}, protocol.Shared)
+	value, err := w.call(ctx, wire.WorkspaceExport{Upload: w.name()}, protocol.Shared)
 	if err != nil {
 		return changes, before, fmt.Errorf("bring the workspace back: %w", err)
 	}
-	exported, _ := value.(protocol.WorkspaceExportResult)
+	exported, _ := value.(wire.WorkspaceExportResult)
 	changes, err = w.take(ctx, workspace.UploadRef(w.name(), exported.Checkpoint))
 	return changes, before, err
 }

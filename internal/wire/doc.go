@@ -9,6 +9,8 @@
 //	kind.go      the kinds of payloads and values, and their types
 //	payload.go   payloads and values as JSON
 //	call.go      calls and results as JSON
+//	dialog.go, kept.go, mcp.go, process.go, turn.go, workspace.go
+//	             payloads and values that programs of users neither make nor read
 //
 // The files under testdata pin the format of every type: old files must decode for ever.
 package wire

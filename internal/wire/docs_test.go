@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,13 +18,13 @@ func TestDocs_WireNamesEveryField(t *testing.T) {
 	page, err := os.ReadFile("../../docs/wire.md")
 	require.NoError(t, err)
 	for paragraph, bodies := range map[string][]any{
-		"Turns": {protocol.TurnRun{}, protocol.InstructionFile{}, protocol.Author{}, protocol.TurnRunResult{}},
+		"Turns": {wire.TurnRun{}, protocol.InstructionFile{}, protocol.Author{}, wire.TurnRunResult{}},
 		"MCP servers": {
 			protocol.MCPServer{},
 			protocol.MCPClient{},
-			protocol.MCPList{},
-			protocol.MCPListResult{},
-			protocol.MCPTool{},
+			wire.MCPList{},
+			wire.MCPListResult{},
+			wire.MCPTool{},
 			protocol.MCPCall{},
 			protocol.MCPCallResult{},
 			protocol.MCPContent{},

@@ -82,8 +82,8 @@ func KeptValue(session protocol.SessionID, call protocol.CallID) string {
 	return "value/" + string(session) + "/" + string(call)
 }
 
-// KeptStream is the name of one stream of a command, [protocol.PartStdout] or
-// [protocol.PartStderr], of which there is more than in its result. All that it wrote is its
+// KeptStream is the name of one stream of a command, [PartStdout] or
+// [PartStderr], of which there is more than in its result. All that it wrote is its
 // text.
 func KeptStream(session protocol.SessionID, call protocol.CallID, part string) string {
 	return part + "/" + string(session) + "/" + string(call)

@@ -178,3 +178,28 @@ func decode[T any](body []byte, kind string, invalid error) (fields T, err error
 	}
 	return fields, nil
 }
+
+// Noop does nothing, for as long as it is told: the payload of measurements.
+type Noop struct {
+	WorkMS protocol.Millis `json:"work_ms,omitempty"`
+	// Fill is carried and ignored.
+	Fill protocol.Bytes `json:"fill,omitempty"`
+}
+
+// Stored stands for a payload or a value that is too large for a message: its JSON
+// is in the fleet's object store. Whoever executes calls or reads results puts
+// the real one back; tools never see it.
+type Stored struct {
+	Blob  string `json:"blob"`
+	Bytes int64  `json:"bytes"`
+	// Digest is the SHA-256 of the JSON, in hexadecimal digits; "" from earlier versions.
+	Digest string `json:"digest,omitempty"`
+	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not
+	// known.
+	Of protocol.Kind `json:"of,omitempty"`
+	// Model is, of a payload that runs a turn, the model that the turn names.
+	Model string `json:"model,omitempty"`
+}
+
+// NoopResult answers [Noop].
+type NoopResult struct{}

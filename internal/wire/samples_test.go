@@ -53,8 +53,8 @@ func sampleLimits() protocol.Limits {
 	}
 }
 
-func sampleProcess() protocol.ProcessStatus {
-	return protocol.ProcessStatus{
+func sampleProcess() wire.ProcessStatus {
+	return wire.ProcessStatus{
 		Process: "p-0c1d2e3f", Command: "npm run dev", StartedAt: sampleTime(), Reason: "signaled", ExitCode: -1, Signal: "SIGKILL", Bytes: 420,
 	}
 }
@@ -75,12 +75,12 @@ func commandSamples() map[string]any {
 		},
 		"payload/code_run_read_only": protocol.CodeRun{Code: "1", Language: "sh", ReadOnly: true, Limits: sampleLimits()},
 		"payload/code_run_zero":      protocol.CodeRun{},
-		"payload/process_list":       protocol.ProcessList{},
-		"payload/process_read":       protocol.ProcessRead{Process: "p-0c1d2e3f", Offset: -1000, Limit: 4096, Wait: 5000},
-		"payload/process_send":       protocol.ProcessSend{Process: "p-0c1d2e3f", Input: protocol.Bytes("1 + 1\r"), Wait: 5000},
-		"payload/process_kill":       protocol.ProcessKill{Process: "p-0c1d2e3f"},
-		"payload/result_read":        protocol.ResultRead{CallID: "c-1", Part: protocol.PartStderr, Offset: 3, Column: 2001, Limit: 20},
-		"payload/result_read_whole":  protocol.ResultRead{CallID: "c-1"},
+		"payload/process_list":       wire.ProcessList{},
+		"payload/process_read":       wire.ProcessRead{Process: "p-0c1d2e3f", Offset: -1000, Limit: 4096, Wait: 5000},
+		"payload/process_send":       wire.ProcessSend{Process: "p-0c1d2e3f", Input: protocol.Bytes("1 + 1\r"), Wait: 5000},
+		"payload/process_kill":       wire.ProcessKill{Process: "p-0c1d2e3f"},
+		"payload/result_read":        wire.ResultRead{CallID: "c-1", Part: wire.PartStderr, Offset: 3, Column: 2001, Limit: 20},
+		"payload/result_read_whole":  wire.ResultRead{CallID: "c-1"},
 		"value/command_run":          protocol.CommandRunResult{Execution: sampleExecution()},
 		"value/command_run_full":     protocol.CommandRunResult{Execution: fullExecution()},
 		"value/command_run_empty":    protocol.CommandRunResult{Execution: protocol.Execution{Reason: "exited", Stdout: protocol.Bytes{}, Stderr: protocol.Bytes{}}},
@@ -88,41 +88,41 @@ func commandSamples() map[string]any {
 			Execution: protocol.Execution{ExitCode: -1, Reason: "running", Stdout: protocol.Bytes{}, Stderr: protocol.Bytes{}}, Process: "p-0c1d2e3f",
 		},
 		"value/code_run":     protocol.CodeRunResult{Execution: sampleExecution()},
-		"value/process_list": protocol.ProcessListResult{Processes: []protocol.ProcessStatus{sampleProcess()}},
-		"value/process_read": protocol.ProcessReadResult{
+		"value/process_list": wire.ProcessListResult{Processes: []wire.ProcessStatus{sampleProcess()}},
+		"value/process_read": wire.ProcessReadResult{
 			ProcessStatus: sampleProcess(), Content: protocol.Bytes("ready\n"), Offset: 414, NextOffset: 420,
 		},
-		"value/process_send": protocol.ProcessSendResult{ProcessReadResult: protocol.ProcessReadResult{
-			ProcessStatus: protocol.ProcessStatus{Process: "p-0c1d2e3f", Command: "python3", StartedAt: sampleTime(), Reason: "running", ExitCode: -1, Bytes: 13, TTY: true},
+		"value/process_send": wire.ProcessSendResult{ProcessReadResult: wire.ProcessReadResult{
+			ProcessStatus: wire.ProcessStatus{Process: "p-0c1d2e3f", Command: "python3", StartedAt: sampleTime(), Reason: "running", ExitCode: -1, Bytes: 13, TTY: true},
 			Content:       protocol.Bytes("1 + 1\r\n2\r\n"), NextOffset: 13,
 		}},
-		"value/process_kill": protocol.ProcessKillResult{ProcessStatus: sampleProcess()},
-		"value/result_read": protocol.ResultReadResult{
-			CallID: "c-1", Part: protocol.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, FirstColumn: 2, LineBytes: 6, Lines: 1, TotalLines: 9, Truncated: true,
+		"value/process_kill": wire.ProcessKillResult{ProcessStatus: sampleProcess()},
+		"value/result_read": wire.ResultReadResult{
+			CallID: "c-1", Part: wire.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, FirstColumn: 2, LineBytes: 6, Lines: 1, TotalLines: 9, Truncated: true,
 		},
 	}
 }
 
 func fleetSamples() map[string]any {
 	return map[string]any{
-		"payload/workspace_import":  protocol.WorkspaceImport{Upload: "u1", Blob: "ws-1"},
-		"payload/workspace_export":  protocol.WorkspaceExport{Upload: "u1"},
-		"payload/workspace_restore": protocol.WorkspaceRestore{At: "c-1"},
-		"value/workspace_restore":   protocol.WorkspaceRestoreResult{Written: 3, Removed: 1},
-		"payload/workspace_remove":  protocol.WorkspaceRemove{},
-		"value/workspace_remove":    protocol.WorkspaceRemoveResult{},
-		"payload/turn_run": protocol.TurnRun{
+		"payload/workspace_import":  wire.WorkspaceImport{Upload: "u1", Blob: "ws-1"},
+		"payload/workspace_export":  wire.WorkspaceExport{Upload: "u1"},
+		"payload/workspace_restore": wire.WorkspaceRestore{At: "c-1"},
+		"value/workspace_restore":   wire.WorkspaceRestoreResult{Written: 3, Removed: 1},
+		"payload/workspace_remove":  wire.WorkspaceRemove{},
+		"value/workspace_remove":    wire.WorkspaceRemoveResult{},
+		"payload/turn_run": wire.TurnRun{
 			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
 			System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
 			Author: protocol.Author{Name: "Ada Lovelace", Email: "ada@example.com"},
 		},
-		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
-		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
-		"payload/noop_zero":       protocol.Noop{},
-		"payload/stored":          protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20},
-		"payload/stored_turn":     protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20, Of: wire.KindTurnRun, Model: "gpt-5"},
+		"payload/turn_run_prompt": wire.TurnRun{Prompt: "Hello"},
+		"payload/noop":            wire.Noop{WorkMS: 5, Fill: binary},
+		"payload/noop_zero":       wire.Noop{},
+		"payload/stored":          wire.Stored{Blob: "call/s/1", Bytes: 9 << 20},
+		"payload/stored_turn":     wire.Stored{Blob: "call/s/1", Bytes: 9 << 20, Of: wire.KindTurnRun, Model: "gpt-5"},
 		"payload/unknown": protocol.UnknownPayload{
 			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
 		},
@@ -130,15 +130,15 @@ func fleetSamples() map[string]any {
 			Argv: []string{"python3", "{tools}/count.py"}, Arguments: json.RawMessage(`{"path":"a.txt"}`),
 			Env: map[string]string{"LANG": "C"}, Text: true,
 		},
-		"payload/mcp_list": protocol.MCPList{Server: protocol.MCPServer{Name: "search", URL: "https://mcp.example/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}}},
-		"payload/mcp_list_client": protocol.MCPList{Server: protocol.MCPServer{
+		"payload/mcp_list": wire.MCPList{Server: protocol.MCPServer{Name: "search", URL: "https://mcp.example/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}}},
+		"payload/mcp_list_client": wire.MCPList{Server: protocol.MCPServer{
 			Name: "search", URL: "https://mcp.example/mcp", Client: &protocol.MCPClient{ID: "me", Secret: "${SECRET}", Scopes: []string{"read"}},
 		}},
 		"payload/mcp_call": protocol.MCPCall{
 			Server: protocol.MCPServer{Name: "fs", Command: "npx", Args: []string{"-y", "server-filesystem", "."}, Env: map[string]string{"TOKEN": "${TOKEN}"}, Cwd: "src"},
 			Tool:   "read_file", Arguments: json.RawMessage(`{"path":"a.txt"}`), ReadOnly: true,
 		},
-		"value/mcp_list": protocol.MCPListResult{Tools: []protocol.MCPTool{
+		"value/mcp_list": wire.MCPListResult{Tools: []wire.MCPTool{
 			{
 				Name: "read_file", Description: "Read.", Schema: json.RawMessage(`{"type":"object"}`), Title: "Read a file",
 				Output: json.RawMessage(`{"type":"object"}`), ReadOnly: true, Idempotent: true, Additive: true, Closed: true,
@@ -155,29 +155,29 @@ func fleetSamples() map[string]any {
 		},
 		"value/tool_run":           protocol.ToolRunResult{Output: json.RawMessage(`{"words":17}`), Execution: sampleExecution()},
 		"value/tool_run_no_output": protocol.ToolRunResult{Execution: sampleExecution()},
-		"payload/dialog_open":      protocol.DialogOpen{Tool: "repl", Arguments: json.RawMessage(`{"language":"lua"}`)},
-		"payload/dialog_continue":  protocol.DialogContinue{Dialog: "c-1", Input: json.RawMessage(`"x + 1"`)},
-		"payload/dialog_end":       protocol.DialogEnd{Dialog: "c-1"},
-		"value/dialog_open": protocol.DialogOpenResult{DialogState: protocol.DialogState{
+		"payload/dialog_open":      wire.DialogOpen{Tool: "repl", Arguments: json.RawMessage(`{"language":"lua"}`)},
+		"payload/dialog_continue":  wire.DialogContinue{Dialog: "c-1", Input: json.RawMessage(`"x + 1"`)},
+		"payload/dialog_end":       wire.DialogEnd{Dialog: "c-1"},
+		"value/dialog_open": wire.DialogOpenResult{DialogState: wire.DialogState{
 			Dialog: "c-1", Output: json.RawMessage(`"ready"`), Idle: 600_000,
 		}},
-		"value/dialog_continue": protocol.DialogContinueResult{DialogState: protocol.DialogState{
-			Dialog: "c-1", Output: json.RawMessage(`{"value":42}`), Ending: protocol.DialogDone,
+		"value/dialog_continue": wire.DialogContinueResult{DialogState: wire.DialogState{
+			Dialog: "c-1", Output: json.RawMessage(`{"value":42}`), Ending: wire.DialogDone,
 		}},
-		"value/dialog_end": protocol.DialogEndResult{DialogState: protocol.DialogState{Dialog: "c-1", Ending: protocol.DialogEnded}},
+		"value/dialog_end": wire.DialogEndResult{DialogState: wire.DialogState{Dialog: "c-1", Ending: wire.DialogEnded}},
 		"payload/user": protocol.UnknownPayload{
 			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"arguments":{"account":"acme"}}`),
 		},
 		"value/user": protocol.UnknownValue{
 			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"output":{"balance":12}}`),
 		},
-		"value/workspace_import": protocol.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 7},
-		"value/workspace_export": protocol.WorkspaceExportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 8},
-		"value/turn_run": protocol.TurnRunResult{
+		"value/workspace_import": wire.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 7},
+		"value/workspace_export": wire.WorkspaceExportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 8},
+		"value/turn_run": wire.TurnRunResult{
 			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20},
 		},
-		"value/noop":    protocol.NoopResult{},
-		"value/stored":  protocol.Stored{Blob: "result/s/1", Bytes: 9 << 20},
+		"value/noop":    wire.NoopResult{},
+		"value/stored":  wire.Stored{Blob: "result/s/1", Bytes: 9 << 20},
 		"value/unknown": protocol.UnknownValue{Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","hit":true}`)},
 	}
 }
@@ -200,7 +200,7 @@ func minimalCall() *protocol.Call {
 	return &protocol.Call{
 		ID: "c-1", SessionID: "my_session", Pool: "gpu",
 		Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}},
-		Delivery:  protocol.AtMostOnce, IssuedAt: sampleTime(), Payload: protocol.Noop{},
+		Delivery:  protocol.AtMostOnce, IssuedAt: sampleTime(), Payload: wire.Noop{},
 	}
 }
 
@@ -213,7 +213,7 @@ func envelopeSamples() map[string]any {
 	partial.QueueMS, partial.LaneMS, partial.RunMS, partial.FinishedAt = 12.25, 0.5, 30_000, sampleTime()
 	partial.Value = protocol.CommandRunResult{Execution: sampleExecution()}
 	ok := protocol.Result{
-		CallID: "c-1", SessionID: "my_session", Status: protocol.StatusOK, FinishedAt: sampleTime(), Value: protocol.NoopResult{},
+		CallID: "c-1", SessionID: "my_session", Status: protocol.StatusOK, FinishedAt: sampleTime(), Value: wire.NoopResult{},
 	}
 	all := map[string]any{
 		"call/full": sampleCall(), "call/minimal": minimalCall(), "call/unknown_payload": unknown,

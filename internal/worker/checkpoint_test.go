@@ -142,18 +142,18 @@ func TestWorkspaceRestore_GoesBackAndForth(t *testing.T) {
 	}
 	before := len(objects(t, r))
 	for range 2 {
-		requireOK(t, r.do("s-1", protocol.WorkspaceRestore{At: calls[0].ID}))
+		requireOK(t, r.do("s-1", wire.WorkspaceRestore{At: calls[0].ID}))
 		require.Equal(t, "one\nlarge: OK\n", look(`cd d && cat f && sha256sum -c sum`))
 		shell := value[protocol.CommandRunResult](t, r.do("s-1", bash(`echo $AT`)))
 		require.Equal(t, "first\n", string(shell.Stdout))
 		stop()
 		_, stop = r.work(r.apart()) // it is a checkpoint as any other
 		require.Equal(t, "f\nlarge\nsum\n", look(`ls d`))
-		requireOK(t, r.do("s-1", protocol.WorkspaceRestore{At: calls[2].ID}))
+		requireOK(t, r.do("s-1", wire.WorkspaceRestore{At: calls[2].ID}))
 		require.Equal(t, "file\n", look(`cat d`))
 	}
 	require.Len(t, objects(t, r), before, "no content is stored again")
-	requireFault(t, r.do("s-1", protocol.WorkspaceRestore{At: "other"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.do("s-1", wire.WorkspaceRestore{At: "other"}), protocol.StatusFailed, protocol.CodeNotFound)
 	require.Equal(t, "file\n", look(`cat d`))
 }
 
@@ -179,12 +179,12 @@ func TestWorkspaceRestore_ThatFailsChangesNothing(t *testing.T) {
 	stored := objects(t, r)
 	requireOK(t, r.do("s-1", bash(`rm large; echo two > f`)))
 	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), stored...))
-	result := r.do("s-1", protocol.WorkspaceRestore{At: first.ID})
+	result := r.do("s-1", wire.WorkspaceRestore{At: first.ID})
 	requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
 	require.Contains(t, result.Error.Message, "missing in the store of bodies")
 	r.requireContent("s-1", "f", "two\n")
 
-	requireFault(t, r.do("s-2", protocol.WorkspaceRestore{At: "c"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.do("s-2", wire.WorkspaceRestore{At: "c"}), protocol.StatusFailed, protocol.CodeNotFound)
 }
 
 // A workspace whose contents are not in the fleet any more is a fault of the call, not a call that

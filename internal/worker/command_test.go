@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -225,13 +226,13 @@ func TestCommand_OutputNeverEndsIt(t *testing.T) {
 	require.Equal(t, &protocol.Kept{}, got.Kept)
 	requireOK(t, r.do(session, protocol.FilesRead{Path: "made"}))
 	for part, want := range map[string]struct{ lines, bytes int }{
-		"": {200_004, 1_288_906}, protocol.PartOutput: {200_004, 1_288_906}, protocol.PartStdout: {200_001, 1_288_900}, protocol.PartStderr: {3, 6},
+		"": {200_004, 1_288_906}, wire.PartOutput: {200_004, 1_288_906}, wire.PartStdout: {200_001, 1_288_900}, wire.PartStderr: {3, 6},
 	} {
-		page := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Part: part, Offset: 3, Limit: 1}))
+		page := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: got.CallID, Part: part, Offset: 3, Limit: 1}))
 		require.Equal(t, []int{want.lines, want.bytes}, []int{page.TotalLines, int(page.Bytes)}, part)
-		require.Equal(t, map[bool]string{true: "9\n", false: "3\n"}[part == protocol.PartStderr], string(page.Content))
+		require.Equal(t, map[bool]string{true: "9\n", false: "3\n"}[part == wire.PartStderr], string(page.Content))
 	}
-	middle := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Offset: 123_456, Limit: 1}))
+	middle := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: got.CallID, Offset: 123_456, Limit: 1}))
 	require.Equal(t, "123456\n", string(middle.Content))
 }
 
@@ -247,10 +248,10 @@ func TestCommand_OfVeryMuchOutputHeadAndTailAreKept(t *testing.T) {
 	require.Equal(t, &protocol.Kept{Truncated: true}, got.Kept)
 	v := value[protocol.CommandRunResult](t, got)
 	require.Equal(t, []int64{78_888_901, 10_000_001}, []int64{v.StdoutBytes, v.StdoutLines})
-	page := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Part: protocol.PartStdout, Offset: 4_000_000, Limit: 1}))
+	page := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: got.CallID, Part: wire.PartStdout, Offset: 4_000_000, Limit: 1}))
 	require.Equal(t, "4000000\n", string(page.Content))
 	require.Less(t, page.Bytes, int64(64<<20))
-	page = value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Offset: page.TotalLines - 1}))
+	page = value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: got.CallID, Offset: page.TotalLines - 1}))
 	require.Equal(t, "10000000\nend\n", string(page.Content))
 	left, err := os.ReadDir(filepath.Join(o.Data, "spool"))
 	require.NoError(t, err)

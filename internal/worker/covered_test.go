@@ -55,7 +55,7 @@ func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protoco
 	delta, err := snapshot.Save(r.t.Context(), root, taken.Tree(), snapshot.Index{}, store, nil)
 	require.NoError(r.t, err)
 	require.NoError(r.t, taken.Commit(r.t.Context(), delta, &protocol.Result{
-		CallID: covered, SessionID: call.SessionID, WorkerID: "w-lost", Attempt: 1, Status: protocol.StatusOK, Value: protocol.NoopResult{},
+		CallID: covered, SessionID: call.SessionID, WorkerID: "w-lost", Attempt: 1, Status: protocol.StatusOK, Value: wire.NoopResult{},
 	}))
 	return done
 }
@@ -102,7 +102,7 @@ func TestCovered_EndsWithItsResult(t *testing.T) {
 			r.work(o)
 			result := r.awaited(done)
 			requireOK(t, result)
-			require.Equal(t, protocol.NoopResult{}, result.Value)
+			require.Equal(t, wire.NoopResult{}, result.Value)
 			require.Equal(t, protocol.WorkerID("w-lost"), result.WorkerID)
 			require.Equal(t, 1, result.Attempt)
 			require.Equal(t, "once\n", string(value[protocol.CommandRunResult](t, r.do("s-1", bash("cat f"))).Stdout))

@@ -83,7 +83,7 @@ func (r *rig) scribes(s *scribe) worker.Options {
 func about(session protocol.SessionID, payload protocol.Payload) protocol.Call {
 	c := newCall(session, payload)
 	c.Resources = []protocol.Use{{Key: "desk/one", Access: protocol.Exclusive}}
-	if _, continues := payload.(protocol.DialogContinue); continues {
+	if _, continues := payload.(wire.DialogContinue); continues {
 		c.Delivery = protocol.AtMostOnce
 	}
 	return c
@@ -91,10 +91,10 @@ func about(session protocol.SessionID, payload protocol.Payload) protocol.Call {
 
 func (r *rig) open(session protocol.SessionID) protocol.CallID {
 	r.t.Helper()
-	call := about(session, protocol.DialogOpen{Tool: "scribe", Arguments: json.RawMessage(`1`)})
+	call := about(session, wire.DialogOpen{Tool: "scribe", Arguments: json.RawMessage(`1`)})
 	got := r.dispatch(r.t.Context(), call)
 	requireOK(r.t, got)
-	state := value[protocol.DialogOpenResult](r.t, got)
+	state := value[wire.DialogOpenResult](r.t, got)
 	require.Equal(r.t, call.ID, state.Dialog)
 	require.JSONEq(r.t, `["1"]`, string(state.Output))
 	return call.ID
@@ -102,7 +102,7 @@ func (r *rig) open(session protocol.SessionID) protocol.CallID {
 
 func (r *rig) goOn(session protocol.SessionID, dialog protocol.CallID, input string) *protocol.Result {
 	r.t.Helper()
-	return r.dispatch(r.t.Context(), about(session, protocol.DialogContinue{Dialog: dialog, Input: json.RawMessage(input)}))
+	return r.dispatch(r.t.Context(), about(session, wire.DialogContinue{Dialog: dialog, Input: json.RawMessage(input)}))
 }
 
 func TestDialog_KeepsItsLaneAndItsWorker(t *testing.T) {
@@ -120,7 +120,7 @@ func TestDialog_KeepsItsLaneAndItsWorker(t *testing.T) {
 	for i, want := range []string{`["1","\"a\""]`, `["1","\"a\"","null"]`} {
 		got := r.goOn(session, id, []string{`"a"`, ``}[i])
 		requireOK(t, got)
-		require.JSONEq(t, want, string(value[protocol.DialogContinueResult](t, got).Output))
+		require.JSONEq(t, want, string(value[wire.DialogContinueResult](t, got).Output))
 		if first == "" {
 			first = got.WorkerID
 		}
@@ -136,16 +136,16 @@ func TestDialog_KeepsItsLaneAndItsWorker(t *testing.T) {
 
 	got = r.goOn(session, other, `"fail"`)
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeToolFailed)
-	require.Equal(t, protocol.DialogFailed, value[protocol.DialogContinueResult](t, got).Ending)
+	require.Equal(t, wire.DialogFailed, value[wire.DialogContinueResult](t, got).Ending)
 	got = r.goOn(session, id, `"nonsense"`)
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeToolFailed)
 	requireOK(t, r.goOn(session, id, `"d"`))
 
-	got = r.dispatch(t.Context(), about(session, protocol.DialogEnd{Dialog: id}))
+	got = r.dispatch(t.Context(), about(session, wire.DialogEnd{Dialog: id}))
 	requireOK(t, got)
-	require.Equal(t, protocol.DialogEnded, value[protocol.DialogEndResult](t, got).Ending)
+	require.Equal(t, wire.DialogEnded, value[wire.DialogEndResult](t, got).Ending)
 	require.Len(t, s.ends(), 2)
-	got = r.dispatch(t.Context(), about(session, protocol.DialogOpen{Tool: "nobody"}))
+	got = r.dispatch(t.Context(), about(session, wire.DialogOpen{Tool: "nobody"}))
 	requireFault(t, got, protocol.StatusRejected, protocol.CodeUnknownPayload)
 }
 
@@ -163,20 +163,20 @@ func TestDialog_StoppedCalls(t *testing.T) {
 			<-s.working
 			cancel()
 		}()
-		return r.dispatch(ctx, about(session, protocol.DialogContinue{Dialog: id, Input: json.RawMessage(input)}))
+		return r.dispatch(ctx, about(session, wire.DialogContinue{Dialog: id, Input: json.RawMessage(input)}))
 	}
 	id := r.open(session)
 	got := stopped(id, `"work"`)
 	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
-	require.JSONEq(t, `["1","\"work\""]`, string(value[protocol.DialogContinueResult](t, got).Output))
+	require.JSONEq(t, `["1","\"work\""]`, string(value[wire.DialogContinueResult](t, got).Output))
 	requireOK(t, r.goOn(session, id, `"on"`))
 
 	got = stopped(id, `"hang"`)
 	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
-	require.Equal(t, protocol.DialogInterrupted, value[protocol.DialogContinueResult](t, got).Ending)
+	require.Equal(t, wire.DialogInterrupted, value[wire.DialogContinueResult](t, got).Ending)
 	requireFault(t, r.goOn(session, id, `"on"`), protocol.StatusRejected, protocol.CodeStateLost)
 
-	call := about(session, protocol.DialogContinue{Dialog: r.open(session), Input: json.RawMessage(`"work"`)})
+	call := about(session, wire.DialogContinue{Dialog: r.open(session), Input: json.RawMessage(`"work"`)})
 	call.RunTimeout = 50
 	got = r.dispatch(t.Context(), call) // on a busy machine it may be out of time before it works on anything
 	requireFault(t, got, protocol.StatusTimeout, protocol.CodeRunTimeout)
@@ -194,7 +194,7 @@ func TestDialog_CancelRacesWithTheAnswer(t *testing.T) {
 	for i := range 60 {
 		ctx, cancel := context.WithCancel(t.Context())
 		var got *protocol.Result
-		call := about(session, protocol.DialogContinue{Dialog: id, Input: json.RawMessage(`"x"`)})
+		call := about(session, wire.DialogContinue{Dialog: id, Input: json.RawMessage(`"x"`)})
 		require.NoError(t, r.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
 			got = u.Result
 			if u.State == loop.StateQueued {
@@ -202,7 +202,7 @@ func TestDialog_CancelRacesWithTheAnswer(t *testing.T) {
 			}
 		}))
 		cancel()
-		if state, ran := got.Value.(protocol.DialogContinueResult); ran && state.Output != nil {
+		if state, ran := got.Value.(wire.DialogContinueResult); ran && state.Output != nil {
 			var all []string
 			require.NoError(t, json.Unmarshal(state.Output, &all))
 			heard++
@@ -225,7 +225,7 @@ func TestDialog_OneStepIsInOrder(t *testing.T) {
 	id := r.open(session)
 	calls, want := make([]protocol.Call, 0), []string{"1"}
 	for _, input := range []string{`1`, `2`, `3`, `4`, `5`, `6`, `7`, `8`} {
-		calls = append(calls, about(session, protocol.DialogContinue{Dialog: id, Input: json.RawMessage(input)}))
+		calls = append(calls, about(session, wire.DialogContinue{Dialog: id, Input: json.RawMessage(input)}))
 		want = append(want, input)
 	}
 	results := map[protocol.CallID]*protocol.Result{}
@@ -237,7 +237,7 @@ func TestDialog_OneStepIsInOrder(t *testing.T) {
 	for i := range calls {
 		var heard []string
 		requireOK(t, results[calls[i].ID])
-		require.NoError(t, json.Unmarshal(value[protocol.DialogContinueResult](t, results[calls[i].ID]).Output, &heard))
+		require.NoError(t, json.Unmarshal(value[wire.DialogContinueResult](t, results[calls[i].ID]).Output, &heard))
 		require.Equal(t, want[:i+2], heard)
 	}
 }
@@ -255,8 +255,8 @@ func TestDialog_EndsWithItsWorker(t *testing.T) {
 	r.work(o)
 	got := r.goOn(session, id, `"a"`)
 	requireFault(t, got, protocol.StatusRejected, protocol.CodeStateLost)
-	require.Equal(t, protocol.DialogLost, value[protocol.DialogContinueResult](t, got).Ending)
-	got = r.dispatch(t.Context(), about(session, protocol.DialogEnd{Dialog: id}))
+	require.Equal(t, wire.DialogLost, value[wire.DialogContinueResult](t, got).Ending)
+	got = r.dispatch(t.Context(), about(session, wire.DialogEnd{Dialog: id}))
 	requireOK(t, got)
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -74,8 +75,8 @@ func TestFetch_OnlyWhatTheNetworkAllows(t *testing.T) {
 		session := protocol.NewSessionID()
 		page := r.do(session, protocol.HTTPFetch{URL: web.URL + "/long"})
 		require.NotNil(t, page.Kept)
-		rest := r.do(session, protocol.ResultRead{CallID: page.CallID, Offset: 9_999})
-		lines, is := rest.Value.(protocol.ResultReadResult)
+		rest := r.do(session, wire.ResultRead{CallID: page.CallID, Offset: 9_999})
+		lines, is := rest.Value.(wire.ResultReadResult)
 		require.True(t, is)
 		require.Contains(t, string(lines.Content), "a line of text")
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -96,12 +97,12 @@ func TestIsolated_BackgroundProcessesServeOtherCommands(t *testing.T) {
 	got := r.do(session, protocol.CommandRun{Command: "echo hello >index.txt; exec python3 -u -m http.server --bind 127.0.0.1 8000", Background: true})
 	requireOK(t, got)
 	handle := value[protocol.CommandRunResult](t, got).Process
-	requireOK(t, r.do(session, protocol.ProcessRead{Process: handle, Wait: 60_000})) // it says that it serves
+	requireOK(t, r.do(session, wire.ProcessRead{Process: handle, Wait: 60_000})) // it says that it serves
 	client := "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/index.txt').read().decode())"
 	fetched := r.do(session, protocol.CodeRun{Code: client, Language: "python"})
 	requireOK(t, fetched)
 	require.Equal(t, "hello\n\n", string(value[protocol.CodeRunResult](t, fetched).Stdout), "%s", value[protocol.CodeRunResult](t, fetched).Stderr)
-	require.Equal(t, "cancelled", value[protocol.ProcessKillResult](t, r.do(session, protocol.ProcessKill{Process: handle})).Reason)
+	require.Equal(t, "cancelled", value[wire.ProcessKillResult](t, r.do(session, wire.ProcessKill{Process: handle})).Reason)
 	refused := r.do(session, protocol.CodeRun{Code: client, Language: "python"})
 	require.NotZero(t, value[protocol.CodeRunResult](t, refused).ExitCode)
 }
@@ -221,9 +222,9 @@ func TestIsolated_ProgramsAreTalkedTo(t *testing.T) {
 	types := func(line, want string) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			sent := r.do(session, protocol.ProcessSend{Process: shell.Process, Input: protocol.Bytes(line + "\r"), Wait: 60_000})
+			sent := r.do(session, wire.ProcessSend{Process: shell.Process, Input: protocol.Bytes(line + "\r"), Wait: 60_000})
 			requireOK(t, sent)
-			return strings.Contains(string(value[protocol.ProcessSendResult](t, sent).Content), want)
+			return strings.Contains(string(value[wire.ProcessSendResult](t, sent).Content), want)
 		}, patience, time.Millisecond, want)
 	}
 	if o.Caps.Level >= sandbox.LevelFull {
@@ -234,7 +235,7 @@ func TestIsolated_ProgramsAreTalkedTo(t *testing.T) {
 	read := r.do(session, protocol.FilesRead{Path: "made"})
 	requireOK(t, read)
 	require.Equal(t, "4\n", string(value[protocol.FilesReadResult](t, read).Content))
-	requireOK(t, r.do(session, protocol.ProcessKill{Process: shell.Process}))
-	requireFault(t, r.do(session, protocol.ProcessSend{Process: shell.Process, Input: protocol.Bytes("x")}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireOK(t, r.do(session, wire.ProcessKill{Process: shell.Process}))
+	requireFault(t, r.do(session, wire.ProcessSend{Process: shell.Process, Input: protocol.Bytes("x")}), protocol.StatusRejected, protocol.CodeInvalidArguments)
 	requireFault(t, r.do(session, protocol.CommandRun{Command: "sh", TTY: true}), protocol.StatusRejected, protocol.CodeInvalidPayload)
 }

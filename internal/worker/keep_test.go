@@ -54,8 +54,8 @@ func TestKeep_AFileThatIsReadSideBySideIsStoredOnce(t *testing.T) {
 		requireOK(t, got)
 		require.NotNil(t, got.Kept)
 	}
-	read := r.kept(session, protocol.ResultRead{CallID: calls[3].ID, Offset: 99_999})
-	require.Equal(t, "line of text\nline of text\n", string(value[protocol.ResultReadResult](t, read).Content))
+	read := r.kept(session, wire.ResultRead{CallID: calls[3].ID, Offset: 99_999})
+	require.Equal(t, "line of text\nline of text\n", string(value[wire.ResultReadResult](t, read).Content))
 	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(wire.KeptBucket(r.Name)))
 	require.NoError(t, err)
 	info, err := stream.Info(t.Context())
@@ -105,7 +105,7 @@ func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
 			kept[got.CallID] = want
 		}
 	}
-	got := call(protocol.DialogOpen{Tool: "talks", Arguments: json.RawMessage(`{}`)})
+	got := call(wire.DialogOpen{Tool: "talks", Arguments: json.RawMessage(`{}`)})
 	requireOK(t, got)
 	require.NotNil(t, got.Kept)
 	kept[got.CallID] = long
@@ -118,9 +118,9 @@ func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, stream.Purge(t.Context()))
 	for id, want := range kept {
-		require.Equal(t, want, r.keptLines(t, session, protocol.ResultRead{CallID: id}))
+		require.Equal(t, want, r.keptLines(t, session, wire.ResultRead{CallID: id}))
 	}
-	require.Equal(t, strings.Repeat("e", 50_000), r.keptLines(t, session, protocol.ResultRead{CallID: program.CallID, Part: protocol.PartStderr}))
+	require.Equal(t, strings.Repeat("e", 50_000), r.keptLines(t, session, wire.ResultRead{CallID: program.CallID, Part: wire.PartStderr}))
 }
 
 // TestKeep_OneCopyOfAFile: reading a file page by page keeps it once, and once more when it
@@ -143,11 +143,11 @@ func TestKeep_OneCopyOfAFile(t *testing.T) {
 	few := r.do(session, protocol.FilesRead{Path: "f", Limit: 10})
 	requireOK(t, few)
 	require.Nil(t, few.Kept)
-	require.Equal(t, text, r.keptLines(t, session, protocol.ResultRead{CallID: last.CallID}))
+	require.Equal(t, text, r.keptLines(t, session, wire.ResultRead{CallID: last.CallID}))
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "f", Content: protocol.Bytes("x" + text)}))
 	requireOK(t, r.do(session, protocol.FilesRead{Path: "f"}))
 	require.Len(t, r.keptObjects(t), 2+4)
-	require.Equal(t, text, r.keptLines(t, session, protocol.ResultRead{CallID: last.CallID}), "as it was then")
+	require.Equal(t, text, r.keptLines(t, session, wire.ResultRead{CallID: last.CallID}), "as it was then")
 
 	large := filepath.Join(workspaceOf(o.Data, session), "large")
 	require.NoError(t, os.WriteFile(large, []byte(strings.Repeat("0123456789abcde\n", (65<<20)/16)), 0o600))
@@ -173,7 +173,7 @@ func TestKeep_WhenTheStoreIsFull(t *testing.T) {
 	requireOK(t, got)
 	require.Nil(t, got.Kept)
 	require.Empty(t, r.keptObjects(t))
-	require.Equal(t, "20000\n", r.keptLines(t, session, protocol.ResultRead{CallID: got.CallID})[108_888:], "as long as the result is there")
+	require.Equal(t, "20000\n", r.keptLines(t, session, wire.ResultRead{CallID: got.CallID})[108_888:], "as long as the result is there")
 }
 
 // TestKeep_WhatIsNotThereAnyMore: the beginning of a list is never taken for all of it.
@@ -188,13 +188,13 @@ func TestKeep_WhatIsNotThereAnyMore(t *testing.T) {
 	requireOK(t, got)
 	require.Len(t, value[protocol.FilesGlobResult](t, got).Paths, 10)
 	require.Equal(t, &protocol.Kept{Lines: 3000}, got.Kept)
-	require.Len(t, strings.Split(r.keptLines(t, session, protocol.ResultRead{CallID: got.CallID}), "\n"), 3001)
+	require.Len(t, strings.Split(r.keptLines(t, session, wire.ResultRead{CallID: got.CallID}), "\n"), 3001)
 	store, err := r.JS.ObjectStore(t.Context(), wire.KeptBucket(r.Name))
 	require.NoError(t, err)
 	require.NoError(t, store.Delete(t.Context(), wire.KeptText(session, got.CallID)))
-	gone := r.kept(session, protocol.ResultRead{CallID: got.CallID})
+	gone := r.kept(session, wire.ResultRead{CallID: got.CallID})
 	requireFault(t, gone, protocol.StatusFailed, protocol.CodeNotFound)
 	require.Contains(t, gone.Error.Message, "was kept, and is not any more")
-	value := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Part: protocol.PartValue}))
+	value := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: got.CallID, Part: wire.PartValue}))
 	require.Contains(t, string(value.Content), `"total":3000`)
 }

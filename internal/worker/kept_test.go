@@ -8,11 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // kept reads the result of an earlier call, from a lane of its own.
-func (r *rig) kept(session protocol.SessionID, read protocol.ResultRead) *protocol.Result {
+func (r *rig) kept(session protocol.SessionID, read wire.ResultRead) *protocol.Result {
 	r.t.Helper()
 	call := newCall(session, read)
 	call.Resources = []protocol.Use{{Key: protocol.ResourceKey("call/" + string(call.ID)), Access: protocol.Exclusive}}
@@ -20,13 +21,13 @@ func (r *rig) kept(session protocol.SessionID, read protocol.ResultRead) *protoc
 }
 
 // all lines of a kept result, read a few at a time.
-func (r *rig) keptLines(t *testing.T, session protocol.SessionID, read protocol.ResultRead) string {
+func (r *rig) keptLines(t *testing.T, session protocol.SessionID, read wire.ResultRead) string {
 	t.Helper()
 	var all strings.Builder
 	for read.Offset = 1; ; {
 		got := r.kept(session, read)
 		requireOK(t, got)
-		v := value[protocol.ResultReadResult](t, got)
+		v := value[wire.ResultReadResult](t, got)
 		if v.Lines == 0 {
 			require.EqualValues(t, v.Bytes, all.Len())
 			return all.String()
@@ -61,15 +62,15 @@ func TestResultRead_EveryPartOfACommandWhetherItWasCutOrNot(t *testing.T) {
 			fmt.Fprintln(&stderr, i)
 		}
 		for part, want := range map[string]string{
-			protocol.PartStdout: stdout.String(), protocol.PartStderr: stderr.String(),
-			protocol.PartOutput: stdout.String() + stderr.String(), "": stdout.String() + stderr.String(),
+			wire.PartStdout: stdout.String(), wire.PartStderr: stderr.String(),
+			wire.PartOutput: stdout.String() + stderr.String(), "": stdout.String() + stderr.String(),
 		} {
-			require.Equal(t, want, r.keptLines(t, session, protocol.ResultRead{CallID: call.ID, Part: part, Limit: 999}), "%s %s", name, part)
+			require.Equal(t, want, r.keptLines(t, session, wire.ResultRead{CallID: call.ID, Part: part, Limit: 999}), "%s %s", name, part)
 		}
-		some := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Offset: 2500, Limit: 2}))
+		some := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: call.ID, Offset: 2500, Limit: 2}))
 		require.Equal(t, "2500\n3000\n", string(some.Content))
 		require.Equal(t, []int{2500, 2, 3500}, []int{some.FirstLine, some.Lines, some.TotalLines})
-		beyond := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Offset: 3501}))
+		beyond := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: call.ID, Offset: 3501}))
 		require.Equal(t, []int{0, 0, 3500}, []int{beyond.FirstLine, beyond.Lines, beyond.TotalLines})
 	}
 }
@@ -81,7 +82,7 @@ func TestResultRead_LongLinesAndLargeResultsArePaged(t *testing.T) {
 	session := protocol.NewSessionID()
 	call := newCall(session, protocol.CommandRun{Command: `head -c 400000 /dev/zero | tr '\0' x; echo; printf 'é%.0s' $(seq 3000); printf end`})
 	requireOK(t, r.dispatch(t.Context(), call))
-	all := r.keptLines(t, session, protocol.ResultRead{CallID: call.ID})
+	all := r.keptLines(t, session, wire.ResultRead{CallID: call.ID})
 	require.Equal(t, strings.Repeat("x", 400_000)+"\n"+strings.Repeat("é", 3000)+"end", all)
 }
 
@@ -92,16 +93,16 @@ func TestResultRead_ValuesAndWhatIsNotThere(t *testing.T) {
 	session := protocol.NewSessionID()
 	listed := newCall(session, protocol.FilesList{})
 	requireOK(t, r.dispatch(t.Context(), listed))
-	got := r.kept(session, protocol.ResultRead{CallID: listed.ID})
+	got := r.kept(session, wire.ResultRead{CallID: listed.ID})
 	requireOK(t, got)
-	v := value[protocol.ResultReadResult](t, got)
-	require.Equal(t, protocol.PartText, v.Part)
+	v := value[wire.ResultReadResult](t, got)
+	require.Equal(t, wire.PartText, v.Part)
 	require.Empty(t, v.Content)
-	v = value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: protocol.PartValue}))
+	v = value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: listed.ID, Part: wire.PartValue}))
 	require.Contains(t, string(v.Content), `"type":"files_list"`)
 
-	requireFault(t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: protocol.PartStdout}), protocol.StatusRejected, protocol.CodeInvalidArguments)
-	requireFault(t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: "all"}), protocol.StatusRejected, protocol.CodeInvalidArguments)
-	requireFault(t, r.kept(session, protocol.ResultRead{CallID: "c-none"}), protocol.StatusFailed, protocol.CodeNotFound)
-	requireFault(t, r.kept(protocol.NewSessionID(), protocol.ResultRead{CallID: listed.ID}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.kept(session, wire.ResultRead{CallID: listed.ID, Part: wire.PartStdout}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireFault(t, r.kept(session, wire.ResultRead{CallID: listed.ID, Part: "all"}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireFault(t, r.kept(session, wire.ResultRead{CallID: "c-none"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.kept(protocol.NewSessionID(), wire.ResultRead{CallID: listed.ID}), protocol.StatusFailed, protocol.CodeNotFound)
 }

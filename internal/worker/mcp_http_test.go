@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -50,10 +51,10 @@ func TestMCP_AServerAtAURL(t *testing.T) {
 	require.Equal(t, "1 calls, 0 overlap", count(protocol.NewSessionID()))
 
 	server.Headers = nil
-	stranger := r.do(session, protocol.MCPList{Server: server})
+	stranger := r.do(session, wire.MCPList{Server: server})
 	requireFault(t, stranger, protocol.StatusRejected, protocol.CodeLoginRequired)
 	require.Contains(t, stranger.Error.Message, "MCP server web needs a login: nobody has logged in (401 Unauthorized)")
-	elsewhere := r.do(session, protocol.MCPList{Server: protocol.MCPServer{Name: "elsewhere", URL: "http://127.0.0.1:1/mcp"}})
+	elsewhere := r.do(session, wire.MCPList{Server: protocol.MCPServer{Name: "elsewhere", URL: "http://127.0.0.1:1/mcp"}})
 	requireFault(t, elsewhere, protocol.StatusRejected, protocol.CodeNetworkOff)
 	require.Contains(t, elsewhere.Error.Message, "it is not listed")
 	stop() // before the server, whose streams it has

@@ -58,9 +58,9 @@ func TestMCP_ServersOfOthersInASandbox(t *testing.T) {
 		memory.Env = map[string]string{"MEMORY_FILE_PATH": filepath.Join(workspaceOf(o.Data, session), "memory.json")}
 	}
 	for _, server := range []protocol.MCPServer{files, memory, everything} {
-		list := s.do(session, protocol.MCPList{Server: server})
+		list := s.do(session, wire.MCPList{Server: server})
 		requireOK(t, list)
-		require.Greater(t, len(value[protocol.MCPListResult](t, list).Tools), 5, server.Name)
+		require.Greater(t, len(value[wire.MCPListResult](t, list).Tools), 5, server.Name)
 	}
 
 	requireOK(t, s.do(session, protocol.CommandRun{Command: "echo of a command >a.txt"}))

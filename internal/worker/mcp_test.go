@@ -45,10 +45,10 @@ func TestMCP_AServerIsAProcessOfItsSession(t *testing.T) {
 	r := newRig(t)
 	r.work(r.options())
 	a, b := protocol.NewSessionID(), protocol.NewSessionID()
-	list := r.do(a, protocol.MCPList{Server: toolservertest.Program("test")})
+	list := r.do(a, wire.MCPList{Server: toolservertest.Program("test")})
 	requireOK(t, list)
-	tools := map[string]protocol.MCPTool{}
-	for _, tool := range value[protocol.MCPListResult](t, list).Tools {
+	tools := map[string]wire.MCPTool{}
+	for _, tool := range value[wire.MCPListResult](t, list).Tools {
 		tools[tool.Name] = tool
 	}
 	require.True(t, tools["pid"].ReadOnly)
@@ -113,8 +113,8 @@ func TestMCP_WhatAServerMayAskFor(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged
 	}, patience, time.Millisecond, "the server has told that it has another tool")
-	list := value[protocol.MCPListResult](t, r.do(session, protocol.MCPList{Server: toolservertest.Program("test")}))
-	require.True(t, slices.ContainsFunc(list.Tools, func(tool protocol.MCPTool) bool { return tool.Name == "grown" }))
+	list := value[wire.MCPListResult](t, r.do(session, wire.MCPList{Server: toolservertest.Program("test")}))
+	require.True(t, slices.ContainsFunc(list.Tools, func(tool wire.MCPTool) bool { return tool.Name == "grown" }))
 	require.False(t, value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged)
 }
 
@@ -329,7 +329,7 @@ func TestMCP_WhatCannotBeStarted(t *testing.T) {
 	r.work(r.options())
 	session := protocol.NewSessionID()
 	start := func(server protocol.MCPServer) *protocol.Result {
-		return r.do(session, protocol.MCPList{Server: server})
+		return r.do(session, wire.MCPList{Server: server})
 	}
 	missing := start(protocol.MCPServer{Name: "missing", Command: "no-such-program"})
 	requireFault(t, missing, protocol.StatusFailed, protocol.CodeCommandNotFound)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -37,14 +38,14 @@ func TestMCP_AServerInTheFolderOfTools(t *testing.T) {
 	require.NoError(t, os.Symlink(server.Command, filepath.Join(o.Tools, "server")))
 	server.Command = "{tools}/server"
 	_, stop := r.work(o)
-	requireOK(t, r.do(session, protocol.MCPList{Server: server}))
+	requireOK(t, r.do(session, wire.MCPList{Server: server}))
 	require.Equal(t, o.Tools, said(t, r.do(session, serverCall(server, "env", `{"file":"TOOLFLEET_TOOLS"}`))))
 	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(session, serverCall(server, "count", `{}`))))
 	require.Equal(t, "2 calls, 0 overlap", said(t, r.do(session, serverCall(server, "count", `{}`))))
 	stop()
 
 	r.work(r.options())
-	without := r.do(protocol.NewSessionID(), protocol.MCPList{Server: server})
+	without := r.do(protocol.NewSessionID(), wire.MCPList{Server: server})
 	requireFault(t, without, protocol.StatusRejected, protocol.CodeInvalidPayload)
 	require.Contains(t, without.Error.Message, "start it with --tools DIR")
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -25,7 +26,7 @@ func TestMetrics_TellWhatWasDone(t *testing.T) {
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "exit 3"}))
 	requireFault(t, r.do(session, protocol.CommandRun{Command: "sleep 60", Limits: protocol.Limits{Wall: 1}}), protocol.StatusTimeout, protocol.CodeRunTimeout)
 	requireFault(t, r.do(session, protocol.FilesRead{Path: "missing"}), protocol.StatusFailed, protocol.CodeNotFound)
-	refused := newCall(session, protocol.Noop{})
+	refused := newCall(session, wire.Noop{})
 	refused.MinLevel = sandbox.LevelFull.String()
 	requireFault(t, r.dispatch(t.Context(), refused), protocol.StatusRejected, protocol.CodeSandboxLevel)
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -141,9 +142,9 @@ func TestPayloads_Commands(t *testing.T) {
 		{name: "both", payload: protocol.CommandRun{Command: "true", Argv: []string{"true"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidPayload},
 		{name: "bad argument", payload: protocol.CommandRun{Argv: []string{"true", "\x00"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
 		{name: "bad environment", payload: protocol.CommandRun{Command: "true", Env: map[string]string{"A=B": ""}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
-		{name: "noop", payload: protocol.Noop{WorkMS: 1}, check: func(t *testing.T, r *protocol.Result) {
+		{name: "noop", payload: wire.Noop{WorkMS: 1}, check: func(t *testing.T, r *protocol.Result) {
 			t.Helper()
-			require.Equal(t, protocol.NoopResult{}, r.Value)
+			require.Equal(t, wire.NoopResult{}, r.Value)
 		}},
 	})
 }
@@ -161,7 +162,7 @@ func TestPayloads_RefusedByThisWorker(t *testing.T) {
 	nonsense.MinLevel = "steel"
 	account := newCall(session, protocol.FilesRead{Path: "a"})
 	account.Resources = []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}
-	noop := newCall(session, protocol.Noop{})
+	noop := newCall(session, wire.Noop{})
 	noop.Resources = account.Resources
 	for name, test := range map[string]struct {
 		call protocol.Call
@@ -172,12 +173,12 @@ func TestPayloads_RefusedByThisWorker(t *testing.T) {
 			newCall(session, protocol.UnknownPayload{Name: "teleport", Raw: json.RawMessage(`{"type":"teleport"}`)}),
 			protocol.CodeUnknownPayload, "teleport",
 		},
-		"a turn":              {newCall(session, protocol.TurnRun{Prompt: "hi"}), protocol.CodeUnknownPayload, `pool "session"`},
+		"a turn":              {newCall(session, wire.TurnRun{Prompt: "hi"}), protocol.CodeUnknownPayload, `pool "session"`},
 		"level too high":      {level, protocol.CodeSandboxLevel, "needs sandbox level full, this worker has proven none"},
 		"level that is none":  {nonsense, protocol.CodeInvalidPayload, "steel"},
 		"no sandbox":          {account, protocol.CodeInvalidPayload, "sandbox/<id>"},
-		"import without name": {newCall(session, protocol.WorkspaceImport{}), protocol.CodeInvalidPayload, "upload"},
-		"export without name": {newCall(session, protocol.WorkspaceExport{Upload: "A.*"}), protocol.CodeInvalidPayload, "upload"},
+		"import without name": {newCall(session, wire.WorkspaceImport{}), protocol.CodeInvalidPayload, "upload"},
+		"export without name": {newCall(session, wire.WorkspaceExport{Upload: "A.*"}), protocol.CodeInvalidPayload, "upload"},
 		"a read-only command": {newCall(session, protocol.CommandRun{Command: "true", ReadOnly: true}), protocol.CodeSandboxUnsupported, "read_only: sandbox driver process cannot"},
 		"a read-only program": {newCall(session, protocol.CodeRun{Code: "true", Language: "sh", ReadOnly: true}), protocol.CodeSandboxUnsupported, "without read_only"},
 		"limits out of bounds": {

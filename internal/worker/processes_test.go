@@ -38,26 +38,26 @@ func TestBackground_ProcessesKeepTheirSandboxAndAreReadAndKilled(t *testing.T) {
 	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "true"}))
 
-	list := value[protocol.ProcessListResult](t, r.do(session, protocol.ProcessList{})).Processes
+	list := value[wire.ProcessListResult](t, r.do(session, wire.ProcessList{})).Processes
 	require.Len(t, list, 2)
 	require.Equal(t, []string{first, "running"}, []string{list[0].Process, list[0].Reason})
-	read := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first, Wait: 10_000}))
+	read := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: first, Wait: 10_000}))
 	require.Equal(t, "ready\n", string(read.Content))
 
-	killed := value[protocol.ProcessKillResult](t, r.do(session, protocol.ProcessKill{Process: second}))
+	killed := value[wire.ProcessKillResult](t, r.do(session, wire.ProcessKill{Process: second}))
 	require.Equal(t, "cancelled", killed.Reason)
 	requireGone(t, pid)
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "stop"}))
-	read = value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first, Offset: read.NextOffset, Wait: 60_000}))
+	read = value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: first, Offset: read.NextOffset, Wait: 60_000}))
 	require.Equal(t, "bye\n", string(read.Content))
 
 	// When nothing lives any more the lane is let go, and the ends are remembered.
 	require.Eventually(t, func() bool {
-		got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first}))
+		got := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: first}))
 		return got.Reason == "exited" && got.ExitCode == 5
 	}, patience, time.Millisecond)
-	requireFault(t, r.do(session, protocol.ProcessRead{Process: "p-none"}), protocol.StatusFailed, protocol.CodeNotFound)
-	requireFault(t, r.do(protocol.NewSessionID(), protocol.ProcessKill{Process: first}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.do(session, wire.ProcessRead{Process: "p-none"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.do(protocol.NewSessionID(), wire.ProcessKill{Process: first}), protocol.StatusFailed, protocol.CodeNotFound)
 }
 
 func TestBackground_OutputIsSeenLive(t *testing.T) {
@@ -95,7 +95,7 @@ func TestBackground_ProcessesEndWithTheirWorkerAndAreToldOfByTheNext(t *testing.
 	require.NoError(t, err)
 	require.True(t, gone(n), "when the worker has stopped")
 	r.work(o)
-	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle}))
+	got := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: handle}))
 	require.Equal(t, []string{"cancelled", "ready\n"}, []string{got.Reason, string(got.Content)})
 }
 
@@ -108,13 +108,13 @@ func TestBackground_AllOfTheOutputIsKept(t *testing.T) {
 	call := newCall(session, protocol.CommandRun{Command: "seq 1 100000; echo end >&2", Background: true})
 	started := r.dispatch(t.Context(), call)
 	requireOK(t, started)
-	ended := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{
+	ended := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{
 		Process: value[protocol.CommandRunResult](t, started).Process, Offset: 588_899, Wait: 60_000,
 	}))
 	require.Equal(t, []any{"exited", call.ID}, []any{ended.Reason, ended.Kept})
-	all := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Limit: 2}))
+	all := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: call.ID, Limit: 2}))
 	require.Equal(t, []any{"1\n2\n", 100_001}, []any{string(all.Content), all.TotalLines})
-	stderr := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Part: protocol.PartStderr}))
+	stderr := value[wire.ResultReadResult](t, r.kept(session, wire.ResultRead{CallID: call.ID, Part: wire.PartStderr}))
 	require.Equal(t, "end\n", string(stderr.Content))
 }
 
@@ -125,10 +125,10 @@ func TestBackground_WhatCannotBeStartedIsAFault(t *testing.T) {
 	session := protocol.NewSessionID()
 	got := r.do(session, protocol.CommandRun{Command: "no-such-program", Background: true})
 	requireOK(t, got)
-	var ended protocol.ProcessReadResult // a busy machine may take longer than a start is waited for
+	var ended wire.ProcessReadResult // a busy machine may take longer than a start is waited for
 	require.Eventually(t, func() bool {
-		read := r.do(session, protocol.ProcessRead{Process: value[protocol.CommandRunResult](t, got).Process})
-		ended = value[protocol.ProcessReadResult](t, read)
+		read := r.do(session, wire.ProcessRead{Process: value[protocol.CommandRunResult](t, got).Process})
+		ended = value[wire.ProcessReadResult](t, read)
 		return ended.Reason != "running"
 	}, patience, 10*time.Millisecond)
 	require.Equal(t, []any{"exited", 127}, []any{ended.Reason, ended.ExitCode})
@@ -136,7 +136,7 @@ func TestBackground_WhatCannotBeStartedIsAFault(t *testing.T) {
 	requireFault(t, r.do(session, protocol.CommandRun{Argv: []string{"no-such-program"}, Background: true}),
 		protocol.StatusFailed, protocol.CodeCommandNotFound)
 	requireFault(t, r.do(session, protocol.CommandRun{Command: "true", Cwd: "none", Background: true}), protocol.StatusFailed, protocol.CodeNotFound)
-	require.Len(t, value[protocol.ProcessListResult](t, r.do(session, protocol.ProcessList{})).Processes, 1)
+	require.Len(t, value[wire.ProcessListResult](t, r.do(session, wire.ProcessList{})).Processes, 1)
 }
 
 func TestBackground_LivesNoLongerThanTheWorkerAllows(t *testing.T) {
@@ -147,7 +147,7 @@ func TestBackground_LivesNoLongerThanTheWorkerAllows(t *testing.T) {
 	r.work(o)
 	session := protocol.NewSessionID()
 	handle := r.startServer(t, session)
-	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle, Offset: 1000, Wait: 60_000}))
+	got := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: handle, Offset: 1000, Wait: 60_000}))
 	require.Equal(t, "timeout", got.Reason)
 }
 

@@ -250,6 +250,6 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	o.Handlers.Calls = nil
 	r.work(o)
 	requireFault(t, <-result, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
-	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle}))
+	got := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: handle}))
 	require.Equal(t, "cancelled", got.Reason)
 }

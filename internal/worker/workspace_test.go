@@ -188,7 +188,7 @@ func TestWorkspace_InPlace(t *testing.T) {
 }
 
 // upload has the fleet have what an import of an upload needs, under one name.
-func (r *rig) upload(t *testing.T, name string, files map[string]string) protocol.WorkspaceImport {
+func (r *rig) upload(t *testing.T, name string, files map[string]string) wire.WorkspaceImport {
 	t.Helper()
 	dir := t.TempDir()
 	for path, content := range files {
@@ -202,7 +202,7 @@ func (r *rig) upload(t *testing.T, name string, files map[string]string) protoco
 	return r.uploadRoot(t, name, root)
 }
 
-func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) protocol.WorkspaceImport {
+func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) wire.WorkspaceImport {
 	t.Helper()
 	store, err := workspace.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
@@ -211,7 +211,7 @@ func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) protocol.Work
 	encoded, err := json.Marshal(upload)
 	require.NoError(t, err)
 	r.store(t, name, encoded)
-	return protocol.WorkspaceImport{Upload: name, Blob: name}
+	return wire.WorkspaceImport{Upload: name, Blob: name}
 }
 
 func (r *rig) store(t *testing.T, name string, content []byte) {
@@ -240,22 +240,22 @@ func (r *rig) importAndExport(t *testing.T) {
 	session := protocol.NewSessionID()
 	got := r.do(session, in)
 	requireOK(t, got)
-	imported := value[protocol.WorkspaceImportResult](t, got)
+	imported := value[wire.WorkspaceImportResult](t, got)
 	require.Positive(t, imported.Checkpoint)
-	require.Equal(t, protocol.WorkspaceImportResult{Files: 2, Bytes: 7, Checkpoint: imported.Checkpoint}, imported)
+	require.Equal(t, wire.WorkspaceImportResult{Files: 2, Bytes: 7, Checkpoint: imported.Checkpoint}, imported)
 	r.requireContent(session, "d/b", "two!")
 
 	requireOK(t, r.do(session, protocol.FilesEdit{Path: "a", Old: "one", New: "three"}))
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "rm d/b && ln -s a link"}))
 	got = r.do(session, in)
 	requireOK(t, got)
-	require.Equal(t, protocol.WorkspaceImportResult{}, got.Value, "done twice it does nothing")
+	require.Equal(t, wire.WorkspaceImportResult{}, got.Value, "done twice it does nothing")
 	r.requireContent(session, "a", "three")
 	require.Equal(t, protocol.FilesExistsResult{Path: "d/b"}, r.do(session, protocol.FilesExists{Path: "d/b"}).Value)
 
-	got = r.do(session, protocol.WorkspaceExport{Upload: "in"})
+	got = r.do(session, wire.WorkspaceExport{Upload: "in"})
 	requireOK(t, got)
-	exported := value[protocol.WorkspaceExportResult](t, got)
+	exported := value[wire.WorkspaceExportResult](t, got)
 	require.Equal(t, []any{1, int64(5)}, []any{exported.Files, exported.Bytes})
 	store, err := workspace.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
@@ -307,7 +307,7 @@ func TestWorkspaceImport_AllOrNothing(t *testing.T) {
 	r.store(t, "outside", []byte(`{"delta":{"set":{"../x":{"type":"dir","mode":448}}}}`))
 	r.store(t, "garbage", []byte("no upload"))
 	session := protocol.NewSessionID()
-	for want, code := range map[protocol.WorkspaceImport]protocol.Code{
+	for want, code := range map[wire.WorkspaceImport]protocol.Code{
 		cut: protocol.CodeWorkspaceUnavailable, outside: protocol.CodeWorkspaceUnavailable,
 		{Upload: "x", Blob: "garbage"}: protocol.CodeWorkspaceUnavailable, {Upload: "x", Blob: "missing"}: protocol.CodeNotFound,
 	} {
@@ -347,9 +347,9 @@ func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {
 	require.NoError(t, os.RemoveAll(home)) // as one that was cut short before it had forgotten the place
 	_, err = places.Get(t.Context(), place)
 	require.NoError(t, err)
-	requireOK(t, r.do(session, protocol.WorkspaceRemove{}))
+	requireOK(t, r.do(session, wire.WorkspaceRemove{}))
 	_, err = places.Get(t.Context(), place)
 	require.ErrorIs(t, err, jetstream.ErrKeyNotFound)
-	requireOK(t, r.do(session, protocol.WorkspaceRemove{}))
+	requireOK(t, r.do(session, wire.WorkspaceRemove{}))
 	require.NoDirExists(t, home)
 }

@@ -66,7 +66,7 @@ func (w *worker) commit(call protocol.CallID) error {
 }
 
 func result(call protocol.CallID) *protocol.Result {
-	return &protocol.Result{CallID: call, SessionID: "s-1", Status: protocol.StatusOK, Value: protocol.NoopResult{}}
+	return &protocol.Result{CallID: call, SessionID: "s-1", Status: protocol.StatusOK, Value: wire.NoopResult{}}
 }
 
 func (w *worker) append(name, text string) {

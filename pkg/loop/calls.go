@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -136,7 +137,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 	}
 	call.Again = recorded.sent
 	v.bind(&call, t.opts.MinLevel)
-	call.Payload = t.opts.Author.In(call.Payload)
+	call.Payload = wire.WithAuthor(call.Payload, t.opts.Author)
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return

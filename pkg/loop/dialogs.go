@@ -13,7 +13,7 @@ type dialog struct {
 	handle string
 	opened tools.Opened
 	// ending is why it cannot be continued, known since the given step; "" while it can.
-	ending protocol.DialogEnding
+	ending wire.DialogEnding
 	since  tools.Place
 }
 
@@ -29,7 +29,7 @@ func (s *session) noteDialog(e *Event, call *stepCall) {
 		})
 	}
 	if d != nil && d.ending == "" && e.Ending != "" {
-		d.ending, d.since = protocol.DialogEnding(e.Ending), s.placeOf(e)
+		d.ending, d.since = wire.DialogEnding(e.Ending), s.placeOf(e)
 	}
 }
 
@@ -49,7 +49,7 @@ func (s *session) placeOf(e *Event) tools.Place { return s.place(e.SessionID, e.
 // describeDialog writes what a result says about a dialog into its event.
 func (e *Event) describeDialog(r *protocol.Result) {
 	state, is := wire.DialogStateOf(r.Value)
-	_, opening := r.Value.(protocol.DialogOpenResult)
+	_, opening := r.Value.(wire.DialogOpenResult)
 	if is && (!opening || state.Ending == "") {
 		e.Handle, e.Ending = tools.DialogHandle(state.Dialog), string(state.Ending)
 	}

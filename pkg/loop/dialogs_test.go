@@ -24,25 +24,25 @@ type talkers map[protocol.CallID]string
 
 // answer carries out what calls say about dialogs; the input "end" ends one.
 func (h talkers) answer(call *protocol.Call) (protocol.Value, *protocol.Error) {
-	state := func(id protocol.CallID, ending protocol.DialogEnding) protocol.DialogState {
+	state := func(id protocol.CallID, ending wire.DialogEnding) wire.DialogState {
 		output, _ := json.Marshal(h[id]) // a string
-		return protocol.DialogState{Dialog: id, Output: output, Ending: ending, Idle: 60_000}
+		return wire.DialogState{Dialog: id, Output: output, Ending: ending, Idle: 60_000}
 	}
 	switch p := call.Payload.(type) {
-	case protocol.DialogOpen:
+	case wire.DialogOpen:
 		h[call.ID] = "hello"
-		return protocol.DialogOpenResult{DialogState: state(call.ID, "")}, nil
-	case protocol.DialogContinue:
+		return wire.DialogOpenResult{DialogState: state(call.ID, "")}, nil
+	case wire.DialogContinue:
 		if _, lives := h[p.Dialog]; !lives {
-			return protocol.DialogContinueResult{DialogState: protocol.DialogState{Dialog: p.Dialog, Ending: protocol.DialogLost}}, wire.StateLost(protocol.DialogLost)
+			return wire.DialogContinueResult{DialogState: wire.DialogState{Dialog: p.Dialog, Ending: wire.DialogLost}}, wire.StateLost(wire.DialogLost)
 		}
 		h[p.Dialog] += " " + strings.Trim(string(p.Input), `"`)
 		if string(p.Input) == `"end"` {
-			return protocol.DialogContinueResult{DialogState: state(p.Dialog, protocol.DialogDone)}, nil
+			return wire.DialogContinueResult{DialogState: state(p.Dialog, wire.DialogDone)}, nil
 		}
-		return protocol.DialogContinueResult{DialogState: state(p.Dialog, "")}, nil
-	case protocol.DialogEnd:
-		return protocol.DialogEndResult{DialogState: state(p.Dialog, protocol.DialogEnded)}, nil
+		return wire.DialogContinueResult{DialogState: state(p.Dialog, "")}, nil
+	case wire.DialogEnd:
+		return wire.DialogEndResult{DialogState: state(p.Dialog, wire.DialogEnded)}, nil
 	default:
 		return protocol.FilesWriteResult{}, nil
 	}
@@ -89,7 +89,7 @@ func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 		require.Equal(t, "paths", call.MinLevel)
 		if i > 0 {
 			require.Equal(t, protocol.AtMostOnce, call.Delivery)
-			payload, continues := call.Payload.(protocol.DialogContinue)
+			payload, continues := call.Payload.(wire.DialogContinue)
 			require.True(t, continues)
 			require.Equal(t, opened, payload.Dialog)
 		}

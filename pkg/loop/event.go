@@ -134,7 +134,7 @@ type StatefulFields struct {
 	// its ID).
 	Question *protocol.Question `json:"question,omitempty"`
 	// Handle names what the call opened or continued (tool_result), and Ending why it
-	// cannot be continued (a [protocol.DialogEnding]); "" while it can.
+	// cannot be continued (a [wire.DialogEnding]); "" while it can.
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
 }

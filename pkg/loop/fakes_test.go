@@ -261,10 +261,10 @@ func table(t *testing.T, more ...tools.Tool) *tools.Table {
 	}
 	made, err := tools.NewTable(append(more,
 		tool("work", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
-			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}}, nil
+			return tools.Plan{Payload: wire.Noop{}, Resources: []protocol.Use{}}, nil
 		}),
 		tool("greedy", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
-			return tools.Plan{Payload: protocol.Noop{}}, nil
+			return tools.Plan{Payload: wire.Noop{}}, nil
 		}),
 		tool("inline", inline(func(context.Context) (string, *protocol.Error) { return "said", nil })),
 		tool("wait", inline(func(ctx context.Context) (string, *protocol.Error) {

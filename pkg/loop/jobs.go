@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -194,7 +195,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	}
 	judged := bound.judge(policy.Call{Tool: j.Name, Plan: plan}, "") // it was let through; what binds it on its worker does so still
 	binding(judged).bind(&call, t.opts.MinLevel)
-	call.Payload = t.opts.Author.In(call.Payload)
+	call.Payload = wire.WithAuthor(call.Payload, t.opts.Author)
 	return t.follow(ctx, call, tool)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -22,7 +23,7 @@ func backgroundTools() []tools.Tool {
 	return append(toolset.Jobs(), tools.Tool{
 		Definition: tools.Definition{Name: "build", Description: "Build.", Schema: json.RawMessage(`{"type":"object"}`)},
 		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
-			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}, Background: true}, nil
+			return tools.Plan{Payload: wire.Noop{}, Resources: []protocol.Use{}, Background: true}, nil
 		},
 		Render: func(r *protocol.Result) string { return "built: " + string(r.Status) },
 	})

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -108,7 +109,7 @@ func (o *Options) validate() error {
 	if o.MinLevel != "" && !slices.Contains(tools.Levels(), o.MinLevel) {
 		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(tools.Levels(), ", ")))
 	}
-	errs = append(errs, o.Settings.Validate(), o.Author.Validate())
+	errs = append(errs, o.Settings.Validate(), wire.ValidateAuthor(o.Author))
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
 		errs = append(errs, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}

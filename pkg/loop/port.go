@@ -140,7 +140,7 @@ type Dispatcher interface {
 // Keeper is a [Dispatcher] that can keep what an inline tool returned, when a model is not
 // shown all of it.
 type Keeper interface {
-	// Keep stores the text of a call until its session is removed, where [protocol.ResultRead]
+	// Keep stores the text of a call until its session is removed, where [wire.ResultRead]
 	// finds it. Storing it again replaces it.
 	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
 }

@@ -17,7 +17,7 @@ func foretold(session protocol.SessionID) map[protocol.CallID]*protocol.Result {
 	for place := range 64 {
 		call := protocol.Call{ID: wire.NewCallID(session, "", 1+place/16, 1+place/4%4, place%4), SessionID: session}
 		forged := wire.NewResult(&call, protocol.StatusOK, nil)
-		forged.WorkerID, forged.Value = "forger", protocol.NoopResult{}
+		forged.WorkerID, forged.Value = "forger", wire.NoopResult{}
 		results[call.ID] = &forged
 	}
 	return results

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -23,7 +24,7 @@ func remote(lane string, background bool) tools.Tool {
 				return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "not like this")
 			}
 			return tools.Plan{
-				Payload: protocol.Noop{}, Background: background,
+				Payload: wire.Noop{}, Background: background,
 				Resources: []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}},
 			}, nil
 		},

@@ -97,7 +97,7 @@ func PlanSingle(
 		return s.refused(protocol.StatusRejected, callErr)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
-		call.Payload = o.Author.In(call.Payload)
+		call.Payload = wire.WithAuthor(call.Payload, o.Author)
 		s.Call = &call
 		return s
 	}

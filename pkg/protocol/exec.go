@@ -26,7 +26,7 @@ type CommandRun struct {
 	// Background starts the command and answers at once with a handle; the process
 	// lives beside later calls until it ends, is killed, or its sandbox ends.
 	Background bool `json:"background,omitempty"`
-	// TTY gives a background process a terminal, where [ProcessSend] types.
+	// TTY gives a background process a terminal, where a payload of kind process_send types.
 	TTY bool `json:"tty,omitempty"`
 	// Limits tighten those of the worker.
 	Limits Limits `json:"limits,omitzero"`

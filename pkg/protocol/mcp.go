@@ -28,11 +28,6 @@ type MCPClient struct {
 	Scopes []string `json:"scopes,omitempty"`
 }
 
-// MCPList asks a server which tools it has, and starts it if need be.
-type MCPList struct {
-	Server MCPServer `json:"server"`
-}
-
 // MCPCall calls a tool of a server, which lives in the session's sandbox from call to call.
 type MCPCall struct {
 	Server MCPServer `json:"server"`
@@ -42,29 +37,6 @@ type MCPCall struct {
 	// ReadOnly says that the tool changes nothing: a call that was stopped leaves nothing behind
 	// that has to be ended with the server.
 	ReadOnly bool `json:"read_only,omitempty"`
-}
-
-// MCPListResult answers [MCPList].
-type MCPListResult struct {
-	Tools []MCPTool `json:"tools"`
-}
-
-// MCPTool is a tool as a server describes it.
-type MCPTool struct {
-	Name        string          `json:"name"`
-	Description string          `json:"description,omitempty"`
-	Schema      json.RawMessage `json:"input_schema"`
-	// Title is a name for people; it may be empty.
-	Title string `json:"title,omitempty"`
-	// Output is the JSON Schema of [MCPCallResult].Structured; nil when the server tells none.
-	Output json.RawMessage `json:"output_schema,omitempty"`
-	// ReadOnly and Idempotent are hints of the server.
-	ReadOnly   bool `json:"read_only,omitempty"`
-	Idempotent bool `json:"idempotent,omitempty"`
-	// Additive says that what a call changes it only adds to, and Closed that it reaches nothing
-	// beyond the server: hints of the server.
-	Additive bool `json:"additive,omitempty"`
-	Closed   bool `json:"closed,omitempty"`
 }
 
 // MCPCallResult answers [MCPCall].

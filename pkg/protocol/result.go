@@ -136,3 +136,12 @@ type Result struct {
 	// Value is what the payload returned; it may be set beside an Error (partial output).
 	Value Value `json:"-"`
 }
+
+// Kept says that the fleet keeps a result whole until its session is removed, because it
+// may be longer than what a reader is shown of it at once.
+type Kept struct {
+	// Lines is how many lines of a list, or of a file, are kept; 0 when it is neither.
+	Lines int `json:"lines,omitempty"`
+	// Truncated says that there was more than a worker keeps.
+	Truncated bool `json:"truncated,omitempty"`
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -14,13 +15,13 @@ import (
 func TestCall_Defaults(t *testing.T) {
 	t.Parallel()
 	issued := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	call, err := tools.Plan{Payload: protocol.Noop{}}.Call(scope, tools.Place{ID: "id", Turn: 2, Step: 3, Index: 4}, "c1", "noop", issued)
+	call, err := tools.Plan{Payload: wire.Noop{}}.Call(scope, tools.Place{ID: "id", Turn: 2, Step: 3, Index: 4}, "c1", "noop", issued)
 	require.Nil(t, err)
 	require.Equal(t, protocol.Call{
 		ID: "id", SessionID: "session-1", ToolCallID: "c1", Tool: "noop",
 		Turn: 2, Step: 3, Index: 4,
 		Pool: protocol.DefaultPool, Resources: use("sandbox/box", protocol.Exclusive), Delivery: protocol.Rollback,
-		IssuedAt: issued, RunTimeout: protocol.MillisOf(protocol.DefaultRunTimeout), Payload: protocol.Noop{},
+		IssuedAt: issued, RunTimeout: protocol.MillisOf(protocol.DefaultRunTimeout), Payload: wire.Noop{},
 	}, call)
 	require.NoError(t, call.Validate())
 }
@@ -29,7 +30,7 @@ func TestCall_TakesWhatThePlanSays(t *testing.T) {
 	t.Parallel()
 	resources := use("account/acme", protocol.Shared)
 	plan := tools.Plan{
-		Payload: protocol.Noop{}, Resources: resources, Delivery: protocol.AtMostOnce, Timeout: time.Microsecond, Pool: "gpu",
+		Payload: wire.Noop{}, Resources: resources, Delivery: protocol.AtMostOnce, Timeout: time.Microsecond, Pool: "gpu",
 	}
 	call, err := plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "", "pay", time.Now())
 	require.Nil(t, err)
@@ -43,7 +44,7 @@ func TestCall_TakesWhatThePlanSays(t *testing.T) {
 
 func TestCall_OfNoResourceHasALaneOfItsOwn(t *testing.T) {
 	t.Parallel()
-	plan := tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}}
+	plan := tools.Plan{Payload: wire.Noop{}, Resources: []protocol.Use{}}
 	first, err := plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "", "noop", time.Now())
 	require.Nil(t, err)
 	second, err := plan.Call(scope, tools.Place{Turn: 1, Step: 1, Index: 1}, "", "noop", time.Now())
@@ -55,7 +56,7 @@ func TestCall_OfNoResourceHasALaneOfItsOwn(t *testing.T) {
 func TestCall_WithoutAnIDIsNeverTheSameCall(t *testing.T) {
 	t.Parallel()
 	id := func(at tools.Place) protocol.CallID {
-		call, err := tools.Plan{Payload: protocol.Noop{}}.Call(scope, at, "", "noop", time.Now())
+		call, err := tools.Plan{Payload: wire.Noop{}}.Call(scope, at, "", "noop", time.Now())
 		require.Nil(t, err)
 		return call.ID
 	}
@@ -73,16 +74,16 @@ func TestCall_BrokenPlansAreInternalErrors(t *testing.T) {
 		scope tools.Scope
 	}{
 		"inline":             {tools.Plan{Inline: func(context.Context) (string, *protocol.Error) { return "", nil }}, scope},
-		"two lanes":          {tools.Plan{Payload: protocol.Noop{}, Resources: append(use("a/b", protocol.Shared), use("c/d", protocol.Shared)...)}, scope},
-		"not canonical":      {tools.Plan{Payload: protocol.Noop{}, Resources: use("a/./b", protocol.Shared)}, scope},
-		"no access":          {tools.Plan{Payload: protocol.Noop{}, Resources: use("a/b", "")}, scope},
-		"too many resources": {tools.Plan{Payload: protocol.Noop{}, Resources: make([]protocol.Use, protocol.MaxUses+1)}, scope},
-		"a strange delivery": {tools.Plan{Payload: protocol.Noop{}, Delivery: "twice"}, scope},
-		"a negative timeout": {tools.Plan{Payload: protocol.Noop{}, Timeout: -time.Second}, scope},
-		"a strange pool":     {tools.Plan{Payload: protocol.Noop{}, Pool: "A B"}, scope},
-		"no sandbox":         {tools.Plan{Payload: protocol.Noop{}}, tools.Scope{Session: "s"}},
-		"a nested sandbox":   {tools.Plan{Payload: protocol.Noop{}}, tools.Scope{Session: "s", Sandbox: "a/b"}},
-		"no session":         {tools.Plan{Payload: protocol.Noop{}}, tools.Scope{Sandbox: "a"}},
+		"two lanes":          {tools.Plan{Payload: wire.Noop{}, Resources: append(use("a/b", protocol.Shared), use("c/d", protocol.Shared)...)}, scope},
+		"not canonical":      {tools.Plan{Payload: wire.Noop{}, Resources: use("a/./b", protocol.Shared)}, scope},
+		"no access":          {tools.Plan{Payload: wire.Noop{}, Resources: use("a/b", "")}, scope},
+		"too many resources": {tools.Plan{Payload: wire.Noop{}, Resources: make([]protocol.Use, protocol.MaxUses+1)}, scope},
+		"a strange delivery": {tools.Plan{Payload: wire.Noop{}, Delivery: "twice"}, scope},
+		"a negative timeout": {tools.Plan{Payload: wire.Noop{}, Timeout: -time.Second}, scope},
+		"a strange pool":     {tools.Plan{Payload: wire.Noop{}, Pool: "A B"}, scope},
+		"no sandbox":         {tools.Plan{Payload: wire.Noop{}}, tools.Scope{Session: "s"}},
+		"a nested sandbox":   {tools.Plan{Payload: wire.Noop{}}, tools.Scope{Session: "s", Sandbox: "a/b"}},
+		"no session":         {tools.Plan{Payload: wire.Noop{}}, tools.Scope{Sandbox: "a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -32,7 +33,7 @@ func FuzzSchema(f *testing.F) {
 			Definition: tools.Definition{Name: "fuzzed", Description: "x", Schema: json.RawMessage(schema)},
 			Plan: func(_ tools.Scope, arguments json.RawMessage) (tools.Plan, *protocol.Error) {
 				got = string(arguments)
-				return tools.Plan{Payload: protocol.Noop{}}, nil
+				return tools.Plan{Payload: wire.Noop{}}, nil
 			},
 		})
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -30,7 +31,7 @@ func echoing(schema string, got *json.RawMessage) tools.Tool {
 	echo := tool("echo", schema)
 	echo.Plan = func(_ tools.Scope, args json.RawMessage) (tools.Plan, *protocol.Error) {
 		*got = args
-		return tools.Plan{Payload: protocol.Noop{}}, nil
+		return tools.Plan{Payload: wire.Noop{}}, nil
 	}
 	return echo
 }
@@ -311,7 +312,7 @@ func TestPlan_ToolsThatPlanNothingAreBroken(t *testing.T) {
 	t.Parallel()
 	inline := func(context.Context) (string, *protocol.Error) { return "", nil }
 	for name, plan := range map[string]tools.Plan{
-		"nothing": {}, "both": {Inline: inline, Payload: protocol.Noop{}},
+		"nothing": {}, "both": {Inline: inline, Payload: wire.Noop{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -329,7 +330,7 @@ func TestPlan_RefusalsOfAToolPassThrough(t *testing.T) {
 	refusal := protocol.Errorf(protocol.CodePermission, "No.")
 	strict := tool("strict", noArguments)
 	strict.Plan = func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
-		return tools.Plan{Payload: protocol.Noop{}}, refusal
+		return tools.Plan{Payload: wire.Noop{}}, refusal
 	}
 	_, plan, err := newTable(t, strict).Plan(scope, "strict", "")
 	require.Same(t, refusal, err)
@@ -387,7 +388,7 @@ func TestRunInline(t *testing.T) {
 	})
 	t.Run("refuses the plan of a call", func(t *testing.T) {
 		t.Parallel()
-		_, err := tools.RunInline(t.Context(), tools.Plan{Payload: protocol.Noop{}})
+		_, err := tools.RunInline(t.Context(), tools.Plan{Payload: wire.Noop{}})
 		require.Equal(t, protocol.CodeInternal, err.Code)
 	})
 }

@@ -68,7 +68,7 @@ func NewStateful[Args, Input any](name, description string, remote Remote) Tool 
 // StatefulTool is [NewStateful] for schemas that are at hand.
 func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool {
 	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
-		return protocol.DialogOpen{Tool: r.Kind, Arguments: arguments}, nil
+		return wire.DialogOpen{Tool: r.Kind, Arguments: arguments}, nil
 	})
 	_, err := wire.ParseUserKind(string(r.Kind))
 	tool.invalid = errors.Join(tool.invalid, err)
@@ -136,7 +136,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 		return tool, Plan{}, refusal
 	}
 	if request.End {
-		plan.Payload, plan.Delivery = protocol.DialogEnd{Dialog: id}, protocol.Idempotent
+		plan.Payload, plan.Delivery = wire.DialogEnd{Dialog: id}, protocol.Idempotent
 		return tool, plan, nil
 	}
 	arguments, refusal := tool.input.Read(ContinueTool, rawArguments, nil)
@@ -149,7 +149,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 	if err := json.Unmarshal(arguments, &given); err != nil {
 		return tool, Plan{}, tool.input.Refusal(ContinueTool, rawArguments, []string{err.Error()})
 	}
-	plan.Payload, plan.Delivery = protocol.DialogContinue{Dialog: id, Input: given.Input}, protocol.AtMostOnce
+	plan.Payload, plan.Delivery = wire.DialogContinue{Dialog: id, Input: given.Input}, protocol.AtMostOnce
 	return tool, plan, nil
 }
 
@@ -239,7 +239,7 @@ func withDialogTools(all []Tool) []Tool {
 
 // needsSession says why a plan cannot be carried out outside of a session; nil when it can.
 func (p Plan) needsSession(tool string, at Place) *protocol.Error {
-	_, opens := p.Payload.(protocol.DialogOpen)
+	_, opens := p.Payload.(wire.DialogOpen)
 	switch {
 	case p.Job != nil:
 		return protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", tool)

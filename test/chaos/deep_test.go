@@ -87,7 +87,7 @@ func newDeep(r *rig) *deep {
 func (d *deep) call(session protocol.SessionID, key string, work time.Duration) *protocol.Call {
 	return &protocol.Call{
 		ID: wire.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
-		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}}, Payload: protocol.Noop{WorkMS: protocol.MillisOf(work)},
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}}, Payload: wire.Noop{WorkMS: protocol.MillisOf(work)},
 	}
 }
 

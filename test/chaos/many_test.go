@@ -37,7 +37,7 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 		whole := protocol.Use{Key: protocol.ResourceKey(fmt.Sprintf("account/%d", i)), Access: protocol.Exclusive}
 		outgoing[i].Call = &protocol.Call{
 			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
-			Resources: []protocol.Use{whole}, Payload: protocol.Noop{WorkMS: protocol.MillisOf(time.Hour)}, RunTimeout: protocol.MillisOf(time.Hour),
+			Resources: []protocol.Use{whole}, Payload: wire.Noop{WorkMS: protocol.MillisOf(time.Hour)}, RunTimeout: protocol.MillisOf(time.Hour),
 		}
 	}
 	for _, err := range p.Enqueue(t.Context(), outgoing) {

@@ -70,10 +70,10 @@ func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result
 		CallID: run.Call.ID, Worker: w.Worker, Sequence: run.Sequence, Attempt: run.Attempt,
 	}
 	w.journal.write(&record)
-	work, _ := run.Call.Payload.(protocol.Noop)
+	work, _ := run.Call.Payload.(wire.Noop)
 	pause.For(ctx, work.WorkMS.Duration())
 	result := wire.NewResult(run.Call, protocol.StatusOK, nil)
-	result.Value = protocol.NoopResult{}
+	result.Value = wire.NoopResult{}
 	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
 		result = wire.NewResult(run.Call, status, fault)
 	}

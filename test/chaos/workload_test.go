@@ -65,7 +65,7 @@ func (w workload) step(caller, n int) []planned {
 func (p *planned) queue(r *rand.Rand, lane protocol.ResourceKey) {
 	p.Resources = []protocol.Use{{Key: lane, Access: protocol.Exclusive}}
 	p.RunTimeout, p.QueueTimeout, p.Deadline, p.cancelAfter = 0, 0, time.Time{}, -1
-	p.Payload = protocol.Noop{WorkMS: 2}
+	p.Payload = wire.Noop{WorkMS: 2}
 	if r.IntN(20) == 0 {
 		p.cancelAfter = time.Duration(r.IntN(60)) * time.Millisecond
 	}
@@ -86,7 +86,7 @@ func (w workload) call(r *rand.Rand, lane protocol.ResourceKey) planned {
 	if r.IntN(10) == 0 {
 		p.MaxAttempts = 1 + r.IntN(3)
 	}
-	work := protocol.Noop{WorkMS: work(r)}
+	work := wire.Noop{WorkMS: work(r)}
 	switch r.IntN(60) {
 	case 0:
 		work.WorkMS, p.RunTimeout = 200, 30

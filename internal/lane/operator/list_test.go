@@ -27,7 +27,7 @@ func TestLook_TheOldestIsFirst(t *testing.T) {
 		call := &protocol.Call{
 			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool,
 			Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}},
-			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 		}
 		require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -94,7 +95,7 @@ type Command struct {
 // one that fails at once is told at once. What is returned is as Read returns it. The
 // error is a *[protocol.Error] or wraps [sandbox.ErrUnsupported] when the command cannot
 // be started, and a *[protocol.Error] when too many live.
-func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (protocol.ProcessReadResult, error) {
+func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (wire.ProcessReadResult, error) {
 	alive, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Life)
 	p := newProcess(c.Handle, short(c.Text), cancel)
 	p.written, p.keep = c.Written, c.Keep
@@ -105,7 +106,7 @@ func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, mo
 	if err := ps.add(p); err != nil {
 		cancel()
 		_ = c.Written.Close() // nobody reads it
-		return protocol.ProcessReadResult{}, err
+		return wire.ProcessReadResult{}, err
 	}
 	go func() {
 		defer ps.group.Done()
@@ -126,7 +127,7 @@ func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, mo
 	}
 	if err := p.fault(); err != nil {
 		ps.forget(p)
-		return protocol.ProcessReadResult{}, err
+		return wire.ProcessReadResult{}, err
 	}
 	return p.read(0, maxRead), nil
 }
@@ -187,11 +188,11 @@ func (ps *Processes) find(handle string) (*process, error) {
 }
 
 // List returns the state of every process, in the order of their start.
-func (ps *Processes) List() protocol.ProcessListResult {
+func (ps *Processes) List() wire.ProcessListResult {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.load()
-	list := protocol.ProcessListResult{Processes: []protocol.ProcessStatus{}}
+	list := wire.ProcessListResult{Processes: []wire.ProcessStatus{}}
 	for _, p := range ps.all {
 		list.Processes = append(list.Processes, p.state())
 	}
@@ -199,10 +200,10 @@ func (ps *Processes) List() protocol.ProcessListResult {
 }
 
 // Read returns output of a process, after waiting for some if that was asked for.
-func (ps *Processes) Read(ctx context.Context, req protocol.ProcessRead) (protocol.ProcessReadResult, error) {
+func (ps *Processes) Read(ctx context.Context, req wire.ProcessRead) (wire.ProcessReadResult, error) {
 	p, err := ps.find(req.Process)
 	if err != nil {
-		return protocol.ProcessReadResult{}, err
+		return wire.ProcessReadResult{}, err
 	}
 	if req.Wait > 0 {
 		from := req.Offset
@@ -213,7 +214,7 @@ func (ps *Processes) Read(ctx context.Context, req protocol.ProcessRead) (protoc
 		p.await(waiting, from)
 		cancel()
 		if ctx.Err() != nil {
-			return protocol.ProcessReadResult{}, ctx.Err()
+			return wire.ProcessReadResult{}, ctx.Err()
 		}
 	}
 	limit := req.Limit
@@ -225,20 +226,20 @@ func (ps *Processes) Read(ctx context.Context, req protocol.ProcessRead) (protoc
 
 // Send types at the terminal of a process, and returns what it wrote since: once it has written
 // something and then nothing for a moment, or the time is over.
-func (ps *Processes) Send(ctx context.Context, req protocol.ProcessSend) (protocol.ProcessSendResult, error) {
+func (ps *Processes) Send(ctx context.Context, req wire.ProcessSend) (wire.ProcessSendResult, error) {
 	p, err := ps.find(req.Process)
 	if err != nil {
-		return protocol.ProcessSendResult{}, err
+		return wire.ProcessSendResult{}, err
 	}
 	switch {
 	case !p.state().TTY:
-		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
 			"process %s has no terminal: nothing can be typed there; start it with tty", req.Process)
-	case len(req.Input) == 0 || len(req.Input) > protocol.MaxInput:
-		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
-			"input has %d bytes: must be 1 to %d", len(req.Input), protocol.MaxInput)
+	case len(req.Input) == 0 || len(req.Input) > wire.MaxInput:
+		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+			"input has %d bytes: must be 1 to %d", len(req.Input), wire.MaxInput)
 	case !p.lives():
-		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
 			"process %s has ended: nothing was typed; read tells how it ended", req.Process)
 	}
 	from := p.state().Bytes
@@ -249,19 +250,19 @@ func (ps *Processes) Send(ctx context.Context, req protocol.ProcessSend) (protoc
 		p.settle(ctx, from, min(req.Wait.Duration(), maxWait))
 	case <-p.done: // which its state tells
 	case <-timer.C:
-		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeLimitReached,
+		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeLimitReached,
 			"process %s reads nothing of what was typed before: nothing more was typed", req.Process)
 	case <-ctx.Done():
-		return protocol.ProcessSendResult{}, ctx.Err()
+		return wire.ProcessSendResult{}, ctx.Err()
 	}
-	return protocol.ProcessSendResult{ProcessReadResult: p.read(from, maxRead)}, ctx.Err()
+	return wire.ProcessSendResult{ProcessReadResult: p.read(from, maxRead)}, ctx.Err()
 }
 
 // Kill ends a process with all that it started, and returns when it is gone.
-func (ps *Processes) Kill(ctx context.Context, handle string) (protocol.ProcessKillResult, error) {
+func (ps *Processes) Kill(ctx context.Context, handle string) (wire.ProcessKillResult, error) {
 	p, err := ps.find(handle)
 	if err != nil {
-		return protocol.ProcessKillResult{}, err
+		return wire.ProcessKillResult{}, err
 	}
 	if p.cancel != nil {
 		p.cancel()
@@ -269,9 +270,9 @@ func (ps *Processes) Kill(ctx context.Context, handle string) (protocol.ProcessK
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		return protocol.ProcessKillResult{}, ctx.Err()
+		return wire.ProcessKillResult{}, ctx.Err()
 	}
-	return protocol.ProcessKillResult{ProcessStatus: p.state()}, nil
+	return wire.ProcessKillResult{ProcessStatus: p.state()}, nil
 }
 
 // Wait returns when none lives any more and all ends are remembered: soon after

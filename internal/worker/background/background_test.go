@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -53,7 +54,7 @@ func (r *rig) end() {
 	r.Wait()
 }
 
-func (r *rig) start(handle, script string) protocol.ProcessReadResult {
+func (r *rig) start(handle, script string) wire.ProcessReadResult {
 	r.t.Helper()
 	got, err := r.Start(r.t.Context(), r.box, command(handle, script), time.Millisecond)
 	require.NoError(r.t, err)
@@ -69,12 +70,12 @@ func command(handle, script string) background.Command {
 }
 
 // until reads a process until it wrote what ends with want.
-func (r *rig) until(handle, want string) protocol.ProcessReadResult {
+func (r *rig) until(handle, want string) wire.ProcessReadResult {
 	r.t.Helper()
-	var got protocol.ProcessReadResult
+	var got wire.ProcessReadResult
 	require.Eventually(r.t, func() bool {
 		var err error
-		got, err = r.Read(r.t.Context(), protocol.ProcessRead{Process: handle, Offset: -1000, Wait: 1000})
+		got, err = r.Read(r.t.Context(), wire.ProcessRead{Process: handle, Offset: -1000, Wait: 1000})
 		require.NoError(r.t, err)
 		return strings.HasSuffix(string(got.Content), want)
 	}, patience, time.Millisecond)
@@ -159,7 +160,7 @@ func TestProcesses_OutputIsKeptFromItsEnd(t *testing.T) {
 	require.Equal(t, got.Offset, got.Dropped)
 	var all strings.Builder
 	for at := got.Offset; ; {
-		next, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: at, Limit: 10_000})
+		next, err := r.Read(t.Context(), wire.ProcessRead{Process: "p-1", Offset: at, Limit: 10_000})
 		require.NoError(t, err)
 		require.Equal(t, at, next.Offset)
 		if len(next.Content) == 0 {
@@ -170,7 +171,7 @@ func TestProcesses_OutputIsKeptFromItsEnd(t *testing.T) {
 	}
 	require.Equal(t, background.KeepBytes, all.Len())
 	require.True(t, strings.HasSuffix(all.String(), "\n199999\n200000\n"))
-	tail, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: -7})
+	tail, err := r.Read(t.Context(), wire.ProcessRead{Process: "p-1", Offset: -7})
 	require.NoError(t, err)
 	require.Equal(t, "200000\n", string(tail.Content))
 }
@@ -192,7 +193,7 @@ func TestProcesses_AllOfTheOutputIsReadAndKept(t *testing.T) {
 	require.Zero(t, living.Dropped)
 	var all bytes.Buffer
 	for at := int64(0); ; {
-		next, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: at, Limit: 40_000})
+		next, err := r.Read(t.Context(), wire.ProcessRead{Process: "p-1", Offset: at, Limit: 40_000})
 		require.NoError(t, err)
 		require.Equal(t, at, next.Offset)
 		if len(next.Content) == 0 {
@@ -207,7 +208,7 @@ func TestProcesses_AllOfTheOutputIsReadAndKept(t *testing.T) {
 	result, err := r.box.Exec(t.Context(), sandbox.Cmd{Argv: []string{"touch", "go"}})
 	require.NoError(t, err)
 	require.Zero(t, result.ExitCode)
-	ended, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: living.Bytes, Wait: protocol.MillisOf(patience)})
+	ended, err := r.Read(t.Context(), wire.ProcessRead{Process: "p-1", Offset: living.Bytes, Wait: protocol.MillisOf(patience)})
 	require.NoError(t, err)
 	require.Equal(t, []any{"exited", protocol.CallID("c-1")}, []any{ended.Reason, ended.Kept})
 	require.Equal(t, living.Bytes-background.KeepBytes, ended.Dropped, "here")
@@ -218,9 +219,9 @@ func TestProcesses_AWaitEndsWithNewsOrWithTheProcess(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.start("p-1", "while [ ! -e go ]; do sleep 0.01; done; printf news; sleep 0.2")
-	done := make(chan protocol.ProcessReadResult, 1)
+	done := make(chan wire.ProcessReadResult, 1)
 	go func() {
-		got, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Wait: 60_000})
+		got, err := r.Read(t.Context(), wire.ProcessRead{Process: "p-1", Wait: 60_000})
 		if err != nil {
 			t.Error(err)
 		}
@@ -230,13 +231,13 @@ func TestProcesses_AWaitEndsWithNewsOrWithTheProcess(t *testing.T) {
 	require.NoError(t, err)
 	got := <-done
 	require.Equal(t, "news", string(got.Content))
-	got, err = r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: got.NextOffset, Wait: 60_000})
+	got, err = r.Read(t.Context(), wire.ProcessRead{Process: "p-1", Offset: got.NextOffset, Wait: 60_000})
 	require.NoError(t, err)
 	require.Equal(t, "exited", got.Reason)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.start("p-2", "sleep 300")
-	_, err = r.Read(ctx, protocol.ProcessRead{Process: "p-2", Wait: 60_000})
+	_, err = r.Read(ctx, wire.ProcessRead{Process: "p-2", Wait: 60_000})
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -271,12 +272,12 @@ func TestProcesses_EndsAreRememberedBeyondTheSandbox(t *testing.T) {
 	require.Len(t, list, background.MaxEnded)
 	require.Equal(t, "lives", list[len(list)-1].Process)
 	require.Equal(t, "cancelled", list[len(list)-1].Reason)
-	got, err := next.Read(t.Context(), protocol.ProcessRead{Process: "s", Wait: 60_000})
+	got, err := next.Read(t.Context(), wire.ProcessRead{Process: "s", Wait: 60_000})
 	require.NoError(t, err)
 	require.Equal(t, []any{"exited", 0, "s\n", int64(2)}, []any{got.Reason, got.ExitCode, string(got.Content), got.Bytes})
 	_, err = next.Kill(t.Context(), "s")
 	require.NoError(t, err)
-	_, err = next.Read(t.Context(), protocol.ProcessRead{Process: "a"})
+	_, err = next.Read(t.Context(), wire.ProcessRead{Process: "a"})
 	var refusal *protocol.Error
 	require.ErrorAs(t, err, &refusal)
 	require.Equal(t, protocol.CodeNotFound, refusal.Code)
@@ -284,7 +285,7 @@ func TestProcesses_EndsAreRememberedBeyondTheSandbox(t *testing.T) {
 }
 
 // startTTY starts a program with a terminal.
-func (r *rig) startTTY(handle, script string) protocol.ProcessReadResult {
+func (r *rig) startTTY(handle, script string) wire.ProcessReadResult {
 	r.t.Helper()
 	if runtime.GOOS != "linux" {
 		r.t.Skip("terminals are for Linux")
@@ -298,7 +299,7 @@ func (r *rig) startTTY(handle, script string) protocol.ProcessReadResult {
 
 func (r *rig) send(handle, input string) string {
 	r.t.Helper()
-	got, err := r.Send(r.t.Context(), protocol.ProcessSend{Process: handle, Input: protocol.Bytes(input), Wait: 60_000})
+	got, err := r.Send(r.t.Context(), wire.ProcessSend{Process: handle, Input: protocol.Bytes(input), Wait: 60_000})
 	require.NoError(r.t, err)
 	return string(got.Content)
 }
@@ -321,7 +322,7 @@ func TestSend_ToAProgramThatIsTalkedTo(t *testing.T) {
 	r.until("p-1", "up\r\n")
 	r.send("p-1", "\x03")
 	r.until("p-1", "KeyboardInterrupt\r\n>>> ")
-	got, err := r.Send(t.Context(), protocol.ProcessSend{Process: "p-1", Input: protocol.Bytes("exit(3)\r"), Wait: 60_000})
+	got, err := r.Send(t.Context(), wire.ProcessSend{Process: "p-1", Input: protocol.Bytes("exit(3)\r"), Wait: 60_000})
 	require.NoError(t, err)
 	require.Equal(t, []any{"exited", 3}, []any{got.Reason, got.ExitCode})
 }
@@ -332,19 +333,19 @@ func TestSend_WhereItCannot(t *testing.T) {
 	r.startTTY("deaf", "stty raw -echo; echo ready; exec sleep 300")
 	r.until("deaf", "ready\n")
 	r.startTTY("over", "true")
-	_, err := r.Read(t.Context(), protocol.ProcessRead{Process: "over", Offset: 100, Wait: 60_000})
+	_, err := r.Read(t.Context(), wire.ProcessRead{Process: "over", Offset: 100, Wait: 60_000})
 	require.NoError(t, err)
 	r.start("pipes", "sleep 300")
 	for name, test := range map[string]struct {
-		req  protocol.ProcessSend
+		req  wire.ProcessSend
 		code protocol.Code
 		says string
 	}{
-		"no terminal": {protocol.ProcessSend{Process: "pipes", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has no terminal"},
-		"ended":       {protocol.ProcessSend{Process: "over", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has ended: nothing was typed"},
-		"nothing":     {protocol.ProcessSend{Process: "deaf"}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
-		"too much":    {protocol.ProcessSend{Process: "deaf", Input: make(protocol.Bytes, protocol.MaxInput+1)}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
-		"nobody":      {protocol.ProcessSend{Process: "p-9", Input: protocol.Bytes("x")}, protocol.CodeNotFound, "there is: deaf, over, pipes"},
+		"no terminal": {wire.ProcessSend{Process: "pipes", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has no terminal"},
+		"ended":       {wire.ProcessSend{Process: "over", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has ended: nothing was typed"},
+		"nothing":     {wire.ProcessSend{Process: "deaf"}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
+		"too much":    {wire.ProcessSend{Process: "deaf", Input: make(protocol.Bytes, wire.MaxInput+1)}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
+		"nobody":      {wire.ProcessSend{Process: "p-9", Input: protocol.Bytes("x")}, protocol.CodeNotFound, "there is: deaf, over, pipes"},
 	} {
 		_, err := r.Send(t.Context(), test.req)
 		var refusal *protocol.Error
@@ -352,7 +353,7 @@ func TestSend_WhereItCannot(t *testing.T) {
 		require.Equal(t, test.code, refusal.Code, name)
 		require.Contains(t, refusal.Message, test.says, name)
 	}
-	much := protocol.ProcessSend{Process: "deaf", Input: make(protocol.Bytes, protocol.MaxInput), Wait: 1}
+	much := wire.ProcessSend{Process: "deaf", Input: make(protocol.Bytes, wire.MaxInput), Wait: 1}
 	for err = nil; err == nil; {
 		_, err = r.Send(t.Context(), much)
 	}

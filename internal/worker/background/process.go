@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -23,7 +24,7 @@ type process struct {
 	keep   func(*spool.Spool) (protocol.CallID, error)
 
 	mu      sync.Mutex
-	status  protocol.ProcessStatus
+	status  wire.ProcessStatus
 	output  ring
 	written *spool.Spool  // nil once it has ended
 	news    chan struct{} // closed at the next output
@@ -36,7 +37,7 @@ const running = "running"
 func newProcess(handle, command string, cancel context.CancelFunc) *process {
 	return &process{
 		cancel: cancel, done: make(chan struct{}), news: make(chan struct{}),
-		status: protocol.ProcessStatus{
+		status: wire.ProcessStatus{
 			Process: handle, Command: command, StartedAt: time.Now().UTC().Truncate(time.Millisecond), Reason: running, ExitCode: -1,
 		},
 	}
@@ -93,7 +94,7 @@ func (p *process) lives() bool {
 	}
 }
 
-func (p *process) state() protocol.ProcessStatus {
+func (p *process) state() wire.ProcessStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.status
@@ -147,7 +148,7 @@ func (p *process) settle(ctx context.Context, from int64, most time.Duration) {
 	}
 }
 
-func (p *process) read(offset, limit int64) protocol.ProcessReadResult {
+func (p *process) read(offset, limit int64) wire.ProcessReadResult {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	content, at := p.output.read(offset, limit)
@@ -158,7 +159,7 @@ func (p *process) read(offset, limit int64) protocol.ProcessReadResult {
 			content, at = early, offset
 		}
 	}
-	return protocol.ProcessReadResult{
+	return wire.ProcessReadResult{
 		ProcessStatus: p.status, Content: content, Offset: at, NextOffset: at + int64(len(content)),
 		Dropped: dropped,
 	}
@@ -220,9 +221,9 @@ func (r *ring) read(offset, limit int64) ([]byte, int64) {
 
 // record is an ended process in the file.
 type record struct {
-	Status protocol.ProcessStatus `json:"status"`
-	Offset int64                  `json:"offset"`
-	Output []byte                 `json:"output"`
+	Status wire.ProcessStatus `json:"status"`
+	Offset int64              `json:"offset"`
+	Output []byte             `json:"output"`
 }
 
 // load reads the file once. What cannot be read is not known any more. The caller has the lock.

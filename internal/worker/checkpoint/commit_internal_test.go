@@ -59,7 +59,7 @@ func (d directory) lease() *Lease {
 }
 
 func resultOf(call protocol.CallID) *protocol.Result {
-	return &protocol.Result{CallID: call, SessionID: "one", Status: protocol.StatusOK, Value: protocol.NoopResult{}}
+	return &protocol.Result{CallID: call, SessionID: "one", Status: protocol.StatusOK, Value: wire.NoopResult{}}
 }
 
 // Changes that were undone with those of another call are not committed as if they were there.

@@ -16,7 +16,7 @@ import (
 var ErrOver = errors.New("the dialog has ended")
 
 // over is the cause with which a dialog's context ends.
-type over struct{ ending protocol.DialogEnding }
+type over struct{ ending wire.DialogEnding }
 
 // Error implements the error interface.
 func (o over) Error() string { return ErrOver.Error() + ": " + string(o.ending) }
@@ -82,13 +82,13 @@ type dialog[H any] struct {
 	done    chan struct{} // closed when the function has returned
 
 	// Once done.
-	ending protocol.DialogEnding
+	ending wire.DialogEnding
 	output json.RawMessage
 	err    error
 }
 
 // end ends the dialog for a reason, unless it has ended, and waits until its function has returned.
-func (d *dialog[H]) end(ending protocol.DialogEnding) {
+func (d *dialog[H]) end(ending wire.DialogEnding) {
 	d.cancel(over{ending})
 	<-d.done
 }
@@ -117,26 +117,26 @@ func (d *dialog[H]) give() {
 func (d *dialog[H]) tired() {
 	select {
 	case d.turn <- struct{}{}:
-		d.cancel(over{protocol.DialogIdle})
+		d.cancel(over{wire.DialogIdle})
 		<-d.turn
 	default: // a call has just come
 	}
 }
 
 // state is how the dialog stands with its answer.
-func (d *dialog[H]) state(output json.RawMessage) protocol.DialogState {
-	return protocol.DialogState{Dialog: d.id, Output: output, Idle: protocol.MillisOf(d.idle)}
+func (d *dialog[H]) state(output json.RawMessage) wire.DialogState {
+	return wire.DialogState{Dialog: d.id, Output: output, Idle: protocol.MillisOf(d.idle)}
 }
 
 // last is the state after the function has returned, and why it failed. That it returned
 // because it was told to end is no failure of its own.
-func (d *dialog[H]) last() (protocol.DialogState, error) {
+func (d *dialog[H]) last() (wire.DialogState, error) {
 	<-d.done
-	state, err := protocol.DialogState{Dialog: d.id, Output: d.output, Ending: d.ending}, d.err
-	if d.ending == protocol.DialogFailed || !errors.Is(err, ErrOver) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+	state, err := wire.DialogState{Dialog: d.id, Output: d.output, Ending: d.ending}, d.err
+	if d.ending == wire.DialogFailed || !errors.Is(err, ErrOver) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		return state, err
 	}
-	if d.ending == protocol.DialogEnded {
+	if d.ending == wire.DialogEnded {
 		return state, nil
 	}
 	return state, protocol.Errorf(protocol.CodeLimitReached, "the call was not finished: %s", wire.StateLost(d.ending).Message)
@@ -144,7 +144,7 @@ func (d *dialog[H]) last() (protocol.DialogState, error) {
 
 // answer waits for what the function has to say to the call of ctx. When ctx ends, the
 // function has the grace to say something; then the dialog ends.
-func (d *dialog[H]) answer(ctx context.Context, grace func(cause error) time.Duration) (protocol.DialogState, error) {
+func (d *dialog[H]) answer(ctx context.Context, grace func(cause error) time.Duration) (wire.DialogState, error) {
 	select {
 	case output := <-d.answers:
 		return d.state(output), nil
@@ -161,6 +161,6 @@ func (d *dialog[H]) answer(ctx context.Context, grace func(cause error) time.Dur
 		return d.last()
 	case <-timer.C:
 	}
-	d.end(protocol.DialogInterrupted)
+	d.end(wire.DialogInterrupted)
 	return d.last()
 }

@@ -80,12 +80,12 @@ func mustOpen(t *testing.T, s *dialog.Set[string], tool dialog.Tool[string], id 
 	require.Positive(t, state.Idle)
 }
 
-func next(t *testing.T, s *dialog.Set[string], id protocol.CallID, input string) (protocol.DialogState, error) {
+func next(t *testing.T, s *dialog.Set[string], id protocol.CallID, input string) (wire.DialogState, error) {
 	t.Helper()
 	return s.Continue(t.Context(), id, session, lane, "then", json.RawMessage(input))
 }
 
-func requireGone(t *testing.T, s *dialog.Set[string], id protocol.CallID, ending protocol.DialogEnding) {
+func requireGone(t *testing.T, s *dialog.Set[string], id protocol.CallID, ending wire.DialogEnding) {
 	t.Helper()
 	state, err := next(t, s, id, "1")
 	var fault *protocol.Error
@@ -109,26 +109,26 @@ func TestDialog_AnswersCallAfterCall(t *testing.T) {
 		}
 		state, err := next(t, s, "a", "0")
 		require.NoError(t, err)
-		require.Equal(t, protocol.DialogState{Dialog: "a", Output: json.RawMessage("7"), Ending: protocol.DialogDone}, state)
+		require.Equal(t, wire.DialogState{Dialog: "a", Output: json.RawMessage("7"), Ending: wire.DialogDone}, state)
 		require.False(t, s.Lives(lane))
-		requireGone(t, s, "a", protocol.DialogDone)
+		requireGone(t, s, "a", wire.DialogDone)
 	})
 }
 
 func TestDialog_EndsInEveryWay(t *testing.T) {
 	t.Parallel()
-	for ending, end := range map[protocol.DialogEnding]func(t *testing.T, s *dialog.Set[string]){
-		protocol.DialogEnded: func(t *testing.T, s *dialog.Set[string]) {
+	for ending, end := range map[wire.DialogEnding]func(t *testing.T, s *dialog.Set[string]){
+		wire.DialogEnded: func(t *testing.T, s *dialog.Set[string]) {
 			t.Helper()
 			state, err := s.End(t.Context(), "a", session, lane)
 			require.NoError(t, err)
 			require.JSONEq(t, `"bye a"`, string(state.Output))
 			again, err := s.End(t.Context(), "a", session, lane)
 			require.NoError(t, err)
-			require.Equal(t, protocol.DialogState{Dialog: "a", Ending: protocol.DialogEnded}, again)
+			require.Equal(t, wire.DialogState{Dialog: "a", Ending: wire.DialogEnded}, again)
 		},
-		protocol.DialogIdle: func(t *testing.T, _ *dialog.Set[string]) { t.Helper(); time.Sleep(dialog.DefaultIdle + 1) },
-		protocol.DialogExpired: func(t *testing.T, s *dialog.Set[string]) {
+		wire.DialogIdle: func(t *testing.T, _ *dialog.Set[string]) { t.Helper(); time.Sleep(dialog.DefaultIdle + 1) },
+		wire.DialogExpired: func(t *testing.T, s *dialog.Set[string]) {
 			t.Helper()
 			for range 2 * dialog.DefaultLife / dialog.DefaultIdle {
 				_, err := next(t, s, "a", "1")
@@ -136,19 +136,19 @@ func TestDialog_EndsInEveryWay(t *testing.T) {
 				time.Sleep(dialog.DefaultIdle / 2)
 			}
 		},
-		protocol.DialogFailed: func(t *testing.T, s *dialog.Set[string]) {
+		wire.DialogFailed: func(t *testing.T, s *dialog.Set[string]) {
 			t.Helper()
 			state, err := next(t, s, "a", `"fail"`)
 			require.EqualError(t, err, "no such sum")
-			require.Equal(t, protocol.DialogFailed, state.Ending)
+			require.Equal(t, wire.DialogFailed, state.Ending)
 		},
-		protocol.DialogLost: func(t *testing.T, s *dialog.Set[string]) {
+		wire.DialogLost: func(t *testing.T, s *dialog.Set[string]) {
 			t.Helper()
 			s.Release("account/other")
 			require.True(t, s.Lives(lane))
 			s.Release(lane)
 		},
-		protocol.DialogInterrupted: func(t *testing.T, s *dialog.Set[string]) {
+		wire.DialogInterrupted: func(t *testing.T, s *dialog.Set[string]) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
@@ -178,7 +178,7 @@ func TestDialog_APanicIsItsResult(t *testing.T) {
 	var fault *protocol.Error
 	require.ErrorAs(t, err, &fault)
 	require.Equal(t, protocol.CodePanic, fault.Code)
-	requireGone(t, s, "a", protocol.DialogFailed)
+	requireGone(t, s, "a", wire.DialogFailed)
 }
 
 // A function that answers within the grace keeps its dialog; one that does not loses it.
@@ -199,13 +199,13 @@ func TestDialog_AStoppedCall(t *testing.T) {
 		time.AfterFunc(time.Minute, func() { stop(errLost) })
 		state, _ = s.Continue(ctx, "a", session, lane, "then", json.RawMessage(`"stuck"`))
 		require.Equal(t, time.Minute, time.Since(before), "a lane that is lost leaves no time")
-		require.Equal(t, protocol.DialogInterrupted, state.Ending)
+		require.Equal(t, wire.DialogInterrupted, state.Ending)
 
 		ctx, cancel = context.WithCancel(t.Context())
 		cancel()
 		state, err = s.Open(ctx, dialog.Tool[string]{Run: adder}, opening("b"))
 		require.NoError(t, err)
-		require.Equal(t, protocol.DialogInterrupted, state.Ending, "nobody got the handle")
+		require.Equal(t, wire.DialogInterrupted, state.Ending, "nobody got the handle")
 		require.False(t, s.Lives(lane))
 	})
 }
@@ -219,7 +219,7 @@ func TestDialog_LifeEndsInTheMiddleOfACall(t *testing.T) {
 		var fault *protocol.Error
 		require.ErrorAs(t, err, &fault)
 		require.Equal(t, protocol.CodeLimitReached, fault.Code)
-		require.Equal(t, protocol.DialogExpired, state.Ending)
+		require.Equal(t, wire.DialogExpired, state.Ending)
 	})
 }
 
@@ -258,20 +258,20 @@ func TestSet_KnowsSessionsAndLanes(t *testing.T) {
 	t.Parallel()
 	s := newSet()
 	mustOpen(t, s, dialog.Tool[string]{}, "a")
-	for name, ask := range map[string]func() (protocol.DialogState, error){
-		"session": func() (protocol.DialogState, error) {
+	for name, ask := range map[string]func() (wire.DialogState, error){
+		"session": func() (wire.DialogState, error) {
 			return s.Continue(t.Context(), "a", "other", lane, "x", json.RawMessage("1"))
 		},
-		"lane": func() (protocol.DialogState, error) {
+		"lane": func() (wire.DialogState, error) {
 			return s.Continue(t.Context(), "a", session, "account/other", "x", json.RawMessage("1"))
 		},
-		"nothing": func() (protocol.DialogState, error) {
+		"nothing": func() (wire.DialogState, error) {
 			return s.Continue(t.Context(), "b", session, lane, "x", json.RawMessage("1"))
 		},
 	} {
 		state, err := ask()
 		require.Error(t, err, name)
-		require.Equal(t, protocol.DialogLost, state.Ending, name)
+		require.Equal(t, wire.DialogLost, state.Ending, name)
 	}
 	_, err := s.End(t.Context(), "a", "other", lane)
 	require.NoError(t, err)

@@ -80,7 +80,7 @@ type Set[H any] struct {
 // past is what is remembered of a dialog.
 type past struct {
 	session protocol.SessionID
-	ending  protocol.DialogEnding
+	ending  wire.DialogEnding
 }
 
 // New returns an empty set.
@@ -100,20 +100,20 @@ func (s *Set[H]) Lives(l protocol.Lane) bool {
 
 // Open starts a dialog and returns its first answer. The error is the function's, or
 // a *[protocol.Error] when too many live. A dialog whose first call was stopped has ended.
-func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (protocol.DialogState, error) {
+func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (wire.DialogState, error) {
 	if before := s.find(o.ID); before != nil { // of an earlier attempt, which nobody got
-		before.end(protocol.DialogLost)
+		before.end(wire.DialogLost)
 	}
 	d := &dialog[H]{
 		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle), opened: trace.LinkFromContext(ctx),
 		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage), done: make(chan struct{}),
 	}
 	alive, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	alive, expire := context.WithTimeoutCause(alive, cmp.Or(tool.Life, DefaultLife), over{protocol.DialogExpired})
+	alive, expire := context.WithTimeoutCause(alive, cmp.Or(tool.Life, DefaultLife), over{wire.DialogExpired})
 	d.ctx, d.cancel = alive, stop // before anybody can end it
 	if err := s.add(d, cmp.Or(tool.Live, DefaultLive), cmp.Or(tool.PerSession, DefaultPerSession)); err != nil {
 		expire()
-		return protocol.DialogState{Dialog: o.ID, Ending: protocol.DialogFailed}, err
+		return wire.DialogState{Dialog: o.ID, Ending: wire.DialogFailed}, err
 	}
 	d.turn <- struct{}{}
 	d.waiting = time.AfterFunc(d.idle, d.tired)
@@ -130,8 +130,8 @@ func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (protocol
 	}()
 	state, err := d.answer(ctx, s.grace)
 	if ctx.Err() != nil && state.Ending == "" {
-		d.end(protocol.DialogInterrupted)
-		state.Ending, state.Idle = protocol.DialogInterrupted, 0
+		d.end(wire.DialogInterrupted)
+		state.Ending, state.Idle = wire.DialogInterrupted, 0
 	}
 	d.give()
 	return state, err
@@ -141,7 +141,7 @@ func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (protocol
 // is the function's, or a *[protocol.Error] when the dialog is not there any more.
 func (s *Set[H]) Continue(
 	ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane, call H, input json.RawMessage,
-) (protocol.DialogState, error) {
+) (wire.DialogState, error) {
 	d := s.find(id)
 	if d == nil || d.session != session || d.lane != l {
 		return s.gone(id, session)
@@ -165,17 +165,17 @@ func (s *Set[H]) Continue(
 
 // End ends a dialog of a session and returns what its function said last. One that is
 // not there any more is fine.
-func (s *Set[H]) End(ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane) (protocol.DialogState, error) {
+func (s *Set[H]) End(ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane) (wire.DialogState, error) {
 	d := s.find(id)
 	if d == nil || d.session != session || d.lane != l {
 		state, _ := s.gone(id, session)
 		return state, nil
 	}
-	d.cancel(over{protocol.DialogEnded})
+	d.cancel(over{wire.DialogEnded})
 	select {
 	case <-d.done:
 	case <-ctx.Done():
-		return protocol.DialogState{Dialog: id, Ending: protocol.DialogEnded}, ctx.Err()
+		return wire.DialogState{Dialog: id, Ending: wire.DialogEnded}, ctx.Err()
 	}
 	return d.last()
 }
@@ -187,7 +187,7 @@ func (s *Set[H]) Release(l protocol.Lane) {
 	for _, d := range s.live {
 		if d.lane == l {
 			all = append(all, d)
-			d.cancel(over{protocol.DialogLost})
+			d.cancel(over{wire.DialogLost})
 		}
 	}
 	s.mu.Unlock()
@@ -218,15 +218,15 @@ func (s *Set[H]) run(ctx context.Context, fn Func[H], talk *Talk[H], arguments j
 }
 
 // endingOf says how a dialog ended whose function returned err.
-func endingOf(ctx context.Context, err error) protocol.DialogEnding {
+func endingOf(ctx context.Context, err error) wire.DialogEnding {
 	var cause over
 	switch {
 	case errors.As(context.Cause(ctx), &cause):
 		return cause.ending
 	case err != nil:
-		return protocol.DialogFailed
+		return wire.DialogFailed
 	default:
-		return protocol.DialogDone
+		return wire.DialogDone
 	}
 }
 
@@ -281,13 +281,13 @@ func (s *Set[H]) remove(d *dialog[H]) {
 }
 
 // gone is the answer about a dialog that does not live here.
-func (s *Set[H]) gone(id protocol.CallID, session protocol.SessionID) (protocol.DialogState, error) {
+func (s *Set[H]) gone(id protocol.CallID, session protocol.SessionID) (wire.DialogState, error) {
 	s.mu.Lock()
 	known, found := s.past[id]
 	s.mu.Unlock()
-	ending := protocol.DialogLost
+	ending := wire.DialogLost
 	if found && known.session == session {
 		ending = known.ending
 	}
-	return protocol.DialogState{Dialog: id, Ending: ending}, wire.StateLost(ending)
+	return wire.DialogState{Dialog: id, Ending: ending}, wire.StateLost(ending)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -16,7 +17,7 @@ import (
 const guestWorkspace = "/workspace"
 
 // mcpList returns the tools of a server that lives in the sandbox.
-func mcpList(ctx context.Context, a *Attempt, p protocol.MCPList) (protocol.Value, error) {
+func mcpList(ctx context.Context, a *Attempt, p wire.MCPList) (protocol.Value, error) {
 	spec, err := a.host.serverOf(p.Server)
 	if err != nil {
 		return nil, err

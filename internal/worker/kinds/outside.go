@@ -5,6 +5,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/webfetch"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -24,19 +25,19 @@ func pageSize(v protocol.HTTPFetchResult) int {
 }
 
 // resultRead returns lines of the result of an earlier call of the session.
-func resultRead(ctx context.Context, a *Attempt, p protocol.ResultRead) (protocol.Value, error) {
+func resultRead(ctx context.Context, a *Attempt, p wire.ResultRead) (protocol.Value, error) {
 	return a.host.Results.Read(ctx, a.Run.Call.SessionID, p, a.host.Result)
 }
 
 // noop waits for as long as the payload says.
-func noop(ctx context.Context, _ *Attempt, p protocol.Noop) (protocol.Value, error) {
+func noop(ctx context.Context, _ *Attempt, p wire.Noop) (protocol.Value, error) {
 	if !pause.For(ctx, p.WorkMS.Duration()) {
 		return nil, ctx.Err()
 	}
-	return protocol.NoopResult{}, nil
+	return wire.NoopResult{}, nil
 }
 
 // refuseTurn refuses a turn that was sent to a pool of workers.
-func refuseTurn(*Host, protocol.TurnRun) *protocol.Error {
+func refuseTurn(*Host, wire.TurnRun) *protocol.Error {
 	return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -21,19 +22,19 @@ const earlyEnd = 150 * time.Millisecond
 // terminalType is what terminals of processes are called: programs may move the cursor there.
 const terminalType = "xterm-256color"
 
-func processList(_ context.Context, a *Attempt, _ protocol.ProcessList) (protocol.Value, error) {
+func processList(_ context.Context, a *Attempt, _ wire.ProcessList) (protocol.Value, error) {
 	return a.box.Processes.List(), nil
 }
 
-func processRead(ctx context.Context, a *Attempt, p protocol.ProcessRead) (protocol.Value, error) {
+func processRead(ctx context.Context, a *Attempt, p wire.ProcessRead) (protocol.Value, error) {
 	return valued(a.box.Processes.Read(ctx, p))
 }
 
-func processSend(ctx context.Context, a *Attempt, p protocol.ProcessSend) (protocol.Value, error) {
+func processSend(ctx context.Context, a *Attempt, p wire.ProcessSend) (protocol.Value, error) {
 	return valued(a.box.Processes.Send(ctx, p))
 }
 
-func processKill(ctx context.Context, a *Attempt, p protocol.ProcessKill) (protocol.Value, error) {
+func processKill(ctx context.Context, a *Attempt, p wire.ProcessKill) (protocol.Value, error) {
 	return valued(a.box.Processes.Kill(ctx, p.Process))
 }
 

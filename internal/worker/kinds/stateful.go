@@ -32,36 +32,36 @@ func graceAfter(cause error) time.Duration {
 }
 
 // checkDialog refuses a stateful tool that this worker does not have.
-func checkDialog(h *Host, p protocol.DialogOpen) *protocol.Error {
+func checkDialog(h *Host, p wire.DialogOpen) *protocol.Error {
 	if h.Handlers.Stateful[p.Tool].Run == nil {
 		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", p.Tool)
 	}
 	return nil
 }
 
-func dialogOpen(ctx context.Context, a *Attempt, p protocol.DialogOpen) (protocol.Value, error) {
+func dialogOpen(ctx context.Context, a *Attempt, p wire.DialogOpen) (protocol.Value, error) {
 	c := a.Run.Call
 	state, err := a.host.dialogs.Open(ctx, a.host.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
 		ID: c.ID, Session: c.SessionID, Lane: c.Lane(), Kind: p.Tool, Call: a, Arguments: p.Arguments,
 	})
 	err = checked(&state, err)
-	return protocol.DialogOpenResult{DialogState: state}, err
+	return wire.DialogOpenResult{DialogState: state}, err
 }
 
-func dialogContinue(ctx context.Context, a *Attempt, p protocol.DialogContinue) (protocol.Value, error) {
+func dialogContinue(ctx context.Context, a *Attempt, p wire.DialogContinue) (protocol.Value, error) {
 	input := p.Input
 	if input == nil {
 		input = json.RawMessage("null")
 	}
 	state, err := a.host.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
 	err = checked(&state, err)
-	return protocol.DialogContinueResult{DialogState: state}, err
+	return wire.DialogContinueResult{DialogState: state}, err
 }
 
-func dialogEnd(ctx context.Context, a *Attempt, p protocol.DialogEnd) (protocol.Value, error) {
+func dialogEnd(ctx context.Context, a *Attempt, p wire.DialogEnd) (protocol.Value, error) {
 	state, err := a.host.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
 	err = checked(&state, err)
-	return protocol.DialogEndResult{DialogState: state}, err
+	return wire.DialogEndResult{DialogState: state}, err
 }
 
 // dialogSize is the size of what a stateful tool answered.
@@ -71,7 +71,7 @@ func dialogSize(v protocol.Value) int {
 }
 
 // checked is the error of a state, as that of a tool; an output that is no JSON is one.
-func checked(state *protocol.DialogState, err error) error {
+func checked(state *wire.DialogState, err error) error {
 	if len(state.Output) > 0 && !json.Valid(state.Output) {
 		state.Output = nil
 		err = errors.Join(err, errors.New("the tool answered with something that is no JSON"))

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -157,7 +158,7 @@ func complaint(c *protocol.Call, e *protocol.Execution) string {
 	}
 	if all := []rune(wrote); len(all) > maxComplaint {
 		return fmt.Sprintf(": ...%s\n[these are the last %d of %d characters of what it wrote to stderr; all of it: read with path=%q]",
-			string(all[len(all)-maxComplaint:]), maxComplaint, len(all), "result:"+string(c.ID)+"#"+protocol.PartStderr)
+			string(all[len(all)-maxComplaint:]), maxComplaint, len(all), "result:"+string(c.ID)+"#"+wire.PartStderr)
 	}
 	return ": " + wrote
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func checkImport(_ *Host, p protocol.WorkspaceImport) *protocol.Error {
+func checkImport(_ *Host, p wire.WorkspaceImport) *protocol.Error {
 	return checkUpload(p, p.Upload)
 }
 
-func checkExport(_ *Host, p protocol.WorkspaceExport) *protocol.Error {
+func checkExport(_ *Host, p wire.WorkspaceExport) *protocol.Error {
 	return checkUpload(p, p.Upload)
 }
 
@@ -36,14 +36,14 @@ func checkUpload(p protocol.Payload, name string) *protocol.Error {
 
 // workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with
 // anything in it was imported before, or used: it stays as it is.
-func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
+func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_ protocol.Value, err error) {
 	h, l := a.host, a.lane()
 	used, err := a.box.Used()
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	if used {
-		return protocol.WorkspaceImportResult{}, nil
+		return wire.WorkspaceImportResult{}, nil
 	}
 	tree, at, err := h.receive(ctx, p)
 	if err != nil {
@@ -67,11 +67,11 @@ func workspaceImport(ctx context.Context, a *Attempt, p protocol.WorkspaceImport
 	}
 	a.box.Checkpoints().Filled(tree, index)
 	files, size := sizeOf(tree)
-	return protocol.WorkspaceImportResult{Files: files, Bytes: size, Checkpoint: at.Checkpoint}, nil
+	return wire.WorkspaceImportResult{Files: files, Bytes: size, Checkpoint: at.Checkpoint}, nil
 }
 
 // receive keeps an upload in its journal, and returns what it has.
-func (h *Host) receive(ctx context.Context, p protocol.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
+func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
 	blob, err := natsio.GetObject(ctx, h.JS, wire.BlobsBucket(h.Fleet), p.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "upload %q is not in the fleet's object store", p.Blob)
@@ -110,7 +110,7 @@ func (h *Host) fill(ctx context.Context, dir string, tree snapshot.Tree) (index 
 }
 
 // workspaceExport keeps what the workspace has in the journal of an upload.
-func workspaceExport(ctx context.Context, a *Attempt, p protocol.WorkspaceExport) (protocol.Value, error) {
+func workspaceExport(ctx context.Context, a *Attempt, p wire.WorkspaceExport) (protocol.Value, error) {
 	h, store := a.host, a.host.Workspaces
 	files, err := a.files(ctx, p.Upload)
 	if err != nil {
@@ -121,7 +121,7 @@ func workspaceExport(ctx context.Context, a *Attempt, p protocol.WorkspaceExport
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
 	n, size := sizeOf(files)
-	return protocol.WorkspaceExportResult{Files: n, Bytes: size, Checkpoint: at.Checkpoint}, nil
+	return wire.WorkspaceExportResult{Files: n, Bytes: size, Checkpoint: at.Checkpoint}, nil
 }
 
 // files stores what a workspace has. Most of it is known: of its checkpoints, or of the upload.
@@ -153,18 +153,18 @@ func sizeOf(tree snapshot.Tree) (files int, size int64) {
 }
 
 // workspaceRemove removes a sandbox with its workspace and forgets where it was.
-func workspaceRemove(ctx context.Context, a *Attempt, _ protocol.WorkspaceRemove) (protocol.Value, error) {
+func workspaceRemove(ctx context.Context, a *Attempt, _ wire.WorkspaceRemove) (protocol.Value, error) {
 	h, l := a.host, a.lane()
 	h.dialogs.Release(l)
 	if err := h.Sandboxes.Remove(ctx, l); err != nil {
 		return nil, err
 	}
-	return protocol.WorkspaceRemoveResult{}, nil
+	return wire.WorkspaceRemoveResult{}, nil
 }
 
 // workspaceRestore makes a workspace what it was after an earlier call. When that fails, the next
 // call finds it as it was before.
-func workspaceRestore(ctx context.Context, a *Attempt, p protocol.WorkspaceRestore) (protocol.Value, error) {
+func workspaceRestore(ctx context.Context, a *Attempt, p wire.WorkspaceRestore) (protocol.Value, error) {
 	l := a.lane()
 	c := a.box.Checkpoints()
 	if c == nil {
@@ -176,7 +176,7 @@ func workspaceRestore(ctx context.Context, a *Attempt, p protocol.WorkspaceResto
 	}
 	stats, err := c.Restore(ctx, wire.HashLane(l), p.At)
 	if err == nil {
-		return protocol.WorkspaceRestoreResult{Written: stats.Written, Removed: stats.Removed}, nil
+		return wire.WorkspaceRestoreResult{Written: stats.Written, Removed: stats.Removed}, nil
 	}
 	a.box.Reclaim()
 	if errors.Is(err, fleetspace.ErrNone) {

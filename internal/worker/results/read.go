@@ -30,7 +30,7 @@ const (
 // Read returns lines of the result of an earlier call of a session: of what is stored of it until
 // the session is removed, or else of the result itself, as long as the fleet has it.
 func (k *Store) Read(
-	ctx context.Context, session protocol.SessionID, p protocol.ResultRead, find func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error),
+	ctx context.Context, session protocol.SessionID, p wire.ResultRead, find func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error),
 ) (protocol.Value, error) {
 	page, err := k.readStored(ctx, session, p)
 	if page != nil || err != nil {
@@ -43,14 +43,14 @@ func (k *Store) Read(
 	case result == nil || result.Value == nil && result.Kept == nil:
 		return nil, protocol.Errorf(protocol.CodeNotFound, "there is no result of call %q with a value in this session. "+
 			"A result that was cut is kept as long as its session; one that was shown whole is not.", p.CallID)
-	case result.Kept != nil && p.Part != protocol.PartValue:
+	case result.Kept != nil && p.Part != wire.PartValue:
 		return k.awaitStored(ctx, session, p)
 	}
 	return partPage(p, result.Value)
 }
 
 // awaitStored reads what is stored, and not visible on every server yet.
-func (k *Store) awaitStored(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+func (k *Store) awaitStored(ctx context.Context, session protocol.SessionID, p wire.ResultRead) (protocol.Value, error) {
 	for range storedPatience / storedPeriod {
 		if !pause.For(ctx, storedPeriod) {
 			return nil, ctx.Err()
@@ -64,11 +64,11 @@ func (k *Store) awaitStored(ctx context.Context, session protocol.SessionID, p p
 
 // objectName is the object with a part of a result as text, if there is one; "" when there never
 // is.
-func objectName(session protocol.SessionID, p protocol.ResultRead) string {
+func objectName(session protocol.SessionID, p wire.ResultRead) string {
 	switch p.Part {
-	case protocol.PartStdout, protocol.PartStderr:
+	case wire.PartStdout, wire.PartStderr:
 		return wire.KeptStream(session, p.CallID, p.Part)
-	case "", protocol.PartText, protocol.PartOutput:
+	case "", wire.PartText, wire.PartOutput:
 		return wire.KeptText(session, p.CallID)
 	default:
 		return ""
@@ -76,12 +76,12 @@ func objectName(session protocol.SessionID, p protocol.ResultRead) string {
 }
 
 // readStored reads what is stored of a result; nil if there is nothing.
-func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p wire.ResultRead) (protocol.Value, error) {
 	if name := objectName(session, p); name != "" {
 		text, err := natsio.GetObject(ctx, k.js, k.bucket, name)
 		if err == nil {
 			defer text.Close()
-			return page(p, cmp.Or(p.Part, protocol.PartText), text, false)
+			return page(p, cmp.Or(p.Part, wire.PartText), text, false)
 		}
 		if !errors.Is(err, jetstream.ErrObjectNotFound) {
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
@@ -102,7 +102,7 @@ func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p pr
 }
 
 // partPage returns the lines that p asks for of a value.
-func partPage(p protocol.ResultRead, value protocol.Value) (protocol.Value, error) {
+func partPage(p wire.ResultRead, value protocol.Value) (protocol.Value, error) {
 	part, content, truncated, err := partOf(value, p.Part)
 	if err != nil {
 		return nil, err
@@ -114,39 +114,39 @@ func partPage(p protocol.ResultRead, value protocol.Value) (protocol.Value, erro
 func partOf(v protocol.Value, part string) (name string, content []byte, truncated bool, err error) {
 	e := plain.Execution(v)
 	if part == "" {
-		part = protocol.PartText
+		part = wire.PartText
 		if _, isTool := v.(protocol.ToolRunResult); e != nil && !isTool {
-			part = protocol.PartOutput
+			part = wire.PartOutput
 		}
 	}
 	switch {
-	case part == protocol.PartValue:
+	case part == wire.PartValue:
 		content, err = wire.EncodeValue(v)
-	case part == protocol.PartText:
+	case part == wire.PartText:
 		content, err = plain.Text(v)
 	case e == nil:
 		err = protocol.Errorf(protocol.CodeInvalidArguments, "the result is no command's: it has no %s, only %s and %s",
-			part, protocol.PartText, protocol.PartValue)
-	case part == protocol.PartStdout:
+			part, wire.PartText, wire.PartValue)
+	case part == wire.PartStdout:
 		content, truncated = e.Stdout, e.Truncated && e.StdoutBytes > 0
-	case part == protocol.PartStderr:
+	case part == wire.PartStderr:
 		content, truncated = e.Stderr, e.Truncated && e.StderrBytes > 0
-	case part == protocol.PartOutput:
+	case part == wire.PartOutput:
 		content, truncated = plain.Written(e), e.Truncated
 	default:
 		err = protocol.Errorf(protocol.CodeInvalidArguments, "part %q: must be %s", part, strings.Join(
-			[]string{protocol.PartText, protocol.PartStdout, protocol.PartStderr, protocol.PartOutput, protocol.PartValue}, ", "))
+			[]string{wire.PartText, wire.PartStdout, wire.PartStderr, wire.PartOutput, wire.PartValue}, ", "))
 	}
 	return part, content, truncated, err
 }
 
 // page returns the lines that p asks for of a part.
-func page(p protocol.ResultRead, part string, content io.Reader, truncated bool) (protocol.Value, error) {
+func page(p wire.ResultRead, part string, content io.Reader, truncated bool) (protocol.Value, error) {
 	got, err := lines.Read(content, lines.Page{First: p.Offset, Column: p.Column, Limit: p.Limit})
 	if err != nil {
 		return nil, fmt.Errorf("read what is kept of call %s: %w", p.CallID, err)
 	}
-	r := protocol.ResultReadResult{
+	r := wire.ResultReadResult{
 		CallID: p.CallID, Part: part, Content: got.Content, Bytes: got.Bytes, TotalLines: got.Total, Lines: got.Lines, Truncated: truncated,
 	}
 	if got.Lines > 0 {

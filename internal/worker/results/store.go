@@ -130,7 +130,7 @@ func Output(written *spool.Spool) Func {
 		if err != nil {
 			return nil, err
 		}
-		for part, stream := range map[string]sandbox.Stream{protocol.PartStdout: sandbox.Stdout, protocol.PartStderr: sandbox.Stderr} {
+		for part, stream := range map[string]sandbox.Stream{wire.PartStdout: sandbox.Stdout, wire.PartStderr: sandbox.Stderr} {
 			name := wire.KeptStream(c.SessionID, c.ID, part)
 			if written.Total(stream) == written.Total(both...) { // the other one is empty
 				_, err = s.objects.AddLink(ctx, name, text)

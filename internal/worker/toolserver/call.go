@@ -11,6 +11,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -42,8 +43,8 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*prot
 }
 
 // toolOf is a tool as it travels.
-func toolOf(t *mcp.Tool) protocol.MCPTool {
-	tool := protocol.MCPTool{Name: t.Name, Description: cmp.Or(t.Description, t.Title), Title: t.Title}
+func toolOf(t *mcp.Tool) wire.MCPTool {
+	tool := wire.MCPTool{Name: t.Name, Description: cmp.Or(t.Description, t.Title), Title: t.Title}
 	if a := t.Annotations; a != nil {
 		tool.Title = cmp.Or(t.Title, a.Title)
 		tool.ReadOnly, tool.Idempotent = a.ReadOnlyHint, a.IdempotentHint

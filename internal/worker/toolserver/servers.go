@@ -13,6 +13,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -112,8 +113,8 @@ func (s *Servers) Wait() { s.group.Wait() }
 
 // List returns the tools of a server. The error is a *[protocol.Error] when
 // the server is to blame.
-func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPServer) (list protocol.MCPListResult, err error) {
-	list.Tools = []protocol.MCPTool{}
+func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPServer) (list wire.MCPListResult, err error) {
+	list.Tools = []wire.MCPTool{}
 	err = s.with(ctx, at, spec, manner{again: true, harmless: true}, func(l *live) error {
 		list.Tools = list.Tools[:0]
 		l.changed.Store(false)

@@ -368,7 +368,7 @@ func TestParse_StatefulTools(t *testing.T) {
 	opened := tools.Opened{Tool: "a", Arguments: "{}", Place: tools.Place{ID: "opened", Turn: 1, Step: 1}}
 	_, plan, fault := table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h","input":3}`)
 	require.Nil(t, fault)
-	require.Equal(t, protocol.DialogContinue{Dialog: "opened", Input: []byte("3")}, plan.Payload)
+	require.Equal(t, wire.DialogContinue{Dialog: "opened", Input: []byte("3")}, plan.Payload)
 	_, _, fault = table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h"}`)
 	require.Equal(t, protocol.CodeInvalidArguments, fault.Code)
 

@@ -39,7 +39,7 @@ func (s *Server) List(session protocol.SessionID) protocol.Call {
 	return protocol.Call{
 		ID: wire.RandomCallID(), SessionID: session, Tool: s.Prefix(), Pool: cmp.Or(s.Pool, protocol.DefaultPool),
 		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}}, Delivery: protocol.Idempotent, MinLevel: s.MinLevel,
-		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(listTimeout), Payload: protocol.MCPList{Server: s.MCPServer},
+		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(listTimeout), Payload: wire.MCPList{Server: s.MCPServer},
 	}
 }
 
@@ -48,7 +48,7 @@ func (s *Server) key() string { return "mcp:" + s.Name }
 
 // Tools makes tools of those that the server has and that are offered. What cannot be a tool is
 // left out, and told.
-func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, errs []error) {
+func (s *Server) Tools(list []wire.MCPTool) (made []tools.Tool, errs []error) {
 	failure := func(name string, err error) {
 		errs = append(errs, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))
 	}
@@ -70,7 +70,7 @@ func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, errs []error
 		made = append(made, tool)
 	}
 	missing := func(name string) bool {
-		return !slices.ContainsFunc(list, func(t protocol.MCPTool) bool { return t.Name == name })
+		return !slices.ContainsFunc(list, func(t wire.MCPTool) bool { return t.Name == name })
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
 		if missing(name) {
@@ -86,7 +86,7 @@ func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, errs []error
 }
 
 // tool is a tool of the server.
-func (s *Server) tool(t *protocol.MCPTool) tools.Tool {
+func (s *Server) tool(t *wire.MCPTool) tools.Tool {
 	rule := s.Settings.Tools[t.Name]
 	timeout, _ := time.ParseDuration(cmp.Or(rule.Timeout, s.Timeout)) // it was checked
 	remote := tools.Remote{
@@ -116,7 +116,7 @@ func (s *Server) workspace() bool {
 
 // resource is what a call touches: the workspace, as a command does, or else only the server, so
 // that it runs beside files, commands and other servers, but never beside another call of its own.
-func (s *Server) resource(t *protocol.MCPTool) tools.Resource {
+func (s *Server) resource(t *wire.MCPTool) tools.Resource {
 	r := tools.Resource{Key: sandboxKey, Access: protocol.Exclusive}
 	if !s.workspace() {
 		r.Key += "/" + s.key()
@@ -128,7 +128,7 @@ func (s *Server) resource(t *protocol.MCPTool) tools.Resource {
 }
 
 // delivery is what may happen after a lost worker.
-func (s *Server) delivery(t *protocol.MCPTool) protocol.Delivery {
+func (s *Server) delivery(t *wire.MCPTool) protocol.Delivery {
 	switch {
 	case t.ReadOnly, t.Idempotent && !s.workspace():
 		return protocol.Idempotent

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
@@ -25,13 +26,13 @@ func parse(t *testing.T, server string) mcp.Server {
 }
 
 // plan is what a call of a server's tool x becomes.
-func plan(t *testing.T, server mcp.Server, tool protocol.MCPTool, arguments string) (tools.Plan, *protocol.Error) {
+func plan(t *testing.T, server mcp.Server, tool wire.MCPTool, arguments string) (tools.Plan, *protocol.Error) {
 	t.Helper()
 	tool.Name = "x"
 	if tool.Schema == nil {
 		tool.Schema = json.RawMessage(`{"type": "object"}`)
 	}
-	made, faults := server.Tools([]protocol.MCPTool{tool})
+	made, faults := server.Tools([]wire.MCPTool{tool})
 	require.Empty(t, faults)
 	table, err := tools.NewTable(made...)
 	require.NoError(t, err)
@@ -49,32 +50,32 @@ func TestTools_DeliveryAndResources(t *testing.T) {
 		remote  = `{"url": "https://example.com"}`
 		near    = `{"url": "https://example.com", "toolfleet": {"workspace": true}}`
 	)
-	reads, repeats, both := protocol.MCPTool{ReadOnly: true}, protocol.MCPTool{Idempotent: true}, protocol.MCPTool{ReadOnly: true, Idempotent: true}
+	reads, repeats, both := wire.MCPTool{ReadOnly: true}, wire.MCPTool{Idempotent: true}, wire.MCPTool{ReadOnly: true, Idempotent: true}
 	whole := func(access protocol.Access) []protocol.Use { return []protocol.Use{{Key: "sandbox/a", Access: access}} }
 	own := func(access protocol.Access) []protocol.Use {
 		return []protocol.Use{{Key: "sandbox/a/mcp:s", Access: access}}
 	}
 	for name, c := range map[string]struct {
 		server   string
-		tool     protocol.MCPTool
+		tool     wire.MCPTool
 		delivery protocol.Delivery
 		uses     []protocol.Use
 	}{
-		"program, no hint":           {program, protocol.MCPTool{}, protocol.AtMostOnce, whole(protocol.Exclusive)},
+		"program, no hint":           {program, wire.MCPTool{}, protocol.AtMostOnce, whole(protocol.Exclusive)},
 		"program that reads":         {program, reads, protocol.Idempotent, whole(protocol.Shared)},
 		"program, repeatable":        {program, repeats, protocol.Rollback, whole(protocol.Exclusive)},
 		"program, both":              {program, both, protocol.Idempotent, whole(protocol.Shared)},
-		"no workspace, no hint":      {apart, protocol.MCPTool{}, protocol.AtMostOnce, own(protocol.Exclusive)},
+		"no workspace, no hint":      {apart, wire.MCPTool{}, protocol.AtMostOnce, own(protocol.Exclusive)},
 		"no workspace, reads":        {apart, reads, protocol.Idempotent, own(protocol.Shared)},
 		"no workspace, repeatable":   {apart, repeats, protocol.Idempotent, own(protocol.Exclusive)},
-		"url, no hint":               {remote, protocol.MCPTool{}, protocol.AtMostOnce, own(protocol.Exclusive)},
+		"url, no hint":               {remote, wire.MCPTool{}, protocol.AtMostOnce, own(protocol.Exclusive)},
 		"url that reads":             {remote, reads, protocol.Idempotent, own(protocol.Shared)},
 		"url with workspace, repeat": {near, repeats, protocol.Rollback, whole(protocol.Exclusive)},
 		"delivery of the file": {
 			`{"command": "p", "toolfleet": {"tools": {"x": {"delivery": "at_most_once"}}}}`, reads, protocol.AtMostOnce, whole(protocol.Shared),
 		},
 		"nothing is touched": {
-			`{"command": "p", "toolfleet": {"tools": {"x": {"resources": []}}}}`, protocol.MCPTool{}, protocol.AtMostOnce, []protocol.Use{},
+			`{"command": "p", "toolfleet": {"tools": {"x": {"resources": []}}}}`, wire.MCPTool{}, protocol.AtMostOnce, []protocol.Use{},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +92,7 @@ func TestTools_DeliveryAndResources(t *testing.T) {
 func TestTools_PathOfAnArgument(t *testing.T) {
 	t.Parallel()
 	server := parse(t, `{"command": "p", "toolfleet": {"tools": {"x": {"resources": [{"key": "sandbox/{$sandbox}/{path...}", "access": "shared"}]}}}}`)
-	tool := protocol.MCPTool{Schema: json.RawMessage(`{"type": "object", "properties": {"path": {"type": "string"}}}`)}
+	tool := wire.MCPTool{Schema: json.RawMessage(`{"type": "object", "properties": {"path": {"type": "string"}}}`)}
 	for arguments, key := range map[string]protocol.ResourceKey{
 		`{"path": "a.txt"}`:          "sandbox/a/a.txt",
 		`{"path": "./d//e/../f"}`:    "sandbox/a/d/f",
@@ -112,7 +113,7 @@ func TestTools_WhatIsLeftOut(t *testing.T) {
 	t.Parallel()
 	good := json.RawMessage(`{"type": "object"}`)
 	server := parse(t, `{"command": "p", "toolfleet": {"tools": {"gone": {}, "key": {"resources": [{"key": "sandbox/{$sandbox}/{file...}"}]}}}}`)
-	made, faults := server.Tools([]protocol.MCPTool{
+	made, faults := server.Tools([]wire.MCPTool{
 		{Name: "a.b", Schema: good},
 		{Name: "a b", Schema: good},
 		{Name: "a_b", Schema: good},
@@ -148,7 +149,7 @@ func TestTools_Only(t *testing.T) {
 	t.Parallel()
 	good := json.RawMessage(`{"type": "object"}`)
 	server := parse(t, `{"command": "p", "toolfleet": {"only": ["b", "gone"]}}`)
-	made, faults := server.Tools([]protocol.MCPTool{{Name: "a"}, {Name: "b", Schema: good}})
+	made, faults := server.Tools([]wire.MCPTool{{Name: "a"}, {Name: "b", Schema: good}})
 	require.Len(t, made, 1)
 	require.Equal(t, "s__b", made[0].Name)
 	require.Len(t, faults, 1, "what is not offered may be broken")

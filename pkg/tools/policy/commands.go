@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/toolfleet/toolfleet/internal/shell"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,7 +29,7 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 		}
 		script, err = shell.Argv([]string{"sh", "-c", p.Code}, nil)
 		return assigning(script, p.Env), true, err
-	case protocol.ProcessSend:
+	case wire.ProcessSend:
 		return typedLines(p), true, nil
 	default:
 		return nil, false, nil
@@ -40,7 +41,7 @@ var keys = regexp.MustCompile(`\x1b\[[0-9;]*[@-~]`)
 
 // typedLines is what lines typed at a terminal do, as far as they are shell: what a REPL of another
 // language is told is not, as programs in other languages are not.
-func typedLines(sent protocol.ProcessSend) *shell.Script {
+func typedLines(sent wire.ProcessSend) *shell.Script {
 	script := &shell.Script{}
 	text := strings.ReplaceAll(keys.ReplaceAllString(string(sent.Input), ""), "\\\r", "")
 	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r != '\t' && unicode.IsControl(r) }) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -160,7 +161,7 @@ func (c *compiled) commands(call Call) *Verdict {
 	case !judged:
 		return nil
 	}
-	if _, typed := call.Plan.Payload.(protocol.ProcessSend); typed { // the program was allowed, and so what it does
+	if _, typed := call.Plan.Payload.(wire.ProcessSend); typed { // the program was allowed, and so what it does
 		return c.judgeScript(script, nil)
 	}
 	return c.judgeScript(script, c.Commands.Allow)

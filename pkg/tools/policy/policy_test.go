@@ -313,9 +313,9 @@ func TestJudge_ResourcesOfOthersHaveNoPath(t *testing.T) {
 	t.Parallel()
 	j, err := policy.New(policy.Policy{Paths: policy.Paths{Write: []string{"src"}}})
 	require.NoError(t, err)
-	plan := tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}}
+	plan := tools.Plan{Payload: wire.Noop{}, Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}}
 	require.Equal(t, policy.Allowed, j.Judge(policy.Call{Tool: "pay", Plan: plan}).Decision)
-	require.Equal(t, policy.Denied, j.Judge(policy.Call{Tool: "pay", Plan: tools.Plan{Payload: protocol.Noop{}}}).Decision, "the default is the whole sandbox")
+	require.Equal(t, policy.Denied, j.Judge(policy.Call{Tool: "pay", Plan: tools.Plan{Payload: wire.Noop{}}}).Decision, "the default is the whole sandbox")
 }
 
 func TestParse_FaultsHaveTheirLine(t *testing.T) {

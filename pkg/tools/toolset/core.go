@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
@@ -59,8 +60,8 @@ func returns(tool string) []protocol.Value {
 		"bash": {protocol.CommandRunResult{}}, "edit": {protocol.FilesEditResult{}}, "exists": {protocol.FilesExistsResult{}},
 		"glob": {protocol.FilesGlobResult{}}, "grep": {protocol.FilesSearchResult{}}, "json_read": {protocol.FilesJSONReadResult{}},
 		"json_write": {protocol.FilesJSONWriteResult{}}, "list": {protocol.FilesListResult{}}, "multi_edit": {protocol.FilesEditResult{}},
-		"process": {protocol.ProcessListResult{}, protocol.ProcessReadResult{}, protocol.ProcessSendResult{}, protocol.ProcessKillResult{}},
-		"read":    {protocol.FilesReadResult{}, protocol.ResultReadResult{}}, "run_code": {protocol.CodeRunResult{}},
+		"process": {wire.ProcessListResult{}, wire.ProcessReadResult{}, wire.ProcessSendResult{}, wire.ProcessKillResult{}},
+		"read":    {protocol.FilesReadResult{}, wire.ResultReadResult{}}, "run_code": {protocol.CodeRunResult{}},
 		"tree": {protocol.FilesTreeResult{}}, "write": {protocol.FilesWriteResult{}},
 	}[tool]
 }

@@ -129,18 +129,18 @@ func TestCore_Plans(t *testing.T) {
 			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
 		"processes": {"process", `{"action":"list"}`, tools.Plan{
-			Payload: protocol.ProcessList{}, Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+			Payload: wire.ProcessList{}, Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
 		"the end of a process's output": {"process", `{"action":"read","process":"p-1"}`, tools.Plan{
-			Payload:   protocol.ProcessRead{Process: "p-1", Offset: -8000, Limit: 40_000},
+			Payload:   wire.ProcessRead{Process: "p-1", Offset: -8000, Limit: 40_000},
 			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
 		"a process's output from a place on": {"process", `{"action":"read","process":"p-1","offset":0,"limit":"10","wait":2.5}`, tools.Plan{
-			Payload:   protocol.ProcessRead{Process: "p-1", Limit: 10, Wait: 2500},
+			Payload:   wire.ProcessRead{Process: "p-1", Limit: 10, Wait: 2500},
 			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 32500 * time.Millisecond,
 		}},
 		"the end of a process": {"process", `{"action":"kill","process":"p-1"}`, tools.Plan{
-			Payload: protocol.ProcessKill{Process: "p-1"}, Resources: whole, Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+			Payload: wire.ProcessKill{Process: "p-1"}, Resources: whole, Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
 		"a program that changes nothing": {"run_code", `{"code":"1","read_only":true}`, tools.Plan{
 			Payload:   protocol.CodeRun{Code: "1", Language: "python", ReadOnly: true},

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
@@ -120,7 +121,7 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 	id, part, _ := strings.Cut(rest, "#")
 	call, fault := protocol.ParseCallID(id)
 	line, column, isPlace := placeOf(at)
-	parts := []string{"", protocol.PartText, protocol.PartOutput, protocol.PartStdout, protocol.PartStderr, protocol.PartValue}
+	parts := []string{"", wire.PartText, wire.PartOutput, wire.PartStdout, wire.PartStderr, wire.PartValue}
 	if fault != nil || call == "" || hasPlace && !isPlace || !slices.Contains(parts, part) {
 		return tools.Plan{}, true, protocol.Errorf(protocol.CodeInvalidPath,
 			"The path %q is no result of an earlier call: want result:ID, or result:ID#text, #stdout, #stderr, #output or #value, and :LINE or :LINE@BYTE for where to begin. A file of that name is \"./%s\".",
@@ -130,7 +131,7 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 		line, column = offset, 0
 	}
 	return tools.Plan{
-		Payload:   protocol.ResultRead{CallID: call, Part: part, Offset: line, Column: column, Limit: limit},
+		Payload:   wire.ResultRead{CallID: call, Part: part, Offset: line, Column: column, Limit: limit},
 		Resources: []protocol.Use{}, Delivery: protocol.Idempotent, Timeout: FileTimeout,
 	}, true, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -205,7 +206,7 @@ func TestFormat_OpenRathIsJSONAtAnyLength(t *testing.T) {
 			"command": keptText(protocol.CommandRunResult{Execution: execution(long, long, 1)}, 0),
 			"program": keptText(protocol.CodeRunResult{Execution: execution(long, "", 0)}, 0),
 			"file":    keptText(protocol.FilesReadResult{Content: protocol.Bytes(long), Bytes: 100_000, TotalLines: 1}, 1),
-			"kept":    ok(protocol.ResultReadResult{CallID: "c-1", Content: protocol.Bytes(long), FirstLine: 1, LineBytes: 100_000, Lines: 1, TotalLines: 1}),
+			"kept":    ok(wire.ResultReadResult{CallID: "c-1", Content: protocol.Bytes(long), FirstLine: 1, LineBytes: 100_000, Lines: 1, TotalLines: 1}),
 			"failure": failed,
 			"own":     keptText(protocol.ToolRunResult{Output: quoted(t, long)}, 0),
 		} {

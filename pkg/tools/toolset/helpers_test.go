@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -30,7 +31,7 @@ func tool(name, schema string) tools.Tool {
 	return tools.Tool{
 		Definition: tools.Definition{Name: name, Description: "Does something.", Schema: json.RawMessage(schema)},
 		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
-			return tools.Plan{Payload: protocol.Noop{}}, nil
+			return tools.Plan{Payload: wire.Noop{}}, nil
 		},
 	}
 }

@@ -10,13 +10,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 func TestRead_TakesHandlesOfEarlierResults(t *testing.T) {
 	t.Parallel()
-	for raw, want := range map[string]protocol.ResultRead{
+	for raw, want := range map[string]wire.ResultRead{
 		`{"path":"result:c-1"}`:                                   {CallID: "c-1"},
 		`{"path":"result:c-1#stderr"}`:                            {CallID: "c-1", Part: "stderr"},
 		`{"path":"result:c-1#output","offset":"40","limit":"20"}`: {CallID: "c-1", Part: "output", Offset: 40, Limit: 20},
@@ -54,8 +55,8 @@ func TestRead_OfEveryToolsetTakesHandles(t *testing.T) {
 	} {
 		tool, plan, err := setTable(t, set).Plan(scope, name, `{"path":"result:c-1#stderr:7"}`)
 		require.Nil(t, err, set)
-		require.Equal(t, protocol.ResultRead{CallID: "c-1", Part: "stderr", Offset: 7}, plan.Payload)
-		result := ok(protocol.ResultReadResult{CallID: "c-1", Part: "stderr", Content: protocol.Bytes("g\n"), FirstLine: 7, Lines: 1, TotalLines: 7})
+		require.Equal(t, wire.ResultRead{CallID: "c-1", Part: "stderr", Offset: 7}, plan.Payload)
+		result := ok(wire.ResultReadResult{CallID: "c-1", Part: "stderr", Content: protocol.Bytes("g\n"), FirstLine: 7, Lines: 1, TotalLines: 7})
 		want := "     7\tg\n[lines 7-7 of 7]"
 		if set == "openrath" {
 			want = `{"data":"     7\tg\n[lines 7-7 of 7]"}`
@@ -127,28 +128,28 @@ func TestText_KeptResult(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 50_000)
 	for name, test := range map[string]struct {
-		value protocol.ResultReadResult
+		value wire.ResultReadResult
 		want  string
 	}{
-		"some lines":   {protocol.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, LineBytes: 1, Lines: 2, TotalLines: 9}, "     3\tc\n     4\td\n[lines 3-4 of 9; read on with path=\"result:c-1#stdout:5\"]"},
-		"the last":     {protocol.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9}, "     9\td\n[lines 9-9 of 9]"},
-		"not all kept": {protocol.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9, Truncated: true}, "     9\td\n[lines 9-9 of 9; what came after that is not kept]"},
-		"none there":   {protocol.ResultReadResult{TotalLines: 9}, "[there are no such lines: result:c-1#stdout has 9 lines]"},
-		"empty":        {protocol.ResultReadResult{}, "[result:c-1#stdout is empty]"},
+		"some lines":   {wire.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, LineBytes: 1, Lines: 2, TotalLines: 9}, "     3\tc\n     4\td\n[lines 3-4 of 9; read on with path=\"result:c-1#stdout:5\"]"},
+		"the last":     {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9}, "     9\td\n[lines 9-9 of 9]"},
+		"not all kept": {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9, Truncated: true}, "     9\td\n[lines 9-9 of 9; what came after that is not kept]"},
+		"none there":   {wire.ResultReadResult{TotalLines: 9}, "[there are no such lines: result:c-1#stdout has 9 lines]"},
+		"empty":        {wire.ResultReadResult{}, "[result:c-1#stdout is empty]"},
 		"an empty line": {
-			protocol.ResultReadResult{Content: protocol.Bytes("\n"), FirstLine: 1, Lines: 1, TotalLines: 2},
+			wire.ResultReadResult{Content: protocol.Bytes("\n"), FirstLine: 1, Lines: 1, TotalLines: 2},
 			"     1\t\n[lines 1-1 of 2; read on with path=\"result:c-1#stdout:2\"]",
 		},
 		"part of a line": {
-			protocol.ResultReadResult{Content: protocol.Bytes(long), FirstLine: 2, LineBytes: 1e6, Lines: 1, TotalLines: 3},
+			wire.ResultReadResult{Content: protocol.Bytes(long), FirstLine: 2, LineBytes: 1e6, Lines: 1, TotalLines: 3},
 			"     2\t" + long[:43_992] + "\n[line 2 of 3, bytes 1-43992 of 1000000; read on with path=\"result:c-1#stdout:2@43993\"]",
 		},
 		"the end of one": {
-			protocol.ResultReadResult{Content: protocol.Bytes("é\nz\n"), FirstLine: 2, FirstColumn: 9, LineBytes: 10, Lines: 2, TotalLines: 4},
+			wire.ResultReadResult{Content: protocol.Bytes("é\nz\n"), FirstLine: 2, FirstColumn: 9, LineBytes: 10, Lines: 2, TotalLines: 4},
 			"     2\té\n     3\tz\n[line 2 of 4, bytes 9-10 of 10, and lines 3-3; read on with path=\"result:c-1#stdout:4\"]",
 		},
 	} {
-		test.value.CallID, test.value.Part = "c-1", protocol.PartStdout
+		test.value.CallID, test.value.Part = "c-1", wire.PartStdout
 		require.Equal(t, test.want, text(t, "read", ok(test.value)), name)
 	}
 	gone := protocol.Result{Status: protocol.StatusFailed, Error: protocol.Errorf(protocol.CodeNotFound, "no result")}
@@ -157,7 +158,7 @@ func TestText_KeptResult(t *testing.T) {
 
 func TestText_AnyResultThatIsCutHasAHandle(t *testing.T) {
 	t.Parallel()
-	result := keptText(protocol.TurnRunResult{Text: strings.Repeat("é", 60_000)}, 0)
+	result := keptText(wire.TurnRunResult{Text: strings.Repeat("é", 60_000)}, 0)
 	out := text(t, "exists", result) // a value that this tool does not know is shown as JSON
 	var value map[string]any
 	require.NoError(t, json.Unmarshal([]byte(out), &value), "it is JSON even then")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
@@ -84,9 +85,9 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 	access := protocol.Shared
 	switch args.Action {
 	case "list":
-		plan.Payload = protocol.ProcessList{}
+		plan.Payload = wire.ProcessList{}
 	case "read":
-		read := protocol.ProcessRead{Process: args.Process, Offset: -processTail, Limit: cmp.Or(args.Limit, maxProcessRead)}
+		read := wire.ProcessRead{Process: args.Process, Offset: -processTail, Limit: cmp.Or(args.Limit, maxProcessRead)}
 		if args.Offset != nil {
 			read.Offset = *args.Offset
 		}
@@ -99,10 +100,10 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 			return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s", fault)
 		}
 		wait := args.wait(sendWait)
-		plan.Payload = protocol.ProcessSend{Process: args.Process, Input: input, Wait: protocol.MillisOf(wait)}
+		plan.Payload = wire.ProcessSend{Process: args.Process, Input: input, Wait: protocol.MillisOf(wait)}
 		plan.Timeout, plan.Delivery, access = FileTimeout+wait, protocol.AtMostOnce, protocol.Exclusive
 	default:
-		plan.Payload, access = protocol.ProcessKill{Process: args.Process}, protocol.Exclusive
+		plan.Payload, access = wire.ProcessKill{Process: args.Process}, protocol.Exclusive
 	}
 	uses, err := workspace.Use(scope.Sandbox, "", access)
 	plan.Resources = uses

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -21,14 +22,14 @@ func TestProcess_NeedsAName(t *testing.T) {
 
 func TestText_BackgroundProcesses(t *testing.T) {
 	t.Parallel()
-	living := protocol.ProcessStatus{
+	living := wire.ProcessStatus{
 		Process: "p-1", Command: "npm run\ndev", StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Reason: "running", ExitCode: -1, Bytes: 6,
 	}
 	terminal := living
 	terminal.TTY = true
-	kept := protocol.ProcessStatus{Process: "p-1", Reason: "exited", Bytes: 6, Kept: "c-1"}
-	state := func(reason, signal string, exit int) protocol.ProcessStatus {
-		return protocol.ProcessStatus{Process: "p-1", Reason: reason, Signal: signal, ExitCode: exit}
+	kept := wire.ProcessStatus{Process: "p-1", Reason: "exited", Bytes: 6, Kept: "c-1"}
+	state := func(reason, signal string, exit int) wire.ProcessStatus {
+		return wire.ProcessStatus{Process: "p-1", Reason: reason, Signal: signal, ExitCode: exit}
 	}
 	started := func(reason string, exit int, output string) protocol.CommandRunResult {
 		return protocol.CommandRunResult{
@@ -43,42 +44,42 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		"started":          {"bash", started("running", -1, ""), "[background process p-1: running; it goes on beside other calls; the process tool reads what it writes, and kills it]"},
 		"started and said": {"bash", started("running", -1, "ready"), "ready\n[background process p-1: running; it goes on beside other calls; the process tool reads what it writes, and kills it]"},
 		"failed at once":   {"bash", started("exited", 127, "sh: x: not found\n"), "sh: x: not found\n[background process p-1: ended with exit code 127; it did not live long]"},
-		"none":             {"process", protocol.ProcessListResult{}, "[there are no background processes]"},
+		"none":             {"process", wire.ProcessListResult{}, "[there are no background processes]"},
 		"some": {
 			"process",
-			protocol.ProcessListResult{Processes: []protocol.ProcessStatus{living, state("cancelled", "SIGTERM", -1)}},
+			wire.ProcessListResult{Processes: []wire.ProcessStatus{living, state("cancelled", "SIGTERM", -1)}},
 			"p-1  running, 6 bytes written, started 03:04:05: npm run\np-1  killed, 0 bytes written, started 00:00:00: ",
 		},
 		"read": {
 			"process",
-			protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("ready\n"), NextOffset: 6},
+			wire.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("ready\n"), NextOffset: 6},
 			"ready\n[p-1 running; bytes 0-6 of 6; read on with offset=6]",
 		},
 		"a terminal": {
 			"process",
-			protocol.ProcessSendResult{ProcessReadResult: protocol.ProcessReadResult{
+			wire.ProcessSendResult{ProcessReadResult: wire.ProcessReadResult{
 				ProcessStatus: terminal, Content: protocol.Bytes("50%\r100%\r\n\x1b[1G\x1b[0J> \x1b[3G"), Offset: 4, NextOffset: 6,
 			}},
 			"100%\n>\n[p-1 running; bytes 4-6 of 6; read on with offset=6]",
 		},
 		"dropped": {
 			"process",
-			protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
+			wire.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
 			"end\n[3 bytes before this are dropped, nothing has them: have a command write to a file what is needed whole]\n[p-1 running; bytes 3-6 of 6; read on with offset=6]",
 		},
 		"kept": {
 			"process",
-			protocol.ProcessReadResult{ProcessStatus: kept, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
+			wire.ProcessReadResult{ProcessStatus: kept, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
 			"end\n[p-1 ended with exit code 0; bytes 3-6 of 6; read on with offset=6; all of it: read with path=\"result:c-1\"]",
 		},
-		"nothing new":  {"process", protocol.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
-		"killed":       {"process", protocol.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},
-		"ended before": {"process", protocol.ProcessKillResult{ProcessStatus: state("exited", "", 0)}, "[p-1: ended with exit code 0]"},
-		"out of time":  {"process", protocol.ProcessKillResult{ProcessStatus: state("timeout", "SIGKILL", -1)}, "[p-1: killed, its time was over]"},
-		"no memory":    {"process", protocol.ProcessKillResult{ProcessStatus: state("oom", "SIGKILL", -1)}, "[p-1: killed, it ran out of memory]"},
-		"no disk":      {"process", protocol.ProcessKillResult{ProcessStatus: state("disk_limit", "SIGKILL", -1)}, "[p-1: ended, the sandbox used up its disk]"},
-		"by a signal":  {"process", protocol.ProcessKillResult{ProcessStatus: state("signaled", "SIGSEGV", -1)}, "[p-1: ended by signal SIGSEGV]"},
-		"lost":         {"process", protocol.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended, its sandbox went away]"},
+		"nothing new":  {"process", wire.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
+		"killed":       {"process", wire.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},
+		"ended before": {"process", wire.ProcessKillResult{ProcessStatus: state("exited", "", 0)}, "[p-1: ended with exit code 0]"},
+		"out of time":  {"process", wire.ProcessKillResult{ProcessStatus: state("timeout", "SIGKILL", -1)}, "[p-1: killed, its time was over]"},
+		"no memory":    {"process", wire.ProcessKillResult{ProcessStatus: state("oom", "SIGKILL", -1)}, "[p-1: killed, it ran out of memory]"},
+		"no disk":      {"process", wire.ProcessKillResult{ProcessStatus: state("disk_limit", "SIGKILL", -1)}, "[p-1: ended, the sandbox used up its disk]"},
+		"by a signal":  {"process", wire.ProcessKillResult{ProcessStatus: state("signaled", "SIGSEGV", -1)}, "[p-1: ended by signal SIGSEGV]"},
+		"lost":         {"process", wire.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended, its sandbox went away]"},
 	} {
 		require.Equal(t, test.want, text(t, test.tool, ok(test.value)), name)
 	}
@@ -99,7 +100,7 @@ func TestProcess_WhatIsTyped(t *testing.T) {
 	} {
 		_, plan, err := coreTable(t).Plan(scope, "process", `{"action":"send","process":"p-1",`+arguments+`}`)
 		require.Nil(t, err, arguments)
-		send, ok := plan.Payload.(protocol.ProcessSend)
+		send, ok := plan.Payload.(wire.ProcessSend)
 		require.True(t, ok)
 		require.Equal(t, want, string(send.Input), arguments)
 		require.Equal(t, protocol.AtMostOnce, plan.Delivery)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -392,7 +393,7 @@ func TestText_OfWhatNobodyExpected(t *testing.T) {
 	t.Run("no tool", func(t *testing.T) {
 		t.Parallel()
 		var none *tools.Tool
-		result := ok(protocol.NoopResult{})
+		result := ok(wire.NoopResult{})
 		require.JSONEq(t, `{"type":"noop","version":1}`, none.Text(&result))
 	})
 	t.Run("the value of another tool", func(t *testing.T) {
@@ -418,14 +419,14 @@ func TestText_OfWhatNobodyExpected(t *testing.T) {
 		t.Parallel()
 		bad := tool("bad", `{"type":"object"}`)
 		bad.Render = func(*protocol.Result) string { panic("boom") }
-		result := ok(protocol.NoopResult{})
+		result := ok(wire.NoopResult{})
 		require.JSONEq(t, `{"type":"noop","version":1}`, bad.Text(&result))
 	})
 	t.Run("a render function without bounds", func(t *testing.T) {
 		t.Parallel()
 		bad := tool("bad", `{"type":"object"}`)
 		bad.Render = func(*protocol.Result) string { return strings.Repeat("😀", 60_000) + "\xff" }
-		result := ok(protocol.NoopResult{})
+		result := ok(wire.NoopResult{})
 		out := bad.Text(&result)
 		require.True(t, utf8.ValidString(out))
 		require.LessOrEqual(t, utf8.RuneCountInString(out), tools.MaxText)

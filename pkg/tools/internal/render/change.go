@@ -5,6 +5,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -56,7 +57,7 @@ func Edit(v protocol.FilesEditResult, r rest) string {
 		text += "\n" + prose.Clip(prose.Valid(v.Diff), prose.BodyLimit/2)
 	}
 	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
-		return shown + r.mark(protocol.PartValue)
+		return shown + r.mark(wire.PartValue)
 	}
 	return text
 }

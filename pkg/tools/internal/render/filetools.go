@@ -6,6 +6,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -39,7 +40,7 @@ func fileToolsText(arguments string, result *protocol.Result) string {
 			found[i] = fmt.Sprintf("%s:%d: %s", prose.Path(match.Path), match.Line, matchText(match))
 		}
 		return strings.TrimSuffix(lines(found, v.Total, r, "No matches found", "line")+unsearched(v), "\n")
-	case protocol.ResultReadResult:
+	case wire.ResultReadResult:
 		return keptText(v, prose.BodyLimit)
 	default:
 		return own(result)

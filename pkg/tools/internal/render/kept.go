@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -18,7 +19,7 @@ const HandlePrefix = "result:"
 // text. line and column are where to begin, 0 and 1 at the beginning.
 func Handle(call protocol.CallID, part string, line int, column int64) string {
 	handle := HandlePrefix + string(call)
-	if part != "" && part != protocol.PartText {
+	if part != "" && part != wire.PartText {
 		handle += "#" + part
 	}
 	if line > 1 || column > 1 {
@@ -80,7 +81,7 @@ func (r rest) others(shown, total int, narrower string) string {
 
 // keptText is the lines of a kept result with their numbers, as many as have room in so many
 // characters, and where they stand in it.
-func keptText(v protocol.ResultReadResult, room int) string {
+func keptText(v wire.ResultReadResult, room int) string {
 	what := Handle(v.CallID, v.Part, 0, 0)
 	switch {
 	case len(v.Content) == 0 && v.TotalLines == 0:
@@ -135,8 +136,8 @@ func rows(content string, first, room int) (text string, count int, bytes int64)
 // OrKept is the Render function of tools that read files, and so kept results too.
 func OrKept(file func(*protocol.Result) string) func(*protocol.Result) string {
 	return func(result *protocol.Result) string {
-		if _, kept := result.Value.(protocol.ResultReadResult); kept {
-			return Of(func(v protocol.ResultReadResult) string { return keptText(v, prose.BodyLimit) })(result)
+		if _, kept := result.Value.(wire.ResultReadResult); kept {
+			return Of(func(v wire.ResultReadResult) string { return keptText(v, prose.BodyLimit) })(result)
 		}
 		return file(result)
 	}

@@ -114,7 +114,7 @@ func rathValue(arguments string, result *protocol.Result, limit int) any {
 		return rathWritten{v.Bytes, linksNote(v.Links)}
 	case protocol.FilesExistsResult:
 		return rathOK{v.Exists}
-	case protocol.ResultReadResult:
+	case wire.ResultReadResult:
 		return rathData{Data: keptText(v, min(limit, plain.MaxFile))}
 	default:
 		return rathOwn(result, limit)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,7 +23,7 @@ func Command(result *protocol.Result) string {
 	if cut {
 		output += restOf(result).mark("")
 	}
-	status := protocol.ProcessStatus{
+	status := wire.ProcessStatus{
 		Process: value.Process, Reason: value.Reason, ExitCode: value.ExitCode, Signal: value.Signal, Bytes: value.StdoutBytes,
 	}
 	how := "it goes on beside other calls; the process tool reads what it writes, and kills it"
@@ -41,14 +42,14 @@ const processRunning = "running"
 // Process is the Render function of the tool process.
 func Process(result *protocol.Result) string {
 	switch result.Value.(type) {
-	case protocol.ProcessListResult:
+	case wire.ProcessListResult:
 		return Of(processListText)(result)
-	case protocol.ProcessReadResult:
+	case wire.ProcessReadResult:
 		return Of(processReadText)(result)
-	case protocol.ProcessSendResult:
-		return Of(func(v protocol.ProcessSendResult) string { return processReadText(v.ProcessReadResult) })(result)
-	case protocol.ProcessKillResult:
-		return Of(func(v protocol.ProcessKillResult) string {
+	case wire.ProcessSendResult:
+		return Of(func(v wire.ProcessSendResult) string { return processReadText(v.ProcessReadResult) })(result)
+	case wire.ProcessKillResult:
+		return Of(func(v wire.ProcessKillResult) string {
 			return fmt.Sprintf("[%s: %s]", v.Process, stateText(v.ProcessStatus))
 		})(result)
 	default:
@@ -56,7 +57,7 @@ func Process(result *protocol.Result) string {
 	}
 }
 
-func processListText(v protocol.ProcessListResult) string {
+func processListText(v wire.ProcessListResult) string {
 	if len(v.Processes) == 0 {
 		return "[there are no background processes]"
 	}
@@ -70,7 +71,7 @@ func processListText(v protocol.ProcessListResult) string {
 }
 
 // stateText is how a process is, in words.
-func stateText(p protocol.ProcessStatus) string {
+func stateText(p wire.ProcessStatus) string {
 	switch {
 	case p.Reason == processRunning:
 		return "running"
@@ -93,7 +94,7 @@ func stateText(p protocol.ProcessStatus) string {
 	}
 }
 
-func processReadText(v protocol.ProcessReadResult) string {
+func processReadText(v wire.ProcessReadResult) string {
 	mark := fmt.Sprintf("[%s %s; bytes %d-%d of %d; read on with offset=%d]",
 		v.Process, stateText(v.ProcessStatus), v.Offset, v.NextOffset, v.Bytes, v.NextOffset)
 	if len(v.Content) == 0 {

@@ -21,7 +21,7 @@ func JSON(result *protocol.Result) string {
 		if err != nil {
 			body = "[the result cannot be shown: " + err.Error() + "]"
 		} else {
-			body = prose.FitJSON(encoded, restOf(result).note(protocol.PartValue))
+			body = prose.FitJSON(encoded, restOf(result).note(wire.PartValue))
 		}
 	}
 	return outcome(result, body)

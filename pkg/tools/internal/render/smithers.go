@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
@@ -43,7 +44,7 @@ func smithersText(tool, arguments string, result *protocol.Result) string {
 		return ripgrep(arguments, v, r)
 	case protocol.CommandRunResult:
 		return smithersCommand(result, &v.Execution)
-	case protocol.ResultReadResult:
+	case wire.ResultReadResult:
 		return keptText(v, prose.BodyLimit)
 	default:
 		return own(result)

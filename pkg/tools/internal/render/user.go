@@ -80,8 +80,8 @@ func Dialog(result *protocol.Result) string {
 }
 
 // dialogMark says how a dialog stands; "" when there is nothing that the rest does not say.
-func dialogMark(result *protocol.Result, state protocol.DialogState) string {
-	_, opening := result.Value.(protocol.DialogOpenResult)
+func dialogMark(result *protocol.Result, state wire.DialogState) string {
+	_, opening := result.Value.(wire.DialogOpenResult)
 	handle := DialogHandle(state.Dialog)
 	switch {
 	case state.Ending == "" && opening:

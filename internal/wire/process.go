@@ -1,6 +1,10 @@
-package protocol
+package wire
 
-import "time"
+import (
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
 
 // ProcessList lists the background processes of a sandbox: those that live, and the
 // last ones that ended.
@@ -16,7 +20,7 @@ type ProcessRead struct {
 	// Limit is how many bytes at most; 0 means as many as fit.
 	Limit int64 `json:"limit,omitempty"`
 	// Wait is how long to wait for output at Offset, or for the end of the process.
-	Wait Millis `json:"wait_ms,omitempty"`
+	Wait protocol.Millis `json:"wait_ms,omitempty"`
 }
 
 // ProcessSend types something at the terminal of a background process, and reads what it then
@@ -24,9 +28,9 @@ type ProcessRead struct {
 type ProcessSend struct {
 	Process string `json:"process"`
 	// Input is what is typed, at most [MaxInput]: Enter is a carriage return, control-C is 3.
-	Input Bytes `json:"input"`
+	Input protocol.Bytes `json:"input"`
 	// Wait is how long to wait for output at most; it ends when there was some, and no more comes.
-	Wait Millis `json:"wait_ms,omitempty"`
+	Wait protocol.Millis `json:"wait_ms,omitempty"`
 }
 
 // MaxInput bounds what is typed at once, in bytes.
@@ -45,7 +49,7 @@ type ProcessStatus struct {
 	// Command is its beginning: the shell text, or the argument vector.
 	Command   string    `json:"command"`
 	StartedAt time.Time `json:"started_at"`
-	// Reason is running, or as in [Execution].
+	// Reason is running, or as in [protocol.Execution].
 	Reason string `json:"reason"`
 	// ExitCode is the exit status; -1 when a signal ended it, or it lives.
 	ExitCode int    `json:"exit_code"`
@@ -56,7 +60,7 @@ type ProcessStatus struct {
 	TTY bool `json:"tty,omitempty"`
 	// Kept is, of one that has ended, the call as whose result all that it wrote is kept, for
 	// [ResultRead]; "" when that is not more than is read at once, or could not be kept.
-	Kept CallID `json:"kept,omitempty"`
+	Kept protocol.CallID `json:"kept,omitempty"`
 }
 
 // ProcessListResult answers [ProcessList]; processes are sorted by start.
@@ -68,7 +72,7 @@ type ProcessListResult struct {
 type ProcessReadResult struct {
 	ProcessStatus
 
-	Content Bytes `json:"content"`
+	Content protocol.Bytes `json:"content"`
 	// Offset is where Content begins: later than what was asked for when that is not
 	// kept any more. NextOffset is where to read on.
 	Offset     int64 `json:"offset"`

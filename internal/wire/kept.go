@@ -1,18 +1,11 @@
-package protocol
+package wire
 
-// Kept says that the fleet keeps a result whole until its session is removed, because it
-// may be longer than what a reader is shown of it at once: see [ResultRead].
-type Kept struct {
-	// Lines is how many lines of a list, or of a file, are kept; 0 when it is neither.
-	Lines int `json:"lines,omitempty"`
-	// Truncated says that there was more than a worker keeps.
-	Truncated bool `json:"truncated,omitempty"`
-}
+import "github.com/toolfleet/toolfleet/pkg/protocol"
 
 // ResultRead reads the result of an earlier call of the same session, line by
 // line. It touches no sandbox: its resources may be empty but for a lane of its own.
 type ResultRead struct {
-	CallID CallID `json:"call_id"`
+	CallID protocol.CallID `json:"call_id"`
 	// Part is text: what the call returned as one would read it, such as the content of a file or
 	// one line for each entry of a list; or stdout, stderr, or output (both, in the order in which
 	// they came) of a command; or value: what the call returned, as JSON. "" is output of a command
@@ -26,22 +19,13 @@ type ResultRead struct {
 	Limit int `json:"limit,omitempty"`
 }
 
-// The parts of a result.
-const (
-	PartText   = "text"
-	PartStdout = "stdout"
-	PartStderr = "stderr"
-	PartOutput = "output"
-	PartValue  = "value"
-)
-
 // ResultReadResult answers [ResultRead].
 type ResultReadResult struct {
-	CallID CallID `json:"call_id"`
-	Part   string `json:"part"`
+	CallID protocol.CallID `json:"call_id"`
+	Part   string          `json:"part"`
 	// Content is lines, each whole, but that the first begins at FirstColumn, and ends before
 	// its end when it alone is more than fits.
-	Content Bytes `json:"content"`
+	Content protocol.Bytes `json:"content"`
 	// Bytes is the size of the whole part.
 	Bytes int64 `json:"bytes"`
 	// FirstLine is the number of the first line in Content, from 1; 0 when there is none.
@@ -55,3 +39,12 @@ type ResultReadResult struct {
 	// Truncated says that the part itself is not kept whole.
 	Truncated bool `json:"truncated,omitempty"`
 }
+
+// The parts of a result.
+const (
+	PartText   = "text"
+	PartStdout = "stdout"
+	PartStderr = "stderr"
+	PartOutput = "output"
+	PartValue  = "value"
+)

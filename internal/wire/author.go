@@ -1,4 +1,4 @@
-package protocol
+package wire
 
 import (
 	"errors"
@@ -6,19 +6,15 @@ import (
 	"maps"
 	"strings"
 	"unicode"
-)
 
-// Author is who commits with git in the commands of a session; what is "" is not said.
-type Author struct {
-	Name  string `json:"name,omitempty"`
-	Email string `json:"email,omitempty"`
-}
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
 
 // maxAuthor bounds a name and an address.
 const maxAuthor = 256
 
-// Validate returns an error unless git can have the author in a commit.
-func (a Author) Validate() error {
+// ValidateAuthor returns an error unless git can have the author in a commit.
+func ValidateAuthor(a protocol.Author) error {
 	check := func(field, text string) error {
 		if len(text) > maxAuthor || strings.ContainsAny(text, "<>") || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			return fmt.Errorf("author.%s %q: must be at most %d bytes of printable text without < and >", field, text, maxAuthor)
@@ -28,8 +24,8 @@ func (a Author) Validate() error {
 	return errors.Join(check("name", a.Name), check("email", a.Email))
 }
 
-// Env are the variables by which git knows the author.
-func (a Author) Env() map[string]string {
+// AuthorEnv returns the environment variables that name the author to git.
+func AuthorEnv(a protocol.Author) map[string]string {
 	env := map[string]string{}
 	for what, value := range map[string]string{"NAME": a.Name, "EMAIL": a.Email} {
 		if value != "" {
@@ -39,21 +35,21 @@ func (a Author) Env() map[string]string {
 	return env
 }
 
-// In returns a payload whose commands know the author, unless their own variables say another.
-func (a Author) In(p Payload) Payload {
+// WithAuthor adds the variables of [AuthorEnv] to the commands of a payload. The payload's own win.
+func WithAuthor(p protocol.Payload, a protocol.Author) protocol.Payload {
 	with := func(own map[string]string) map[string]string {
-		if a == (Author{}) {
+		if a == (protocol.Author{}) {
 			return own
 		}
-		env := a.Env()
+		env := AuthorEnv(a)
 		maps.Copy(env, own)
 		return env
 	}
 	switch run := p.(type) {
-	case CommandRun:
+	case protocol.CommandRun:
 		run.Env = with(run.Env)
 		return run
-	case CodeRun:
+	case protocol.CodeRun:
 		run.Env = with(run.Env)
 		return run
 	default:

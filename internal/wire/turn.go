@@ -1,0 +1,41 @@
+package wire
+
+import (
+	"encoding/json"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TurnRun runs one turn of a session on a coordinator.
+type TurnRun struct {
+	Prompt    string   `json:"prompt"`
+	Model     string   `json:"model,omitempty"`
+	Toolsets  []string `json:"toolsets,omitempty"`
+	MaxSteps  int      `json:"max_steps,omitempty"`
+	MaxTokens int64    `json:"max_tokens,omitempty"`
+	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
+	// docs/policy.md describes them.
+	Policies []json.RawMessage `json:"policies,omitempty"`
+	// Guard is what the session must know of a file before it may change it.
+	Guard protocol.Guard `json:"guard,omitempty"`
+	// Temperature, Reasoning (an effort) and MaxOutput (tokens of a reply) tune the model's
+	// replies; what is missing is the coordinator's to choose.
+	Temperature *float64 `json:"temperature,omitempty"`
+	Reasoning   string   `json:"reasoning,omitempty"`
+	MaxOutput   int64    `json:"max_output,omitempty"`
+	// System is the system prompt, and Project what the workspace says to agents; missing ones are
+	// as in the session's turn before, and an empty Project is none.
+	System  string                     `json:"system,omitempty"`
+	Project []protocol.InstructionFile `json:"project,omitzero"`
+	// Author is who commits in the turn's commands.
+	Author protocol.Author `json:"author,omitzero"`
+}
+
+// TurnRunResult answers [TurnRun].
+type TurnRunResult struct {
+	// Outcome is answered, failed, limit_reached or interrupted.
+	Outcome string         `json:"outcome"`
+	Text    string         `json:"text"`
+	Steps   int            `json:"steps"`
+	Usage   protocol.Usage `json:"usage"`
+}
