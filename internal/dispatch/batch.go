@@ -298,6 +298,9 @@ func (b *batch) close(f *followed) {
 	b.mu.Lock()
 	delete(b.open, f.call.ID)
 	b.mu.Unlock()
+	if f.accepted {
+		b.dispatcher.publisher.Ended(f.call)
+	}
 }
 
 // refuse ends a call that the fleet did not accept.

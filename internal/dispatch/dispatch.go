@@ -224,7 +224,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		header := nats.Header{}
 		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, b.dispatcher.publish...)
 		telemetry.Inject(publishCtx, header)
-		outgoing[i] = lane.Outgoing{Call: call, Header: header}
+		outgoing[i] = lane.Outgoing{Call: call, Header: header, Followed: true}
 		b.mu.Lock()
 		b.open[call.ID] = &followed{at: i, call: call, since: time.Now(), span: span, publish: publish, state: loop.StateQueued}
 		b.mu.Unlock()

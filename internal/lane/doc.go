@@ -67,8 +67,11 @@
 // # Writes that are saved
 //
 // A call for an idle lane is the ready message itself: one write. A publisher that used the lane a
-// moment ago skips this attempt, because holders keep frequently used lanes for a moment. The empty
-// ready message after an append is not acknowledged; if it is lost, the reaper publishes one.
+// moment ago, or waits for a result of it, skips this attempt, because holders keep frequently used
+// lanes for a moment. The empty ready message after an append is not acknowledged; if it is lost,
+// the reaper publishes one. While the publisher waits for the result of an earlier call of the lane
+// it owes the ready message, because the holder looks into the mailbox after that call. It
+// publishes the message when no call of the lane ends for a moment.
 //
 // A holder deletes settled entries without waiting for an ack, and checks before the release which
 // are left. So after a crash a settled entry may still be stored; a holder therefore looks for a
@@ -94,7 +97,7 @@
 //
 //	decisions without I/O or clock             package core, and its simulation
 //	streams and their operations               package store; whether a read is current: consistency
-//	calls are published                        publisher
+//	calls are published                        publisher; lanes that it used: used
 //	what the engine needs of its program       host
 //	a worker pulls lanes, and drains           holder, pull
 //	its heartbeat; heartbeats of others        incarnation; peers

@@ -45,8 +45,7 @@ type Publisher struct {
 	clock   store.Clock
 	synced  atomic.Int64 // when the clock was read, in nanoseconds since 1970
 
-	mu   sync.Mutex
-	used map[poolLane]time.Time // when calls were put into lanes; bounded by maxUsed
+	lanes usedLanes
 }
 
 // poolLane is a lane in one of its pools: different workers may hold it in different pools.
@@ -61,14 +60,22 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 	if err != nil {
 		return nil, err
 	}
-	return &Publisher{store: s, streams: natsio.NewStreams(s.JS, s.Created()), used: map[poolLane]time.Time{}}, nil
+	p := &Publisher{store: s, streams: natsio.NewStreams(s.JS, s.Created())}
+	p.lanes.makeReady = func(lane poolLane) { s.PublishReady(lane.pool, lane.lane) }
+	return p, nil
 }
 
 // Outgoing is a call to enqueue, with headers such as its trace context.
 type Outgoing struct {
 	Call   *protocol.Call
 	Header nats.Header
+	// Followed says that, if the call is accepted, [Publisher.Ended] is called once: when the
+	// caller has its result, or gives it up. That saves ready messages.
+	Followed bool
 }
+
+// Ended says that an accepted call, which is followed, has its result or was given up.
+func (p *Publisher) Ended(call *protocol.Call) { p.lanes.ended(laneOf(call)) }
 
 // Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
 // exactly one result. Calls of one lane are accepted in the given order. A payload that is too
@@ -99,28 +106,19 @@ func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.L
 // enqueueLane enqueues calls of one lane. The first may be the ready message itself, if the lane
 // may be idle. That saves a write; a wrong guess costs one.
 func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	inline := !p.wasUsedRecently(lane) || p.isFull() // the last message that a full stream accepts must make its lane ready
+	inline := !p.lanes.use(lane) || p.isFull() // the last message that a full stream accepts must make its lane ready
 	for _, i := range indexes {
-		if faults[i] = p.enqueue(ctx, calls[i], inline); faults[i] == nil {
-			inline = false
-		} else if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
+		faults[i] = p.enqueue(ctx, calls[i], inline)
+		switch {
+		case errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain):
 			p.noRoom.Store(time.Now().UnixNano())
+		case faults[i] == nil:
+			inline = false
+			if calls[i].Followed {
+				p.lanes.begun(lane)
+			}
 		}
 	}
-}
-
-// wasUsedRecently notes that a lane is used now, and reports whether this publisher used it within
-// keepTime: then it is probably held.
-func (p *Publisher) wasUsedRecently(lane poolLane) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	last := p.used[lane]
-	if len(p.used) >= maxUsed {
-		clear(p.used)
-	}
-	p.used[lane] = now
-	return now.Sub(last) < keepTime
 }
 
 func (p *Publisher) isFull() bool {
@@ -141,7 +139,7 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 			return err
 		}
 	}
-	return p.append(ctx, call, msg, size)
+	return p.append(ctx, call, msg, size, out.Followed)
 }
 
 // message encodes a call for its mailbox. A payload that is too large for a message is stored
@@ -245,7 +243,7 @@ func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) e
 }
 
 // append adds a call to its mailbox, and makes the lane ready.
-func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int) error {
+func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int, followed bool) error {
 	answer, err := p.appendOne(ctx, call, msg)
 	again := call.Again || len(msg.Data) != size
 	switch {
@@ -254,7 +252,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	case answer == store.Full:
 		return failed(call, full(again), true, false)
 	}
-	p.store.PublishReady(call.Pool, call.Lane())
+	p.lanes.appended(laneOf(call), followed)
 	return nil
 }
 
@@ -369,14 +367,8 @@ func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, er
 const (
 	// fullFor is how long a stream counts as full after it refused a call.
 	fullFor = time.Second
-	// keepTime is how long a holder keeps a frequently used lane after its last call.
-	keepTime = 25 * time.Millisecond
-	// frequent is the longest pause between two uses of a frequently used lane.
-	frequent = 50 * time.Millisecond
 	// syncEvery is how long one reading of the server's clock is used.
-	syncEvery = 10 * time.Second
-	// maxUsed bounds the lanes whose last use is remembered.
-	maxUsed    = 8192
+	syncEvery  = 10 * time.Second
 	retryFirst = 20 * time.Millisecond
 	retryLast  = time.Second
 )

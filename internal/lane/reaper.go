@@ -26,7 +26,8 @@ import (
 // by all workers of the pool, delivers each entry once, and the worker that gets it tries to
 // publish the ready message. Once is enough: if the stream refuses it, the lane is ready or held,
 // and its holder looks into the mailbox after it has deleted the ready message. Settled entries are
-// deleted and never delivered, so only calls that wait long cost anything.
+// deleted and never delivered, and nothing is fetched while no entry is older than reapAfter. So
+// only calls that wait long cost anything.
 //
 // Ready messages: a single server that is killed may restore deleted ready messages and claims. The
 // consumer never delivers a ready message that it has settled, and the stream refuses others for
@@ -47,8 +48,11 @@ type reaper struct {
 }
 
 const (
-	// reapPeriod is how often a worker fetches new entries.
+	// reapPeriod is how often a worker looks for entries that wait.
 	reapPeriod = time.Second
+	// reapAfter is the age at which an entry is looked after: younger ones are about to be run, or
+	// to get their ready message.
+	reapAfter = 500 * time.Millisecond
 	// reapBatch is the number of entries fetched at once.
 	reapBatch = 256
 	// reapParallel is the number of lanes that are made ready concurrently.
@@ -81,6 +85,9 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 			c.consumer = nil // it may have been deleted
 		}
 	}()
+	if waits, err := c.waitsLong(ctx); err != nil || !waits {
+		return err
+	}
 	if c.consumer == nil {
 		opening, cancel := context.WithTimeout(ctx, store.OpTimeout)
 		defer cancel()
@@ -100,8 +107,17 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 		if err := errors.Join(batch.Error(), c.makeAllReady(ctx, entries)); err != nil || len(entries) < reapBatch {
 			return err
 		}
+		if last, err := entries[len(entries)-1].Metadata(); err != nil || c.holder.clock.Age(last.Timestamp) < reapAfter {
+			return err
+		}
 	}
 	return nil
+}
+
+// waitsLong reports whether any entry of the pool is older than reapAfter.
+func (c *reaper) waitsLong(ctx context.Context) (bool, error) {
+	first, err := c.holder.store.Next(ctx, wire.MailboxesFilter(c.holder.options.Fleet, c.holder.options.Pool), 0)
+	return first != nil && c.holder.clock.Age(first.Time) >= reapAfter, err
 }
 
 // makeAllReady makes the lanes of some entries ready, each once, and acknowledges the entries of
