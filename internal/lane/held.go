@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"sync"
@@ -276,7 +277,7 @@ func (l *heldLane) lingerFor() time.Duration {
 		return 2 * lookPeriodMax
 	case o.Linger > 0 && l.holder.host.MayLinger(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
 		return o.Linger
-	case l.usage.served > 1:
+	case l.usage.served > 1 && l.holder.Held() <= o.Slots+maxLingering:
 		return keepTime
 	}
 	return 0
@@ -374,16 +375,33 @@ func (l *heldLane) othersWait() bool {
 	if h.slots.available() > 0 {
 		return false
 	}
-	if h.slots.inLine() > 0 {
-		return true
+	return h.slots.inLine() > 0 || h.lanesWait(l.ctx)
+}
+
+// backlog is whether lanes wait at the server, as it said a moment ago.
+type backlog struct {
+	sync.Mutex
+
+	asked time.Time
+	waits bool
+}
+
+// lanesWait reports whether lanes wait at the server. One question answers all lanes that ask
+// within a tenth of a quantum.
+func (h *Holder) lanesWait(ctx context.Context) bool {
+	b := &h.backlog
+	b.Lock()
+	defer b.Unlock()
+	if time.Since(b.asked) < quantum/10 {
+		return b.waits
 	}
-	consumer, err := h.store.Consumer(l.ctx, h.options.Pool)
-	if err != nil || consumer == nil {
-		return true
+	consumer, err := h.store.Consumer(ctx, h.options.Pool)
+	if b.asked, b.waits = time.Now(), true; err == nil && consumer != nil {
+		// Lanes that were delivered and are not held here may be handed back, or held elsewhere.
+		waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0))
+		b.waits = consumer.NumWaiting == 0 && waiting > 0
 	}
-	// Lanes that were delivered and are not held here may be handed back, or held by other workers.
-	waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0))
-	return consumer.NumWaiting == 0 && waiting > 0
+	return b.waits
 }
 
 // retry repeats do until it succeeds. It reports false when the lane is lost first.

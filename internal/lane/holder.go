@@ -34,6 +34,7 @@ type Holder struct {
 	lease    time.Duration
 	retryLog retryLog
 	streams  *natsio.Streams
+	backlog  backlog
 	heldLanes
 }
 
