@@ -6,10 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -26,18 +26,20 @@ func TestLacking_ItIsTold(t *testing.T) {
 	require.NoError(t, err)
 	coordinator := filepath.Join(t.TempDir(), "coordinator")
 	require.NoError(t, os.Symlink(executable, coordinator))
+	ctx := t.Context()
 	prints := func(pattern string, args ...string) { // once the worker answers in time
 		t.Helper()
-		require.Eventually(t, func() bool {
-			out, _ := exec.CommandContext(t.Context(), coordinator, append(args, fleet...)...).CombinedOutput()
-			return regexp.MustCompile(pattern).Match(out)
-		}, 2*time.Minute, time.Millisecond, "%s", args)
+		require.EventuallyWithT(t, func(t *assert.CollectT) {
+			out, err := exec.CommandContext(ctx, coordinator, append(args, fleet...)...).CombinedOutput()
+			require.NoError(t, err)
+			require.Regexp(t, pattern, string(out))
+		}, 2*time.Minute, 200*time.Millisecond, "%s", args)
 	}
 	sentence := `bash, call \S+, waits for: 1 worker of pool default, none offers level paths; a sandbox is offered by \S+\n`
 	prints(`(?m)^`+sentence, "lane", "show", "sandbox/s-1")
 	prints(`"needs":\{"kind":"command_run","level":"paths"\},"waits_for":"1 worker`, "lane", "show", "--json", "sandbox/s-1")
 	prints(`(?m)^session s-1: `+sentence, "workers")
-	prints(`state +in_use\nwaits +`+sentence, "session", "show", "s-1")
+	prints(`state +waits_for_worker\nwaits +`+sentence, "session", "show", "s-1")
 	prints(`"waits":\["bash, call`, "session", "show", "--json", "s-1")
 	m.keys("C-c")
 	m.shows("[ended: 130]")

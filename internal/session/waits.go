@@ -74,8 +74,8 @@ func (r *Reader) seeWorkers(ctx context.Context, infos ...*Info) error {
 	if err != nil {
 		return err
 	}
-	untaken := func(lane *operator.Status) bool {
-		return lane.Waiting > 0 && len(lane.Running) == 0 && lane.Holder == ""
+	untaken := func(lane *operator.Status) bool { // a worker that does not meet a call's requirements holds the lane for a moment
+		return lane.Waiting > 0 && len(lane.Running) == 0 && lane.State != operator.StateLost
 	}
 	if len(waiting) == 1 {
 		view, err := o.Show(ctx, r.Pool, sandboxLane(waiting[0].SessionID), 1)
