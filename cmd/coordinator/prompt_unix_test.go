@@ -48,7 +48,7 @@ func openAt(t *testing.T, env []string, typed string, args ...string) *console {
 	require.NoError(t, err)
 	c := &console{t: t, dir: t.TempDir(), done: make(chan struct{}), fresh: make(chan struct{}, 1)}
 	require.NoError(t, os.WriteFile(filepath.Join(c.dir, "a.txt"), []byte("old"), 0o600))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	c.cmd = exec.CommandContext(ctx, executable)
 	c.cmd.Args = append([]string{"coordinator", args[0], "--sandbox", "process", "--workspace", c.dir, "--data", t.TempDir()}, args[1:]...)

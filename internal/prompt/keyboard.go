@@ -3,10 +3,10 @@ package prompt
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"sync"
-	"time"
 )
 
 // keyboard reads what is typed on a terminal, for one reader at a time. Nothing can interrupt the
@@ -17,13 +17,16 @@ type keyboard struct {
 	begin sync.Once
 	typed chan typed
 	rest  []byte // the unread part of the last piece
+
+	mu        sync.Mutex // held while a piece is read, so that it belongs to one side of a discard
+	discarded int        // how often input was discarded
 }
 
-// typed is a piece of what was typed, and when it was read.
+// typed is a piece of what was typed, and how often input had been discarded before it.
 type typed struct {
-	keys []byte
-	at   time.Time
-	err  error
+	keys  []byte
+	after int
+	err   error
 }
 
 func newKeyboard(file *os.File) *keyboard { return &keyboard{file: file, typed: make(chan typed)} }
@@ -51,34 +54,54 @@ func (k *keyboard) next(ctx context.Context, resized <-chan os.Signal) (typed, e
 func (k *keyboard) read() {
 	defer close(k.typed)
 	for {
-		buf := make([]byte, 4096)
-		n, err := k.file.Read(buf)
-		k.typed <- typed{buf[:n], time.Now(), err}
-		if err != nil && err != io.EOF {
+		piece := k.piece()
+		k.typed <- piece
+		if piece.err != nil && !errors.Is(piece.err, io.EOF) {
 			return
 		}
 	}
 }
 
-// discard discards what was typed and not read.
-func (k *keyboard) discard() {
-	k.rest = nil
-	discardInput(k.file)
-	select {
-	case <-k.typed:
-	default:
+// piece reads what was typed. A read that waited with the lock would block the next question.
+func (k *keyboard) piece() typed {
+	buf := make([]byte, 4096)
+	for waitForInput(k.file, forever) {
+		k.mu.Lock()
+		if waitForInput(k.file, 0) { // it was not discarded
+			defer k.mu.Unlock()
+			n, err := k.file.Read(buf)
+			return typed{buf[:n], k.discarded, err}
+		}
+		k.mu.Unlock()
 	}
+	n, err := k.file.Read(buf)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return typed{buf[:n], k.discarded, err}
 }
 
-// line waits for a line that was typed after a moment.
-func (k *keyboard) line(ctx context.Context, after time.Time) (string, error) {
+// forever is the time limit of [waitForInput] for none.
+const forever = -1
+
+// discard discards what was typed until now, and returns how often it has done so.
+func (k *keyboard) discard() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.rest = nil
+	discardInput(k.file)
+	k.discarded++
+	return k.discarded
+}
+
+// line waits for a line that was typed after a call of [keyboard.discard].
+func (k *keyboard) line(ctx context.Context, after int) (string, error) {
 	var line []byte
 	for {
 		piece, err := k.next(ctx, nil)
 		if err != nil {
 			return "", err
 		}
-		if !piece.at.After(after) {
+		if piece.after < after {
 			continue
 		}
 		line = append(line, piece.keys...)

@@ -20,7 +20,6 @@ import (
 	"os/user"
 	"path"
 	"strings"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -55,8 +54,7 @@ func New(stdin io.Reader, screen *terminal.View, files Files) *Prompt {
 
 // ask shows a question and reads a line that was typed after it.
 func (q *Prompt) ask(ctx context.Context, question terminal.Question) (string, error) {
-	q.keys.discard()
-	asked := time.Now()
+	asked := q.keys.discard()
 	answered := q.screen.Ask(question)
 	line, err := q.keys.line(ctx, asked)
 	answered()

@@ -15,3 +15,6 @@ func discardInput(terminal *os.File) {
 	const reading = 1                                                        // FREAD
 	_ = unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCFLUSH, reading) // fails when the terminal is gone
 }
+
+// waitForInput does not wait here: terminals cannot be polled on macOS.
+func waitForInput(*os.File, int) bool { return false }
