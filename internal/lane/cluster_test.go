@@ -281,8 +281,7 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	call.Delivery = protocol.AtMostOnce
 	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	f.takeAndDie() // it has started the call
-	_, err := f.js.Publish(t.Context(), wire.StartSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID, 1), []byte("lost 1 1"))
-	require.NoError(t, err)
+	f.publish(wire.StartSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID, 1), nil, []byte("lost 1 1"))
 	f.fill(2)
 	p := f.publisher()
 	refused := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/2"))}})
@@ -352,12 +351,15 @@ func (f *fleet) makeRoomFor(call *protocol.Call) {
 // fill makes the calls stream so small that it has no room any more.
 func (f *fleet) fill(messages int64) {
 	f.t.Helper()
-	calls, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
-	require.NoError(f.t, err)
-	config := calls.CachedInfo().Config
-	config.MaxMsgs = messages
-	_, err = f.js.UpdateStream(f.t.Context(), config)
-	require.NoError(f.t, err)
+	f.insist(func() error {
+		calls, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
+		if err == nil {
+			config := calls.CachedInfo().Config
+			config.MaxMsgs = messages
+			_, err = f.js.UpdateStream(f.t.Context(), config)
+		}
+		return err
+	})
 }
 
 // othersLead waits until the others have leaders of their own for what a server leads that is cut

@@ -176,12 +176,38 @@ func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 	return result
 }
 
+// insist repeats what servers refuse, as those of a cluster do while they choose a leader.
+func (f *fleet) insist(do func() error) {
+	f.t.Helper()
+	require.EventuallyWithT(f.t, func(t *assert.CollectT) { require.NoError(t, do()) }, patience, 50*time.Millisecond)
+}
+
+// publish stores a message of a subject that has no message yet.
+func (f *fleet) publish(subject string, header nats.Header, body []byte) {
+	f.t.Helper()
+	again := false
+	f.insist(func() error {
+		_, err := f.js.PublishMsg(f.t.Context(), &nats.Msg{Subject: subject, Header: header, Data: body})
+		if again && refusedBySubject(err) { // only the answer was lost
+			return nil
+		}
+		again = true
+		return err
+	})
+}
+
 // stored is how many messages the calls stream has.
 func (f *fleet) stored() uint64 {
 	f.t.Helper()
-	s, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
-	require.NoError(f.t, err)
-	return s.CachedInfo().State.Msgs
+	var messages uint64
+	f.insist(func() error {
+		s, err := f.js.Stream(f.t.Context(), wire.CallsStream(protocol.DefaultFleet))
+		if err == nil {
+			messages = s.CachedInfo().State.Msgs
+		}
+		return err
+	})
+	return messages
 }
 
 // has reports whether the calls stream has so many messages, and the pool's consumer believes none
@@ -207,26 +233,28 @@ func (f *fleet) requireQuiet() {
 func (f *fleet) takeAndDie() (jetstream.Msg, wire.LifeID) {
 	f.t.Helper()
 	fleet, pool := protocol.DefaultFleet, protocol.DefaultPool
-	consumer, err := f.js.Consumer(f.t.Context(), wire.CallsStream(fleet), wire.ReadyConsumer(pool))
-	require.NoError(f.t, err)
-	msg, err := consumer.Next(jetstream.FetchMaxWait(patience))
-	require.NoError(f.t, err)
+	var consumer jetstream.Consumer
+	var msg jetstream.Msg
+	f.insist(func() (err error) {
+		if consumer, err = f.js.Consumer(f.t.Context(), wire.CallsStream(fleet), wire.ReadyConsumer(pool)); err == nil {
+			msg, err = consumer.Next(jetstream.FetchMaxWait(patience))
+		}
+		return err
+	})
 	meta, err := msg.Metadata()
 	require.NoError(f.t, err)
 	beat := wire.Heartbeat{WorkerID: "lost", LeaseMS: consumer.CachedInfo().Config.AckWait.Milliseconds(), Beat: 1}
 	body, err := wire.EncodeHeartbeat(&beat)
 	require.NoError(f.t, err)
 	life := wire.NewLifeID()
-	_, err = f.js.Publish(f.t.Context(), wire.HeartbeatSubject(fleet, pool, life), body)
-	require.NoError(f.t, err)
+	f.publish(wire.HeartbeatSubject(fleet, pool, life), nil, body)
 	claim := wire.Claim{
 		Lane: protocol.Lane(msg.Headers().Get(wire.HeaderLane)), WorkerID: "lost", Life: life, Token: "lost",
 		Ready: meta.Sequence.Stream,
 	}
 	body, err = wire.EncodeClaim(&claim)
 	require.NoError(f.t, err)
-	_, err = f.js.Publish(f.t.Context(), wire.ClaimSubject(fleet, pool, wire.HashLane(claim.Lane)), body)
-	require.NoError(f.t, err)
+	f.publish(wire.ClaimSubject(fleet, pool, wire.HashLane(claim.Lane)), nil, body)
 	return msg, life
 }
 
@@ -237,8 +265,7 @@ func (f *fleet) storeResult(c *protocol.Call) {
 	r.Value = wire.NoopResult{}
 	body, err := wire.EncodeResult(&r)
 	require.NoError(f.t, err)
-	_, err = f.js.Publish(f.t.Context(), wire.ResultSubject(protocol.DefaultFleet, c.SessionID, c.ID), body)
-	require.NoError(f.t, err)
+	f.publish(wire.ResultSubject(protocol.DefaultFleet, c.SessionID, c.ID), nil, body)
 }
 
 // newCall makes a valid call that uses the given keys.

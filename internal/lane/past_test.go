@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -103,7 +102,7 @@ func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn
 // accepted earlier.
 func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
 	t.Parallel()
-	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	f, nc := besideTheLeader(t, steadyLease)
 	x := exclusive("account/x")
 	earlier, later := newCall("s", x), newCall("s", x)
 	past := remember(t, nc, earlier)
@@ -121,7 +120,7 @@ func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
 // result.
 func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	t.Parallel()
-	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	f, nc := besideTheLeader(t, steadyLease)
 	p := f.publisher()
 	x := exclusive("account/x")
 	before, after := newCall("s", x), newCall("s", x)
@@ -129,7 +128,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	past := remember(t, nc, before)
 	ran := make(chan protocol.CallID, 9)
 	h := f.hold(tells(ran), lane.Options{})
-	require.NoError(t, p.Wake(t.Context(), before))
+	f.wake(p, before)
 	require.Equal(t, before.ID, <-ran)
 	f.requireQuiet()
 	h.stop()
@@ -139,7 +138,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	delete(past.answers, "$JS.API.STREAM.INFO."+wire.CallsStream(protocol.DefaultFleet)) // it comes too late with that
 	past.answer(t, time.Second)
 	raw(t, f, wire.CallSubject(protocol.DefaultFleet, after.Pool, wire.HashLane(after.Lane()), after.ID), after)
-	require.NoError(t, p.Wake(t.Context(), after))
+	f.wake(p, after)
 	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, after.ID, <-ran)
 	f.requireQuiet()
@@ -157,7 +156,7 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	for _, call := range []*protocol.Call{settled, open} {
 		raw(t, f, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
 	}
-	require.NoError(t, p.Wake(t.Context(), open))
+	f.wake(p, open)
 	past := remember(t, nc, open)
 	f.takeAndDie() // it has settled one call
 	calls, err := f.js.Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
@@ -187,7 +186,7 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 		raw(t, f, wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
 	}
 	past := rememberResult(t, nc, settled)
-	require.NoError(t, p.Wake(t.Context(), open))
+	f.wake(p, open)
 	f.takeAndDie()
 	f.storeResult(settled)
 	past.answer(t, time.Second)
@@ -204,12 +203,12 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 // the call is cancelled, or the lane paused.
 func TestCluster_AnOldAnswerHidesNoCancel(t *testing.T) {
 	t.Parallel()
-	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	f, nc := besideTheLeader(t, steadyLease)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))
 	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	past := remember(t, nc, call)
-	require.NoError(t, p.Cancel(t.Context(), call))
+	f.insist(func() error { return p.Cancel(t.Context(), call) })
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 9)
 	f.hold(tells(ran), lane.Options{})
@@ -220,20 +219,19 @@ func TestCluster_AnOldAnswerHidesNoCancel(t *testing.T) {
 
 func TestCluster_AnOldAnswerHidesNoPause(t *testing.T) {
 	t.Parallel()
-	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	f, nc := besideTheLeader(t, steadyLease)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))
 	raw(t, f, wire.ReadySubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), call)
 	past := remember(t, nc, call)
 	mark := nats.NewMsg(wire.PauseSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())))
 	mark.Header.Set(wire.HeaderLane, string(call.Lane()))
-	_, err := f.js.PublishMsg(t.Context(), mark)
-	require.NoError(t, err)
+	f.publish(mark.Subject, mark.Header, nil)
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 9)
 	f.hold(tells(ran), lane.Options{})
 	f.requireHeldPaused(call.Lane())
-	require.NoError(t, p.Cancel(t.Context(), call))
+	f.insist(func() error { return p.Cancel(t.Context(), call) })
 	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
 	require.Empty(t, ran)
 }

@@ -45,8 +45,8 @@ func stepAside(t *testing.T, d time.Duration) {
 // raw stores a call on a subject as a publisher would whose answer was lost.
 func raw(t *testing.T, f *fleet, subject string, c *protocol.Call) {
 	t.Helper()
-	_, err := f.js.PublishMsg(t.Context(), messageOf(t, subject, c))
-	require.NoError(t, err)
+	msg := messageOf(t, subject, c)
+	f.publish(msg.Subject, msg.Header, msg.Data)
 }
 
 // messageOf is a call as a publisher sends it.

@@ -146,8 +146,7 @@ func TestCaretaker_AMarkOfALostHolderIsRemoved(t *testing.T) {
 	for _, subject := range []string{wire.FloorSubject(factFleet, protocol.DefaultPool, wire.HashLane(l), 1), readyOf(l)} {
 		msg := nats.NewMsg(subject)
 		msg.Header.Set(wire.HeaderLane, string(l))
-		_, err := f.js.PublishMsg(t.Context(), msg)
-		require.NoError(t, err)
+		f.publish(msg.Subject, msg.Header, nil)
 	}
 	f.hold(succeeds, lane.Options{})
 	f.requireQuiet()

@@ -79,6 +79,5 @@ func (f *fleet) storeClaim(l protocol.Lane, c wire.Claim) {
 	c.Lane, c.WorkerID, c.Token = l, "w", "brought back"
 	body, err := wire.EncodeClaim(&c)
 	require.NoError(f.t, err)
-	_, err = f.js.Publish(f.t.Context(), wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), body)
-	require.NoError(f.t, err)
+	f.publish(wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), nil, body)
 }

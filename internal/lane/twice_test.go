@@ -95,7 +95,7 @@ func tellsCall(to chan<- protocol.CallID) func(*protocol.Call) {
 // wake makes a call's lane ready.
 func (f *fleet) wake(p *lane.Publisher, c *protocol.Call) {
 	f.t.Helper()
-	require.NoError(f.t, p.Wake(f.t.Context(), c))
+	f.insist(func() error { return p.Wake(f.t.Context(), c) })
 }
 
 // Whoever has settled a call knows it for as long as it holds the lane, also when it is told that
