@@ -81,7 +81,7 @@ func TestChat_UndoesTurnAfterTurn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(filepath.Join(m.dir, "three.txt"))
 		return os.IsNotExist(err)
-	}, time.Minute, 10*time.Millisecond)
+	}, 3*time.Minute, 10*time.Millisecond)
 }
 
 func contentOf(t *testing.T, path string) string {
@@ -127,7 +127,7 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	prompted := func() { // only then it reads keys one by one, and sees what is pasted
 		require.Eventually(t, func() bool {
 			return strings.HasSuffix(strings.TrimRight(withoutPadding(m.run("capture-pane", "-p")), "\n"), "\n›")
-		}, time.Minute, 20*time.Millisecond)
+		}, 3*time.Minute, 100*time.Millisecond)
 	}
 	prompted()
 	m.keys("/undo", "Enter")
@@ -173,7 +173,7 @@ func TestChat_ALineIsTypedOnWhenTheTerminalIsResized(t *testing.T) {
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
 			got := withoutPadding(strings.TrimRight(m.run("capture-pane", "-p"), "\n"))
 			require.True(c, strings.HasSuffix(got, " ends.\n"+want), "want\n%s\ngot\n%s", want, got)
-		}, time.Minute, 20*time.Millisecond)
+		}, 3*time.Minute, 100*time.Millisecond)
 	}
 	a, b := strings.Repeat("a", 70), strings.Repeat("b", 20)
 	m.keys("-l", a)

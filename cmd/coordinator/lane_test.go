@@ -61,7 +61,7 @@ func TestLaneRights(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), url("all"), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	testscript.Run(t, testscript.Params{
@@ -109,7 +109,7 @@ func setUpLanes(env *testscript.Env) error {
 		return err
 	}
 	env.Defer(r.nc.Close)
-	if r.js, err = jetstream.New(r.nc); err == nil {
+	if r.js, err = jetstream.New(r.nc, jetstream.WithDefaultTimeout(time.Minute)); err == nil {
 		err = natsio.Ensure(ctx, r.js, natsio.Topology{})
 	}
 	if err == nil {

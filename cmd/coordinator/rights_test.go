@@ -30,7 +30,7 @@ func TestCommands_TellOfMissingRights(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), "nats://all:p@"+s.Addr().String(), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	for _, test := range []struct {

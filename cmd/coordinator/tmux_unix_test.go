@@ -73,7 +73,7 @@ func (m *tmux) run(args ...string) string {
 func (m *tmux) shows(texts ...string) string {
 	m.t.Helper()
 	timeout := time.After(3 * time.Minute)
-	look := time.NewTicker(50 * time.Millisecond)
+	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
 	for {
 		screen := withoutPadding(m.run("capture-pane", "-p", "-J", "-S", "-"))

@@ -54,7 +54,7 @@ const plainWait = time.Minute
 // startPlain makes the stream and connects workers that do not consume yet.
 func startPlain(ctx context.Context, nc *nats.Conn, o Options, w *witness) (p *plain, err error) {
 	p = &plain{inbox: nc.NewInbox(), waiting: map[protocol.CallID]chan bool{}}
-	if p.js, err = jetstream.New(nc); err != nil {
+	if p.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute)); err != nil {
 		return nil, err
 	}
 	p.stream, err = p.js.CreateStream(ctx, jetstream.StreamConfig{
@@ -86,7 +86,7 @@ func startPlainWorker(o Options, i int, w *witness) (*plainWorker, error) {
 		return nil, err
 	}
 	worker := &plainWorker{nc: nc, witness: w, id: wire.NewWorkerID("bench"), slots: make(chan struct{}, o.Slots)}
-	if worker.js, err = jetstream.New(nc); err != nil {
+	if worker.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute)); err != nil {
 		nc.Close()
 		return nil, err
 	}

@@ -66,7 +66,7 @@ func newBenchStore(b *testing.B) *benchStore {
 	nc, err := connect("bench")
 	require.NoError(b, err)
 	b.Cleanup(nc.Close)
-	s.js, err = jetstream.New(nc)
+	s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(b, err)
 	require.NoError(b, natsio.Ensure(b.Context(), s.js, natsio.Topology{Fleet: s.fleet}))
 	s.Store, err = workspace.Open(b.Context(), nc, s.fleet)

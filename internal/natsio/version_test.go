@@ -51,7 +51,7 @@ func TestEnsure_RefusesServersThatAreTooOld(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(nc.Close)
 			require.Equal(t, version, nc.ConnectedServerVersion())
-			js, err := jetstream.New(nc)
+			js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 			require.NoError(t, err)
 			ensured, checked := natsio.Ensure(t.Context(), js, natsio.Topology{}), natsio.Check(t.Context(), js, natsio.Topology{})
 			if taken {
@@ -76,7 +76,7 @@ func TestEnsure_SaysThatTheServerRunsWithoutJetStream(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), s.ClientURL(), natsio.ConnectOptions{})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	for _, err := range []error{natsio.Ensure(t.Context(), js, natsio.Topology{}), natsio.Check(t.Context(), js, natsio.Topology{})} {
 		require.ErrorContains(t, err, "the server must run with JetStream (nats-server -js)")

@@ -23,7 +23,7 @@ import (
 func open(t *testing.T) (*schedule.Store, jetstream.JetStream) {
 	t.Helper()
 	nc := natsiotest.New(t, natsio.Topology{}).Connect()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	store, err := schedule.Open(t.Context(), js, "tf")
 	require.NoError(t, err)

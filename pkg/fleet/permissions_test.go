@@ -196,7 +196,7 @@ func makePool(t *testing.T, p place) {
 func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 	t.Helper()
 	nc := p.connect(t, p.worker, logger)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
 	opened, caps, err := driver.Open(t.Context(), "process", &driver.Options{Logger: logger, Data: t.TempDir()})
@@ -222,7 +222,7 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 		nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
 		require.NoError(t, err)
 		t.Cleanup(nc.Close)
-		js, err := jetstream.New(nc)
+		js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 		require.NoError(t, err)
 		return js
 	}

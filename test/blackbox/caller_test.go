@@ -93,7 +93,7 @@ func connect(ctx context.Context, url, creds string) (*client, error) {
 		return nil, err
 	}
 	c := &client{nc: nc}
-	if c.js, err = jetstream.New(nc); err != nil {
+	if c.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute)); err != nil {
 		return nil, err
 	}
 	_, err = nc.Subscribe("tf.done.>", func(msg *nats.Msg) {

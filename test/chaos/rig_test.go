@@ -230,7 +230,7 @@ func (r *rig) connect() {
 	}, patience, 20*time.Millisecond, "no server answers")
 	r.t.Cleanup(r.nc.Close)
 	var err error
-	r.js, err = jetstream.New(r.nc)
+	r.js, err = jetstream.New(r.nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(r.t, err)
 	replicas := len(r.servers)
 	require.Eventually(r.t, func() bool {

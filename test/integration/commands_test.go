@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -66,7 +65,7 @@ func TestWorkers_AreListedWithWhatTheyCanDo(t *testing.T) {
 	ask := func(flags ...string) finished {
 		return execute(t, coordinator, launch{args: append(append([]string{"workers"}, b.flags...), flags...)})
 	}
-	require.Eventually(t, func() bool { return strings.Count(ask("--json").stdout, "\n") == 2 }, patience, time.Millisecond, "they answer once they run")
+	require.Eventually(t, func() bool { return strings.Count(ask("--json").stdout, "\n") == 2 }, patience, perProcess, "they answer once they run")
 	got := ask("--json")
 	require.Equal(t, 0, got.code, got.stderr)
 	for line := range strings.Lines(got.stdout) {

@@ -152,6 +152,9 @@ func processesWith(tb testing.TB, marker string) []string {
 	return found
 }
 
+// perProcess is the time between two looks that start a process each.
+const perProcess = 250 * time.Millisecond
+
 // waitUntil waits for something that announces itself in no other way.
 func waitUntil(tb testing.TB, holds func() bool) {
 	tb.Helper()

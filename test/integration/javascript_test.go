@@ -179,7 +179,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 		return execute(t, coordinator, launch{args: append([]string{"lane", "ls", "--pool", "javascript"}, js.broker.flags...)}).stdout
 	}
 	require.Eventually(t, func() bool { return strings.Contains(shown(), "notebook/red") && strings.Contains(shown(), "held") },
-		patience, 100*time.Millisecond, "operators see it")
+		patience, perProcess, "operators see it")
 	require.NoError(t, publisher.Cancel(t.Context(), cancelled))
 	require.Equal(t, protocol.StatusCancelled, awaitResults(t, publisher, cancelled)[0].Status)
 	require.NotContains(t, js.lines(t, "red"), string(cancelled.ID)+" never")

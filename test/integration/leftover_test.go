@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -45,7 +44,7 @@ func TestSession_InUse(t *testing.T) {
 		_ = json.Unmarshal([]byte(got.stdout), &info) // there is none yet
 		return info.State
 	}
-	require.Eventually(t, func() bool { return state() == "in_use" }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return state() == "in_use" }, patience, perProcess)
 	require.NoError(t, os.WriteFile(gate, nil, 0o600))
 	require.Equal(t, 0, p.wait(t), p)
 	require.Equal(t, "answered", state())

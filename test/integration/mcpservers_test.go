@@ -120,18 +120,18 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 	args := append([]string{"--mcp-config", mcpServers(t, "test")}, b.flags...)
 	first := startServe(t, model, args...)
 	id := b.submit(t, "go")
-	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_worker") }, patience, time.Millisecond,
+	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_worker") }, patience, perProcess,
 		"the server's tools are asked for, and there is no worker")
 	require.Regexp(t, `state +waits_for_worker\n`, b.session(t, "show", id).stdout)
 	startWorkers(t, 1, b.flags)
 	state := func(want string) func() bool {
 		return func() bool { return strings.Contains(b.session(t, "ls", "--json").stdout, `"state":"`+want+`"`) }
 	}
-	require.Eventually(t, state("waits_for_answer"), patience, time.Millisecond)
+	require.Eventually(t, state("waits_for_answer"), patience, perProcess)
 	require.NoError(t, first.cmd.Process.Kill())
 	first.wait(t)
 	startServe(t, model, args...)
-	require.Eventually(t, state("waits_for_answer"), patience, time.Millisecond, "another coordinator has the turn")
+	require.Eventually(t, state("waits_for_answer"), patience, perProcess, "another coordinator has the turn")
 	show := b.session(t, "show", id).stdout
 	require.Regexp(t, `state +waits_for_answer\n`, show)
 	require.Contains(t, show, "test__form asks: Who are you?")
@@ -160,7 +160,7 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 	require.Equal(t, "decline", ended[len(ended)-1].Status)
 	require.Contains(t, results(logged)["c1"].Content, `"name":"Bob"`)
 	require.Regexp(t, `test__asks: answer refused by \S`, b.session(t, "log", id).stdout)
-	require.Eventually(t, state("answered"), patience, time.Millisecond)
+	require.Eventually(t, state("answered"), patience, perProcess)
 	require.Equal(t, "no call waits for approval or for an answer\n", list())
 }
 

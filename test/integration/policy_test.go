@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -165,7 +164,7 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 	}
 	require.Equal(t, "no call waits for approval or for an answer\n", list())
 	id := b.submit(t, "go")
-	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_approval") }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_approval") }, patience, perProcess)
 	show := b.session(t, "show", id).stdout
 	require.Regexp(t, `state +waits_for_approval\n`, show)
 	require.Contains(t, show, "need approval: write")

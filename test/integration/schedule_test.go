@@ -63,7 +63,7 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 			}
 		}
 		return answered >= want
-	}, patience, 100*time.Millisecond)
+	}, patience, perProcess)
 	require.LessOrEqual(t, len(listed), want+1, "what was on its way when the schedule was paused")
 }
 

@@ -55,7 +55,7 @@ func exhausted(ctx context.Context, data, listen string) error {
 		return err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, patient)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func TestServer_WithoutItsFilesItGivesUp(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	server := start(t, embedded.Options{Data: data})
-	js, err := jetstream.New(connect(t, "", "", server.Options()...))
+	js, err := jetstream.New(connect(t, "", "", server.Options()...), patient)
 	require.NoError(t, err)
 	_, err = js.CreateStream(t.Context(), smallBlocks("S"))
 	require.NoError(t, err)
