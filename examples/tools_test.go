@@ -12,9 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -43,7 +43,7 @@ func folderFleet(t *testing.T, driver, name string) (*fleet.Fleet, *manifest.Fol
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	err = f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: driver, Tools: folder.Dir()})
-	if errors.Is(err, sandbox.ErrLevel) {
+	if errors.Is(err, isolation.ErrLevel) {
 		t.Skipf("no sandbox driver isolates here: %v", err)
 	}
 	require.NoError(t, err)

@@ -19,10 +19,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 type benchCommand struct {
@@ -155,7 +155,7 @@ func (c *benchCommand) sandboxes(ctx context.Context, dir string, logger *slog.L
 		return bench.Exec{}, cli.Usagef("--sandbox: %v", err)
 	}
 	opened, caps, err := driver.Open(ctx, c.Sandbox, &driver.Options{Logger: logger})
-	if errors.Is(err, sandbox.ErrLevel) {
+	if errors.Is(err, isolation.ErrLevel) {
 		err = cli.Usagef("--sandbox %s: %v", c.Sandbox, err)
 	}
 	return bench.Exec{Command: c.Exec, Driver: opened, Caps: caps, Data: filepath.Join(dir, "worker")}, err

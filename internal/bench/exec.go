@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -22,8 +23,8 @@ type Exec struct {
 	// Command is what the shell in the sandbox runs; "" for calls that do nothing.
 	Command string
 	// Driver opens the sandboxes, and Caps is what it has proven.
-	Driver sandbox.Driver
-	Caps   sandbox.Caps
+	Driver isolation.Driver
+	Caps   isolation.Caps
 	// Data is an empty directory for the workspaces, which the caller removes.
 	Data string
 }
@@ -61,13 +62,13 @@ func startWorker(ctx context.Context, nc *nats.Conn, o Options, overlaps *atomic
 
 // watchedDriver opens sandboxes in which overlapping commands are counted.
 type watchedDriver struct {
-	sandbox.Driver
+	isolation.Driver
 
 	overlaps *atomic.Int64
 }
 
-// Open implements sandbox.Driver.
-func (d watchedDriver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+// Open implements isolation.Driver.
+func (d watchedDriver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	opened, err := d.Driver.Open(ctx, spec)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -43,13 +44,13 @@ func (l *Limits) Sandbox() (sandbox.Limits, error) {
 
 // Warnings are what an operator should know of a driver with these capabilities, and which of the
 // limits that were asked for it does not hold.
-func Warnings(limits sandbox.Limits, caps sandbox.Caps) []string {
+func Warnings(limits sandbox.Limits, caps isolation.Caps) []string {
 	warnings := slices.Clone(caps.Warnings)
 	var unheld []string
 	for _, l := range []struct {
 		flag  string
 		asked bool
-		kind  sandbox.LimitKind
+		kind  isolation.LimitKind
 	}{
 		{"--limit-cpu", limits.CPU > 0, caps.Limits.CPU},
 		{"--limit-memory", limits.Memory > 0, caps.Limits.Memory},
@@ -58,7 +59,7 @@ func Warnings(limits sandbox.Limits, caps sandbox.Caps) []string {
 		{"--limit-file-size", limits.FileSize > 0, caps.Limits.FileSize},
 		{"--limit-disk", limits.Disk > 0, caps.Limits.Disk},
 	} {
-		if l.asked && l.kind == sandbox.LimitNone {
+		if l.asked && l.kind == isolation.LimitNone {
 			unheld = append(unheld, l.flag)
 		}
 	}

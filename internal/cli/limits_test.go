@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -55,8 +56,8 @@ func TestLimits_Flags(t *testing.T) {
 // TestWarnings_NameLimitsThatAreNotHeld, of those that were asked for.
 func TestWarnings_NameLimitsThatAreNotHeld(t *testing.T) {
 	t.Parallel()
-	caps := sandbox.Caps{Driver: "d", Warnings: []string{"one"}, Limits: sandbox.LimitKinds{
-		CPU: sandbox.LimitNone, Memory: sandbox.LimitRlimit, Processes: sandbox.LimitNone, OpenFiles: sandbox.LimitNone, FileSize: sandbox.LimitNone, Disk: sandbox.LimitNone,
+	caps := isolation.Caps{Driver: "d", Warnings: []string{"one"}, Limits: isolation.LimitKinds{
+		CPU: isolation.LimitNone, Memory: isolation.LimitRlimit, Processes: isolation.LimitNone, OpenFiles: isolation.LimitNone, FileSize: isolation.LimitNone, Disk: isolation.LimitNone,
 	}}
 	require.Equal(t, []string{"one"}, cli.Warnings(sandbox.Limits{Memory: 1 << 30, Wall: time.Second}, caps))
 	require.Equal(t, []string{"one", "driver d does not hold commands to --limit-processes, --limit-disk"},

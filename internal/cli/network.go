@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Network is what a worker's sandboxes reach of the network, as flags.
@@ -48,12 +48,12 @@ func CheckEnv(env map[string]string) error {
 
 // Enforced returns a usage error unless a driver with these capabilities enforces allow. A
 // driver that isolates nothing gives the whole network whatever is said, and says so itself.
-func Enforced(allow egress.Allow, caps sandbox.Caps) error {
+func Enforced(allow egress.Allow, caps isolation.Caps) error {
 	switch {
 	case allow.Empty():
-	case allow.All() && !caps.Enforces(sandbox.NetworkAll):
+	case allow.All() && !caps.Enforces(isolation.NetworkAll):
 		return Usagef("--allow-net: driver %s cannot give commands the whole network", caps.Driver)
-	case !allow.All() && !caps.Enforces(sandbox.NetworkProxy):
+	case !allow.All() && !caps.Enforces(isolation.NetworkProxy):
 		return Usagef("--allow-net: driver %s cannot keep commands to the hosts of a list; driver ns can", caps.Driver)
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 func TestNetwork_ParsesOrNamesTheFault(t *testing.T) {
@@ -41,19 +41,21 @@ func TestNetwork_HelpNamesEverySet(t *testing.T) {
 
 func TestEnforced_OnlyWhatTheDriverCan(t *testing.T) {
 	t.Parallel()
-	caps := func(modes ...sandbox.NetworkMode) sandbox.Caps { return sandbox.Caps{Driver: "d", Networks: modes} }
+	caps := func(modes ...isolation.NetworkMode) isolation.Caps {
+		return isolation.Caps{Driver: "d", Networks: modes}
+	}
 	for list, test := range map[string]struct {
-		wanted sandbox.NetworkMode
+		wanted isolation.NetworkMode
 		says   string
 	}{
-		"example.com": {sandbox.NetworkProxy, "driver d cannot keep commands to the hosts of a list; driver ns can"},
-		"all":         {sandbox.NetworkAll, "driver d cannot give commands the whole network"},
+		"example.com": {isolation.NetworkProxy, "driver d cannot keep commands to the hosts of a list; driver ns can"},
+		"all":         {isolation.NetworkAll, "driver d cannot give commands the whole network"},
 	} {
 		n := cli.Network{AllowNet: list}
 		allow, _, err := n.Reachable()
 		require.NoError(t, err)
 		require.NoError(t, cli.Enforced(allow, caps(test.wanted)))
-		require.ErrorContains(t, cli.Enforced(allow, caps(sandbox.NetworkNone)), test.says)
+		require.ErrorContains(t, cli.Enforced(allow, caps(isolation.NetworkNone)), test.says)
 	}
 	n := cli.Network{}
 	allow, _, err := n.Reachable()

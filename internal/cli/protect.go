@@ -3,7 +3,7 @@ package cli
 import (
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // protectNone is the value of --protect for no places at all.
@@ -29,7 +29,7 @@ func (p *Protect) Places() ([]string, error) {
 			return nil, Usagef("--protect: %v", errEmptyItem)
 		}
 	}
-	places, err := sandbox.CleanProtected(places)
+	places, err := isolation.CleanProtected(places)
 	if err != nil {
 		return nil, Usagef("--protect: %v", err)
 	}
@@ -37,7 +37,7 @@ func (p *Protect) Places() ([]string, error) {
 }
 
 // Protects returns a usage error unless a driver with these capabilities protects places.
-func Protects(places []string, caps sandbox.Caps) error {
+func Protects(places []string, caps isolation.Caps) error {
 	if len(places) > 0 && !caps.Protect {
 		return Usagef("--protect: driver %s cannot keep commands from changing places of their workspace; driver ns can", caps.Driver)
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 func TestProtect_ParsesOrNamesTheFault(t *testing.T) {
@@ -28,8 +28,8 @@ func TestProtect_ParsesOrNamesTheFault(t *testing.T) {
 
 func TestProtects_NeedsADriverThatCan(t *testing.T) {
 	t.Parallel()
-	require.NoError(t, cli.Protects(nil, sandbox.Caps{}))
-	require.NoError(t, cli.Protects([]string{}, sandbox.Caps{}))
-	require.NoError(t, cli.Protects([]string{"a"}, sandbox.Caps{Protect: true}))
-	require.ErrorContains(t, cli.Protects([]string{"a"}, sandbox.Caps{Driver: "landlock"}), "driver landlock cannot")
+	require.NoError(t, cli.Protects(nil, isolation.Caps{}))
+	require.NoError(t, cli.Protects([]string{}, isolation.Caps{}))
+	require.NoError(t, cli.Protects([]string{"a"}, isolation.Caps{Protect: true}))
+	require.ErrorContains(t, cli.Protects([]string{"a"}, isolation.Caps{Driver: "landlock"}), "driver landlock cannot")
 }

@@ -2,7 +2,7 @@
 // they could isolate more.
 //
 // What counts is what was tried: each driver opens a sandbox and proves what it promises
-// ([sandbox.Driver].Probe). Settings of the host are looked at only to explain why a
+// ([isolation.Driver].Probe). Settings of the host are looked at only to explain why a
 // driver does not work, or works with less than it could.
 package doctor
 
@@ -16,8 +16,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Report is what was found.
@@ -73,20 +73,20 @@ type Check struct {
 }
 
 // Open probes a driver; [driver.Open] does.
-type Open func(ctx context.Context, name string) (sandbox.Caps, error)
+type Open func(ctx context.Context, name string) (isolation.Caps, error)
 
 // Examine probes every driver that isolates, and looks at the host, for workers with their data
 // below a directory that need not exist; "" is that of temporary files.
 func Examine(ctx context.Context, data string) Report {
-	return examine(ctx, driver.Names(), func(ctx context.Context, name string) (sandbox.Caps, error) {
+	return examine(ctx, driver.Names(), func(ctx context.Context, name string) (isolation.Caps, error) {
 		_, caps, err := driver.Open(ctx, name, &driver.Options{Data: data})
 		return caps, err
 	}, thisHost(data))
 }
 
 func examine(ctx context.Context, names []string, open Open, h host) Report {
-	report := Report{Level: sandbox.LevelNone.String()}
-	best := sandbox.LevelNone
+	report := Report{Level: isolation.LevelNone.String()}
+	best := isolation.LevelNone
 	for _, name := range names {
 		if name == driver.Auto || name == process.Name {
 			continue
@@ -111,11 +111,11 @@ func rank(d Driver) int {
 	if d.Error != "" {
 		return -1
 	}
-	level, _ := sandbox.ParseLevel(d.Level) // it was made by Level.String
+	level, _ := isolation.ParseLevel(d.Level) // it was made by Level.String
 	return int(level)
 }
 
-func proven(c sandbox.Caps) Driver {
+func proven(c isolation.Caps) Driver {
 	d := Driver{
 		Name: c.Driver, Level: c.Level.String(), Launcher: c.Launcher, Landlock: c.Landlock, Seccomp: c.Seccomp,
 		ReadOnly: c.ReadOnly, Protect: c.Protect, HostUID: c.HostUID, Link: c.Link, Limits: c.Limits.Words(), Warnings: c.Warnings,
@@ -145,10 +145,10 @@ func Run(ctx context.Context, data string, inPlace bool, w io.Writer, asJSON boo
 
 // toolchains are those of this user, as the best driver shows them.
 func (r Report) toolchains() *hostenv.Found {
-	level, _ := sandbox.ParseLevel(r.Level) // it was made by Level.String
-	home, _ := os.UserHomeDir()             // "" is none
+	level, _ := isolation.ParseLevel(r.Level) // it was made by Level.String
+	home, _ := os.UserHomeDir()               // "" is none
 	found := hostenv.Find(hostenv.Host{
-		Path: os.Getenv("PATH"), Home: home, Env: os.Getenv, View: hostenv.ViewOf(sandbox.Caps{Driver: r.Driver, Level: level}),
+		Path: os.Getenv("PATH"), Home: home, Env: os.Getenv, View: hostenv.ViewOf(isolation.Caps{Driver: r.Driver, Level: level}),
 	}, nil)
 	return &found
 }

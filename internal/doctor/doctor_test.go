@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // files is a host that lacks nothing, with some files changed; "-" removes one.
@@ -42,22 +42,22 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 	tests := map[string]struct {
 		change   func(h *host)
 		files    map[string]string
-		proven   sandbox.Level
+		proven   isolation.Level
 		check    string
 		state    State
 		found    string
 		advice   string
 		noAdvice bool
 	}{
-		"everything":               {proven: sandbox.LevelFull, check: "user namespaces", state: OK, found: "allowed", noAdvice: true},
+		"everything":               {proven: isolation.LevelFull, check: "user namespaces", state: OK, found: "allowed", noAdvice: true},
 		"no namespaces at all":     {files: map[string]string{"proc/sys/user/max_user_namespaces": "0"}, check: "user namespaces", state: Missing, found: "is 0", advice: "sysctl -w user.max_user_namespaces"},
 		"none for ordinary users":  {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, check: "user namespaces", state: Missing, advice: "sysctl -w kernel.unprivileged_userns_clone=1"},
-		"which root does not mind": {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, change: func(h *host) { h.root = true }, proven: sandbox.LevelFull, check: "user namespaces", state: OK, noAdvice: true},
+		"which root does not mind": {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, change: func(h *host) { h.root = true }, proven: isolation.LevelFull, check: "user namespaces", state: OK, noAdvice: true},
 		"AppArmor":                 {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, check: "user namespaces", state: Limited, found: "AppArmor", advice: "apt install bubblewrap"},
-		"AppArmor, bwrap works":    {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, proven: sandbox.LevelFull, check: "user namespaces", state: Limited, noAdvice: true},
+		"AppArmor, bwrap works":    {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, proven: isolation.LevelFull, check: "user namespaces", state: Limited, noAdvice: true},
 		"another reason":           {check: "user namespaces", state: OK, advice: "told with the driver"},
 		"bubblewrap":               {files: map[string]string{"usr/bin/bwrap": "-"}, check: "bubblewrap", state: Missing, advice: "install it"},
-		"bubblewrap not needed":    {files: map[string]string{"usr/bin/bwrap": "-"}, proven: sandbox.LevelFull, check: "bubblewrap", state: OK, found: "not needed", noAdvice: true},
+		"bubblewrap not needed":    {files: map[string]string{"usr/bin/bwrap": "-"}, proven: isolation.LevelFull, check: "bubblewrap", state: OK, found: "not needed", noAdvice: true},
 		"Landlock":                 {change: func(h *host) { h.landlock = 0 }, files: map[string]string{"sys/kernel/security/lsm": "capability,yama"}, check: "Landlock", state: Missing, found: "capability,yama", advice: "lsm="},
 		"old Landlock":             {change: func(h *host) { h.landlock = 4 }, check: "Landlock", state: Limited, found: "ABI 4", advice: "6.12"},
 		"seccomp":                  {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
@@ -77,7 +77,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		"many open files":        {files: map[string]string{"proc/sys/fs/file-max": "9223372036854775807\n"}, check: "open files", state: OK, noAdvice: true},
 		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
 		"container of podman":    {change: func(h *host) { h.engine = true }, check: "container", state: Limited, advice: "systempaths=unconfined"},
-		"container that lets us": {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
+		"container that lets us": {files: map[string]string{".dockerenv": ""}, proven: isolation.LevelFull, check: "container", state: OK, noAdvice: true},
 		"another system":         {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},
 	}
 	for name, test := range tests {
@@ -107,23 +107,23 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 func TestExamine_TakesWhatIsProven(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		levels map[string]sandbox.Level
+		levels map[string]isolation.Level
 		level  string
 		code   int
 	}{
-		"full":          {map[string]sandbox.Level{"ns": sandbox.LevelFull, "landlock": sandbox.LevelPaths}, "full", 0},
-		"paths":         {map[string]sandbox.Level{"landlock": sandbox.LevelPaths}, "paths", ExitDegraded},
+		"full":          {map[string]isolation.Level{"ns": isolation.LevelFull, "landlock": isolation.LevelPaths}, "full", 0},
+		"paths":         {map[string]isolation.Level{"landlock": isolation.LevelPaths}, "paths", ExitDegraded},
 		"none":          {nil, "none", cli.ExitFailed},
-		"never process": {map[string]sandbox.Level{"process": sandbox.LevelKernel, "auto": sandbox.LevelKernel}, "none", cli.ExitFailed},
+		"never process": {map[string]isolation.Level{"process": isolation.LevelKernel, "auto": isolation.LevelKernel}, "none", cli.ExitFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			report := examine(t.Context(), []string{"auto", "landlock", "ns", "process"}, func(_ context.Context, name string) (sandbox.Caps, error) {
+			report := examine(t.Context(), []string{"auto", "landlock", "ns", "process"}, func(_ context.Context, name string) (isolation.Caps, error) {
 				level, works := test.levels[name]
 				if !works {
-					return sandbox.Caps{}, errors.New("uid_map: operation not permitted")
+					return isolation.Caps{}, errors.New("uid_map: operation not permitted")
 				}
-				return sandbox.Caps{Driver: name, Level: level, Networks: []sandbox.NetworkMode{sandbox.NetworkNone}, Warnings: []string{"mind this"}}, nil
+				return isolation.Caps{Driver: name, Level: level, Networks: []isolation.NetworkMode{isolation.NetworkNone}, Warnings: []string{"mind this"}}, nil
 			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, quotas: func() (string, error) { return "", errors.New("no quotas") }})
 			require.Equal(t, test.level, report.Level)
 			require.Len(t, report.Drivers, 2)
@@ -155,7 +155,7 @@ func TestExamine_ThisHost(t *testing.T) {
 	t.Parallel()
 	report := Examine(t.Context(), t.TempDir())
 	require.NotEmpty(t, report.Host)
-	_, err := sandbox.ParseLevel(report.Level)
+	_, err := isolation.ParseLevel(report.Level)
 	require.NoError(t, err)
 }
 

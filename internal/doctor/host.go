@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // host is what the checks look at.
@@ -35,14 +35,14 @@ func thisHost(data string) host {
 }
 
 // checks looks at the host. What would not change the level that was proven needs no advice.
-func (h host) checks(proven sandbox.Level) []Check {
+func (h host) checks(proven isolation.Level) []Check {
 	if h.system != "linux" {
 		return []Check{{
 			Name: "system", State: Missing, Found: h.system,
 			Advice: "sandboxes that isolate need Linux; on " + h.system + " run workers in a virtual machine with Linux",
 		}}
 	}
-	full := proven >= sandbox.LevelFull
+	full := proven >= isolation.LevelFull
 	return []Check{
 		{Name: "kernel", State: OK, Found: h.read("proc/sys/kernel/osrelease")},
 		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.openFiles(), h.container(full),
@@ -164,7 +164,7 @@ func (h host) quota() Check {
 // everybody but root.
 func (h host) openFiles() Check {
 	c := Check{Name: "open files", State: OK, Found: "enough of them"}
-	const one = sandbox.DefaultProcesses * sandbox.DefaultOpenFiles
+	const one = isolation.DefaultProcesses * isolation.DefaultOpenFiles
 	if most, err := strconv.ParseUint(h.read("proc/sys/fs/file-max"), 10, 64); err == nil && most <= one {
 		c.State = Limited
 		c.Found = fmt.Sprintf("fs.file-max is %d; the commands of one sandbox may have %d (--limit-processes times --limit-open-files)", most, one)

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // ExitDegraded is the exit code of a host whose sandboxes isolate, but less than fully.
@@ -17,12 +17,12 @@ const ExitDegraded = 4
 // Err is nil when sandboxes isolate fully; otherwise an error that asks for exit code 1
 // when they do not isolate at all, and [ExitDegraded] when they do in part.
 func (r Report) Err() error {
-	level, _ := sandbox.ParseLevel(r.Level) // it was made by Level.String
+	level, _ := isolation.ParseLevel(r.Level) // it was made by Level.String
 	switch {
-	case level >= sandbox.LevelFull:
+	case level >= isolation.LevelFull:
 		return nil
-	case level > sandbox.LevelNone:
-		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach level %s only; level %s is what workers should have", r.Level, sandbox.LevelFull)}
+	case level > isolation.LevelNone:
+		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach level %s only; level %s is what workers should have", r.Level, isolation.LevelFull)}
 	default:
 		return &cli.ExitError{Code: cli.ExitFailed, Message: "no sandbox that isolates works on this host"}
 	}
@@ -105,7 +105,7 @@ func (d Driver) listedHosts() string {
 	switch {
 	case d.Link:
 		return "for every program"
-	case slices.Contains(d.Networks, string(sandbox.NetworkProxy)):
+	case slices.Contains(d.Networks, string(isolation.NetworkProxy)):
 		return "for programs that use the proxy"
 	default:
 		return "not possible"

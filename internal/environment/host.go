@@ -15,9 +15,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // HostFlags say what the embedded worker's sandboxes see of the host.
@@ -81,10 +81,10 @@ func (f *HostFlags) CheckHost(elsewhere bool) error {
 // Host is what sandboxes see of the host.
 type Host struct {
 	found  hostenv.Found
-	mounts []sandbox.Mount // all of them
+	mounts []isolation.Mount // all of them
 	env    map[string]string
-	cache  *hostenv.Cache  // nil for none
-	asked  []sandbox.Mount // of --mount
+	cache  *hostenv.Cache    // nil for none
+	asked  []isolation.Mount // of --mount
 	access *access
 	git    string       // why git does not work in the workspace; "" where it does
 	free   func() error // releases the repository of the workspace; nil for nothing
@@ -137,7 +137,7 @@ func Author(ctx context.Context, dir string) protocol.Author {
 // addRepository mounts the repository of a linked worktree or a submodule. If it cannot, a notice
 // says why git does not work there.
 func (h *Host) addRepository(ctx context.Context, limits hostenv.Limits, outside *gitguard.Outside) {
-	if slices.ContainsFunc(h.asked, func(m sandbox.Mount) bool { return m.Host == outside.Common || m.Host == outside.Dir }) {
+	if slices.ContainsFunc(h.asked, func(m isolation.Mount) bool { return m.Host == outside.Common || m.Host == outside.Dir }) {
 		return // --mount decides
 	}
 	h.git = outside.String()
@@ -239,7 +239,7 @@ func (h *Host) WriteEvent(w io.Writer, session protocol.SessionID) error {
 	return json.NewEncoder(w).Encode(e)
 }
 
-func mode(m sandbox.Mount) string {
+func mode(m isolation.Mount) string {
 	if m.Write {
 		return "rw"
 	}

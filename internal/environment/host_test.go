@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // TestHost_RepositoryOutsideOfTheWorkspace: of a linked worktree and a submodule it is mounted,
@@ -47,7 +47,7 @@ func TestHost_RepositoryOutsideOfTheWorkspace(t *testing.T) {
 		"mounted by the user": {"work", "ns", HostFlags{Mount: []string{common}}, nil, ""},
 	} {
 		test.flags.Cache, test.flags.Toolchains = flagNone, flagNone
-		h, err := test.flags.open(t.Context(), &worker{caps: sandbox.Caps{Driver: test.driver, Level: sandbox.LevelFull}}, filepath.Join(base, test.workspace), t.TempDir())
+		h, err := test.flags.open(t.Context(), &worker{caps: isolation.Caps{Driver: test.driver, Level: isolation.LevelFull}}, filepath.Join(base, test.workspace), t.TempDir())
 		require.NoError(t, err, name)
 		require.Contains(t, h.git, test.told, name)
 		require.Equal(t, test.told == "", h.git == "", name)

@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -36,8 +37,8 @@ type worker struct {
 	allow   egress.Allow
 	private []netip.Prefix
 	tools   string // absolute path of the folder of tools; "" for none
-	driver  sandbox.Driver
-	caps    sandbox.Caps
+	driver  isolation.Driver
+	caps    isolation.Caps
 }
 
 // checkWorker checks the flags of the worker; nil with --nats, where the fleet has workers.
@@ -74,7 +75,7 @@ func (w *worker) open(ctx context.Context, e *Environment) (err error) {
 		return err
 	}
 	w.driver, w.caps, err = driver.Open(ctx, w.flags.Sandbox, &driver.Options{Logger: e.options.Logger, Data: e.Data})
-	if errors.Is(err, sandbox.ErrLevel) {
+	if errors.Is(err, isolation.ErrLevel) {
 		return cli.Usagef("--sandbox %s: %v", w.flags.Sandbox, err)
 	}
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // maxSettings bounds a file of settings that is copied.
 const maxSettings = 1 << 20
 
 // Copies are the settings of repositories in a directory that is used in place, each of which a
-// sandbox has a copy of, see [sandbox.Spec].Copies. What commands set in a copy and is harmless is
+// sandbox has a copy of, see [isolation.Spec].Copies. What commands set in a copy and is harmless is
 // taken over into the settings; the rest stays in the copy for as long as this lives. It is safe
 // for concurrent use.
 type Copies struct {
@@ -95,7 +95,7 @@ func (c *Copies) put(ctx context.Context, root, scratch *os.Root, f *copied, act
 	if err != nil {
 		return err
 	}
-	at := sandbox.CopyOf(f.place)
+	at := isolation.CopyOf(f.place)
 	if err := scratch.MkdirAll(path.Dir(at), 0o700); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
 	defer scratch.Close()
 	for _, name := range slices.Sorted(maps.Keys(c.files)) {
 		f := c.files[name]
-		now, readErr := readSettings(scratch, sandbox.CopyOf(name))
+		now, readErr := readSettings(scratch, isolation.CopyOf(name))
 		if readErr != nil { // removed, or something else by now: made anew for the next command
 			f.copy, f.kept = nil, values{}
 			continue

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // copies is a repository, and the copy of its settings that a sandbox has.
@@ -21,7 +21,7 @@ type copies struct {
 func newCopies(t *testing.T, script string) *copies {
 	t.Helper()
 	dir, scratch := workspace(t, commit+script), t.TempDir()
-	c := &copies{Copies: gitguard.NewCopies(dir, scratch, []string{".git/config"}), dir: dir, copy: filepath.Join(scratch, sandbox.CopyOf(".git/config"))}
+	c := &copies{Copies: gitguard.NewCopies(dir, scratch, []string{".git/config"}), dir: dir, copy: filepath.Join(scratch, isolation.CopyOf(".git/config"))}
 	require.NoError(t, c.Put(t.Context()))
 	return c
 }

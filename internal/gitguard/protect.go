@@ -8,14 +8,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Protection is what a sandbox keeps from being changed in a directory that it uses in place.
 type Protection struct {
-	// Protect is [sandbox.Spec].Protect.
+	// Protect is [isolation.Spec].Protect.
 	Protect []string
-	// Missing is [sandbox.Spec].Missing.
+	// Missing is [isolation.Spec].Missing.
 	Missing map[string]string
 	// Configs are those of Protect that are settings of repositories, of which a sandbox can have
 	// copies.
@@ -40,7 +40,7 @@ func Only(names []string) Protection {
 // repository that encloses it or is in it the settings, hooks, what says where these are, and the
 // files that settings name; and the settings of editors. What has to be written to commit is not
 // among it. A directory in which there is no repository, and none around it, has no places of one:
-// one can be made in it. Of more places than [sandbox.MaxProtected], those of outer repositories
+// one can be made in it. Of more places than [isolation.MaxProtected], those of outer repositories
 // are taken.
 func Protected(ctx context.Context, dir string) (Protection, error) {
 	f, err := find(ctx, dir)
@@ -160,7 +160,7 @@ func (p *collector) result() (Protection, error) {
 	kept := slices.DeleteFunc(p.all, func(name string) bool {
 		return !slices.Contains([]string{".git", ".git/config", ".git/hooks"}, name) && p.linked(name)
 	})
-	clean, err := sandbox.CleanProtected(kept[:min(len(kept), sandbox.MaxProtected)])
+	clean, err := isolation.CleanProtected(kept[:min(len(kept), isolation.MaxProtected)])
 	result := Protection{Protect: clean, Missing: map[string]string{}}
 	for _, name := range clean {
 		if content, may := p.missing[name]; may {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 const module = "git init -q ../lib; git -C ../lib commit -q --allow-empty -m l; git -c protocol.file.allow=always submodule --quiet add \"$PWD/../lib\" lib; git commit -q -m lib\n"
@@ -77,7 +77,7 @@ func TestProtected_OfSomebodyElse(t *testing.T) {
 	require.Contains(t, got.Protect, "scripts")
 	scratch := t.TempDir()
 	require.NoError(t, gitguard.NewCopies(dir, scratch, got.Configs).Put(t.Context()))
-	require.Equal(t, "65534\n", run(t, dir, "stat -c %u '"+filepath.Join(scratch, sandbox.CopyOf(".git/config"))+"'"), "it is theirs, too")
+	require.Equal(t, "65534\n", run(t, dir, "stat -c %u '"+filepath.Join(scratch, isolation.CopyOf(".git/config"))+"'"), "it is theirs, too")
 }
 
 // TestProtected_OfTooManyTheOuterOnes: there is a bound to what a sandbox can protect.
@@ -93,7 +93,7 @@ func TestProtected_OfTooManyTheOuterOnes(t *testing.T) {
 	}
 	got, err := gitguard.Protected(t.Context(), dir)
 	require.NoError(t, err)
-	require.Len(t, got.Protect, sandbox.MaxProtected)
+	require.Len(t, got.Protect, isolation.MaxProtected)
 	require.Contains(t, got.Protect, ".git/config")
 }
 

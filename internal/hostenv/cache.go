@@ -17,8 +17,8 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Caches is a user's directory of caches. Each has a directory there:
@@ -113,11 +113,11 @@ func (c *Cache) Close() error {
 const guestCache = "/cache"
 
 // Mount is the cache as sandboxes with that view see it.
-func (c *Cache) Mount(v View) sandbox.Mount {
+func (c *Cache) Mount(v View) isolation.Mount {
 	if v.Root {
-		return sandbox.Mount{Host: c.Files(), Guest: guestCache, Write: true, Cache: true}
+		return isolation.Mount{Host: c.Files(), Guest: guestCache, Write: true, Cache: true}
 	}
-	return sandbox.Mount{Host: c.Files(), Guest: c.Files(), Write: true, Cache: true}
+	return isolation.Mount{Host: c.Files(), Guest: c.Files(), Write: true, Cache: true}
 }
 
 // Env are the variables by which programs find the cache.

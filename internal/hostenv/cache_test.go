@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // fill puts a file of that many bytes into a cache, last used so long ago.
@@ -105,7 +105,7 @@ func TestCache_IsFoundByPrograms(t *testing.T) {
 	t.Parallel()
 	c := cacheOf(t, hostenv.Caches{Dir: t.TempDir()}, "x")
 	for view, at := range map[*hostenv.View]string{&isolated: "/cache", &paths: c.Files()} {
-		require.Equal(t, sandbox.Mount{Host: c.Files(), Guest: at, Write: true, Cache: true}, c.Mount(*view))
+		require.Equal(t, isolation.Mount{Host: c.Files(), Guest: at, Write: true, Cache: true}, c.Mount(*view))
 		require.Equal(t, map[string]string{
 			"GOMODCACHE": at + "/go/mod", "GOCACHE": at + "/go/build", "npm_config_cache": at + "/npm", "PIP_CACHE_DIR": at + "/pip", "UV_CACHE_DIR": at + "/uv",
 			"CARGO_HOME": at + "/cargo", "GRADLE_USER_HOME": at + "/gradle", "YARN_CACHE_FOLDER": at + "/yarn", "COREPACK_HOME": at + "/corepack",

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // guestDoors is where sandboxes with a root of their own have doors.
@@ -51,7 +51,7 @@ func OpenDoors(view View) (*Doors, error) {
 }
 
 // Mount shows the doors to a sandbox.
-func (d *Doors) Mount() sandbox.Mount { return sandbox.Mount{Host: d.dir, Guest: d.guest} }
+func (d *Doors) Mount() isolation.Mount { return isolation.Mount{Host: d.dir, Guest: d.guest} }
 
 // path is where commands find something in the directory.
 func (d *Doors) path(name string) string { return filepath.Join(d.guest, name) }

@@ -8,14 +8,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // ParseMount reads HOST[:INSIDE][:ro|rw]. HOST becomes absolute; INSIDE is the same path where it
 // is left out, and ro is what is meant without a word.
-func ParseMount(text string) (sandbox.Mount, error) {
+func ParseMount(text string) (isolation.Mount, error) {
 	parts := strings.Split(text, ":")
-	m := sandbox.Mount{AsOwner: true}
+	m := isolation.Mount{AsOwner: true}
 	if last := parts[len(parts)-1]; len(parts) > 1 && (last == "ro" || last == "rw") {
 		m.Write, parts = last == "rw", parts[:len(parts)-1]
 	}
@@ -50,7 +50,7 @@ var ofTheHost = []string{"/proc", "/sys", "/dev", "/run", "/var/run"} //nolint:g
 
 // Check refuses a mount that would let commands out of their sandbox, or that a sandbox cannot
 // have.
-func (l Limits) Check(m sandbox.Mount) error {
+func (l Limits) Check(m isolation.Mount) error {
 	host := resolved(m.Host)
 	if host == "" {
 		return fmt.Errorf("%s does not exist", m.Host)
@@ -86,7 +86,7 @@ func (l Limits) checkHost(host string, write bool) error {
 	return nil
 }
 
-func (l Limits) checkGuest(m sandbox.Mount) error {
+func (l Limits) checkGuest(m isolation.Mount) error {
 	switch {
 	case !l.View.Root && m.Guest != m.Host:
 		return fmt.Errorf("INSIDE is %s: sandboxes of this driver have files where the host has them; leave INSIDE out, or use --sandbox ns", m.Guest)
@@ -136,14 +136,14 @@ func checkKinds(host string) error {
 }
 
 // CheckAll parses and checks mounts, and refuses two in one place.
-func (l Limits) CheckAll(texts []string) ([]sandbox.Mount, error) {
-	var mounts []sandbox.Mount
+func (l Limits) CheckAll(texts []string) ([]isolation.Mount, error) {
+	var mounts []isolation.Mount
 	for _, text := range texts {
 		m, err := ParseMount(text)
 		if err == nil {
 			err = l.Check(m)
 		}
-		if err == nil && slices.ContainsFunc(mounts, func(other sandbox.Mount) bool { return other.Guest == m.Guest }) {
+		if err == nil && slices.ContainsFunc(mounts, func(other isolation.Mount) bool { return other.Guest == m.Guest }) {
 			err = fmt.Errorf("two mounts are to be at %s", m.Guest)
 		}
 		if err != nil {

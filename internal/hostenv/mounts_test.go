@@ -12,14 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 func TestParseMount(t *testing.T) {
 	t.Parallel()
 	here, err := os.Getwd()
 	require.NoError(t, err)
-	for text, want := range map[string]sandbox.Mount{
+	for text, want := range map[string]isolation.Mount{
 		"/data":            {Host: "/data", Guest: "/data", AsOwner: true},
 		"/data/":           {Host: "/data", Guest: "/data", AsOwner: true},
 		"/data:ro":         {Host: "/data", Guest: "/data", AsOwner: true},

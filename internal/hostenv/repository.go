@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Repository returns what git needs in a linked worktree or a submodule that is used in place.
@@ -17,7 +17,7 @@ import (
 // needs: objects, refs and their logs. In the worktree's own part they can write all but what is
 // reserved. Settings, hooks and other worktrees stay as they are. The caller calls free when no
 // sandbox has the mounts any more.
-func (l Limits) Repository(ctx context.Context, o *gitguard.Outside) (mounts []sandbox.Mount, free func() error, err error) {
+func (l Limits) Repository(ctx context.Context, o *gitguard.Outside) (mounts []isolation.Mount, free func() error, err error) {
 	if !l.View.Root {
 		return nil, nil, errors.New("this driver cannot protect a part of it")
 	}
@@ -31,14 +31,14 @@ func (l Limits) Repository(ctx context.Context, o *gitguard.Outside) (mounts []s
 	}
 	if o.Common != o.GitDir {
 		common := filepath.Join(gitDir, "..", "..")
-		mounts = append(mounts, sandbox.Mount{Host: o.Common, Guest: common, AsOwner: true})
+		mounts = append(mounts, isolation.Mount{Host: o.Common, Guest: common, AsOwner: true})
 		for _, name := range []string{"objects", "refs", "logs"} {
-			mounts = append(mounts, sandbox.Mount{Host: filepath.Join(o.Common, name), Guest: filepath.Join(common, name), Write: true, AsOwner: true})
+			mounts = append(mounts, isolation.Mount{Host: filepath.Join(o.Common, name), Guest: filepath.Join(common, name), Write: true, AsOwner: true})
 		}
 	}
-	mounts = append(mounts, sandbox.Mount{Host: o.GitDir, Guest: gitDir, Write: true, AsOwner: true})
+	mounts = append(mounts, isolation.Mount{Host: o.GitDir, Guest: gitDir, Write: true, AsOwner: true})
 	for _, name := range places {
-		mounts = append(mounts, sandbox.Mount{Host: filepath.Join(o.GitDir, name), Guest: filepath.Join(gitDir, name), AsOwner: true})
+		mounts = append(mounts, isolation.Mount{Host: filepath.Join(o.GitDir, name), Guest: filepath.Join(gitDir, name), AsOwner: true})
 	}
 	if err := l.checkRepository(mounts); err != nil {
 		return nil, nil, errors.Join(err, free())
@@ -46,7 +46,7 @@ func (l Limits) Repository(ctx context.Context, o *gitguard.Outside) (mounts []s
 	return mounts, free, nil
 }
 
-func (l Limits) checkRepository(mounts []sandbox.Mount) error {
+func (l Limits) checkRepository(mounts []isolation.Mount) error {
 	for _, m := range mounts {
 		info, err := os.Lstat(m.Host)
 		if err != nil {

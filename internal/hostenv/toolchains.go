@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Host is where toolchains are looked for.
@@ -51,16 +51,16 @@ type Found struct {
 }
 
 // Mounts are the toolchains as mounts, none in another.
-func (f Found) Mounts() []sandbox.Mount {
+func (f Found) Mounts() []isolation.Mount {
 	var parts []string
 	for _, t := range f.Toolchains {
 		parts = append(parts, t.Parts...)
 	}
 	slices.Sort(parts)
-	var mounts []sandbox.Mount
+	var mounts []isolation.Mount
 	for _, part := range slices.Compact(parts) {
-		if !slices.ContainsFunc(mounts, func(m sandbox.Mount) bool { return within(part, m.Host) }) {
-			mounts = append(mounts, sandbox.Mount{Host: part, Guest: part, AsOwner: true})
+		if !slices.ContainsFunc(mounts, func(m isolation.Mount) bool { return within(part, m.Host) }) {
+			mounts = append(mounts, isolation.Mount{Host: part, Guest: part, AsOwner: true})
 		}
 	}
 	return mounts

@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // paths is a view that hides nothing, as that of Landlock.
-var paths = hostenv.ViewOf(sandbox.Caps{Driver: "landlock", Level: sandbox.LevelPaths})
+var paths = hostenv.ViewOf(isolation.Caps{Driver: "landlock", Level: isolation.LevelPaths})
 
 // isolated is a view with a root of its own.
-var isolated = hostenv.ViewOf(sandbox.Caps{Driver: "ns", Level: sandbox.LevelFull})
+var isolated = hostenv.ViewOf(isolation.Caps{Driver: "ns", Level: isolation.LevelFull})
 
 // shown are the parts of all toolchains, relative to the home directory.
 func shown(t *testing.T, home string, f hostenv.Found) []string {
@@ -218,7 +218,7 @@ func TestFind_EntriesTogether(t *testing.T) {
 	f = find(paths, ".rbenv/shims")
 	require.Contains(t, f.LeftOut[0].Why, "256 mounts")
 	require.Equal(t, []string{"tools/x"}, shown(t, home, find(paths.Seeing(filepath.Join(home, "system")), "system")), "what the system's directories lead to")
-	host := hostenv.ViewOf(sandbox.Caps{Level: sandbox.LevelNone})
+	host := hostenv.ViewOf(isolation.Caps{Level: isolation.LevelNone})
 	require.Equal(t, filepath.Join(home, "missing"), find(host, "missing").Path, "no sandbox, the same PATH")
 
 	f = find(paths, "rust/bin")

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // View is what the sandboxes of a driver show of the host by themselves.
@@ -26,10 +26,10 @@ const guestWorkspace = "/workspace"
 const guestTemp = "/tmp"
 
 // ViewOf is the view of a driver with these capabilities.
-func ViewOf(caps sandbox.Caps) View {
+func ViewOf(caps isolation.Caps) View {
 	system := []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr"}
 	switch {
-	case caps.Level == sandbox.LevelNone:
+	case caps.Level == isolation.LevelNone:
 		return View{Host: true, sees: append(system, "/opt")}
 	case caps.Driver == "landlock":
 		return View{sees: append(system, "/opt")}

@@ -22,13 +22,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	toolsmcp "github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -50,7 +50,7 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	tb.Cleanup(fl.Close)
 	workspace, driver := tb.TempDir(), process.New(nil)
 	require.NoError(tb, fl.StartWorker(tb.Context(), worker.Options{
-		Slots: 16, Data: tb.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
+		Slots: 16, Data: tb.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Alone: true,
 		Env:      map[string]string{"PATH": os.Getenv("PATH")},
 		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{"echo": echo}},
 		Workspace: func(sandbox string) (string, bool) {

@@ -24,6 +24,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -32,7 +33,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -70,7 +70,7 @@ func newRig(t *testing.T, steps string) *rig {
 	r.dispatcher = r.newDispatcher(r.NC, patience)
 	driver := process.New(nil)
 	w, err := worker.New(t.Context(), r.Connect(), worker.Options{
-		Data: r.data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
+		Data: r.data, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
 	})
 	require.NoError(t, err)
 	r.run(w.Run)

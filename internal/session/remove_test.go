@@ -17,13 +17,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,7 +43,7 @@ func newRig(t *testing.T) *rig {
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
 	require.NoError(t, f.StartWorker(t.Context(), worker.Options{
-		Data: data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute, // a busy machine ends no lease
+		Data: data, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute, // a busy machine ends no lease
 	}))
 	return &rig{Fleet: f, data: data}
 }
@@ -227,7 +227,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 
 	driver := process.New(nil)
 	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
-		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute,
+		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute,
 	}))
 	calls, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
 	require.NoError(t, err)
@@ -269,7 +269,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	}
 	driver := process.New(nil)
 	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
-		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute,
+		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute,
 	}))
 	var result *protocol.Result
 	require.Eventually(t, func() bool {

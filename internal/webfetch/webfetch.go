@@ -27,10 +27,10 @@ import (
 	"golang.org/x/net/html/atom"
 	"golang.org/x/net/html/charset"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 const (
@@ -173,7 +173,7 @@ func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response
 	case len(body) == 0:
 		return nil
 	case slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, sniffed):
-		if len(body) <= sandbox.MaxImageSize && !result.Truncated {
+		if len(body) <= isolation.MaxImageSize && !result.Truncated {
 			result.Image, result.Content = sniffed, body
 		}
 		return nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -20,7 +21,7 @@ import (
 
 // altered is a driver whose commands are changed before they run, and their results afterwards.
 type altered struct {
-	sandbox.Driver
+	isolation.Driver
 
 	before func(*sandbox.Cmd)
 	after  func(*sandbox.Result)
@@ -32,7 +33,7 @@ type alteredSandbox struct {
 	driver altered
 }
 
-func (d altered) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (d altered) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	s, err := d.Driver.Open(ctx, spec)
 	return alteredSandbox{s, d}, err
 }
@@ -53,7 +54,7 @@ func (s alteredSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Resu
 func (r *rig) trustingOptions() worker.Options {
 	o := r.options()
 	o.Driver = altered{Driver: process.New(nil), before: func(cmd *sandbox.Cmd) { cmd.ReadOnly = false }}
-	o.Caps = sandbox.Caps{Driver: "process", ReadOnly: true}
+	o.Caps = isolation.Caps{Driver: "process", ReadOnly: true}
 	return o
 }
 
@@ -138,7 +139,7 @@ func TestCommand_Limits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Caps.Limits = sandbox.LimitKinds{CPU: sandbox.LimitQuota} // what held for a command counts, not what the worker expects
+	o.Caps.Limits = isolation.LimitKinds{CPU: isolation.LimitQuota} // what held for a command counts, not what the worker expects
 	r.work(o)
 	for name, test := range map[string]struct {
 		command string
@@ -179,7 +180,7 @@ func TestCommand_Limits(t *testing.T) {
 			require.Equal(t, test.reason, v.Reason)
 			require.True(t, strings.HasPrefix(string(v.Stdout), "partial"), "%s", v.Stdout)
 			require.NotEmpty(t, v.LimitKinds["cpu"])
-			require.NotEqual(t, string(sandbox.LimitQuota), v.LimitKinds["cpu"])
+			require.NotEqual(t, string(isolation.LimitQuota), v.LimitKinds["cpu"])
 			require.Equal(t, "none", got.Level)
 		})
 	}
@@ -280,12 +281,12 @@ func TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand(t *testing.T) {
 
 // announcing is a driver that tells the sandboxes that it opens.
 type announcing struct {
-	sandbox.Driver
+	isolation.Driver
 
 	opened chan sandbox.Sandbox
 }
 
-func (d *announcing) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (d *announcing) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	s, err := d.Driver.Open(ctx, spec)
 	if err == nil && spec.ID != "probe" {
 		d.opened <- s

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -23,14 +24,14 @@ const NoSandboxes = sandboxes.NoDriver
 var ErrNothingToRun = errors.New("a worker without sandboxes and without handlers could run nothing")
 
 // OpenDriver is [driver.Open], and knows [NoSandboxes], too.
-func OpenDriver(ctx context.Context, name string, o *driver.Options, handlers kinds.Handlers) (sandbox.Driver, sandbox.Caps, error) {
+func OpenDriver(ctx context.Context, name string, o *driver.Options, handlers kinds.Handlers) (isolation.Driver, isolation.Caps, error) {
 	switch {
 	case name != NoSandboxes:
 		return driver.Open(ctx, name, o)
 	case !handlers.Any():
-		return nil, sandbox.Caps{}, ErrNothingToRun
+		return nil, isolation.Caps{}, ErrNothingToRun
 	}
-	return none{}, sandbox.Caps{Driver: NoSandboxes}, nil
+	return none{}, isolation.Caps{Driver: NoSandboxes}, nil
 }
 
 // none is the driver that opens nothing.
@@ -38,11 +39,11 @@ type none struct{}
 
 func (none) Name() string { return NoSandboxes }
 
-func (none) Probe(context.Context) (sandbox.Caps, error) {
-	return sandbox.Caps{Driver: NoSandboxes}, nil
+func (none) Probe(context.Context) (isolation.Caps, error) {
+	return isolation.Caps{Driver: NoSandboxes}, nil
 }
 
-func (none) Open(context.Context, sandbox.Spec) (sandbox.Sandbox, error) {
+func (none) Open(context.Context, isolation.Spec) (sandbox.Sandbox, error) {
 	return nil, errNoSandboxes
 }
 
@@ -50,13 +51,13 @@ var errNoSandboxes = errors.New("this worker has no sandboxes (--sandbox none)")
 
 // measuredDriver opens sandboxes that are counted, with the commands in them.
 type measuredDriver struct {
-	sandbox.Driver
+	isolation.Driver
 
 	metrics *telemetry.WorkerMetrics
 }
 
-// Open implements [sandbox.Driver].
-func (d measuredDriver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+// Open implements [isolation.Driver].
+func (d measuredDriver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	begun := time.Now()
 	opened, err := d.Driver.Open(ctx, spec)
 	d.metrics.Opened(ctx, time.Since(begun), err)
@@ -89,15 +90,15 @@ func (s *measuredSandbox) Close() error {
 	return s.Sandbox.Close()
 }
 
-// Listens implements [sandbox.Dialer].
+// Listens implements [isolation.Dialer].
 func (s *measuredSandbox) Listens(port uint16) bool {
-	dialer, ok := s.Sandbox.(sandbox.Dialer)
+	dialer, ok := s.Sandbox.(isolation.Dialer)
 	return ok && dialer.Listens(port)
 }
 
-// Dial implements [sandbox.Dialer].
+// Dial implements [isolation.Dialer].
 func (s *measuredSandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	if dialer, ok := s.Sandbox.(sandbox.Dialer); ok {
+	if dialer, ok := s.Sandbox.(isolation.Dialer); ok {
 		return dialer.Dial(ctx, port)
 	}
 	return nil, sandbox.ErrUnsupported

@@ -13,10 +13,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // isolatedOptions are those of a worker whose sandboxes isolate.
@@ -142,7 +142,7 @@ func TestIsolated_AFailureToReachAnUnlistedHostNamesTheListedOnes(t *testing.T) 
 	t.Parallel()
 	r := newRig(t)
 	o := r.isolatedOptions(t)
-	if !o.Caps.Enforces(sandbox.NetworkProxy) {
+	if !o.Caps.Enforces(isolation.NetworkProxy) {
 		t.Skip("NOT TESTED: no list of hosts is enforced here")
 	}
 	var err error
@@ -227,7 +227,7 @@ func TestIsolated_ProgramsAreTalkedTo(t *testing.T) {
 			return strings.Contains(string(value[wire.ProcessSendResult](t, sent).Content), want)
 		}, patience, time.Millisecond, want)
 	}
-	if o.Caps.Level >= sandbox.LevelFull {
+	if o.Caps.Level >= isolation.LevelFull {
 		types(`tty; echo again >$(tty) && stat -c %U:%F $(tty)`, "/dev/pts/0\r\nagain\r\nsandbox:character special file\r\n")
 	}
 	types("x=4; echo $TERM $((x + 3))", "xterm-256color 7\r\n")

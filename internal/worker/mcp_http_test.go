@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // A server at a URL is reached from the worker, where the network allows it and with its headers;
@@ -34,7 +34,7 @@ func TestMCP_AServerAtAURL(t *testing.T) {
 	t.Cleanup(web.Close)
 	r := newRig(t)
 	o := r.isolatedOptions(t)
-	if !o.Caps.Enforces(sandbox.NetworkProxy) {
+	if !o.Caps.Enforces(isolation.NetworkProxy) {
 		t.Skip("NOT TESTED: lists of hosts are not enforced here")
 	}
 	allow, err := egress.ParseAllow(strings.TrimPrefix(web.URL, "http://"))

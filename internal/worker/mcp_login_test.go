@@ -15,12 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/login/logintest"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // ear keeps all that is written to it.
@@ -46,7 +46,7 @@ func (e *ear) heard() string {
 func (r *rig) loginOptions(t *testing.T, urls ...string) worker.Options {
 	t.Helper()
 	o := r.isolatedOptions(t)
-	if !o.Caps.Enforces(sandbox.NetworkProxy) {
+	if !o.Caps.Enforces(isolation.NetworkProxy) {
 		t.Skip("NOT TESTED: lists of hosts are not enforced here")
 	}
 	hosts := make([]string, len(urls))

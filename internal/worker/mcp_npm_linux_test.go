@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // npmServers are servers of others, in sandboxes that isolate.
@@ -34,9 +34,9 @@ func newNPMServers(t *testing.T) (s npmServers, o worker.Options) {
 	s.node, err = filepath.EvalSymlinks(node)
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(s.packages, 0o755)) // sandboxes have another user
-	o.Mounts = []sandbox.Mount{{Host: s.packages}}
+	o.Mounts = []isolation.Mount{{Host: s.packages}}
 	if !strings.HasPrefix(s.node, "/usr/") {
-		o.Mounts = append(o.Mounts, sandbox.Mount{Host: filepath.Dir(filepath.Dir(s.node))})
+		o.Mounts = append(o.Mounts, isolation.Mount{Host: filepath.Dir(filepath.Dir(s.node))})
 	}
 	return s, o
 }
@@ -54,7 +54,7 @@ func TestMCP_ServersOfOthersInASandbox(t *testing.T) {
 	session := protocol.NewSessionID()
 	files, memory, everything := s.server("filesystem", "."), s.server("memory"), s.server("everything")
 	memory.Env = map[string]string{"MEMORY_FILE_PATH": "/tmp/memory.json"}
-	if o.Caps.Level < sandbox.LevelFull {
+	if o.Caps.Level < isolation.LevelFull {
 		memory.Env = map[string]string{"MEMORY_FILE_PATH": filepath.Join(workspaceOf(o.Data, session), "memory.json")}
 	}
 	for _, server := range []protocol.MCPServer{files, memory, everything} {
@@ -88,7 +88,7 @@ func TestMCP_ServersOfOthersInASandbox(t *testing.T) {
 func TestMCP_AServerOfOthersThatIsKilled(t *testing.T) {
 	t.Parallel()
 	s, o := newNPMServers(t)
-	if o.Caps.Level < sandbox.LevelFull {
+	if o.Caps.Level < isolation.LevelFull {
 		t.Skip("NOT TESTED: commands do not see servers here")
 	}
 	s.work(o)

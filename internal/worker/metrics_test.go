@@ -5,11 +5,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // TestMetrics_TellWhatWasDone counts calls that ran, one way or the other, and one that was not
@@ -27,7 +27,7 @@ func TestMetrics_TellWhatWasDone(t *testing.T) {
 	requireFault(t, r.do(session, protocol.CommandRun{Command: "sleep 60", Limits: protocol.Limits{Wall: 1}}), protocol.StatusTimeout, protocol.CodeRunTimeout)
 	requireFault(t, r.do(session, protocol.FilesRead{Path: "missing"}), protocol.StatusFailed, protocol.CodeNotFound)
 	refused := newCall(session, wire.Noop{})
-	refused.MinLevel = sandbox.LevelFull.String()
+	refused.MinLevel = isolation.LevelFull.String()
 	requireFault(t, r.dispatch(t.Context(), refused), protocol.StatusRejected, protocol.CodeSandboxLevel)
 
 	const test, none = "gen_ai.tool.name=test", "toolfleet.sandbox.driver=process,toolfleet.sandbox.level=none"

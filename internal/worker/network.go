@@ -16,15 +16,15 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // network has the ways in which calls reach the network.
 type network struct {
-	sandboxes sandbox.Network // from inside of sandboxes
-	servers   *http.Transport // to MCP servers by URL; nil when nothing may be reached
-	pages     *http.Transport // to pages of the web: only listed hosts, and no private addresses
+	sandboxes isolation.Network // from inside of sandboxes
+	servers   *http.Transport   // to MCP servers by URL; nil when nothing may be reached
+	pages     *http.Transport   // to pages of the web: only listed hosts, and no private addresses
 }
 
 // network returns what the options allow.
@@ -43,9 +43,9 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 	}}
 	switch {
 	case o.Allow.All():
-		return network{sandboxes: sandbox.Network{Mode: sandbox.NetworkAll}, servers: &http.Transport{}, pages: pages}, nil
+		return network{sandboxes: isolation.Network{Mode: isolation.NetworkAll}, servers: &http.Transport{}, pages: pages}, nil
 	case o.Allow.Empty():
-		return network{sandboxes: sandbox.Network{Mode: sandbox.NetworkNone}, pages: pages}, nil
+		return network{sandboxes: isolation.Network{Mode: isolation.NetworkNone}, pages: pages}, nil
 	}
 	ended := func(ctx context.Context, err error) {
 		if err != nil {
@@ -53,8 +53,8 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 		}
 	}
 	return network{
-		sandboxes: sandbox.Network{
-			Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+		sandboxes: isolation.Network{
+			Mode: isolation.NetworkProxy, Addresses: o.Allow.Addresses(),
 			Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
 			ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
 		},

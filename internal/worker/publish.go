@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -101,6 +102,6 @@ func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 }
 
 // dialer connects into the sandbox of a port; nil if nothing runs there.
-func (w *Worker) dialer(p Published) sandbox.Dialer {
+func (w *Worker) dialer(p Published) isolation.Dialer {
 	return w.sandboxes.Box(protocol.Lane("sandbox/" + p.Sandbox)).Dialer()
 }

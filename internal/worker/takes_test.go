@@ -7,11 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // A worker without sandboxes takes the calls of its handlers and leaves commands to others; one
@@ -35,7 +35,7 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	r.work(paid)
 	session := protocol.NewSessionID()
 	command := newCall(session, protocol.CommandRun{Command: "true"})
-	command.MinLevel = sandbox.LevelPaths.String()
+	command.MinLevel = isolation.LevelPaths.String()
 
 	waits := make(chan string, 9)
 	ran := make(chan *protocol.Result, 1)
@@ -58,7 +58,7 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	require.Equal(t, "2 workers of pool default, none offers level paths; a sandbox is offered by weak", <-waits)
 
 	strong := r.options()
-	strong.ID, strong.Caps.Level = "strong", sandbox.LevelPaths
+	strong.ID, strong.Caps.Level = "strong", isolation.LevelPaths
 	r.work(strong)
 	got = <-ran
 	requireOK(t, got)

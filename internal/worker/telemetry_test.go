@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -94,12 +95,12 @@ func TestFrames_TellWhatHappensInOrder(t *testing.T) {
 
 // faulty is a driver whose sandboxes panic or cannot be opened.
 type faulty struct {
-	sandbox.Driver
+	isolation.Driver
 
 	openFails bool
 }
 
-func (f *faulty) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (f *faulty) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	if f.openFails {
 		return nil, errors.New("no room")
 	}

@@ -4,10 +4,10 @@ import (
 	"os"
 	"testing"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
@@ -16,7 +16,7 @@ import (
 func TestToolsets_AsAnOrdinaryUser(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.InArms(t, false, func(t *testing.T) {
 		t.Helper()
-		for name, opened := range map[string]sandbox.Driver{
+		for name, opened := range map[string]isolation.Driver{
 			"landlock": landlock.New(nil), "ns": ns.New(nil), "bwrap": ns.New(&ns.Options{Launcher: ns.LauncherBwrap}),
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestToolsets_AsAnOrdinaryUser(t *testing.T) { //nolint:paralleltest // its 
 	})
 }
 
-func toolsetsUnder(t *testing.T, opened sandbox.Driver, caps sandbox.Caps) {
+func toolsetsUnder(t *testing.T, opened isolation.Driver, caps isolation.Caps) {
 	t.Helper()
 	r := newRig(t)
 	o := r.options()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -19,14 +20,14 @@ import (
 
 // watchedDriver counts the sandboxes that it opens and that are closed, and may lose a command.
 type watchedDriver struct {
-	sandbox.Driver
+	isolation.Driver
 
 	opened, closed atomic.Int64
 	loses          atomic.Bool // the next command ends, and nobody hears of it
 	full           atomic.Bool // nothing can be opened before something was closed
 }
 
-func (d *watchedDriver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (d *watchedDriver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	if d.full.Load() {
 		return nil, fmt.Errorf("no room")
 	}

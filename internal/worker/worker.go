@@ -43,6 +43,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -80,8 +81,8 @@ type Options struct {
 	// Data is the directory of workspaces. Required.
 	Data string
 	// Driver opens sandboxes, and Caps is what it has proven. Required.
-	Driver sandbox.Driver
-	Caps   sandbox.Caps
+	Driver isolation.Driver
+	Caps   isolation.Caps
 	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM, and
 	// without any network what keeps package managers from trying to reach it.
 	Env map[string]string
@@ -98,12 +99,12 @@ type Options struct {
 	// the fleet's own servers.
 	Allow        egress.Allow
 	AllowPrivate []netip.Prefix
-	// Protect are places of every workspace that nothing changes, see [sandbox.Spec]; the driver
+	// Protect are places of every workspace that nothing changes, see [isolation.Spec]; the driver
 	// must be able to. nil means those of [gitguard.Protected] in a directory that is used
 	// in place, as they are when it is first used, and none elsewhere; empty means none.
 	Protect []string
 	// Mounts are what every sandbox sees of the host beside its workspace.
-	Mounts []sandbox.Mount
+	Mounts []isolation.Mount
 	// Publish are ports of sandboxes that this host reaches.
 	Publish []Published
 	// Tools is the absolute path of the folder with the programs of the user's own tools,
@@ -190,7 +191,7 @@ func (o Options) withDefaults() Options {
 		o.Workspace = func(string) (string, bool) { return "", false }
 	}
 	env := map[string]string{"PATH": os.Getenv("PATH"), "LANG": "C.UTF-8", "TERM": "dumb"}
-	if o.Allow.Empty() && o.Caps.Enforces(sandbox.NetworkNone) {
+	if o.Allow.Empty() && o.Caps.Enforces(isolation.NetworkNone) {
 		maps.Copy(env, offlineEnv())
 	}
 	maps.Copy(env, o.Env)
@@ -221,7 +222,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if o.Driver == nil || o.Data == "" {
 		return nil, errors.New("worker: a sandbox driver and a data directory are required")
 	}
-	if err := errors.Join(o.Handlers.Validate(), o.Limits.Validate()); err != nil {
+	if err := errors.Join(o.Handlers.Validate(), isolation.ValidateLimits(o.Limits)); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	js, err := jetstream.New(nc)
@@ -266,7 +267,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 			return w.holder.Result(ctx, session, call)
 		},
 	}
-	if err := w.host.Open(ctx, o.Driver, sandbox.Spec{Env: o.Env, Limits: o.Limits, Mounts: o.Mounts}, o.Data); err != nil { // calls fail for the same reason
+	if err := w.host.Open(ctx, o.Driver, isolation.Spec{Env: o.Env, Limits: o.Limits, Mounts: o.Mounts}, o.Data); err != nil { // calls fail for the same reason
 		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
@@ -316,9 +317,9 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 // Info is what the worker says about itself.
 func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
-	network := cmp.Or(w.network.sandboxes.Mode, sandbox.NetworkNone)
+	network := cmp.Or(w.network.sandboxes.Mode, isolation.NetworkNone)
 	if !o.Caps.Enforces(network) { // what is not kept away is reached
-		network = sandbox.NetworkAll
+		network = isolation.NetworkAll
 	}
 	l := o.Limits
 	return wire.WorkerInfo{

@@ -16,13 +16,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // secret is in the environment of the worker's process, and must be nowhere else.
@@ -72,7 +72,7 @@ func (r *rig) options() worker.Options {
 	r.t.Helper()
 	driver := process.New(nil)
 	return worker.Options{
-		Fleet: r.Name, Data: r.t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
+		Fleet: r.Name, Data: r.t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 func TestWithPath_WhatSandboxesHave(t *testing.T) {
@@ -16,9 +16,9 @@ func TestWithPath_WhatSandboxesHave(t *testing.T) {
 	}
 	secret := t.TempDir()
 	path := "/usr/bin:" + secret + ":/usr/nowhere:relative"
-	isolating := sandbox.Caps{Driver: "ns", Level: sandbox.LevelFull}
+	isolating := isolation.Caps{Driver: "ns", Level: isolation.LevelFull}
 	require.Equal(t, map[string]string{"A": "b", "PATH": "/usr/bin"}, withPath(map[string]string{"A": "b"}, path, isolating))
 	require.Equal(t, map[string]string{"PATH": "/usr/bin"}, withPath(nil, path, isolating))
 	require.Equal(t, map[string]string{"PATH": "/x"}, withPath(map[string]string{"PATH": "/x"}, path, isolating))
-	require.Equal(t, path, withPath(nil, path, sandbox.Caps{Driver: "process"})["PATH"], "commands there see the host as it is")
+	require.Equal(t, path, withPath(nil, path, isolation.Caps{Driver: "process"})["PATH"], "commands there see the host as it is")
 }

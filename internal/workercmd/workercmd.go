@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -31,7 +32,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
@@ -298,11 +298,11 @@ func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
 		return cli.Usagef("--data: %v", err)
 	}
 	o.Driver, o.Caps, err = worker.OpenDriver(ctx, f.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
-	least, _ := sandbox.ParseLevel(f.MinLevel) // its tag has the names
+	least, _ := isolation.ParseLevel(f.MinLevel) // its tag has the names
 	switch {
 	case errors.Is(err, worker.ErrNothingToRun):
 		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
-	case errors.Is(err, sandbox.ErrLevel):
+	case errors.Is(err, isolation.ErrLevel):
 		return cli.Usagef("--sandbox %s: %v%s", f.Sandbox, err, advice())
 	case err != nil:
 		return err
@@ -314,7 +314,7 @@ func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
 
 // withPath adds to variables of sandboxes the PATH: what of the worker's own exists in them. The
 // rest would tell commands how the host is set up.
-func withPath(env map[string]string, path string, caps sandbox.Caps) map[string]string {
+func withPath(env map[string]string, path string, caps isolation.Caps) map[string]string {
 	if _, given := env["PATH"]; given {
 		return env
 	}
@@ -327,7 +327,7 @@ func withPath(env map[string]string, path string, caps sandbox.Caps) map[string]
 }
 
 // why says what keeps sandboxes from more than they have proven.
-func why(caps sandbox.Caps) string {
+func why(caps isolation.Caps) string {
 	if caps.Driver == process.Name || caps.Driver == worker.NoSandboxes {
 		return "; let --sandbox auto choose a driver that isolates"
 	}

@@ -205,9 +205,9 @@ type WorkerOptions struct {
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for those that live in the data directory.
 	Workspace func(sandbox string) (dir string, ok bool)
-	// Protect are places of workspaces that neither commands nor file operations change, see
-	// [sandbox.Spec]; nil means, in directories that are used in place, what git and editors read
-	// or run there on their own, and none elsewhere; empty means none.
+	// Protect are paths in workspaces that neither commands nor file operations change: relative,
+	// at most 256. nil means, in directories that are used in place, what git and editors read or
+	// run there on their own, and none elsewhere; empty means none.
 	Protect []string
 	// Handlers execute payloads of kinds of your own.
 	Handlers []worker.Handler

@@ -4,31 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-)
-
-// Limits of file operations.
-const (
-	// MaxFileSize is the largest file that is edited or written, in bytes.
-	MaxFileSize = 16 << 20
-	// MaxReadSize is the largest file that is read, in bytes: it is read to its end for its digest.
-	MaxReadSize = 1 << 30
-	// MaxReadBytes is the most content that one Read returns.
-	MaxReadBytes = lines.MaxContent
-	// MaxImageSize is the largest image that Read returns whole.
-	MaxImageSize = 4 << 20
-	// MaxChunk is the most that one ReadAt returns.
-	MaxChunk = 1 << 20
-	// MaxFound is the most entries, paths or lines that one List, Tree, Glob or Search
-	// returns. What is beyond that is counted.
-	MaxFound = 100_000
-	// MaxFoundBytes is the most that the paths and texts of one Tree, Glob or Search have together.
-	MaxFoundBytes = 16 << 20
-	// MaxEdits is the most replacements that one Edit makes.
-	MaxEdits = 200
-	// MaxPatch is the largest patch, in bytes.
-	MaxPatch = 4 << 20
 )
 
 // FS is the file operations of a workspace. Requests and results are the payloads and values of the
@@ -42,7 +18,7 @@ type FS interface {
 	// Read returns a regular file, whole or some of its lines.
 	Read(ctx context.Context, p protocol.FilesRead) (protocol.FilesReadResult, error)
 	// ReadAt returns count bytes of a regular file as they are, text or not, from an offset; fewer
-	// only where the file ends. 0 and less, and more than [MaxChunk], means MaxChunk.
+	// only where the file ends. 0 and less, and more than 1 MiB, means 1 MiB.
 	ReadAt(ctx context.Context, path string, from int64, count int) ([]byte, error)
 	// Write replaces a file atomically, making its parents and keeping its mode. A
 	// symlink inside the workspace is followed. Hard links are separated.

@@ -3,154 +3,25 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 )
 
-// Level says how much a sandbox isolates; more is greater.
-type Level uint8
-
-// The levels.
-const (
-	LevelNone   Level = iota // no isolation: driver process
-	LevelPaths               // file system paths only: Landlock
-	LevelFull                // namespaces, Landlock and seccomp
-	LevelKernel              // a kernel of its own
-)
-
-// String returns the word of the level: none, paths, full or kernel.
-func (l Level) String() string {
-	switch l {
-	case LevelNone:
-		return "none"
-	case LevelPaths:
-		return "paths"
-	case LevelFull:
-		return "full"
-	case LevelKernel:
-		return "kernel"
-	default:
-		return fmt.Sprintf("level(%d)", uint8(l))
-	}
-}
-
-// ParseLevel is the inverse of [Level.String]; "" is [LevelNone].
-func ParseLevel(s string) (Level, error) {
-	if s == "" {
-		return LevelNone, nil
-	}
-	for l := LevelNone; l <= LevelKernel; l++ {
-		if l.String() == s {
-			return l, nil
-		}
-	}
-	return LevelNone, fmt.Errorf("sandbox level %q: must be none, paths, full or kernel", s)
-}
-
 // Errors that callers branch on.
 var (
-	// ErrLevel says that the driver does not reach the level that was required.
-	ErrLevel = errors.New("sandbox level not reached")
 	// ErrClosed says that the sandbox was closed.
 	ErrClosed = errors.New("sandbox is closed")
-	// ErrLeftover says that processes of a sandbox could not be killed.
-	ErrLeftover = errors.New("processes are left")
-	// ErrUnsupported says that the driver cannot enforce what was asked for: a read-only
-	// command, a protected place, a kind of network. [Caps] tells before. Nothing was run.
+	// ErrUnsupported says that the sandbox cannot enforce what was requested, such as a read-only
+	// command. Nothing was run.
 	ErrUnsupported = errors.New("the sandbox driver cannot enforce this")
 )
-
-// Driver opens sandboxes of one kind. It is safe for concurrent use.
-type Driver interface {
-	// Name is the word by which operators choose the driver.
-	Name() string
-	// Probe opens a sandbox and tries what it promises.
-	Probe(ctx context.Context) (Caps, error)
-	// Open makes a sandbox. The error wraps [ErrLevel] when Spec.Require is not reached.
-	Open(ctx context.Context, spec Spec) (Sandbox, error)
-}
-
-// Spec describes a sandbox.
-type Spec struct {
-	// ID names the sandbox, for logs.
-	ID string
-	// Workspace is an existing host directory.
-	Workspace string
-	// Scratch is an existing host directory for the home and temporary files of
-	// the sandbox; the sandbox may fill it, its owner removes it.
-	Scratch string
-	// Owned says that both directories are nobody else's and stay on their file system: a driver
-	// may give them to a project of the file system, to bound what they take up. What is in them
-	// can then not be moved in from elsewhere by rename(2), only copied. It is not for directories
-	// that are used in place.
-	Owned bool
-	// Env is the complete environment of commands, but for HOME and TMPDIR, which
-	// the driver sets when they are absent. Nothing is inherited.
-	Env map[string]string
-	// Mounts are further host directories and files that the sandbox sees.
-	Mounts []Mount
-	// Protect are places of the workspace, files or directories with all that is in them, that
-	// neither commands nor file operations change, make or move: relative paths, at most
-	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
-	// the first directory on the way that is missing (where it may not, the directory above is
-	// protected as a whole), and removes it when it is closed, if it is still empty. The
-	// directories that a place is in cannot be moved either, and nothing can be renamed between
-	// them and the rest of the workspace. Where a file is on the way to a place, that is protected.
-	// A place that is a symbolic link, or that one leads to, cannot be protected and is refused.
-	// Who changes the workspace from outside is not bound; what he has replaced is protected again
-	// before the next operation that begins while no other is under way. A driver that cannot
-	// enforce it (see [Caps].Protect) refuses with [ErrUnsupported].
-	Protect []string
-	// Missing are the contents of files that stand in protected places that are missing, by the
-	// places in canonical form, instead of empty directories. A file that is there with just that
-	// content is taken for one that a sandbox has made, and is removed as well.
-	Missing map[string]string
-	// Copies are protected files, in canonical form, in whose place the sandbox has a symbolic link
-	// to a file that commands may change: a program that changes a file by renaming another over it
-	// follows a link, and cannot replace a mount. The caller puts the file at [CopyOf] before the
-	// sandbox is opened. A driver without [Caps].Copies refuses with [ErrUnsupported].
-	Copies []string
-	// Network is what of the network commands reach; the zero value is nothing. A driver
-	// that isolates and cannot enforce it refuses with [ErrUnsupported].
-	Network Network
-	// Limits bound every command of the sandbox, and the sandbox.
-	Limits Limits
-	// LeaseEnd returns until when the caller surely has the right to this sandbox, as far as it
-	// knows now; the time may move. When it has passed, all that runs in the sandbox is killed
-	// and ends with [ReasonCancelled], also if the caller's process is stopped or dead by then.
-	// A driver that cannot do that has a warning in its [Caps]. LeaseEnd is called again and
-	// again while the sandbox is open, by another goroutine. nil means no end.
-	LeaseEnd func() time.Time
-	// Require is the least level that will do.
-	Require Level
-}
-
-// Mount is a host directory or file in a sandbox.
-type Mount struct {
-	// Host is an absolute path.
-	Host string
-	// Guest is where it appears: an absolute path, not the root, nor /proc, /dev, /sys, /etc,
-	// /workspace, /tmp, the home directory (/home/sandbox), or below or above one of these. ""
-	// means the same path as Host.
-	Guest string
-	// Write lets commands change it, but for those that are read-only.
-	Write bool
-	// Cache lets those change it as well, as they may change home and temporary files; it goes with
-	// Write.
-	Cache bool
-	// AsOwner has commands be the owner of the mount in it, where the worker is root and the file
-	// system can do that: otherwise they read what everybody may. A mount that they write to is
-	// always so, or refused.
-	AsOwner bool
-}
 
 // Sandbox is one isolated place. It is safe for concurrent use.
 type Sandbox interface {
 	// Exec runs a command to its end and kills whatever of it is left. A command that
 	// fails, times out or is cancelled is a Result with everything it wrote so far.
 	// A command that cannot be started because the caller asked for the wrong thing
-	// (program, directory) is a *[protocol.Error]. Every other error is about the sandbox:
-	// [ErrClosed], [ErrLeftover]. Several commands may run side by side.
+	// (program, directory) is a *[protocol.Error]. Every other error, such as
+	// [ErrClosed], means that the sandbox failed. Several commands may run side by side.
 	Exec(ctx context.Context, cmd Cmd) (Result, error)
 	// FS returns the file operations of the workspace.
 	FS() FS
@@ -168,23 +39,23 @@ type Cmd struct {
 	Argv []string
 	// Dir is a directory, relative to the workspace; "" is the workspace.
 	Dir string
-	// Env is laid over [Spec].Env.
+	// Env is added to the environment of the sandbox.
 	Env map[string]string
 	// Stdin is all that the command can read.
 	Stdin []byte
-	// Typed, when set, gives the command a terminal of [TerminalColumns] and [TerminalRows] instead
+	// Typed, when set, gives the command a terminal of 120 columns and 40 rows instead
 	// of pipes, and is what is typed there until the command ends; closing it ends nothing. Stdin
-	// is not used then, and all output is of one stream, [Stdout]. A driver that has no terminals
+	// is not used then, and all output is of one stream, [Stdout]. A sandbox that has no terminals
 	// refuses with [ErrUnsupported].
 	Typed <-chan []byte
 	// Feed, when set, is what the command reads in the place of Stdin, as it comes; closing it ends
 	// the input. What is sent is taken only while the command runs.
 	Feed <-chan []byte
-	// Limits tighten [Spec].Limits and never widen them.
+	// Limits tighten those of the sandbox and never widen them.
 	Limits Limits
 	// ReadOnly runs the command with a workspace that nothing can change through it;
-	// home and temporary files stay writable. A driver that cannot enforce it
-	// (see [Caps].ReadOnly) refuses with [ErrUnsupported].
+	// home and temporary files stay writable. A sandbox that cannot enforce it
+	// refuses with [ErrUnsupported].
 	ReadOnly bool
 	// Live, when set, is called with all output as it comes; calls do not overlap, and
 	// none comes after Exec returned. It should not block: the command's output waits
@@ -192,11 +63,37 @@ type Cmd struct {
 	Live func(stream Stream, data []byte)
 }
 
-// The size of terminals: wide enough that few lines are broken.
-const (
-	TerminalColumns = 120
-	TerminalRows    = 40
-)
+// Limits bound a command, or all of a sandbox; zero values mean the documented default, and where
+// there is none, no limit. Negative values are an error. A limit that the sandbox cannot enforce is
+// ignored; the worker publishes what enforces each.
+type Limits struct {
+	// Wall is the longest run; 0 is bounded by the context only.
+	Wall time.Duration
+	// CPU is how much processor time one process may use, in whole seconds; with a
+	// fraction it is rounded up. A process that uses more is killed.
+	CPU time.Duration
+	// Memory is how many bytes the processes of a sandbox may hold together. A command
+	// that is killed for it ends with [ReasonOOM]. Shared memory is limited to half of it.
+	Memory int64
+	// Processes is how many processes and threads a sandbox may have at once; 0 means
+	// 1024. The next fork fails.
+	Processes int64
+	// OpenFiles is how many files a process may have open; 0 means 4096.
+	OpenFiles int64
+	// FileSize is how big a file may become, in bytes. The write fails, and the process
+	// gets SIGXFSZ.
+	FileSize int64
+	// Disk is how many bytes workspace and scratch may take up together. Under a quota
+	// of the file system the write fails, and there may be one file for each 4 KiB, at least 1,024;
+	// otherwise the command is killed. A command that fails or is killed for it ends with
+	// [ReasonDiskLimit].
+	Disk int64
+	// Output is how many bytes of each stream are kept, head and tail; 0 means
+	// 128 KiB. A command may write as much as it likes.
+	Output int64
+	// Grace is the time between SIGTERM and SIGKILL; 0 means 2 s.
+	Grace time.Duration
+}
 
 // Stream names an output stream.
 type Stream uint8
@@ -238,9 +135,10 @@ type Result struct {
 	CPU      time.Duration
 	// MaxRSS is the most memory that one process of the command held, in bytes.
 	MaxRSS int64
-	// Limits says by what each limit of the command was enforced, where that is not what
-	// [Caps].Limits says of all; otherwise it may be zero.
-	Limits LimitKinds
+	// LimitKinds has the mechanism that enforced each limit of the command: cgroup, quota, rlimit,
+	// soft or none, by the names of [protocol.Execution]. It is nil if they are those that the
+	// worker publishes.
+	LimitKinds map[string]string
 }
 
 // Captured is what was kept of a stream.

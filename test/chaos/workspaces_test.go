@@ -24,13 +24,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	plain "github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // machineRole is a worker with sandboxes and a disk of its own.
@@ -48,7 +48,7 @@ func (m *machineRole) run(ctx context.Context) error {
 	defer nc.Close()
 	driver := plain.New(nil)
 	options := worker.Options{
-		ID: m.Worker, Data: m.Data, Slots: 8, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()},
+		ID: m.Worker, Data: m.Data, Slots: 8, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()},
 		Durability: sandboxes.DurabilityCheckpoint, Linger: 300 * time.Millisecond, Logger: logger,
 	}
 	w, err := worker.New(ctx, nc, options)

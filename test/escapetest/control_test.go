@@ -5,6 +5,7 @@ package escapetest_test
 import (
 	"testing"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
@@ -23,7 +24,7 @@ func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm i
 
 func control(t *testing.T) {
 	t.Helper()
-	escapetest.Control(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return process.New(&process.Options{Wrap: careless}) }}, mustEscape())
+	escapetest.Control(t, escapetest.Options{New: func(*testing.T) isolation.Driver { return process.New(&process.Options{Wrap: careless}) }}, mustEscape())
 }
 
 // mustEscape are the probes that have to get out. What is not in the list depends on the network,

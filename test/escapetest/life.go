@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -19,7 +20,7 @@ import (
 // checkLife does to the sandbox itself what a probe cannot survive.
 func (b *bench) checkLife(t *testing.T) {
 	t.Helper()
-	if b.caps.Level >= sandbox.LevelFull {
+	if b.caps.Level >= isolation.LevelFull {
 		t.Run("kill everything", b.killEverything)
 		t.Run("signals to the first process", b.signalInit)
 		if b.host.ShmID >= 0 && b.host.MsgID >= 0 && b.host.SemID >= 0 {

@@ -11,19 +11,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest/internal/canary"
 )
 
 // openNeighbour opens another sandbox, with a process, a socket and a file that the one
 // under test must not see.
-func (b *bench) openNeighbour(t *testing.T, d sandbox.Driver) {
+func (b *bench) openNeighbour(t *testing.T, d isolation.Driver) {
 	t.Helper()
 	n := canary.Neighbour{Marker: "neighbour-" + rand.Text()}
 	n.Abstract = n.Marker
 	workspace := directory(t)
 	install(t, b.program, workspace+"/probe")
-	s := b.openAt(t, d, "neighbour", workspace, sandbox.Network{})
+	s := b.openAt(t, d, "neighbour", workspace, isolation.Network{})
 	ctx, cancel := context.WithCancel(t.Context())
 	lines, done := make(chan string, 16), make(chan struct{})
 	go func() {

@@ -5,14 +5,14 @@ package escapetest
 import (
 	"testing"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/test/escapetest/internal/canary"
 )
 
 // Options describe a driver to the suite.
 type Options struct {
 	// New makes the driver. Required.
-	New func(t *testing.T) sandbox.Driver
+	New func(t *testing.T) isolation.Driver
 	// Gaps are the probes that the driver is known not to contain, with what they find. A
 	// gap that is closed is a failure too: then it has to leave the list.
 	Gaps map[string]Outcome
@@ -21,7 +21,7 @@ type Options struct {
 	// AsRoot are probes of Gaps that are contained when the worker is root.
 	AsRoot []string
 	// Network makes the network of the sandbox under test; nil is none.
-	Network func(t *testing.T) sandbox.Network
+	Network func(t *testing.T) isolation.Network
 	// NotAsRoot leaves out the arm as root.
 	NotAsRoot bool
 }

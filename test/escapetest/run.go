@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest/internal/canary"
 	"github.com/toolfleet/toolfleet/test/escapetest/internal/probes"
@@ -77,7 +78,7 @@ func control(t *testing.T, o Options, mustEscape []string) {
 // bench is a sandbox under test and the host around it.
 type bench struct {
 	options   Options
-	caps      sandbox.Caps
+	caps      isolation.Caps
 	host      canary.Host
 	sandbox   sandbox.Sandbox
 	workspace string
@@ -96,12 +97,12 @@ func open(t *testing.T, o Options) *bench {
 	t.Logf("driver %s %s, level %s, Landlock %d, seccomp %t, user of the host's own %t, limits %v",
 		b.caps.Driver, b.caps.Launcher, b.caps.Level, b.caps.Landlock, b.caps.Seccomp, b.caps.HostUID, b.caps.Limits.Words())
 	b.host = newHost(t, b.program)
-	b.host.Isolated = b.caps.Level >= sandbox.LevelFull
+	b.host.Isolated = b.caps.Level >= isolation.LevelFull
 	b.lacks = lacks(t, b.host, b.program)
 	b.openNeighbour(t, d)
 	b.workspace = directory(t)
 	install(t, b.program, filepath.Join(b.workspace, "probe"))
-	network := sandbox.Network{}
+	network := isolation.Network{}
 	if o.Network != nil {
 		network = o.Network(t)
 	}
@@ -118,12 +119,12 @@ func directory(t *testing.T) string {
 }
 
 // openAt opens a sandbox with a description of the host in its workspace.
-func (b *bench) openAt(t *testing.T, d sandbox.Driver, id, workspace string, network sandbox.Network) sandbox.Sandbox {
+func (b *bench) openAt(t *testing.T, d isolation.Driver, id, workspace string, network isolation.Network) sandbox.Sandbox {
 	t.Helper()
 	describe(t, b.host, workspace)
 	scratch := filepath.Join(t.TempDir(), "scratch")
 	require.NoError(t, os.Mkdir(scratch, 0o755))
-	s, err := d.Open(t.Context(), sandbox.Spec{
+	s, err := d.Open(t.Context(), isolation.Spec{
 		ID: id, Workspace: workspace, Scratch: scratch,
 		Env: map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"}, Network: network,
 	})

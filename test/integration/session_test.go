@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // object is a JSON object.
@@ -168,7 +168,7 @@ func isolates(tb testing.TB) bool {
 	tb.Helper()
 	_, _, err := driver.Open(tb.Context(), driver.Auto, nil)
 	if err != nil {
-		require.ErrorIs(tb, err, sandbox.ErrLevel)
+		require.ErrorIs(tb, err, isolation.ErrLevel)
 	}
 	return err == nil
 }

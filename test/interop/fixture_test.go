@@ -21,11 +21,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
@@ -59,7 +59,7 @@ func startFixture(t *testing.T) (url string) {
 		return nil, nil, nil
 	}}
 	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
-		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
+		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Alone: true,
 		Env: map[string]string{"PATH": os.Getenv("PATH")},
 		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
 			fixtureKind: func(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {

@@ -19,10 +19,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // startFleet starts a server and a worker until the test ends, and returns the flags of
@@ -43,7 +43,7 @@ func startWorker(t *testing.T, session string, o fleet.Options) (fl *fleet.Fleet
 	t.Cleanup(fl.Close)
 	driver, dir := process.New(nil), t.TempDir()
 	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
-		Slots: 4, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
+		Slots: 4, Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
 		Workspace: func(sandbox string) (string, bool) {
 			dir := filepath.Join(dir, sandbox)
 			return dir, os.MkdirAll(dir, 0o755) == nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -19,7 +20,7 @@ func testDriver(t *testing.T, s suite) {
 		caps, err := d.Probe(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, d.Name(), caps.Driver)
-		if caps.Level < sandbox.LevelFull {
+		if caps.Level < isolation.LevelFull {
 			require.NotEmpty(t, caps.Warnings)
 		}
 	})
@@ -28,9 +29,9 @@ func testDriver(t *testing.T, s suite) {
 		d := s.newDriver(t)
 		caps, err := d.Probe(t.Context())
 		require.NoError(t, err)
-		spec := sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Require: caps.Level + 1}
+		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Require: caps.Level + 1}
 		_, err = d.Open(t.Context(), spec)
-		require.ErrorIs(t, err, sandbox.ErrLevel)
+		require.ErrorIs(t, err, isolation.ErrLevel)
 		spec.Require = caps.Level
 		opened, err := d.Open(t.Context(), spec)
 		require.NoError(t, err)
@@ -39,7 +40,7 @@ func testDriver(t *testing.T, s suite) {
 	t.Run("a directory that does not exist is an error", func(t *testing.T) {
 		t.Parallel()
 		d, there, missing := s.newDriver(t), t.TempDir(), t.TempDir()+"/missing"
-		for _, spec := range []sandbox.Spec{
+		for _, spec := range []isolation.Spec{
 			{ID: "x", Workspace: missing, Scratch: there},
 			{ID: "x", Workspace: there, Scratch: missing},
 			{ID: "x", Workspace: there},
@@ -51,7 +52,7 @@ func testDriver(t *testing.T, s suite) {
 	})
 	t.Run("a negative limit is refused", func(t *testing.T) {
 		t.Parallel()
-		spec := sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Limits: sandbox.Limits{Disk: -1}}
+		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Limits: sandbox.Limits{Disk: -1}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorContains(t, err, "Limits.Disk -1: must be 0 (the default) or more")
 	})
@@ -59,7 +60,7 @@ func testDriver(t *testing.T, s suite) {
 		t.Parallel()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := s.newDriver(t).Open(ctx, sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
+		_, err := s.newDriver(t).Open(ctx, isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }

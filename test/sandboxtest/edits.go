@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func editsTests() map[string]func(*testing.T, *tree) {
@@ -86,7 +86,7 @@ func editsNone(t *testing.T, f *tree) {
 
 func editsTooMany(t *testing.T, f *tree) {
 	f.put(t, "file", "one\n")
-	edits := make([]protocol.FileEdit, sandbox.MaxEdits+1)
+	edits := make([]protocol.FileEdit, isolation.MaxEdits+1)
 	for i := range edits {
 		edits[i] = protocol.FileEdit{Old: "one", New: "one!"}
 	}
@@ -134,7 +134,7 @@ func expectContent(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("x"), ExpectSHA256: digest(`{"a":3}`)})
 	require.NoError(t, err)
-	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize+1))
+	require.NoError(t, os.Truncate(f.host("file"), isolation.MaxFileSize+1))
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "file", ExpectSHA256: right})
 	requireFault(t, err, protocol.CodeTooLarge)
 }
@@ -149,7 +149,7 @@ func expectAbsent(t *testing.T, f *tree) {
 	requireFault(t, err, protocol.CodeFileNotRead)
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "a/none", Edits: []protocol.FileEdit{{Old: "x", New: "y"}}, Guard: absent})
 	requireFault(t, err, protocol.CodeNotFound)
-	require.NoError(t, os.Truncate(f.host("a/new"), sandbox.MaxFileSize+1))
+	require.NoError(t, os.Truncate(f.host("a/new"), isolation.MaxFileSize+1))
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "a/new", Guard: absent})
 	requireFault(t, err, protocol.CodeFileNotRead)
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func jsonTests() map[string]func(*testing.T, *tree) {
@@ -84,7 +84,7 @@ func jsonBroken(t *testing.T, f *tree) {
 }
 
 func jsonLong(t *testing.T, f *tree) {
-	f.put(t, "doc.json", `{"b": "`+strings.Repeat("x", sandbox.MaxReadBytes)+`", "a": [1]}`)
+	f.put(t, "doc.json", `{"b": "`+strings.Repeat("x", isolation.MaxReadBytes)+`", "a": [1]}`)
 	got, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json"})
 	require.NoError(t, err)
 	require.Len(t, got.Value, int(got.Bytes))
@@ -167,7 +167,7 @@ func jsonRefused(t *testing.T, f *tree) {
 	requireFault(t, err, protocol.CodeNotFound)
 	require.NoDirExists(t, f.host("dir"))
 	_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{
-		Path: "doc.json", Query: "/s", Content: []byte(`"` + strings.Repeat("x", sandbox.MaxFileSize) + `"`),
+		Path: "doc.json", Query: "/s", Content: []byte(`"` + strings.Repeat("x", isolation.MaxFileSize) + `"`),
 	})
 	requireFault(t, err, protocol.CodeTooLarge)
 	require.Equal(t, content, f.get(t, "doc.json")) //nolint:testifylint // nothing is touched

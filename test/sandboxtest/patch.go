@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func patchTests() map[string]func(*testing.T, *tree) {
@@ -210,9 +210,9 @@ func patchAndTexts(t *testing.T, f *tree) {
 
 func patchTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "a\n")
-	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: strings.Repeat("x", sandbox.MaxPatch+1)})
+	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: strings.Repeat("x", isolation.MaxPatch+1)})
 	requireFault(t, err, protocol.CodeTooLarge)
-	f.put(t, "file", strings.Repeat("x", sandbox.MaxFileSize-2)+"\n")
+	f.put(t, "file", strings.Repeat("x", isolation.MaxFileSize-2)+"\n")
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1,0 +2 @@\n+yy\n"})
 	requireFault(t, err, protocol.CodeTooLarge)
 }

@@ -12,16 +12,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// testProtect holds drivers to [sandbox.Spec].Protect, or to refusing it.
+// testProtect holds drivers to [isolation.Spec].Protect, or to refusing it.
 func testProtect(t *testing.T, s suite) {
 	caps, err := s.newDriver(t).Probe(t.Context())
 	require.NoError(t, err)
 	if !caps.Protect {
-		spec := sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: []string{"a"}}
+		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: []string{"a"}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorIs(t, err, sandbox.ErrUnsupported)
 		return
@@ -55,11 +56,11 @@ func testProtect(t *testing.T, s suite) {
 // protected opens a sandbox with a workspace that make fills, and protected places.
 func (s suite) protected(t *testing.T, workspace string, places ...string) *box {
 	t.Helper()
-	return s.protectedBy(t, workspace, sandbox.Spec{Protect: places})
+	return s.protectedBy(t, workspace, isolation.Spec{Protect: places})
 }
 
 // protectedBy is protected with all that a specification says about protected places.
-func (s suite) protectedBy(t *testing.T, workspace string, spec sandbox.Spec) *box {
+func (s suite) protectedBy(t *testing.T, workspace string, spec isolation.Spec) *box {
 	t.Helper()
 	b := &box{workspace: workspace, scratch: cmp.Or(spec.Scratch, t.TempDir()), options: s.options}
 	spec.ID, spec.Workspace, spec.Scratch, spec.Env = t.Name(), b.workspace, b.scratch, map[string]string{"PATH": path, "LANG": "C"}
@@ -106,11 +107,11 @@ var shut = []string{"Read-only file system", "resource busy", "Invalid cross-dev
 
 func protectInvalid(t *testing.T, s suite) {
 	for _, place := range []string{"", ".", "..", "a/../..", "/etc", "/workspace/a", "a\x00b", "\xff", strings.Repeat("x", 256), strings.Repeat("x/", 3000)} {
-		spec := sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: []string{place}}
+		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: []string{place}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorContains(t, err, "protected place", "%q", place)
 	}
-	spec := sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: make([]string, sandbox.MaxProtected+1)}
+	spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: make([]string, isolation.MaxProtected+1)}
 	_, err := s.newDriver(t).Open(t.Context(), spec)
 	require.ErrorContains(t, err, "at most")
 }
@@ -120,7 +121,7 @@ func protectLink(t *testing.T, s suite) {
 	require.NoError(t, os.Symlink("d", filepath.Join(workspace, "inside")))
 	require.NoError(t, os.Symlink(outside, filepath.Join(workspace, "outside")))
 	for _, place := range []string{"inside", "inside/config", "inside/missing", "outside/missing"} {
-		spec := sandbox.Spec{ID: "x", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{place}}
+		spec := isolation.Spec{ID: "x", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{place}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorContains(t, err, "symbolic link", place)
 	}
@@ -202,7 +203,7 @@ func protectMissingFile(t *testing.T, s suite) {
 	b := &box{workspace: workspace}
 	b.put(t, "d/left", "stands", 0o644)
 	b.put(t, "d/theirs", "theirs", 0o644)
-	spec := sandbox.Spec{
+	spec := isolation.Spec{
 		Protect: []string{"d/empty", "d/file", "d/left", "d/theirs", "missing/file"},
 		Missing: map[string]string{"d/empty": "", "d/file": "stands", "d/left": "stands", "d/theirs": "stands", "missing/file": "stands"},
 	}
@@ -231,14 +232,14 @@ func protectCopy(t *testing.T, s suite) {
 	caps, err := s.newDriver(t).Probe(t.Context())
 	require.NoError(t, err)
 	workspace, scratch := repository(t), t.TempDir()
-	spec := sandbox.Spec{Scratch: scratch, Protect: []string{"d/config", "d/hooks"}, Copies: []string{"d/config", "d/hooks"}}
+	spec := isolation.Spec{Scratch: scratch, Protect: []string{"d/config", "d/hooks"}, Copies: []string{"d/config", "d/hooks"}}
 	if !caps.Copies {
 		spec.ID, spec.Workspace = "x", workspace
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorIs(t, err, sandbox.ErrUnsupported)
 		return
 	}
-	kept := filepath.Join(scratch, sandbox.CopyOf("d/config"))
+	kept := filepath.Join(scratch, isolation.CopyOf("d/config"))
 	require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
 	require.NoError(t, os.WriteFile(kept, []byte("copy"), 0o600))
 	for _, dir := range []string{scratch, filepath.Dir(filepath.Dir(kept)), filepath.Dir(kept)} {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -72,7 +73,7 @@ func readLines(t *testing.T, f *tree) {
 func readLong(t *testing.T, f *tree) {
 	line := strings.Repeat("ü", 500) + "\n" // 1001 bytes
 	f.put(t, "file", strings.Repeat(line, 1000))
-	fits := sandbox.MaxReadBytes / len(line)
+	fits := isolation.MaxReadBytes / len(line)
 	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
 	require.True(t, got.Truncated)
@@ -89,16 +90,16 @@ func readLong(t *testing.T, f *tree) {
 }
 
 func readLongLine(t *testing.T, f *tree) {
-	f.put(t, "file", "short\nxx"+strings.Repeat("漢", sandbox.MaxReadBytes)+"\nend\n")
+	f.put(t, "file", "short\nxx"+strings.Repeat("漢", isolation.MaxReadBytes)+"\nend\n")
 	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Offset: 2, Limit: 1})
 	require.NoError(t, err)
 	require.True(t, got.Truncated)
 	require.Equal(t, 1, got.Lines)
 	require.Equal(t, 2, got.FirstLine)
 	require.True(t, utf8.Valid(got.Content))
-	require.LessOrEqual(t, len(got.Content), sandbox.MaxReadBytes)
-	require.Greater(t, len(got.Content), sandbox.MaxReadBytes-4)
-	require.EqualValues(t, 2+3*sandbox.MaxReadBytes, got.LineBytes, "the whole line")
+	require.LessOrEqual(t, len(got.Content), isolation.MaxReadBytes)
+	require.Greater(t, len(got.Content), isolation.MaxReadBytes-4)
+	require.EqualValues(t, 2+3*isolation.MaxReadBytes, got.LineBytes, "the whole line")
 	require.Equal(t, 3, got.TotalLines)
 	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
@@ -108,7 +109,7 @@ func readLongLine(t *testing.T, f *tree) {
 
 // readAt: a file comes whole in pieces, whatever is in it.
 func readAt(t *testing.T, f *tree) {
-	content := strings.Repeat("\x00\xff\n", sandbox.MaxChunk) // three pieces
+	content := strings.Repeat("\x00\xff\n", isolation.MaxChunk) // three pieces
 	f.put(t, "file", content)
 	var all strings.Builder
 	for {
@@ -117,7 +118,7 @@ func readAt(t *testing.T, f *tree) {
 		if len(got) == 0 {
 			break
 		}
-		require.LessOrEqual(t, len(got), sandbox.MaxChunk)
+		require.LessOrEqual(t, len(got), isolation.MaxChunk)
 		all.Write(got)
 	}
 	require.Equal(t, digest(content), digest(all.String()))
@@ -135,7 +136,7 @@ func readAt(t *testing.T, f *tree) {
 }
 
 func readBinary(t *testing.T, f *tree) {
-	large := strings.Repeat("\x00\n", sandbox.MaxReadBytes)
+	large := strings.Repeat("\x00\n", isolation.MaxReadBytes)
 	for name, content := range map[string]string{"nul": "a\n\x00b\n", "a bad byte": "gr\xfcße süß\n", "a control": "gr\xfcn\x01", "large": large} {
 		f.put(t, name, content)
 		got, err := f.Read(t.Context(), protocol.FilesRead{Path: name, Offset: 2})
@@ -145,21 +146,21 @@ func readBinary(t *testing.T, f *tree) {
 		require.Zero(t, got.TotalLines)
 		require.EqualValues(t, len(content), got.Bytes)
 		require.Equal(t, digest(content), got.SHA256)
-		require.Equal(t, content[:min(len(content), sandbox.MaxReadBytes)], string(got.Content))
-		require.Equal(t, len(content) > sandbox.MaxReadBytes, got.Truncated)
+		require.Equal(t, content[:min(len(content), isolation.MaxReadBytes)], string(got.Content))
+		require.Equal(t, len(content) > isolation.MaxReadBytes, got.Truncated)
 	}
 }
 
 func readTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "")
-	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize+1))
+	require.NoError(t, os.Truncate(f.host("file"), isolation.MaxFileSize+1))
 	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err, "what is too large to be edited can be read")
 	require.True(t, got.Binary)
-	require.EqualValues(t, sandbox.MaxFileSize+1, got.Bytes)
+	require.EqualValues(t, isolation.MaxFileSize+1, got.Bytes)
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
 	requireFault(t, err, protocol.CodeTooLarge)
-	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxReadSize+1))
+	require.NoError(t, os.Truncate(f.host("file"), isolation.MaxReadSize+1))
 	_, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	requireFault(t, err, protocol.CodeTooLarge)
 	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
@@ -216,7 +217,7 @@ func listEmpty(t *testing.T, f *tree) {
 
 func readLarge(t *testing.T, f *tree) {
 	line := strings.Repeat("ü", 40) + "\n" // 81 bytes
-	f.put(t, "file", strings.Repeat(line, sandbox.MaxFileSize/len(line)+10))
+	f.put(t, "file", strings.Repeat(line, isolation.MaxFileSize/len(line)+10))
 	whole := f.get(t, "file")
 	lines := len(whole) / len(line)
 	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file", Offset: lines - 1, Limit: 5})
@@ -250,10 +251,10 @@ func readImages(t *testing.T, f *tree) {
 		require.True(t, got.Binary)
 		require.Equal(t, content, string(got.Content))
 	}
-	f.put(t, "file", "\x89PNG\r\n\x1a\n"+strings.Repeat("x", sandbox.MaxImageSize-8))
+	f.put(t, "file", "\x89PNG\r\n\x1a\n"+strings.Repeat("x", isolation.MaxImageSize-8))
 	got, err := f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	require.NoError(t, err)
-	require.Len(t, got.Content, sandbox.MaxImageSize)
+	require.Len(t, got.Content, isolation.MaxImageSize)
 	require.False(t, got.Truncated)
 	f.put(t, "file", f.get(t, "file")+"x")
 	got, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})

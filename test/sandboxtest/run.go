@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -29,7 +30,7 @@ type Options struct {
 }
 
 // Run tests the driver that newDriver makes.
-func Run(t *testing.T, newDriver func(t *testing.T) sandbox.Driver, options Options) {
+func Run(t *testing.T, newDriver func(t *testing.T) isolation.Driver, options Options) {
 	t.Helper()
 	Require(t, newDriver(t))
 	groups := map[string]func(*testing.T, suite){
@@ -62,10 +63,10 @@ func Run(t *testing.T, newDriver func(t *testing.T) sandbox.Driver, options Opti
 // Require skips a test where this host does not let a driver reach any level: without user
 // namespaces, or in a container that forbids them. With TOOLFLEET_INTEGRATION=required the test
 // fails there.
-func Require(t *testing.T, d sandbox.Driver) {
+func Require(t *testing.T, d isolation.Driver) {
 	t.Helper()
 	_, err := d.Probe(t.Context())
-	if errors.Is(err, sandbox.ErrLevel) && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
+	if errors.Is(err, isolation.ErrLevel) && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
 		t.Skipf("UNSUPPORTED: the driver %s does not isolate on this host: %v", d.Name(), err)
 	}
 	require.NoError(t, err)
@@ -73,7 +74,7 @@ func Require(t *testing.T, d sandbox.Driver) {
 
 // suite is what every test needs.
 type suite struct {
-	newDriver func(t *testing.T) sandbox.Driver
+	newDriver func(t *testing.T) isolation.Driver
 	options   Options
 }
 
@@ -100,7 +101,7 @@ type box struct {
 func (s suite) open(t *testing.T, limits sandbox.Limits) *box {
 	t.Helper()
 	b := &box{workspace: t.TempDir(), scratch: t.TempDir(), options: s.options}
-	opened, err := s.newDriver(t).Open(t.Context(), sandbox.Spec{
+	opened, err := s.newDriver(t).Open(t.Context(), isolation.Spec{
 		ID:        t.Name(),
 		Workspace: b.workspace,
 		Scratch:   b.scratch,

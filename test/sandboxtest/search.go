@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -106,7 +107,7 @@ func searchSkipped(t *testing.T, f *tree) {
 	f.link(t, "/etc", "etc")
 	f.link(t, ".hidden", "link")
 	f.put(t, "large", "hit\n")
-	require.NoError(t, os.Truncate(f.host("large"), sandbox.MaxFileSize+1))
+	require.NoError(t, os.Truncate(f.host("large"), isolation.MaxFileSize+1))
 	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Equal(t, protocol.FilesSearchResult{
@@ -125,7 +126,7 @@ func searchNamed(t *testing.T, f *tree) {
 	require.Equal(t, []string{".git/config:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: ".git"}))
 	require.Equal(t, []string{"link/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "link"}))
 	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}))
-	require.NoError(t, os.Truncate(f.host("dir/file"), sandbox.MaxFileSize+1))
+	require.NoError(t, os.Truncate(f.host("dir/file"), isolation.MaxFileSize+1))
 	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}, sandbox.SearchOptions{})
 	requireFault(t, err, protocol.CodeTooLarge)
 }
@@ -162,16 +163,16 @@ func searchMany(t *testing.T, f *tree) {
 	require.Equal(t, 1001, result.Total, "all are counted")
 	require.Equal(t, 2, result.Files)
 	require.False(t, result.Stopped)
-	f.put(t, "c", strings.Repeat("x\n", sandbox.MaxFound))
-	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 2 * sandbox.MaxFound}, sandbox.SearchOptions{})
+	f.put(t, "c", strings.Repeat("x\n", isolation.MaxFound))
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 2 * isolation.MaxFound}, sandbox.SearchOptions{})
 	require.NoError(t, err)
-	require.Len(t, result.Matches, sandbox.MaxFound)
-	require.Equal(t, sandbox.MaxFound+1001, result.Total)
+	require.Len(t, result.Matches, isolation.MaxFound)
+	require.Equal(t, isolation.MaxFound+1001, result.Total)
 }
 
 // searchMuch: long texts take up the room that there is, and what follows them is counted.
 func searchMuch(t *testing.T, f *tree) {
-	f.put(t, "a", strings.Repeat("x", sandbox.MaxFoundBytes-10))
+	f.put(t, "a", strings.Repeat("x", isolation.MaxFoundBytes-10))
 	f.put(t, "b", strings.Repeat("x", 20)+"\nx\n")
 	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)

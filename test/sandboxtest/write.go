@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func writeTests() map[string]func(*testing.T, *tree) {
@@ -95,12 +95,12 @@ func writeDanglingLink(t *testing.T, f *tree) {
 
 func writeTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "old")
-	_, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, sandbox.MaxFileSize+1)})
+	_, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, isolation.MaxFileSize+1)})
 	requireFault(t, err, protocol.CodeTooLarge)
 	require.Equal(t, "old", f.get(t, "file"))
-	got, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, sandbox.MaxFileSize)})
+	got, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, isolation.MaxFileSize)})
 	require.NoError(t, err)
-	require.EqualValues(t, sandbox.MaxFileSize, got.Bytes)
+	require.EqualValues(t, isolation.MaxFileSize, got.Bytes)
 	require.NoError(t, os.Truncate(f.host("file"), 1<<40))
 	got, err = f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: []byte("small\n")})
 	require.NoError(t, err, "what is too large can be replaced")

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -29,10 +30,10 @@ type Output struct {
 }
 
 // New returns an empty Output that keeps limit bytes of each stream; 0 and less
-// means [sandbox.DefaultOutput]. live may be nil; its calls do not overlap.
+// means [isolation.DefaultOutput]. live may be nil; its calls do not overlap.
 func New(limit int64, live LiveFunc) *Output {
 	if limit <= 0 {
-		limit = sandbox.DefaultOutput
+		limit = isolation.DefaultOutput
 	}
 	return &Output{live: live, stdout: newBuffer(limit), stderr: newBuffer(limit)}
 }

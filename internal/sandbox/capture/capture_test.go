@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -97,7 +98,7 @@ func TestOutput_DefaultLimit(t *testing.T) {
 	out := capture.New(0, nil)
 	for range 2 {
 		require.False(t, out.Captured(sandbox.Stdout).Truncated)
-		_, err := out.Writer(sandbox.Stdout).Write(make([]byte, sandbox.DefaultOutput))
+		_, err := out.Writer(sandbox.Stdout).Write(make([]byte, isolation.DefaultOutput))
 		require.NoError(t, err)
 	}
 	require.True(t, out.Captured(sandbox.Stdout).Truncated)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -49,9 +50,9 @@ func TestOpen_DriversOfOneProcessLeaveEachOtherAlone(t *testing.T) { //nolint:pa
 	}
 }
 
-func open(t *testing.T, d sandbox.Driver) sandbox.Sandbox {
+func open(t *testing.T, d isolation.Driver) sandbox.Sandbox {
 	t.Helper()
-	box, err := d.Open(t.Context(), sandbox.Spec{Workspace: t.TempDir(), Scratch: t.TempDir()})
+	box, err := d.Open(t.Context(), isolation.Spec{Workspace: t.TempDir(), Scratch: t.TempDir()})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = box.Close() }) // it may be closed
 	return box

@@ -15,8 +15,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Auto is the name that stands for the best driver that isolates; it is the default.
@@ -48,10 +48,10 @@ func Valid(name string) error {
 
 // Open returns the driver of that name after probing it, and what the probe proved.
 // "" is [Auto]. The error wraps [ErrUnknown] for a name that is not known, and
-// [sandbox.ErrLevel] when [Auto] finds no driver that isolates.
-func Open(ctx context.Context, name string, options *Options) (sandbox.Driver, sandbox.Caps, error) {
+// [isolation.ErrLevel] when [Auto] finds no driver that isolates.
+func Open(ctx context.Context, name string, options *Options) (isolation.Driver, isolation.Caps, error) {
 	if err := Valid(name); err != nil {
-		return nil, sandbox.Caps{}, err
+		return nil, isolation.Caps{}, err
 	}
 	if options == nil {
 		options = &Options{}
@@ -64,17 +64,17 @@ func Open(ctx context.Context, name string, options *Options) (sandbox.Driver, s
 			return probe(ctx, d)
 		}
 	}
-	return nil, sandbox.Caps{}, fmt.Errorf("%w: driver %s is not in this build", sandbox.ErrLevel, name)
+	return nil, isolation.Caps{}, fmt.Errorf("%w: driver %s is not in this build", isolation.ErrLevel, name)
 }
 
 // best returns the first driver that works among those that isolate, and why those before
 // it do not among its warnings.
-func best(ctx context.Context, options *Options) (sandbox.Driver, sandbox.Caps, error) {
+func best(ctx context.Context, options *Options) (isolation.Driver, isolation.Caps, error) {
 	var failures []error
 	for _, candidate := range isolating(options) {
 		d, caps, err := probe(ctx, candidate)
 		if ctx.Err() != nil {
-			return nil, sandbox.Caps{}, ctx.Err()
+			return nil, isolation.Caps{}, ctx.Err()
 		}
 		if err == nil {
 			for _, failure := range failures {
@@ -84,11 +84,11 @@ func best(ctx context.Context, options *Options) (sandbox.Driver, sandbox.Caps, 
 		}
 		failures = append(failures, err)
 	}
-	if slices.ContainsFunc(failures, func(failure error) bool { return !errors.Is(failure, sandbox.ErrLevel) }) {
-		return nil, sandbox.Caps{}, fmt.Errorf("no isolating sandbox driver could be tried to its end in %s:%s", cmp.Or(options.Data, os.TempDir()), list(failures)) // a full disk says nothing about the host's isolation
+	if slices.ContainsFunc(failures, func(failure error) bool { return !errors.Is(failure, isolation.ErrLevel) }) {
+		return nil, isolation.Caps{}, fmt.Errorf("no isolating sandbox driver could be tried to its end in %s:%s", cmp.Or(options.Data, os.TempDir()), list(failures)) // a full disk says nothing about the host's isolation
 	}
-	return nil, sandbox.Caps{}, fmt.Errorf("%w: no isolating sandbox driver works in this build and on this host; "+
-		"to run commands without isolation, ask for it: --sandbox %s%s", sandbox.ErrLevel, process.Name, list(failures))
+	return nil, isolation.Caps{}, fmt.Errorf("%w: no isolating sandbox driver works in this build and on this host; "+
+		"to run commands without isolation, ask for it: --sandbox %s%s", isolation.ErrLevel, process.Name, list(failures))
 }
 
 // list puts each failure on a line of its own.
@@ -100,10 +100,10 @@ func list(failures []error) string {
 	return text.String()
 }
 
-func probe(ctx context.Context, d sandbox.Driver) (sandbox.Driver, sandbox.Caps, error) {
+func probe(ctx context.Context, d isolation.Driver) (isolation.Driver, isolation.Caps, error) {
 	caps, err := d.Probe(ctx)
 	if err != nil {
-		return nil, sandbox.Caps{}, fmt.Errorf("sandbox driver %s: %w", d.Name(), err)
+		return nil, isolation.Caps{}, fmt.Errorf("sandbox driver %s: %w", d.Name(), err)
 	}
 	return d, caps, nil
 }

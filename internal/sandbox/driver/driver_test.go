@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,7 +18,7 @@ func TestOpen_ProcessIsProbedAndWarns(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "process", d.Name())
 	require.Equal(t, "process", caps.Driver)
-	require.Equal(t, sandbox.LevelNone, caps.Level)
+	require.Equal(t, isolation.LevelNone, caps.Level)
 	require.NotEmpty(t, caps.Warnings)
 	require.Contains(t, caps.Warnings[0], "isolates nothing")
 }
@@ -31,7 +31,7 @@ func TestOpen_AutoNeverChoosesProcess(t *testing.T) {
 			require.NotEqual(t, "process", d.Name())
 			continue
 		}
-		require.ErrorIs(t, err, sandbox.ErrLevel)
+		require.ErrorIs(t, err, isolation.ErrLevel)
 		require.ErrorContains(t, err, "--sandbox process")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
@@ -42,21 +42,21 @@ func TestOpen_AutoWithoutNamespaces(t *testing.T) { //nolint:paralleltest // its
 func testWithoutNamespaces(t *testing.T) {
 	t.Helper()
 	_, _, err := driver.Open(t.Context(), "ns", nil)
-	require.ErrorIs(t, err, sandbox.ErrLevel)
+	require.ErrorIs(t, err, isolation.ErrLevel)
 	require.ErrorContains(t, err, "user.max_user_namespaces")
 	require.NotContains(t, err.Error(), "Wait was already called")
 	if os.Geteuid() == 0 {
 		_, _, err = driver.Open(t.Context(), driver.Auto, nil)
-		require.ErrorIs(t, err, sandbox.ErrLevel, "nothing else is for root")
+		require.ErrorIs(t, err, isolation.ErrLevel, "nothing else is for root")
 		return
 	}
 	d, caps, err := driver.Open(t.Context(), driver.Auto, nil)
 	require.NoError(t, err)
 	require.Equal(t, "landlock", d.Name())
-	require.Equal(t, sandbox.LevelPaths, caps.Level)
+	require.Equal(t, isolation.LevelPaths, caps.Level)
 	require.Contains(t, caps.Warnings[len(caps.Warnings)-1], "user.max_user_namespaces", "why the better one does not work")
-	_, err = d.Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Require: sandbox.LevelFull})
-	require.ErrorIs(t, err, sandbox.ErrLevel)
+	_, err = d.Open(t.Context(), isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Require: isolation.LevelFull})
+	require.ErrorIs(t, err, isolation.ErrLevel)
 }
 
 // TestOpen_WhatCannotBeTriedProvesNothing: nobody is advised to do without isolation because there
@@ -67,6 +67,6 @@ func TestOpen_WhatCannotBeTriedProvesNothing(t *testing.T) {
 	_, _, err := driver.Open(t.Context(), driver.Auto, nil)
 	require.ErrorContains(t, err, "could be tried")
 	require.ErrorContains(t, err, missing)
-	require.NotErrorIs(t, err, sandbox.ErrLevel)
+	require.NotErrorIs(t, err, isolation.ErrLevel)
 	require.NotContains(t, err.Error(), "without isolation")
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Groups returns the control group in which the sandboxes of this process have theirs, so that
@@ -70,6 +70,6 @@ func place(dir string) string {
 }
 
 // isolating are the drivers that isolate, best first.
-func isolating(o *Options) []sandbox.Driver {
-	return []sandbox.Driver{ns.New(&ns.Options{Logger: o.Logger, Dir: place(o.Data)}), landlock.New(&landlock.Options{Logger: o.Logger})}
+func isolating(o *Options) []isolation.Driver {
+	return []isolation.Driver{ns.New(&ns.Options{Logger: o.Logger, Dir: place(o.Data)}), landlock.New(&landlock.Options{Logger: o.Logger})}
 }

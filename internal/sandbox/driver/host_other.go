@@ -4,7 +4,7 @@ package driver
 
 import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Groups returns the control group in which the sandboxes of this process have theirs: there are
@@ -20,4 +20,4 @@ func Quotas(string) (dir string, err error) {
 }
 
 // isolating are the drivers that isolate: none but on Linux.
-func isolating(*Options) []sandbox.Driver { return nil }
+func isolating(*Options) []isolation.Driver { return nil }

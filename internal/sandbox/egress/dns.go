@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Bounds of questions for names.
@@ -128,7 +128,7 @@ type linkName struct {
 func newLinkNames(allow Allow) *linkNames {
 	n := &linkNames{
 		listed: map[netip.Addr]bool{},
-		all:    map[netip.Addr]*linkName{}, of: map[string]netip.Addr{}, last: sandbox.LinkResolver(),
+		all:    map[netip.Addr]*linkName{}, of: map[string]netip.Addr{}, last: isolation.LinkResolver(),
 	}
 	for _, addr := range allow.Addresses() {
 		n.listed[addr] = true

@@ -22,7 +22,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Bounds of a link. What a connection has in memory is at most two buffers.
@@ -64,7 +64,7 @@ func (l *link) contained(do func()) {
 
 // ServeLink is the other end of a sandbox's network interface: each Read of packets is an IPv4
 // packet of the sandbox, each Write one for it. It answers questions for names at
-// [sandbox.LinkResolver], and connects what is sent to the addresses that it has answered, under
+// [isolation.LinkResolver], and connects what is sent to the addresses that it has answered, under
 // the rules of [Proxy.Serve]: a connection is accepted once the target has, and refused otherwise.
 // It ends, and closes packets, when ctx ends or packets cannot be read, and returns when no
 // connection is left; nil unless the link broke.
@@ -121,7 +121,7 @@ var quiet = sync.OnceFunc(func() { //nolint:gochecknoglobals // as what it sets
 func newLink(p *Proxy, packets io.ReadWriteCloser) (*link, *gonet.UDPConn, error) {
 	quiet()
 	l := &link{
-		proxy: p, packets: packets, ends: channel.New(linkQueue, sandbox.LinkMTU, ""),
+		proxy: p, packets: packets, ends: channel.New(linkQueue, isolation.LinkMTU, ""),
 		names: newLinkNames(p.allow), requests: make(chan *tcp.ForwarderRequest), slots: make(chan struct{}, p.conns),
 		stack: stack.New(stack.Options{
 			NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
@@ -134,7 +134,7 @@ func newLink(p *Proxy, packets io.ReadWriteCloser) (*link, *gonet.UDPConn, error
 		l.stack.Destroy()
 		return nil, nil, err
 	}
-	at := fullAddress(sandbox.LinkResolver(), dnsPort)
+	at := fullAddress(isolation.LinkResolver(), dnsPort)
 	questions, err := gonet.DialUDP(l.stack, &at, nil, ipv4.ProtocolNumber)
 	if err != nil {
 		l.stack.Destroy()
@@ -145,7 +145,7 @@ func newLink(p *Proxy, packets io.ReadWriteCloser) (*link, *gonet.UDPConn, error
 
 // configure has the stack take packets for any address.
 func (l *link) configure() error {
-	resolver := tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: fullAddress(sandbox.LinkResolver(), 0).Addr.WithPrefix()}
+	resolver := tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: fullAddress(isolation.LinkResolver(), 0).Addr.WithPrefix()}
 	sack := tcpip.TCPSACKEnabled(true)
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: linkWindow, Max: linkBuffer}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: linkBuffer, Max: linkBuffer}

@@ -29,7 +29,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // pipeEnd is one end of a line for packets.
@@ -72,14 +72,14 @@ type sandboxEnd struct{ stack *stack.Stack }
 func newSandboxEnd(t *testing.T, packets *pipeEnd) *sandboxEnd {
 	t.Helper()
 	const nic = 1
-	ends := channel.New(64, sandbox.LinkMTU, "")
+	ends := channel.New(64, isolation.LinkMTU, "")
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
 	})
 	require.Nil(t, s.CreateNIC(nic, ends))
 	require.Nil(t, s.AddProtocolAddress(nic, tcpip.ProtocolAddress{
-		Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddrFrom4(sandbox.LinkAddress().As4()).WithPrefix(),
+		Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddrFrom4(isolation.LinkAddress().As4()).WithPrefix(),
 	}, stack.AddressProperties{}))
 	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -92,7 +92,7 @@ func newSandboxEnd(t *testing.T, packets *pipeEnd) *sandboxEnd {
 		}
 	})
 	loops.Go(func() {
-		buf := make([]byte, sandbox.LinkMTU)
+		buf := make([]byte, isolation.LinkMTU)
 		for n, err := packets.Read(buf); err == nil; n, err = packets.Read(buf) {
 			packet := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(buf[:n])})
 			ends.InjectInbound(ipv4.ProtocolNumber, packet)
@@ -121,7 +121,7 @@ func (s *sandboxEnd) udp(to netip.AddrPort) (net.Conn, error) {
 // lookUp asks the resolver of the link.
 func (s *sandboxEnd) lookUp(ctx context.Context, host string) (netip.Addr, error) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
-		return s.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
+		return s.udp(netip.AddrPortFrom(isolation.LinkResolver(), 53))
 	}}
 	addrs, err := resolver.LookupNetIP(ctx, "ip4", host)
 	if err != nil {
@@ -226,7 +226,7 @@ func TestLink_RefusalsAreLogged(t *testing.T) {
 // question asks the resolver of a link in its own words.
 func (s *sandboxEnd) question(t *testing.T, name string, kind dnsmessage.Type, class dnsmessage.Class) dnsmessage.Message {
 	t.Helper()
-	c, err := s.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
+	c, err := s.udp(netip.AddrPortFrom(isolation.LinkResolver(), 53))
 	require.NoError(t, err)
 	defer c.Close()
 	require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
@@ -289,7 +289,7 @@ func TestLink_DatagramsAreRefused(t *testing.T) {
 	r := start(t, egress.Options{Allow: allow(t, "good.example:*"), Resolver: &names{answers: map[string][]string{"good.example": {"192.0.2.1"}}}})
 	good, err := r.link.lookUp(t.Context(), "good.example")
 	require.NoError(t, err)
-	for _, to := range []netip.AddrPort{netip.AddrPortFrom(good, 443), netip.AddrPortFrom(good, 53), netip.AddrPortFrom(sandbox.LinkResolver(), 54), netip.MustParseAddrPort("8.8.8.8:53")} {
+	for _, to := range []netip.AddrPort{netip.AddrPortFrom(good, 443), netip.AddrPortFrom(good, 53), netip.AddrPortFrom(isolation.LinkResolver(), 54), netip.MustParseAddrPort("8.8.8.8:53")} {
 		c, err := r.link.udp(to)
 		require.NoError(t, err)
 		_, err = c.Write([]byte("x"))
@@ -396,7 +396,7 @@ func TestLink_SomeQuestionsAtOnce(t *testing.T) {
 	const atOnce, all = 16, 40
 	resolver := &slow{release: make(chan struct{}), active: make(chan struct{}, all)}
 	r := start(t, egress.Options{Allow: allow(t, "*.example"), Resolver: resolver})
-	c, err := r.link.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
+	c, err := r.link.udp(netip.AddrPortFrom(isolation.LinkResolver(), 53))
 	require.NoError(t, err)
 	defer c.Close()
 	for i := range all {
@@ -421,7 +421,7 @@ func TestLink_ItsEndWaitsForWhatRuns(t *testing.T) {
 	t.Parallel()
 	resolver := &slow{release: make(chan struct{}), active: make(chan struct{}, 1)}
 	r := start(t, egress.Options{Allow: allow(t, "*.example"), Resolver: resolver})
-	c, err := r.link.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
+	c, err := r.link.udp(netip.AddrPortFrom(isolation.LinkResolver(), 53))
 	require.NoError(t, err)
 	defer c.Close()
 	_, err = c.Write(question(t, 1, "a.example."))

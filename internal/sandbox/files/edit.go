@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Edit implements [sandbox.FS].
@@ -62,12 +62,12 @@ func checkEdit(req protocol.FilesEdit, edits []protocol.FileEdit) error {
 	switch {
 	case (req.Old != "" || req.New != "") && len(req.Edits) > 0, req.Patch != "" && len(edits) > 0:
 		return protocol.Errorf(protocol.CodeInvalidPayload, "only one of old, edits and patch may be given")
-	case len(req.Patch) > sandbox.MaxPatch:
-		return protocol.Errorf(protocol.CodeTooLarge, "the patch has %d bytes, at most %d are possible", len(req.Patch), sandbox.MaxPatch)
+	case len(req.Patch) > isolation.MaxPatch:
+		return protocol.Errorf(protocol.CodeTooLarge, "the patch has %d bytes, at most %d are possible", len(req.Patch), isolation.MaxPatch)
 	case req.Patch == "" && len(edits) == 0:
 		return protocol.Errorf(protocol.CodeInvalidPatch, "there is nothing to do: neither texts to replace nor a patch with any line in it")
-	case len(edits) > sandbox.MaxEdits:
-		return protocol.Errorf(protocol.CodeTooLarge, "there are %d edits, at most %d are possible in one call", len(edits), sandbox.MaxEdits)
+	case len(edits) > isolation.MaxEdits:
+		return protocol.Errorf(protocol.CodeTooLarge, "there are %d edits, at most %d are possible in one call", len(edits), isolation.MaxEdits)
 	default:
 		return nil
 	}

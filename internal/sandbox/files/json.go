@@ -8,8 +8,8 @@ import (
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // ReadJSON implements [sandbox.FS].
@@ -61,8 +61,8 @@ func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONW
 	}
 	return f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
 		after, err := replaceJSON(name, file, steps, bytes.TrimSpace(req.Content))
-		if err == nil && len(after) > sandbox.MaxFileSize {
-			err = tooLarge(name, int64(len(after)), sandbox.MaxFileSize)
+		if err == nil && len(after) > isolation.MaxFileSize {
+			err = tooLarge(name, int64(len(after)), isolation.MaxFileSize)
 		}
 		return after, err
 	})

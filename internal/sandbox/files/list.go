@@ -10,8 +10,8 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // listChunk is how many entries are read at a time.
@@ -50,13 +50,13 @@ func (f *FS) list(ctx context.Context, name string) (result protocol.FilesListRe
 	}
 }
 
-// fit sorts entries by name, and keeps the first [sandbox.MaxFound].
+// fit sorts entries by name, and keeps the first [isolation.MaxFound].
 func fit(entries []protocol.DirEntry) []protocol.DirEntry {
 	slices.SortFunc(entries, func(a, b protocol.DirEntry) int { return cmp.Compare(a.Name, b.Name) })
-	return entries[:min(len(entries), sandbox.MaxFound)]
+	return entries[:min(len(entries), isolation.MaxFound)]
 }
 
-// merge adds chunk to entries, of which it keeps the first, twice [sandbox.MaxFound] at most.
+// merge adds chunk to entries, of which it keeps the first, twice [isolation.MaxFound] at most.
 func merge(entries []protocol.DirEntry, chunk []fs.DirEntry) []protocol.DirEntry {
 	for _, d := range chunk {
 		entry := protocol.DirEntry{Name: d.Name(), Type: fileType(d.Type())}
@@ -65,7 +65,7 @@ func merge(entries []protocol.DirEntry, chunk []fs.DirEntry) []protocol.DirEntry
 		}
 		entries = append(entries, entry)
 	}
-	if len(entries) > 2*sandbox.MaxFound {
+	if len(entries) > 2*isolation.MaxFound {
 		return fit(entries)
 	}
 	return entries

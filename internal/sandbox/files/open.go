@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // openRegular opens a regular file and never blocks. It looks before it opens, for
@@ -49,7 +49,7 @@ func requireRegular(name string, info fs.FileInfo) error {
 	}
 }
 
-// load returns the whole content of a regular file of at most [sandbox.MaxFileSize].
+// load returns the whole content of a regular file of at most [isolation.MaxFileSize].
 func (f *FS) load(ctx context.Context, name string, flag int) ([]byte, fs.FileInfo, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
@@ -59,15 +59,15 @@ func (f *FS) load(ctx context.Context, name string, flag int) ([]byte, fs.FileIn
 		return nil, nil, err
 	}
 	defer file.Close()
-	if info.Size() > sandbox.MaxFileSize {
-		return nil, info, tooLarge(name, info.Size(), sandbox.MaxFileSize)
+	if info.Size() > isolation.MaxFileSize {
+		return nil, info, tooLarge(name, info.Size(), isolation.MaxFileSize)
 	}
 	content := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead))
-	if _, err := content.ReadFrom(io.LimitReader(file, sandbox.MaxFileSize+1)); err != nil {
+	if _, err := content.ReadFrom(io.LimitReader(file, isolation.MaxFileSize+1)); err != nil {
 		return nil, nil, err
 	}
-	if content.Len() > sandbox.MaxFileSize {
-		return nil, info, tooLarge(name, int64(content.Len()), sandbox.MaxFileSize)
+	if content.Len() > isolation.MaxFileSize {
+		return nil, info, tooLarge(name, int64(content.Len()), isolation.MaxFileSize)
 	}
 	return content.Bytes(), info, nil
 }

@@ -11,9 +11,9 @@ import (
 	"os"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // readChunk is how much of a file is read at a time.
@@ -38,7 +38,7 @@ func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (pro
 	}
 	defer file.Close()
 	s := newScan(req)
-	limit := int64(sandbox.MaxReadSize)
+	limit := int64(isolation.MaxReadSize)
 	if req.MaxBytes > 0 {
 		limit = min(limit, req.MaxBytes)
 	}
@@ -62,7 +62,7 @@ func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (pro
 
 // text returns r, or, if the file holds text in another encoding than UTF-8, the decoded text.
 func (f *FS) text(ctx context.Context, name string, req protocol.FilesRead, r protocol.FilesReadResult) (protocol.FilesReadResult, error) {
-	if req.Raw || !r.Binary || r.Image != "" || r.Bytes > sandbox.MaxFileSize {
+	if req.Raw || !r.Binary || r.Image != "" || r.Bytes > isolation.MaxFileSize {
 		return r, nil
 	}
 	content, _, err := f.load(ctx, name, os.O_RDONLY)
@@ -95,8 +95,8 @@ func (f *FS) readAt(ctx context.Context, name string, from int64, count int) ([]
 		return nil, err
 	}
 	defer file.Close()
-	if count <= 0 || count > sandbox.MaxChunk {
-		count = sandbox.MaxChunk
+	if count <= 0 || count > isolation.MaxChunk {
+		count = isolation.MaxChunk
 	}
 	content := make([]byte, count)
 	n, err := file.ReadAt(content, max(from, 0))
@@ -133,9 +133,9 @@ func (s *scan) take(chunk []byte) {
 	if s.size == 0 {
 		s.image = imageType(chunk)
 	}
-	headLimit := sandbox.MaxReadBytes
+	headLimit := isolation.MaxReadBytes
 	if s.image != "" {
-		headLimit = sandbox.MaxImageSize
+		headLimit = isolation.MaxImageSize
 	}
 	if head := chunk[:min(len(chunk), headLimit-len(s.head))]; len(s.head) == 0 {
 		s.head = head // most files are one chunk

@@ -1,6 +1,6 @@
 package files
 
-import "github.com/toolfleet/toolfleet/pkg/sandbox"
+import "github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 
 // room is how much more an operation may return of what it finds: it finds all, and
 // returns the first that fit.
@@ -8,7 +8,7 @@ type room struct{ entries, bytes int }
 
 // newRoom is room for limit entries; 0 and less is as many as may be returned at all.
 func newRoom(limit int) room {
-	r := room{entries: sandbox.MaxFound, bytes: sandbox.MaxFoundBytes}
+	r := room{entries: isolation.MaxFound, bytes: isolation.MaxFoundBytes}
 	if limit > 0 {
 		r.entries = min(r.entries, limit)
 	}

@@ -9,8 +9,8 @@ import (
 	"path"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Modes of what is made.
@@ -22,9 +22,9 @@ const (
 // Write implements [sandbox.FS].
 func (f *FS) Write(ctx context.Context, req protocol.FilesWrite) (protocol.FilesWriteResult, error) {
 	return operate(f, req.Path, writing, "write", func(name string) (protocol.FilesWriteResult, error) {
-		if len(req.Content) > sandbox.MaxFileSize {
+		if len(req.Content) > isolation.MaxFileSize {
 			return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeTooLarge,
-				"the content has %d bytes, at most %d can be written", len(req.Content), sandbox.MaxFileSize)
+				"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
 		}
 		result, err := f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
 		result.Path = req.Path

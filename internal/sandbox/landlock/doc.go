@@ -11,7 +11,7 @@
 // the guard of driver process, which it cannot reach. Where there are control groups, they bound
 // memory and processes.
 //
-// What does not hold, and why the level is only [sandbox.LevelPaths]: mode, times and extended
+// What does not hold, and why the level is only [isolation.LevelPaths]: mode, times and extended
 // attributes of any file of the worker's user can be changed, though not its content; the names of
 // the host, its mounts, the user's keys and the command lines of processes can be seen; there is no
 // loopback of a sandbox's own, so programs cannot serve themselves; paths are those of the host,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/landlockstage"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -30,7 +31,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-var _ sandbox.Driver = (*Driver)(nil)
+var _ isolation.Driver = (*Driver)(nil)
 
 // Driver opens sandboxes of confined processes.
 type Driver struct {
@@ -46,41 +47,41 @@ func New(options *Options) *Driver {
 	return d
 }
 
-// Name implements [sandbox.Driver].
+// Name implements [isolation.Driver].
 func (d *Driver) Name() string { return Name }
 
 // usable says why the driver cannot work here.
 func usable() error {
 	if os.Geteuid() == 0 {
-		return fmt.Errorf("%w: driver landlock does not work for root, who may change the mode of every file: run the worker as an ordinary user", sandbox.ErrLevel)
+		return fmt.Errorf("%w: driver landlock does not work for root, who may change the mode of every file: run the worker as an ordinary user", isolation.ErrLevel)
 	}
 	if abi := confine.LandlockABI(); abi < minABI {
-		return fmt.Errorf("%w: driver landlock needs Landlock ABI %d (Linux 6.12), the kernel has %d", sandbox.ErrLevel, minABI, abi)
+		return fmt.Errorf("%w: driver landlock needs Landlock ABI %d (Linux 6.12), the kernel has %d", isolation.ErrLevel, minABI, abi)
 	}
 	return nil
 }
 
-// Open implements [sandbox.Driver].
-func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+// Open implements [isolation.Driver].
+func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	if err := check(spec); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
 	inner := process.New(&process.Options{Logger: d.log, Wrap: func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
 		return wrap(spec, cmd, path, argv)
 	}})
-	spec.Require = sandbox.LevelNone
+	spec.Require = isolation.LevelNone
 	return inner.Open(ctx, spec)
 }
 
 // check refuses what cannot be enforced.
-func check(spec sandbox.Spec) error {
+func check(spec isolation.Spec) error {
 	if err := usable(); err != nil {
 		return err
 	}
-	if spec.Require > sandbox.LevelPaths {
-		return fmt.Errorf("%w: driver landlock has level %s, %s is required", sandbox.ErrLevel, sandbox.LevelPaths, spec.Require)
+	if spec.Require > isolation.LevelPaths {
+		return fmt.Errorf("%w: driver landlock has level %s, %s is required", isolation.ErrLevel, isolation.LevelPaths, spec.Require)
 	}
-	if spec.Network.Mode == sandbox.NetworkProxy {
+	if spec.Network.Mode == isolation.NetworkProxy {
 		return fmt.Errorf("%w: driver landlock has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
 	}
 	if len(spec.Protect)+len(spec.Copies) > 0 {
@@ -91,10 +92,10 @@ func check(spec sandbox.Spec) error {
 }
 
 // wrap makes the command line by which the guard's program confines itself and becomes a command.
-func wrap(spec sandbox.Spec, cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
+func wrap(spec isolation.Spec, cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
 	config := landlockstage.Config{
 		Workspace: spec.Workspace, Scratch: spec.Scratch, Mounts: spec.Mounts, Path: path,
-		ReadOnly: cmd.ReadOnly, Network: spec.Network.Mode == sandbox.NetworkAll,
+		ReadOnly: cmd.ReadOnly, Network: spec.Network.Mode == isolation.NetworkAll,
 	}
 	var err error
 	for _, dir := range []*string{&config.Workspace, &config.Scratch} {
@@ -110,9 +111,9 @@ func wrap(spec sandbox.Spec, cmd sandbox.Cmd, path string, argv []string) (strin
 	return "/proc/self/exe", append([]string{landlockstage.Arg0, string(encoded)}, argv...), nil
 }
 
-// Probe implements [sandbox.Driver]: it opens a sandbox and tries what must not be possible.
-func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
-	caps = sandbox.Caps{Driver: Name}
+// Probe implements [isolation.Driver]: it opens a sandbox and tries what must not be possible.
+func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
+	caps = isolation.Caps{Driver: Name}
 	if err := usable(); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -128,8 +129,8 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := d.try(ctx, dir); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	caps.Level, caps.Landlock, caps.Seccomp = sandbox.LevelPaths, confine.LandlockABI(), true
-	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAll}
+	caps.Level, caps.Landlock, caps.Seccomp = isolation.LevelPaths, confine.LandlockABI(), true
+	caps.Networks = []isolation.NetworkMode{isolation.NetworkNone, isolation.NetworkAll}
 	caps.ReadOnly, caps.HostUID, caps.Limits = true, true, inner.Limits
 	caps.Warnings = []string{
 		"driver landlock isolates less than level full: commands are processes of the host and of the worker's user; they see its processes and mounts, " +
@@ -144,7 +145,7 @@ func (d *Driver) try(ctx context.Context, dir string) (err error) {
 	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700), os.WriteFile(secret, []byte("secret"), 0o600)); err != nil {
 		return err
 	}
-	s, err := d.Open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"}})
+	s, err := d.Open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"}})
 	if err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ func (d *Driver) try(ctx context.Context, dir string) (err error) {
 			return err
 		}
 		if result.ExitCode != code {
-			return fmt.Errorf("%w: a command that must not leave its workspace: %s, exit code %d: %s", sandbox.ErrLevel, result.Reason, result.ExitCode, result.Stderr.Data)
+			return fmt.Errorf("%w: a command that must not leave its workspace: %s, exit code %d: %s", isolation.ErrLevel, result.Reason, result.ExitCode, result.Stderr.Data)
 		}
 	}
 	return nil

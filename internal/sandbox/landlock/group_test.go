@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -24,9 +25,9 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // the machin
 	d := landlock.New(nil)
 	caps, err := d.Probe(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Memory, caps.Warnings)
-	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Processes)
-	s, err := d.Open(t.Context(), sandbox.Spec{
+	require.Equal(t, isolation.LimitCgroup, caps.Limits.Memory, caps.Warnings)
+	require.Equal(t, isolation.LimitCgroup, caps.Limits.Processes)
+	s, err := d.Open(t.Context(), isolation.Spec{
 		ID: "limited", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
 		Limits: sandbox.Limits{Memory: 48 << 20, Processes: 30, Wall: time.Minute},
 	})

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
@@ -21,14 +21,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConformance(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.InArms(t, false, func(t *testing.T) {
 		t.Helper()
-		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return landlock.New(nil) }, sandboxtest.Options{})
+		sandboxtest.Run(t, func(*testing.T) isolation.Driver { return landlock.New(nil) }, sandboxtest.Options{})
 	})
 }
 
 // TestEscape_OnlyByTheKnownGaps tries to get out. The gaps are those of the package comment.
 func TestEscape_OnlyByTheKnownGaps(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.Run(t, escapetest.Options{
-		New:       func(*testing.T) sandbox.Driver { return landlock.New(nil) },
+		New:       func(*testing.T) isolation.Driver { return landlock.New(nil) },
 		NotAsRoot: true,
 		Gaps: map[string]escapetest.Outcome{
 			// Landlock does not know these, and programs need them for their own files.
@@ -55,8 +55,8 @@ func TestOpen_RefusesRoot(t *testing.T) {
 	}
 	d := landlock.New(nil)
 	_, err := d.Probe(t.Context())
-	require.ErrorIs(t, err, sandbox.ErrLevel)
+	require.ErrorIs(t, err, isolation.ErrLevel)
 	require.ErrorContains(t, err, "ordinary user")
-	_, err = d.Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
-	require.ErrorIs(t, err, sandbox.ErrLevel)
+	_, err = d.Open(t.Context(), isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
+	require.ErrorIs(t, err, isolation.ErrLevel)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -28,7 +29,7 @@ func limited(t *testing.T, limits sandbox.Limits) sandbox.Sandbox {
 	if limits.Wall == 0 {
 		limits.Wall = 2 * time.Minute // for what does not end
 	}
-	s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 		ID: t.Name(), Workspace: t.TempDir(), Scratch: t.TempDir(),
 		Env: map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin"}, Limits: limits,
 	})
@@ -189,7 +190,7 @@ func TestOwner_StaysThatOfTheDirectory(t *testing.T) { //nolint:paralleltest // 
 			require.NoError(t, os.WriteFile(filepath.Join(workspace, "theirs"), []byte("old"), 0o600))
 			require.NoError(t, os.Chown(filepath.Join(workspace, "theirs"), uid, uid))
 			require.NoError(t, os.Chown(workspace, uid, uid))
-			s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+			s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 				ID: "owner", Workspace: workspace, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
 			})
 			require.NoError(t, err)
@@ -256,7 +257,7 @@ func victim(t *testing.T, dir string) {
 	for i := range victims {
 		scratch := filepath.Join(t.TempDir(), strconv.Itoa(i))
 		require.NoError(t, os.Mkdir(scratch, 0o700))
-		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{ID: "victim", Workspace: dir, Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"}})
+		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{ID: "victim", Workspace: dir, Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"}})
 		require.NoError(t, err)
 		go func() {
 			_, _ = s.Exec(context.WithoutCancel(t.Context()), sandbox.Cmd{Argv: []string{

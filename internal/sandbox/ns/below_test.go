@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -49,9 +50,9 @@ func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) { //nolint:parallel
 		}
 		mountBelow(t, "tmpfs", filepath.Join(open, "sub"), uid)
 		mountBelow(t, "tmpfs", filepath.Join(shown, "sub"), uid)
-		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "below", Workspace: work, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protect: []string{".git"},
-			Mounts: []sandbox.Mount{{Host: open, Guest: "/opt/open", Write: true}, {Host: shown, Guest: "/opt/shown", AsOwner: true}},
+			Mounts: []isolation.Mount{{Host: open, Guest: "/opt/open", Write: true}, {Host: shown, Guest: "/opt/shown", AsOwner: true}},
 		})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
@@ -96,7 +97,7 @@ func TestMounts_BelowThatCannotBeTranslatedAreReadOnly(t *testing.T) { //nolint:
 		mountBelow(t, "ramfs", filepath.Join(work, "sub"), 0)
 		require.NoError(t, os.Chmod(filepath.Join(work, "sub"), 0o777))
 		require.NoError(t, os.Chmod(filepath.Join(work, "sub/there"), 0o644))
-		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{ID: "below", Workspace: work, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}})
+		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{ID: "below", Workspace: work, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "cat sub/there; echo made >made; echo made >sub/made"}})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -22,7 +23,7 @@ import (
 
 func open(tb testing.TB) sandbox.Sandbox {
 	tb.Helper()
-	s, err := ns.New(nil).Open(tb.Context(), sandbox.Spec{
+	s, err := ns.New(nil).Open(tb.Context(), isolation.Spec{
 		ID: "test", Workspace: tb.TempDir(), Scratch: tb.TempDir(),
 		Env: map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin"},
 	})
@@ -85,10 +86,10 @@ func BenchmarkCommand(b *testing.B) {
 // BenchmarkSandbox measures a sandbox for one command, and with a worker whose heap is big.
 func BenchmarkSandbox(b *testing.B) {
 	driver := ns.New(nil)
-	network := sandbox.Network{}
+	network := isolation.Network{}
 	once := func(b *testing.B, workspace, scratch string) {
 		b.Helper()
-		s, err := driver.Open(b.Context(), sandbox.Spec{ID: "test", Workspace: workspace, Scratch: scratch, Network: network})
+		s, err := driver.Open(b.Context(), isolation.Spec{ID: "test", Workspace: workspace, Scratch: scratch, Network: network})
 		require.NoError(b, err)
 		command(b, s)
 		require.NoError(b, s.Close())
@@ -100,7 +101,7 @@ func BenchmarkSandbox(b *testing.B) {
 	b.Run("with a proxy and a link", func(b *testing.B) {
 		workspace, scratch := b.TempDir(), b.TempDir()
 		network = serveList(b, "example.com")
-		defer func() { network = sandbox.Network{} }()
+		defer func() { network = isolation.Network{} }()
 		timed(b, func() { once(b, workspace, scratch) })
 	})
 	b.Run("with a heap of 500 MB", func(b *testing.B) {
@@ -147,7 +148,7 @@ func BenchmarkProtected(b *testing.B) {
 	for name, protect := range map[string][]string{"nothing": nil, "repository": {".git/config", ".git/hooks"}} {
 		made := func(b *testing.B) sandbox.Sandbox {
 			b.Helper()
-			s, err := driver.Open(b.Context(), sandbox.Spec{ID: "test", Workspace: workspace, Scratch: b.TempDir(), Protect: protect})
+			s, err := driver.Open(b.Context(), isolation.Spec{ID: "test", Workspace: workspace, Scratch: b.TempDir(), Protect: protect})
 			require.NoError(b, err)
 			return s
 		}

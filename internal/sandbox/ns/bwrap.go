@@ -20,7 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // bwrapPath is the program of the launcher bwrap. Some hosts let this very file make
@@ -117,7 +117,7 @@ func (a *arguments) build(config wire.Config, info *os.File) error {
 	user := strconv.Itoa(initd.User)
 	a.add("--info-fd", a.file(info), "--unshare-user", "--uid", user, "--gid", user, "--unshare-pid", "--unshare-ipc", "--unshare-uts",
 		"--unshare-cgroup-try", "--hostname", initd.HostName, "--new-session", "--die-with-parent", "--as-pid-1")
-	if config.Network != sandbox.NetworkAll {
+	if config.Network != isolation.NetworkAll {
 		a.add("--unshare-net")
 	}
 	for _, name := range initd.System {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
@@ -26,7 +26,7 @@ func TestProbe_SaysWhichDirectoryItNeeds(t *testing.T) {
 	t.Parallel()
 	_, err := ns.New(&ns.Options{Dir: filepath.Join(t.TempDir(), "missing")}).Probe(t.Context())
 	require.ErrorContains(t, err, "where --data is or in TMPDIR")
-	require.NotErrorIs(t, err, sandbox.ErrLevel, "it says nothing about the host")
+	require.NotErrorIs(t, err, isolation.ErrLevel, "it says nothing about the host")
 }
 
 // onlyBwrap says that this process is where no other program may make user namespaces.
@@ -85,14 +85,14 @@ func TestProbe_TakesBwrapWhereOnlyThatMay(t *testing.T) { //nolint:paralleltest 
 func testOnlyBwrap(t *testing.T) {
 	t.Helper()
 	_, err := ns.New(&ns.Options{Launcher: ns.LauncherNative}).Probe(t.Context())
-	require.ErrorIs(t, err, sandbox.ErrLevel)
+	require.ErrorIs(t, err, isolation.ErrLevel)
 	require.ErrorContains(t, err, "does not let this user make namespaces")
 	d, caps, err := driver.Open(t.Context(), driver.Auto, nil)
 	require.NoError(t, err)
 	require.Equal(t, ns.Name, d.Name())
 	require.Equal(t, ns.LauncherBwrap, caps.Launcher)
-	require.Equal(t, sandbox.LevelFull, caps.Level)
-	s, err := d.Open(t.Context(), sandbox.Spec{ID: "bwrap", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}})
+	require.Equal(t, isolation.LevelFull, caps.Level)
+	s, err := d.Open(t.Context(), isolation.Spec{ID: "bwrap", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}})
 	require.NoError(t, err)
 	require.Equal(t, "1000\n", string(run(t, s, "id -u").Stdout.Data))
 	require.NoError(t, s.Close())

@@ -14,14 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-var _ sandbox.Dialer = (*Sandbox)(nil)
+var _ isolation.Dialer = (*Sandbox)(nil)
 
-// Dial implements [sandbox.Dialer].
+// Dial implements [isolation.Dialer].
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	if s.spec.Network.Mode == sandbox.NetworkAll {
+	if s.spec.Network.Mode == isolation.NetworkAll {
 		return nil, fmt.Errorf("dial into sandbox %s: %w: its network is the host's", s.spec.ID, sandbox.ErrUnsupported)
 	}
 	s.mu.Lock()
@@ -40,12 +41,12 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return conn, nil
 }
 
-// Listens implements [sandbox.Dialer].
+// Listens implements [isolation.Dialer].
 func (s *Sandbox) Listens(port uint16) bool {
 	s.mu.Lock()
 	i, closed := s.current, s.closed
 	s.mu.Unlock()
-	if closed || i == nil || s.spec.Network.Mode == sandbox.NetworkAll {
+	if closed || i == nil || s.spec.Network.Mode == isolation.NetworkAll {
 		return false
 	}
 	net := fmt.Sprintf("/proc/%d/net/", i.process.Pid) // a network that is the same for all of its processes

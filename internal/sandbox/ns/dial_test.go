@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -25,8 +26,8 @@ func testDial(t *testing.T) { //nolint:thelper // it is the test
 	outside, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = outside.Close() })
-	s := openWith(t, sandbox.Network{})
-	dialer, ok := s.(sandbox.Dialer)
+	s := openWith(t, isolation.Network{})
+	dialer, ok := s.(isolation.Dialer)
 	require.True(t, ok)
 	_, err = dialer.Dial(t.Context(), netip.MustParseAddrPort(outside.Addr().String()).Port())
 	require.ErrorIs(t, err, unix.ECONNREFUSED, "a port of the host is not one of the sandbox")
@@ -60,8 +61,8 @@ func testDial(t *testing.T) { //nolint:thelper // it is the test
 	_, err = dialer.Dial(t.Context(), 8001)
 	require.ErrorIs(t, err, sandbox.ErrClosed)
 
-	all := openWith(t, sandbox.Network{Mode: sandbox.NetworkAll})
-	dialer, ok = all.(sandbox.Dialer)
+	all := openWith(t, isolation.Network{Mode: isolation.NetworkAll})
+	dialer, ok = all.(isolation.Dialer)
 	require.True(t, ok)
 	_, err = dialer.Dial(t.Context(), netip.MustParseAddrPort(outside.Addr().String()).Port())
 	require.ErrorIs(t, err, sandbox.ErrUnsupported)

@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -50,7 +51,7 @@ const (
 	LauncherBwrap = "bwrap"
 )
 
-var _ sandbox.Driver = (*Driver)(nil)
+var _ isolation.Driver = (*Driver)(nil)
 
 // Driver opens sandboxes in namespaces.
 type Driver struct {
@@ -78,19 +79,19 @@ func New(options *Options) *Driver {
 	return d
 }
 
-// Name implements [sandbox.Driver].
+// Name implements [isolation.Driver].
 func (d *Driver) Name() string { return Name }
 
 // level is what the driver reaches on this host: without Landlock a layer is missing.
-func level() sandbox.Level {
+func level() isolation.Level {
 	if confine.LandlockABI() == 0 {
-		return sandbox.LevelPaths
+		return isolation.LevelPaths
 	}
-	return sandbox.LevelFull
+	return isolation.LevelFull
 }
 
-// Open implements [sandbox.Driver].
-func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+// Open implements [isolation.Driver].
+func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	s, err := d.open(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
@@ -98,12 +99,12 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	return s, nil
 }
 
-func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if spec.Require > level() {
-		return nil, fmt.Errorf("%w: driver ns has level %s here, %s is required", sandbox.ErrLevel, level(), spec.Require)
+		return nil, fmt.Errorf("%w: driver ns has level %s here, %s is required", isolation.ErrLevel, level(), spec.Require)
 	}
 	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits)); err != nil {
 		return nil, err
@@ -116,9 +117,9 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 		return nil, err
 	}
 	config, err := newConfig(spec, opened)
-	config.Link = spec.Network.Mode == sandbox.NetworkProxy && spec.Network.ServeLink != nil && d.links()
+	config.Link = spec.Network.Mode == isolation.NetworkProxy && spec.Network.ServeLink != nil && d.links()
 	if config.Bwrap = d.bwrap.Load(); err == nil && config.Bwrap && config.Privileged {
-		err = fmt.Errorf("%w: the launcher bwrap is not for root", sandbox.ErrLevel)
+		err = fmt.Errorf("%w: the launcher bwrap is not for root", isolation.ErrLevel)
 	}
 	if err == nil && config.Bwrap && len(spec.Copies) > 0 {
 		err = fmt.Errorf("%w: the launcher bwrap mounts no symbolic links, which copies of %s need", sandbox.ErrUnsupported, strings.Join(spec.Copies, ", "))
@@ -152,7 +153,7 @@ func (d *Driver) groups() *cgroup.Tree {
 }
 
 // newConfig says what a sandbox is made of.
-func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
+func newConfig(spec isolation.Spec, dir *scratch.Dir) (wire.Config, error) {
 	workspace, err := filepath.Abs(spec.Workspace)
 	if spec.Workspace == "" || err != nil {
 		return wire.Config{}, errors.Join(errors.New("workspace directory is missing"), err)
@@ -165,7 +166,7 @@ func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
 	if !info.IsDir() || !isStat {
 		return wire.Config{}, fmt.Errorf("workspace %s is not a directory", workspace)
 	}
-	limits := spec.Limits.WithDefaults()
+	limits := isolation.WithDefaults(spec.Limits)
 	config := wire.Config{
 		Workspace: workspace, Home: dir.Home(), Temp: dir.Temp(),
 		HostUID: os.Geteuid(), HostGID: os.Getegid(),
@@ -195,7 +196,7 @@ var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
 }
 
 // checkMounts puts mounts into a configuration if they can be made, outer ones first.
-func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
+func checkMounts(config *wire.Config, mounts []isolation.Mount) error {
 	for _, m := range mounts {
 		if m.Guest == "" {
 			m.Guest = m.Host
@@ -215,7 +216,7 @@ func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 		}
 		config.Mounts = append(config.Mounts, m)
 	}
-	slices.SortFunc(config.Mounts, func(a, b sandbox.Mount) int { return strings.Compare(a.Guest, b.Guest) })
+	slices.SortFunc(config.Mounts, func(a, b isolation.Mount) int { return strings.Compare(a.Guest, b.Guest) })
 	return nil
 }
 
@@ -236,5 +237,5 @@ func explain(err error) error {
 	case "/proc":
 		hint = "; inside a container /proc has to be mounted whole"
 	}
-	return fmt.Errorf("%w: %w%s", sandbox.ErrLevel, err, hint)
+	return fmt.Errorf("%w: %w%s", isolation.ErrLevel, err, hint)
 }

@@ -6,22 +6,22 @@ import (
 	"testing"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
 // TestEscape_NothingGetsOut tries to get out, as root and as an ordinary user.
 func TestEscape_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.Run(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return ns.New(nil) }, Known: known()})
+	escapetest.Run(t, escapetest.Options{New: func(*testing.T) isolation.Driver { return ns.New(nil) }, Known: known()})
 }
 
 // TestEscape_WithAProxy is the same in a sandbox that may reach listed hosts: what is not listed
 // is as far away as without any network.
 func TestEscape_WithAProxy(t *testing.T) { //nolint:paralleltest // as above
 	escapetest.Run(t, escapetest.Options{
-		New: func(*testing.T) sandbox.Driver { return ns.New(nil) }, Known: known(),
-		Network: func(t *testing.T) sandbox.Network {
+		New: func(*testing.T) isolation.Driver { return ns.New(nil) }, Known: known(),
+		Network: func(t *testing.T) isolation.Network {
 			t.Helper()
 			return serveList(t, "example.com")
 		},
@@ -49,8 +49,8 @@ func TestEscape_WithTheWholeNetwork(t *testing.T) { //nolint:paralleltest // as 
 	}
 	onThisHost["network/interfaces"] = escapetest.Leak
 	escapetest.Run(t, escapetest.Options{
-		New: func(*testing.T) sandbox.Driver { return ns.New(nil) }, Known: onThisHost, Gaps: gaps,
-		Network: func(*testing.T) sandbox.Network { return sandbox.Network{Mode: sandbox.NetworkAll} },
+		New: func(*testing.T) isolation.Driver { return ns.New(nil) }, Known: onThisHost, Gaps: gaps,
+		Network: func(*testing.T) isolation.Network { return isolation.Network{Mode: isolation.NetworkAll} },
 	})
 }
 

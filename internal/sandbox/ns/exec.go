@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -83,7 +84,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	if cmd.ReadOnly && i.ready.Landlock < readOnlyABI {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: read-only commands need Landlock of Linux 6.2 or later", s.spec.ID, sandbox.ErrUnsupported)
 	}
-	r := &run{instance: i, limits: s.spec.Limits.Tighten(cmd.Limits).WithDefaults(), started: time.Now()}
+	r := &run{instance: i, limits: isolation.WithDefaults(isolation.Tighten(s.spec.Limits, cmd.Limits)), started: time.Now()}
 	var err error
 	if r.bound, err = i.bounds.Enter(r.limits); err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
@@ -121,7 +122,7 @@ const readOnlyABI = 3
 // request is what the first process is asked for.
 func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 	env := map[string]string{"HOME": initd.GuestHome, "TMPDIR": initd.GuestTemp}
-	if s.spec.Network.Mode == sandbox.NetworkProxy {
+	if s.spec.Network.Mode == isolation.NetworkProxy {
 		maps.Copy(env, proxyEnv())
 	}
 	maps.Copy(env, s.spec.Env)
@@ -263,6 +264,13 @@ func (r *run) signal(kill bool) {
 	_ = r.instance.conn.Send(r.id, wire.KindSignal, wire.Signal{Command: r.id, Kill: kill})
 }
 
+// limitKinds returns the mechanism that enforced each limit of the command.
+func (r *run) limitKinds() map[string]string {
+	kinds := r.bound.Kinds(limitKinds(false))
+	kinds.Disk = r.disk.Kind()
+	return kinds.Words()
+}
+
 // finish collects the result.
 func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, error) {
 	wall := time.Since(r.started)
@@ -270,9 +278,8 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	result := sandbox.Result{
 		ExitCode: -1, Reason: reason, Wall: wall,
 		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
-		Limits: r.bound.Kinds(limitKinds(false)),
+		LimitKinds: r.limitKinds(),
 	}
-	result.Limits.Disk = r.disk.Kind()
 	if answer == nil {
 		return result, nil
 	}

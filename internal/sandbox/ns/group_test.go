@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -25,8 +26,8 @@ func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // th
 	cgrouptest.Require(t, cgroup.Find)
 	caps, err := ns.New(nil).Probe(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Memory, caps.Warnings)
-	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Processes)
+	require.Equal(t, isolation.LimitCgroup, caps.Limits.Memory, caps.Warnings)
+	require.Equal(t, isolation.LimitCgroup, caps.Limits.Processes)
 	require.Empty(t, caps.Warnings)
 }
 
@@ -49,7 +50,7 @@ func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine
 			result := run(t, s, script)
 			require.Equal(t, sandbox.ReasonOOM, result.Reason, "exit code %d, signal %s: %s%s", result.ExitCode, result.Signal, result.Stdout.Data, result.Stderr.Data)
 			require.LessOrEqual(t, result.MaxRSS, int64(limit+16<<20))
-			require.Equal(t, sandbox.LimitCgroup, result.Limits.Memory)
+			require.Equal(t, string(isolation.LimitCgroup), result.LimitKinds["memory"])
 			t.Logf("ended after %s", time.Since(start).Round(time.Millisecond))
 			result = run(t, s, "head -c 70000000 /dev/zero >/dev/shm/x 2>/dev/null; rm /dev/shm/x; echo fine")
 			require.Equal(t, "fine\n", string(result.Stdout.Data), "%s %s", result.Reason, result.Stderr.Data)
@@ -72,7 +73,7 @@ func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the m
 	result, err := s.Exec(t.Context(), cmd)
 	require.NoError(t, err)
 	require.Equal(t, sandbox.ReasonOOM, result.Reason)
-	require.Equal(t, sandbox.LimitCgroup, result.Limits.Memory)
+	require.Equal(t, string(isolation.LimitCgroup), result.LimitKinds["memory"])
 	cmd.Limits = sandbox.Limits{Processes: 10}
 	cmd.Argv[2] = `rm /dev/shm/x; for i in $(seq 60); do sleep 1000 & done; echo done`
 	result, err = s.Exec(t.Context(), cmd)
@@ -88,12 +89,12 @@ func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the m
 // TestGroup_IsNotSeen: a sandbox sees its group as the root, and cannot change it.
 func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is slow
 	groups := cgrouptest.Require(t, cgroup.Find)
-	for name, d := range map[string]sandbox.Driver{ns.LauncherNative: ns.New(nil), ns.LauncherBwrap: withBwrap()} { //nolint:paralleltest // as above
+	for name, d := range map[string]isolation.Driver{ns.LauncherNative: ns.New(nil), ns.LauncherBwrap: withBwrap()} { //nolint:paralleltest // as above
 		t.Run(name, func(t *testing.T) {
 			if _, err := os.Stat("/usr/bin/bwrap"); name == ns.LauncherBwrap && (err != nil || os.Geteuid() == 0) {
 				t.Skip("UNSUPPORTED: bubblewrap is not installed, or this is root")
 			}
-			s, err := d.Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Limits: sandbox.Limits{Memory: 64 << 20}})
+			s, err := d.Open(t.Context(), isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Limits: sandbox.Limits{Memory: 64 << 20}})
 			require.NoError(t, err)
 			require.Equal(t, "0::/\n", string(run(t, s, "grep ^0: /proc/self/cgroup; ls /sys/fs/cgroup 2>/dev/null; grep cgroup /proc/mounts; true").Stdout.Data))
 			require.Equal(t, sandbox.ReasonOOM, run(t, s, "tail /dev/zero").Reason)

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// guard are the protected places of a workspace on the host, see [sandbox.Spec].Protect. It knows
+// guard are the protected places of a workspace on the host, see [isolation.Spec].Protect. It knows
 // which files they are: what is put in their place from outside has no mount in the sandbox, which
 // is then restarted. It is not safe for concurrent use.
 type guard struct {
@@ -33,8 +33,8 @@ type guard struct {
 }
 
 // newGuard returns nil when there is nothing to protect.
-func newGuard(dir string, spec *sandbox.Spec) (*guard, error) {
-	places, err := sandbox.CleanProtected(spec.Protect)
+func newGuard(dir string, spec *isolation.Spec) (*guard, error) {
+	places, err := isolation.CleanProtected(spec.Protect)
 	if err != nil || len(places) == 0 {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (g *guard) look() error {
 		}
 		protected = append(protected, actual)
 	}
-	if g.protected, err = sandbox.CleanProtected(protected); err != nil {
+	if g.protected, err = isolation.CleanProtected(protected); err != nil {
 		return err
 	}
 	g.found, g.pinned = map[string]fs.FileInfo{}, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -28,7 +29,7 @@ func TestProtect_NothingOfTheHostWhileDirectoriesAreExchanged(t *testing.T) { //
 	})
 }
 
-func exchanged(t *testing.T, d sandbox.Driver) {
+func exchanged(t *testing.T, d isolation.Driver) {
 	t.Helper()
 	host, workspace := t.TempDir(), t.TempDir()
 	for dir, content := range map[string]string{host: "secret", filepath.Join(workspace, "d"): "mine"} {
@@ -52,7 +53,7 @@ func exchanged(t *testing.T, d sandbox.Driver) {
 	}()
 	served, refused := 0, 0
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
-		s, err := d.Open(t.Context(), sandbox.Spec{
+		s, err := d.Open(t.Context(), isolation.Spec{
 			ID: "exchanged", Workspace: workspace, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protect: []string{"d/p"},
 		})
 		if err != nil {

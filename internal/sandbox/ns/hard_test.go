@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -27,7 +28,7 @@ func TestOpen_UnderHardLimits(t *testing.T) {
 		require.NoError(t, err, string(out))
 		return
 	}
-	s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{ID: "limited", Workspace: t.TempDir(), Scratch: t.TempDir()})
+	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{ID: "limited", Workspace: t.TempDir(), Scratch: t.TempDir()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "ulimit -H -c; ulimit -n"}})

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -351,13 +352,13 @@ func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*ins
 const spareMemory = 16 << 20
 
 // limitKinds says by what limits are enforced.
-func limitKinds(grouped bool) sandbox.LimitKinds {
-	kinds := sandbox.LimitKinds{
-		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitSoft, Processes: sandbox.LimitRlimit,
-		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitSoft,
+func limitKinds(grouped bool) isolation.LimitKinds {
+	kinds := isolation.LimitKinds{
+		CPU: isolation.LimitRlimit, Memory: isolation.LimitSoft, Processes: isolation.LimitRlimit,
+		OpenFiles: isolation.LimitRlimit, FileSize: isolation.LimitRlimit, Disk: isolation.LimitSoft,
 	}
 	if grouped {
-		kinds.Memory, kinds.Processes = sandbox.LimitCgroup, sandbox.LimitCgroup
+		kinds.Memory, kinds.Processes = isolation.LimitCgroup, isolation.LimitCgroup
 	}
 	return kinds
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -18,7 +19,7 @@ import (
 // TestLimits_HoldFromTheFirstInstruction: a command and what it starts at once have hard limits,
 // however late this process and the first one of the sandbox get to run: the processors are busy.
 func TestLimits_HoldFromTheFirstInstruction(t *testing.T) { //nolint:paralleltest // it needs the processors
-	s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 		ID: "limits", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
 		Limits: sandbox.Limits{FileSize: 1 << 20, OpenFiles: 64},
 	})

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
@@ -50,7 +50,7 @@ func (h *hosts) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, er
 // linked is a network with some hosts, one of which is a site on this machine, and what it has
 // refused.
 type linked struct {
-	network sandbox.Network
+	network isolation.Network
 	port    string // of the site
 	log     *strings.Builder
 	mu      sync.Mutex
@@ -135,7 +135,7 @@ func testPrograms(t *testing.T) { //nolint:thelper // it is the test
 	})
 	self, err := os.Executable()
 	require.NoError(t, err)
-	s := openWith(t, l.network, sandbox.Mount{Host: self, Guest: client})
+	s := openWith(t, l.network, isolation.Mount{Host: self, Guest: client})
 	const unknown = "(?i)not resolve host|ENOTFOUND|Name or service not known|no such host"
 	const refused = "(?i)Failed to connect|ECONNREFUSED|Connection refused"
 	const unreachable = "(?i)Failed to connect|ENETUNREACH|Network is unreachable"
@@ -249,7 +249,7 @@ func TestProxy_WithoutALinkThereIsTheProxy(t *testing.T) { //nolint:paralleltest
 		require.Contains(t, strings.Join(caps.Warnings, "\n"), "links are not used, for one cannot be made: probe: sandbox level not reached: link: address family not supported")
 		require.Contains(t, strings.Join(caps.Warnings, "\n"), "reached by programs that use the proxy")
 		l := link(t, "good.example:P", map[string][]string{"good.example": {"127.0.0.1"}})
-		s, err := driver.Open(t.Context(), sandbox.Spec{
+		s, err := driver.Open(t.Context(), isolation.Spec{
 			ID: "unlinked", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": os.Getenv("PATH")}, Network: l.network,
 		})
 		require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
@@ -18,7 +19,7 @@ import (
 
 func openLost(t *testing.T) *Sandbox {
 	t.Helper()
-	s, err := New(nil).open(t.Context(), sandbox.Spec{
+	s, err := New(nil).open(t.Context(), isolation.Spec{
 		ID: "lost", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
 	})
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -21,9 +22,9 @@ func TestMounts_HavePlacesOfTheirOwn(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(host, "file"), []byte("seen"), 0o644))
 	require.NoError(t, os.Chmod(host, 0o755))
 	open := func(guest string) (sandbox.Sandbox, error) {
-		return ns.New(nil).Open(t.Context(), sandbox.Spec{
+		return ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "mounts", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
-			Mounts: []sandbox.Mount{{Host: host, Guest: guest}},
+			Mounts: []isolation.Mount{{Host: host, Guest: guest}},
 		})
 	}
 	for _, guest := range []string{"/", "/tmp", "/tmp.host/x", "/home/sandbox/x", "/workspace/x", "/proc/x", "/dev", "/etc/passwd", "/home", "x", "/opt/../tmp"} {
@@ -49,9 +50,9 @@ func TestMounts_CanBeWrittenTo(t *testing.T) { //nolint:paralleltest // its arms
 		outer, inner := t.TempDir(), t.TempDir()
 		require.NoError(t, os.Mkdir(filepath.Join(outer, "inner"), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(inner, "own"), []byte("read "), 0o600))
-		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "written", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
-			Mounts: []sandbox.Mount{{Host: inner, Guest: "/opt/outer/inner", AsOwner: true}, {Host: outer, Guest: "/opt/outer", Write: true}, {Host: t.TempDir(), Guest: "/opt/cache", Write: true, Cache: true}},
+			Mounts: []isolation.Mount{{Host: inner, Guest: "/opt/outer/inner", AsOwner: true}, {Host: outer, Guest: "/opt/outer", Write: true}, {Host: t.TempDir(), Guest: "/opt/cache", Write: true, Cache: true}},
 		})
 		require.NoError(t, err)
 		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/outer/inner/own; mkdir -m 555 /opt/outer/d && echo x >/opt/outer/file && stat -c %U /opt/outer/file; : >/opt/outer/inner/x"}})
@@ -80,10 +81,10 @@ func TestMounts_BelowTmp(t *testing.T) { //nolint:paralleltest // its arms are p
 		require.NoError(t, os.Mkdir(bin, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(bin, "tool"), []byte("#!/bin/sh\necho $0\n"), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(bin, "big"), make([]byte, 30<<20), 0o600))
-		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "tmp", Workspace: t.TempDir(), Scratch: scratch, Env: map[string]string{"PATH": "/tmp/ci home/my bin:/usr/bin:/bin"},
 			Limits: sandbox.Limits{Disk: 20 << 20},
-			Mounts: []sandbox.Mount{
+			Mounts: []isolation.Mount{
 				{Host: bin, Guest: "/tmp/ci home/my bin", AsOwner: true},
 				{Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true},
 				{Host: data, Guest: "/tmp/ci home/data", Write: true, AsOwner: true},
@@ -114,9 +115,9 @@ func TestMounts_BelowTmp(t *testing.T) { //nolint:paralleltest // its arms are p
 		// What commands of an earlier life have put there makes way.
 		require.NoError(t, os.Remove(filepath.Join(scratch, "tmp", "file")))
 		require.NoError(t, os.MkdirAll(filepath.Join(scratch, "tmp", "file", "deep"), 0o700))
-		again, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+		again, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "again", Workspace: t.TempDir(), Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"},
-			Mounts: []sandbox.Mount{{Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true}},
+			Mounts: []isolation.Mount{{Host: filepath.Join(bin, "tool"), Guest: "/tmp/file", AsOwner: true}},
 		})
 		require.NoError(t, err)
 		require.NoError(t, again.Close())

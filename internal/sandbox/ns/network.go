@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -45,7 +46,7 @@ func (n *network) take(m *wire.Message) error {
 }
 
 // serve runs the handler until close.
-func (n *network) serve(ctx context.Context, by sandbox.Network) {
+func (n *network) serve(ctx context.Context, by isolation.Network) {
 	ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if n.listener != nil {
 		n.serving.Go(func() { by.Serve(ctx, n.listener) })
@@ -78,11 +79,11 @@ func (n *network) close() error {
 }
 
 // checkNetwork refuses a network that cannot be made.
-func checkNetwork(n sandbox.Network) error {
+func checkNetwork(n isolation.Network) error {
 	switch n.Mode {
-	case "", sandbox.NetworkNone, sandbox.NetworkAll:
+	case "", isolation.NetworkNone, isolation.NetworkAll:
 		return nil
-	case sandbox.NetworkProxy:
+	case isolation.NetworkProxy:
 		if n.Serve == nil {
 			return errors.New("network: mode proxy requires a handler")
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
@@ -32,7 +32,7 @@ func inArms(t *testing.T, root bool, test func(t *testing.T)) {
 func TestConformance(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
-		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return ns.New(nil) }, sandboxtest.Options{})
+		sandboxtest.Run(t, func(*testing.T) isolation.Driver { return ns.New(nil) }, sandboxtest.Options{})
 	})
 }
 
@@ -41,17 +41,17 @@ func TestBwrap_Conformance(t *testing.T) { //nolint:paralleltest // its arms are
 	requireBwrap(t)
 	inArms(t, false, func(t *testing.T) {
 		t.Helper()
-		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return withBwrap() }, sandboxtest.Options{})
+		sandboxtest.Run(t, func(*testing.T) isolation.Driver { return withBwrap() }, sandboxtest.Options{})
 	})
 }
 
 // TestBwrap_NothingGetsOut tries to get out of sandboxes that bwrap has made.
 func TestBwrap_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	requireBwrap(t)
-	escapetest.Run(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return withBwrap() }, Known: known(), NotAsRoot: true})
+	escapetest.Run(t, escapetest.Options{New: func(*testing.T) isolation.Driver { return withBwrap() }, Known: known(), NotAsRoot: true})
 }
 
-func withBwrap() sandbox.Driver { return ns.New(&ns.Options{Launcher: ns.LauncherBwrap}) }
+func withBwrap() isolation.Driver { return ns.New(&ns.Options{Launcher: ns.LauncherBwrap}) }
 
 func requireBwrap(t *testing.T) {
 	t.Helper()
@@ -65,6 +65,6 @@ func TestBwrap_RootIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("UNSUPPORTED: only root can try")
 	}
-	_, err := withBwrap().Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
-	require.ErrorIs(t, err, sandbox.ErrLevel)
+	_, err := withBwrap().Open(t.Context(), isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir()})
+	require.ErrorIs(t, err, isolation.ErrLevel)
 }

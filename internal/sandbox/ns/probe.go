@@ -13,14 +13,15 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Probe implements [sandbox.Driver]: it opens a sandbox, which tests itself, and uses it.
+// Probe implements [isolation.Driver]: it opens a sandbox, which tests itself, and uses it.
 // Unless the launcher is given, it is native if that works, else bwrap; sandboxes are then
 // opened with that.
-func (d *Driver) Probe(ctx context.Context) (sandbox.Caps, error) {
+func (d *Driver) Probe(ctx context.Context) (isolation.Caps, error) {
 	caps, err := d.probe(ctx)
 	if err == nil || !d.choose || ctx.Err() != nil || os.Geteuid() == 0 {
 		return caps, err
@@ -38,7 +39,7 @@ func (d *Driver) Probe(ctx context.Context) (sandbox.Caps, error) {
 }
 
 // probe tries sandboxes in control groups if there are any, else without.
-func (d *Driver) probe(ctx context.Context) (sandbox.Caps, error) {
+func (d *Driver) probe(ctx context.Context) (isolation.Caps, error) {
 	grouped := d.groups() != nil
 	caps, err := d.tryLink(ctx)
 	if err == nil || !grouped || ctx.Err() != nil {
@@ -55,7 +56,7 @@ func (d *Driver) probe(ctx context.Context) (sandbox.Caps, error) {
 }
 
 // tryLink tries a sandbox with a link, else one without.
-func (d *Driver) tryLink(ctx context.Context) (sandbox.Caps, error) {
+func (d *Driver) tryLink(ctx context.Context) (isolation.Caps, error) {
 	caps, err := d.tryOut(ctx)
 	failed, ok := errors.AsType[*startError](err)
 	if !ok || !strings.HasSuffix(failed.Step, initd.StepLink) || ctx.Err() != nil {
@@ -71,8 +72,8 @@ func (d *Driver) tryLink(ctx context.Context) (sandbox.Caps, error) {
 	return without, nil
 }
 
-func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
-	caps = sandbox.Caps{Driver: Name, Launcher: LauncherNative}
+func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
+	caps = isolation.Caps{Driver: Name, Launcher: LauncherNative}
 	if d.bwrap.Load() {
 		caps.Launcher = LauncherBwrap
 	}
@@ -86,11 +87,11 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	// With a proxy and a link: all that a sandbox without a network has, and more.
-	network := sandbox.Network{
-		Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
+	network := isolation.Network{
+		Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
 		ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { <-ctx.Done() },
 	}
-	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Owned: true, Network: network})
+	s, err := d.open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Owned: true, Network: network})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -103,10 +104,10 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	}
 	caps.Limits = limitKinds(s.current.bounds.Group() != nil)
 	if s.disk.Bounded() {
-		caps.Limits.Disk = sandbox.LimitQuota
+		caps.Limits.Disk = isolation.LimitQuota
 		if err := fill(ctx, s); err != nil {
 			d.unquoted.Store(true)
-			caps.Limits.Disk = sandbox.LimitSoft
+			caps.Limits.Disk = isolation.LimitSoft
 			caps.Warnings = append(caps.Warnings, "quotas are not used, for one did not hold: "+err.Error())
 		}
 	}
@@ -118,7 +119,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 // copies reports whether links can stand in the places of files: not every kernel mounts one.
 func (d *Driver) copies(ctx context.Context, workspace, scratch string) bool {
 	const place = "probe.txt"
-	spec := sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protect: []string{place}, Copies: []string{place}}
+	spec := isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protect: []string{place}, Copies: []string{place}}
 	s, err := d.open(ctx, spec)
 	return err == nil && s.Close() == nil
 }
@@ -153,11 +154,11 @@ func fill(ctx context.Context, s sandbox.Sandbox) error {
 }
 
 // caps fills in what a sandbox that serves has proven.
-func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
+func (d *Driver) caps(caps isolation.Caps, landlock int) isolation.Caps {
 	caps.Level, caps.Landlock, caps.Seccomp = level(), landlock, true
 	caps.HostUID, caps.Protect = os.Geteuid() != 0, true
 	caps.ReadOnly = landlock >= readOnlyABI
-	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkProxy, sandbox.NetworkAll}
+	caps.Networks = []isolation.NetworkMode{isolation.NetworkNone, isolation.NetworkProxy, isolation.NetworkAll}
 	if caps.Link = d.links(); !caps.Link {
 		caps.Warnings = append(caps.Warnings, "hosts of --allow-net are reached by programs that use the proxy in HTTPS_PROXY, and by no others")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -26,10 +27,10 @@ func TestProxy_ComesBackWithALostSandbox(t *testing.T) {
 	both := func(from <-chan string) {
 		require.ElementsMatch(t, []string{"proxy", "link"}, []string{<-from, <-from})
 	}
-	s, err := New(nil).open(t.Context(), sandbox.Spec{
+	s, err := New(nil).open(t.Context(), isolation.Spec{
 		ID: "lost", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
-		Network: sandbox.Network{
-			Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { serve(ctx, "proxy") },
+		Network: isolation.Network{
+			Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { serve(ctx, "proxy") },
 			ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { serve(ctx, "link") },
 		},
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -42,7 +43,7 @@ func testProxy(t *testing.T) { //nolint:thelper // it is the test
 	p, err := egress.New(egress.Options{Allow: allow, Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
 	require.NoError(t, err)
 	served := make(chan error, 4)
-	s := openWith(t, sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, l net.Listener) { served <- p.Serve(ctx, l) }})
+	s := openWith(t, isolation.Network{Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, l net.Listener) { served <- p.Serve(ctx, l) }})
 
 	require.Contains(t, ask(t, s, "http://"+listed+"/"), "a page")
 	require.Contains(t, ask(t, s, "http://"+unlisted+"/"), "403 Forbidden")
@@ -64,21 +65,21 @@ func testProxy(t *testing.T) { //nolint:thelper // it is the test
 }
 
 // serveList is a network of what a list says.
-func serveList(tb testing.TB, list string) sandbox.Network {
+func serveList(tb testing.TB, list string) isolation.Network {
 	tb.Helper()
 	return serveBy(tb, egress.Options{Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}}, list)
 }
 
 // serveBy is a network of what a list says, with a proxy and a link.
-func serveBy(tb testing.TB, o egress.Options, list string) sandbox.Network {
+func serveBy(tb testing.TB, o egress.Options, list string) isolation.Network {
 	tb.Helper()
 	var err error
 	o.Allow, err = egress.ParseAllow(list)
 	require.NoError(tb, err)
 	p, err := egress.New(o)
 	require.NoError(tb, err)
-	return sandbox.Network{
-		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+	return isolation.Network{
+		Mode: isolation.NetworkProxy, Addresses: o.Allow.Addresses(),
 		Serve:     func(ctx context.Context, l net.Listener) { _ = p.Serve(ctx, l) },
 		ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { _ = p.ServeLink(ctx, l) },
 	}
@@ -167,7 +168,7 @@ func TestProxy_DeadMeansNothing(t *testing.T) { //nolint:paralleltest // its arm
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		gone := make(chan struct{})
-		s := openWith(t, sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(_ context.Context, l net.Listener) {
+		s := openWith(t, isolation.Network{Mode: isolation.NetworkProxy, Serve: func(_ context.Context, l net.Listener) {
 			_ = l.Close()
 			close(gone)
 		}})
@@ -176,11 +177,11 @@ func TestProxy_DeadMeansNothing(t *testing.T) { //nolint:paralleltest // its arm
 	})
 }
 
-func openWith(t *testing.T, network sandbox.Network, mounts ...sandbox.Mount) sandbox.Sandbox {
+func openWith(t *testing.T, network isolation.Network, mounts ...isolation.Mount) sandbox.Sandbox {
 	t.Helper()
 	workspace, scratch := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Chmod(workspace, 0o755))
-	s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
+	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 		ID: "proxy", Workspace: workspace, Scratch: scratch, Env: map[string]string{"PATH": os.Getenv("PATH")},
 		Limits: sandbox.Limits{Wall: time.Minute}, Network: network, Mounts: mounts,
 	})

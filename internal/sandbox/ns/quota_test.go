@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota/quotatest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -22,7 +23,7 @@ import (
 // a project or not.
 func onQuota(t *testing.T, disk, name string, owned bool, limits sandbox.Limits) sandbox.Sandbox {
 	t.Helper()
-	spec := sandbox.Spec{
+	spec := isolation.Spec{
 		ID: name, Workspace: filepath.Join(disk, name, "workspace"), Scratch: filepath.Join(disk, name, "scratch"), Owned: owned,
 		Env: map[string]string{"PATH": "/usr/bin:/bin"}, Limits: limits,
 	}
@@ -40,10 +41,10 @@ func TestQuota_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // it
 		t.Helper()
 		caps, err := ns.New(&ns.Options{Dir: disk}).Probe(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, sandbox.LimitQuota, caps.Limits.Disk, caps.Warnings)
+		require.Equal(t, isolation.LimitQuota, caps.Limits.Disk, caps.Warnings)
 		caps, err = ns.New(nil).Probe(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, sandbox.LimitSoft, caps.Limits.Disk)
+		require.Equal(t, isolation.LimitSoft, caps.Limits.Disk)
 		used, limited, err := quota.Count(disk)
 		require.NoError(t, err)
 		require.Zero(t, used)
@@ -69,7 +70,7 @@ func TestQuota_DiskIsHard(t *testing.T) { //nolint:paralleltest // as above
 			t.Run(name, func(t *testing.T) {
 				result := run(t, s, script)
 				require.Equal(t, sandbox.ReasonDiskLimit, result.Reason, "exit code %d, signal %s: %s%s", result.ExitCode, result.Signal, result.Stdout.Data, result.Stderr.Data)
-				require.Equal(t, sandbox.LimitQuota, result.Limits.Disk)
+				require.Equal(t, string(isolation.LimitQuota), result.LimitKinds["disk"])
 				_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, 5<<20)})
 				require.ErrorContains(t, err, "delete what is not needed")
 				result = run(t, neighbour, "head -c 3000000 /dev/zero >x && rm x")
@@ -92,7 +93,7 @@ func TestQuota_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // as ab
 		result, err := s.Exec(t.Context(), less)
 		require.NoError(t, err)
 		require.Equal(t, sandbox.ReasonDiskLimit, result.Reason)
-		require.Equal(t, sandbox.LimitQuota, result.Limits.Disk)
+		require.Equal(t, string(isolation.LimitQuota), result.LimitKinds["disk"])
 		result = run(t, s, "rm x y; head -c 1500000 /dev/zero >x && head -c 1500000 /dev/zero >y && rm x y")
 		require.Zero(t, result.ExitCode, "the next one has the sandbox's limit: %s", result.Stderr.Data)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -105,9 +106,9 @@ func TestQuota_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // as ab
 		result, err = s.Exec(t.Context(), less)
 		require.NoError(t, err)
 		require.Equal(t, sandbox.ReasonDiskLimit, result.Reason, "it is watched: exit code %d", result.ExitCode)
-		require.Equal(t, sandbox.LimitSoft, result.Limits.Disk)
+		require.Equal(t, string(isolation.LimitSoft), result.LimitKinds["disk"])
 		cancel()
-		require.Equal(t, sandbox.LimitQuota, (<-ended).Limits.Disk)
+		require.Equal(t, string(isolation.LimitQuota), (<-ended).LimitKinds["disk"])
 	})
 }
 
@@ -118,7 +119,7 @@ func TestQuota_OthersDirectoriesAreLeftAlone(t *testing.T) { //nolint:parallelte
 		s := onQuota(t, disk, "theirs", false, sandbox.Limits{Disk: 4 << 20, Wall: time.Minute})
 		result := run(t, s, "for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero >$i || exit 3; done; sleep 100")
 		require.Equal(t, sandbox.ReasonDiskLimit, result.Reason)
-		require.Equal(t, sandbox.LimitSoft, result.Limits.Disk)
+		require.Equal(t, string(isolation.LimitSoft), result.LimitKinds["disk"])
 		used, _, err := quota.Count(disk)
 		require.NoError(t, err)
 		require.Zero(t, used)

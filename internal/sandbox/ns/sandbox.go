@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -24,7 +25,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 // Sandbox is a set of namespaces and its first process, which is started again when it
 // was lost.
 type Sandbox struct {
-	spec    sandbox.Spec
+	spec    isolation.Spec
 	config  wire.Config
 	guard   *guard       // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
 	groups  *cgroup.Tree // nil without control groups
@@ -76,7 +77,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 func (s *Sandbox) link() {
 	for i, place := range s.config.Protected {
 		if slices.Contains(s.spec.Copies, place.Path) && s.guard.found[place.Path].Mode().IsRegular() {
-			s.config.Protected[i].Link = path.Join(initd.GuestHome, sandbox.CopyInHome(place.Path))
+			s.config.Protected[i].Link = path.Join(initd.GuestHome, isolation.CopyInHome(place.Path))
 		}
 	}
 }
@@ -191,7 +192,7 @@ func (s *Sandbox) restart(ctx context.Context) error {
 	if old != nil {
 		if err := old.close(); err != nil {
 			s.use(old) // what is left of it is not forgotten
-			return fmt.Errorf("%w: %w", sandbox.ErrLeftover, err)
+			return fmt.Errorf("%w: %w", isolation.ErrLeftover, err)
 		}
 	}
 	if err := s.start(ctx); err != nil {
@@ -236,7 +237,7 @@ func (s *Sandbox) Reset(ctx context.Context) error {
 	s.running.Wait()
 	if i != nil {
 		if err := i.close(); err != nil {
-			return fmt.Errorf("reset sandbox %s: %w: %w", s.spec.ID, sandbox.ErrLeftover, err)
+			return fmt.Errorf("reset sandbox %s: %w: %w", s.spec.ID, isolation.ErrLeftover, err)
 		}
 	}
 	if err := errors.Join(s.scratch.Empty(), s.start(ctx)); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -32,7 +33,7 @@ type Options struct {
 	Wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 }
 
-var _ sandbox.Driver = (*Driver)(nil)
+var _ isolation.Driver = (*Driver)(nil)
 
 // Driver opens sandboxes that isolate nothing.
 type Driver struct {
@@ -56,13 +57,13 @@ func New(options *Options) *Driver {
 	return d
 }
 
-// Name implements [sandbox.Driver].
+// Name implements [isolation.Driver].
 func (d *Driver) Name() string { return Name }
 
-// Probe implements [sandbox.Driver]: it runs a command and writes a file.
-func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
+// Probe implements [isolation.Driver]: it runs a command and writes a file.
+func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
 	caps, err = d.tryOut(ctx)
-	if err == nil || caps.Limits.Memory != sandbox.LimitCgroup || ctx.Err() != nil {
+	if err == nil || caps.Limits.Memory != isolation.LimitCgroup || ctx.Err() != nil {
 		return caps, err
 	}
 	ungrouped.Store(true)
@@ -76,10 +77,10 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 }
 
 // tryOut tries a sandbox, in a control group if there is one.
-func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
-	caps = sandbox.Caps{
-		Driver: Name, Level: sandbox.LevelNone, Limits: limitKinds(), HostUID: true,
-		Networks: []sandbox.NetworkMode{sandbox.NetworkAll}, Warnings: warnings(),
+func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
+	caps = isolation.Caps{
+		Driver: Name, Level: isolation.LevelNone, Limits: limitKinds(), HostUID: true,
+		Networks: []isolation.NetworkMode{isolation.NetworkAll}, Warnings: warnings(),
 	}
 	dir, err := os.MkdirTemp("", "toolfleet-probe-")
 	if err != nil {
@@ -90,12 +91,12 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
+	s, err := d.open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	if s.group.Used() {
-		caps.Limits.Memory, caps.Limits.Processes = sandbox.LimitCgroup, sandbox.LimitCgroup
+		caps.Limits.Memory, caps.Limits.Processes = isolation.LimitCgroup, isolation.LimitCgroup
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	return caps, try(ctx, s)
@@ -132,8 +133,8 @@ func warnings() []string {
 	return all
 }
 
-// Open implements [sandbox.Driver].
-func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+// Open implements [isolation.Driver].
+func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	s, err := d.open(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
@@ -141,12 +142,12 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	return s, nil
 }
 
-func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if spec.Require > sandbox.LevelNone {
-		return nil, fmt.Errorf("%w: driver process has level %s, %s is required", sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
+	if spec.Require > isolation.LevelNone {
+		return nil, fmt.Errorf("%w: driver process has level %s, %s is required", isolation.ErrLevel, isolation.LevelNone, spec.Require)
 	}
 	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits), checkUnisolated(spec)); err != nil {
 		return nil, err
@@ -169,8 +170,8 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 // checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to use, protected
 // places, and host files under other names. That the network is not cut off, and that mounts are
 // writable, is what this driver's warning is about.
-func checkUnisolated(spec sandbox.Spec) error {
-	if spec.Network.Mode == sandbox.NetworkProxy {
+func checkUnisolated(spec isolation.Spec) error {
+	if spec.Network.Mode == isolation.NetworkProxy {
 		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
 	}
 	if len(spec.Protect)+len(spec.Copies) > 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -46,7 +47,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	if err := start.CheckLimits(cmd.Limits); err != nil {
 		return sandbox.Result{}, err
 	}
-	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
+	limits := isolation.WithDefaults(isolation.Tighten(s.spec.Limits, cmd.Limits))
 	m, err := s.group.Enter(limits)
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
@@ -178,13 +179,13 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 	err := r.clear()
 	r.pipes.Finish(drainWait)
 	result := sandbox.Result{
-		ExitCode: -1,
-		Reason:   reason,
-		Stdout:   r.out.Captured(sandbox.Stdout),
-		Stderr:   r.out.Captured(sandbox.Stderr),
-		Combined: r.out.Combined(),
-		Wall:     time.Since(r.started),
-		Limits:   r.member.Kinds(limitKinds()),
+		ExitCode:   -1,
+		Reason:     reason,
+		Stdout:     r.out.Captured(sandbox.Stdout),
+		Stderr:     r.out.Captured(sandbox.Stderr),
+		Combined:   r.out.Combined(),
+		Wall:       time.Since(r.started),
+		LimitKinds: r.member.Kinds(limitKinds()).Words(),
 	}
 	select {
 	case <-r.ended:
@@ -204,7 +205,7 @@ func (r *run) clear() error {
 	case <-r.ended:
 		return r.tree.finish()
 	case <-timer.C: // the goroutine ends with it
-		return fmt.Errorf("%w: the command does not end", sandbox.ErrLeftover)
+		return fmt.Errorf("%w: the command does not end", isolation.ErrLeftover)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -29,7 +30,7 @@ func requireGroups(t *testing.T) {
 
 func limited(t *testing.T, limits sandbox.Limits) sandbox.Sandbox {
 	t.Helper()
-	s, err := process.New(nil).Open(t.Context(), sandbox.Spec{
+	s, err := process.New(nil).Open(t.Context(), isolation.Spec{
 		ID: "limited", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Limits: limits,
 	})
 	require.NoError(t, err)
@@ -62,8 +63,8 @@ func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // th
 	requireGroups(t)
 	caps, err := process.New(nil).Probe(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Memory, caps.Warnings)
-	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Processes)
+	require.Equal(t, isolation.LimitCgroup, caps.Limits.Memory, caps.Warnings)
+	require.Equal(t, isolation.LimitCgroup, caps.Limits.Processes)
 }
 
 // TestGroup_LimitsAreHard: of the processes together, with the right reason, and the sandbox goes
@@ -74,7 +75,7 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // as above
 	for _, script := range []string{`exec tail /dev/zero`, `tail /dev/zero; sleep 1000`, `(setsid tail /dev/zero &); sleep 1000`} {
 		result := run(t, s, script)
 		require.Equal(t, sandbox.ReasonOOM, result.Reason, "%s: exit code %d, signal %s: %s", script, result.ExitCode, result.Signal, result.Stderr.Data)
-		require.Equal(t, sandbox.LimitCgroup, result.Limits.Memory)
+		require.Equal(t, string(isolation.LimitCgroup), result.LimitKinds["memory"])
 	}
 	result := run(t, s, `for i in $(seq 60); do sleep 1000 & done; echo done`)
 	require.NotEqual(t, "done\n", string(result.Stdout.Data), "60 of 30 processes")

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -49,12 +50,12 @@ func (*member) Killed() (killed, mine bool) { return false, false }
 func (*member) OutOfMemory(*sandbox.Result) {}
 
 // Kinds returns kinds.
-func (*member) Kinds(kinds sandbox.LimitKinds) sandbox.LimitKinds { return kinds }
+func (*member) Kinds(kinds isolation.LimitKinds) isolation.LimitKinds { return kinds }
 
-func limitKinds() sandbox.LimitKinds {
-	return sandbox.LimitKinds{
-		CPU: sandbox.LimitNone, Memory: sandbox.LimitNone, Processes: sandbox.LimitNone,
-		OpenFiles: sandbox.LimitNone, FileSize: sandbox.LimitNone, Disk: sandbox.LimitNone,
+func limitKinds() isolation.LimitKinds {
+	return isolation.LimitKinds{
+		CPU: isolation.LimitNone, Memory: isolation.LimitNone, Processes: isolation.LimitNone,
+		OpenFiles: isolation.LimitNone, FileSize: isolation.LimitNone, Disk: isolation.LimitNone,
 	}
 }
 

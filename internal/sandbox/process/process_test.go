@@ -7,8 +7,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestDriver(t *testing.T) {
 	t.Parallel()
-	sandboxtest.Run(t, func(t *testing.T) sandbox.Driver {
+	sandboxtest.Run(t, func(t *testing.T) isolation.Driver {
 		t.Helper()
 		return process.New(nil)
 	}, sandboxtest.Options{})

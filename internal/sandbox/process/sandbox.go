@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -16,7 +17,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 
 // Sandbox runs commands without isolation.
 type Sandbox struct {
-	spec      sandbox.Spec
+	spec      isolation.Spec
 	workspace *files.FS
 	scratch   *scratch.Dir
 	group     *group
@@ -34,7 +35,7 @@ type Sandbox struct {
 	running   sync.WaitGroup
 }
 
-func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch.Dir, group *group, d *Driver) *Sandbox {
+func newSandbox(spec isolation.Spec, workspace *files.FS, scratch *scratch.Dir, group *group, d *Driver) *Sandbox {
 	return &Sandbox{
 		spec: spec, workspace: workspace, scratch: scratch, group: group, driver: d, log: d.log,
 		stop: make(chan struct{}),
@@ -139,7 +140,7 @@ func (s *Sandbox) endReset() {
 	s.resetting = nil
 }
 
-// Close implements [sandbox.Sandbox]. It can be called again after [sandbox.ErrLeftover].
+// Close implements [sandbox.Sandbox]. It can be called again after [isolation.ErrLeftover].
 func (s *Sandbox) Close() error {
 	s.change.Lock()
 	defer s.change.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -144,7 +145,7 @@ func (t *tree) signal(kill bool) {
 // finish reaps the guard.
 func (t *tree) finish() error {
 	if t.ended.Left {
-		return fmt.Errorf("%w: of the command %q", sandbox.ErrLeftover, t.cmd.Args[0])
+		return fmt.Errorf("%w: of the command %q", isolation.ErrLeftover, t.cmd.Args[0])
 	}
 	_ = t.guard.Wait() // it has said all
 	return t.conn.Close()
@@ -187,10 +188,10 @@ func newGroup(limits sandbox.Limits) (*group, error) {
 	return bounds.New(groups, bounds.Spare{}, limits)
 }
 
-func limitKinds() sandbox.LimitKinds {
-	return sandbox.LimitKinds{
-		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitRlimit, OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit,
-		Processes: sandbox.LimitNone, // the system counts all processes of the user, the worker's too
-		Disk:      sandbox.LimitNone,
+func limitKinds() isolation.LimitKinds {
+	return isolation.LimitKinds{
+		CPU: isolation.LimitRlimit, Memory: isolation.LimitRlimit, OpenFiles: isolation.LimitRlimit, FileSize: isolation.LimitRlimit,
+		Processes: isolation.LimitNone, // the system counts all processes of the user, the worker's too
+		Disk:      isolation.LimitNone,
 	}
 }

@@ -13,13 +13,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func openSandbox(tb testing.TB) sandbox.Sandbox {
 	tb.Helper()
-	s, err := process.New(nil).Open(tb.Context(), sandbox.Spec{
+	s, err := process.New(nil).Open(tb.Context(), isolation.Spec{
 		ID: "test", Workspace: tb.TempDir(), Scratch: tb.TempDir(),
 		Env: map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin"},
 	})

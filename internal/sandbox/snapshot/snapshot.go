@@ -64,7 +64,7 @@ type Options struct {
 	// skipped with all that is below it.
 	Skip func(path string, isDir bool) bool
 	// Protect are places that [Sync] leaves as they are, whatever the tree has there, with all
-	// that is below them: paths in the form of [sandbox.CleanProtected]. What a file system may
+	// that is below them: paths in the form of isolation.CleanProtected. What a file system may
 	// take for the same name, such as .GIT for .git, counts too.
 	Protect []string
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
@@ -38,7 +39,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	box, err := process.New(nil).Open(t.Context(), sandbox.Spec{
+	box, err := process.New(nil).Open(t.Context(), isolation.Spec{
 		ID: "test", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
 	})
 	require.NoError(t, err)

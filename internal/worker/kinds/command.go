@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -121,9 +122,8 @@ func limitsOf(l protocol.Limits) sandbox.Limits {
 	}
 }
 
-// limitKinds says by what each limit is enforced, where the driver has said so.
-func limitKinds(kinds sandbox.LimitKinds) map[string]string {
-	words := kinds.Words()
+// limitKinds returns the mechanism that enforces each limit, if the driver named it.
+func limitKinds(words map[string]string) map[string]string {
 	maps.DeleteFunc(words, func(_, kind string) bool { return kind == "" })
 	if len(words) == 0 {
 		return nil
@@ -147,7 +147,7 @@ func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, 
 	} else {
 		_ = written.Close() // nobody needs it
 	}
-	return value, endFault(&r, h.Limits.Tighten(cmd.Limits))
+	return value, endFault(&r, isolation.Tighten(h.Limits, cmd.Limits))
 }
 
 // spooled runs a command, shows what it writes while it runs, and returns all of it, which is to be
@@ -181,8 +181,8 @@ func (h *Host) execution(r *sandbox.Result) protocol.Execution {
 			e.Notes = append(e.Notes, note)
 		}
 	}
-	if r.Limits != (sandbox.LimitKinds{}) {
-		e.LimitKinds = limitKinds(r.Limits)
+	if words := limitKinds(r.LimitKinds); words != nil {
+		e.LimitKinds = words
 	}
 	if r.Stdout.Total > 0 && r.Stderr.Total > 0 {
 		e.Combined = r.Combined.Data
@@ -212,12 +212,12 @@ var unreached = regexp.MustCompile(`(?i)(could not|couldn't|cannot|unable to|fai
 // networkNote says what a command could have reached if its output shows that it could not reach
 // something; "" otherwise.
 func (h *Host) networkNote(r *sandbox.Result) string {
-	mode := cmp.Or(h.Network, sandbox.NetworkNone)
-	if mode == sandbox.NetworkAll || !h.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
+	mode := cmp.Or(h.Network, isolation.NetworkNone)
+	if mode == isolation.NetworkAll || !h.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
 		return ""
 	}
 	reached := "This sandbox has no network: commands reach nothing outside of it."
-	if mode == sandbox.NetworkProxy {
+	if mode == isolation.NetworkProxy {
 		reached = fmt.Sprintf("This sandbox reaches only %s.", h.Allow)
 	}
 	return reached + " The operator of the worker can allow more with --allow-net."

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
@@ -23,7 +24,7 @@ import (
 func opened(tb testing.TB) (sandbox.Sandbox, string) {
 	tb.Helper()
 	dir := tb.TempDir()
-	s, err := process.New(nil).Open(tb.Context(), sandbox.Spec{
+	s, err := process.New(nil).Open(tb.Context(), isolation.Spec{
 		ID: "s", Workspace: dir, Scratch: tb.TempDir(), Env: map[string]string{"PATH": os.Getenv("PATH")},
 	})
 	require.NoError(tb, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
@@ -26,7 +27,7 @@ import (
 type Host struct {
 	ID         protocol.WorkerID
 	Fleet      protocol.Fleet
-	Caps       sandbox.Caps
+	Caps       isolation.Caps
 	Limits     sandbox.Limits
 	Env        map[string]string
 	MCPEnv     []string
@@ -41,9 +42,9 @@ type Host struct {
 	Results    *results.Store
 	Sandboxes  *sandboxes.Set
 	Workspaces *workspace.Store
-	Network    sandbox.NetworkMode // of sandboxes
-	Servers    *http.Transport     // to MCP servers by URL; nil if nothing may be reached
-	Pages      *http.Transport     // to pages of the web
+	Network    isolation.NetworkMode // of sandboxes
+	Servers    *http.Transport       // to MCP servers by URL; nil if nothing may be reached
+	Pages      *http.Transport       // to pages of the web
 	// Result returns the stored result of a call; nil if there is none.
 	Result func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error)
 
@@ -56,8 +57,8 @@ type Host struct {
 // Open prepares the table of kinds, and finds the languages of sandboxes that driver opens as spec
 // says, in the directory data. Without languages the host works, and the error says why there are
 // none.
-func (h *Host) Open(ctx context.Context, driver sandbox.Driver, spec sandbox.Spec, data string) (err error) {
-	h.kinds, h.limitKinds, h.dialogs = table(h.Handlers), limitKinds(h.Caps.Limits), dialog.New[*Attempt](graceAfter, h.Logger)
+func (h *Host) Open(ctx context.Context, driver isolation.Driver, spec isolation.Spec, data string) (err error) {
+	h.kinds, h.limitKinds, h.dialogs = table(h.Handlers), limitKinds(h.Caps.Limits.Words()), dialog.New[*Attempt](graceAfter, h.Logger)
 	h.languages = languagesOf(func(string) bool { return false })
 	if h.Caps.Driver == sandboxes.NoDriver {
 		return nil
@@ -78,7 +79,7 @@ func (h *Host) LimitKinds() map[string]string { return h.limitKinds }
 // CanRun reports whether this worker runs calls that need this: it has the function, the level, and
 // sandboxes. It accepts calls that no worker could run, to refuse them.
 func (h *Host) CanRun(n lane.Need) bool {
-	if level, err := sandbox.ParseLevel(n.Level); err == nil && level > h.Caps.Level {
+	if level, err := isolation.ParseLevel(n.Level); err == nil && level > h.Caps.Level {
 		return false
 	}
 	if n.Handler {
@@ -104,7 +105,7 @@ func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
 	if k == nil {
 		return nil, unknownPayload(name)
 	}
-	level, err := sandbox.ParseLevel(c.MinLevel)
+	level, err := isolation.ParseLevel(c.MinLevel)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -54,7 +55,7 @@ const probeTimeout = 30 * time.Second
 const probeScript = `for p do command -v "$p" >/dev/null 2>&1 && echo "$p"; done; exit 0`
 
 // findLanguages looks for programs where commands run: in a sandbox, in a directory of data.
-func findLanguages(ctx context.Context, driver sandbox.Driver, spec sandbox.Spec, data string) (_ languages, err error) {
+func findLanguages(ctx context.Context, driver isolation.Driver, spec isolation.Spec, data string) (_ languages, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	dir, err := os.MkdirTemp(data, "probe-")

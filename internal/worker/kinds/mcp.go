@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -58,7 +59,7 @@ func (h *Host) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 func (a *Attempt) serverPlace(live *Live) toolserver.Surroundings {
 	h := a.host
 	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: h.Servers, Logins: h.Logins, Variable: h.serverVariable}
-	if h.Caps.Level < sandbox.LevelFull {
+	if h.Caps.Level < isolation.LevelFull {
 		place.Root = a.box.Workspace()
 	}
 	if live != nil {

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -50,7 +51,7 @@ func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Valu
 	_ = written.Close() // it was read
 	output, fault := toolOutput(&whole, p.Text)
 	value := toolValue(execution, whole, output)
-	err = endFault(&r, h.Limits.Tighten(cmd.Limits))
+	err = endFault(&r, isolation.Tighten(h.Limits, cmd.Limits))
 	switch {
 	case err != nil:
 		return value, err

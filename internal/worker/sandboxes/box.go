@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
@@ -78,13 +79,13 @@ func (b *Box) Undos() int64 {
 }
 
 // Dialer connects to servers in the sandbox; nil if it is closed, or cannot.
-func (b *Box) Dialer() sandbox.Dialer {
+func (b *Box) Dialer() isolation.Dialer {
 	if b == nil {
 		return nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	dialer, _ := b.sandbox.(sandbox.Dialer)
+	dialer, _ := b.sandbox.(isolation.Dialer)
 	return dialer
 }
 

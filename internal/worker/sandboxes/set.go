@@ -34,6 +34,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
@@ -76,12 +77,12 @@ type Options struct {
 	InPlace func(id string) (dir string, ok bool)
 	Queue   *inplace.Queue
 
-	Driver  sandbox.Driver
-	Caps    sandbox.Caps
-	Network sandbox.Network
+	Driver  isolation.Driver
+	Caps    isolation.Caps
+	Network isolation.Network
 	Env     map[string]string
 	Limits  sandbox.Limits
-	Mounts  []sandbox.Mount
+	Mounts  []isolation.Mount
 	Tools   string
 	Protect []string
 
@@ -231,7 +232,7 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 	if err := b.copySettings(ctx); err != nil {
 		return err
 	}
-	opened, err := s.start(ctx, sandbox.Spec{
+	opened, err := s.start(ctx, isolation.Spec{
 		ID: cmp.Or(ID(l), string(wire.HashLane(l))), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.options.Network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
 		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
@@ -245,7 +246,7 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 }
 
 // start opens a sandbox. If the system has no room for another one, idle ones are closed.
-func (s *Set) start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (s *Set) start(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
 	opened, err := s.options.Driver.Open(ctx, spec)
 	if err != nil && ctx.Err() == nil && s.closeIdle(0) {
 		opened, err = s.options.Driver.Open(ctx, spec)
@@ -283,11 +284,11 @@ func (s *Set) directories(ctx context.Context, l protocol.Lane) (workspace, scra
 }
 
 // mounts are what every sandbox sees outside its workspace, such as the folder of tools.
-func (s *Set) mounts() []sandbox.Mount {
+func (s *Set) mounts() []isolation.Mount {
 	if s.options.Tools == "" {
 		return s.options.Mounts
 	}
-	return append(slices.Clone(s.options.Mounts), sandbox.Mount{Host: s.options.Tools, Guest: s.ToolsPath()})
+	return append(slices.Clone(s.options.Mounts), isolation.Mount{Host: s.options.Tools, Guest: s.ToolsPath()})
 }
 
 // guestTools is where sandboxes with a root of their own see the folder of tools.
@@ -297,7 +298,7 @@ const guestTools = "/tools"
 // drivers with a root of their own can show it under another name, and they must: what
 // lies below the host's /tmp would be hidden by that of the sandbox.
 func (s *Set) ToolsPath() string {
-	if s.options.Tools != "" && s.options.Caps.Level >= sandbox.LevelFull {
+	if s.options.Tools != "" && s.options.Caps.Level >= isolation.LevelFull {
 		return guestTools
 	}
 	return s.options.Tools
@@ -311,7 +312,7 @@ func (s *Set) Owner(l protocol.Lane) string {
 // env is the environment of a lane's sandbox. Where commands see the host as it is they may start a
 // coordinator in the directory that they have to themselves.
 func (s *Set) env(l protocol.Lane) map[string]string {
-	if _, is := s.InPlace(l); !is || s.options.Queue == nil || s.options.Caps.Level > sandbox.LevelNone {
+	if _, is := s.InPlace(l); !is || s.options.Queue == nil || s.options.Caps.Level > isolation.LevelNone {
 		return s.options.Env
 	}
 	env := maps.Clone(s.options.Env)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -39,7 +40,7 @@ type Bound struct {
 // New makes a group for a sandbox with these limits, if groups is not nil.
 func New(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error) {
 	b := &Bounds{spare: spare}
-	b.whole = whole.WithDefaults()
+	b.whole = isolation.WithDefaults(whole)
 	if groups == nil {
 		return b, nil
 	}
@@ -147,20 +148,20 @@ func (c *Bound) KillAlone() error {
 
 // Kinds says by what the limits of the command were enforced, where without a group it would be
 // kinds.
-func (c *Bound) Kinds(kinds sandbox.LimitKinds) sandbox.LimitKinds {
+func (c *Bound) Kinds(kinds isolation.LimitKinds) isolation.LimitKinds {
 	if c.group == nil {
 		return kinds
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.alone || c.limits.Memory == c.whole.Memory {
-		kinds.Memory = sandbox.LimitCgroup
+		kinds.Memory = isolation.LimitCgroup
 	}
 	switch {
 	case c.alone || c.limits.Processes == c.whole.Processes:
-		kinds.Processes = sandbox.LimitCgroup
+		kinds.Processes = isolation.LimitCgroup
 	default:
-		kinds.Processes = sandbox.LimitNone
+		kinds.Processes = isolation.LimitNone
 	}
 	return kinds
 }

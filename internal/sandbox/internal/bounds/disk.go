@@ -7,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -27,9 +28,9 @@ type DiskBound struct {
 
 // NewDisk bounds the directories of a sandbox, in which nothing runs yet, if quotas are of use, and
 // the directories may be given to a project and can be.
-func NewDisk(spec sandbox.Spec, quotas bool, log *slog.Logger) *Disk {
+func NewDisk(spec isolation.Spec, quotas bool, log *slog.Logger) *Disk {
 	d := &Disk{}
-	d.whole = spec.Limits.WithDefaults()
+	d.whole = isolation.WithDefaults(spec.Limits)
 	if !spec.Owned || !quotas {
 		return d
 	}
@@ -92,13 +93,13 @@ func (b *DiskBound) Watched() bool { return !b.Bounded() || b.limits.Disk != b.w
 func (b *DiskBound) Full() bool { return b.Bounded() && b.limits.Disk > 0 && b.project.Full() }
 
 // Kind says by what the limit of the command was enforced.
-func (b *DiskBound) Kind() sandbox.LimitKind {
+func (b *DiskBound) Kind() isolation.LimitKind {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.Bounded() || !b.alone && b.limits.Disk != b.whole.Disk {
-		return sandbox.LimitSoft
+		return isolation.LimitSoft
 	}
-	return sandbox.LimitQuota
+	return isolation.LimitQuota
 }
 
 // Close removes the limits.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -85,18 +86,18 @@ func TestShared_WhatCannotBeLimitedDoesNotRun(t *testing.T) {
 func TestKinds_AreWhatHeld(t *testing.T) {
 	t.Parallel()
 	whole := sandbox.Limits{Memory: 8 << 20, Processes: 8, Disk: 8 << 20}
-	none := sandbox.LimitKinds{Memory: sandbox.LimitSoft, Processes: sandbox.LimitRlimit, Disk: sandbox.LimitSoft}
+	none := isolation.LimitKinds{Memory: isolation.LimitSoft, Processes: isolation.LimitRlimit, Disk: isolation.LimitSoft}
 	for name, test := range map[string]struct {
 		bounded, beside           bool
 		limits                    sandbox.Limits
-		memory, processes, onDisk sandbox.LimitKind
+		memory, processes, onDisk isolation.LimitKind
 		watched                   bool
 	}{
 		"nothing is there":        {limits: whole, memory: none.Memory, processes: none.Processes, onDisk: none.Disk, watched: true},
-		"as the sandbox":          {bounded: true, limits: whole, memory: sandbox.LimitCgroup, processes: sandbox.LimitCgroup, onDisk: sandbox.LimitQuota},
-		"as the sandbox, beside":  {bounded: true, beside: true, limits: whole, memory: sandbox.LimitCgroup, processes: sandbox.LimitCgroup, onDisk: sandbox.LimitQuota},
-		"its own, alone":          {bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: sandbox.LimitCgroup, processes: sandbox.LimitCgroup, onDisk: sandbox.LimitQuota, watched: true},
-		"its own, beside another": {bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: sandbox.LimitSoft, processes: sandbox.LimitNone, onDisk: sandbox.LimitSoft, watched: true},
+		"as the sandbox":          {bounded: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, onDisk: isolation.LimitQuota},
+		"as the sandbox, beside":  {bounded: true, beside: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, onDisk: isolation.LimitQuota},
+		"its own, alone":          {bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, onDisk: isolation.LimitQuota, watched: true},
+		"its own, beside another": {bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: isolation.LimitSoft, processes: isolation.LimitNone, onDisk: isolation.LimitSoft, watched: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

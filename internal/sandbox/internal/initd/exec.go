@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -141,13 +142,13 @@ func (r *readers) fork(f func() (int, error)) (int, error) {
 }
 
 // newReaders makes the thread.
-func newReaders(mounts []sandbox.Mount) (*readers, error) {
+func newReaders(mounts []isolation.Mount) (*readers, error) {
 	r := &readers{work: make(chan func()), err: make(chan error, 1)}
 	go r.run(mounts)
 	return r, <-r.err
 }
 
-func (r *readers) run(mounts []sandbox.Mount) {
+func (r *readers) run(mounts []isolation.Mount) {
 	runtime.LockOSThread() // for ever: the thread ends with the goroutine
 	change := confine.AccessChange
 	rules := []confine.Rule{

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -64,7 +65,7 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 				t.Skip("UNSUPPORTED: there only when the worker is root")
 			}
 			_, err := openIn(t, launcher, initd.FaultProcesses(name))
-			require.ErrorIs(t, err, sandbox.ErrLevel)
+			require.ErrorIs(t, err, isolation.ErrLevel)
 			require.ErrorContains(t, err, fault.Want)
 			t.Log(err)
 		})
@@ -90,13 +91,13 @@ func openIn(t *testing.T, launcher string, processes int64) (sandbox.Sandbox, er
 	workspace := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "d/p"), 0o755))
 	require.NoError(t, os.Mkdir(filepath.Join(workspace, "d/other"), 0o755))
-	network := sandbox.Network{}
+	network := isolation.Network{}
 	if processes == initd.FaultProcesses("no link") {
-		network = sandbox.Network{
-			Mode: sandbox.NetworkProxy, Serve: func(context.Context, net.Listener) {}, ServeLink: func(context.Context, io.ReadWriteCloser) {},
+		network = isolation.Network{
+			Mode: isolation.NetworkProxy, Serve: func(context.Context, net.Listener) {}, ServeLink: func(context.Context, io.ReadWriteCloser) {},
 		}
 	}
-	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{
+	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), isolation.Spec{
 		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{"d/p"},
 		Limits: sandbox.Limits{Processes: processes}, Network: network,
 	})

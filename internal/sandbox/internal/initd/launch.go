@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // launch starts sandboxes until the worker is gone: each is a process in namespaces of its own, a
@@ -124,7 +124,7 @@ func clone(config wire.Config) *cloned {
 			unix.CLONE_NEWUTS | unix.CLONE_PARENT),
 		uids: []ids{{User, config.HostUID}}, gids: []ids{{User, config.HostGID}}, setgroups: config.Privileged,
 	}
-	if config.Network != sandbox.NetworkAll {
+	if config.Network != isolation.NetworkAll {
 		c.flags |= unix.CLONE_NEWNET
 	}
 	if seam.clone != nil {

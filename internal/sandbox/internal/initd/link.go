@@ -13,7 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // StepLink is the step that fails on hosts whose kernel lacks what a link is made of.
@@ -85,7 +85,7 @@ func linkRequest(config wire.Config) []byte {
 		whole     = 32
 		up        = unix.IFF_UP | unix.IFF_NOARP // so no addresses are resolved
 	)
-	mtu := attribute(unix.IFLA_MTU, word(sandbox.LinkMTU))
+	mtu := attribute(unix.IFLA_MTU, word(isolation.LinkMTU))
 	peer := slices.Concat(device(peerIndex, 0), attribute(unix.IFLA_IFNAME, []byte(linkPeer)), mtu)
 	quiet := attribute(unix.IFLA_AF_SPEC, attribute(unix.AF_INET6, attribute(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{noAddress})))
 	request := netlinkMessage(unix.RTM_NEWLINK,
@@ -96,7 +96,7 @@ func linkRequest(config wire.Config) []byte {
 		request = append(request, netlinkMessage(unix.RTM_SETLINK, device(index, 0), quiet)...)
 		request = append(request, netlinkMessage(unix.RTM_SETLINK, device(index, up))...)
 	}
-	own := sandbox.LinkAddress().AsSlice()
+	own := isolation.LinkAddress().AsSlice()
 	request = append(request, netlinkMessage(unix.RTM_NEWADDR,
 		[]byte{unix.AF_INET, whole, 0, unix.RT_SCOPE_UNIVERSE}, word(linkIndex),
 		attribute(unix.IFA_LOCAL, own), attribute(unix.IFA_ADDRESS, own))...)
@@ -110,7 +110,7 @@ func linkRequest(config wire.Config) []byte {
 
 // routes are what leads to the link.
 func routes(config wire.Config) []netip.Prefix {
-	all := []netip.Prefix{sandbox.LinkNames()}
+	all := []netip.Prefix{isolation.LinkNames()}
 	for _, text := range config.Addresses {
 		if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() {
 			all = append(all, netip.PrefixFrom(addr, addr.BitLen()))
@@ -152,14 +152,14 @@ func testLink() error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: 53, Addr: sandbox.LinkResolver().As4()}); err != nil {
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: 53, Addr: isolation.LinkResolver().As4()}); err != nil {
 		return err
 	}
 	name, err := unix.Getsockname(fd)
 	if err != nil {
 		return err
 	}
-	if own, ok := name.(*unix.SockaddrInet4); !ok || own.Addr != sandbox.LinkAddress().As4() {
+	if own, ok := name.(*unix.SockaddrInet4); !ok || own.Addr != isolation.LinkAddress().As4() {
 		return errors.New("the address is another")
 	}
 	return nil

@@ -11,7 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Users of sandboxes on the host, when the worker is root: far from those of people,
@@ -72,7 +72,7 @@ func firstReadOnly(tree int) (bool, error) {
 }
 
 // translateOwn does so for the owner of what is mounted.
-func (t *translations) translateOwn(tree int, m sandbox.Mount) error {
+func (t *translations) translateOwn(tree int, m isolation.Mount) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(tree, &stat); err != nil {
 		return &stepError{step: "open " + m.Host, err: err}

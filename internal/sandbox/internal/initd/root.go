@@ -18,7 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Where a sandbox has its directories.
@@ -63,7 +63,7 @@ var Settings = []string{ //nolint:gochecknoglobals // a constant
 
 // SettingsOf are the files of /etc of a sandbox, as the host has them.
 func SettingsOf(config wire.Config) []string {
-	if config.Network == sandbox.NetworkAll {
+	if config.Network == isolation.NetworkAll {
 		return append([]string{"hosts", "resolv.conf"}, Settings...)
 	}
 	return Settings
@@ -225,7 +225,7 @@ func (v *view) take(list *[]tree, trees *[]int, host string, t tree) {
 }
 
 // Guest is where a mount is: where it appears, or in [HostTemp].
-func Guest(m sandbox.Mount) string {
+func Guest(m isolation.Mount) string {
 	guest := filepath.Clean(cmp.Or(m.Guest, m.Host))
 	if below, is := strings.CutPrefix(guest, GuestTemp+"/"); is {
 		return path.Join(HostTemp, below)
@@ -234,7 +234,7 @@ func Guest(m sandbox.Mount) string {
 }
 
 // TempLinks are the names of the links in [GuestTemp] that lead to mounts, sorted.
-func TempLinks(mounts []sandbox.Mount) []string {
+func TempLinks(mounts []isolation.Mount) []string {
 	var names []string
 	for _, m := range mounts {
 		if below, is := strings.CutPrefix(Guest(m), HostTemp+"/"); is {
@@ -302,11 +302,11 @@ func Made(config wire.Config) map[string]string {
 		"group":    fmt.Sprintf("sandbox:x:%d:\n", User),
 		"hostname": HostName + "\n",
 	}
-	if config.Network != sandbox.NetworkAll {
+	if config.Network != isolation.NetworkAll {
 		made["hosts"] = "127.0.0.1 localhost " + HostName + "\n::1 localhost\n"
 	}
 	if config.Link {
-		made["resolv.conf"] = "nameserver " + sandbox.LinkResolver().String() + "\n"
+		made["resolv.conf"] = "nameserver " + isolation.LinkResolver().String() + "\n"
 	}
 	return made
 }

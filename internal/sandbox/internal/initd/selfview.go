@@ -14,7 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // NamespaceKinds are the namespaces of which a sandbox has its own.
@@ -56,7 +56,7 @@ func testNamespaces(config wire.Config) error {
 	}
 	for i, kind := range NamespaceKinds {
 		switch theirs := config.Namespaces[i]; {
-		case kind == "net" && config.Network == sandbox.NetworkAll:
+		case kind == "net" && config.Network == isolation.NetworkAll:
 		case kind == "cgroup" && config.Bwrap: // bubblewrap makes one where it can
 		case theirs == "" || theirs == mine[i]:
 			err = errors.Join(err, fmt.Errorf("the %s namespace is the worker's", kind))
@@ -192,7 +192,7 @@ func placesOf(config wire.Config) []placement {
 	}
 	all = append(all, placement{path: "/etc"}, placement{path: "/proc", writable: true}, placement{path: Pressure}, placement{path: Keys}, placement{path: "/dev", writable: true, devices: true})
 	mounted := slices.Clone(config.Mounts)
-	slices.SortFunc(mounted, func(a, b sandbox.Mount) int { return len(Guest(a)) - len(Guest(b)) })
+	slices.SortFunc(mounted, func(a, b isolation.Mount) int { return len(Guest(a)) - len(Guest(b)) })
 	for _, m := range mounted {
 		all = append(all, placement{path: Guest(m), writable: m.Write})
 	}

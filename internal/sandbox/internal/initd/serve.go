@@ -19,8 +19,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Bounds of what goes on in a sandbox at once. The first process must never need a thread
@@ -40,7 +40,7 @@ type server struct {
 	lease    *start.Watchdog
 	commands *commands
 
-	mounts     []sandbox.Mount
+	mounts     []isolation.Mount
 	once       sync.Once
 	readers    *readers
 	readersErr error
@@ -86,7 +86,7 @@ func serve(conn *wire.Conn) error {
 			return err
 		}
 	}
-	if config.Network == sandbox.NetworkProxy {
+	if config.Network == isolation.NetworkProxy {
 		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
 			return err
 		}

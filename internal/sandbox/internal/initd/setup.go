@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // HostName is the name of the host in a sandbox.
@@ -44,7 +44,7 @@ func setup(config wire.Config, from inherited) (*calls.List, error) {
 	layer(l, config, "host name", func() { l.Do(unix.SYS_SETHOSTNAME, []byte(HostName), len(HostName)) })
 	// Not made with the process: the group that it sees as the root would not be its own.
 	layer(l, config, "control group namespace", func() { l.Do(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP) })
-	if config.Network != sandbox.NetworkAll {
+	if config.Network != isolation.NetworkAll {
 		layer(l, config, "loopback", func() { loopback(l) })
 	}
 	if config.Link {
@@ -120,7 +120,7 @@ func lockDown(l *calls.List, config wire.Config) error {
 	if err != nil {
 		return &stepError{step: "seccomp", err: err}
 	}
-	if config.Network == sandbox.NetworkAll && !confine.Scopes() {
+	if config.Network == isolation.NetworkAll && !confine.Scopes() {
 		layer(l, config, "abstract sockets", func() { confine.AddNoUnix(l) })
 	}
 	layer(l, config, "exec", func() {

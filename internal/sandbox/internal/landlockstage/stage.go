@@ -19,7 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Arg0 is the name under which a program with this package confines itself and becomes a command.
@@ -27,12 +27,12 @@ const Arg0 = "toolfleet-landlock"
 
 // Config is what a command may do.
 type Config struct {
-	Workspace string          `json:"workspace"`
-	Scratch   string          `json:"scratch"`
-	Mounts    []sandbox.Mount `json:"mounts,omitempty"`
-	Path      string          `json:"path"` // of the program
-	ReadOnly  bool            `json:"read_only,omitempty"`
-	Network   bool            `json:"network,omitempty"`
+	Workspace string            `json:"workspace"`
+	Scratch   string            `json:"scratch"`
+	Mounts    []isolation.Mount `json:"mounts,omitempty"`
+	Path      string            `json:"path"` // of the program
+	ReadOnly  bool              `json:"read_only,omitempty"`
+	Network   bool              `json:"network,omitempty"`
 }
 
 // It has to be found out before anything else whether this process is to be a command.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -48,7 +49,7 @@ func CheckArgv(argv []string) error {
 
 // CheckLimits returns a [protocol.Error] for negative limits.
 func CheckLimits(limits sandbox.Limits) error {
-	if err := limits.Validate(); err != nil {
+	if err := isolation.ValidateLimits(limits); err != nil {
 		return protocol.Errorf(protocol.CodeInvalidArguments, "%v", err)
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Terminal is a pseudo-terminal between two pipes. One end is the command's; readers and writers
@@ -50,7 +50,7 @@ func (t *Terminal) open() error {
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		return os.NewSyscallError("unlock a terminal", err)
 	}
-	size := &unix.Winsize{Row: sandbox.TerminalRows, Col: sandbox.TerminalColumns}
+	size := &unix.Winsize{Row: isolation.TerminalRows, Col: isolation.TerminalColumns}
 	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size); err != nil {
 		return os.NewSyscallError("size of a terminal", err)
 	}

@@ -5,6 +5,7 @@ package wire
 import (
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -125,7 +126,7 @@ type Config struct {
 	Workspace string
 	Home      string
 	Temp      string
-	Mounts    []sandbox.Mount
+	Mounts    []isolation.Mount
 	// Protected are places of the workspace that are read-only, and Pinned the directories that
 	// they are in, outer ones first, which stay where they are. All of them exist.
 	Protected []Identity
@@ -142,7 +143,7 @@ type Config struct {
 	OwnerUID int
 	OwnerGID int
 
-	Network sandbox.NetworkMode
+	Network isolation.NetworkMode
 	// Link has the sandbox have a link, to which these addresses lead, too.
 	Link      bool
 	Addresses []string

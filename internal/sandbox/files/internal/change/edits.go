@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // maxPlaces is how many lines are named when a text occurs more than once.
@@ -81,7 +81,7 @@ func substitute(name string, content []byte, edit protocol.FileEdit, first bool)
 	outcome.Replacements, outcome.Line = count, lineAt(text.lines, places[0])
 	after, ok := text.replace(edit, count)
 	if !ok {
-		return nil, outcome, protocol.Errorf(protocol.CodeTooLarge, "%q would have more than %d bytes, which are possible at most", name, sandbox.MaxFileSize)
+		return nil, outcome, protocol.Errorf(protocol.CodeTooLarge, "%q would have more than %d bytes, which are possible at most", name, isolation.MaxFileSize)
 	}
 	return after, outcome, nil
 }

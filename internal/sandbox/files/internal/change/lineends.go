@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // unixText is a text of which every line ends in LF, and where the text that it is of has CRLF.
@@ -65,12 +65,12 @@ func (t *unixText) replace(edit protocol.FileEdit, count int) (after []byte, ok 
 		} else {
 			t.write(&out, unix(edit.New), place, from)
 		}
-		if out.Len() > sandbox.MaxFileSize {
+		if out.Len() > isolation.MaxFileSize {
 			return nil, false
 		}
 	}
 	out.Write(t.original[t.at(from):])
-	return out.Bytes(), out.Len() <= sandbox.MaxFileSize
+	return out.Bytes(), out.Len() <= isolation.MaxFileSize
 }
 
 // write writes text, with line ends for those of the file: lines that are in what it replaces, at

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Patch makes the changes of a unified diff. Every hunk is applied where its old
@@ -26,9 +26,9 @@ func Patch(name string, content []byte, patch string) ([]byte, []protocol.EditOu
 		outcomes = append(outcomes, outcome)
 	}
 	a.copyTo(len(a.lines))
-	if a.out.Len() > sandbox.MaxFileSize {
+	if a.out.Len() > isolation.MaxFileSize {
 		return nil, nil, protocol.Errorf(protocol.CodeTooLarge,
-			"%q would have %d bytes, at most %d are possible; nothing was changed", name, a.out.Len(), sandbox.MaxFileSize)
+			"%q would have %d bytes, at most %d are possible; nothing was changed", name, a.out.Len(), isolation.MaxFileSize)
 	}
 	return a.out.Bytes(), outcomes, nil
 }

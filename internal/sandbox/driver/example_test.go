@@ -1,4 +1,4 @@
-package sandbox_test
+package driver_test
 
 import (
 	"context"
@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // A sandbox without a fleet. The driver "process" is for examples: it isolates nothing. With
-// [driver.Auto] the best of the host is used, or the error wraps [sandbox.ErrLevel].
+// [driver.Auto] the best of the host is used, or the error wraps [isolation.ErrLevel].
 func Example() {
 	ctx := context.Background()
 	d, caps, err := driver.Open(ctx, "process", nil)
@@ -32,7 +33,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	box, err := d.Open(ctx, sandbox.Spec{
+	box, err := d.Open(ctx, isolation.Spec{
 		ID: "example", Workspace: workspace, Scratch: scratch,
 		Env:    map[string]string{"PATH": os.Getenv("PATH")}, // nothing is inherited
 		Limits: sandbox.Limits{Wall: time.Minute, Output: 64 << 10},

@@ -1,46 +1,39 @@
-package sandbox
+package isolation
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Limits bound a command, or all of a sandbox; zero values mean the documented default, and where
-// there is none, no limit. Negative values are refused, see [Limits.Validate]. What a driver really
-// enforces, and how, is in [Caps].Limits; a limit that it cannot enforce is ignored and published
-// as such.
-type Limits struct {
-	// Wall is the longest run; 0 is bounded by the context only.
-	Wall time.Duration
-	// CPU is how much processor time one process may use, in whole seconds; with a
-	// fraction it is rounded up. A process that uses more is killed.
-	CPU time.Duration
-	// Memory is how many bytes the processes of a sandbox may hold together. A command
-	// that is killed for it ends with [ReasonOOM]. Shared memory is limited to half of it.
-	Memory int64
-	// Processes is how many processes and threads a sandbox may have at once; 0 means
-	// [DefaultProcesses]. The next fork fails.
-	Processes int64
-	// OpenFiles is how many files a process may have open; 0 means [DefaultOpenFiles].
-	OpenFiles int64
-	// FileSize is how big a file may become, in bytes. The write fails, and the process
-	// gets SIGXFSZ.
-	FileSize int64
-	// Disk is how many bytes workspace and scratch may take up together. Under a quota
-	// ([LimitQuota]) the write fails, and there may be one file for each 4 KiB, at least 1,024;
-	// otherwise the command is killed. A command that fails or is killed for it ends with
-	// [ReasonDiskLimit].
-	Disk int64
-	// Output is how many bytes of each stream are kept, head and tail; 0 means
-	// [DefaultOutput]. A command may write as much as it likes.
-	Output int64
-	// Grace is the time between SIGTERM and SIGKILL; 0 means [DefaultGrace].
-	Grace time.Duration
-}
+// Limits of file operations.
+const (
+	// MaxFileSize is the largest file that is edited or written, in bytes.
+	MaxFileSize = 16 << 20
+	// MaxReadSize is the largest file that is read, in bytes: it is read to its end for its digest.
+	MaxReadSize = 1 << 30
+	// MaxReadBytes is the most content that one Read returns.
+	MaxReadBytes = lines.MaxContent
+	// MaxImageSize is the largest image that Read returns whole.
+	MaxImageSize = 4 << 20
+	// MaxChunk is the most that one ReadAt returns.
+	MaxChunk = 1 << 20
+	// MaxFound is the most entries, paths or lines that one List, Tree, Glob or Search
+	// returns. What is beyond that is counted.
+	MaxFound = 100_000
+	// MaxFoundBytes is the most that the paths and texts of one Tree, Glob or Search have together.
+	MaxFoundBytes = 16 << 20
+	// MaxEdits is the most replacements that one Edit makes.
+	MaxEdits = 200
+	// MaxPatch is the largest patch, in bytes.
+	MaxPatch = 4 << 20
+)
 
-// Defaults of [Limits].
+// Defaults of [sandbox.Limits].
 const (
 	DefaultProcesses = 1024
 	DefaultOpenFiles = 4096
@@ -48,9 +41,9 @@ const (
 	DefaultGrace     = 2 * time.Second
 )
 
-// Validate reports every limit that is negative, joined, by the name of its field. Drivers open no
+// ValidateLimits reports every limit that is negative, joined, by the name of its field. Drivers open no
 // sandbox and run no command with such limits: the error is a *[protocol.Error].
-func (l Limits) Validate() error {
+func ValidateLimits(l sandbox.Limits) error {
 	var faults []error
 	for _, limit := range []struct {
 		name     string
@@ -75,8 +68,8 @@ func (l Limits) Validate() error {
 }
 
 // Tighten returns l where each limit that by sets lower is lowered to it.
-func (l Limits) Tighten(by Limits) Limits {
-	return Limits{
+func Tighten(l, by sandbox.Limits) sandbox.Limits {
+	return sandbox.Limits{
 		Wall:      tighter(l.Wall, by.Wall),
 		CPU:       tighter(l.CPU, by.CPU),
 		Memory:    tighter(l.Memory, by.Memory),
@@ -91,8 +84,8 @@ func (l Limits) Tighten(by Limits) Limits {
 
 // WithDefaults returns l with the documented defaults in place of zero values, and zero
 // in place of negative ones that have none.
-func (l Limits) WithDefaults() Limits {
-	return Limits{
+func WithDefaults(l sandbox.Limits) sandbox.Limits {
+	return sandbox.Limits{
 		Wall:      max(l.Wall, 0),
 		CPU:       max(l.CPU, 0),
 		Memory:    max(l.Memory, 0),

@@ -1,4 +1,4 @@
-package sandbox
+package isolation
 
 import "slices"
 
@@ -20,7 +20,7 @@ type Caps struct {
 	// Link says that sandboxes of [NetworkProxy] have a link ([Network].ServeLink): programs need
 	// not know of the proxy.
 	Link bool
-	// ReadOnly says that [Cmd].ReadOnly is enforced.
+	// ReadOnly says that [sandbox.Cmd].ReadOnly is enforced.
 	ReadOnly bool
 	// Protect says that [Spec].Protect is enforced.
 	Protect bool
@@ -59,7 +59,7 @@ const (
 	LimitNone LimitKind = "none"
 )
 
-// LimitKinds says by what each of [Limits] is enforced. Wall time, output and
+// LimitKinds says by what each of [sandbox.Limits] is enforced. Wall time, output and
 // grace are enforced by every driver.
 type LimitKinds struct {
 	CPU       LimitKind

@@ -1,4 +1,4 @@
-package sandbox_test
+package isolation_test
 
 import (
 	"strings"
@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 func TestCleanProtected(t *testing.T) {
@@ -17,7 +17,7 @@ func TestCleanProtected(t *testing.T) {
 		"a b c/d ab": {"b", "c/d", "ab", "a"},
 		"...":        {"..."},
 	} {
-		got, err := sandbox.CleanProtected(places)
+		got, err := isolation.CleanProtected(places)
 		require.NoError(t, err, places)
 		require.ElementsMatch(t, strings.Fields(want), got, places)
 	}
@@ -25,10 +25,10 @@ func TestCleanProtected(t *testing.T) {
 		"": "the workspace itself", ".": "the workspace itself", "a/..": "the workspace itself", "..": "relative to it", "a/../../b": "relative to it",
 		"/a": "relative to it", "a\x00": "without NUL", "\xff": "UTF-8", strings.Repeat("a", 256): "256 bytes", strings.Repeat("a/", 3000) + "a": "6001 bytes",
 	} {
-		_, err := sandbox.CleanProtected([]string{"fine", place})
+		_, err := isolation.CleanProtected([]string{"fine", place})
 		require.ErrorContains(t, err, "protected place", "%.10q", place)
 		require.ErrorContains(t, err, fault, "%.10q", place)
 	}
-	_, err := sandbox.CleanProtected(make([]string, sandbox.MaxProtected+1))
+	_, err := isolation.CleanProtected(make([]string, isolation.MaxProtected+1))
 	require.ErrorContains(t, err, "257 protected places: at most 256")
 }

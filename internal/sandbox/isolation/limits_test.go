@@ -1,4 +1,4 @@
-package sandbox_test
+package isolation_test
 
 import (
 	"reflect"
@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -29,7 +30,7 @@ func TestLimits_TightenNeverWidens(t *testing.T) {
 			fields(&a)[name].SetInt(limit.Draw(t, "a."+name))
 			fields(&b)[name].SetInt(limit.Draw(t, "b."+name))
 		}
-		got := a.Tighten(b)
+		got := isolation.Tighten(a, b)
 		for name, value := range fields(&got) {
 			one, other := fields(&a)[name].Int(), fields(&b)[name].Int()
 			require.False(t, wider(value.Int(), one), "%s %d of %d and %d", name, value.Int(), one, other)
@@ -45,32 +46,32 @@ func wider(a, b int64) bool { return b > 0 && (a <= 0 || a > b) }
 func TestLimits_NegativeOnesAreRefused(t *testing.T) {
 	t.Parallel()
 	var all sandbox.Limits
-	require.NoError(t, all.Validate())
+	require.NoError(t, isolation.ValidateLimits(all))
 	for name := range fields(&all) {
 		var one sandbox.Limits
 		fields(&one)[name].SetInt(1)
-		require.NoError(t, one.Validate())
+		require.NoError(t, isolation.ValidateLimits(one))
 		fields(&one)[name].SetInt(-2)
 		fields(&all)[name].SetInt(-2)
-		require.Regexp(t, "^sandbox.Limits."+name+` -2(ns)?: must be 0 \(the default\) or more$`, one.Validate().Error())
+		require.Regexp(t, "^sandbox.Limits."+name+` -2(ns)?: must be 0 \(the default\) or more$`, isolation.ValidateLimits(one).Error())
 	}
 	for name := range fields(&all) {
-		require.ErrorContains(t, all.Validate(), "Limits."+name+" -2")
+		require.ErrorContains(t, isolation.ValidateLimits(all), "Limits."+name+" -2")
 	}
 }
 
 func TestLimits_Defaults(t *testing.T) {
 	t.Parallel()
 	want := sandbox.Limits{
-		Processes: sandbox.DefaultProcesses, OpenFiles: sandbox.DefaultOpenFiles,
-		Output: sandbox.DefaultOutput, Grace: sandbox.DefaultGrace,
+		Processes: isolation.DefaultProcesses, OpenFiles: isolation.DefaultOpenFiles,
+		Output: isolation.DefaultOutput, Grace: isolation.DefaultGrace,
 	}
-	require.Equal(t, want, sandbox.Limits{}.WithDefaults())
+	require.Equal(t, want, isolation.WithDefaults(sandbox.Limits{}))
 	var negative, set sandbox.Limits
 	for name := range fields(&set) {
 		fields(&negative)[name].SetInt(-1)
 		fields(&set)[name].SetInt(7)
 	}
-	require.Equal(t, want, negative.WithDefaults())
-	require.Equal(t, set, set.WithDefaults())
+	require.Equal(t, want, isolation.WithDefaults(negative))
+	require.Equal(t, set, isolation.WithDefaults(set))
 }

@@ -1,26 +1,26 @@
-package sandbox_test
+package isolation_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func TestLevel_WordsAreParsedBack(t *testing.T) {
 	t.Parallel()
-	for level := sandbox.LevelNone; level <= sandbox.LevelKernel; level++ {
-		got, err := sandbox.ParseLevel(level.String())
+	for level := isolation.LevelNone; level <= isolation.LevelKernel; level++ {
+		got, err := isolation.ParseLevel(level.String())
 		require.NoError(t, err)
 		require.Equal(t, level, got)
 	}
-	got, err := sandbox.ParseLevel("")
+	got, err := isolation.ParseLevel("")
 	require.NoError(t, err)
-	require.Equal(t, sandbox.LevelNone, got)
-	for _, word := range []string{"Full", "best", sandbox.Level(9).String()} {
-		_, err := sandbox.ParseLevel(word)
+	require.Equal(t, isolation.LevelNone, got)
+	for _, word := range []string{"Full", "best", isolation.Level(9).String()} {
+		_, err := isolation.ParseLevel(word)
 		require.ErrorContains(t, err, "none, paths, full or kernel")
 	}
 }

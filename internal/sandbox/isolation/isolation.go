@@ -1,0 +1,174 @@
+// Package isolation is what workers and sandbox drivers agree on: what a driver is asked for, and
+// what it has proven on this host. Handlers of programs see only package sandbox.
+//
+//	Driver ──Probe──► Caps             what this host lets the driver prove, by trying it
+//	   │
+//	   └────Open───► sandbox.Sandbox   of a Spec: directories, mounts, network, limits, least Level
+//
+// Drivers differ in how much they isolate ([Level]). The level is proven by a probe, published by
+// the worker, repeated in every result, and never lowered silently: [Spec].Require refuses less.
+// The driver "process" isolates nothing but the environment and the lifetime of processes, and is
+// used only on request.
+//
+// A command in the background needs nothing of a driver: it is an Exec for which another goroutine
+// waits, with its output through Live, ended by its context.
+package isolation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Dialer is a [sandbox.Sandbox] whose servers can be reached from without.
+type Dialer interface {
+	// Dial connects to what listens on a TCP port of the sandbox's own loopback. It fails at once
+	// when nothing does, with [sandbox.ErrClosed] when the sandbox was closed, and with [sandbox.ErrUnsupported]
+	// when the sandbox has no network of its own. The connection does not end with ctx.
+	Dial(ctx context.Context, port uint16) (net.Conn, error)
+	// Listens reports whether something listens there, without connecting; false when that is not
+	// known.
+	Listens(port uint16) bool
+}
+
+// Level says how much a sandbox isolates; more is greater.
+type Level uint8
+
+// The levels.
+const (
+	LevelNone   Level = iota // no isolation: driver process
+	LevelPaths               // file system paths only: Landlock
+	LevelFull                // namespaces, Landlock and seccomp
+	LevelKernel              // a kernel of its own
+)
+
+// String returns the word of the level: none, paths, full or kernel.
+func (l Level) String() string {
+	switch l {
+	case LevelNone:
+		return "none"
+	case LevelPaths:
+		return "paths"
+	case LevelFull:
+		return "full"
+	case LevelKernel:
+		return "kernel"
+	default:
+		return fmt.Sprintf("level(%d)", uint8(l))
+	}
+}
+
+// ParseLevel is the inverse of [Level.String]; "" is [LevelNone].
+func ParseLevel(s string) (Level, error) {
+	if s == "" {
+		return LevelNone, nil
+	}
+	for l := LevelNone; l <= LevelKernel; l++ {
+		if l.String() == s {
+			return l, nil
+		}
+	}
+	return LevelNone, fmt.Errorf("sandbox level %q: must be none, paths, full or kernel", s)
+}
+
+// Errors that callers branch on.
+var (
+	// ErrLevel says that the driver does not reach the level that was required.
+	ErrLevel = errors.New("sandbox level not reached")
+	// ErrLeftover says that processes of a sandbox could not be killed.
+	ErrLeftover = errors.New("processes are left")
+)
+
+// Driver opens sandboxes of one kind. It is safe for concurrent use.
+type Driver interface {
+	// Name is the word by which operators choose the driver.
+	Name() string
+	// Probe opens a sandbox and tries what it promises.
+	Probe(ctx context.Context) (Caps, error)
+	// Open makes a sandbox. The error wraps [ErrLevel] when Spec.Require is not reached.
+	Open(ctx context.Context, spec Spec) (sandbox.Sandbox, error)
+}
+
+// Spec describes a sandbox.
+type Spec struct {
+	// ID names the sandbox, for logs.
+	ID string
+	// Workspace is an existing host directory.
+	Workspace string
+	// Scratch is an existing host directory for the home and temporary files of
+	// the sandbox; the sandbox may fill it, its owner removes it.
+	Scratch string
+	// Owned says that both directories are nobody else's and stay on their file system: a driver
+	// may give them to a project of the file system, to bound what they take up. What is in them
+	// can then not be moved in from elsewhere by rename(2), only copied. It is not for directories
+	// that are used in place.
+	Owned bool
+	// Env is the complete environment of commands, but for HOME and TMPDIR, which
+	// the driver sets when they are absent. Nothing is inherited.
+	Env map[string]string
+	// Mounts are further host directories and files that the sandbox sees.
+	Mounts []Mount
+	// Protect are places of the workspace, files or directories with all that is in them, that
+	// neither commands nor file operations change, make or move: relative paths, at most
+	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
+	// the first directory on the way that is missing (where it may not, the directory above is
+	// protected as a whole), and removes it when it is closed, if it is still empty. The
+	// directories that a place is in cannot be moved either, and nothing can be renamed between
+	// them and the rest of the workspace. Where a file is on the way to a place, that is protected.
+	// A place that is a symbolic link, or that one leads to, cannot be protected and is refused.
+	// Who changes the workspace from outside is not bound; what he has replaced is protected again
+	// before the next operation that begins while no other is under way. A driver that cannot
+	// enforce it (see [Caps].Protect) refuses with [sandbox.ErrUnsupported].
+	Protect []string
+	// Missing are the contents of files that stand in protected places that are missing, by the
+	// places in canonical form, instead of empty directories. A file that is there with just that
+	// content is taken for one that a sandbox has made, and is removed as well.
+	Missing map[string]string
+	// Copies are protected files, in canonical form, in whose place the sandbox has a symbolic link
+	// to a file that commands may change: a program that changes a file by renaming another over it
+	// follows a link, and cannot replace a mount. The caller puts the file at [CopyOf] before the
+	// sandbox is opened. A driver without [Caps].Copies refuses with [sandbox.ErrUnsupported].
+	Copies []string
+	// Network is what of the network commands reach; the zero value is nothing. A driver
+	// that isolates and cannot enforce it refuses with [sandbox.ErrUnsupported].
+	Network Network
+	// Limits bound every command of the sandbox, and the sandbox.
+	Limits sandbox.Limits
+	// LeaseEnd returns until when the caller surely has the right to this sandbox, as far as it
+	// knows now; the time may move. When it has passed, all that runs in the sandbox is killed
+	// and ends with [sandbox.ReasonCancelled], also if the caller's process is stopped or dead by then.
+	// A driver that cannot do that has a warning in its [Caps]. LeaseEnd is called again and
+	// again while the sandbox is open, by another goroutine. nil means no end.
+	LeaseEnd func() time.Time
+	// Require is the least level that will do.
+	Require Level
+}
+
+// Mount is a host directory or file in a sandbox.
+type Mount struct {
+	// Host is an absolute path.
+	Host string
+	// Guest is where it appears: an absolute path, not the root, nor /proc, /dev, /sys, /etc,
+	// /workspace, /tmp, the home directory (/home/sandbox), or below or above one of these. ""
+	// means the same path as Host.
+	Guest string
+	// Write lets commands change it, but for those that are read-only.
+	Write bool
+	// Cache lets those change it as well, as they may change home and temporary files; it goes with
+	// Write.
+	Cache bool
+	// AsOwner has commands be the owner of the mount in it, where the worker is root and the file
+	// system can do that: otherwise they read what everybody may. A mount that they write to is
+	// always so, or refused.
+	AsOwner bool
+}
+
+// The size of terminals: wide enough that few lines are broken.
+const (
+	TerminalColumns = 120
+	TerminalRows    = 40
+)
