@@ -138,7 +138,7 @@ func (l *heldLane) accept(msg *message) {
 		l.discard("", msg.Sequence)
 	case wire.EntryPause: // it stays stored
 		l.control.paused.Store(true)
-	case wire.EntryUnknown:
+	case wire.EntryUnknown, wire.EntryLater, wire.EntryLaterCancel: // none of a mailbox
 		l.discardUnread(msg, errUnknownEntry)
 	}
 }
@@ -150,13 +150,15 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	if err == nil && (call.Lane() != l.lane || call.Pool != l.holder.options.Pool) {
 		err = fmt.Errorf("%w: it is of lane %s in pool %s", protocol.ErrInvalidCall, call.Lane(), call.Pool)
 	}
-	if keys := l.holder.options.Keys; err == nil && keys != nil {
-		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, stored); fault != nil {
+	cancelled := header.Get(wire.HeaderCancelled) != "" // it does nothing, so nobody need have signed it
+	if keys := l.holder.options.Keys; err == nil && keys != nil && !cancelled {
+		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, stored, call.Delay()); fault != nil {
 			err = fault
 		}
 	}
 	if err == nil {
 		e := &core.Entry{Call: call, Header: header, Size: len(body)}
+		e.Cancelled = cancelled
 		return e, nil
 	}
 	id, idErr := protocol.ParseCallID(header.Get(wire.HeaderCall))
@@ -180,6 +182,7 @@ func (l *heldLane) enqueue(e *core.Entry) bool {
 		delete(l.control.cancelledUnread, e.Call.ID)
 		l.cancelCall(e.Call.ID)
 	}
+	l.control.hasCancels = l.control.hasCancels || e.Cancelled
 	e.MayHaveStarted = !l.mail.caughtUp && l.claim.Interrupted
 	e.MayBeOld = l.mail.snapshot.MayBeOld(e.Seq)
 	l.noteDue(e)

@@ -128,6 +128,9 @@ func (p *Publisher) isFull() bool {
 // enqueue enqueues one call: as the ready message itself if inline and the lane is idle, else into
 // the mailbox.
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
+	if out.Call.Delay() > 0 {
+		return p.enqueueLater(ctx, out)
+	}
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return failed(out.Call, err, out.Call.Again, true)
@@ -284,12 +287,39 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 	}
 }
 
+// enqueueLater stores a call that waits for its time. Whoever moves it into its lane may do so
+// again after a crash, so the call says that it may have been enqueued before.
+func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
+	before := out.Call.Again
+	again := *out.Call
+	again.Again = true
+	call, msg, err := p.message(ctx, Outgoing{Call: &again, Header: out.Header})
+	if err != nil {
+		return failed(&again, err, before, true)
+	}
+	msg.Subject = wire.LaterSubject(p.store.Fleet, call.Pool, wire.HashLane(call.Lane()), call.ID)
+	answer, err := p.appendOne(ctx, call, msg)
+	switch {
+	case err != nil:
+		return failed(call, err, before, store.NotStored(err))
+	case answer == store.Full:
+		return failed(call, full(before), true, false)
+	}
+	return nil
+}
+
 // Cancel requests that a call ends as cancelled. The request is durable: once Cancel returns nil, a
 // waiting call will not start, and a running one will be killed, unless it ends first; the result
 // tells which. The lane's holder is notified at once. If the notification is lost, as it may be in
 // a cluster, the holder reads the request within a second, or 30 if it holds many lanes, and kills
-// what it started meanwhile.
+// what it started meanwhile. A call that waits for its time is cancelled within seconds; it may
+// start, and is then killed, if its time comes meanwhile.
 func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
+	if call.Delay() > 0 {
+		if err := p.store.CancelLater(ctx, call.Pool, call.Lane(), call.ID); err != nil {
+			return err
+		}
+	}
 	return p.store.Cancel(ctx, call.Pool, call.Lane(), call.ID)
 }
 
@@ -359,6 +389,11 @@ func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, er
 	ready, err := p.store.Ready(ctx, call.Pool, hash)
 	if err != nil || ready != nil && ready.Header.Get(wire.HeaderCall) == string(call.ID) {
 		return true, err
+	}
+	if call.Delay() > 0 { // it is there before, or in the mailbox after
+		if entry, err := p.store.Next(ctx, wire.LaterSubject(fleet, call.Pool, hash, call.ID), 0); err != nil || entry != nil {
+			return true, err
+		}
 	}
 	entry, err := p.store.Next(ctx, wire.CallSubject(fleet, call.Pool, hash, call.ID), 0)
 	return entry != nil, err

@@ -101,10 +101,16 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 			return err
 		}
 		var entries []jetstream.Msg
+		n := 0
 		for entry := range batch.Messages() {
-			entries = append(entries, entry)
+			n++
+			if what := wire.ParseMailboxSubject(c.holder.options.Fleet, entry.Subject()); what.Kind == wire.EntryLater || what.Kind == wire.EntryLaterCancel {
+				c.move(ctx, entry, what)
+			} else {
+				entries = append(entries, entry)
+			}
 		}
-		if err := errors.Join(batch.Error(), c.makeAllReady(ctx, entries)); err != nil || len(entries) < reapBatch {
+		if err := errors.Join(batch.Error(), c.makeAllReady(ctx, entries)); err != nil || n < reapBatch {
 			return err
 		}
 		if last, err := entries[len(entries)-1].Metadata(); err != nil || c.holder.clock.Age(last.Timestamp) < reapAfter {

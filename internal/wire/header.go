@@ -25,6 +25,8 @@ const (
 	HeaderSigned = "Tf-Signed"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
+	// HeaderCancelled is set on a call that was cancelled before its time came.
+	HeaderCancelled = "Tf-Cancelled"
 	// HeaderLife names the only life that a question about a lane is for.
 	HeaderLife = "Tf-Life"
 )

@@ -72,6 +72,22 @@ func CallSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call proto
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + string(call)
 }
 
+// LaterSubject is where a call waits for its time, outside of its lane's mailbox. Like the call's
+// own place it takes one message.
+func LaterSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
+	return string(f) + ".call." + string(pool) + "." + tokenLater + "." + string(lane) + "." + string(call)
+}
+
+// LaterFilter matches the calls of a lane that wait for their time, and requests to cancel them.
+func LaterFilter(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
+	return LaterSubject(f, pool, lane, ">")
+}
+
+// LaterCancelSubject is the durable request to cancel a call that waits for its time.
+func LaterCancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
+	return LaterSubject(f, pool, lane, call) + "." + MarkCancel
+}
+
 // CancelSubject is the durable request, behind a call in its mailbox, to cancel it.
 func CancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
 	return CallSubject(f, pool, lane, call) + "." + MarkCancel
@@ -284,6 +300,8 @@ const (
 	// Marks of the lane itself stand where those of a call would, behind this word.
 	markLane  = "lane"
 	markPause = "pause"
+	// tokenLater stands where the hash of a lane would, which it can never be.
+	tokenLater = "later"
 )
 
 // MailboxEntryKind says what a message in a mailbox is.
@@ -297,12 +315,14 @@ const (
 	EntryStart                           // a mark of a call's start
 	EntryPause                           // a mark that no call of the lane may start
 	EntryFloor                           // a mark that was stored after a claim
+	EntryLater                           // a call that waits for its time
+	EntryLaterCancel                     // a request to cancel such a call
 )
 
 // MailboxEntry is what a mailbox subject says about its message.
 type MailboxEntry struct {
 	Kind   MailboxEntryKind
-	CallID protocol.CallID // of calls, cancels and starts
+	CallID protocol.CallID // of calls, cancels and starts, and of calls that wait for their time
 	Start  int             // of starts: n, from 1
 }
 
@@ -313,8 +333,15 @@ func ParseMailboxSubject(f protocol.Fleet, subject Subject) MailboxEntry {
 	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "stored" {
 		return MailboxEntry{}
 	}
+	isLater := tokens[3] == tokenLater
 	tokens = tokens[4:]
 	switch {
+	case isLater && len(tokens) == 2:
+		return MailboxEntry{Kind: EntryLater, CallID: protocol.CallID(tokens[1])}
+	case isLater && len(tokens) == 3 && tokens[2] == MarkCancel:
+		return MailboxEntry{Kind: EntryLaterCancel, CallID: protocol.CallID(tokens[1])}
+	case isLater:
+		return MailboxEntry{}
 	case len(tokens) == 1:
 		return MailboxEntry{Kind: EntryCall, CallID: protocol.CallID(tokens[0])}
 	case len(tokens) != 2:
@@ -351,9 +378,12 @@ func LifeOfSubject(f protocol.Fleet, subject Subject) LifeID {
 // LaneOfSubject returns the lane that a mailbox or ready message, or a claim, of this fleet
 // belongs to; "" for any other subject.
 func LaneOfSubject(f protocol.Fleet, subject Subject) LaneHash {
-	tokens := strings.SplitN(subject, ".", 5)
-	if len(tokens) < 4 || tokens[0] != string(f) || !slices.Contains([]string{"call", "ready", "claim"}, tokens[1]) {
+	tokens := strings.SplitN(subject, ".", 6)
+	switch {
+	case len(tokens) < 4 || tokens[0] != string(f) || !slices.Contains([]string{"call", "ready", "claim"}, tokens[1]):
 		return ""
+	case len(tokens) == 6 && tokens[3] == tokenLater:
+		return LaneHash(tokens[4])
 	}
 	return LaneHash(tokens[3])
 }

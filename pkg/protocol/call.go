@@ -16,6 +16,8 @@ const (
 	DefaultRunTimeout = 2 * time.Minute
 	// MaxUses bounds the resource list of a call.
 	MaxUses = 64
+	// MaxDelay bounds how long a call may wait for its time.
+	MaxDelay = 366 * 24 * time.Hour
 )
 
 // Delivery says what may happen to a call whose worker was lost.
@@ -87,6 +89,10 @@ type Call struct {
 	// IssuedAt is the issuer's clock when the call was made. Deadline is read
 	// relative to it, so that clocks of different machines need not agree.
 	IssuedAt time.Time `json:"issued_at"`
+	// NotBefore is when the call enters its lane; zero or not after IssuedAt is at once. Until then
+	// it waits outside of the lane, and delays no other call. Like Deadline it is read relative to
+	// IssuedAt. QueueTimeout begins then.
+	NotBefore time.Time `json:"not_before,omitzero"`
 	// QueueTimeout bounds the time from acceptance to the first start; 0 is no bound.
 	QueueTimeout Millis `json:"queue_timeout_ms,omitempty"`
 	// RunTimeout bounds one attempt; 0 means [DefaultRunTimeout].
@@ -129,18 +135,33 @@ func (c *Call) RunFor() time.Duration {
 	return c.RunTimeout.Duration()
 }
 
-// LifeTime is how long after acceptance the call's result is of use; 0 is for ever.
-func (c *Call) LifeTime() time.Duration {
-	if c.Deadline.IsZero() {
+// Delay is how long after acceptance the call enters its lane; 0 is at once.
+func (c *Call) Delay() time.Duration {
+	if c.NotBefore.IsZero() {
 		return 0
 	}
-	return max(c.Deadline.Sub(c.IssuedAt), time.Millisecond)
+	return max(c.NotBefore.Sub(c.IssuedAt), 0)
 }
 
-// Expired reports whether the call's result is of no more use, at an age since its acceptance. A
-// deadline that had passed when the call was issued is over at any age.
+// Left is how long after the call entered its lane its result is of use; ok is false for a call
+// without a deadline. It is not positive for a deadline that had passed before.
+func (c *Call) Left() (left time.Duration, ok bool) {
+	return c.Deadline.Sub(c.IssuedAt.Add(c.Delay())), !c.Deadline.IsZero()
+}
+
+// LifeTime is [Call.Left], at least a millisecond; 0 is for ever.
+func (c *Call) LifeTime() time.Duration {
+	left, bounded := c.Left()
+	if !bounded {
+		return 0
+	}
+	return max(left, time.Millisecond)
+}
+
+// Expired reports whether the call's result is of no more use, at an age since it entered its lane.
 func (c *Call) Expired(age time.Duration) bool {
-	return !c.Deadline.IsZero() && age >= c.Deadline.Sub(c.IssuedAt)
+	left, bounded := c.Left()
+	return bounded && age >= left
 }
 
 // ConflictsWith reports whether the two calls must not overlap.
@@ -176,6 +197,12 @@ func (c *Call) Validate() error {
 	if c.MaxAttempts < 0 || c.QueueTimeout < 0 || c.RunTimeout < 0 {
 		fault(fmt.Errorf("max_attempts %d, queue_timeout_ms %d, run_timeout_ms %d: must not be negative",
 			c.MaxAttempts, c.QueueTimeout, c.RunTimeout))
+	}
+	if c.Delay() > MaxDelay {
+		fault(fmt.Errorf("not_before %s: must be at most %s after issued_at", c.NotBefore.Format(time.RFC3339), MaxDelay))
+	}
+	if left, bounded := c.Left(); bounded && left <= 0 && c.Delay() > 0 {
+		fault(fmt.Errorf("not_before %s: must be before deadline %s", c.NotBefore.Format(time.RFC3339), c.Deadline.Format(time.RFC3339)))
 	}
 	if c.Payload == nil {
 		fault(errors.New("payload: missing"))

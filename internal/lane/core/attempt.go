@@ -155,8 +155,8 @@ func (e *Entry) DueAfter() (age time.Duration, ok bool) {
 	if age = e.Call.QueueTimeout.Duration(); age > 0 && !e.MayHaveRun() {
 		ok = true
 	}
-	if !e.Call.Deadline.IsZero() {
-		if life := max(e.Call.Deadline.Sub(e.Call.IssuedAt), 0); !ok || life < age {
+	if left, bounded := e.Call.Left(); bounded {
+		if life := max(left, 0); !ok || life < age {
 			age, ok = life, true
 		}
 	}

@@ -29,6 +29,7 @@ const (
 	StateLost    State = "lost"    // its holder does not answer: taken over when its heartbeat has stood still for a lease
 	StateStalled State = "stalled" // has calls and no ready message: a worker makes it ready within a second or two
 	StatePaused  State = "paused"  // starts nothing until it is resumed; it may be held or not
+	StateDelayed State = "delayed" // has only calls that wait for their time
 )
 
 // Status is what is known of a lane that has anything. The streams are not read in one moment, so a
@@ -41,6 +42,8 @@ type Status struct {
 	State State         `json:"state"`
 	// Waiting is the number of unfinished calls that do not run.
 	Waiting int `json:"waiting"`
+	// Delayed is the number of calls that wait for their time; they are not of Waiting.
+	Delayed int `json:"delayed,omitempty"`
 	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without
 	// one.
 	OldestMS int64 `json:"oldest_ms"`
@@ -117,6 +120,7 @@ type sighting struct {
 	calls   int // in the mailbox
 	paused  bool
 	marks   []wire.MailboxEntry // requests to cancel, and starts
+	delayed []protocol.CallID   // calls that wait for their time
 
 	lane  protocol.Lane
 	ready *jetstream.RawStreamMsg
@@ -128,13 +132,13 @@ type sighting struct {
 // and lane too. complete is false when there were too many subjects to read them all.
 func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*sighting, complete bool, err error) {
 	fleet := o.store.Fleet
-	mailboxes := wire.MailboxFilter(fleet, pool, lane)
+	filters := []string{wire.ReadySubject(fleet, pool, lane), wire.MailboxFilter(fleet, pool, lane), wire.LaterFilter(fleet, pool, lane)}
 	if lane == "*" {
-		mailboxes = wire.MailboxesFilter(fleet, pool)
+		filters = []string{filters[0], wire.MailboxesFilter(fleet, pool)}
 	}
 	lanes := map[string]*sighting{}
 	complete = true
-	for _, filter := range []string{wire.ReadySubject(fleet, pool, lane), mailboxes} {
+	for _, filter := range filters {
 		all, err := o.store.EachSubject(ctx, filter, maxSubjects, func(subject string) {
 			at, hash := strings.Split(subject, ".")[2], wire.LaneOfSubject(fleet, subject)
 			if hash == "" {
@@ -167,7 +171,9 @@ func (s *sighting) count(fleet protocol.Fleet, subject string) {
 		s.paused = true
 	case wire.EntryCancel, wire.EntryStart:
 		s.marks = append(s.marks, entry)
-	case wire.EntryUnknown, wire.EntryFloor:
+	case wire.EntryLater:
+		s.delayed = append(s.delayed, entry.CallID)
+	case wire.EntryUnknown, wire.EntryFloor, wire.EntryLaterCancel:
 	}
 }
 
@@ -193,7 +199,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 	}
 	lanes := []Status{}
 	for _, s := range found {
-		if s.ready == nil && s.first == nil && !s.paused && s.claim == nil {
+		if s.ready == nil && s.first == nil && !s.paused && s.claim == nil && len(s.delayed) == 0 {
 			continue
 		}
 		status, err := o.status(ctx, s, held.of(s.hash, s.claim))
@@ -227,6 +233,17 @@ func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 	if s.ready != nil {
 		s.lane = cmp.Or(s.lane, readableLane(s.ready.Header, s.hash))
 	}
+	if s.lane == "" && len(s.delayed) > 0 {
+		msg, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, s.pool, s.hash, s.delayed[0]), 0)
+		switch {
+		case err != nil:
+			return err
+		case msg == nil: // its time has come
+			s.delayed = s.delayed[1:]
+		default:
+			s.lane = readableLane(msg.Header, s.hash)
+		}
+	}
 	return o.each(ctx, s, 0, func(msg *jetstream.RawStreamMsg) (more bool, err error) {
 		s.lane = cmp.Or(s.lane, readableLane(msg.Header, s.hash))
 		if wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind == wire.EntryCall {
@@ -257,7 +274,7 @@ func readableLane(header nats.Header, hash wire.LaneHash) protocol.Lane {
 }
 
 func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (Status, error) {
-	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Running: []lane.RunningCall{}}
+	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}
 	switch {
 	case holder != nil:
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
@@ -292,6 +309,8 @@ func (s *sighting) state(holder *holding) State {
 		return StateHeld
 	case s.claim != nil && s.claim.Life != "":
 		return StateLost
+	case s.ready == nil && s.first == nil && len(s.delayed) > 0:
+		return StateDelayed
 	case s.ready == nil:
 		return StateStalled
 	}
@@ -323,7 +342,7 @@ func (o *Operator) Present(ctx context.Context, session protocol.SessionID, call
 	}
 	fleet := o.store.Fleet
 	complete, err = o.store.EachSubject(ctx, wire.MailboxesFilter(fleet, "*"), maxSubjects, func(subject string) {
-		if entry := wire.ParseMailboxSubject(fleet, subject); entry.Kind == wire.EntryCall && asked[entry.CallID] {
+		if entry := wire.ParseMailboxSubject(fleet, subject); (entry.Kind == wire.EntryCall || entry.Kind == wire.EntryLater) && asked[entry.CallID] {
 			present[entry.CallID] = true
 		}
 	})

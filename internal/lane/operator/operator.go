@@ -157,7 +157,14 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 }
 
 func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
-	err := o.store.Cancel(ctx, pool, lane, id)
+	waiting, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, pool, wire.HashLane(lane), id), 0)
+	switch {
+	case err != nil:
+	case waiting != nil:
+		err = o.store.CancelLater(ctx, pool, lane, id)
+	default:
+		err = o.store.Cancel(ctx, pool, lane, id)
+	}
 	o.poke(pool, lane)
 	return err
 }
@@ -171,6 +178,9 @@ func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protoco
 	msg, err := o.store.Ready(ctx, pool, wire.HashLane(lane))
 	if err == nil && msg == nil {
 		msg, err = o.store.Next(ctx, wire.MailboxFilter(o.store.Fleet, pool, wire.HashLane(lane)), 0)
+	}
+	if err == nil && msg == nil {
+		msg, err = o.store.Next(ctx, wire.LaterFilter(o.store.Fleet, pool, wire.HashLane(lane)), 0)
 	}
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", lane, err)
@@ -189,6 +199,9 @@ func noLane(pool protocol.Pool, lane protocol.Lane) error {
 // it has no result.
 func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
 	msg, err := o.store.Next(ctx, wire.CallSubject(o.store.Fleet, pool, wire.HashLane(lane), id), 0)
+	if err == nil && msg == nil {
+		msg, err = o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, pool, wire.HashLane(lane), id), 0)
+	}
 	if err == nil && msg == nil {
 		if msg, err = o.store.Ready(ctx, pool, wire.HashLane(lane)); msg != nil && headerCall(msg) != id {
 			msg = nil

@@ -21,6 +21,7 @@ type CallState string
 // Every state of an unfinished call.
 const (
 	CallWaiting    CallState = "waiting"
+	CallDelayed    CallState = "delayed" // waits for its time
 	CallRunning    CallState = "running"
 	CallCancelling CallState = "cancelling" // somebody asked to cancel it
 )
@@ -38,6 +39,8 @@ type CallStatus struct {
 	// Attempt is the attempt that runs, for RunningMS milliseconds; 0 when none does.
 	Attempt   int   `json:"attempt"`
 	RunningMS int64 `json:"running_ms,omitempty"`
+	// NotBefore is when a delayed call enters its lane, by the server's clock; zero for others.
+	NotBefore time.Time `json:"not_before,omitzero"`
 	// Starts are the start marks that are stored. A first start has one only when the
 	// call must not start twice.
 	Starts []StartMark `json:"starts"`
@@ -62,7 +65,7 @@ type StartMark struct {
 type View struct {
 	Status
 
-	Calls   []CallStatus `json:"calls"`    // in their order
+	Calls   []CallStatus `json:"calls"`    // in their order, delayed ones last
 	LeftOut int          `json:"left_out"` // calls beyond the limit, finished ones among them
 }
 
@@ -123,12 +126,34 @@ func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit
 		err = take(inline)
 	}
 	view.LeftOut = max(left, 0)
+	for _, id := range s.delayed {
+		if err == nil && len(view.Calls) < limit {
+			err = o.readDelayed(ctx, s, view, id, at)
+		}
+	}
 	for _, mark := range s.marks {
 		if err == nil {
 			err = o.readMark(ctx, s, view, mark)
 		}
 	}
 	return err
+}
+
+func (o *Operator) readDelayed(ctx context.Context, s *sighting, view *View, id protocol.CallID, at time.Time) error {
+	msg, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, s.pool, s.hash, id), 0)
+	if err != nil || msg == nil {
+		return err
+	}
+	status, err := o.callStatus(ctx, msg, nil, at)
+	if err != nil || status == nil {
+		return err
+	}
+	status.State = CallDelayed
+	if call, err := wire.DecodeCall(msg.Data); err == nil {
+		status.NotBefore = msg.Time.Add(call.Delay())
+	}
+	view.Calls = append(view.Calls, *status)
+	return nil
 }
 
 func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark wire.MailboxEntry) error {

@@ -196,6 +196,14 @@ func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.La
 	return nil
 }
 
+// CancelLater asks for a call that waits for its time to end as cancelled.
+func (s *Store) CancelLater(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
+	if err := s.Mark(ctx, wire.LaterCancelSubject(s.Fleet, pool, wire.HashLane(lane), call), lane); err != nil {
+		return fmt.Errorf("cancel call %s: %w", call, err)
+	}
+	return nil
+}
+
 // Next returns the first message of the calls stream at or after seq that matches filter; nil
 // when there is none.
 func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {

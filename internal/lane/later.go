@@ -1,0 +1,124 @@
+package lane
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Calls that wait for their time
+//
+// A call with not_before is stored beside the mailboxes of its pool, so it delays no other call and
+// no worker holds its lane. The reaper's consumer delivers it to one worker, which has it delivered
+// again when its time has come, and then moves it: into its mailbox, then away from where it
+// waited. The sequence in the mailbox is its place in the order of the lane. A worker that crashes
+// in between has another one move it again. The call says that it may have been enqueued before, so
+// whoever takes it looks for its result first.
+//
+// A cancel request is stored beside the waiting call. A worker then moves the call with a header
+// that says so, and its holder answers it.
+
+// laterMax is the longest delay that is asked of the consumer: clocks are set.
+const laterMax = 24 * time.Hour
+
+// move handles a delivered call that waits for its time, or a request to cancel one. After an error
+// the message is delivered again.
+func (c *reaper) move(ctx context.Context, delivered jetstream.Msg, what wire.MailboxEntry) {
+	wait, err := c.moveDue(ctx, delivered, what)
+	switch {
+	case err != nil:
+		c.holder.options.Logger.WarnContext(ctx, "a call that waits for its time cannot be moved into its lane",
+			slog.String("subject", delivered.Subject()), slog.Any("error", err))
+		_ = delivered.NakWithDelay(reaperRetry) // without a connection it is delivered again
+	case wait > 0:
+		_ = delivered.NakWithDelay(min(wait, laterMax))
+	default:
+		_ = delivered.Ack()
+	}
+}
+
+// reaperRetry is the pause after a call could not be moved.
+const reaperRetry = time.Second
+
+// moveDue moves a call whose time has come or that is cancelled. It returns how long another call
+// has to wait.
+func (c *reaper) moveDue(ctx context.Context, delivered jetstream.Msg, what wire.MailboxEntry) (wait time.Duration, err error) {
+	s, pool := c.holder.store, c.holder.options.Pool
+	hash := wire.LaneOfSubject(s.Fleet, delivered.Subject())
+	waiting, err := s.Next(ctx, wire.LaterSubject(s.Fleet, pool, hash, what.CallID), 0)
+	if err != nil {
+		return 0, err
+	}
+	request, err := s.Next(ctx, wire.LaterCancelSubject(s.Fleet, pool, hash, what.CallID), 0)
+	if err != nil {
+		return 0, err
+	}
+	if waiting == nil { // it is in the mailbox, or settled; a late cancel request follows it
+		if request == nil {
+			return 0, nil
+		}
+		if lane := wire.LaneOfHeader(request.Header.Get(wire.HeaderLane)); wire.HashLane(lane) == hash {
+			if err := s.Cancel(ctx, pool, lane, what.CallID); err != nil {
+				return 0, err
+			}
+		}
+		return 0, s.Remove(ctx, request.Sequence)
+	}
+	call, err := wire.DecodeCall(waiting.Data)
+	if err != nil { // its holder answers it
+		call = &protocol.Call{}
+	}
+	if request == nil {
+		if wait := call.Delay() - c.holder.clock.Age(waiting.Time); wait > 0 {
+			return wait, nil
+		}
+	}
+	if err := c.moveNow(ctx, waiting, what.CallID, request != nil); err != nil {
+		return 0, err
+	}
+	done := []uint64{waiting.Sequence}
+	if request != nil {
+		done = append(done, request.Sequence)
+	}
+	return 0, s.Remove(ctx, done...)
+}
+
+// moveNow puts a call into its mailbox, and makes its lane ready.
+func (c *reaper) moveNow(ctx context.Context, waiting *message, id protocol.CallID, cancelled bool) error {
+	s, pool := c.holder.store, c.holder.options.Pool
+	lane, hash := wire.LaneOfHeader(waiting.Header.Get(wire.HeaderLane)), wire.LaneOfSubject(s.Fleet, waiting.Subject)
+	if wire.HashLane(lane) != hash {
+		c.holder.options.Logger.ErrorContext(ctx, "a call that waits for its time is malformed: it is removed",
+			slog.String("subject", waiting.Subject), slog.String("header", wire.HeaderLane))
+		return nil
+	}
+	msg := &nats.Msg{Subject: wire.CallSubject(s.Fleet, pool, hash, id), Header: nats.Header{}, Data: waiting.Data}
+	for name, values := range waiting.Header {
+		if !strings.HasPrefix(name, "Nats-") { // the server's own
+			msg.Header[name] = values
+		}
+	}
+	if cancelled {
+		msg.Header.Set(wire.HeaderCancelled, "1")
+	}
+	_, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), msg)
+	if err == nil && answer == store.Full {
+		err = store.ErrFull
+	}
+	switch {
+	case err != nil:
+		return err
+	case answer == store.Occupied && cancelled: // moved before, without the header
+		return s.Cancel(ctx, pool, lane, id)
+	}
+	_, err = s.MakeReady(ctx, pool, lane)
+	return err
+}

@@ -1,0 +1,155 @@
+package lane_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// later is a call that waits for its time.
+func later(key string, delay time.Duration) *protocol.Call {
+	c := newCall("s", exclusive(key))
+	c.NotBefore = c.IssuedAt.Add(delay)
+	return c
+}
+
+// Law: a call with a time does not start before it, on the server's clock, and delays no other call
+// of its lane. Its place in the lane's order is its time.
+func TestLater_EntersItsLaneAtItsTime(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	dir := t.TempDir()
+	signer, err := signing.Make(dir)
+	require.NoError(t, err)
+	keys, err := signing.Open(filepath.Join(dir, signing.PublicFile))
+	require.NoError(t, err)
+	b := newBlocks(t)
+	f.hold(b, lane.Options{Keys: keys})
+	p := f.publisher()
+	p.Signer = signer
+	const delay = 3 * time.Second
+	began := time.Now()
+	waits := later("account/a", delay)
+	put(t, p, waits)
+	now := newCall("s", exclusive("account/a"))
+	require.Equal(t, protocol.StatusOK, f.result(p, now).Status)
+	require.Equal(t, now.ID, <-b.ran)
+	require.Equal(t, protocol.StatusOK, f.await(p, waits).Status)
+	require.GreaterOrEqual(t, time.Since(began), delay)
+	require.Equal(t, waits.ID, <-b.ran)
+	f.requireQuiet()
+}
+
+// Law: a call that is stored once more after it was moved, as by a worker that crashed before it
+// removed the call from where it waited, runs once.
+func TestLater_MovedTwiceRunsOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	b := newBlocks(t)
+	f.hold(b, lane.Options{})
+	p := f.publisher()
+	call := later("account/a", time.Second)
+	put(t, p, call)
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	require.Equal(t, call.ID, <-b.ran)
+	put(t, p, call) // stored again, and due in a second
+	f.requireQuiet()
+	require.Empty(t, b.ran)
+}
+
+// Law: a call that waits for its time can be cancelled, by its caller and by an operator, and is
+// answered within seconds.
+func TestLater_IsCancelledBeforeItsTime(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	b := newBlocks(t)
+	f.hold(b, lane.Options{})
+	p := f.publisher()
+	o, err := operator.New(t.Context(), f.nc, factFleet)
+	require.NoError(t, err)
+	byCaller, byOperator := later("account/a", time.Hour), later("account/b", time.Hour)
+	put(t, p, byCaller, byOperator)
+
+	view, err := o.Show(t.Context(), protocol.DefaultPool, "account/b", 0)
+	require.NoError(t, err)
+	require.Equal(t, operator.StateDelayed, view.State)
+	require.Equal(t, 1, view.Delayed)
+	require.Equal(t, operator.CallDelayed, view.Calls[0].State)
+	require.WithinDuration(t, time.Now().Add(time.Hour), view.Calls[0].NotBefore, time.Minute)
+	list, err := o.List(t.Context(), protocol.DefaultPool, 0)
+	require.NoError(t, err)
+	require.Len(t, list.Lanes, 2)
+	require.Equal(t, protocol.Lane("account/a"), list.Lanes[0].Lane)
+
+	require.NoError(t, p.Cancel(t.Context(), byCaller))
+	require.NoError(t, o.Skip(t.Context(), protocol.DefaultPool, "account/b", byOperator.ID))
+	for _, call := range []*protocol.Call{byCaller, byOperator} {
+		r := f.await(p, call)
+		require.Equal(t, protocol.StatusCancelled, r.Status)
+		require.Zero(t, r.Attempt)
+	}
+	f.requireQuiet()
+	require.Empty(t, b.ran)
+}
+
+// A cancel request that comes when the call has just been moved reaches the call.
+func TestLater_ACancelThatIsLateFollowsTheCall(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	b := newBlocks(t)
+	p := f.publisher()
+	call := later("account/a", time.Hour)
+	call.Tool = "blocks"
+	moved := *call
+	moved.NotBefore = time.Time{}
+	f.hold(b, lane.Options{})
+	put(t, p, &moved)
+	<-b.begun
+	msg := messageOf(t, wire.LaterCancelSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
+	msg.Data = nil
+	_, err := f.js.PublishMsg(t.Context(), msg)
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	f.requireQuiet()
+}
+
+// Law: the queue timeout and the deadline of such a call begin when it enters its lane.
+func TestLater_TimesBeginThen(t *testing.T) {
+	t.Parallel()
+	call := later("account/a", time.Hour)
+	call.Deadline = call.NotBefore.Add(time.Minute)
+	require.NoError(t, call.Validate())
+	require.Equal(t, time.Minute, call.LifeTime())
+	require.False(t, call.Expired(59*time.Second))
+	require.True(t, call.Expired(time.Minute))
+	call.Deadline = call.NotBefore
+	require.ErrorContains(t, call.Validate(), "must be before deadline")
+	call = later("account/a", 400*24*time.Hour)
+	require.ErrorContains(t, call.Validate(), "must be at most 8784h0m0s after issued_at")
+}
+
+// Law: what waits outlives the workers that were there when it was accepted.
+func TestLater_SurvivesWorkers(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	first := newBlocks(t)
+	h := f.hold(first, lane.Options{})
+	p := f.publisher()
+	call := later("account/a", 4*time.Second)
+	put(t, p, call)
+	require.Equal(t, protocol.StatusOK, f.result(p, newCall("s", exclusive("account/b"))).Status)
+	h.stop()
+	second := newBlocks(t)
+	f.hold(second, lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	require.Equal(t, call.ID, <-second.ran)
+	f.requireQuiet()
+}
