@@ -30,6 +30,8 @@ type callCommand struct {
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
 
+	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
+
 	environment.TemplateFlag `group:"Workspace:"`
 	environment.SessionFlags
 	environment.Flags
@@ -207,16 +209,24 @@ func (c *callCommand) dispatch(
 		return nil, err
 	}
 	fl, running := env.Fleet, ctx
-	if c.Timeout > 0 { // which begins when the workspace is there
+	notBefore := c.NotBefore.From(time.Now())
+	if c.Timeout > 0 { // which begins when the workspace is there, and not before it may start
 		var cancel context.CancelFunc
-		running, cancel = context.WithTimeout(ctx, c.Timeout)
+		running, cancel = context.WithTimeout(ctx, c.Timeout+max(time.Until(notBefore), 0))
 		defer cancel()
 	}
 	var result *protocol.Result
 	call, err := planned(running, fl, show.warn)
 	if call != nil {
+		call.NotBefore = notBefore
 		if c.Timeout > 0 {
-			call.Deadline = call.IssuedAt.Add(c.Timeout)
+			call.Deadline = call.IssuedAt.Add(call.Delay() + c.Timeout)
+		}
+		if fault := call.Validate(); fault != nil && call.Delay() > 0 {
+			return nil, cli.Usagef("--not-before: %v", fault)
+		}
+		if until := untilThen(call); until != "" {
+			show.warn(c.Tool + ": " + until)
 		}
 		result, err = c.observed(running, fl, call, show)
 	}

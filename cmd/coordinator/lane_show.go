@@ -44,14 +44,18 @@ func printLane(w io.Writer, v *operator.View) error {
 	if v.Holder != "" {
 		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
 	}
-	_, _ = fmt.Fprintf(w, ", %d running, %d waiting\n", len(v.Running), v.Waiting)
+	_, _ = fmt.Fprintf(w, ", %d running, %d waiting", len(v.Running), v.Waiting)
+	if v.Delayed > 0 {
+		_, _ = fmt.Fprintf(w, ", %d delayed", v.Delayed)
+	}
+	_, _ = fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(v.Calls) > 0 {
 		_, _ = fmt.Fprintln(table, "CALL\tTOOL\tSESSION\tSTATE\tACCEPTED\tAGE\tATTEMPT\tSTARTS\tRESOURCES")
 	}
 	for _, c := range v.Calls {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			c.CallID, orDash(printableName(c.Tool)), c.SessionID, c.State, c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
+			c.CallID, orDash(printableName(c.Tool)), c.SessionID, state(c), c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
 			attempt(c), starts(c.Starts), resources(c))
 	}
 	for i := range v.Calls {
@@ -60,6 +64,13 @@ func printLane(w io.Writer, v *operator.View) error {
 		}
 	}
 	return table.Flush()
+}
+
+func state(c operator.CallStatus) string {
+	if c.State == operator.CallDelayed && !c.NotBefore.IsZero() {
+		return string(c.State) + " until " + c.NotBefore.UTC().Format(time.RFC3339)
+	}
+	return string(c.State)
 }
 
 func attempt(c operator.CallStatus) string {

@@ -32,6 +32,8 @@ type submitCommand struct {
 	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
 
+	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the turn waits in the fleet, and delays no other turn of the session. --timeout begins then."`
+
 	turnFlags
 }
 
@@ -80,6 +82,10 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 		return overLimit(limited, err)
 	}
 	call := c.call(turn, policies, project, environment.Author(ctx, turn.workspace))
+	call.NotBefore = c.NotBefore.From(time.Now())
+	if err := call.Validate(); err != nil {
+		return cli.Usagef("--not-before: %v", err)
+	}
 	if c.Detach {
 		return overLimit(limited, c.leave(limited, p, fl, call, turn.workspace))
 	}
@@ -145,12 +151,12 @@ func (c *submitCommand) call(turn checked, policies []json.RawMessage, project [
 // journal when it has ended, because none of them may be missing.
 func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protocol.Call, show view, answers *prompt.Answers) (loop.TurnResult, error) {
 	live := &liveTurn{show: show.observe}
-	waits := time.AfterFunc(waitNotice, func() {
+	waits := time.AfterFunc(call.Delay()+waitNotice, func() {
 		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
 			waitNotice, protocol.SessionPool))
 	})
 	defer waits.Stop()
-	show.screen.Waits("waiting for a coordinator")
+	show.screen.Waits(cmp.Or(untilThen(&call), "waiting for a coordinator"))
 	silent, err := show.output(fl, call.SessionID)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
@@ -176,7 +182,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 	defer watch.Stop()
 	limited, done := ctx, func() {}
 	if c.Timeout > 0 { // the coordinator's limit comes first, and says more
-		limited, done = within(ctx, c.Timeout+answerWithin)
+		limited, done = within(ctx, call.Delay()+c.Timeout+answerWithin)
 	}
 	defer done()
 	result, err := fl.Dispatcher.Told(limited, &call, func(waits string) { show.warn("the turn waits: " + waits) })
@@ -203,6 +209,14 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		show.observe(e)
 	}
 	return turn, nil
+}
+
+// untilThen says that a call waits for its time; "" when it does not.
+func untilThen(call *protocol.Call) string {
+	if call.Delay() == 0 {
+		return ""
+	}
+	return "waiting until " + call.NotBefore.Local().Format(time.DateTime)
 }
 
 // answerWithin is how long the fleet may take to report that a turn has reached its limit.

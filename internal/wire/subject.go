@@ -309,14 +309,14 @@ type MailboxEntryKind uint8
 
 // What a mailbox holds.
 const (
-	EntryUnknown MailboxEntryKind = iota // something that this version does not know
-	EntryCall                            // a call
-	EntryCancel                          // a request to cancel a call
-	EntryStart                           // a mark of a call's start
-	EntryPause                           // a mark that no call of the lane may start
-	EntryFloor                           // a mark that was stored after a claim
-	EntryLater                           // a call that waits for its time
-	EntryLaterCancel                     // a request to cancel such a call
+	EntryUnknown     MailboxEntryKind = iota // something that this version does not know
+	EntryCall                                // a call
+	EntryCancel                              // a request to cancel a call
+	EntryStart                               // a mark of a call's start
+	EntryPause                               // a mark that no call of the lane may start
+	EntryFloor                               // a mark that was stored after a claim
+	EntryLater                               // a call that waits for its time
+	EntryLaterCancel                         // a request to cancel such a call
 )
 
 // MailboxEntry is what a mailbox subject says about its message.
