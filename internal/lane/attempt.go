@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 // lookup of its result, or nil. It reports false when no result was stored, because the lane is
 // lost or the holder drains.
 func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
+	e.RetryAt = time.Time{}
 	var result *protocol.Result
 	known, start := false, starter{l, asked}
 	if !l.retry("call cannot be started", func() (err error) {
@@ -42,7 +44,7 @@ func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
 		if result = l.unpack(e); result == nil {
 			result = l.execute(e)
 		}
-		if result == nil {
+		if result == nil || !e.RetryAt.IsZero() {
 			return false
 		}
 	}
@@ -155,6 +157,7 @@ func (l *heldLane) run(e *core.Entry) *Run {
 // execute runs the call; it returns nil when the lane is lost and no result may be stored.
 func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	now, run, ctx := time.Now(), l.run(e), l.ctx
+	run.WillRetry = l.willRetry(e, now)
 	if life := e.Call.LifeTime(); life > 0 {
 		var cancelLife context.CancelFunc
 		ctx, cancelLife = context.WithTimeoutCause(ctx, max(life-run.Queued, 0), ErrDeadline)
@@ -189,7 +192,30 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	waited := begun.Sub(now)
 	result.QueueMS, result.LaneMS = millis(run.Queued+waited), millis(run.InLane+waited)
 	result.RunMS = millis(time.Since(begun))
+	run.WillRetry(&result)
 	return &result
+}
+
+// willRetry is [Run.WillRetry] for an attempt that started at a time. If the call is started again,
+// it says when.
+func (l *heldLane) willRetry(e *core.Entry, started time.Time) func(*protocol.Result) bool {
+	asked := false
+	return func(r *protocol.Result) bool {
+		if asked || l.isStopping() || e.Call.Retry == nil {
+			return !e.RetryAt.IsZero()
+		}
+		asked = true
+		pause, again := e.Fail(r, l.holder.clock.Age(e.Accepted), time.Since(started), vary)
+		if again {
+			e.RetryAt = time.Now().Add(pause)
+		}
+		return again
+	}
+}
+
+// vary changes a pause by up to a fifth.
+func vary(pause time.Duration) time.Duration {
+	return pause + time.Duration((rand.Float64()*2-1)/5*float64(pause)) //nolint:gosec // no secret
 }
 
 // admitAndExecute executes a call once the host admits it, for at most limit, and returns when it
@@ -215,6 +241,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 		r.QueueMS = millis(l.holder.clock.Age(e.Accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
+	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })
 	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, r) }) {
 		return false
 	}

@@ -133,6 +133,8 @@ func (l *heldLane) work() (time.Duration, error) {
 	case l.slots.used > 0 || l.slots.wanting || l.schedule.Len() > 0 && l.slots.isYielding(time.Now()):
 		return l.waitBusy(), nil
 	case l.isStopping():
+	case !l.schedule.RetryAt().IsZero():
+		return l.waitBusy(), nil
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
 	case l.control.paused.Load():
@@ -150,6 +152,9 @@ func (l *heldLane) start() {
 	l.refuseDue()
 	if !l.isStopping() && !l.control.paused.Load() && !l.yields() {
 		for _, e := range l.schedule.Startable() {
+			if time.Now().Before(e.RetryAt) {
+				continue
+			}
 			if !l.canRun(e) {
 				if l.skipSettled(e) {
 					l.start() // more calls may be startable now
@@ -244,6 +249,9 @@ func (l *heldLane) waitBusy() time.Duration {
 	}
 	if !l.control.nextDue.IsZero() {
 		wait = min(wait, time.Until(l.control.nextDue))
+	}
+	if at := l.schedule.RetryAt(); !at.IsZero() {
+		wait = min(wait, time.Until(at))
 	}
 	return max(wait, 0)
 }
@@ -360,7 +368,7 @@ func (l *heldLane) yields() bool {
 		l.slots.turnBegan = now.Add(-quantum * 3 / 4) // check again soon
 		return false
 	}
-	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() {
+	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() && l.schedule.RetryAt().IsZero() {
 		l.stop()
 	} else {
 		l.slots.turnBegan = now.Add(yieldFor)

@@ -190,6 +190,10 @@ type Run struct {
 	// Abandon gives the lane up as a drain does with what it kills: nothing of this attempt is
 	// stored, and the call starts again as a further one, wherever the lane is held next.
 	Abandon func()
+	// WillRetry reports whether a result is not the last word on the call, because its Retry has
+	// the call started again. Then the host keeps nothing of the attempt: neither its result nor a
+	// checkpoint with it. The answer of its first use counts; the engine asks if the host does not.
+	WillRetry func(*protocol.Result) bool
 }
 
 // Interrupted translates the end of a call's context into its status and error;

@@ -16,14 +16,14 @@ import (
 
 // Calls that wait for their time
 //
-// A call with not_before is stored beside the mailboxes of its pool, so it delays no other call and
-// no worker holds its lane. The reaper's consumer delivers it to one worker, which has it delivered
-// again when its time has come, and then moves it: into its mailbox, then away from where it
-// waited. The sequence in the mailbox is its place in the order of the lane. A worker that crashes
-// in between has another one move it again. The call says that it may have been enqueued before, so
-// whoever takes it looks for its result first.
+// A call with not_before is stored outside of the mailboxes of its pool, so it delays no other call
+// and no worker holds its lane. The reaper's consumer delivers it to one worker, which has it
+// delivered again when its time has come. Then the worker copies it into its mailbox, and removes
+// it from where it waited. Its sequence in the mailbox is its position in the order of the lane. If
+// the worker crashes in between, another one copies it again. The call says that it may have been
+// enqueued before, so its holder looks for its result first.
 //
-// A cancel request is stored beside the waiting call. A worker then moves the call with a header
+// A cancel request is stored next to the waiting call. A worker then moves the call with a header
 // that says so, and its holder answers it.
 
 // laterMax is the longest delay that is asked of the consumer: clocks are set.

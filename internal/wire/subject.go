@@ -73,7 +73,7 @@ func CallSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call proto
 }
 
 // LaterSubject is where a call waits for its time, outside of its lane's mailbox. Like the call's
-// own place it takes one message.
+// own subject it takes one message.
 func LaterSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
 	return string(f) + ".call." + string(pool) + "." + tokenLater + "." + string(lane) + "." + string(call)
 }

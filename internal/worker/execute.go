@@ -40,8 +40,10 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		defer stop()
 	}
 	r := w.execute(ctx, a)
-	w.host.Keep(ctx, run.Call, &r)
-	w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
+	if !run.WillRetry(&r) {
+		w.host.Keep(ctx, run.Call, &r)
+		w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
+	}
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))

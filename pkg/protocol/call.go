@@ -79,6 +79,8 @@ type Call struct {
 	Delivery Delivery `json:"delivery"`
 	// MaxAttempts bounds how often the call is started; 0 means [DefaultMaxAttempts].
 	MaxAttempts int `json:"max_attempts,omitempty"`
+	// Retry says when a call that failed is started again; nil is never.
+	Retry *Retry `json:"retry,omitempty"`
 	// MinLevel is the least sandbox level that may run the call ("" for any).
 	MinLevel string `json:"min_level,omitempty"`
 	// Roots bind payloads about files to places of the workspace, by what paths lead to
@@ -119,12 +121,16 @@ type Roots struct {
 // Lane is the lane of the call's resources. The call must be valid.
 func (c *Call) Lane() Lane { return c.Resources[0].Key.Lane() }
 
-// Attempts is MaxAttempts or its default.
+// Attempts is MaxAttempts or its default, and never less than Retry allows.
 func (c *Call) Attempts() int {
-	if c.MaxAttempts == 0 {
-		return DefaultMaxAttempts
+	most := c.MaxAttempts
+	if most == 0 {
+		most = DefaultMaxAttempts
 	}
-	return c.MaxAttempts
+	if c.Retry != nil {
+		most = max(most, c.Retry.Attempts)
+	}
+	return most
 }
 
 // RunFor is the run timeout or its default.
@@ -198,6 +204,7 @@ func (c *Call) Validate() error {
 		fault(fmt.Errorf("max_attempts %d, queue_timeout_ms %d, run_timeout_ms %d: must not be negative",
 			c.MaxAttempts, c.QueueTimeout, c.RunTimeout))
 	}
+	fault(c.Retry.Validate(c.Delivery))
 	if c.Delay() > MaxDelay {
 		fault(fmt.Errorf("not_before %s: must be at most %s after issued_at", c.NotBefore.Format(time.RFC3339), MaxDelay))
 	}

@@ -92,6 +92,9 @@ const (
 type Error struct {
 	Code    Code   `json:"code"`
 	Message string `json:"message"`
+	// RetryAfter is how long to wait before another attempt makes sense; 0 is unknown. A tool of
+	// one's own may set it, and [Retry] waits that long.
+	RetryAfter Millis `json:"retry_after_ms,omitempty"`
 }
 
 // Error implements the error interface.
@@ -122,6 +125,8 @@ type Result struct {
 	WorkerID WorkerID `json:"worker_id,omitempty"`
 	// Attempt is which start of the call this is the result of, from 1; 0 when it never started.
 	Attempt int `json:"attempt,omitempty"`
+	// Tries are the attempts that failed before, of the same worker.
+	Tries []Try `json:"tries,omitempty"`
 	// Level is the sandbox level that was proven where it ran.
 	Level string `json:"level,omitempty"`
 	// QueueMS is from acceptance to the last start, LaneMS the part of it after

@@ -153,6 +153,7 @@ func (p Plan) Call(
 		Pool:       cmp.Or(p.Pool, protocol.DefaultPool),
 		Resources:  resources,
 		Delivery:   cmp.Or(p.Delivery, protocol.Rollback),
+		Retry:      p.Retry,
 		IssuedAt:   issuedAt,
 		RunTimeout: protocol.MillisOf(cmp.Or(p.Timeout, protocol.DefaultRunTimeout)),
 		MinLevel:   p.MinLevel,

@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +26,9 @@ type Remote struct {
 	Resources []Resource
 	// Delivery is what may happen after a lost worker; "" means rollback.
 	Delivery protocol.Delivery
+	// Retry says when a call that failed is started again; nil is never. It needs delivery
+	// idempotent.
+	Retry *protocol.Retry
 	// Timeout bounds one attempt; 0 means [protocol.DefaultRunTimeout].
 	Timeout time.Duration
 	// Pool is whose workers take the calls; "" means the default pool.
@@ -78,7 +82,7 @@ func (r Remote) planned(definition Definition, payload func(json.RawMessage) (pr
 			return Plan{}, protocol.Errorf(protocol.CodeInternal, "The tool %s is broken: %v. Go on without it.", definition.Name, err)
 		}
 		return Plan{
-			Payload: body, Resources: uses, Delivery: r.Delivery, Timeout: r.Timeout, Pool: r.Pool, MinLevel: r.MinLevel,
+			Payload: body, Resources: uses, Delivery: r.Delivery, Retry: r.Retry, Timeout: r.Timeout, Pool: r.Pool, MinLevel: r.MinLevel,
 			Background: r.Background,
 		}, nil
 	}
@@ -108,6 +112,9 @@ func (r Remote) validate() error {
 	default:
 		faults = append(faults, fmt.Errorf("delivery %q: must be %q, %q or %q",
 			r.Delivery, protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback))
+	}
+	if err := r.Retry.Validate(cmp.Or(r.Delivery, protocol.Rollback)); err != nil {
+		faults = append(faults, err)
 	}
 	if r.Timeout < 0 || r.Timeout > MaxRemoteTimeout {
 		faults = append(faults, fmt.Errorf("timeout %s: must be 0 to %s", r.Timeout, MaxRemoteTimeout))

@@ -107,6 +107,8 @@ type Plan struct {
 	Resources []protocol.Use
 	// Delivery is what may happen after a lost worker; "" means rollback.
 	Delivery protocol.Delivery
+	// Retry says when a call that failed is started again; nil is never.
+	Retry *protocol.Retry
 	// Timeout bounds one attempt; 0 means the protocol's default.
 	Timeout time.Duration
 	// Pool is who can serve the call; "" means the default pool.

@@ -91,7 +91,14 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 		r := wire.NewResult(e.Call, status, protocol.Errorf(code, format, args...))
 		return &r
 	}
-	switch {
+	switch last := e.Failed; {
+	case last != nil && e.Call.Expired(age):
+		return last
+	case last != nil && e.Cancelled:
+		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it was started again; attempt %d ended with %v",
+			len(e.Tries), last.Error)
+	case last != nil:
+		return nil
 	case e.MayHaveRun() && e.Call.Expired(age):
 		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
 			"the call's deadline passed, and it is not started again; a worker that was lost may have started it")
@@ -152,7 +159,7 @@ func (e *Entry) outcomeUnknown() *protocol.Result {
 // DueAfter is the age at which a waiting call has to be answered; ok is false if it may wait for
 // ever.
 func (e *Entry) DueAfter() (age time.Duration, ok bool) {
-	if age = e.Call.QueueTimeout.Duration(); age > 0 && !e.MayHaveRun() {
+	if age = e.Call.QueueTimeout.Duration(); age > 0 && !e.MayHaveRun() && e.Failed == nil {
 		ok = true
 	}
 	if left, bounded := e.Call.Left(); bounded {
@@ -162,3 +169,22 @@ func (e *Entry) DueAfter() (age time.Duration, ok bool) {
 	}
 	return age, ok
 }
+
+// Fail notes that an attempt failed which took a time. It reports false when the call is not
+// started again: its Retry does not say so, or its deadline comes first at this age. vary changes
+// the pause, so that calls that failed together are not started together.
+func (e *Entry) Fail(r *protocol.Result, age, took time.Duration, vary func(time.Duration) time.Duration) (pause time.Duration, again bool) {
+	attempt := max(e.Starts, 1)
+	if e.Call.Retry == nil || !e.Call.Retry.Matches(r.Error) || attempt >= e.Call.Retry.Attempts {
+		return 0, false
+	}
+	pause = max(vary(e.Call.Retry.Pause(attempt, r.Error)), r.Error.RetryAfter.Duration())
+	if e.Call.Expired(age + pause) {
+		return 0, false
+	}
+	e.Starts, e.Failed = attempt, r
+	e.Tries = append(e.Tries, protocol.Try{Attempt: attempt, Error: r.Error, RunMS: millis(took), WaitMS: millis(pause)})
+	return pause, true
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -57,6 +57,11 @@ type Progress struct {
 	// Unsettled says that the call certainly had no result when it started here. The goroutine that
 	// runs the call sets it.
 	Unsettled atomic.Bool
+	// Failed is the result of the last attempt, which the call's Retry has started again at
+	// RetryAt, and Tries are all such attempts. The goroutine that runs the call sets them.
+	Failed  *protocol.Result
+	RetryAt time.Time
+	Tries   []protocol.Try
 }
 
 // MayHaveResult reports whether a stored call may have a result: its holder was lost before it
@@ -151,6 +156,16 @@ func (s *Schedule) cannotHaveStarted(e *Entry) bool {
 }
 
 func (s *Schedule) any(is func(*Entry) bool) bool { return slices.ContainsFunc(s.entries, is) }
+
+// RetryAt is when the first call that failed is started again; zero when none is.
+func (s *Schedule) RetryAt() (first time.Time) {
+	for _, e := range s.entries {
+		if !e.Running && !e.RetryAt.IsZero() && (first.IsZero() || e.RetryAt.Before(first)) {
+			first = e.RetryAt
+		}
+	}
+	return first
+}
 
 // Find returns the entry of a call; nil when the schedule does not have it.
 func (s *Schedule) Find(id protocol.CallID) *Entry { return s.byID[id] }

@@ -33,6 +33,7 @@ type document struct {
 	Env         map[string]string `yaml:"env"`
 	Resources   []tools.Resource  `yaml:"resources"`
 	Delivery    protocol.Delivery `yaml:"delivery"`
+	Retry       *retry            `yaml:"retry"`
 	Timeout     duration          `yaml:"timeout"`
 	Pool        protocol.Pool     `yaml:"pool"`
 	MinLevel    string            `yaml:"min_level"`
@@ -41,6 +42,23 @@ type document struct {
 	Hint        string            `yaml:"hint"`
 	Native      yaml.Node         `yaml:"native"`
 	Kind        string            `yaml:"kind"`
+}
+
+// retry says when a call that failed is started again.
+type retry struct {
+	Attempts int             `yaml:"attempts"`
+	Wait     wait            `yaml:"wait"`
+	MaxWait  wait            `yaml:"max_wait"`
+	Codes    []protocol.Code `yaml:"codes"`
+}
+
+func (r *retry) protocol() *protocol.Retry {
+	if r == nil {
+		return nil
+	}
+	return &protocol.Retry{
+		Attempts: r.Attempts, Wait: protocol.MillisOf(time.Duration(r.Wait.duration)), MaxWait: protocol.MillisOf(time.Duration(r.MaxWait.duration)), Codes: r.Codes,
+	}
 }
 
 // commandLine is a program and its arguments; a single text is run by the shell.
@@ -65,13 +83,23 @@ type duration time.Duration
 
 // UnmarshalYAML implements [yaml.Unmarshaler].
 func (d *duration) UnmarshalYAML(node *yaml.Node) error {
+	return d.parse("timeout", node)
+}
+
+func (d *duration) parse(what string, node *yaml.Node) error {
 	parsed, err := time.ParseDuration(node.Value)
 	if err != nil || parsed <= 0 {
-		return errorAt(node, fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value))
+		return errorAt(node, fmt.Sprintf("%s %q: must be a time such as 90s or 2m", what, node.Value))
 	}
 	*d = duration(parsed)
 	return nil
 }
+
+// wait is a duration of retry.
+type wait struct{ duration }
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (w *wait) UnmarshalYAML(node *yaml.Node) error { return w.parse("retry", node) }
 
 // error is an error of a field's own, after which the library goes on with the others.
 func errorAt(node *yaml.Node, message string) error {
@@ -174,7 +202,7 @@ func (m *parser) tool(doc document) tools.Tool {
 		doc.Resources = []tools.Resource{}
 	}
 	remote := tools.Remote{
-		Kind: protocol.Kind(doc.Handler), Resources: doc.Resources, Delivery: doc.Delivery,
+		Kind: protocol.Kind(doc.Handler), Resources: doc.Resources, Delivery: doc.Delivery, Retry: doc.Retry.protocol(),
 		Timeout: time.Duration(doc.Timeout), Pool: doc.Pool, MinLevel: doc.MinLevel, Background: doc.Background,
 	}
 	switch doc.Output {
@@ -213,7 +241,7 @@ func (m *parser) stateful(doc document, remote tools.Remote, definition tools.De
 
 // native makes a tool that the model's provider runs.
 func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
-	for _, field := range []string{"command", "handler", "input", "output", "env", "resources", "delivery", "timeout", "pool", "min_level", "background"} {
+	for _, field := range []string{"command", "handler", "input", "output", "env", "resources", "delivery", "retry", "timeout", "pool", "min_level", "background"} {
 		if m.lines[field] > 0 {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}

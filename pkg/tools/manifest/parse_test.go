@@ -131,6 +131,10 @@ func TestParse_ProblemsHaveTheirLine(t *testing.T) {
 		{"command:", "handler: count\ncommand:", "f.yaml:14: exactly one of command (a program) and handler"},
 		{"command: [python3, \"{tools}/word_count.py\", --json]\n", "handler: count\n", "f.yaml:14: output and env are of commands"},
 		{"command: [python3, \"{tools}/word_count.py\", --json]\nenv: {PYTHONUTF8: \"1\"}", "handler: files_read", "f.yaml:14: invalid payload kind"},
+		{"delivery: idempotent", "retry: {attempts: 3}", `delivery is "rollback", must be "idempotent": a call that is started again must have the same effect`},
+		{"timeout: 90s", "retry: {attempts: 1}", "retry.attempts 1: must be 2 to 100"},
+		{"timeout: 90s", "retry: {attempts: 2, wait: 5}", `retry "5": must be a time such as 90s or 2m`},
+		{"timeout: 90s", "retry: {attempts: 2, tries: 5}", `there is no field "tries"`},
 		{"pool: gpu", "background: perhaps", "f.yaml:21: `perhaps` is not what belongs here: it must be true or false"},
 		{"env: {PYTHONUTF8: \"1\"}", "env: [a]", "f.yaml:15: a list is not what belongs here: it must be a mapping"},
 		{"name: word_count", "name: word_count\nname: b", "f.yaml:3: mapping key \"name\" already defined at line 2"},
@@ -258,12 +262,12 @@ pool: session
 			`f:9: parameters: at "/properties/b/type": got string, want array`,
 			`f:11: timeout "5": must be a time such as 90s or 2m`,
 			`f:12: output "x": must be json or text`,
-			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native, kind`,
+			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, retry, timeout, pool, min_level, background, help, hint, native, kind`,
 			"f:14: `perhaps` is not what belongs here: it must be true or false",
 			`f:15: pool "session": is that of the coordinators`,
 		}},
 		"a field of another name": {"name: e\ndescription: E.\ncomand: [a]\n", []string{
-			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native, kind`,
+			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, retry, timeout, pool, min_level, background, help, hint, native, kind`,
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
