@@ -25,10 +25,12 @@ import (
 // objectChunk is how much of an object one message has at most; the object store's own default.
 const objectChunk = 128 << 10
 
-// chunkSize is how much of an object one message has: no more than the server takes, which is told
-// by the connection.
+// chunkHeader is the room for the header of a chunk, in bytes.
+const chunkHeader = 128
+
+// chunkSize is how much of an object one message has: with a header no more than a server accepts.
 func chunkSize(nc *nats.Conn) uint32 {
-	return uint32(min(objectChunk, nc.MaxPayload())) //nolint:gosec // at most objectChunk
+	return uint32(min(objectChunk, nc.MaxPayload()-chunkHeader)) //nolint:gosec // at most objectChunk
 }
 
 // ObjectStream is the name of the stream in which an object store has its objects.
@@ -49,7 +51,7 @@ func objectTrace(bucket, name string) string {
 // waiting, by a goroutine that, with nats.go 1.55, now and then does not end: too often for one
 // object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
-	stream, err := js.Stream(ctx, ObjectStream(bucket))
+	stream, err := Open(ctx, js.Stream, ObjectStream(bucket))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		err = jetstream.ErrBucketNotFound
 	}
@@ -76,6 +78,21 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 	return nil, fmt.Errorf("store object %s: %w", name, err)
 }
 
+// store repeats a request while nobody answers, for up to 30 s or until ctx ends: a server whose
+// disk was full loses requests, and continues when there is room.
+func store(ctx context.Context, request func(context.Context) error) error {
+	for began := time.Now(); ; {
+		try, cancel := context.WithTimeout(ctx, openTry)
+		err := request(try)
+		cancel()
+		_, answered := errors.AsType[*jetstream.APIError](err)
+		final := err == nil || answered || errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrMaxPayload) || time.Since(began) >= openPatience
+		if final || !pause.For(ctx, readAgain) {
+			return err
+		}
+	}
+}
+
 // publishChunks publishes what an object has, and notes how much that is.
 func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo, r io.Reader) error {
 	digest, chunk := sha256.New(), make([]byte, info.Opts.ChunkSize)
@@ -83,7 +100,11 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 		n, err := io.ReadFull(r, chunk)
 		if n > 0 {
 			digest.Write(chunk[:n])
-			if _, err := js.Publish(ctx, chunkSubject(info.Bucket, info.NUID), chunk[:n]); err != nil {
+			id := jetstream.WithMsgID(fmt.Sprint(info.NUID, ".", info.Chunks)) // stored once, however often it is sent
+			if err := store(ctx, func(ctx context.Context) error {
+				_, err := js.Publish(ctx, chunkSubject(info.Bucket, info.NUID), chunk[:n], id)
+				return err
+			}); err != nil {
 				return err
 			}
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
@@ -110,13 +131,20 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 	}
 	subject := objectTrace(info.Bucket, info.Name)
 	for {
-		before, seq, err := lastTrace(ctx, stream, subject)
-		if err != nil {
-			return nil, fmt.Errorf("look for what is there: %w", err)
-		}
-		_, err = js.PublishMsg(ctx, &nats.Msg{
-			Subject: subject, Data: body, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
-		}, jetstream.WithExpectLastSequencePerSubject(seq))
+		err := store(ctx, func(ctx context.Context) error {
+			now, seq, err := lastTrace(ctx, stream, subject)
+			switch {
+			case err != nil:
+				return fmt.Errorf("look for what is there: %w", err)
+			case now.NUID == info.NUID: // only the answer was lost
+				return nil
+			}
+			before = now
+			_, err = js.PublishMsg(ctx, &nats.Msg{
+				Subject: subject, Data: body, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
+			}, jetstream.WithExpectLastSequencePerSubject(seq))
+			return err
+		})
 		if !overtaken(err) || !pause.For(ctx, traceWait) {
 			return before, err
 		}
@@ -382,8 +410,8 @@ func (r *objectReader) next() error {
 }
 
 // replaced reports whether another object was stored under the name before the first part was read,
-// and turns to that one. Of several servers, one that is behind still names the object before, whose
-// parts are gone.
+// and turns to that one. Of several servers, one that is behind still names the object before, and
+// its parts are gone.
 func (r *objectReader) replaced() bool {
 	if r.seq > 0 {
 		return false

@@ -374,3 +374,47 @@ func TestGetObject_ReplacedMeanwhile(t *testing.T) {
 	_, err = io.ReadAll(object)
 	require.ErrorIs(t, err, jetstream.ErrMsgNotFound, "never a part of one and a part of the other")
 }
+
+// A chunk whose answer is lost is sent again, and is in the object once.
+func TestPutObject_ALostAnswer(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	nc, link := f.ConnectVia()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	bucket := wire.KeptBucket(f.Name)
+	stored, err := f.NC.SubscribeSync("$O." + bucket + ".C.>")
+	require.NoError(t, err)
+	body := strings.Repeat("0123456789", 50_000)
+	lost := &losing{Reader: strings.NewReader(body), at: 200_000, lose: func() {
+		link.Deafen()
+		go func() {
+			for range 3 { // the chunk whose answer is lost is among them
+				_, _ = stored.NextMsg(time.Minute)
+			}
+			link.Mend()
+		}()
+	}}
+	_, err = natsio.PutObject(t.Context(), js, bucket, "a", lost)
+	require.NoError(t, err)
+	got, err := natsio.GetObjectBytes(t.Context(), f.JS, bucket, "a")
+	require.NoError(t, err)
+	require.Equal(t, body, string(got))
+}
+
+// losing is a reader that calls lose once so much was read.
+type losing struct {
+	io.Reader
+
+	at   int
+	lose func()
+}
+
+func (l *losing) Read(p []byte) (int, error) {
+	n, err := l.Reader.Read(p)
+	if l.at -= n; l.at <= 0 && l.lose != nil {
+		l.lose()
+		l.lose = nil
+	}
+	return n, err
+}

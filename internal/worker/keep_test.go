@@ -172,6 +172,7 @@ func TestKeep_WhenTheStoreIsFull(t *testing.T) {
 	got := r.do(session, protocol.CommandRun{Command: "seq 20000"})
 	requireOK(t, got)
 	require.Nil(t, got.Kept)
+	require.Equal(t, []string{"the whole output could not be stored: the fleet has no room for it"}, value[protocol.CommandRunResult](t, got).Notes)
 	require.Empty(t, r.keptObjects(t))
 	require.Equal(t, "20000\n", r.keptLines(t, session, wire.ResultRead{CallID: got.CallID})[108_888:], "as long as the result is there")
 }

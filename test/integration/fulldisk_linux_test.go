@@ -112,12 +112,7 @@ func TestServe_OnAFullDisk(t *testing.T) {
 	p, disk := onDisk(t, func(dir string) []string {
 		return []string{"serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data")}
 	})
-	flags := pasted(t, p.waitFor(t, `start workers with: worker (.*)\n`)[1])
-	for i := range flags { // the disk is seen by that process alone, and through it
-		if filepath.IsAbs(flags[i]) {
-			flags[i] = filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "root", flags[i])
-		}
-	}
+	flags := seen(p, pasted(t, p.waitFor(t, `start workers with: worker (.*)\n`)[1]))
 	w := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir()}, flags...)})
 	w.waitFor(t, `takes calls of pool default`)
 	submitted := start(t, coordinator, launch{args: append([]string{"submit", "do it"}, flags[:4]...)})
@@ -140,7 +135,7 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	fill := "head -c 20000000 /dev/zero >big || echo refused"
 	model := script(t,
 		say("Full.", bash("c1", fill), use("c2", "write", object{"path": "a", "content": strings.Repeat("a", 1<<20)}), bash("c3", "head -c 3000000 /dev/zero")),
-		say("Again.", bash("c4", ": >'"+reached+"'; "+hold.pass()+"; rm -f big; echo room"), use("c5", "write", object{"path": "b", "content": strings.Repeat("b", 1<<20)})),
+		say("Again.", bash("c4", ": >'"+reached+"'; "+hold.pass()+"; rm -f big; echo room"), use("c5", "write", object{"path": "b", "content": strings.Repeat("b", 1<<20)}), bash("c6", "head -c 3000000 /dev/zero")),
 		say("Done."))
 	startServe(t, model, b.flags...)
 	p, disk := programOnDisk(t, worker, func(dir string) []string {
@@ -157,6 +152,47 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	require.Contains(t, all["c1"].Content, "No space left on device")
 	require.Contains(t, all["c2"].Content, `write "a": the disk of /workspace is full (no space left on device); delete what is not needed`)
 	require.Equal(t, "ok", all["c3"].Status, "an output needs no disk of the worker")
+	require.Contains(t, all["c3"].Content, "[the whole output could not be stored: the disk of the worker is full]")
+	require.Contains(t, all["c6"].Content, "all of it: read it from")
+	require.Contains(t, p.stderr.String(), disk.dir+"/data/", "the operator reads which disk it is")
 	require.Equal(t, "room", strings.TrimSpace(all["c4"].Content))
 	require.Equal(t, "ok", all["c5"].Status)
+}
+
+// TestServe_AnOutputOnAFullDisk: an output for which there is no room is stored when there is.
+func TestServe_AnOutputOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	reached := filepath.Join(t.TempDir(), "reached")
+	const large = "seq 500000"
+	model := script(t, say("Once.", bash("c1", ": >'"+reached+"'; "+hold.pass()+"; "+large)), say("Again.", bash("c2", large)), say("Answered."))
+	p, disk := onDisk(t, func(dir string) []string {
+		return []string{"serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data")}
+	})
+	flags := seen(p, pasted(t, p.waitFor(t, `start workers with: worker (.*)\n`)[1]))
+	w := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir()}, flags...)})
+	w.waitFor(t, `takes calls of pool default`)
+	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "do it"}, flags[:4]...)})
+	waitUntil(t, func() bool { _, err := os.Stat(reached); return err == nil })
+	disk.fill(t)
+	hold.open(t)
+	p.waitFor(t, `the disk of `+disk.dir+`/data\S* \(--data\) is full: nothing can be stored; it goes on when there is room within 30s`)
+	disk.empty(t)
+	require.Equal(t, 0, submitted.wait(t), submitted)
+	all := results(events(t, submitted.stdout.String()))
+	for _, call := range []string{"c1", "c2"} {
+		require.Equal(t, "ok", all[call].Status)
+		require.Contains(t, all[call].Content, "\n500000\n", "the end of the output")
+		require.Contains(t, all[call].Content, "all of it: read it from")
+	}
+}
+
+// seen names the files of a process on a disk of its own, as others reach them.
+func seen(p *process, flags []string) []string {
+	for i := range flags {
+		if filepath.IsAbs(flags[i]) {
+			flags[i] = filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "root", flags[i])
+		}
+	}
+	return flags
 }

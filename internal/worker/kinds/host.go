@@ -2,14 +2,17 @@ package kinds
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -134,6 +137,30 @@ func (h *Host) Keep(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	})
 	if err != nil {
 		h.Logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+		addNote(r, "the whole output could not be stored: "+unstored(err))
+	}
+}
+
+// unstored says why an output was not stored.
+func unstored(err error) string {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return "the disk of the worker is full"
+	}
+	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && natsio.NoRoom(refused) {
+		return "the fleet has no room for it"
+	}
+	return "the fleet did not answer"
+}
+
+// addNote adds a note to the result of a command.
+func addNote(r *protocol.Result, note string) {
+	switch v := r.Value.(type) {
+	case protocol.CommandRunResult:
+		v.Notes = append(v.Notes, note)
+		r.Value = v
+	case protocol.ToolRunResult:
+		v.Notes = append(v.Notes, note)
+		r.Value = v
 	}
 }
 

@@ -59,8 +59,7 @@ func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pro
 		return nil, err
 	}
 	file := &jetstream.ObjectInfo{Bucket: s.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
-	_, err = s.objects.AddLink(ctx, wire.KeptText(c.SessionID, c.ID), file)
-	return kept, err
+	return kept, s.link(ctx, wire.KeptText(c.SessionID, c.ID), file)
 }
 
 // ensureFile stores the content of a file unless it is there, or returns an error when it is not

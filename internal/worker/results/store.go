@@ -63,6 +63,14 @@ func (k *Store) put(ctx context.Context, name string, content io.Reader) (*jetst
 	return natsio.PutObject(ctx, k.js, k.bucket, name, content)
 }
 
+// link has an object stand for another one.
+func (k *Store) link(ctx context.Context, name string, to *jetstream.ObjectInfo) error {
+	_, err := natsio.Open(ctx, func(ctx context.Context, name string) (*jetstream.ObjectInfo, error) {
+		return k.objects.AddLink(ctx, name, to)
+	}, name)
+	return err
+}
+
 // Keep stores the whole of a result that a reader may not be shown at once, and says so in it. The
 // error is of one that cannot be stored: the result stays as it is. isLong reports whether a value
 // is stored that is no [Partial].
@@ -133,7 +141,7 @@ func Output(written *spool.Spool) Func {
 		for part, stream := range map[string]sandbox.Stream{wire.PartStdout: sandbox.Stdout, wire.PartStderr: sandbox.Stderr} {
 			name := wire.KeptStream(c.SessionID, c.ID, part)
 			if written.Total(stream) == written.Total(both...) { // the other one is empty
-				_, err = s.objects.AddLink(ctx, name, text)
+				err = s.link(ctx, name, text)
 			} else {
 				_, err = s.put(ctx, name, written.Reader(stream))
 			}
