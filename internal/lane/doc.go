@@ -70,8 +70,9 @@
 // moment ago, or waits for a result of it, skips this attempt, because holders keep frequently used
 // lanes for a moment. The empty ready message after an append is not acknowledged; if it is lost,
 // the reaper publishes one. While the publisher waits for the result of an earlier call of the lane
-// it owes the ready message, because the holder looks into the mailbox after that call. It
-// publishes the message when no call of the lane ends for a moment.
+// it owes the ready message, because the holder looks into the mailbox after that call. It also
+// owes it in a lane that is surely kept. It publishes the message when no call of the lane ends for
+// a moment.
 //
 // A holder deletes settled entries without waiting for an ack, and checks before the release which
 // are left. So after a crash a settled entry may still be stored; a holder therefore looks for a

@@ -13,6 +13,8 @@ const (
 	frequent = 2 * keepTime
 	// maxUsed bounds the lanes whose last use is remembered, in addition to those with open calls.
 	maxUsed = 8192
+	// keptAfter is after how many calls, one soon after the other, a lane is taken to be kept.
+	keptAfter = 2
 	// owedFor is how long a lane may owe its ready message while none of its calls ends.
 	owedFor = 20 * time.Millisecond
 )
@@ -22,7 +24,8 @@ const (
 // message. The later call needs no ready message either: the holder looks into the mailbox after
 // the earlier one. That is wrong only if the earlier call has ended and its result is on the way.
 // So the ready message is owed, and is published when no call of the lane has ended for owedFor. It
-// is safe for concurrent use.
+// is also owed if the last calls were appended one after the other, because a holder keeps such a
+// lane. It is safe for concurrent use.
 type usedLanes struct {
 	makeReady func(poolLane)
 
@@ -37,6 +40,7 @@ type laneUse struct {
 	last     time.Time // when a call was put or ended
 	open     int       // followed calls without a result
 	progress time.Time // when a call ended, or the ready message began to be owed
+	appends  int       // calls appended since the lane was last free, or had to be made ready
 }
 
 // get returns what is known of a lane; the lock is held.
@@ -63,7 +67,9 @@ func (u *usedLanes) use(lane poolLane) bool {
 	defer u.mu.Unlock()
 	use, now := u.get(lane), time.Now()
 	recently := use.open > 0 || now.Sub(use.last) < keepTime
-	use.last = now
+	if use.last = now; !recently {
+		use.appends = 0
+	}
 	return recently
 }
 
@@ -92,7 +98,8 @@ func (u *usedLanes) appended(lane poolLane, followed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	use := u.get(lane)
-	if !followed || use.open == 0 {
+	kept := use.appends > keptAfter && time.Since(use.progress) < keepTime/2
+	if use.appends++; !followed || use.open == 0 && !kept {
 		u.makeReady(lane)
 		return
 	}
@@ -112,6 +119,7 @@ func (u *usedLanes) pay() {
 	for lane, use := range u.owing {
 		if time.Since(use.progress) >= owedFor {
 			delete(u.owing, lane)
+			use.appends = 0
 			u.makeReady(lane)
 		}
 	}

@@ -54,6 +54,38 @@ func TestUsedLanes_AReadyMessageIsOwed(t *testing.T) {
 	})
 }
 
+// A lane whose last calls were appended one after the other is kept, unless its ready message had
+// to be published after all.
+func TestUsedLanes_ALaneThatIsKept(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		made := 0
+		u, a := usedLanes{makeReady: func(poolLane) { made++ }}, poolLane{lane: "a"}
+		one := func(takes time.Duration) {
+			u.use(a)
+			u.appended(a, true)
+			u.begun(a)
+			time.Sleep(takes)
+			u.ended(a)
+			synctest.Wait()
+		}
+		for range 3 * keptAfter {
+			one(owedFor / 2)
+		}
+		require.Equal(t, keptAfter+1, made)
+		one(2 * owedFor)
+		require.Equal(t, keptAfter+2, made, "it did not end soon")
+		one(owedFor / 2)
+		require.Equal(t, keptAfter+3, made)
+		time.Sleep(keepTime)
+		for range 2 * keptAfter {
+			one(owedFor / 2)
+		}
+		require.Equal(t, 2*keptAfter+4, made, "it was not used for a while")
+		require.Empty(t, u.owing)
+	})
+}
+
 func TestUsedLanes_AreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

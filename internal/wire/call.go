@@ -31,7 +31,7 @@ func EncodeCall(c *protocol.Call) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
 	}
-	return json.Marshal(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
+	return json.Marshal(&wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
 }
 
 // DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
@@ -83,7 +83,7 @@ func EncodeResult(r *protocol.Result) ([]byte, error) {
 			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
 		}
 	}
-	return json.Marshal(wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r), Value: value})
+	return json.Marshal(&wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r), Value: value})
 }
 
 // DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].

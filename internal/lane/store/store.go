@@ -5,6 +5,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -124,6 +125,9 @@ func (s *Store) Publish(ctx context.Context, msg *nats.Msg) (uint64, Answer, err
 
 // readAck reads the answer to a publish.
 func readAck(body []byte) (uint64, Answer, error) {
+	if seq := sequenceIn(body); seq > 0 {
+		return seq, Accepted, nil
+	}
 	var answer struct {
 		Seq   uint64              `json:"seq"`
 		Error *jetstream.APIError `json:"error"`
@@ -144,6 +148,19 @@ func readAck(body []byte) (uint64, Answer, error) {
 	default:
 		return 0, Accepted, api
 	}
+}
+
+// sequenceIn reads an acknowledgement as the server writes it, `{"stream":"NAME","seq":1}`,
+// without a JSON decoder; 0 for any other answer.
+func sequenceIn(body []byte) uint64 {
+	rest, begins := bytes.CutPrefix(body, []byte(`{"stream":"`))
+	_, rest, found := bytes.Cut(rest, []byte(`","seq":`))
+	digits, closed := bytes.CutSuffix(rest, []byte(`}`))
+	seq, err := strconv.ParseUint(string(digits), 10, 64)
+	if !begins || !found || !closed || err != nil {
+		return 0
+	}
+	return seq
 }
 
 // ErrPending says that a message was refused because of one that is not stored.
