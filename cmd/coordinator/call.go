@@ -30,6 +30,7 @@ type callCommand struct {
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
 
+	ID        string     `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. Arguments are not compared."`
 	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
 
 	environment.TemplateFlag `group:"Workspace:"`
@@ -78,6 +79,14 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
+	if c.ID != "" && c.Session == "" {
+		return cli.Usagef("--id %s: needs --session: an id is one of a session", c.ID)
+	}
+	if c.ID != "" {
+		if _, err := protocol.ParseCallID(c.ID); err != nil {
+			return cli.Usagef("--id: %v", err)
+		}
+	}
 	if err := errors.Join(c.CheckHost(c.Nats != ""), c.CheckTemplate(c.Nats, c.Workspace)); err != nil {
 		return err
 	}
@@ -121,7 +130,7 @@ func (c *callCommand) call(ctx context.Context, p program, box *environment.Tool
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	options := &loop.SingleOptions{Guard: c.FileGuard(), Policy: judge, MinLevel: c.DefaultMinLevel(), Logger: p.common.Logger(p.Program)}
+	options := &loop.SingleOptions{Guard: c.FileGuard(), Policy: judge, ID: protocol.CallID(c.ID), MinLevel: c.DefaultMinLevel(), Logger: p.common.Logger(p.Program)}
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
 		return nil, err

@@ -22,6 +22,10 @@ type SingleOptions struct {
 	// Policy decides whether the call may be made; nil allows every call. Calls before
 	// this one are not known to it, so bounds of their number allow at least one.
 	Policy Policy
+	// ID is the caller's own id of the call: as long as results are kept, dispatching a call of the
+	// session with this id again returns the first one's result, whatever its arguments are. ""
+	// means a new id. Tools that run in place have no use for it.
+	ID protocol.CallID
 	// MinLevel is that of [Options].
 	MinLevel string
 	// Author is that of [Options].
@@ -87,9 +91,10 @@ func PlanSingle(
 	}
 	call := protocol.Call{ID: wire.RandomCallID(), SessionID: session}
 	if s.plan.Inline == nil {
-		if call, callErr = s.plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC()); callErr != nil {
+		if call, callErr = s.plan.Call(scope, tools.Place{ID: o.ID}, "", tool, time.Now().UTC()); callErr != nil {
 			return s.refused(protocol.StatusRejected, callErr)
 		}
+		call.Again = o.ID != ""
 	}
 	v, callErr := s.judge(ctx, &o, &call, tool, arguments)
 	switch {

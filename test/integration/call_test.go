@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -182,6 +184,60 @@ func TestCall_SessionKeepsItsWorkspace(t *testing.T) {
 	entries, err := filepath.Glob(filepath.Join(home, ".local", "state", "toolfleet", "sessions", "*"))
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "a call without a session leaves nothing behind")
+}
+
+// TestCall_WithAnIDOfItsOwn: a call that is sent again with its id does not run again, also from
+// another process, and after another call.
+func TestCall_WithAnIDOfItsOwn(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	call := func(flags ...string) finished {
+		args := append([]string{"call", "--sandbox", "process"}, flags...)
+		return execute(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "XDG_STATE_HOME="}})
+	}
+	const session, add = "01a1f7cc-9c17-75db-ab48-c34c3f3946dd", `{"command":"echo line >> f; wc -l < f"}`
+	first := parseCall(t, call("--session", session, "--id", "order-17", "bash", add))
+	require.Equal(t, "ok", first.Status)
+	require.Equal(t, "order-17", first.CallID)
+	require.Contains(t, first.Content, "1")
+	require.Contains(t, parseCall(t, call("--session", session, "--id", "order-18", "bash", add)).Content, "2")
+	again := parseCall(t, call("--session", session, "--id", "order-17", "bash", add))
+	require.Equal(t, first, again)
+	require.Contains(t, parseCall(t, call("--session", session, "bash", add)).Content, "3")
+
+	got := call("--id", "order-17", "bash", add)
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.stderr, "--id order-17: needs --session")
+	got = call("--session", session, "--id", "a b", "bash", add)
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.stderr, "--id: invalid name: call id")
+}
+
+// TestCall_NotBefore: the call starts at its time, its time limit begins then, and what is no time
+// is an error that says what one is.
+func TestCall_NotBefore(t *testing.T) {
+	t.Parallel()
+	call := func(flags ...string) finished {
+		args := append([]string{"call", "--sandbox", "process"}, append(flags, "bash", `{"command":"date +%s%N"}`)...)
+		return execute(t, coordinator, launch{args: args, env: []string{"HOME=" + t.TempDir(), "XDG_STATE_HOME="}})
+	}
+	before := time.Now()
+	got := call("--not-before", "3s", "--timeout", "2m")
+	result := parseCall(t, got)
+	require.Equal(t, "ok", result.Status, got.stdout)
+	ran, err := strconv.ParseInt(strings.TrimSpace(result.Content), 10, 64)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, time.Unix(0, ran).Sub(before), 3*time.Second)
+	require.Contains(t, got.stderr, "bash: waiting until ")
+	for value, want := range map[string]string{
+		"tomorrow": `--not-before: "tomorrow": must be a time with its zone, as 2026-12-01T07:00:00+01:00, or a duration, as 90m`,
+		"-1s":      `--not-before: "-1s": must not be negative`,
+		"99999h":   "must be at most 8784h0m0s after issued_at",
+	} {
+		got := call("--not-before=" + value)
+		require.Equal(t, 2, got.code, value)
+		require.Contains(t, got.stderr, want)
+	}
 }
 
 // TestCall_SessionIsShortened: as session show takes the beginning of an id and "last", so does
