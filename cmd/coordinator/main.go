@@ -36,6 +36,7 @@ type grammar struct {
 	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
 	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns at set times: add, ls, pause, resume, rm."`
+	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
 	Context    contextCommand    `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
 	Config     configCommand     `cmd:"" files:"none" help:"Settings in files: show, trust."`
@@ -85,6 +86,10 @@ func examples() map[string][]string {
 		"schedule": {
 			`coordinator schedule add --nats nats://nats1:4222 --cron "0 7 * * 1-5" --tz Europe/Berlin morning -- submit "List the failed builds."`,
 			`coordinator schedule ls --nats nats://nats1:4222`,
+		},
+		"limits": {
+			`coordinator limits set --nats nats://nats1:4222 'account/*' --concurrent 5 --rate 60/min --burst 10`,
+			`coordinator limits ls --nats nats://nats1:4222`,
 		},
 		"template": {`coordinator template create --nats nats://nats1:4222 base ~/src/project`},
 		"context": {
@@ -136,6 +141,7 @@ func run(p cli.Program) int {
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())
 		maps.Copy(commands, g.Schedule.commands())
+		maps.Copy(commands, g.Limits.commands())
 		maps.Copy(commands, g.Template.commands())
 		maps.Copy(commands, g.Context.commands())
 		maps.Copy(commands, g.Config.commands())

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -43,6 +44,7 @@ type serveCommand struct {
 	Mcp       string        `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
 	Toolset   []string      `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
 	Bodies    string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
+	Limits    string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
 
 	environment.FleetFlags  `group:"Fleet:"`
@@ -59,6 +61,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	logger := p.common.Logger(p.Program)
 	models, first, err := c.openModels(model.Opener{Env: p.Getenv, Logger: logger})
+	if err != nil {
+		return err
+	}
+	rules, err := readLimits(c.Limits)
 	if err != nil {
 		return err
 	}
@@ -98,6 +104,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	logger = fl.Logger()
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
+			return err
+		}
+	}
+	if c.Limits != "" {
+		if err := eachLimits(ctx, fl.Parts(), func(store *limits.Store) error { return store.Replace(ctx, rules) }); err != nil {
 			return err
 		}
 	}

@@ -181,7 +181,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	if !l.isAlive() { // this process may have been suspended
 		return nil
 	}
-	result, begun := l.admitAndExecute(ctx, run, e.Call.RunFor())
+	result, begun := l.admitAndExecute(ctx, e, run)
 	if !l.isAlive() {
 		return nil
 	}
@@ -218,16 +218,17 @@ func vary(pause time.Duration) time.Duration {
 	return pause + time.Duration((rand.Float64()*2-1)/5*float64(pause)) //nolint:gosec // no secret
 }
 
-// admitAndExecute executes a call once the host admits it, for at most limit, and returns when it
-// began.
-func (l *heldLane) admitAndExecute(ctx context.Context, run *Run, limit time.Duration) (r protocol.Result, begun time.Time) {
+// admitAndExecute executes a call once the host admits it, for as long as the call may run, and
+// returns when it began.
+func (l *heldLane) admitAndExecute(ctx context.Context, e *core.Entry, run *Run) (r protocol.Result, begun time.Time) {
 	leave, refusal := l.holder.host.Admit(ctx, run)
 	begun = time.Now()
 	if refusal != nil {
 		return *refusal, begun
 	}
 	defer leave()
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrRunTimeout)
+	l.limit.begin(e, begun)
+	ctx, cancel := context.WithTimeoutCause(ctx, e.Call.RunFor(), ErrRunTimeout)
 	defer cancel()
 	return l.holder.host.Execute(ctx, run), begun
 }

@@ -55,7 +55,8 @@ func readReady(msg *nats.Msg) (*readyMessage, error) {
 type claim struct {
 	wire.Claim
 
-	epoch atomic.Uint64 // 0 until it is known to be stored
+	epoch    atomic.Uint64 // 0 until it is known to be stored
+	spentAge time.Duration // how old Spent was when the claim was stored
 }
 
 func (h *Holder) newClaim(l *incarnation, r *readyMessage) *claim {
@@ -96,10 +97,11 @@ func (h *Holder) acquire(ctx context.Context, c *claim) error {
 			return fmt.Errorf("claim: %w", errors.Join(err, readErr))
 		}
 		if found == nil {
-			found = &store.StoredClaim{}
+			found = &store.StoredClaim{At: time.Now()}
 		}
 		switch claiming.Decide(&found.Claim, found.Epoch, h.peers.isExpired) {
 		case core.StepStore:
+			c.spentAge = h.clock.Age(found.At)
 		case core.StepHeld:
 			c.epoch.Store(found.Epoch)
 			return nil

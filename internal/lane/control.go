@@ -190,6 +190,8 @@ type HeldLane struct {
 	HeldMS  int64         `json:"held_ms"`
 	Paused  bool          `json:"paused"`
 	Running []RunningCall `json:"running"`
+	// WaitsFor is the limit that the lane's next call waits for; "" is none.
+	WaitsFor string `json:"waits_for,omitempty"`
 }
 
 // answerBytes is the size at which an answer about many lanes is split.
@@ -270,7 +272,7 @@ func (l *heldLane) describe() HeldLane {
 	now := time.Now()
 	tells := HeldLane{
 		Lane: l.lane, Epoch: l.claim.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
-		Paused: l.control.paused.Load(), Running: []RunningCall{},
+		Paused: l.control.paused.Load(), Running: []RunningCall{}, WaitsFor: l.limit.describe(),
 	}
 	l.running.mu.Lock()
 	defer l.running.mu.Unlock()

@@ -27,6 +27,7 @@ type heldLane struct {
 	slots    laneSlots
 	garbage  garbage
 	usage    usage
+	limit    laneLimit
 	unmet    *Need // requirements of a call that this worker cannot run; nil if it can run all
 }
 
@@ -137,7 +138,7 @@ func (l *heldLane) work() (time.Duration, error) {
 		return l.waitBusy(), nil
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
-	case l.control.paused.Load():
+	case l.control.paused.Load() || !l.limit.until.IsZero():
 		return l.waitBusy(), nil
 	}
 	return nothingToDo, nil
@@ -150,7 +151,7 @@ func (l *heldLane) isIdle() bool {
 // start starts the calls that may run, as far as there are slots.
 func (l *heldLane) start() {
 	l.refuseDue()
-	if !l.isStopping() && !l.control.paused.Load() && !l.yields() {
+	if !l.isStopping() && !l.control.paused.Load() && !l.isLimited() && !l.yields() {
 		for _, e := range l.schedule.Startable() {
 			if time.Now().Before(e.RetryAt) {
 				continue
@@ -162,6 +163,9 @@ func (l *heldLane) start() {
 				}
 				continue
 			}
+			if l.isLimited() {
+				break
+			}
 			if l.slots.free == 0 && !l.slots.wanting && l.holder.slots.tryAcquire() {
 				l.slots.free++
 			}
@@ -171,6 +175,7 @@ func (l *heldLane) start() {
 			}
 			asked := l.lookups.take(e, l.schedule.Entries())
 			e.Running = true
+			l.limit.reserve(e)
 			l.slots.free--
 			l.slots.used++
 			go func() { l.running.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
@@ -185,6 +190,7 @@ func (l *heldLane) start() {
 func (l *heldLane) onFinished(f finished) {
 	l.slots.used--
 	l.slots.free++
+	l.limit.cancel(f.entry)
 	if !f.settled {
 		f.entry.Running = false
 		return
@@ -252,6 +258,9 @@ func (l *heldLane) waitBusy() time.Duration {
 	}
 	if at := l.schedule.RetryAt(); !at.IsZero() {
 		wait = min(wait, time.Until(at))
+	}
+	if !l.limit.until.IsZero() && !l.isStopping() && !l.control.paused.Load() {
+		wait = min(wait, time.Until(l.limit.until))
 	}
 	return max(wait, 0)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -33,6 +34,7 @@ type Holder struct {
 	clock    store.Clock
 	lease    time.Duration
 	retryLog retryLog
+	limits   *limits.Watch
 	streams  *natsio.Streams
 	backlog  backlog
 	heldLanes
@@ -70,6 +72,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		retryLog:  retryLog{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
 		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
+	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers.replace = h.replaceReady
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
 	h.puller = &puller{holder: h, expires: lease / 3}
@@ -109,6 +112,9 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 			return nil
 		}
 	}
+	if !h.limits.LoadUntil(ctx) {
+		return nil
+	}
 	silence, err := h.serveQueries()
 	if err != nil {
 		return err
@@ -118,6 +124,8 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return h.peers.run(beside) })
 	group.Go(func() error { h.monitor(beside); return nil })
+	group.Go(func() error { h.limits.Run(beside); return nil })
+	group.Go(func() error { h.removeSpent(beside); return nil })
 	group.Go(func() error { h.reaper.run(ctx); return nil })
 	for ctx.Err() == nil {
 		h.serveIncarnation(ctx, drain)

@@ -76,7 +76,14 @@ func (l releaser) MakeReady() bool {
 
 // RemoveClaim implements [core.Releaser].
 func (l releaser) RemoveClaim() {
-	l.holder.store.DropClaim(l.claim.epoch.Load())
+	if left := l.claim.Claim; l.spent() > 0 { // calls may start faster if the next holder does not know
+		left.Interrupted, left.Spent = false, l.spent()
+		l.retry("claim cannot be released", func() error {
+			return l.holder.store.EndClaim(l.ctx, l.holder.options.Pool, left, l.claim.epoch.Load())
+		})
+	} else {
+		l.holder.store.DropClaim(l.claim.epoch.Load())
+	}
 	l.holder.store.Ack(l.ready.ack)
 }
 
@@ -122,7 +129,7 @@ func (l *heldLane) handOver(killed bool, deliver func(context.Context) error) {
 		return false
 	}
 	left := l.claim.Claim
-	left.Interrupted = killed || l.unresolved()
+	left.Interrupted, left.Spent = killed || l.unresolved(), l.spent()
 	if tries(func(ctx context.Context) error { // in case this worker or its request is lost before the delivery
 		return s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq)
 	}) && tries(func(ctx context.Context) error {

@@ -110,6 +110,12 @@ func ScheduleRights(fleet protocol.Fleet) Rights {
 	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
 }
 
+// LimitRights are those of whoever changes limits.
+func LimitRights(fleet protocol.Fleet) Rights {
+	bucket := wire.LimitsBucket(fleet)
+	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
+}
+
 // WorkersRights are those of whoever asks which workers a pool has.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{wire.WhoSubject(fleet, pool)}}
@@ -164,6 +170,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + care,
 			wire.ClaimSubject(fleet, pool, probed), wire.HeartbeatSubject(fleet, pool, probed), wire.AskSubject(fleet, pool, probed),
 			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
+			"$JS.API.DIRECT.GET.KV_" + wire.LimitsBucket(fleet) + "." + wire.LimitsSubject(fleet),
 			"$KV." + wire.PlacesBucket(fleet) + "." + probed, chunkSubject(wire.BlobsBucket(fleet), probed), chunkSubject(wire.KeptBucket(fleet), probed),
 			wire.WorkspaceSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet),
 			chunkSubject(wire.BodiesBucket(fleet), probed),
@@ -172,7 +179,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 		},
 		Subscribe: []string{
 			wire.WhoSubject(fleet, pool), wire.AskAllSubject(fleet, pool), wire.AskFilter(fleet, pool), wire.StoredFilter(fleet, pool, probed),
-			wire.BeatFilter(fleet, pool), wire.AnswerSubject(fleet, pool, probed, probed),
+			wire.BeatFilter(fleet, pool), wire.AnswerSubject(fleet, pool, probed, probed), wire.LimitsSubject(fleet),
 		},
 	}
 }

@@ -22,6 +22,9 @@ type Claim struct {
 	// Interrupted says that calls of the lane may have been started by an earlier holder that was
 	// lost, and have no result.
 	Interrupted bool `json:"interrupted,omitempty"`
+	// Spent is how many starts the rate limit of the lane still counted when the record was stored,
+	// or a negative number after a lost holder, whose starts are unknown.
+	Spent float64 `json:"spent,omitempty"`
 }
 
 // Heartbeat is the record of a worker's life. Its stream sequence grows with each renewal.

@@ -60,6 +60,15 @@ func BlobsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + 
 // SchedulesBucket is the key-value bucket of schedules.
 func SchedulesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_SCHEDULES" }
 
+// LimitsBucket is the key-value bucket of the fleet's limits, all under the key [LimitsKey].
+func LimitsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_LIMITS" }
+
+// LimitsKey is the one key of [LimitsBucket].
+const LimitsKey = "rules"
+
+// LimitsSubject is where the limits are stored.
+func LimitsSubject(f protocol.Fleet) Subject { return "$KV." + LimitsBucket(f) + "." + LimitsKey }
+
 // PlacesBucket is the key-value bucket that records where a sandbox's workspace is.
 func PlacesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_PLACES" }
 

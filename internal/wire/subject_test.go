@@ -57,6 +57,8 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"MY-FLEET_KEPT":                         wire.KeptBucket(f),
 		"MY-FLEET_PLACES":                       wire.PlacesBucket(f),
 		"MY-FLEET_SCHEDULES":                    wire.SchedulesBucket(f),
+		"MY-FLEET_LIMITS":                       wire.LimitsBucket(f),
+		"$KV.MY-FLEET_LIMITS.rules":             wire.LimitsSubject(f),
 		"ready_gpu":                             wire.ReadyConsumer("gpu"),
 		"care_gpu":                              wire.CareConsumer("gpu"),
 		"my-fleet.call.> my-fleet.ready.>":      strings.Join(wire.CallsSubjects(f), " "),

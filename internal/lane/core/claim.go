@@ -37,14 +37,17 @@ const (
 // message than the stored claim, the holder is about to delete that claim.
 func (c *Claiming) Decide(other *wire.Claim, seq uint64, isExpired func(wire.LifeID) bool) Step {
 	if seq > 0 && other.Token == c.Token {
-		c.Interrupted = other.Interrupted // as it was when it was stored
+		c.Interrupted, c.Spent = other.Interrupted, other.Spent // as they were when it was stored
 		return StepHeld
 	}
 	free := other.Life == "" || other.Life == c.Life // this incarnation does not hold the lane, so it has started nothing
 	expired := !free && isExpired(other.Life)
 	switch {
 	case free || expired:
-		c.Interrupted, c.Expect = other.Interrupted || expired, seq
+		c.Interrupted, c.Spent, c.Expect = other.Interrupted || expired, other.Spent, seq
+		if expired {
+			c.Spent = AllSpent
+		}
 		return StepStore
 	case c.Ready > other.Ready:
 		return StepWait

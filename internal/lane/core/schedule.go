@@ -7,6 +7,7 @@
 //	may another worker be expired           Sighting: its heartbeat has not changed for a lease
 //	what to do about a stored claim         Claiming.Decide: replace, keep, wait or decline
 //	start a call, or answer it unstarted    Entry.Begin
+//	may one more call of a lane start       Limit: concurrent calls, and a rate that outlives holders
 //	let a lane go                           Release: delete ready message, last look, delete claim
 //
 // An [Entry] is one call of a held lane, from its read until its result is stored.
@@ -54,6 +55,7 @@ type Progress struct {
 	Running   bool
 	Stop      func(error)
 	Cancelled bool // a cancel request was read
+	Reserved  bool // a token of the lane's rate is reserved for it, see [Limit]
 	// Unsettled says that the call certainly had no result when it started here. The goroutine that
 	// runs the call sets it.
 	Unsettled atomic.Bool

@@ -16,6 +16,8 @@ type history struct {
 	byLane  map[string][]*simCall
 	running map[string]*attempt      // by lane
 	paused  map[string]time.Duration // since when a lane is surely paused
+	shared  []*attempt               // those of calls that conflict with no other
+	started map[string][]simStart    // by lane
 	faults  []string
 	// stats tells what the run went through, so that a test can see that it was not idle.
 	stats map[string]int
@@ -24,7 +26,7 @@ type history struct {
 func newHistory(w *world) *history {
 	return &history{
 		w: w, calls: map[protocol.CallID]*simCall{}, byLane: map[string][]*simCall{}, running: map[string]*attempt{},
-		paused: map[string]time.Duration{}, stats: map[string]int{},
+		paused: map[string]time.Duration{}, started: map[string][]simStart{}, stats: map[string]int{},
 	}
 }
 
@@ -33,6 +35,8 @@ type simCall struct {
 	id        protocol.CallID
 	lane      string
 	once      bool
+	shared    bool          // conflicts with no other call
+	reserved  time.Duration // when its last start began
 	deadline  time.Duration // from when it is accepted; 0 is none
 	patience  time.Duration // queue timeout; 0 is none
 	accepted  uint64        // sequence
@@ -57,6 +61,7 @@ const (
 type attempt struct {
 	call *simCall
 	over bool
+	lane *simLane
 }
 
 func (h *history) add(c *simCall) {
@@ -91,9 +96,9 @@ func (h *history) stored(m *message) {
 	}
 }
 
-// begin is the first effect of an attempt, with the number that it is told, under a claim that was
-// stored at a time.
-func (h *history) begin(c *simCall, number int, claimed time.Duration) *attempt {
+// begin is the first effect of an attempt, with the number that it is told, in a held lane.
+func (h *history) begin(c *simCall, number int, l *simLane) *attempt {
+	claimed := l.claimed
 	c.starts++
 	switch {
 	case number < c.starts && c.results == 0 && !c.uncounted:
@@ -108,6 +113,9 @@ func (h *history) begin(c *simCall, number int, claimed time.Duration) *attempt 
 		h.fault("nothing starts in a lane that was paused before the claim", c)
 	}
 	h.stats["starts"]++
+	if c.shared {
+		return h.beginShared(c, l)
+	}
 	for _, other := range h.byLane[c.lane] {
 		if other.accepted > 0 && other.accepted < c.accepted && other.results == 0 {
 			h.fault("L2 order", c)
@@ -129,6 +137,7 @@ func (h *history) effect(a *attempt) {
 }
 
 func (h *history) end(a *attempt) {
+	h.shared = slices.DeleteFunc(h.shared, func(other *attempt) bool { return other == a })
 	if h.running[a.call.lane] == a {
 		delete(h.running, a.call.lane)
 	}
@@ -146,7 +155,7 @@ func (h *history) commit(lane string, calls []protocol.CallID) {
 		accepted = c.accepted
 	}
 	for _, c := range h.byLane[lane] {
-		if c.results > 0 && c.outcome == ran && !slices.Contains(calls, c.id) {
+		if !c.shared && c.results > 0 && c.outcome == ran && !slices.Contains(calls, c.id) {
 			h.fault("L10 a change is kept", c)
 		}
 	}
@@ -170,6 +179,9 @@ func (h *history) check() {
 		}
 		if c.accepted > 0 && c.results != 1 {
 			h.fault("L3 no call lost", c)
+		}
+		if c.shared {
+			continue
 		}
 		kept := slices.Contains(h.w.streams.keptIn(c.lane), c.id)
 		if c.results > 0 && (c.outcome == ran && !kept || c.outcome == notRun && kept) {

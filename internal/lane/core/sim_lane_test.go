@@ -35,6 +35,7 @@ type simLane struct {
 	running  int
 	idle     func() // wakes the task that holds the lane
 	work     *simWork
+	limit    simLimit
 }
 
 // newLane begins to hold a lane; claims is the ready message that its claim names.
@@ -95,7 +96,7 @@ func (l *simLane) hold(t *task) {
 			continue
 		}
 		l.refuse(t)
-		if l.start() || l.running > 0 || l.paused && l.schedule.Len() > 0 && !l.wk.draining {
+		if l.start() || l.running > 0 || l.limit.waits && !l.wk.draining || l.paused && l.schedule.Len() > 0 && !l.wk.draining {
 			l.wait(t)
 			continue
 		}
@@ -138,11 +139,18 @@ func (l *simLane) start() (started bool) {
 	if l.paused || l.wk.draining || l.running == 0 && l.makesWay() {
 		return false
 	}
+	l.limit.waits = false
 	for _, e := range l.schedule.Startable() {
+		if l.isLimited() {
+			l.limit.waits = true
+			break
+		}
 		e.Running = true
+		l.reserve(e)
 		l.running++
 		l.wk.m.start(func(t *task) {
 			defer func() {
+				l.limit.core.Cancel(e)
 				l.running--
 				l.idle()
 			}()
@@ -194,6 +202,12 @@ func (l *simLane) take(t *task) bool {
 		switch claiming.Decide(&other, seq, l.wk.isExpired) {
 		case core.StepStore:
 			l.claim.Interrupted = l.claim.Interrupted && !l.broken("interrupted claims")
+			if l.limit.age = 0; found != nil {
+				l.limit.age = l.wk.m.w.now - found.at
+			}
+			if l.claim.Spent < 0 && l.broken("the empty bucket after a lost holder") {
+				l.claim.Spent = 0
+			}
 		case core.StepHeld:
 			l.epoch, l.claimed = seq, l.wk.m.w.now
 			return true
@@ -316,6 +330,9 @@ func entryOf(c *simCall, seq uint64) *core.Entry {
 		ID: c.id, Delivery: delivery, MaxAttempts: 1000, IssuedAt: made, QueueTimeout: protocol.MillisOf(c.patience),
 		Resources: []protocol.Use{{Key: protocol.ResourceKey("x/" + c.lane), Access: protocol.Exclusive}},
 	}}
+	if c.shared {
+		e.Call.Resources[0].Access = protocol.Shared
+	}
 	if c.deadline > 0 {
 		e.Call.Deadline = made.Add(c.deadline)
 	}
@@ -495,12 +512,12 @@ func (l *simLane) attempt(t *task, e *core.Entry) bool {
 	if refused != nil && !e.MayHaveRun() && e.Starts == 0 {
 		return l.settle(t, e, outcomeOf(refused))
 	}
-	if !l.takeWork(t) || !l.alive() {
+	if !c.shared && !l.takeWork(t) || !l.alive() {
 		return false
 	}
 	end := ran
 	switch {
-	case l.isKept(c.id):
+	case !c.shared && l.isKept(c.id):
 	case refused != nil:
 		end = outcomeOf(refused)
 	default:
@@ -512,7 +529,9 @@ func (l *simLane) attempt(t *task, e *core.Entry) bool {
 	if !l.settle(t, e, end) {
 		return false
 	}
-	l.work.settled(c.id)
+	if !c.shared {
+		l.work.settled(c.id)
+	}
 	return true
 }
 
@@ -520,11 +539,14 @@ func (l *simLane) attempt(t *task, e *core.Entry) bool {
 // kept.
 func (l *simLane) run(t *task, c *simCall, e *core.Entry) bool {
 	h := l.wk.m.w.history
-	a := h.begin(c, max(e.Starts, 1), l.claimed)
+	l.begin(e)
+	a := h.begin(c, max(e.Starts, 1), l)
 	defer h.end(a)
 	stopped := false
 	e.Stop = func(error) { stopped = true }
-	l.wk.disk[l.lane] = append(slices.Clone(l.work.calls), c.id)
+	if !c.shared {
+		l.wk.disk[l.lane] = append(slices.Clone(l.work.calls), c.id)
+	}
 	for range l.wk.m.w.rng.IntN(4) {
 		t.sleep(l.wk.m.w.between(0, 150*time.Millisecond))
 		if !l.alive() {
@@ -534,7 +556,7 @@ func (l *simLane) run(t *task, c *simCall, e *core.Entry) bool {
 			break
 		}
 	}
-	return l.broken("the commit before the result") || l.commit(t, c.id)
+	return c.shared || l.broken("the commit before the result") || l.commit(t, c.id)
 }
 
 func (l *simLane) settle(t *task, e *core.Entry, end outcome) bool {
@@ -598,6 +620,7 @@ func (l *simLane) leave(t *task) bool {
 func (l *simLane) letGo(t *task, killed, deliver bool) {
 	left := l.claim
 	left.Interrupted = (killed || l.unresolved()) && !l.broken("what a release keeps in the claim")
+	left.Spent = l.spent()
 	tries := func(do func() bool) bool {
 		for l.wk.trusts(l.life) {
 			if do() {
@@ -665,9 +688,14 @@ func (l *leaver) MakeReady() bool {
 	})
 }
 
-// RemoveClaim implements [core.Leaver]; nobody answers.
+// RemoveClaim implements [core.Leaver]; nobody answers, unless the rate has to be known.
 func (l *leaver) RemoveClaim() {
 	w := l.wk.m.w
+	if left := l.claim; l.spent() > 0 {
+		left.Interrupted, left.Spent = false, l.spent()
+		l.tries(l.t, func() bool { return l.wk.endClaim(l.t, left, l.epoch) })
+		return
+	}
 	if !w.mishap(4) {
 		w.after(w.delay(), func() { l.wk.s.remove(l.wk.m, claimOf(l.lane).cell, l.epoch, func() {}) })
 	}

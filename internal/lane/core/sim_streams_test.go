@@ -61,6 +61,7 @@ type message struct {
 	seq      uint64
 	body     any
 	from, to int // versions; to is 0 while it is there
+	at       time.Duration
 }
 
 // past is what a leader of before answers from.
@@ -282,7 +283,7 @@ func (s *streams) store(to subject, body any) uint64 {
 	}
 	s.seq++
 	s.version++
-	m := &message{seq: s.seq, subject: to, body: body, from: s.version}
+	m := &message{seq: s.seq, subject: to, body: body, from: s.version, at: s.w.now}
 	s.cells[to.cell] = append(s.cells[to.cell], m)
 	s.w.history.stored(m)
 	switch b := body.(type) {

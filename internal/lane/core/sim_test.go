@@ -67,6 +67,15 @@ var disturbances = map[string]func(*world){
 // does, until nothing goes wrong any more and all calls have their results. broken is the guard
 // that is taken out, and kinds are the disturbances, all of them if there are none.
 func simulate(seed uint64, cluster bool, broken string, kinds ...string) *world {
+	return simulateWith(seed, cluster, broken, func(w *world) {
+		for i := range 3 {
+			w.newCaller(i, 8)
+		}
+	}, kinds...)
+}
+
+// simulateWith is simulate with other callers.
+func simulateWith(seed uint64, cluster bool, broken string, call func(*world), kinds ...string) *world {
 	w := &world{rng: rand.New(rand.NewPCG(seed, 1)), cluster: cluster, broken: broken, yields: seed%3 == 0}
 	w.streams, w.history = newStreams(w), newHistory(w)
 	born := 0
@@ -96,9 +105,7 @@ func simulate(seed uint64, cluster bool, broken string, kinds ...string) *world 
 		}
 	}
 	w.after(w.between(0, time.Second), disturb)
-	for i := range 3 {
-		w.newCaller(i, 8)
-	}
+	call(w)
 	fails := func() bool { return len(w.history.faults) > 0 }
 	w.runUntil(troubled+2*time.Second, fails)
 	w.calm = true

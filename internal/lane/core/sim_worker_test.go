@@ -38,6 +38,7 @@ type worker struct {
 	saved    map[wire.LifeID]bool // expired lives whose lanes are looked after
 	disk     map[string][]protocol.CallID
 	nacked   time.Duration // when the last nack arrives
+	rule     int           // of the world's, that it knows
 }
 
 // simLife is a life of a worker.
@@ -53,6 +54,7 @@ func (w *world) newWorker(name string, slots int) *worker {
 		m: w.newMachine(), s: w.streams, name: name, held: map[string]*simLane{}, slots: slots,
 		peers: map[wire.LifeID]*core.Sighting{}, saved: map[wire.LifeID]bool{}, disk: map[string][]protocol.CallID{},
 	}
+	wk.rule = len(w.rules) - 1
 	w.streams.watchers = append(w.streams.watchers, &watcher{wk.m, func(seq uint64, life wire.LifeID, expired bool) {
 		wk.see(life, seq, expired)
 	}})
@@ -405,7 +407,7 @@ func (wk *worker) disown(t *task, lane string) {
 
 // endClaim removes a claim, or leaves it without an owner where calls were interrupted.
 func (wk *worker) endClaim(t *task, c wire.Claim, epoch uint64) bool {
-	if !c.Interrupted {
+	if !c.Interrupted && (c.Spent == 0 || wk.broken("what a release keeps of the rate")) {
 		return t.remove(claimOf(string(c.Lane)).cell, epoch)
 	}
 	c.Life = ""

@@ -26,6 +26,7 @@ type world struct {
 	cluster  bool   // several servers: see streams
 	yields   bool   // lanes with calls that wait go to the end of the line
 	crash    func(*worker)
+	rules    []simRule // of all lanes, the last is in force; none without limits
 }
 
 // event is something that happens at a time.

@@ -21,6 +21,7 @@ type StoredClaim struct {
 	wire.Claim
 
 	Epoch uint64
+	At    time.Time // when it was stored, by the server's clock
 }
 
 // StoreClaim stores a claim on the condition that the lane's record has the sequence expect; 0 is
@@ -59,7 +60,7 @@ func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", msg.Subject, err)
 	}
-	return &StoredClaim{Claim: *claim, Epoch: msg.Sequence}, nil
+	return &StoredClaim{Claim: *claim, Epoch: msg.Sequence, At: msg.Time}, nil
 }
 
 // EachClaim tells the claims of a pool, one after the other. Those of a version that this one
@@ -78,9 +79,10 @@ func (s *Store) RemoveRecord(ctx context.Context, seq uint64) error {
 }
 
 // EndClaim removes a claim of one's own, and returns when it is gone. One by which calls were
-// interrupted stays, without an owner: the next holder has to know.
+// interrupted, or of which the rate limit still counts starts, stays without an owner: the next
+// holder has to know.
 func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim wire.Claim, epoch uint64) error {
-	if !claim.Interrupted {
+	if !claim.Interrupted && claim.Spent == 0 {
 		return s.RemoveRecord(ctx, epoch)
 	}
 	claim.Life = ""

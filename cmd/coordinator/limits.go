@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type limitsCommand struct {
+	environment.ExistingFleet `group:"Fleet:"`
+
+	JSON    bool          `name:"json" help:"Print JSON."`
+	Timeout time.Duration `default:"1m" help:"Time limit of the command."`
+
+	Set struct {
+		Concurrent int    `placeholder:"N" help:"Maximum number of calls of a lane that run at once."`
+		Rate       string `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start in a second, minute or hour: 5/s, 60/min, 1000/h."`
+		Burst      int    `placeholder:"N" help:"Maximum number of calls that start at once after a pause; with --rate. Default: a tenth of what a second has, at least 1."`
+		Lane       string `arg:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
+	} `cmd:"" help:"Set or replace the limit of the lanes that match."`
+	Ls struct{} `cmd:"" help:"List limits. A lane follows the first one that matches."`
+	Rm struct {
+		Lane string `arg:"" help:"Lanes, as in the list."`
+	} `cmd:"" help:"Remove a limit."`
+}
+
+// limitsVerb is one of the subcommands.
+type limitsVerb struct {
+	command *limitsCommand
+	reads   bool // it changes nothing
+	act     func(ctx context.Context, p program, store *limits.Store) error
+}
+
+// commands are the subcommands as kong names them.
+func (c *limitsCommand) commands() map[string]command {
+	return map[string]command{
+		"limits set <lane>": limitsVerb{c, false, c.set},
+		"limits ls":         limitsVerb{c, true, c.list},
+		"limits rm <lane>":  limitsVerb{c, false, c.remove},
+	}
+}
+
+func (v limitsVerb) run(ctx context.Context, p program) error {
+	c := v.command
+	if c.Timeout <= 0 {
+		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	}
+	if _, err := c.rule(); c.Set.Lane != "" && err != nil { // before anything is connected to
+		return cli.Usagef("%v", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	fl, err := c.Connect(ctx, "limits", p.common.Logger(p.Program), natsio.CallRights(protocol.Fleet(c.Fleet), protocol.DefaultPool))
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	parts := fl.Parts()
+	if v.reads {
+		parts = parts[:1]
+	}
+	return eachLimits(ctx, parts, func(store *limits.Store) error { return v.act(ctx, p, store) })
+}
+
+// eachLimits opens the limits of parts of a fleet: pools with servers of their own have a copy.
+func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store) error) error {
+	for _, part := range parts {
+		store, err := limits.Open(ctx, part.JS, part.Name)
+		if err != nil {
+			return err
+		}
+		if err := natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name)); err != nil {
+			return err
+		}
+		if err := do(store); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rule is what limits set asks for. Errors wrap [limits.ErrInvalid].
+func (c *limitsCommand) rule() (rule limits.Rule, err error) {
+	rule = limits.Rule{Lane: limits.Pattern(c.Set.Lane), Concurrent: c.Set.Concurrent, Burst: c.Set.Burst}
+	if c.Set.Rate != "" {
+		rule.Rate, err = limits.ParseRate(c.Set.Rate)
+	}
+	return rule, errors.Join(err, rule.Validate())
+}
+
+func (c *limitsCommand) set(ctx context.Context, _ program, store *limits.Store) error {
+	rule, err := c.rule()
+	if err != nil {
+		return err
+	}
+	return store.Set(ctx, rule)
+}
+
+func (c *limitsCommand) remove(ctx context.Context, _ program, store *limits.Store) error {
+	return store.Remove(ctx, limits.Pattern(c.Rm.Lane))
+}
+
+func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store) error {
+	rules, err := store.Rules(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, append([]limits.Rule{}, rules.List()...))
+	}
+	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST")
+	for _, r := range rules.List() {
+		_, burst := r.PerSecond()
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Lane, numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst))
+	}
+	return table.Flush()
+}
+
+func numberOrDash(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+// readLimits reads a file of limits, as limits ls --json prints them; no name has none.
+func readLimits(file string) ([]limits.Rule, error) {
+	if file == "" {
+		return nil, nil
+	}
+	body, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("--limits: %w", err)
+	}
+	rules, err := limits.Parse(body)
+	if err != nil {
+		return nil, cli.Usagef("--limits %s: %v", file, err)
+	}
+	return rules, nil
+}

@@ -1,0 +1,222 @@
+package lane_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func (f *fleet) limits() *limits.Store {
+	f.t.Helper()
+	store, err := limits.Open(f.t.Context(), f.js, factFleet)
+	require.NoError(f.t, err)
+	return store
+}
+
+func (f *fleet) setLimit(rule limits.Rule) {
+	f.t.Helper()
+	require.NoError(f.t, f.limits().Set(f.t.Context(), rule))
+}
+
+func perSecond(n int) limits.Rate { return limits.Rate{N: n, Per: time.Second} }
+
+// starts records when calls start, on any holder.
+type starts struct {
+	mu sync.Mutex
+	at []time.Time
+}
+
+func (s *starts) note() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at = append(s.at, time.Now())
+}
+
+// requireRate checks every period between two starts against burst + rate * its length.
+func (s *starts) requireRate(t *testing.T, rate float64, burst int) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.SortFunc(s.at, time.Time.Compare)
+	const slack = 1.0 // the executor notes a start a moment after it was counted
+	for i := range s.at {
+		for j := i; j < len(s.at); j++ {
+			w := s.at[j].Sub(s.at[i])
+			require.LessOrEqual(t, float64(j-i+1), float64(burst)+rate*w.Seconds()+slack, "starts %d to %d in %s", i, j, w)
+		}
+	}
+}
+
+// sharedCalls are calls of one lane that do not conflict.
+func sharedCalls(n int, lane string) []*protocol.Call {
+	calls := make([]*protocol.Call, n)
+	for i := range calls {
+		calls[i] = newCall("s", shared(lane))
+	}
+	return calls
+}
+
+// Law: no more calls of a lane run at once than its limit allows, and the limit holds for each lane
+// by itself.
+func TestLimit_NeverMoreAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Concurrent: 3})
+	var running, most [3]atomic.Int32
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		i := run.Call.Turn
+		now := running[i].Add(1)
+		for before := most[i].Load(); now > before; before = most[i].Load() {
+			most[i].CompareAndSwap(before, now)
+		}
+		time.Sleep(2 * time.Millisecond)
+		running[i].Add(-1)
+		return succeed(run)
+	}), lane.Options{Slots: 32})
+	p := f.publisher()
+	var all []*protocol.Call
+	for i, name := range []string{"account/a", "account/b", "other/c"} {
+		calls := sharedCalls(60, name)
+		for _, c := range calls {
+			c.Turn = i
+		}
+		all = append(all, calls...)
+	}
+	put(t, p, all...)
+	for _, c := range all {
+		require.Equal(t, protocol.StatusOK, f.await(p, c).Status)
+	}
+	require.EqualValues(t, 3, most[0].Load(), "account/a")
+	require.EqualValues(t, 3, most[1].Load(), "account/b")
+	require.Greater(t, most[2].Load(), int32(3), "other/c has no rule")
+}
+
+// Law: no period has more starts than the rate and the burst allow, and the rate is reached. A slot
+// is not used while the rate is waited for.
+func TestLimit_Rate(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: perSecond(50), Burst: 5})
+	var seen starts
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Lane() == "account/a" {
+			seen.note()
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 1})
+	p := f.publisher()
+	calls, other := sharedCalls(60, "account/a"), newCall("s", exclusive("other/x"))
+	put(t, p, calls...)
+	began := time.Now()
+	put(t, p, other)
+	f.await(p, other)
+	require.Less(t, time.Since(began), time.Second, "the only slot is free for others")
+	for _, c := range calls {
+		f.await(p, c)
+	}
+	seen.requireRate(t, 50, 5)
+	took := seen.at[len(seen.at)-1].Sub(seen.at[0])
+	require.Greater(t, took, time.Second)
+	require.Less(t, took, 10*time.Second)
+}
+
+// Law: what was spent of a rate is known to the next holder, also when the lane was idle and
+// released in between, and when its holder was stopped.
+func TestLimit_TheRateOutlivesItsHolders(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 60, Per: time.Minute}, Burst: 3})
+	var seen starts
+	host := hostFunc(func(_ context.Context, run *lane.Run) protocol.Result { seen.note(); return succeed(run) })
+	h := f.hold(host, lane.Options{Slots: 4})
+	p := f.publisher()
+	for range 3 {
+		c := newCall("s", exclusive("account/a"))
+		put(t, p, c)
+		f.await(p, c)
+		f.requireQuiet()
+	}
+	h.stop()
+	f.hold(host, lane.Options{Slots: 4})
+	calls := sharedCalls(2, "account/a")
+	put(t, p, calls...)
+	for _, c := range calls {
+		f.await(p, c)
+	}
+	seen.requireRate(t, 1, 3)
+	require.Greater(t, seen.at[4].Sub(seen.at[0]), 900*time.Millisecond)
+}
+
+// Law: a lost holder never makes a lane faster: its successor begins with an empty bucket.
+func TestLimit_ALostHolderMakesNothingFaster(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: perSecond(2), Burst: 10})
+	p := f.publisher()
+	first := newCall("s", exclusive("account/a"))
+	f.ensurePool(briefLease)
+	put(t, p, first)
+	f.loseAt(briefLease)
+	var seen starts
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result { seen.note(); return succeed(run) }),
+		lane.Options{Slots: 4, AckWait: briefLease})
+	calls := sharedCalls(4, "account/a")
+	put(t, p, calls...)
+	for _, c := range append(calls, first) {
+		f.await(p, c)
+	}
+	seen.requireRate(t, 2, 1)
+}
+
+// Law: a change of rules is in force for lanes that are held, and a rule that is removed holds
+// nothing back.
+func TestLimit_ChangesApplyToHeldLanes(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}})
+	ran := make(chan protocol.CallID, 16)
+	f.hold(tells(ran), lane.Options{Slots: 4})
+	p := f.publisher()
+	calls := sharedCalls(4, "account/a")
+	put(t, p, calls...)
+	<-ran
+	require.Eventually(t, func() bool {
+		return f.waitsFor("account/a") == "limit account/*: rate 1/h"
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, f.limits().Remove(t.Context(), "account/*"))
+	for _, c := range calls {
+		f.await(p, c)
+	}
+}
+
+// waitsFor is what the holder of a lane says that its calls wait for.
+func (f *fleet) waitsFor(l protocol.Lane) string {
+	f.t.Helper()
+	reply, err := f.nc.Request(wire.AskSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), nil, time.Second)
+	if err != nil {
+		return fmt.Sprint(err)
+	}
+	return answerOf(f.t, reply.Data).WaitsFor
+}
+
+func answerOf(t *testing.T, body []byte) (held lane.HeldLane) {
+	t.Helper()
+	var answer lane.Answer
+	require.NoError(t, json.Unmarshal(body, &answer))
+	if len(answer.Lanes) == 1 {
+		held = answer.Lanes[0]
+	}
+	return held
+}

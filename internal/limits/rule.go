@@ -1,0 +1,271 @@
+package limits
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Bounds of rules.
+const (
+	MaxRules      = 1000
+	MaxConcurrent = 1_000_000
+	MaxBurst      = 1_000_000
+	// MaxRate is the highest rate, in starts a second, and MinRate the lowest: one a day.
+	MaxRate = 100_000
+	MinRate = 1.0 / (24 * 60 * 60)
+	// maxPattern bounds a pattern, in bytes.
+	maxPattern = 256
+)
+
+// Errors of rules.
+var (
+	ErrInvalid = errors.New("invalid limit")
+	ErrUnknown = errors.New("there is no such limit")
+)
+
+// Rule bounds each lane that matches its pattern. A lane follows one rule: the most specific one.
+type Rule struct {
+	// Lane is the pattern, such as account/*.
+	Lane Pattern `json:"lane"`
+	// Concurrent is how many calls of a lane run at once; 0 is no bound.
+	Concurrent int `json:"concurrent,omitempty"`
+	// Rate is how many calls of a lane start in a time; the zero value is no bound.
+	Rate Rate `json:"rate,omitzero"`
+	// Burst is how many of them may start at once; 0 means [Rate.DefaultBurst].
+	Burst int `json:"burst,omitempty"`
+}
+
+// Validate reports every invalid field, joined; each error wraps [ErrInvalid].
+func (r *Rule) Validate() error {
+	var all []error
+	invalid := func(format string, args ...any) {
+		all = append(all, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+	}
+	if err := r.Lane.validate(); err != nil {
+		all = append(all, err)
+	}
+	if r.Concurrent < 0 || r.Concurrent > MaxConcurrent {
+		invalid("concurrent %d: must be 1 to %d", r.Concurrent, MaxConcurrent)
+	}
+	if err := r.Rate.validate(); err != nil {
+		all = append(all, err)
+	}
+	if r.Burst < 0 || r.Burst > MaxBurst {
+		invalid("burst %d: must be 1 to %d", r.Burst, MaxBurst)
+	}
+	if r.Burst > 0 && r.Rate.IsZero() {
+		invalid("burst %d: needs a rate", r.Burst)
+	}
+	if r.Concurrent == 0 && r.Rate.IsZero() {
+		invalid("%s: needs concurrent or rate", r.Lane)
+	}
+	return errors.Join(all...)
+}
+
+// PerSecond is the rate in starts a second, and how many may start at once; 0 is no bound.
+func (r *Rule) PerSecond() (rate float64, burst int) {
+	if r.Rate.IsZero() {
+		return 0, 0
+	}
+	return r.Rate.PerSecond(), cmp.Or(r.Burst, r.Rate.DefaultBurst())
+}
+
+// Pattern names lanes: two segments with a slash between, as in account/acme. A segment may end
+// with *, which stands for any text: account/*, account/eu-*, */*.
+type Pattern string
+
+func (p Pattern) validate() error {
+	invalid := func(why string) error {
+		return fmt.Errorf("%w: lane %q: %s; give two segments, such as account/acme or account/*", ErrInvalid, string(p), why)
+	}
+	if len(p) > maxPattern {
+		return fmt.Errorf("%w: lane: %d bytes: must be at most %d", ErrInvalid, len(p), maxPattern)
+	}
+	segments := strings.Split(string(p), "/")
+	if len(segments) != 2 {
+		return invalid(fmt.Sprintf("%d segments, and a lane is the first two of a resource key", len(segments)))
+	}
+	for _, segment := range segments {
+		if star := strings.IndexByte(segment, '*'); star >= 0 && star < len(segment)-1 {
+			return invalid("* must be the end of a segment")
+		}
+	}
+	example := strings.ReplaceAll(string(p), "*", "x") // what the pattern matches, if it matches anything
+	if key, err := protocol.ParseResourceKey(example); err != nil || string(key) != example {
+		return invalid("matches no lane")
+	}
+	return nil
+}
+
+// Matches reports whether a lane has the pattern.
+func (p Pattern) Matches(lane protocol.Lane) bool {
+	first, second, _ := strings.Cut(string(p), "/")
+	one, two, _ := strings.Cut(string(lane), "/")
+	return matches(first, one) && matches(second, two)
+}
+
+func matches(pattern, segment string) bool {
+	if prefix, open := strings.CutSuffix(pattern, "*"); open {
+		return strings.HasPrefix(segment, prefix)
+	}
+	return pattern == segment
+}
+
+// moreSpecific orders patterns that match the same lane: the first segment decides, then the
+// second. A segment without * is more specific than one with it, and of two with it the longer.
+func (p Pattern) moreSpecific(q Pattern) int {
+	weight := func(segment string) int {
+		if prefix, open := strings.CutSuffix(segment, "*"); open {
+			return len(prefix)
+		}
+		return maxPattern + 1
+	}
+	first, second, _ := strings.Cut(string(p), "/")
+	one, two, _ := strings.Cut(string(q), "/")
+	return cmp.Or(cmp.Compare(weight(one), weight(first)), cmp.Compare(weight(two), weight(second)), cmp.Compare(p, q))
+}
+
+// Rate is a number of starts in a second, a minute or an hour, as in 60/min.
+type Rate struct {
+	N   int
+	Per time.Duration
+}
+
+// units are the ways to write what a rate is per; the first of each is how it is printed.
+var units = []struct { //nolint:gochecknoglobals // a constant table
+	name string
+	per  time.Duration
+}{{"s", time.Second}, {"min", time.Minute}, {"h", time.Hour}, {"sec", time.Second}, {"second", time.Second}, {"m", time.Minute}, {"minute", time.Minute}, {"hour", time.Hour}}
+
+// ParseRate reads a rate such as 5/s, 60/min or 1000/h. Errors wrap [ErrInvalid].
+func ParseRate(s string) (r Rate, err error) {
+	return r, r.UnmarshalText([]byte(s))
+}
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (r *Rate) UnmarshalText(text []byte) error {
+	number, unit, _ := strings.Cut(string(text), "/")
+	n, err := strconv.Atoi(number)
+	at := slices.IndexFunc(units, func(u struct {
+		name string
+		per  time.Duration
+	},
+	) bool {
+		return u.name == unit
+	})
+	if err != nil || at < 0 {
+		return fmt.Errorf("%w: rate %q: must be a number per s, min or h, such as 60/min", ErrInvalid, text)
+	}
+	*r = Rate{N: n, Per: units[at].per}
+	if r.IsZero() || n <= 0 {
+		return fmt.Errorf("%w: rate %q: must be more than 0", ErrInvalid, text)
+	}
+	return r.validate()
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+func (r Rate) String() string {
+	for _, u := range units {
+		if u.per == r.Per {
+			return strconv.Itoa(r.N) + "/" + u.name
+		}
+	}
+	return ""
+}
+
+// IsZero reports whether it is no bound.
+func (r Rate) IsZero() bool { return r == Rate{} }
+
+// PerSecond is the rate in starts a second.
+func (r Rate) PerSecond() float64 { return float64(r.N) / r.Per.Seconds() }
+
+// DefaultBurst is what a tenth of a second has, and at least 1.
+func (r Rate) DefaultBurst() int { return max(int(math.Ceil(r.PerSecond()/10)), 1) }
+
+func (r Rate) validate() error {
+	if r.IsZero() {
+		return nil
+	}
+	if r.N <= 0 || r.Per <= 0 || r.PerSecond() > MaxRate || r.PerSecond() < MinRate {
+		return fmt.Errorf("%w: rate %s: must be more than 0 and at most %d/s", ErrInvalid, r, MaxRate)
+	}
+	return nil
+}
+
+// Rules are the rules of a fleet. They are not changed; a nil pointer has none.
+type Rules struct {
+	list []Rule // the most specific one first
+}
+
+// newRules checks rules and orders them. Errors wrap [ErrInvalid].
+func newRules(list []Rule) (*Rules, error) {
+	if len(list) > MaxRules {
+		return nil, fmt.Errorf("%w: %d rules: must be at most %d", ErrInvalid, len(list), MaxRules)
+	}
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b Rule) int { return a.Lane.moreSpecific(b.Lane) })
+	var all []error
+	for i := range list {
+		all = append(all, list[i].Validate())
+		if i > 0 && list[i].Lane == list[i-1].Lane {
+			all = append(all, fmt.Errorf("%w: lane %s: has two rules", ErrInvalid, list[i].Lane))
+		}
+	}
+	if err := errors.Join(all...); err != nil {
+		return nil, err
+	}
+	return &Rules{list: list}, nil
+}
+
+// Parse reads a JSON list of rules, as they are stored. Errors wrap [ErrInvalid].
+func Parse(body []byte) ([]Rule, error) {
+	var list []Rule
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(&list)
+	if err == nil {
+		_, err = newRules(list)
+	}
+	if err != nil && !errors.Is(err, ErrInvalid) {
+		err = fmt.Errorf("%w: must be a JSON list, as coordinator limits ls --json prints it: %w", ErrInvalid, err)
+	}
+	return list, err
+}
+
+// Of returns the rule of a lane; nil when none matches.
+func (r *Rules) Of(lane protocol.Lane) *Rule {
+	if r == nil {
+		return nil
+	}
+	for i := range r.list {
+		if r.list[i].Lane.Matches(lane) {
+			return &r.list[i]
+		}
+	}
+	return nil
+}
+
+// List returns all rules, the most specific one first. The slice is the rules' own.
+func (r *Rules) List() []Rule {
+	if r == nil {
+		return nil
+	}
+	return r.list
+}
+
+// HasRates reports whether a rule has a rate.
+func (r *Rules) HasRates() bool {
+	return slices.ContainsFunc(r.List(), func(rule Rule) bool { return !rule.Rate.IsZero() })
+}

@@ -1,0 +1,55 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// limits runs a verb of coordinator limits on the fleet.
+func (b *broker) limits(tb testing.TB, verb string, args ...string) finished {
+	tb.Helper()
+	return execute(tb, coordinator, launch{args: append(append([]string{"limits", verb}, b.flags...), args...)})
+}
+
+// TestLimits_Commands: what set, ls and rm print, and what they refuse without a change.
+func TestLimits_Commands(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	startServe(t, script(t, say("Done.")), b.flags...)
+	require.Equal(t, "[]\n", b.limits(t, "ls", "--json").stdout)
+	for _, args := range [][]string{
+		{"account/*", "--concurrent", "5", "--rate", "60/min", "--burst", "10"}, {"account/vip", "--concurrent", "50"}, {"*/*", "--rate", "1000/s"},
+	} {
+		set := b.limits(t, "set", args...)
+		require.Equal(t, 0, set.code, set.stderr)
+	}
+	want := `[{"lane":"account/vip","concurrent":50},{"lane":"account/*","concurrent":5,"rate":"60/min","burst":10},{"lane":"*/*","rate":"1000/s"}]`
+	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout)
+	require.Equal(t, `LANE         CONCURRENT  RATE    BURST
+account/vip  50          -       -
+account/*    5           60/min  10
+*/*          -           1000/s  100
+`, b.limits(t, "ls").stdout)
+	for text, args := range map[string][]string{
+		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},
+		`rate "0/s": must be more than 0`:                                               {"set", "account/*", "--rate", "0/s"},
+		`rate "9": must be a number per s, min or h, such as 60/min`:                    {"set", "account/*", "--rate", "9"},
+		"rate 1000000/s: must be more than 0 and at most 100000/s":                      {"set", "account/*", "--rate", "1000000/s"},
+		"burst 10: needs a rate":                                                        {"set", "account/*", "--concurrent", "1", "--burst", "10"},
+		"account/*: needs concurrent or rate":                                           {"set", "account/*"},
+		`lane "account": 1 segments, and a lane is the first two segments of a`:         {"set", "account", "--concurrent", "1"},
+		`lane "account/a/b": 3 segments, and a lane is the first two of a`:              {"set", "account/a/b", "--concurrent", "1"},
+		`lane "account/*x": * must be the end of a segment; give two segments, such as`: {"set", "account/*x", "--concurrent", "1"},
+		`lane "account/..": matches no lane`:                                            {"set", "account/..", "--concurrent", "1"},
+		"there is no such limit: sandbox/*":                                             {"rm", "sandbox/*"},
+	} {
+		got := b.limits(t, args[0], args[1:]...)
+		require.NotZero(t, got.code, text)
+		require.Contains(t, got.stderr, text[:min(len(text), 50)], args)
+	}
+	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout, "nothing has changed")
+	removed := b.limits(t, "rm", "account/vip")
+	require.Equal(t, 0, removed.code, removed.stderr)
+	require.NotContains(t, b.limits(t, "ls").stdout, "vip")
+}
