@@ -53,7 +53,7 @@ func (l *simLane) isLimited() bool {
 		running = 0
 	}
 	blocked, _ := l.limit.core.Blocked(running, l.wk.m.clock())
-	return blocked != core.NotBlocked && !(blocked == core.BlockedRate && l.broken("the rate"))
+	return blocked == core.BlockedConcurrent || blocked == core.BlockedRate && !l.broken("the rate")
 }
 
 func (l *simLane) reserve(e *core.Entry) {
