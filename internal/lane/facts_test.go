@@ -67,7 +67,7 @@ func TestFact_EnqueueingTwiceIsRefused(t *testing.T) {
 func TestFact_MailboxIsReadFromTheLeader(t *testing.T) {
 	t.Parallel()
 	f, _ := newClusterFleet(t)
-	direct := f.overhear("$JS.API.DIRECT.GET.>")
+	direct := f.overhear("$JS.API.DIRECT.GET." + wire.CallsStream(factFleet))
 	leader := f.overhear("$JS.API.STREAM.MSG.GET." + wire.CallsStream(factFleet))
 	p := f.publisher()
 	f.hold(succeeds, lane.Options{})

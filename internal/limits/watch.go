@@ -34,7 +34,7 @@ const (
 	// readAgain is after how long they are read once more after a change: on several servers, the
 	// first answer may come from one that is behind.
 	readAgain   = 300 * time.Millisecond
-	readTimeout = 2 * time.Second
+	readTimeout = time.Second
 )
 
 // NewWatch watches nothing yet. changed is called by the goroutine of Run.
@@ -52,20 +52,15 @@ func (w *Watch) Rules() *Rules {
 
 // Load reads the rules. After an error they are as they were.
 func (w *Watch) Load(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	msg, err := w.js.Conn().RequestWithContext(ctx, "$JS.API.DIRECT.GET.KV_"+wire.LimitsBucket(w.fleet)+"."+wire.LimitsSubject(w.fleet), nil)
+	msg, err := w.request(ctx)
 	switch {
-	case errors.Is(err, nats.ErrNoResponders):
-		if _, err = w.js.Stream(ctx, "KV_"+wire.LimitsBucket(w.fleet)); errors.Is(err, jetstream.ErrStreamNotFound) {
+	case err != nil: // without the bucket nobody answers, and who listens to all requests hides that
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		if _, missing := w.js.Stream(ctx, "KV_"+wire.LimitsBucket(w.fleet)); errors.Is(missing, jetstream.ErrStreamNotFound) {
 			w.store(nil, 0)
 			return nil
 		}
-		if err == nil {
-			err = nats.ErrNoResponders // it was created just now, or has no leader
-		}
-		return fmt.Errorf("read the limits of the fleet: %w", err)
-	case err != nil:
 		return fmt.Errorf("read the limits of the fleet: %w", err)
 	case msg.Header.Get("Status") == "404" && w.revision == 0: // later, a server that is behind has none: the key is never removed
 		return nil
@@ -80,6 +75,12 @@ func (w *Watch) Load(ctx context.Context) error {
 	_, _ = fmt.Sscan(msg.Header.Get(jetstream.SequenceHeader), &revision)
 	w.store(rules, revision)
 	return nil
+}
+
+func (w *Watch) request(ctx context.Context) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return w.js.Conn().RequestWithContext(ctx, "$JS.API.DIRECT.GET.KV_"+wire.LimitsBucket(w.fleet)+"."+wire.LimitsSubject(w.fleet), nil)
 }
 
 // store keeps rules that are newer than those that are known; a bucket that is gone has none.
