@@ -18,7 +18,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // answeredWithin is how long after the result of a call the end of its question may arrive: each
@@ -274,7 +273,7 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 		return
 	}
 	b.close(f)
-	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && tools.HigherLevel(r.Level, level) != r.Level {
+	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
 		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
 			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
 			level, r.WorkerID, r.Level))

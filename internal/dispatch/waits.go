@@ -16,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 const (
@@ -132,7 +131,7 @@ func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Need) string {
 	}
 	var handling, isolating []string
 	for _, w := range workers {
-		has, isolates := hasHandler(w, n), tools.HigherLevel(w.Level, n.Level) == w.Level
+		has, isolates := hasHandler(w, n), wire.HigherLevel(w.Level, n.Level) == w.Level
 		if has && isolates {
 			return ""
 		}

@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -69,7 +69,7 @@ func (f *PolicyFlags) minLevel() (string, error) {
 	all, err := f.Policies()
 	level := ""
 	for _, p := range all {
-		level = tools.HigherLevel(level, p.MinLevel)
+		level = wire.HigherLevel(level, p.MinLevel)
 	}
 	return cmp.Or(level, MinLevelElsewhere), err
 }

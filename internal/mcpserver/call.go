@@ -11,10 +11,10 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // structured is the typed result of a call, for programs.
@@ -157,7 +157,7 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 		}
 		value := r.Value
 		called, isServers := value.(protocol.MCPCallResult)
-		mediaType, data, image := tools.Image(r)
+		mediaType, data, image := render.Image(r)
 		switch {
 		case isServers:
 			answer.Content = blocks(o.Text, called)
@@ -217,7 +217,7 @@ func blocks(text string, value protocol.MCPCallResult) []mcp.Content {
 		switch {
 		case part.Type == "resource_link":
 			all = append(all, &mcp.ResourceLink{URI: part.URI, Name: part.Name, Description: part.Text, MIMEType: part.MediaType})
-		case len(part.Data) > tools.MaxImageBytes, len(part.Data) == 0 && !whole: // which the text names, or has
+		case len(part.Data) > render.MaxImageBytes, len(part.Data) == 0 && !whole: // which the text names, or has
 		case part.Type == "text":
 			all = append(all, &mcp.TextContent{Text: part.Text})
 		case part.Type == "image":

@@ -9,10 +9,10 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // DefaultPatience is the default of [Options].Patience: clients give up on a request of which they
@@ -177,7 +177,7 @@ func (s *Server) goesOn(_ context.Context, call *protocol.Call) *mcp.CallToolRes
 }
 
 func whereLater(call protocol.CallID) string {
-	return "To wait for its result, read the path " + tools.Handle(call) + " by the tool that reads files."
+	return "To wait for its result, read the path " + render.Handle(call, "", 0, 0) + " by the tool that reads files."
 }
 
 // await waits for the result of a call that goes on here, as long as a client does, before it is

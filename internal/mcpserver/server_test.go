@@ -58,7 +58,7 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 			return dir, os.MkdirAll(dir, 0o755) == nil
 		},
 	}))
-	set, err := toolset.Named(toolset.CoreName, toolset.JobsName)
+	set, err := toolset.Named("core", "jobs")
 	require.NoError(tb, err)
 	table, err := tools.NewTable(set...)
 	require.NoError(tb, err)
@@ -410,7 +410,7 @@ func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
 	require.NotContains(t, names(readToken), "bash")
 	_, err := client(t, overHTTP(url, readToken), nil).CallTool(t.Context(), &mcp.CallToolParams{Name: "bash"})
 	require.ErrorContains(t, err, "bash", "also who knows its name does not get it")
-	set, err := toolset.Named(toolset.CoreName)
+	set, err := toolset.Named("core")
 	require.NoError(t, err)
 	table, err := tools.NewTable(set...)
 	require.NoError(t, err)

@@ -29,7 +29,7 @@ func (s *Server) runner(
 	}
 	toolsets := turn.Toolsets
 	if len(toolsets) == 0 {
-		toolsets = []string{toolset.CoreName}
+		toolsets = []string{"core"}
 	}
 	set, err := toolset.Named(toolsets...)
 	if err != nil {

@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -61,3 +62,21 @@ func DecodeWorkerInfo(body []byte) (*WorkerInfo, error) {
 	}
 	return &w, nil
 }
+
+// HigherLevel returns the higher of two sandbox levels, of which "" is any. A word that is no
+// level is higher than all, so that no worker takes it for less than was meant.
+func HigherLevel(a, b string) string {
+	rank := func(level string) int {
+		if level != "" && !slices.Contains(Levels(), level) {
+			return len(Levels())
+		}
+		return slices.Index(Levels(), level)
+	}
+	if rank(b) > rank(a) {
+		return b
+	}
+	return a
+}
+
+// Levels returns the words of sandbox levels, least first.
+func Levels() []string { return []string{"none", "paths", "full", "kernel"} }

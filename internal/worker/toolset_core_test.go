@@ -9,9 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func digest(text string) string {
@@ -20,7 +19,7 @@ func digest(text string) string {
 }
 
 func coreFiles(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.is(fmt.Sprintf("Created a/b.txt (8 bytes, SHA-256 %s).", digest("one\ntwo\n")), "write", args{"path": "a/b.txt", "content": "one\ntwo\n"})
 	s.is("     1\tone\n     2\ttwo\n[lines 1-2 of 2]", "read", args{"path": "a/b.txt"})
 	s.is("     2\ttwo\n[lines 2-2 of 2]", "read", args{"path": "./a//b.txt", "offset": 2})
@@ -44,7 +43,7 @@ func coreFiles(t *testing.T, execute executor) {
 	s.has("read", args{"path": "binary"}, "binary file of 3 bytes")
 	s.is("     1\tgrün\n[lines 1-1 of 1; encoding ISO-8859-1]", "read", args{"path": "latin1"})
 	image := s.call("read", args{"path": "logo.png"})
-	mediaType, data, ok := tools.Image(image.result)
+	mediaType, data, ok := render.Image(image.result)
 	require.True(t, ok, image.text)
 	require.Equal(t, "image/png", mediaType)
 	require.Len(t, data, 12)
@@ -56,7 +55,7 @@ func coreFiles(t *testing.T, execute executor) {
 }
 
 func coreEdits(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.ok("write", args{"path": "f", "content": "one\ntwo\ntwo\nthree\n"})
 	s.has("edit", args{"path": "f", "old": "one", "new": "1"}, "Edited f: 1 replacement (16 bytes", "-one\n+1\n")
 	text := s.fails(protocol.CodeEditNotUnique, "edit", args{"path": "f", "old": "two", "new": "2"})
@@ -79,7 +78,7 @@ func coreEdits(t *testing.T, execute executor) {
 }
 
 func corePatches(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.ok("write", args{"path": "f", "content": "1\n2\n3\n4\n5\n6"})
 	s.has("edit", args{"path": "f", "patch": "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n@@ -50,2 +50,2 @@\n 5\n-6\n+six\n"},
 		"2 replacements", "hunk 2 was applied at line 6, 45 lines further up", "+six")
@@ -92,7 +91,7 @@ func corePatches(t *testing.T, execute executor) {
 }
 
 func coreFinding(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh(`mkdir -p src/sub node_modules/m .git && printf 'func A() {}\nfunc B() {}\n' >src/a.go && printf 'func C() {}\n' >src/sub/b.go &&
 		printf 'func D() {}\n' >node_modules/m/i.js && printf 'func E() {}\n' >.git/x && printf 'node_modules/\n*.log\n' >.gitignore &&
 		printf 'func\0' >bin && echo 'func F' >x.log && ln -s src/a.go link`)

@@ -15,8 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 var (
@@ -35,7 +34,7 @@ func (s *session) whole(reader, cut string) string {
 	path := place.ReplaceAllString(found[1], "")
 	for range 2000 {
 		page := s.ok(reader, args{"path": path})
-		require.LessOrEqual(s.t, utf8.RuneCountInString(page), tools.MaxText)
+		require.LessOrEqual(s.t, utf8.RuneCountInString(page), prose.MaxText)
 		if strings.HasPrefix(page, `{"data":`) {
 			var value struct{ Data string }
 			require.NoError(s.t, json.Unmarshal([]byte(page), &value))
@@ -64,7 +63,7 @@ func (s *session) whole(reader, cut string) string {
 
 // cutLists: of a list that is not shown whole the total is told, and all of it can be read.
 func cutLists(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh("mkdir many; cd many; i=0; while [ $i -lt 1200 ]; do echo hit $i >f$i.txt; i=$((i+1)); done; echo x >a.log; echo x >b.log; echo '*.log' >.gitignore")
 	var files, paths, hits []string
 	for i := range 1200 {
@@ -84,32 +83,32 @@ func cutLists(t *testing.T, execute executor) {
 		mark              string
 		want              []string // what the lines begin with
 	}{
-		"list": {toolset.CoreName, "read", "list", args{"path": "many"}, "[500 of 1203 names; the others:", names},
-		"glob": {toolset.CoreName, "read", "glob", args{"pattern": "many/*.txt"}, "[500 of 1200 files; 2 left out by .gitignore; the others:", paths},
+		"list": {"core", "read", "list", args{"path": "many"}, "[500 of 1203 names; the others:", names},
+		"glob": {"core", "read", "glob", args{"pattern": "many/*.txt"}, "[500 of 1200 files; 2 left out by .gitignore; the others:", paths},
 		"tree": {
-			toolset.CoreName, "read", "tree",
+			"core", "read", "tree",
 			args{"path": "many"},
 			"[500 of 1201 entries; 2 left out by .gitignore; the others:", slices.Concat(names[:1], files),
 		},
 		"grep": {
-			toolset.CoreName, "read", "grep",
+			"core", "read", "grep",
 			args{"pattern": "hit", "path": "many"},
 			"[500 of 1200 matches; 1201 files searched; 2 left out by .gitignore; the others:", hits,
 		},
 		"grep, few": {
-			toolset.CoreName, "read", "grep",
+			"core", "read", "grep",
 			args{"pattern": "hit", "path": "many", "limit": 7},
 			"[7 of 1200 matches; 1201 files searched; 2 left out by .gitignore; the others:", hits,
 		},
-		"openrath": {toolset.OpenRathName, "read_workspace_file", "list_workspace_files", args{"path": "many"}, `"total":1203,"truncated":"703 more; the others:`, names},
+		"openrath": {"openrath", "read_workspace_file", "list_workspace_files", args{"path": "many"}, `"total":1203,"truncated":"703 more; the others:`, names},
 		"smithers": {
-			toolset.SmithersName, "read", "grep",
+			"smithers", "read", "grep",
 			args{"pattern": "hit"},
 			"[700 more of 1200 lines; the others:", hits,
 		},
-		"files, names": {toolset.FilesName, "read_file", "list_files", args{"pattern": "many/*.txt"}, "[700 more of 1200 files; the others:", paths},
+		"files, names": {"files", "read_file", "list_files", args{"pattern": "many/*.txt"}, "[700 more of 1200 files; the others:", paths},
 		"files, lines": {
-			toolset.FilesName, "read_file", "search_files",
+			"files", "read_file", "search_files",
 			args{"pattern": "hit", "file_pattern": "*.txt"},
 			"[700 more of 1200 lines; the others:", hits,
 		},
@@ -132,7 +131,7 @@ func cutLists(t *testing.T, execute executor) {
 
 // cutLines: lines that are too long to be shown, of a file and where they are found.
 func cutLines(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	const size = 10_000_000
 	s.sh(fmt.Sprintf(`head -c %d /dev/zero | tr '\0' x >line; printf 'short\n%%s\nend\n' "$(head -c 80000 line | sed 's/x/é/g')" >three`, size))
 	text := s.ok("read", args{"path": "line"})
@@ -153,11 +152,11 @@ func cutLines(t *testing.T, execute executor) {
 	require.Contains(t, page, "[line 2 of 3, bytes 4001-91984 of 160000; read on with path=\"")
 	require.Equal(t, "short\n"+strings.Repeat("é", 80_000)+"\nend", s.whole("read", text))
 	for set, reader := range map[string]string{
-		toolset.OpenRathName: "read_workspace_file", toolset.SmithersName: "read", toolset.FilesName: "read_file",
+		"openrath": "read_workspace_file", "smithers": "read", "files": "read_file",
 	} {
 		in := s.with(set)
 		text := in.ok(reader, args{"path": "three"})
-		if set == toolset.OpenRathName {
+		if set == "openrath" {
 			require.Contains(t, text, `...(truncated)","truncated":"the file has 160011 bytes; read on with path=`)
 		} else {
 			require.Contains(t, text, "[cut here: these are the first", set)
@@ -171,7 +170,7 @@ func cutLines(t *testing.T, execute executor) {
 
 // cutFiles: what a read did not show is kept as it was then, and what changes later is not in it.
 func cutFiles(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	var all strings.Builder
 	for i := range 20_000 {
 		fmt.Fprintf(&all, "line %d é\n", i+1)
@@ -189,7 +188,7 @@ func cutFiles(t *testing.T, execute executor) {
 	s.has("read", args{"path": next, "offset": 19_999}, " 19999\tline 19999 é\n", "[lines 19999-20000 of 20000]")
 
 	s.sh("head -c 300000 /dev/urandom >bytes")
-	in := s.with(toolset.OpenRathName)
+	in := s.with("openrath")
 	text := in.ok("read_workspace_file", args{"path": "bytes", "encoding": nil})
 	require.Contains(t, text, `...(truncated)","truncated":"the file has 300000 bytes; read on with path=`)
 	bytes, err := base64.StdEncoding.DecodeString(in.whole("read_workspace_file", text))
@@ -201,14 +200,14 @@ func cutFiles(t *testing.T, execute executor) {
 
 // cutValues: JSON stays JSON, and is kept as it is in the file; commands have head and tail.
 func cutValues(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	array := "[" + strings.Repeat("1.50, ", 20_000) + "2]"
 	object := `{"b":"` + strings.Repeat("é", 60_000) + `"}`
 	for name, document := range map[string]string{"array": array, "object": object} {
 		s.ok("write", args{"path": name, "content": document})
 		text := s.ok("json_read", args{"path": name})
 		require.True(t, json.Valid([]byte(text)), text[:100])
-		require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+		require.LessOrEqual(t, utf8.RuneCountInString(text), prose.MaxText)
 		require.Equal(t, document, s.whole("read", text), name)
 	}
 	text := s.ok("bash", args{"command": "seq 0 8999 | sed 's/$/ é/'"})

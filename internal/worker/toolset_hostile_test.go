@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // everyReader are the tools that take the path of a file and change nothing.
@@ -38,7 +37,7 @@ func (s *session) quick(tool string, a args) answer {
 
 // hostileKinds: what is no regular file is refused by its kind, and nothing hangs on it.
 func hostileKinds(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh("mkdir d && mkfifo d/fifo && ln -s none d/dangling && ln -s b d/a && ln -s a d/b && ln -s . d/here && ln -s d/fifo tofifo && echo x >d/f")
 	for path, code := range map[string]protocol.Code{
 		"d/fifo": protocol.CodeNotRegular, "tofifo": protocol.CodeNotRegular, "d/a": protocol.CodeInvalidPath,
@@ -71,7 +70,7 @@ func hostileKinds(t *testing.T, execute executor) {
 // hostileNames: any name that a file can have is shown so that it breaks no line, and can be
 // used again where it is text.
 func hostileNames(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	names := []string{"-rf", "a b", "a\nb", "a\tb", "a\x1b[31mb", "it's", `q"q`, "*", "[x]", "{a,b}", "$HOME", "`id`", "é", "e\u0301", "日本", "\u202eabc", "...", "~", "#x", "a:1:b"}
 	for _, name := range names {
 		s.ok("write", args{"path": "d/" + name, "content": "text of " + name + "\n"})
@@ -100,7 +99,7 @@ func hostileNames(t *testing.T, execute executor) {
 
 // hostileBytes: files that are not plain text are read, found and changed byte by byte.
 func hostileBytes(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh(`printf '\357\273\277one\ntwo\n' >bom && printf 'a\rb\rc' >cr && printf 'a\r\nb\nc\r\n' >mixed && printf '\377\376o\0n\0e\0\n\0' >utf16 &&
 		printf 'caf\351 one\n' >latin1 && printf 'one\0two\n' >nul && printf '\n\n\n' >blank && printf 'x\302\205y\342\200\250z\n' >separators && printf 'end\32\n' >sub`)
 	s.is("     1\tone\n     2\ttwo\n[lines 1-2 of 2; with a byte order mark]", "read", args{"path": "bom"})
@@ -134,7 +133,7 @@ func hostileBytes(t *testing.T, execute executor) {
 
 // hostileSizes: nothing is too large to be answered at once.
 func hostileSizes(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	if s.sh("truncate -s 10G huge 2>/dev/null && echo made || rm -f huge") == "made\n" {
 		for _, calls := range []map[string]args{everyReader("huge"), everyWriter("huge")} {
 			for tool, a := range calls {
@@ -160,7 +159,7 @@ func hostileSizes(t *testing.T, execute executor) {
 
 // hostileCounts: a hundred thousand files in one directory.
 func hostileCounts(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	made := s.call("bash", args{"command": "mkdir many && cd many && seq -w 0 99999 | xargs touch && echo found >50000", "timeout": 300})
 	if strings.Contains(made.text, "limit") || made.status != protocol.StatusOK {
 		t.Skip("NOT TESTED: the sandbox takes no 100,000 files: " + made.text)
@@ -176,7 +175,7 @@ func hostileCounts(t *testing.T, execute executor) {
 
 // hostileTimes: files that change while they are read are answered with what they had.
 func hostileTimes(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.ok("write", args{"path": "f", "content": "begin\n"})
 	s.ok("bash", args{"command": "i=0; while [ ! -e over ]; do i=$((i+1)); echo line $i >>f; : >tmp; mv tmp g; rm -f g; mkdir -p d/e; rmdir d/e d; done", "background": true})
 	defer s.call("write", args{"path": "over", "content": ""}) // without it a sandbox that does not isolate is never rid of it
@@ -195,7 +194,7 @@ func hostileTimes(t *testing.T, execute executor) {
 
 // hostilePermissions: what may not be read or written is said so, and left out of searches.
 func hostilePermissions(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh("echo secret x >closed && chmod 0 closed && echo x >fixed && chmod 444 fixed && mkdir dir && echo x >dir/f && chmod 0 dir && echo x >open")
 	if strings.Contains(s.sh("cat closed 2>&1 || true"), "secret") {
 		t.Skip("NOT TESTED: commands of this sandbox may read everything, as root does")

@@ -10,13 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func coreJSON(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.has("json_write", args{"path": "p.json", "content": json.RawMessage(`{"z":1.50,"list":[1],"a":{}}`)}, "Created p.json (")
 	require.Equal(t, "{\n  \"z\": 1.50,\n  \"list\": [\n    1\n  ],\n  \"a\": {}\n}\n", s.content("p.json"), "keys and numbers stay as they are written") //nolint:testifylint // the layout is meant
 	s.is("1.50", "json_read", args{"path": "p.json", "query": "/z"})
@@ -39,7 +38,7 @@ func coreJSON(t *testing.T, execute executor) {
 }
 
 func coreCommands(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.is("one\n[exit code 3]", "bash", args{"command": "mkdir -p sub\necho one\nexit 3"})
 	s.is("sub 8080\n", "bash", args{"command": `echo "$(basename "$PWD") $PORT"`, "cwd": "sub", "env": args{"PORT": 8080}})
 	s.outOfTime("echo begun; sleep 100", "begun")
@@ -50,7 +49,7 @@ func coreCommands(t *testing.T, execute executor) {
 
 // corePaths: every tool that takes a path refuses one that leads outside, by its text or by a link.
 func corePaths(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh("mkdir d && echo in >d/f && ln -s d/f inner && ln -s d dir && ln -s /etc outer && ln -s ../../../../etc/passwd up")
 	calls := map[string]args{
 		"read": {}, "write": {"content": "x"}, "edit": {"old": "a", "new": "b"}, "multi_edit": {"edits": []args{{"old": "a", "new": "b"}}},
@@ -89,7 +88,7 @@ func corePaths(t *testing.T, execute executor) {
 
 // coreLong: what is too long is cut where a character ends, says so, and says how to go on.
 func coreLong(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	var all strings.Builder
 	for i := range 3000 {
 		fmt.Fprintf(&all, "%d é😀\n", i+1)
@@ -120,7 +119,7 @@ func coreLong(t *testing.T, execute executor) {
 	s.has("glob", args{"pattern": "many/*"}, "[500 of 600 files;")
 	s.has("tree", args{"path": "many"}, "[500 of 600 entries; the others:")
 	text := s.ok("bash", args{"command": "seq 0 19999 | sed 's/$/ é/'"})
-	require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+	require.LessOrEqual(t, utf8.RuneCountInString(text), prose.MaxText)
 	require.True(t, utf8.ValidString(text))
 	require.True(t, strings.HasPrefix(text, "0 é\n1 é\n"))
 	require.Contains(t, text, "\n19999 é\n")
@@ -129,7 +128,7 @@ func coreLong(t *testing.T, execute executor) {
 
 // coreStep: the calls of one step that change one file all hold, whatever it is called.
 func coreStep(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.ok("write", args{"path": "f.txt", "content": "one\ntwo\nthree\nfour\n"})
 	for _, got := range s.step("edit",
 		args{"path": "f.txt", "old": "one", "new": "1"}, args{"path": "./f.txt", "old": "two", "new": "2"},
@@ -152,7 +151,7 @@ func coreStep(t *testing.T, execute executor) {
 }
 
 func coreGuards(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.CoreName)
+	s := newSession(t, execute, "core")
 	s.sh("echo one two >f")
 	s.scope.Guard = protocol.GuardRead
 	text := s.fails(protocol.CodeFileNotRead, "write", args{"path": "f", "content": "x"})

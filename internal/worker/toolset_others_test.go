@@ -8,11 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func openRath(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.OpenRathName)
+	s := newSession(t, execute, "openrath")
 	s.is(`{"bytes_written":6}`, "write_workspace_file", args{"path": "a/b.txt", "content": "hello\n"})
 	s.is(`{"data":"hello\n"}`, "read_workspace_file", args{"path": "a/b.txt"})
 	s.is(`{"data":"aGVsbG8K"}`, "read_workspace_file", args{"path": "a/b.txt", "encoding": nil})
@@ -28,7 +27,7 @@ func openRath(t *testing.T, execute executor) {
 }
 
 func smithers(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.SmithersName)
+	s := newSession(t, execute, "smithers")
 	s.is("ok", "write", args{"path": "f.txt", "content": "one\ntwo\nthree\n"})
 	s.is("one\ntwo\nthree\n", "read", args{"path": "f.txt"})
 	s.is("ok", "edit", args{"path": "f.txt", "patch": "--- f.txt\n+++ f.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"})
@@ -54,7 +53,7 @@ func smithers(t *testing.T, execute executor) {
 }
 
 func fileTools(t *testing.T, execute executor) {
-	s := newSession(t, execute, toolset.FilesName)
+	s := newSession(t, execute, "files")
 	s.is("Successfully wrote to 'src/a.go'", "write_file", args{"path": "src/a.go", "content": "x\nx\n"})
 	s.is("x\nx\n", "read_file", args{"path": "src/a.go"})
 	s.is("Successfully edited 'src/a.go'", "edit_file", args{"path": "src/a.go", "search": "x", "replace": "y"})
@@ -76,10 +75,10 @@ func fileTools(t *testing.T, execute executor) {
 
 // sharedWorkspace: toolsets are words for the same things: files, keys and order.
 func sharedWorkspace(t *testing.T, execute executor) {
-	core := newSession(t, execute, toolset.CoreName)
+	core := newSession(t, execute, "core")
 	core.ok("write", args{"path": "f", "content": "core\n"})
-	core.with(toolset.FilesName).ok("edit_file", args{"path": "f", "search": "core", "replace": "files"})
-	core.with(toolset.SmithersName).ok("edit", args{"path": "f", "patch": "@@ -1 +1,2 @@\n files\n+smithers\n"})
-	core.with(toolset.OpenRathName).is(`{"data":"files\nsmithers\n"}`, "read_workspace_file", args{"path": "./f"})
+	core.with("files").ok("edit_file", args{"path": "f", "search": "core", "replace": "files"})
+	core.with("smithers").ok("edit", args{"path": "f", "patch": "@@ -1 +1,2 @@\n files\n+smithers\n"})
+	core.with("openrath").is(`{"data":"files\nsmithers\n"}`, "read_workspace_file", args{"path": "./f"})
 	core.has("read", args{"path": "f"}, "files\n", "smithers\n")
 }

@@ -160,7 +160,7 @@ func (s *session) has(tool string, a args, want ...string) {
 // sh runs a command that prepares or checks something, and returns its output.
 func (s *session) sh(command string) string {
 	s.t.Helper()
-	return s.with(toolset.CoreName).ok("bash", args{"command": command})
+	return s.with("core").ok("bash", args{"command": command})
 }
 
 // outOfTime runs a command that says something and does not end, with more and more time until it

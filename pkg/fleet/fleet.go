@@ -30,6 +30,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
@@ -365,5 +366,5 @@ func failedOutcome(err error) Outcome {
 		status, code = protocol.StatusRejected, protocol.CodeFleetUnavailable
 	}
 	fault := protocol.Errorf(code, "%v", err)
-	return Outcome{Status: status, Text: tools.RenderFailure(status, fault), Error: fault}
+	return Outcome{Status: status, Text: render.FailureText(status, fault), Error: fault}
 }

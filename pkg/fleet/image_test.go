@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // viewer is a model that reads a picture once, and notes what images it is shown.
@@ -37,7 +37,7 @@ func (v *viewer) Reply(_ context.Context, request loop.Request, _ func(loop.Delt
 func TestRun_ImagesOutliveTheirCoordinator(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	picture := append([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte{7}, tools.MaxImageBytes-8)...)
+	picture := append([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte{7}, render.MaxImageBytes-8)...)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "p.png"), picture, 0o600))
 	run := func(model *viewer) {
 		runner, err := b.Runner(model, b.table, nil)

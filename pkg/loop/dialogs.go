@@ -3,6 +3,7 @@ package loop
 import (
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -51,7 +52,7 @@ func (e *Event) describeDialog(r *protocol.Result) {
 	state, is := wire.DialogStateOf(r.Value)
 	_, opening := r.Value.(wire.DialogOpenResult)
 	if is && (!opening || state.Ending == "") {
-		e.Handle, e.Ending = tools.DialogHandle(state.Dialog), string(state.Ending)
+		e.Handle, e.Ending = render.DialogHandle(state.Dialog), string(state.Ending)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -96,7 +97,7 @@ func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 	}
 	calls, results := r.watch.of(loop.EventToolCall), r.watch.of(loop.EventToolResult)
 	require.Equal(t, []string{"", "repl", "repl", ""}, []string{calls[0].About, calls[1].About, calls[2].About, calls[3].About})
-	require.Equal(t, tools.DialogHandle(opened), results[0].Handle)
+	require.Equal(t, render.DialogHandle(opened), results[0].Handle)
 	ended := 0
 	for _, e := range results {
 		if e.Ending != "" {

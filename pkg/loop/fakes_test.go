@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
@@ -362,7 +363,7 @@ func (r *rig) placed(t *testing.T, messages []loop.Message) []loop.Message {
 	for _, e := range r.events(t) {
 		if e.Type == loop.EventToolCall {
 			place := fmt.Sprint("<", e.Turn, "/", e.Step, "/", e.Index, ">")
-			ids = append(ids, string(e.CallID), place, tools.DialogHandle(e.CallID), "handle of "+place)
+			ids = append(ids, string(e.CallID), place, render.DialogHandle(e.CallID), "handle of "+place)
 		}
 	}
 	replacer, out := strings.NewReplacer(ids...), slices.Clone(messages)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -238,7 +239,7 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 	event.Arguments = ""
 	if f == nil {
 		failure := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
-		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, tools.RenderFailure(protocol.StatusOutcomeUnknown, failure)
+		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
 	} else {
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 	}

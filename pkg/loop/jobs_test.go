@@ -18,9 +18,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
+// jobTools are the tools about jobs.
+func jobTools() []tools.Tool {
+	set, err := toolset.Named("jobs")
+	if err != nil {
+		panic(err)
+	}
+	return set
+}
+
 // backgroundTools are a tool that runs in the background, and those that are about jobs.
 func backgroundTools() []tools.Tool {
-	return append(toolset.Jobs(), tools.Tool{
+	return append(jobTools(), tools.Tool{
 		Definition: tools.Definition{Name: "build", Description: "Build.", Schema: json.RawMessage(`{"type":"object"}`)},
 		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 			return tools.Plan{Payload: wire.Noop{}, Resources: []protocol.Use{}, Background: true}, nil
@@ -158,7 +167,7 @@ func TestJobs_AJobWhoseToolIsGoneEndsUnknown(t *testing.T) {
 	r.holdJobs()
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
-	r.tools = toolset.Jobs()
+	r.tools = jobTools()
 	_, err = r.run(t.Context(), t, "and?")
 	require.NoError(t, err)
 	ended := r.watch.of(loop.EventJobEnded)

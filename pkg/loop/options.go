@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // DefaultMaxSteps is how often a model is asked in a turn unless [Options] say otherwise.
@@ -106,8 +105,8 @@ func (o *Options) validate() error {
 	if o.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
 	}
-	if o.MinLevel != "" && !slices.Contains(tools.Levels(), o.MinLevel) {
-		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(tools.Levels(), ", ")))
+	if o.MinLevel != "" && !slices.Contains(wire.Levels(), o.MinLevel) {
+		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(wire.Levels(), ", ")))
 	}
 	errs = append(errs, o.Settings.Validate(), wire.ValidateAuthor(o.Author))
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {

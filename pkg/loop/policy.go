@@ -87,7 +87,7 @@ func binding(v policy.Verdict) verdict {
 // bind puts into a call what the policy demands; where neither it nor the tool names a level of the
 // sandbox, that is least.
 func (v verdict) bind(call *protocol.Call, least string) {
-	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
+	call.MinLevel, call.Roots = wire.HigherLevel(call.MinLevel, v.minLevel), v.roots
 	if call.MinLevel == "" && call.Payload != nil && wire.Sandboxed(wire.KindOf(call.Payload)) {
 		call.MinLevel = least
 	}

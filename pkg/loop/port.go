@@ -67,7 +67,7 @@ type Message struct {
 type Image struct {
 	// MediaType is image/png, image/jpeg, image/gif or image/webp.
 	MediaType string `json:"media_type"`
-	// Data is the file; at most [tools.MaxImageBytes].
+	// Data is the file; at most [render.MaxImageBytes].
 	Data []byte `json:"data,omitempty"`
 	// Blob names an object in the fleet's store with the Data that fits into no message of
 	// a journal, which sets it, and looks there when it loads.

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -49,7 +50,7 @@ func (p *pendingCall) as(kind EventType) Event {
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
 	event.Status, event.ResultFields = string(r.Status), resultFields(r, p.tool.WithNote(p.tool.Text(r), p.note))
-	if mediaType, data, ok := tools.Image(r); ok {
+	if mediaType, data, ok := render.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
 	}
 	event.describeDialog(r)
@@ -60,7 +61,7 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 func resultFields(r *protocol.Result, content string) ResultFields {
 	return ResultFields{
 		Content: content, Error: carried(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
-		QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: tools.Diff(r),
+		QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
 	}
 }
 
@@ -70,7 +71,7 @@ func carried(callErr *protocol.Error) *protocol.Error {
 	if callErr == nil {
 		return nil
 	}
-	return &protocol.Error{Code: callErr.Code, Message: tools.Shown(validText(callErr.Message), "", nil)}
+	return &protocol.Error{Code: callErr.Code, Message: render.Shown(validText(callErr.Message), "", nil)}
 }
 
 // local is the event of a result that was made in this process.
@@ -116,7 +117,7 @@ type keeping struct {
 // fitted is what a model is shown of a text.
 func (k keeping) fitted(ctx context.Context, call protocol.CallID, text string) string {
 	var kept *protocol.Kept
-	if !tools.Fits(text) {
+	if !render.Fits(text) {
 		kept = k.keep(ctx, call, text)
 	}
 	return k.tool.Returned(text, call, kept)

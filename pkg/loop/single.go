@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -284,7 +285,7 @@ func singleTurn(session protocol.SessionID, turn int, input, tool, arguments str
 		of(EventToolCall, func(e *Event) { call(e); e.Arguments = arguments }),
 		of(EventToolResult, func(e *Event) {
 			call(e)
-			e.Status, e.Content, e.Error, e.Diff = string(o.Status), o.Text, o.Error, tools.Diff(r)
+			e.Status, e.Content, e.Error, e.Diff = string(o.Status), o.Text, o.Error, render.Diff(r)
 			if r.CallID != "" {
 				e.WorkerID, e.Attempt, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, &r.QueueMS, &r.RunMS
 			}

@@ -1,5 +1,5 @@
-// Package sandbox runs commands and file operations in isolated directories. Handlers of a program's
-// own tools get the [Sandbox] of their call from the worker.
+// Package sandbox runs commands and file operations in isolated directories. Handlers of a
+// program's own tools get the [Sandbox] of their call from the worker.
 //
 //	Sandbox ──Exec──► Result   a process that failed is a Result
 //	   │                       a Go error means that the sandbox failed

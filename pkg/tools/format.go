@@ -4,34 +4,34 @@ import (
 	"encoding/json"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // Format is how another system words what its tools return, for agents and programs that read it.
 type Format struct {
 	// Text words a result, of any status, of a call of the named tool; arguments are what a model
 	// wrote, and result is never nil. It says itself what is to be said of a call that was started
-	// again, and is at most [MaxText] characters long. It is safe for concurrent use.
+	// again, and is at most 48,000 characters long. It is safe for concurrent use.
 	Text func(tool, arguments string, result *protocol.Result) string
 	// JSON says that every text is JSON, and stays so: what is added is put into it.
 	JSON bool
 }
 
 // Failure is the text of a call that came to nothing: of an error of [Table.Plan] or [RunInline]
-// under the status that its result will have. A nil tool has that of [RenderFailure].
+// under the status that its result will have. A nil tool has that of a call without a tool.
 func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
 	if t == nil || t.Format == nil {
-		return RenderFailure(status, err)
+		return render.FailureText(status, err)
 	}
 	return t.Text(&protocol.Result{Status: status, Error: err})
 }
 
-// Returned is what a model is shown of what [RunInline] returned for a call: [Shown], or what the
+// Returned is what a model is shown of what [RunInline] returned for a call: shortened, or what the
 // tool's Format makes of it, as JSON where it is.
 func (t *Tool) Returned(text string, call protocol.CallID, kept *protocol.Kept) string {
 	if t == nil || t.Format == nil {
-		return Shown(text, call, kept)
+		return render.Shown(text, call, kept)
 	}
 	output := json.RawMessage(text)
 	if !json.Valid(output) {

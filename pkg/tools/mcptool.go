@@ -3,8 +3,8 @@ package tools
 import (
 	"encoding/json"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // MCPTool makes the tool of a server of the Model Context Protocol, which lives in the session's

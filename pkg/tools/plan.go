@@ -8,15 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
-
-// MaxArgumentEcho is how many characters of rejected arguments are repeated to the model.
-const MaxArgumentEcho = argument.MaxEcho
 
 // Plan decides what a tool call becomes. Any strings will do: name and
 // rawArguments are what a model wrote. The error is for the model to read and is one of
@@ -180,5 +177,5 @@ func (p Plan) uses(scope Scope, id protocol.CallID) ([]protocol.Use, *protocol.E
 
 // wholeSandbox is the exclusive use of all of the scope's sandbox.
 func wholeSandbox(scope Scope) ([]protocol.Use, *protocol.Error) {
-	return workspace.Use(scope.Sandbox, "", protocol.Exclusive)
+	return modelpath.Use(scope.Sandbox, "", protocol.Exclusive)
 }

@@ -11,9 +11,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
@@ -155,7 +158,7 @@ func TestPlan_EchoesAtMostTwoThousandCharactersAndSplitsNone(t *testing.T) {
 	table := coreTable(t)
 	const prefix = `{"file":"`
 	for _, extra := range []int{-1, 0, 1, 5000} {
-		raw := prefix + strings.Repeat("é", tools.MaxArgumentEcho-len(prefix)-2+extra) + `"}`
+		raw := prefix + strings.Repeat("é", argument.MaxEcho-len(prefix)-2+extra) + `"}`
 		_, _, err := table.Plan(scope, "read", raw)
 		require.True(t, utf8.ValidString(err.Message))
 		_, echo, found := strings.Cut(err.Message, "You sent: ")
@@ -167,7 +170,7 @@ func TestPlan_EchoesAtMostTwoThousandCharactersAndSplitsNone(t *testing.T) {
 		}
 		echo, mark, found := strings.Cut(echo, " [")
 		require.True(t, found)
-		require.Equal(t, tools.MaxArgumentEcho, utf8.RuneCountInString(echo))
+		require.Equal(t, argument.MaxEcho, utf8.RuneCountInString(echo))
 		require.True(t, strings.HasPrefix(raw, echo))
 		require.Equal(t, fmt.Sprintf("... and %d more characters]", extra), mark)
 	}
@@ -339,13 +342,13 @@ func TestPlan_RefusalsOfAToolPassThrough(t *testing.T) {
 
 func TestShown(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "x", tools.Shown("x", "c-1", &protocol.Kept{}))
-	fits := strings.Repeat("é", tools.MaxText)
-	require.True(t, tools.Fits(fits))
-	require.Equal(t, fits, tools.Shown(fits, "c-1", nil))
+	require.Equal(t, "x", render.Shown("x", "c-1", &protocol.Kept{}))
+	fits := strings.Repeat("é", prose.MaxText)
+	require.True(t, render.Fits(fits))
+	require.Equal(t, fits, render.Shown(fits, "c-1", nil))
 	for _, kept := range []*protocol.Kept{nil, {}} {
-		text := tools.Shown(fits+"x", "c-1", kept)
-		require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+		text := render.Shown(fits+"x", "c-1", kept)
+		require.LessOrEqual(t, utf8.RuneCountInString(text), prose.MaxText)
 		require.Contains(t, text, " characters left out ...]")
 		require.Equal(t, kept != nil, strings.HasSuffix(text, "\n[it was cut; all of it: read with path=\"result:c-1\"]"))
 	}

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // Remote says how the calls of a tool of the user's own run on workers.
@@ -116,8 +116,8 @@ func (r Remote) validate() error {
 	if err := r.Retry.Validate(cmp.Or(r.Delivery, protocol.Rollback)); err != nil {
 		faults = append(faults, err)
 	}
-	if r.Timeout < 0 || r.Timeout > MaxRemoteTimeout {
-		faults = append(faults, fmt.Errorf("timeout %s: must be 0 to %s", r.Timeout, MaxRemoteTimeout))
+	if r.Timeout < 0 || r.Timeout > maxRemoteTimeout {
+		faults = append(faults, fmt.Errorf("timeout %s: must be 0 to %s", r.Timeout, maxRemoteTimeout))
 	}
 	if r.Pool != "" {
 		if _, err := protocol.ParsePool(string(r.Pool)); err != nil {
@@ -126,32 +126,14 @@ func (r Remote) validate() error {
 			faults = append(faults, fmt.Errorf("pool %q: is that of the coordinators", r.Pool))
 		}
 	}
-	if r.MinLevel != "" && !slices.Contains(Levels(), r.MinLevel) {
-		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(Levels(), ", ")))
+	if r.MinLevel != "" && !slices.Contains(wire.Levels(), r.MinLevel) {
+		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(wire.Levels(), ", ")))
 	}
 	return errors.Join(faults...)
 }
 
-// MaxRemoteTimeout bounds the time limit of a tool of the user's own.
-const MaxRemoteTimeout = 24 * time.Hour
-
-// HigherLevel returns the higher of two sandbox levels, of which "" is any. A word that is no
-// level is higher than all, so that no worker takes it for less than was meant.
-func HigherLevel(a, b string) string {
-	rank := func(level string) int {
-		if level != "" && !slices.Contains(Levels(), level) {
-			return len(Levels())
-		}
-		return slices.Index(Levels(), level)
-	}
-	if rank(b) > rank(a) {
-		return b
-	}
-	return a
-}
-
-// Levels returns the words of sandbox levels, least first.
-func Levels() []string { return []string{"none", "paths", "full", "kernel"} }
+// maxRemoteTimeout bounds the time limit of a tool of the user's own.
+const maxRemoteTimeout = 24 * time.Hour
 
 // checkTemplates reports placeholders that the arguments do not have.
 func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error {

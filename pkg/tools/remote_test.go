@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -218,7 +219,7 @@ func TestCommandTool_Text(t *testing.T) {
 	require.Equal(t, "[failed: tool_failed]\nno JSON\nNext: the tool ran and failed. Act on the message; the same call again will most likely fail again."+
 		"\nPartial output:\nnot JSON\n", tool.Text(failed))
 	long := result(`"`+strings.Repeat("x", 100_000)+`"`, "")
-	require.LessOrEqual(t, len(tool.Text(long)), tools.MaxText)
+	require.LessOrEqual(t, len(tool.Text(long)), prose.MaxText)
 	require.Contains(t, tool.Text(long), "characters left out")
 }
 
@@ -264,6 +265,6 @@ func TestHigherLevel(t *testing.T) {
 		{"kernel", "FULL", "FULL"},
 		{"FULL", "kernel", "FULL"},
 	} {
-		require.Equal(t, test[2], tools.HigherLevel(test[0], test[1]), test)
+		require.Equal(t, test[2], wire.HigherLevel(test[0], test[1]), test)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // Resource is a template of what a tool touches: a resource key whose placeholders are filled from
@@ -193,7 +193,7 @@ func (t resourceTemplate) usePath(parts []string, name string, arguments map[str
 	if found && !isText {
 		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s: must be a path, as a string", name)
 	}
-	path, refusal := workspace.Path(raw)
+	path, refusal := modelpath.Path(raw)
 	if refusal != nil {
 		return protocol.Use{}, refusal
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -15,7 +17,7 @@ import (
 // What a person says takes nothing from the result, whose end says how to read on.
 func TestWithNote_TakesNothingFromTheText(t *testing.T) {
 	t.Parallel()
-	text := strings.Repeat("é", tools.MaxText)
+	text := strings.Repeat("é", prose.MaxText)
 	var tool *tools.Tool
 	require.Equal(t, text, tool.WithNote(text, ""))
 	require.Equal(t, text+"\n[the call was approved by a person, who said: only once]", tool.WithNote(text, "only once"))
@@ -60,7 +62,7 @@ func TestImage_TypesThatModelsTake(t *testing.T) {
 		"image/png": "image/png", "image/jpg": "image/jpeg", "IMAGE/WEBP": "image/webp",
 		"image/svg+xml": "", "image/bmp": "", "image/tiff": "", "": "",
 	} {
-		mediaType, _, ok := tools.Image(result(given))
+		mediaType, _, ok := render.Image(result(given))
 		require.Equal(t, want, mediaType, given)
 		require.Equal(t, want != "", ok, given)
 	}

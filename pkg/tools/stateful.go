@@ -11,10 +11,10 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // The tools by which a model goes on with the handles of stateful tools. [NewTable] adds
@@ -38,9 +38,6 @@ type Opened struct {
 	Arguments string // as the model wrote them
 	Place     Place  // with the call's ID
 }
-
-// DialogHandle is the handle under which a model knows the dialog that a call opened.
-func DialogHandle(opened protocol.CallID) string { return render.DialogHandle(opened) }
 
 // NewStateful makes a tool that answers several calls: the first answer comes with a handle, with
 // which the model calls tool_continue for the next, until the tool or the model (tool_end) ends it.

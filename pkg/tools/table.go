@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 )
 
-// MaxNameLength bounds the name of a tool, in bytes.
-const MaxNameLength = 64
+// maxNameLength bounds the name of a tool, in bytes.
+const maxNameLength = 64
 
 // Errors of [NewTable].
 var (
@@ -110,8 +110,8 @@ func check(tool *Tool) (*argument.Schema, error) {
 }
 
 func checkName(name string) error {
-	if name == "" || len(name) > MaxNameLength {
-		return fmt.Errorf("name: must have 1 to %d characters", MaxNameLength)
+	if name == "" || len(name) > maxNameLength {
+		return fmt.Errorf("name: must have 1 to %d characters", maxNameLength)
 	}
 	for i := range len(name) {
 		c := name[i]
@@ -168,7 +168,7 @@ func (t *Table) Lookup(name string) (*Tool, bool) {
 
 // unknown is the answer to a name that is not in the table.
 func (t *Table) unknown(name string) *protocol.Error {
-	shown := prose.Short(prose.Valid(name), 2*MaxNameLength)
+	shown := prose.Short(prose.Valid(name), 2*maxNameLength)
 	if len(t.names) == 0 {
 		return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q: no tools are available. Answer without tools.", shown)
 	}

@@ -98,7 +98,7 @@ func TestNewTable_ReportsEveryFault(t *testing.T) {
 
 func TestNewTable_AcceptsNamesOfEveryAllowedForm(t *testing.T) {
 	t.Parallel()
-	names := []string{"a", "A-Z_09", strings.Repeat("x", tools.MaxNameLength), "-", "0"}
+	names := []string{"a", "A-Z_09", strings.Repeat("x", 64), "-", "0"}
 	all := make([]tools.Tool, 0, len(names))
 	for _, name := range names {
 		all = append(all, tool(name, noArguments))

@@ -42,7 +42,7 @@ type Tool struct {
 	// all errors. nil has no rules.
 	Rules func(arguments map[string]any) []string
 	// Render turns a result, of any status, into the text that the model reads; nil
-	// means [RenderJSON]. Call it through [Tool.Text].
+	// means the value as JSON. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
 	// Format renders results and failures in the format of another system, instead of Render; nil
 	// is our own format. If all tools of a table that have a Format share one, the table uses it
@@ -135,9 +135,3 @@ type JobRequest struct {
 	// Timeout is how long wait waits.
 	Timeout time.Duration
 }
-
-// Bounds of how long job_wait waits.
-const (
-	JobWaitTimeout    = time.Minute // when the call names none
-	MaxJobWaitTimeout = 10 * time.Minute
-)

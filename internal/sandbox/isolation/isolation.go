@@ -27,8 +27,9 @@ import (
 // Dialer is a [sandbox.Sandbox] whose servers can be reached from without.
 type Dialer interface {
 	// Dial connects to what listens on a TCP port of the sandbox's own loopback. It fails at once
-	// when nothing does, with [sandbox.ErrClosed] when the sandbox was closed, and with [sandbox.ErrUnsupported]
-	// when the sandbox has no network of its own. The connection does not end with ctx.
+	// when nothing does, with [sandbox.ErrClosed] when the sandbox was closed, and with
+	// [sandbox.ErrUnsupported] when the sandbox has no network of its own. The connection does not
+	// end with ctx.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 	// Listens reports whether something listens there, without connecting; false when that is not
 	// known.
@@ -140,8 +141,8 @@ type Spec struct {
 	Limits sandbox.Limits
 	// LeaseEnd returns until when the caller surely has the right to this sandbox, as far as it
 	// knows now; the time may move. When it has passed, all that runs in the sandbox is killed
-	// and ends with [sandbox.ReasonCancelled], also if the caller's process is stopped or dead by then.
-	// A driver that cannot do that has a warning in its [Caps]. LeaseEnd is called again and
+	// and ends with [sandbox.ReasonCancelled], also if the caller's process is stopped or dead by
+	// then. A driver that cannot do that has a warning in its [Caps]. LeaseEnd is called again and
 	// again while the sandbox is open, by another goroutine. nil means no end.
 	LeaseEnd func() time.Time
 	// Require is the least level that will do.

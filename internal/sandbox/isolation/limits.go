@@ -41,8 +41,8 @@ const (
 	DefaultGrace     = 2 * time.Second
 )
 
-// ValidateLimits reports every limit that is negative, joined, by the name of its field. Drivers open no
-// sandbox and run no command with such limits: the error is a *[protocol.Error].
+// ValidateLimits reports every limit that is negative, joined, by the name of its field. Drivers
+// open no sandbox and run no command with such limits: the error is a *[protocol.Error].
 func ValidateLimits(l sandbox.Limits) error {
 	var faults []error
 	for _, limit := range []struct {

@@ -101,7 +101,7 @@ func (v Verdict) And(other Verdict) Verdict {
 	case other.Decision == Ask && (v.Decision != Ask || other.Timeout < v.Timeout):
 		final = other
 	}
-	final.MinLevel, final.Roots = tools.HigherLevel(v.MinLevel, other.MinLevel), slices.Concat(v.Roots, other.Roots)
+	final.MinLevel, final.Roots = wire.HigherLevel(v.MinLevel, other.MinLevel), slices.Concat(v.Roots, other.Roots)
 	final.AtMostOnce = v.AtMostOnce || other.AtMostOnce
 	return final
 }

@@ -29,7 +29,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
@@ -153,8 +153,8 @@ func (p Policy) validate() error {
 			errs = append(errs, fmt.Errorf("max_calls_of.%s: must be names of tools, not a class", name))
 		}
 	}
-	if p.MinLevel != "" && !slices.Contains(tools.Levels(), p.MinLevel) {
-		errs = append(errs, fmt.Errorf("min_level %q: must be one of %s", p.MinLevel, strings.Join(tools.Levels(), ", ")))
+	if p.MinLevel != "" && !slices.Contains(wire.Levels(), p.MinLevel) {
+		errs = append(errs, fmt.Errorf("min_level %q: must be one of %s", p.MinLevel, strings.Join(wire.Levels(), ", ")))
 	}
 	if p.Approval.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("approval.timeout %s: must not be negative", time.Duration(p.Approval.Timeout)))

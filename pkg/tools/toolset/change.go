@@ -3,10 +3,10 @@ package toolset
 import (
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 type writeArguments struct {
@@ -41,7 +41,7 @@ func write() tools.Tool {
 // writePlan is the plan of writing a whole file. With an expectation it is not
 // idempotent: what the first attempt wrote is not what the second one expects.
 func writePlan(scope tools.Scope, raw, content, expect string) (tools.Plan, *protocol.Error) {
-	path, err := workspace.NewFile(raw)
+	path, err := modelpath.NewFile(raw)
 	if err != nil {
 		return tools.Plan{}, err
 	}
@@ -110,7 +110,7 @@ func editRules(arguments map[string]any) []string {
 }
 
 func planEdit(scope tools.Scope, args editArguments) (tools.Plan, *protocol.Error) {
-	path, err := workspace.File(args.Path)
+	path, err := modelpath.File(args.Path)
 	if err != nil {
 		return tools.Plan{}, err
 	}
@@ -158,7 +158,7 @@ func multiEdit() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args multiEditArguments) (tools.Plan, *protocol.Error) {
-			path, err := workspace.File(args.Path)
+			path, err := modelpath.File(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}

@@ -4,18 +4,18 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // Run times of the built-in tools, for one attempt.
 const (
-	FileTimeout    = 30 * time.Second
-	BashTimeout    = 120 * time.Second // when the call names none
-	RunCodeTimeout = 60 * time.Second  // when the call names none
-	MaxTimeout     = time.Hour         // that a call can name
+	fileTimeout    = 30 * time.Second
+	bashTimeout    = 120 * time.Second // when the call names none
+	runCodeTimeout = 60 * time.Second  // when the call names none
+	maxTimeout     = time.Hour         // that a call can name
 )
 
 // Core returns the built-in tools for commands and files, sorted by name. What
@@ -66,9 +66,9 @@ func returns(tool string) []protocol.Value {
 	}[tool]
 }
 
-// CoreShell returns the tools of [Core] with a bash whose current directory and exported
+// coreShellTools returns the tools of [Core] with a bash whose current directory and exported
 // variables are kept from one command of the sandbox to the next.
-func CoreShell() []tools.Tool {
+func coreShellTools() []tools.Tool {
 	set := Core()
 	for i := range set {
 		if set[i].Name == "bash" {
@@ -87,11 +87,11 @@ func definition(name, description, schema string) tools.Definition {
 func filePlan(
 	scope tools.Scope, path string, payload protocol.Payload, access protocol.Access, delivery protocol.Delivery,
 ) (tools.Plan, *protocol.Error) {
-	uses, err := workspace.Use(scope.Sandbox, path, access)
+	uses, err := modelpath.Use(scope.Sandbox, path, access)
 	if err != nil {
 		return tools.Plan{}, err
 	}
-	return tools.Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: FileTimeout}, nil
+	return tools.Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: fileTimeout}, nil
 }
 
 // seconds is a timeout as a model writes it, 0 for none given.

@@ -21,7 +21,7 @@ func TestDocs_EveryToolAndArgument(t *testing.T) {
 	for _, set := range toolset.Names() {
 		require.Contains(t, string(page), "`"+set+"`")
 		section := others
-		if strings.HasPrefix(set, toolset.CoreName) {
+		if strings.HasPrefix(set, "core") {
 			section = core
 		}
 		for _, definition := range setTable(t, set).Definitions() {

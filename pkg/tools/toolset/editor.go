@@ -1,16 +1,16 @@
 package toolset
 
 import (
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
-// Files returns the tools of the toolset "files", sorted by name: the five tools that many agents
-// have for files, with their texts and the plans and payloads of [Core].
-func Files() []tools.Tool {
+// filesTools returns the tools of the toolset "files", sorted by name: the five tools that many
+// agents have for files, with their texts and the plans and payloads of [Core].
+func filesTools() []tools.Tool {
 	return worded(&tools.Format{Text: render.FileTools}, editFile(), listFiles(), readFile(), searchFiles(), writeFile())
 }
 
@@ -58,7 +58,7 @@ func editFile() tools.Tool {
 			Replace string `json:"replace"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			path, err := workspace.File(args.Path)
+			path, err := modelpath.File(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 type bashArguments struct {
@@ -80,16 +80,16 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 }
 
 func planBash(scope tools.Scope, args bashArguments) (tools.Plan, *protocol.Error) {
-	cwd, err := workspace.Path(args.Cwd)
+	cwd, err := modelpath.Path(args.Cwd)
 	if err != nil {
 		return tools.Plan{}, err
 	}
 	payload := protocol.CommandRun{Command: args.Command, Cwd: cwd, Env: args.Env, ReadOnly: args.ReadOnly}
-	timeout := seconds(args.Timeout, BashTimeout)
+	timeout := seconds(args.Timeout, bashTimeout)
 	if args.Background || args.TTY { // what takes time is not the call
 		payload.TTY = args.TTY
-		payload.Background, payload.Limits.Wall = true, protocol.MillisOf(seconds(args.Timeout, MaxTimeout))
-		timeout = FileTimeout
+		payload.Background, payload.Limits.Wall = true, protocol.MillisOf(seconds(args.Timeout, maxTimeout))
+		timeout = fileTimeout
 	}
 	return commandPlan(scope, payload, args.ReadOnly, timeout)
 }
@@ -130,7 +130,7 @@ func planRunCode(scope tools.Scope, args runCodeArguments) (tools.Plan, *protoco
 		args.Language = "python"
 	}
 	payload := protocol.CodeRun{Code: args.Code, Language: args.Language, ReadOnly: args.ReadOnly}
-	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, RunCodeTimeout))
+	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, runCodeTimeout))
 }
 
 // commandPlan is the plan of a command. It uses all of its sandbox: exclusively, or
@@ -141,7 +141,7 @@ func commandPlan(scope tools.Scope, payload protocol.Payload, readOnly bool, tim
 	if readOnly {
 		access, delivery = protocol.Shared, protocol.Idempotent
 	}
-	uses, err := workspace.Use(scope.Sandbox, "", access)
+	uses, err := modelpath.Use(scope.Sandbox, "", access)
 	if err != nil {
 		return tools.Plan{}, err
 	}

@@ -5,12 +5,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 type readArguments struct {
@@ -41,7 +41,7 @@ func read() tools.Tool {
 			if plan, ok, err := readHandle(args.Path, args.Offset, args.Limit); ok {
 				return plan, err
 			}
-			path, err := workspace.File(args.Path)
+			path, err := modelpath.File(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -70,7 +70,7 @@ func list() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args listArguments) (tools.Plan, *protocol.Error) {
-			path, err := workspace.Path(args.Path)
+			path, err := modelpath.Path(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -98,7 +98,7 @@ func exists() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args existsArguments) (tools.Plan, *protocol.Error) {
-			path, err := workspace.Named(args.Path)
+			path, err := modelpath.Named(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -132,7 +132,7 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 	}
 	return tools.Plan{
 		Payload:   wire.ResultRead{CallID: call, Part: part, Offset: line, Column: column, Limit: limit},
-		Resources: []protocol.Use{}, Delivery: protocol.Idempotent, Timeout: FileTimeout,
+		Resources: []protocol.Use{}, Delivery: protocol.Idempotent, Timeout: fileTimeout,
 	}, true, nil
 }
 

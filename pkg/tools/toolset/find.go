@@ -1,11 +1,11 @@
 package toolset
 
 import (
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // gitignoreProperty is the property of every tool that honours .gitignore files.
@@ -47,7 +47,7 @@ func glob() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args globArguments) (tools.Plan, *protocol.Error) {
-			path, err := workspace.Path(args.Path)
+			path, err := modelpath.Path(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -80,7 +80,7 @@ func tree() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args treeArguments) (tools.Plan, *protocol.Error) {
-			path, err := workspace.Path(args.Path)
+			path, err := modelpath.Path(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -130,7 +130,7 @@ func grep() tools.Tool {
 
 // searchPlan is the plan of a search in a path as a model names it.
 func searchPlan(scope tools.Scope, raw string, payload protocol.FilesSearch) (tools.Plan, *protocol.Error) {
-	path, err := workspace.Path(raw)
+	path, err := modelpath.Path(raw)
 	if err != nil {
 		return tools.Plan{}, err
 	}

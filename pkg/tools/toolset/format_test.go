@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -191,7 +192,7 @@ func TestFormat_WhatIsCut(t *testing.T) {
 		answered(t, "smithers", "bash", `{"cmd":"a"}`, keptText(protocol.CommandRunResult{Execution: execution(strings.Repeat("x", 100_000), "", 0)}, 0)): `all of it: read it from path="result:c-1:1@20971" on]`,
 	} {
 		require.True(t, strings.HasSuffix(text, end), text[max(0, len(text)-200):])
-		require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+		require.LessOrEqual(t, utf8.RuneCountInString(text), prose.MaxText)
 	}
 }
 
@@ -211,7 +212,7 @@ func TestFormat_OpenRathIsJSONAtAnyLength(t *testing.T) {
 			"own":     keptText(protocol.ToolRunResult{Output: quoted(t, long)}, 0),
 		} {
 			text := answered(t, "openrath", "run_shell_command", `{"cmd":"x"}`, result)
-			require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText, name)
+			require.LessOrEqual(t, utf8.RuneCountInString(text), prose.MaxText, name)
 			var value map[string]any
 			require.NoError(t, json.Unmarshal([]byte(text), &value), name)
 			require.Contains(t, text, "result:c-1", "%s of %q says where the rest is", name, character)
@@ -274,7 +275,7 @@ func TestFormat_OfOnesOwnTools(t *testing.T) {
 		result := ok(protocol.ToolRunResult{Output: json.RawMessage(output)})
 		return tool.Text(&result)
 	}
-	rath, files, core := [][]tools.Tool{toolset.OpenRath()}, [][]tools.Tool{toolset.Files()}, [][]tools.Tool{toolset.Core()}
+	rath, files, core := [][]tools.Tool{named("openrath")}, [][]tools.Tool{named("files")}, [][]tools.Tool{toolset.Core()}
 	require.Equal(t, `"two words"`, text("mine", rath, `"two words"`))
 	require.Equal(t, `"two words"`, text("inline", rath, ""))
 	require.Equal(t, `[1,2]`, text("mine", rath, `[1,2]`))

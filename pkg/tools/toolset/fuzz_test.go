@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -44,7 +46,7 @@ func FuzzPlan(f *testing.F) {
 	}
 	sets, err := toolset.Named("core", "files")
 	require.NoError(f, err)
-	rath := slices.DeleteFunc(toolset.OpenRath(), func(t tools.Tool) bool { return t.Name == "run_code" })
+	rath := slices.DeleteFunc(named("openrath"), func(t tools.Tool) bool { return t.Name == "run_code" })
 	table, err := tools.NewTable(append(slices.Concat(sets, rath), tool("loose", `{
 		"type": "object",
 		"properties": {
@@ -60,7 +62,7 @@ func FuzzPlan(f *testing.F) {
 		if refusal != nil {
 			require.Equal(t, tools.Plan{}, plan)
 			require.True(t, utf8.ValidString(refusal.Message))
-			require.LessOrEqual(t, utf8.RuneCountInString(tools.RenderFailure(protocol.StatusRejected, refusal)), tools.MaxText)
+			require.LessOrEqual(t, utf8.RuneCountInString(render.FailureText(protocol.StatusRejected, refusal)), prose.MaxText)
 			require.NotEqual(t, protocol.CodePanic, refusal.Code, refusal.Message)
 			require.NotEqual(t, protocol.CodeInternal, refusal.Code, refusal.Message)
 			return
@@ -114,7 +116,7 @@ func FuzzRender(f *testing.F) {
 		if err != nil {
 			t.Skip()
 		}
-		for _, tool := range slices.Concat(toolset.Core(), toolset.OpenRath(), toolset.Smithers(), toolset.Files()) {
+		for _, tool := range slices.Concat(toolset.Core(), named("openrath"), named("smithers"), named("files")) {
 			if tool.Format == nil {
 				require.NotPanics(t, func() { tool.Render(result) }, "Text would hide a panic")
 			} else {
@@ -128,7 +130,7 @@ func FuzzRender(f *testing.F) {
 				require.True(t, json.Valid([]byte(out)), out)
 			}
 			require.True(t, utf8.ValidString(out))
-			require.LessOrEqual(t, utf8.RuneCountInString(out), tools.MaxText)
+			require.LessOrEqual(t, utf8.RuneCountInString(out), prose.MaxText)
 		}
 	})
 }

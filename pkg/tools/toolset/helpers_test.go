@@ -26,6 +26,15 @@ func coreTable(tb testing.TB) *tools.Table {
 	return newTable(tb, toolset.Core()...)
 }
 
+// named returns the tools of a built-in toolset.
+func named(name string) []tools.Tool {
+	set, err := toolset.Named(name)
+	if err != nil {
+		panic(err)
+	}
+	return set
+}
+
 // tool is one that plans nothing to do.
 func tool(name, schema string) tools.Tool {
 	return tools.Tool{

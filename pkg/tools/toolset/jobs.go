@@ -2,14 +2,21 @@ package toolset
 
 import (
 	"encoding/json"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// Jobs returns the tools by which a model follows the calls of tools that run in the
+// Limits of how long job_wait waits.
+const (
+	jobWaitTimeout    = time.Minute // if the call names none
+	maxJobWaitTimeout = 10 * time.Minute
+)
+
+// jobsTools returns the tools by which a model follows the calls of tools that run in the
 // background ([tools.Plan].Background).
-func Jobs() []tools.Tool {
+func jobsTools() []tools.Tool {
 	const one = `{
 		"type": "object",
 		"properties": {
@@ -59,6 +66,6 @@ type jobArguments struct {
 
 func planJob(verb tools.JobVerb) func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 	return tools.PlanOf(func(_ tools.Scope, args jobArguments) (tools.Plan, *protocol.Error) {
-		return tools.Plan{Job: &tools.JobRequest{Verb: verb, Job: args.Job, Timeout: min(seconds(args.Timeout, tools.JobWaitTimeout), tools.MaxJobWaitTimeout)}}, nil
+		return tools.Plan{Job: &tools.JobRequest{Verb: verb, Job: args.Job, Timeout: min(seconds(args.Timeout, jobWaitTimeout), maxJobWaitTimeout)}}, nil
 	})
 }

@@ -8,12 +8,11 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func TestJobs_Plans(t *testing.T) {
 	t.Parallel()
-	table := newTable(t, toolset.Jobs()...)
+	table := newTable(t, named("jobs")...)
 	for _, test := range []struct {
 		tool, arguments string
 		want            tools.JobRequest

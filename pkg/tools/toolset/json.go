@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 type jsonReadArguments struct {
@@ -31,7 +31,7 @@ func jsonRead() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args jsonReadArguments) (tools.Plan, *protocol.Error) {
-			path, err := workspace.File(args.Path)
+			path, err := modelpath.File(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -81,7 +81,7 @@ func queryRules(arguments map[string]any) []string {
 
 // planJSONWrite is idempotent for whole documents only: a place may be the end of an array.
 func planJSONWrite(scope tools.Scope, args jsonWriteArguments) (tools.Plan, *protocol.Error) {
-	path, err := workspace.NewFile(args.Path)
+	path, err := modelpath.NewFile(args.Path)
 	if err != nil {
 		return tools.Plan{}, err
 	}

@@ -6,18 +6,18 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // maxShellCommand is how many characters a run_shell_command may have.
 const maxShellCommand = 2048
 
-// OpenRath returns the tools of the toolset "openrath", sorted by name: the names, arguments and
-// texts of that system, with the plans and payloads of [Core].
-func OpenRath() []tools.Tool {
+// openRathTools returns the tools of the toolset "openrath", sorted by name: the names, arguments
+// and texts of that system, with the plans and payloads of [Core].
+func openRathTools() []tools.Tool {
 	return worded(&tools.Format{Text: render.OpenRath, JSON: true},
 		listWorkspaceFiles(), readWorkspaceFile(), runWorkspaceCode(), runShellCommand(), workspacePathExists(), writeWorkspaceFile())
 }
@@ -40,7 +40,7 @@ func runShellCommand() tools.Tool {
 			Cmd string `json:"cmd"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, BashTimeout)
+			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, bashTimeout)
 		}),
 		Rules: shellCommandRules,
 	}
@@ -89,7 +89,7 @@ func readPlan(scope tools.Scope, raw string, payload protocol.FilesRead) (tools.
 	if plan, ok, err := readHandle(raw, 0, 0); ok {
 		return plan, err
 	}
-	path, err := workspace.File(raw)
+	path, err := modelpath.File(raw)
 	if err != nil {
 		return tools.Plan{}, err
 	}

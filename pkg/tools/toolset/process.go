@@ -8,12 +8,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 type processArguments struct {
@@ -81,7 +81,7 @@ func processRules(arguments map[string]any) []string {
 }
 
 func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protocol.Error) {
-	plan := tools.Plan{Delivery: protocol.Idempotent, Timeout: FileTimeout}
+	plan := tools.Plan{Delivery: protocol.Idempotent, Timeout: fileTimeout}
 	access := protocol.Shared
 	switch args.Action {
 	case "list":
@@ -93,7 +93,7 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 		}
 		wait := args.wait(0)
 		read.Wait = protocol.MillisOf(wait)
-		plan.Payload, plan.Timeout = read, FileTimeout+wait
+		plan.Payload, plan.Timeout = read, fileTimeout+wait
 	case "send":
 		input, fault := typed(args.Text, args.Keys)
 		if fault != "" {
@@ -101,11 +101,11 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 		}
 		wait := args.wait(sendWait)
 		plan.Payload = wire.ProcessSend{Process: args.Process, Input: input, Wait: protocol.MillisOf(wait)}
-		plan.Timeout, plan.Delivery, access = FileTimeout+wait, protocol.AtMostOnce, protocol.Exclusive
+		plan.Timeout, plan.Delivery, access = fileTimeout+wait, protocol.AtMostOnce, protocol.Exclusive
 	default:
 		plan.Payload, access = wire.ProcessKill{Process: args.Process}, protocol.Exclusive
 	}
-	uses, err := workspace.Use(scope.Sandbox, "", access)
+	uses, err := modelpath.Use(scope.Sandbox, "", access)
 	plan.Resources = uses
 	if err != nil {
 		return tools.Plan{}, err

@@ -5,11 +5,11 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // Limits of the toolset "smithers".
@@ -19,10 +19,10 @@ const (
 	maxSmithersCwd  = 1024 // characters
 )
 
-// Smithers returns the tools of the toolset "smithers", sorted by name: the names, arguments and
+// smithersTools returns the tools of the toolset "smithers", sorted by name: the names, arguments and
 // texts of that system, with the plans and payloads of [Core]. Files, contents and patches over
 // 200,000 bytes are errors; the output of commands is cut.
-func Smithers() []tools.Tool {
+func smithersTools() []tools.Tool {
 	return worded(&tools.Format{Text: render.Smithers}, smithersBash(), smithersEdit(), smithersGrep(), smithersRead(), smithersWrite())
 }
 
@@ -83,7 +83,7 @@ func smithersEdit() tools.Tool {
 			Patch string `json:"patch"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			path, err := workspace.File(args.Path)
+			path, err := modelpath.File(args.Path)
 			if err != nil {
 				return tools.Plan{}, err
 			}
@@ -153,7 +153,7 @@ func smithersBash() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args smithersCommand) (tools.Plan, *protocol.Error) {
-			cwd, err := workspace.Path(args.Opts.Cwd)
+			cwd, err := modelpath.Path(args.Opts.Cwd)
 			if err != nil {
 				return tools.Plan{}, err
 			}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -20,7 +22,7 @@ func text(t *testing.T, toolName string, result protocol.Result) string {
 	require.True(t, ok)
 	out := tool.Text(&result)
 	require.True(t, utf8.ValidString(out))
-	require.LessOrEqual(t, utf8.RuneCountInString(out), tools.MaxText)
+	require.LessOrEqual(t, utf8.RuneCountInString(out), prose.MaxText)
 	return out
 }
 
@@ -351,7 +353,7 @@ func TestText_FailuresSayWhatToDoNext(t *testing.T) {
 			t.Parallel()
 			err := protocol.Errorf(test.code, "M.")
 			require.Contains(t, text(t, "read", protocol.Result{Status: test.status, Error: err}), test.says)
-			require.Equal(t, text(t, "read", protocol.Result{Status: test.status, Error: err}), tools.RenderFailure(test.status, err))
+			require.Equal(t, text(t, "read", protocol.Result{Status: test.status, Error: err}), render.FailureText(test.status, err))
 		})
 	}
 }
@@ -413,7 +415,7 @@ func TestText_OfWhatNobodyExpected(t *testing.T) {
 		bad := protocol.CommandRunResult{}
 		bad.CPUMS = 1 / zero()
 		result := ok(bad)
-		require.Contains(t, tools.RenderJSON(&result), "cannot be shown")
+		require.Contains(t, render.JSON(&result), "cannot be shown")
 	})
 	t.Run("a render function that panics", func(t *testing.T) {
 		t.Parallel()
@@ -429,7 +431,7 @@ func TestText_OfWhatNobodyExpected(t *testing.T) {
 		result := ok(wire.NoopResult{})
 		out := bad.Text(&result)
 		require.True(t, utf8.ValidString(out))
-		require.LessOrEqual(t, utf8.RuneCountInString(out), tools.MaxText)
+		require.LessOrEqual(t, utf8.RuneCountInString(out), prose.MaxText)
 		require.Contains(t, out, "characters left out")
 	})
 }
@@ -440,9 +442,9 @@ func TestDiff(t *testing.T) {
 	t.Parallel()
 	write, edit := ok(protocol.FilesWriteResult{Diff: "w"}), ok(protocol.FilesEditResult{Diff: "e"})
 	read, none := ok(protocol.FilesReadResult{}), ok(nil)
-	require.Equal(t, "w", tools.Diff(&write))
-	require.Equal(t, "e", tools.Diff(&edit))
-	require.Empty(t, tools.Diff(&read))
-	require.Empty(t, tools.Diff(&none))
-	require.Empty(t, tools.Diff(nil))
+	require.Equal(t, "w", render.Diff(&write))
+	require.Equal(t, "e", render.Diff(&edit))
+	require.Empty(t, render.Diff(&read))
+	require.Empty(t, render.Diff(&none))
+	require.Empty(t, render.Diff(nil))
 }

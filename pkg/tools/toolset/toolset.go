@@ -1,7 +1,7 @@
 // Package toolset is the built-in tools, in sets that have names.
 //
 // A tool of a set says what its arguments are and plans a payload; the texts of results
-// are in package render. Sets of other systems' tools ([OpenRath], [Smithers], [Files])
+// are in package render. Sets of other systems' tools (openRathTools, smithersTools, filesTools)
 // plan the same payloads as [Core] and word what comes back as those systems do, so agents that
 // were written for those keep their tool calls and what reads the answers, and share files and
 // order with all others. See docs/tools.md for every argument and every format.
@@ -17,26 +17,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// The names of the built-in toolsets.
-const (
-	CoreName      = "core"       // [Core], the default
-	CoreShellName = "core-shell" // [CoreShell]
-	FilesName     = "files"      // [Files]
-	HelpName      = "help"       // [tools.Help]
-	JobsName      = "jobs"       // [Jobs]
-	OpenRathName  = "openrath"   // [OpenRath]
-	SmithersName  = "smithers"   // [Smithers]
-	WebName       = "web"        // [Web]
-)
-
 // ErrUnknown is wrapped by the error of [Named].
 var ErrUnknown = errors.New("unknown toolset")
 
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
-		CoreName: Core, CoreShellName: CoreShell, FilesName: Files, HelpName: tools.Help,
-		JobsName: Jobs, OpenRathName: OpenRath, SmithersName: Smithers, WebName: Web,
+		"core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
+		"jobs": jobsTools, "openrath": openRathTools, "smithers": smithersTools, "web": webTools,
 	}
 }
 

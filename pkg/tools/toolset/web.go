@@ -5,19 +5,19 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // webTimeout is the time limit of a request when the call names none, and its redirects.
 const webTimeout = 30 * time.Second
 
-// Web returns the tool that requests pages of the web: web_fetch. The worker sends the
+// webTools returns the tool that requests pages of the web: web_fetch. The worker sends the
 // requests under its network rules for sandboxes, so the tool reaches no host that they do
 // not list. A request touches no file, so it runs alongside every other call.
-func Web() []tools.Tool {
+func webTools() []tools.Tool {
 	return []tools.Tool{{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true, Open: true}, Returns: []protocol.Value{protocol.HTTPFetchResult{}}},
 		Definition: definition("web_fetch",

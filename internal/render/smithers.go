@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // Limits of the tools of that system.
@@ -68,7 +68,7 @@ func smithersCommand(result *protocol.Result, e *protocol.Execution) string {
 
 // ripgrep is what `rg -n` prints: without the path where only one file was asked for.
 func ripgrep(arguments string, v protocol.FilesSearchResult, r rest) string {
-	only, _ := workspace.Path(path(arguments))
+	only, _ := modelpath.Path(path(arguments))
 	found := make([]string, len(v.Matches))
 	for i, match := range v.Matches {
 		found[i] = fmt.Sprintf("%d:%s", match.Line, matchText(match))
@@ -101,7 +101,7 @@ func smithersFileFault(tool, arguments string, result *protocol.Result) (code, t
 	named, isText := argument(arguments, "path")
 	switch fault {
 	case protocol.CodePathEscape:
-		if _, refused := workspace.Path(named); isText && refused == nil {
+		if _, refused := modelpath.Path(named); isText && refused == nil {
 			return "TOOL_PATH_ESCAPE", "Path escapes sandbox root (via symlink)"
 		}
 		return "TOOL_PATH_ESCAPE", "Path escapes sandbox root"

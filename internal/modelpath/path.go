@@ -1,6 +1,6 @@
-// Package workspace says what the paths that a model writes mean: which file of the
+// Package modelpath says what the paths that a model writes mean: which file of the
 // workspace, and so which resource key. It is lexical and touches no file.
-package workspace
+package modelpath
 
 import (
 	pathpkg "path"

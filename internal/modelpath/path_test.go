@@ -1,4 +1,4 @@
-package workspace_test
+package modelpath_test
 
 import (
 	"testing"
@@ -6,12 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+	"github.com/toolfleet/toolfleet/internal/modelpath"
 )
 
 func TestPath_MustBeUTF8(t *testing.T) {
 	t.Parallel()
-	_, err := workspace.Path("a\xff")
+	_, err := modelpath.Path("a\xff")
 	require.Equal(t, "invalid_path", err.ErrorType())
 	require.True(t, utf8.ValidString(err.Message))
 }

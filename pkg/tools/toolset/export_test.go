@@ -1,0 +1,4 @@
+package toolset
+
+// MaxTimeout is for tests.
+const MaxTimeout = maxTimeout
