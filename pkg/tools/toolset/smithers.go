@@ -19,8 +19,8 @@ const (
 	maxSmithersCwd  = 1024 // characters
 )
 
-// smithersTools returns the tools of the toolset "smithers", sorted by name: the names, arguments and
-// texts of that system, with the plans and payloads of [Core]. Files, contents and patches over
+// smithersTools returns the tools of the toolset "smithers", sorted by name: the names, arguments
+// and texts of that system, with the plans and payloads of [Core]. Files, contents and patches over
 // 200,000 bytes are errors; the output of commands is cut.
 func smithersTools() []tools.Tool {
 	return worded(&tools.Format{Text: render.Smithers}, smithersBash(), smithersEdit(), smithersGrep(), smithersRead(), smithersWrite())
