@@ -96,6 +96,11 @@ blackbox: build ## Hold the laws against the binaries by a program that knows on
 simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one, FAULT=kill, or each, see docs/chaos.md)
 	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED) -fault=$(FAULT)
 
+.PHONY: limits
+limits: ## Hold the limits of lanes while workers are killed, CALLS calls, and in the simulation
+	go test ./internal/lane -run TestLimits_HoldWhileWorkersAreKilled -count=1 -timeout=6h -v -args -limited=$(CALLS)
+	go test ./internal/lane/core -run TestSimulation_LimitsHold -count=1 -timeout=6h -v -args -seeds=20000
+
 .PHONY: escape
 escape: program ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user); abuse one, and time calls beside it
 	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./test/escapetest ./internal/sandbox/ns ./internal/sandbox/landlock

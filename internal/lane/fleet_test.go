@@ -28,6 +28,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, beWorker(settings))
 		os.Exit(1)
 	}
+	if settings := os.Getenv(limitedVariable); settings != "" {
+		fmt.Fprintln(os.Stderr, beLimitedWorker(settings))
+		os.Exit(1)
+	}
 	natsiotest.Overlap()
 	goleak.VerifyTestMain(m)
 }
