@@ -88,7 +88,7 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 		return nil, nil, err
 	}
 	if c.Nats == "" && at != "" {
-		return nil, nil, cli.Usagef("--at needs --nats: workspaces of sessions that ran without a fleet have no checkpoints")
+		return nil, nil, cli.Usagef("--at needs --nats: sessions that ran without a fleet have their last workspace only")
 	}
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
@@ -137,7 +137,7 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 		return err
 	}
 	if c.Nats == "" {
-		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
+		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
 	}
 	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.CallRights(desk.fleet, desk.pool))
 	if err != nil {
@@ -169,7 +169,7 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	if c.Nats == "" {
-		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
+		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
 	}
 	fl, err := c.connect(ctx, p, append(natsio.SessionRights(desk.fleet), natsio.WorkspaceRights(desk.fleet))...)
 	if err != nil {

@@ -23,7 +23,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -188,15 +187,16 @@ func restore(b *testing.B, w *workspace.Workspace, root *os.Root, index snapshot
 	})
 }
 
-// benchWrite compares a write that is kept with the fleet before its result with one that is not,
+// benchWrite compares a write that is stored with the fleet before its result with one in place,
 // by durable publishes.
 func benchWrite(b *testing.B) {
 	s := newBenchStore(b)
 	_, err := s.js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "plain", Subjects: []string{"plain"}, Storage: jetstream.FileStorage})
 	require.NoError(b, err)
 	kept, local := newBenchFleet(b, s, "tf-kept"), newBenchFleet(b, s, "tf-local")
-	kept.work(b, sandboxes.DurabilityCheckpoint)
-	local.work(b, sandboxes.DurabilityLocal)
+	kept.work(b, nil)
+	dir := b.TempDir()
+	local.work(b, func(string) (string, bool) { return dir, true })
 	var with, without, publishes []time.Duration
 	for b.Loop() {
 		for i := range 100 {
@@ -216,11 +216,11 @@ func benchWrite(b *testing.B) {
 // benchTakeover drains the worker that has a workspace, and waits for the next call of it.
 func benchTakeover(b *testing.B) {
 	f := newBenchFleet(b, newBenchStore(b), "tf-bench")
-	drain := f.work(b, sandboxes.DurabilityCheckpoint)
+	drain := f.work(b, nil)
 	f.do(b, protocol.CommandRun{Command: files})
 	var took []time.Duration
 	for b.Loop() {
-		next := f.work(b, sandboxes.DurabilityCheckpoint)
+		next := f.work(b, nil)
 		took = append(took, timed(func() {
 			drain()
 			f.do(b, protocol.CommandRun{Command: "test $(ls | wc -l) = 100"})
@@ -250,7 +250,7 @@ func newBenchFleet(b *testing.B, s *benchStore, name protocol.Fleet) *benchFleet
 }
 
 // work starts a worker; drain has it end.
-func (f *benchFleet) work(b *testing.B, durability sandboxes.Durability) (drain func()) {
+func (f *benchFleet) work(b *testing.B, inPlace func(string) (string, bool)) (drain func()) {
 	b.Helper()
 	nc, err := f.connect("worker")
 	require.NoError(b, err)
@@ -258,7 +258,7 @@ func (f *benchFleet) work(b *testing.B, durability sandboxes.Durability) (drain 
 	opened, caps, err := driver.Open(b.Context(), driver.Auto, &driver.Options{Logger: logger})
 	require.NoError(b, err)
 	w, err := worker.New(b.Context(), nc, worker.Options{
-		Fleet: f.name, ID: wire.NewWorkerID("bench"), Data: b.TempDir(), Driver: opened, Caps: caps, Durability: durability, Logger: logger,
+		Fleet: f.name, ID: wire.NewWorkerID("bench"), Data: b.TempDir(), Driver: opened, Caps: caps, Workspace: inPlace, Logger: logger,
 	})
 	require.NoError(b, err)
 	ctx, cancel := context.WithCancel(context.Background())

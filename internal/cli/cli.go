@@ -217,6 +217,9 @@ func printConfig(w io.Writer, kctx *kong.Context) error {
 		case "help", "help-all", "version", "print-config", "no-project-config":
 			continue
 		}
+		if flag.Hidden {
+			continue
+		}
 		config[flag.Name] = printable(flag.Name, flag.Target)
 	}
 	encoder := json.NewEncoder(w)

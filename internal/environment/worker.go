@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -108,7 +109,7 @@ func (w *worker) start(ctx context.Context, e *Environment) error {
 	store, _ := Logins() // without a home they are in the data directory
 	return e.Fleet.StartWorker(ctx, internal.Options{
 		Logins: store, Slots: w.flags.Slots, Data: e.Data, Driver: w.driver, Caps: w.caps, Env: env, MCPEnv: w.flags.McpEnv, Limits: w.limits,
-		Alone: true, Mounts: e.Host.mounts, Tools: w.tools, Workspace: inPlace, Allow: w.allow, AllowPrivate: w.private, Protect: e.protect, Publish: e.Host.access.forwards(o.ID, o.Warn),
+		Alone: true, CacheBytes: math.MaxInt64, Mounts: e.Host.mounts, Tools: w.tools, Workspace: inPlace, Allow: w.allow, AllowPrivate: w.private, Protect: e.protect, Publish: e.Host.access.forwards(o.ID, o.Warn),
 	})
 }
 

@@ -70,8 +70,6 @@ var (
 	errHeld = errors.New("another worker holds the lane")
 	// errReleasing says that another worker is just releasing the lane.
 	errReleasing = errors.New("another worker is letting go of the lane")
-	// errElsewhere says that only another worker can run the lane's calls.
-	errElsewhere = errors.New("another worker has what the lane needs")
 )
 
 // acquire stores a claim. It replaces one whose owner is expired; otherwise the error wraps
@@ -121,8 +119,6 @@ func (h *Holder) decline(r *readyMessage, why error) {
 	case errors.Is(why, errReleasing):
 		h.store.Nack(r.ack, min(releasingFirst<<min(r.deliveries, 10), releasingLast))
 		h.requestRelease(r)
-	case errors.Is(why, errElsewhere):
-		h.store.Nack(r.ack, offerPeriod)
 	case errors.Is(why, ErrDraining):
 		h.store.Nack(r.ack, 0)
 	default:
@@ -150,7 +146,7 @@ func (h *Holder) requestRelease(r *readyMessage) {
 // removeStaleClaimAfter deletes the claim of a lane after claiming it failed: the claim may be
 // stored all the same.
 func (h *Holder) removeStaleClaimAfter(l *heldLane, why error) {
-	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errReleasing) || errors.Is(why, errElsewhere) {
+	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errReleasing) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)

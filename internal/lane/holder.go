@@ -293,13 +293,8 @@ func (h *Holder) beginHold(ready *readyMessage) {
 // hold claims a lane and serves it.
 func (h *Holder) hold(l *heldLane) {
 	defer h.remove(l)
-	var err error
-	switch {
-	case h.leavesToRequired(l):
-		err = errElsewhere
-	case h.leavesToPreferred(l):
-		err = errHeld
-	default:
+	err := errHeld
+	if !h.leavesToPreferred(l) {
 		err = h.acquire(l.ctx, l.claim)
 	}
 	if err != nil || !l.isAlive() {

@@ -39,12 +39,9 @@ type Host interface {
 	// goroutine, before such a call ends without another attempt.
 	CommittedResult(ctx context.Context, run *Run) *protocol.Result
 
-	// RequiredDisk names the disk without which no call of the lane can run; "" is none. While the
-	// worker with that disk is alive, no other worker claims the lane. PreferredDisk names the disk
-	// that has what the lane needs, such as its workspace; "" is none. The worker with that disk is
-	// asked first, and has a moment to claim the lane. Called by the lane's goroutine before the
-	// claim.
-	RequiredDisk(ctx context.Context, lane protocol.Lane) (disk string)
+	// PreferredDisk names the disk that has what the lane needs, such as its workspace; "" is none.
+	// The worker with that disk is asked first, and has a moment to claim the lane. Called by the
+	// lane's goroutine before the claim.
 	PreferredDisk(ctx context.Context, lane protocol.Lane) (disk string)
 
 	// MayLinger reports whether an idle lane stays held for [Options.Linger]. MustHold reports
@@ -97,9 +94,6 @@ func (DefaultHost) Admit(context.Context, *Run) (leave func(), refusal *protocol
 
 // CommittedResult returns nil.
 func (DefaultHost) CommittedResult(context.Context, *Run) *protocol.Result { return nil }
-
-// RequiredDisk returns "".
-func (DefaultHost) RequiredDisk(context.Context, protocol.Lane) string { return "" }
 
 // PreferredDisk returns "".
 func (DefaultHost) PreferredDisk(context.Context, protocol.Lane) string { return "" }

@@ -120,11 +120,6 @@ func (p *peers) hasDisk(disk string) bool {
 	return p.any(func(beat *wire.Heartbeat) bool { return beat.Disk == disk })
 }
 
-// mayHaveDisk reports whether a worker with a disk is alive, or may be.
-func (p *peers) mayHaveDisk(ctx context.Context, disk string) bool {
-	return p.hasDisk(disk) || p.store.EachHeartbeat(ctx, p.pool, p.observe) != nil || p.hasDisk(disk)
-}
-
 func (p *peers) any(is func(*wire.Heartbeat) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

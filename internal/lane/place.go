@@ -125,21 +125,6 @@ const (
 	answerRefused = "refused"
 )
 
-// leavesToRequired reports whether a lane is left to the only worker that can run its calls,
-// because that worker is alive. It claims the lane if it has a free slot, and is asked again at
-// each delivery.
-func (h *Holder) leavesToRequired(l *heldLane) bool {
-	disk := h.host.RequiredDisk(l.ctx, l.lane)
-	if disk == "" || disk == h.options.Disk || !h.peers.mayHaveDisk(l.ctx, disk) {
-		return false
-	}
-	body, err := json.Marshal(Need{Disk: disk})
-	if err == nil {
-		_ = h.store.NC.Publish(wire.AskSubject(h.store.Fleet, h.options.Pool, l.hash), body) // without a connection it is delivered later
-	}
-	return true
-}
-
 // leavesToPreferred reports whether the preferred worker has claimed a lane. That worker has what
 // the lane needs, such as its workspace. If it has not claimed the lane after preferFor, because it
 // is busy or lost, this worker claims it.

@@ -160,7 +160,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 	return made, found, nil
 }
 
-// ensurePlaces makes the bucket of places when it is missing.
+// ensurePlaces creates [wire.PlacesBucket] if it is missing.
 func (t Topology) ensurePlaces(ctx context.Context, js jetstream.JetStream, size int64) error {
 	bucket := wire.PlacesBucket(t.Fleet)
 	_, err := Open(ctx, js.KeyValue, bucket)

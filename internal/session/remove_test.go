@@ -37,14 +37,18 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	return rigOf(t, worker.Options{})
+}
+
+func rigOf(t *testing.T, o worker.Options) *rig {
+	t.Helper()
 	data := t.TempDir()
 	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Client: "test", Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
-	require.NoError(t, f.StartWorker(t.Context(), worker.Options{
-		Data: data, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute, // a busy machine ends no lease
-	}))
+	o.Data, o.Driver, o.Caps, o.AckWait = data, driver, isolation.Caps{Driver: driver.Name()}, time.Minute // a busy machine ends no lease
+	require.NoError(t, f.StartWorker(t.Context(), o))
 	return &rig{Fleet: f, data: data}
 }
 
@@ -86,6 +90,7 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 	var left []string
 	for name, subject := range map[string]string{
 		wire.SessionsStream(r.Name): wire.EventSubject(r.Name, id), wire.ResultsStream(r.Name): wire.ResultSubject(r.Name, id, "*"),
+		wire.WorkspacesStream(r.Name): wire.WorkspaceSubject(r.Name, wire.HashLane(protocol.SandboxKey(string(id)).Lane())),
 	} {
 		stream, err := r.JS.Stream(t.Context(), name)
 		require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -14,7 +15,8 @@ import (
 // A session does not go back while it works, and says so.
 func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	dir := t.TempDir()
+	r := rigOf(t, worker.Options{Workspace: func(string) (string, bool) { return dir, true }})
 	journaled(t, r.Fleet, "open", time.Now(), loop.OutcomeAnswered, "")
 	_, err := Restore(t.Context(), r.Fleet, "open", "", "c-1")
 	require.ErrorIs(t, err, ErrBusy)
@@ -23,7 +25,7 @@ func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
 
 	journaled(t, r.Fleet, "ended", time.Now(), loop.OutcomeAnswered)
 	_, err = Restore(t.Context(), r.Fleet, "ended", "", "c-1")
-	require.ErrorContains(t, err, "has no checkpoints to go back to", "its worker keeps none")
+	require.ErrorContains(t, err, "is used in place: it has no checkpoints to go back to")
 	require.Equal(t, protocol.CodeWorkspaceUnavailable, codeOf(err))
 }
 

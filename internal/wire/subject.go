@@ -69,7 +69,8 @@ const LimitsKey = "rules"
 // LimitsSubject is where the limits are stored.
 func LimitsSubject(f protocol.Fleet) Subject { return "$KV." + LimitsBucket(f) + "." + LimitsKey }
 
-// PlacesBucket is the key-value bucket that records where a sandbox's workspace is.
+// PlacesBucket is the key-value bucket with where the contents of workspaces are, and the secret of
+// the fleet.
 func PlacesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_PLACES" }
 
 // Subject is a NATS subject of a fleet.

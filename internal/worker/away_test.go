@@ -54,10 +54,10 @@ func (r *rig) doCut(cable *natsiotest.Cable, session protocol.SessionID, payload
 func TestCheckpoint_WaitsForTheFleet(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.Listening(t, natsio.Topology{}))
-	cable, stop := r.cabled(r.apart())
+	cable, stop := r.cabled(r.options())
 	requireOK(t, r.doCut(cable, "s-1", bash(`head -c 1000000 /dev/urandom > large; sha256sum large > sum`)))
 	stop()
-	cable, _ = r.cabled(r.apart())
+	cable, _ = r.cabled(r.options())
 	requireOK(t, r.doCut(cable, "s-1", bash(`sha256sum -c sum`)))
 }
 
@@ -65,7 +65,7 @@ func TestCheckpoint_WaitsForTheFleet(t *testing.T) {
 func TestCheckpoint_WithoutRoomForBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.work(r.apart())
+	r.work(r.options())
 	requireOK(t, r.do("s-1", bash(`echo before > f`)))
 	bound := func(bytes int64) {
 		stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(r.Name)))

@@ -9,47 +9,15 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// apart are the options of a worker that shares no disk with others.
-func (r *rig) apart() worker.Options {
-	o := r.options()
-	o.Durability = sandboxes.DurabilityCheckpoint
-	return o
-}
-
-// A worker that keeps workspaces itself does not begin anew what the fleet has.
-func TestCheckpoint_IsNotBegunAnewByAWorkerWithout(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	_, stop := r.work(r.apart())
-	requireOK(t, r.do("s-1", bash("echo one > f")))
-	stop()
-	for _, d := range []sandboxes.Durability{sandboxes.DurabilityLocal, sandboxes.DurabilityNone} {
-		o := r.options()
-		o.Durability = d
-		_, stop = r.work(o)
-		for range 2 {
-			result := r.do("s-1", bash("cat f"))
-			requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
-			require.Contains(t, result.Error.Message, d)
-		}
-		requireOK(t, r.do(protocol.NewSessionID(), bash("echo new")))
-		stop()
-	}
-	r.work(r.apart())
-	requireOK(t, r.do("s-1", bash("cat f")))
-}
 
 // A call that changes nothing has no checkpoint, also when something else has changed the files.
 func TestCheckpoint_NoneForWhatOnlyReads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.apart()
+	o := r.options()
 	r.work(o)
 	store, err := workspace.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
@@ -77,7 +45,7 @@ func TestCheckpoint_NoneForWhatOnlyReads(t *testing.T) {
 func TestCheckpoint_CopiesAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.apart()
+	o := r.options()
 	o.CacheBytes = 300 << 10
 	w, stop := r.work(o)
 	for _, session := range []protocol.SessionID{"s-1", "s-2", "s-3"} {
@@ -102,16 +70,16 @@ func bash(command string) protocol.CommandRun {
 func TestCheckpoint_AnotherMachineGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, stop := r.work(r.apart())
+	_, stop := r.work(r.options())
 	requireOK(t, r.do("s-1", bash(`mkdir -p a/b && echo one > a/b/f && chmod 600 a/b/f && ln -s b a/l && export LEFT=behind`)))
 	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "written", Content: []byte("by a tool\n")}))
 	stop()
-	second := r.apart()
+	second := r.options()
 	_, stop = r.work(second)
 	ran := value[protocol.CommandRunResult](t, r.do("s-1", bash(`echo $LEFT; cat a/b/f a/l/f written; stat -c %a a/b/f; rm a/b/f; echo two >> written`)))
 	require.Equal(t, "behind\none\none\nby a tool\n600\n", string(ran.Stdout))
 	stop()
-	_, stop = r.work(r.apart())
+	_, stop = r.work(r.options())
 	ran = value[protocol.CommandRunResult](t, r.do("s-1", bash(`cat written; ls a/b`)))
 	require.Equal(t, "by a tool\ntwo\n", string(ran.Stdout))
 	requireOK(t, r.do("s-1", bash(`echo three >> written`)))
@@ -125,7 +93,7 @@ func TestCheckpoint_AnotherMachineGoesOn(t *testing.T) {
 func TestWorkspaceRestore_GoesBackAndForth(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, stop := r.work(r.apart())
+	_, stop := r.work(r.options())
 	calls := make([]protocol.Call, 3)
 	for i, command := range []string{
 		`mkdir d && export AT=first && cd d && echo one > f && head -c 200000 /dev/urandom > large && sha256sum large > sum && cd ..`,
@@ -147,7 +115,7 @@ func TestWorkspaceRestore_GoesBackAndForth(t *testing.T) {
 		shell := value[protocol.CommandRunResult](t, r.do("s-1", bash(`echo $AT`)))
 		require.Equal(t, "first\n", string(shell.Stdout))
 		stop()
-		_, stop = r.work(r.apart()) // it is a checkpoint as any other
+		_, stop = r.work(r.options()) // it is a checkpoint as any other
 		require.Equal(t, "f\nlarge\nsum\n", look(`ls d`))
 		requireOK(t, r.do("s-1", wire.WorkspaceRestore{At: calls[2].ID}))
 		require.Equal(t, "file\n", look(`cat d`))
@@ -172,7 +140,7 @@ func objects(t *testing.T, r *rig) (names []string) {
 func TestWorkspaceRestore_ThatFailsChangesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.apart()
+	o := r.options()
 	r.work(o)
 	first := newCall("s-1", bash(`head -c 200000 /dev/urandom > large; echo one > f`))
 	requireOK(t, r.dispatch(t.Context(), first))
@@ -192,11 +160,11 @@ func TestWorkspaceRestore_ThatFailsChangesNothing(t *testing.T) {
 func TestCheckpoint_ContentsThatAreMissing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, stop := r.work(r.apart())
+	_, stop := r.work(r.options())
 	requireOK(t, r.do("s-1", bash(`head -c 200000 /dev/urandom > large`)))
 	stop()
 	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), objects(t, r)...))
-	r.work(r.apart())
+	r.work(r.options())
 	for range 2 {
 		result := r.do("s-1", bash(`ls`))
 		requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)

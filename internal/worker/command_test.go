@@ -264,7 +264,7 @@ func TestCommand_OfVeryMuchOutputHeadAndTailAreKept(t *testing.T) {
 func TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.options()
+	o, dir := r.inPlace()
 	opened := make(chan sandbox.Sandbox, 1)
 	o.Driver = &announcing{o.Driver, opened}
 	r.work(o)
@@ -272,7 +272,7 @@ func TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand(t *testing.T) {
 	done := make(chan map[protocol.CallID]*protocol.Result, 1)
 	call := newCall(session, protocol.CommandRun{Command: slow})
 	go func() { done <- r.all([]protocol.Call{call}) }()
-	awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	awaitFile(t, filepath.Join(dir, "pid"))
 	require.NoError(t, (<-opened).Close())
 	got := (<-done)[call.ID]
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeSandboxLost)

@@ -15,7 +15,7 @@ import (
 // CommittedResult implements [lane.Host]. It opens the sandbox first: that of a call that does not
 // run again, or that a function of this program runs, may not be open yet.
 func (w *Worker) CommittedResult(ctx context.Context, run *lane.Run) *protocol.Result {
-	if w.options.Caps.Driver == NoSandboxes || sandboxes.ID(run.Call.Lane()) == "" || !w.sandboxes.Checkpoints() {
+	if w.options.Caps.Driver == NoSandboxes || sandboxes.ID(run.Call.Lane()) == "" {
 		return nil
 	}
 	box, _, err := w.sandboxes.Open(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
@@ -39,8 +39,7 @@ func committed(ctx context.Context, box *sandboxes.Box, call *protocol.Call) (*p
 	return c.Result(ctx, call.ID)
 }
 
-// commit stores what a call has changed with the fleet, before its result is stored. lease is nil
-// without checkpoints.
+// commit stores what a call has changed with the fleet, before its result is stored.
 func (w *Worker) commit(run *lane.Run, lease *checkpoint.Lease, r *protocol.Result) {
 	box := w.sandboxes.Box(run.Call.Lane())
 	c := box.Checkpoints()
@@ -49,7 +48,7 @@ func (w *Worker) commit(run *lane.Run, lease *checkpoint.Lease, r *protocol.Resu
 		return
 	}
 	if c == nil {
-		if lease != nil && lease.Undone(box.Undos()) {
+		if lease.Undone(box.Undos()) {
 			w.abandon(run, box)
 		}
 		return

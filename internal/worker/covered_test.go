@@ -23,7 +23,7 @@ import (
 // of covered. The call then has the result that is sent.
 func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protocol.Result {
 	r.t.Helper()
-	_, stop := r.work(r.apart()) // makes the pool
+	_, stop := r.work(r.options()) // makes the pool
 	stop()
 	done := make(chan *protocol.Result, 1)
 	go func() {
@@ -97,7 +97,7 @@ func TestCovered_EndsWithItsResult(t *testing.T) {
 			call := newCall("s-1", bash("echo twice >> f"))
 			change(&call)
 			done := r.lose(&call, call.ID)
-			o := r.apart()
+			o := r.options()
 			o.Handlers.Calls = map[protocol.Kind]kinds.Handler{"counts": counts}
 			r.work(o)
 			result := r.awaited(done)
@@ -118,6 +118,6 @@ func TestCovered_UnknownWithoutACheckpoint(t *testing.T) {
 	call := newCall("s-1", bash("echo twice >> f"))
 	call.Delivery = protocol.AtMostOnce
 	done := r.lose(&call, wire.RandomCallID())
-	r.work(r.apart())
+	r.work(r.options())
 	requireFault(t, r.awaited(done), protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 }

@@ -33,12 +33,8 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	begun := time.Now()
 	a := w.host.Attempt(run)
 	a.Live.Started()
-	var lease *checkpoint.Lease // nil without checkpoints
-	if w.sandboxes.Checkpoints() {
-		var stop func()
-		lease, stop = checkpoint.Watch(ctx, run, w.sandboxes.Box(run.Call.Lane()).Undos())
-		defer stop()
-	}
+	lease, stop := checkpoint.Watch(ctx, run, w.sandboxes.Box(run.Call.Lane()).Undos())
+	defer stop()
 	r := w.execute(ctx, a)
 	if !run.WillRetry(&r) {
 		w.host.Keep(ctx, run.Call, &r)

@@ -70,11 +70,6 @@ func (w *Worker) PreferredDisk(ctx context.Context, l protocol.Lane) string {
 	return w.sandboxes.LastAt(ctx, l)
 }
 
-// RequiredDisk implements [lane.Host].
-func (w *Worker) RequiredDisk(ctx context.Context, l protocol.Lane) string {
-	return w.sandboxes.OnlyAt(ctx, l)
-}
-
 // Release implements [lane.Executor].
 func (w *Worker) Release(l protocol.Lane) {
 	w.host.ReleaseLane(l)

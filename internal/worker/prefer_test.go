@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/worker"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -27,7 +26,7 @@ func (r *rig) fleetOf(ids ...protocol.WorkerID) map[protocol.WorkerID]one {
 	r.t.Helper()
 	workers := map[protocol.WorkerID]one{}
 	for _, id := range ids {
-		o, _ := r.fleeting(sandboxes.DurabilityCheckpoint)
+		o, _ := r.fleeting()
 		o.ID, o.Slots = id, 1
 		w, stop := r.work(o)
 		workers[id] = one{w, o.Data, stop}
@@ -84,7 +83,7 @@ func TestPrefer_TheDiskThatHasTheWorkspace(t *testing.T) {
 	}
 	before["before"].stop()
 	workers := r.fleetOf("other")
-	o, _ := r.fleeting(sandboxes.DurabilityCheckpoint)
+	o, _ := r.fleeting()
 	o.ID, o.Slots, o.Data = "again", 1, before["before"].data
 	w, stop := r.work(o)
 	workers["again"] = one{w, o.Data, stop}

@@ -85,11 +85,11 @@ func TestBackground_OutputIsSeenLive(t *testing.T) {
 func TestBackground_ProcessesEndWithTheirWorkerAndAreToldOfByTheNext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.options()
+	o, dir := r.inPlace()
 	_, stop := r.work(o)
 	session := protocol.NewSessionID()
 	handle := r.startServer(t, session)
-	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	pid := awaitFile(t, filepath.Join(dir, "pid"))
 	stop()
 	n, err := strconv.Atoi(pid)
 	require.NoError(t, err)

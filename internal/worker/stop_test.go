@@ -143,7 +143,7 @@ func TestDrain_HandsWaitingCallsToAnotherWorkerAtOnce(t *testing.T) {
 func TestDrain_WhatIsKilledStartsElsewhereAtOnce(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.Listening(t, natsio.Topology{}))
-	o := r.options()
+	o, dir := r.inPlace()
 	o.AckWait = 2 * patience
 	nc := r.ConnectTCP()
 	first, err := worker.New(t.Context(), nc, o)
@@ -159,7 +159,7 @@ func TestDrain_WhatIsKilledStartsElsewhereAtOnce(t *testing.T) {
 	call := newCall(session, protocol.CommandRun{Command: strings.ReplaceAll(takeOver, "trap '' TERM; ", "")})
 	result := make(chan *protocol.Result, 1)
 	go func() { result <- r.all([]protocol.Call{call})[call.ID] }()
-	awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	awaitFile(t, filepath.Join(dir, "pid"))
 	stop()
 	require.NoError(t, <-stopped)
 	second, _ := r.work(o)
@@ -182,7 +182,7 @@ fi`
 func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.options()
+	o, dir := r.inPlace()
 	o.AckWait = shortLease
 	nc, link := r.ConnectVia()
 	cut, err := worker.New(t.Context(), nc, o)
@@ -192,7 +192,7 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	call := newCall(session, protocol.CommandRun{Command: takeOver})
 	result := make(chan *protocol.Result, 1)
 	go func() { result <- r.all([]protocol.Call{call})[call.ID] }()
-	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	pid := awaitFile(t, filepath.Join(dir, "pid"))
 
 	link.Cut()
 	requireGone(t, pid)
@@ -208,7 +208,7 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	require.GreaterOrEqual(t, got.Attempt, 2) // a busy machine may end the lease of the other one, too
 	link.Mend()
 	require.Eventually(t, nc.IsConnected, patience, time.Millisecond)
-	require.NoFileExists(t, filepath.Join(workspaceOf(o.Data, session), "effects"))
+	require.NoFileExists(t, filepath.Join(dir, "effects"))
 	stored, err = r.storedResult(t, call)
 	require.NoError(t, err)
 	require.Equal(t, other.ID(), stored.WorkerID)
@@ -219,7 +219,7 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o := r.options()
+	o, dir := r.inPlace()
 	o.AckWait = shortLease
 	began, end := make(chan struct{}), make(chan struct{})
 	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
@@ -236,7 +236,7 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	defer close(end)
 	session := protocol.NewSessionID()
 	handle := r.startServer(t, session)
-	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	pid := awaitFile(t, filepath.Join(dir, "pid"))
 	payload, err := wire.NewUserPayload("stubborn", nil)
 	require.NoError(t, err)
 	call := newCall(session, payload)

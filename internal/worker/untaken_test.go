@@ -19,7 +19,7 @@ func TestCheckpoint_ThatNoWorkerWrites(t *testing.T) {
 	r := newRig(t)
 	store, err := workspace.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
-	o := r.apart()
+	o := r.options()
 	r.work(o)
 	for session, tree := range map[protocol.SessionID]snapshot.Tree{
 		"above":    {"../../escaped": {Type: protocol.TypeDir}},

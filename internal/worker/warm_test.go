@@ -63,10 +63,10 @@ func (s *watchedSandbox) Close() error {
 }
 
 // fleeting are options of a worker that lets go of each lane at once, and of the driver of it.
-func (r *rig) fleeting(d sandboxes.Durability) (worker.Options, *watchedDriver) {
+func (r *rig) fleeting() (worker.Options, *watchedDriver) {
 	o := r.options()
 	watched := &watchedDriver{Driver: o.Driver}
-	o.Driver, o.Durability, o.Linger = watched, d, time.Nanosecond
+	o.Driver, o.Linger = watched, time.Nanosecond
 	return o, watched
 }
 
@@ -79,41 +79,28 @@ func (r *rig) alone(w *worker.Worker, session protocol.SessionID, command string
 	return string(value[protocol.CommandRunResult](r.t, got).Stdout)
 }
 
-// eachDurability runs a test for workspaces with the fleet, and for those that are kept here only.
-func eachDurability(t *testing.T, test func(t *testing.T, r *rig, d sandboxes.Durability)) {
-	t.Helper()
-	for _, d := range []sandboxes.Durability{sandboxes.DurabilityCheckpoint, sandboxes.DurabilityLocal} {
-		t.Run(string(d), func(t *testing.T) {
-			t.Parallel()
-			test(t, newRig(t), d)
-		})
-	}
-}
-
 // A sandbox stays open when its lane is let go, and closes with its worker.
 func TestWarm_SandboxOutlivesItsLane(t *testing.T) {
 	t.Parallel()
-	eachDurability(t, func(t *testing.T, r *rig, d sandboxes.Durability) {
-		t.Helper()
-		o, watched := r.fleeting(d)
-		w, stop := r.work(o)
-		before := watched.opened.Load() // to look for languages
-		for range 3 {
-			r.alone(w, "s-1", "echo one >> f")
-			r.alone(w, "s-2", "echo two >> f")
-		}
-		require.Equal(t, "one\none\none\n", r.alone(w, "s-1", "cat f"))
-		require.Equal(t, before+2, watched.opened.Load())
-		stop()
-		require.Equal(t, watched.opened.Load(), watched.closed.Load())
-	})
+	r := newRig(t)
+	o, watched := r.fleeting()
+	w, stop := r.work(o)
+	before := watched.opened.Load() // to look for languages
+	for range 3 {
+		r.alone(w, "s-1", "echo one >> f")
+		r.alone(w, "s-2", "echo two >> f")
+	}
+	require.Equal(t, "one\none\none\n", r.alone(w, "s-1", "cat f"))
+	require.Equal(t, before+2, watched.opened.Load())
+	stop()
+	require.Equal(t, watched.opened.Load(), watched.closed.Load())
 }
 
 // Those that were not used for the longest time are closed first when there are too many.
 func TestWarm_BudgetIsKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, watched := r.fleeting(sandboxes.DurabilityCheckpoint)
+	o, watched := r.fleeting()
 	o.Slots, o.WarmBytes = 1, 2*sandboxes.WarmSandbox
 	w, _ := r.work(o)
 	before := watched.opened.Load()
@@ -134,7 +121,7 @@ func TestWarm_BudgetIsKept(t *testing.T) {
 func TestWarm_MakesRoomWhenNothingElseCanBeOpened(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, watched := r.fleeting(sandboxes.DurabilityCheckpoint)
+	o, watched := r.fleeting()
 	w, _ := r.work(o)
 	r.alone(w, "s-1", "echo one > f")
 	watched.full.Store(true)
@@ -161,33 +148,28 @@ func (r *rig) occupy(data string) (free func()) {
 // An open sandbox whose workspace another worker has had meanwhile is not used as it is.
 func TestWarm_NotWithWhatAnotherWorkerHasChanged(t *testing.T) {
 	t.Parallel()
-	eachDurability(t, func(t *testing.T, r *rig, d sandboxes.Durability) {
-		t.Helper()
-		o, watched := r.fleeting(d)
-		o.Slots, o.ID = 1, "first"
-		first, _ := r.work(o)
-		r.alone(first, "s-1", "echo first > f")
-		free := r.occupy(o.Data)
-		other, _ := r.fleeting(d)
-		other.Slots, other.ID = 1, "second"
-		if d == sandboxes.DurabilityLocal {
-			other.Data = o.Data
-		}
-		second, stop := r.work(other)
-		require.Equal(t, "first\n", r.alone(second, "s-1", "cat f; echo second >> f; rm -f g; mkdir g"))
-		stop()
-		free()
-		before := watched.opened.Load()
-		require.Equal(t, "first\nsecond\ng\n", r.alone(first, "s-1", "cat f; ls -d g"))
-		require.Equal(t, before+1, watched.opened.Load())
-	})
+	r := newRig(t)
+	o, watched := r.fleeting()
+	o.Slots, o.ID = 1, "first"
+	first, _ := r.work(o)
+	r.alone(first, "s-1", "echo first > f")
+	free := r.occupy(o.Data)
+	other, _ := r.fleeting()
+	other.Slots, other.ID = 1, "second"
+	second, stop := r.work(other)
+	require.Equal(t, "first\n", r.alone(second, "s-1", "cat f; echo second >> f; rm -f g; mkdir g"))
+	stop()
+	free()
+	before := watched.opened.Load()
+	require.Equal(t, "first\nsecond\ng\n", r.alone(first, "s-1", "cat f; ls -d g"))
+	require.Equal(t, before+1, watched.opened.Load())
 }
 
 // What a command has changed whose end nobody heard of is taken back before it runs again.
 func TestWarm_NotWithWhatIsNotKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	o, watched := r.fleeting(sandboxes.DurabilityCheckpoint)
+	o, watched := r.fleeting()
 	w, _ := r.work(o)
 	r.alone(w, "s-1", "echo kept > f")
 	watched.loses.Store(true)

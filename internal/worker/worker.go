@@ -119,8 +119,6 @@ type Options struct {
 	// CacheBytes is how much of workspaces that are closed, and kept with the fleet, the worker
 	// leaves in Data for when they come back; 0 means [sandboxes.DefaultCacheBytes], negative none.
 	CacheBytes int64
-	// Durability says what of workspaces outlives the worker; "" means [sandboxes.DurabilityLocal].
-	Durability sandboxes.Durability
 	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot
 	// run are refused instead of left for others.
 	Alone bool
@@ -166,7 +164,6 @@ func (o Options) withDefaults() Options {
 	if o.Linger == 0 {
 		o.Linger = DefaultLinger
 	}
-	o.Durability = cmp.Or(o.Durability, sandboxes.DurabilityLocal)
 	if o.CacheBytes == 0 {
 		o.CacheBytes = sandboxes.DefaultCacheBytes
 	}
@@ -236,7 +233,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	locations, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
+	records, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", wire.PlacesBucket(o.Fleet), err)
 	}
@@ -251,7 +248,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		return nil, err
 	}
 	w.sandboxes, err = sandboxes.New(sandboxes.Options{
-		Worker: o.ID, Data: o.Data, Durability: o.Durability, Locations: locations, Workspaces: workspaces, InPlace: o.Workspace, Queue: o.InPlace,
+		Worker: o.ID, Data: o.Data, Records: records, Workspaces: workspaces, InPlace: o.Workspace, Queue: o.InPlace,
 		Driver: o.Driver, Caps: o.Caps, Network: w.network.sandboxes, Env: o.Env, Limits: o.Limits, Mounts: o.Mounts, Tools: o.Tools, Protect: o.Protect,
 		Idle: o.Linger > 0, Slots: o.Slots, WarmBytes: o.WarmBytes, CacheBytes: o.CacheBytes, Logger: o.Logger,
 	})

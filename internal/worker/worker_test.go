@@ -76,6 +76,14 @@ func (r *rig) options() worker.Options {
 	}
 }
 
+// inPlace are the options of a worker whose sandboxes all use one directory in place.
+func (r *rig) inPlace() (o worker.Options, dir string) {
+	r.t.Helper()
+	o, dir = r.options(), r.t.TempDir()
+	o.Workspace = func(string) (string, bool) { return dir, true }
+	return o, dir
+}
+
 // work runs a worker until the test ends, or until the returned function is called.
 func (r *rig) work(o worker.Options) (w *worker.Worker, stop func()) {
 	r.t.Helper()

@@ -17,7 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -72,94 +71,42 @@ func TestWorkspace_IsSharedByWorkersOfOneDataDirectory(t *testing.T) {
 	r.requireContent(session, "a", "second")
 }
 
-func TestWorkspace_IsUnavailableInAnotherDataDirectory(t *testing.T) {
+// TestWorkspace_OfAnEarlierVersionIsAdopted: that one stored a workspace in a data directory only,
+// and recorded in which one.
+func TestWorkspace_OfAnEarlierVersionIsAdopted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	here, elsewhere := r.options(), r.options()
 	_, stop := r.work(here)
-	session := protocol.NewSessionID()
-	requireOK(t, r.do(session, protocol.FilesWrite{Path: "a", Content: []byte("here")}))
+	stop()
+	id, err := os.ReadFile(filepath.Join(here.Data, "id"))
+	require.NoError(t, err)
+	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
+	require.NoError(t, err)
+	place := string(wire.HashLane(protocol.SandboxKey("s-1").Lane()))
+	_, err = places.Put(t.Context(), place, id)
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(workspaceOf(here.Data, "s-1"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(workspaceOf(here.Data, "s-1"), "f"), []byte("old"), 0o600))
+
+	_, stop = r.work(elsewhere)
+	for _, payload := range []protocol.Payload{protocol.FilesExists{Path: "f"}, wire.WorkspaceRemove{}} {
+		got := r.do("s-1", payload)
+		requireFault(t, got, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+		require.Contains(t, got.Error.Message, "in another data directory ("+string(id)+")")
+	}
+	stop()
+	_, stop = r.work(here)
+	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "g", Content: []byte("new")}))
 	stop()
 	_, stop = r.work(elsewhere)
-	for _, payload := range []protocol.Payload{protocol.FilesExists{Path: "a"}, protocol.CommandRun{Command: "true"}} {
-		got := r.do(session, payload)
-		requireFault(t, got, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
-		require.Contains(t, got.Error.Message, "--data")
-	}
-	require.NoDirExists(t, workspaceOf(elsewhere.Data, session), "nothing is begun anew")
-	requireOK(t, r.do(protocol.NewSessionID(), protocol.FilesWrite{Path: "a"}))
+	r.requireContent("s-1", "f", "old")
+	r.requireContent("s-1", "g", "new")
 	stop()
 	r.work(here)
-	r.requireContent(session, "a", "here")
-}
-
-// left listens; await returns when calls of a session have been left to another worker once more.
-func (r *rig) left(session protocol.SessionID) (await func()) {
-	r.t.Helper()
-	asked, err := r.NC.SubscribeSync(wire.AskSubject(r.Name, protocol.DefaultPool, wire.HashLane(protocol.SandboxKey(string(session)).Lane())))
-	require.NoError(r.t, err)
-	require.NoError(r.t, r.NC.Flush())
-	return func() {
-		r.t.Helper()
-		_, err := asked.NextMsg(patience)
-		require.NoError(r.t, err, "the call is not left to the worker that has the workspace")
-	}
-}
-
-// With a data directory each, the calls of a session wait for the worker that has its workspace,
-// however busy that is.
-func TestWorkspace_IsWaitedForWhileItsWorkerIsBusy(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	o, _ := r.fleeting(sandboxes.DurabilityLocal)
-	o.Slots, o.ID = 1, "first"
-	first, stop := r.work(o)
-	r.alone(first, "s-1", "echo one > f")
-	free := r.occupy(o.Data)
-	other, _ := r.fleeting(sandboxes.DurabilityLocal)
-	other.ID = "second"
-	second, _ := r.work(other)
-	awaitLeft := r.left("s-1")
-	done := make(chan string, 1)
-	go func() {
-		call := newCall("s-1", protocol.CommandRun{Command: "echo two >> f; cat f"})
-		got := r.all([]protocol.Call{call})[call.ID]
-		ran, _ := got.Value.(protocol.CommandRunResult)
-		done <- string(got.WorkerID) + ": " + string(ran.Stdout)
-	}()
-	awaitLeft()
-	awaitLeft() // again, after a while
-	r.alone(second, "s-2", "true")
-	free()
-	require.Equal(t, "first: one\ntwo\n", <-done)
-	stop()
-	requireFault(t, r.do("s-1", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
-}
-
-// With no durability each worker has workspaces of its own.
-func TestWorkspace_IsBegunAnewWithoutDurability(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	o := r.options()
-	o.Durability = sandboxes.DurabilityNone
-	_, stop := r.work(o)
-	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "f", Content: []byte("first")}))
-	stop()
-	other := r.options()
-	other.Durability = sandboxes.DurabilityNone
-	_, stop = r.work(other)
-	requireFault(t, r.do("s-1", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeNotFound)
-	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "g", Content: []byte("second")}))
-	stop()
-	_, stop = r.work(o)
-	r.requireContent("s-1", "f", "first")
-	stop()
-	_, stop = r.work(r.options())
-	requireOK(t, r.do("s-2", protocol.FilesWrite{Path: "f"}))
-	stop()
-	_, stop = r.work(other)
-	requireFault(t, r.do("s-2", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
-	stop()
+	requireOK(t, r.do("s-1", wire.WorkspaceRemove{}))
+	_, err = places.Get(t.Context(), place)
+	require.ErrorIs(t, err, jetstream.ErrKeyNotFound)
 }
 
 func TestWorkspace_InPlace(t *testing.T) {
@@ -222,20 +169,8 @@ func (r *rig) store(t *testing.T, name string, content []byte) {
 
 func TestWorkspaceImport_OnceAndExport(t *testing.T) {
 	t.Parallel()
-	for _, durability := range []sandboxes.Durability{sandboxes.DurabilityLocal, sandboxes.DurabilityCheckpoint} {
-		t.Run(string(durability), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			o := r.options()
-			o.Durability = durability
-			r.work(o)
-			r.importAndExport(t)
-		})
-	}
-}
-
-func (r *rig) importAndExport(t *testing.T) {
-	t.Helper()
+	r := newRig(t)
+	r.work(r.options())
 	in := r.upload(t, "in", map[string]string{"a": "one", "d/b": "two!"})
 	session := protocol.NewSessionID()
 	got := r.do(session, in)
@@ -275,13 +210,12 @@ func (r *rig) importAndExport(t *testing.T) {
 	r.requireContent(other, "d/b", "two!")
 }
 
-// requireTidy checks that a sandbox's directory has a workspace, a scratch directory and the
-// worker's signature only.
+// requireTidy checks that a sandbox's directory has a workspace and a scratch directory only.
 func requireTidy(t *testing.T, data string, session protocol.SessionID) {
 	t.Helper()
 	names, err := os.ReadDir(filepath.Dir(workspaceOf(data, session)))
 	require.NoError(t, err)
-	require.Len(t, names, 3, "%v", names)
+	require.Len(t, names, 2, "%v", names)
 	names, err = os.ReadDir(filepath.Join(filepath.Dir(workspaceOf(data, session)), "scratch"))
 	require.NoError(t, err)
 	require.Len(t, names, 2, "%v", names)
@@ -340,16 +274,8 @@ func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {
 	session := protocol.NewSessionID()
 	home := filepath.Dir(workspaceOf(o.Data, session))
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "a"}))
-	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
-	require.NoError(t, err)
-	place := string(wire.HashLane(protocol.SandboxKey(string(session)).Lane()))
-
-	require.NoError(t, os.RemoveAll(home)) // as one that was cut short before it had forgotten the place
-	_, err = places.Get(t.Context(), place)
-	require.NoError(t, err)
-	requireOK(t, r.do(session, wire.WorkspaceRemove{}))
-	_, err = places.Get(t.Context(), place)
-	require.ErrorIs(t, err, jetstream.ErrKeyNotFound)
-	requireOK(t, r.do(session, wire.WorkspaceRemove{}))
-	require.NoDirExists(t, home)
+	for range 2 {
+		requireOK(t, r.do(session, wire.WorkspaceRemove{}))
+		require.NoDirExists(t, home)
+	}
 }

@@ -56,7 +56,7 @@ type flags struct {
 
 	DataCache  cli.Size  `group:"Workspaces:" default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
 	WarmMemory *cli.Size `group:"Sandbox:" placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container."`
-	Durability string    `group:"Workspaces:" default:"checkpoint" enum:"checkpoint,local,none" placeholder:"KIND" help:"Durability of workspaces: checkpoint (stored with the fleet; any worker can continue), local (only in --data; calls wait for a worker with that directory) or none (only in --data; another worker starts with an empty workspace)."`
+	Durability string    `hidden:""` // only to refuse the values that it once had
 
 	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Bodies string   `group:"Workspaces:" placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
@@ -208,6 +208,9 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, err
 	}
+	if f.Durability != "" && f.Durability != "checkpoint" {
+		return worker.Options{}, cli.Usagef("--durability %s: was removed, leave it out: the fleet stores all workspaces", f.Durability)
+	}
 	var keys *signing.Keys
 	if f.CallKeys != "" {
 		if keys, err = signing.Open(f.CallKeys); err != nil {
@@ -216,7 +219,7 @@ func (f *flags) options() (worker.Options, error) {
 	}
 	return worker.Options{
 		Fleet: fleet, Keys: keys, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, MCPEnv: f.McpEnv, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
-		Allow: allow, AllowPrivate: private, Protect: protect, Durability: sandboxes.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
+		Allow: allow, AllowPrivate: private, Protect: protect, CacheBytes: cmp.Or(int64(f.DataCache), -1),
 	}, nil
 }
 

@@ -36,7 +36,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/session"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -230,9 +229,8 @@ func (o *WorkerOptions) validate() error {
 }
 
 // StartWorker runs a worker inside this process until Close, whatever becomes of ctx, which bounds
-// the starting only. A fleet may have several. With [Options].URL workspaces are stored with the
-// fleet, as by a worker program, so that any worker can continue a session; without it they are in
-// [Options].Data. The error wraps
+// the starting only. A fleet may have several. Workspaces are stored with the fleet, as by a worker
+// program, so that any worker can continue a session. The error wraps
 // [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host, and
 // [wire.ErrInvalidKind] for a handler of a kind that cannot be.
 func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
@@ -256,12 +254,8 @@ func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	if o.Sandbox == process.Name {
 		f.named.Store(true)
 	}
-	durability := sandboxes.DurabilityLocal // a fleet inside this process has its workspaces in Data
-	if f.elsewhere {
-		durability = sandboxes.DurabilityCheckpoint
-	}
 	return f.inner.StartWorker(ctx, internal.Options{
-		Durability: durability, Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Tools: o.Tools,
+		Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Tools: o.Tools,
 		Workspace: o.Workspace, Protect: o.Protect, Handlers: handlers,
 	})
 }

@@ -113,9 +113,10 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	}
 	full := call("bash", `{"command":"true"}`)
 	require.Equal(t, protocol.StatusFailed, full.Status)
-	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
-	require.Contains(t, full.Error.Message, "make room in KV_TF_PLACES")
-	purge("KV_TF_PLACES")
+	require.Equal(t, protocol.CodeWorkspaceUnavailable, full.Error.Code)
+	require.Contains(t, full.Error.Message, "the fleet has no room for the workspace")
+	purge("TF_WORKSPACES")
+	purge("OBJ_TF_BODIES")
 	require.Equal(t, protocol.StatusOK, call("bash", `{"command":"true"}`).Status)
 	require.Contains(t, call("bash", `{"command":"seq 1 60000"}`).Text, "more is kept")
 	full = call("write", `{"path":"large","content":"`+strings.Repeat("x", 3<<20)+`"}`)

@@ -28,7 +28,6 @@ import (
 	plain "github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
-	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -49,7 +48,7 @@ func (m *machineRole) run(ctx context.Context) error {
 	driver := plain.New(nil)
 	options := worker.Options{
 		ID: m.Worker, Data: m.Data, Slots: 8, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()},
-		Durability: sandboxes.DurabilityCheckpoint, Linger: 300 * time.Millisecond, Logger: logger,
+		Linger: 300 * time.Millisecond, Logger: logger,
 	}
 	w, err := worker.New(ctx, nc, options)
 	for ; err != nil; w, err = worker.New(ctx, nc, options) { // the server may be away

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"mvdan.cc/sh/v3/shell"
 )
@@ -165,7 +166,7 @@ func TestFleet_WhatStaysHere(t *testing.T) {
 	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, "out", "x")))
 }
 
-// TestFleet_WhatDidNotComeBackIsNotShown: the only worker that had the copy is lost with its disk,
+// TestFleet_WhatDidNotComeBackIsNotShown: the workspace cannot be restored after a worker is lost,
 // so nothing here has changed, and the end of the turn does not say that it has.
 func TestFleet_WhatDidNotComeBackIsNotShown(t *testing.T) {
 	t.Parallel()
@@ -175,14 +176,21 @@ func TestFleet_WhatDidNotComeBackIsNotShown(t *testing.T) {
 		say("Slow.", bash("c2", hold.pass())),
 		say("Done."))
 	b := newBroker(t)
-	local := append([]string{"--durability", "local"}, b.flags...)
-	workers := startWorkers(t, 1, local)
+	workers := startWorkers(t, 1, b.flags)
 	workspace := t.TempDir()
 	write(t, filepath.Join(workspace, "a.txt"), "ours\n")
 	p := start(t, coordinator, launch{args: append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), "do it")})
 	id := p.waitFor(t, `\[2\.1 bash\] +. running on (\S+)`)[1]
 	workers[id].kill(t)
-	startWorkers(t, 1, local)
+	stream, err := b.jetStream(t).Stream(t.Context(), "TF_WORKSPACES")
+	require.NoError(t, err)
+	info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("tf.workspace.*"))
+	require.NoError(t, err)
+	for subject := range info.State.Subjects {
+		_, err := b.js.Publish(t.Context(), subject, []byte("damaged"))
+		require.NoError(t, err)
+	}
+	startWorkers(t, 1, b.flags)
 	require.Equal(t, 1, p.wait(t), p)
 	require.Contains(t, p.stderr.String(), "bring the workspace back: ")
 	require.NotRegexp(t, `(?m)^ *changed `, p.stderr)

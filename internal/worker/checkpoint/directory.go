@@ -80,8 +80,9 @@ type Claim struct {
 	Epoch uint64 // of the lane's claim
 	// Undos counts how often changes of this lane's calls were undone; it outlives the claim.
 	Undos *atomic.Int64
-	// Location returns the id of the data directory that is recorded for the lane; "" is none.
-	Location func(context.Context) (string, error)
+	// Recorded returns the id of the data directory in which an earlier version stored the
+	// workspace without checkpoints; "" is none.
+	Recorded func(context.Context) (string, error)
 }
 
 // Open claims the workspace of a lane, and restores its last checkpoint into the directory. The
@@ -103,8 +104,8 @@ func open(ctx context.Context, c Claim) (*Directory, error) {
 	if err := os.MkdirAll(d.path, 0o700); err != nil {
 		return nil, err
 	}
-	if len(claimed.Tree()) == 0 { // maybe it was used with --durability local before
-		disk, err := c.Location(ctx)
+	if len(claimed.Tree()) == 0 {
+		disk, err := c.Recorded(ctx)
 		switch {
 		case err != nil:
 			return nil, err
@@ -112,7 +113,7 @@ func open(ctx context.Context, c Claim) (*Directory, error) {
 			return d, nil
 		case disk != "":
 			return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-				"the workspace of %s is in another data directory (%s), of a worker with --durability local", c.Lane, disk)
+				"the workspace of %s was not stored with the fleet, but in another data directory (%s): start a worker with that --data", c.Lane, disk)
 		}
 	}
 	if known := readIndex(filepath.Join(d.path, indexFile)); known.Files != nil {

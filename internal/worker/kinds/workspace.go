@@ -169,7 +169,7 @@ func workspaceRestore(ctx context.Context, a *Attempt, p wire.WorkspaceRestore) 
 	c := a.box.Checkpoints()
 	if c == nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-			"the workspace of %s is kept on this worker's disk alone, or used in place: it has no checkpoints to go back to", l)
+			"the workspace of %s is used in place: it has no checkpoints to go back to", l)
 	}
 	if err := a.box.Kill(); err != nil {
 		return nil, fmt.Errorf("close the sandbox: %w", err)

@@ -37,9 +37,6 @@ type copied struct {
 // RunEviction removes surplus copies of workspaces, those that have not been used for the longest
 // time first, until ctx ends.
 func (s *Set) RunEviction(ctx context.Context) {
-	if !s.Checkpoints() {
-		return
-	}
 	lock := flock.New(filepath.Join(s.options.Data, "lock"))
 	defer func() { _ = lock.Close() }()
 	for s.share(ctx, lock) && pause.For(ctx, evictPeriod) {

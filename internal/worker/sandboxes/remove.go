@@ -3,10 +3,14 @@ package sandboxes
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -14,17 +18,17 @@ import (
 )
 
 // Remove closes the sandbox of a lane and removes its directory, unless that is in another data
-// directory. The record goes last, so that a removal which was cut short is found again. Once ctx
-// has ended, the rest stays: the directory may be another worker's.
+// directory. The record of an earlier version goes last, so that a removal which was cut short is
+// found again. Once ctx has ended, the rest stays: the directory may be another worker's.
 func (s *Set) Remove(ctx context.Context, l protocol.Lane) error {
 	if s.options.Workspaces != nil {
 		if err := s.options.Workspaces.Remove(ctx, wire.HashLane(l)); err != nil {
 			return err
 		}
 	}
-	disk, err := s.locations.of(ctx, l)
+	disk, err := s.recorded(ctx, l)
 	if err != nil {
-		return fmt.Errorf("read the location of %s: %w", l, err)
+		return err
 	}
 	if disk != "" && disk != s.Disk() {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
@@ -39,7 +43,33 @@ func (s *Set) Remove(ctx context.Context, l protocol.Lane) error {
 		}
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "remove the workspace: %v", err)
 	}
-	return s.locations.forget(ctx, l)
+	if disk == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	return s.options.Records.Purge(ctx, string(wire.HashLane(l)))
+}
+
+// recordTimeout bounds a request for a record.
+const recordTimeout = 5 * time.Second
+
+// recorded returns the id of the data directory in which an earlier version stored the workspace of
+// a lane without checkpoints; "" is none.
+func (s *Set) recorded(ctx context.Context, l protocol.Lane) (string, error) {
+	if s.options.Records == nil {
+		return "", nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	record, err := s.options.Records.Get(ctx, string(wire.HashLane(l)))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read where the workspace of %s is: %w", l, err)
+	}
+	return string(record.Value()), nil
 }
 
 // RemoveUnmounted removes a lane's directory, unless something is mounted in it: the

@@ -1,16 +1,15 @@
 // Package sandboxes opens the sandbox of each lane that its worker holds, keeps it open between
 // calls, and closes it.
 //
-//	Open ──► closed ──► workspace (checkpoint, data directory or in place) ──► driver ──► open
-//	           ▲                                                                    │
-//	           │ too many, or changed elsewhere       Release: the lane is idle ◄───┘
-//	           └──────────────────────────────────── open, nothing runs in it
+//	Open ──► closed ──► workspace (checkpoint or in place) ──► driver ──► open
+//	           ▲                                                            │
+//	           │ too many, or changed elsewhere  Release: the lane is idle ◄┘
+//	           └──────────────────────────────── open, nothing runs in it
 //
 // A [Box] is the sandbox of one lane with what belongs to it: its directory, checkpoints,
 // background processes and MCP servers. A released sandbox stays open while there is room for it;
 // the next claim reuses it if no other worker has had the workspace meanwhile. Copies of workspaces
-// that the fleet stores stay on the disk up to a bound. Workspaces that it does not store are
-// recorded in a bucket: which data directory has them.
+// that the fleet stores stay on the disk up to a bound.
 package sandboxes
 
 import (
@@ -44,32 +43,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Durability says what of a workspace outlives its worker.
-type Durability string
-
-// The kinds of durability.
-const (
-	// DurabilityCheckpoint stores workspaces with the fleet: the changes of a call before its
-	// result. Any worker can continue.
-	DurabilityCheckpoint Durability = "checkpoint"
-	// DurabilityLocal stores workspaces in the data directory, for the workers that share it. Calls
-	// of a session wait for one of those.
-	DurabilityLocal Durability = "local"
-	// DurabilityNone stores workspaces in the data directory, and the fleet does not know where: a
-	// worker with another one starts with an empty workspace.
-	DurabilityNone Durability = "none"
-)
-
 // NoDriver is the driver of a worker that runs its handlers only.
 const NoDriver = "none"
 
 // Options of a [Set]. Those without a comment are as of the worker.
 type Options struct {
-	Worker     protocol.WorkerID
-	Data       string // the data directory
-	Durability Durability
-	// Locations is the bucket that says which data directory has a workspace.
-	Locations jetstream.KeyValue
+	Worker protocol.WorkerID
+	Data   string // the data directory
+	// Records is the bucket in which earlier versions recorded which data directory has a workspace
+	// without checkpoints.
+	Records jetstream.KeyValue
 	// Workspaces are those that the fleet stores; nil in tests without.
 	Workspaces *workspace.Store
 	// InPlace returns the directory that the sandbox of an id uses in place; ok is false for one
@@ -97,9 +80,8 @@ type Options struct {
 // Set has the open sandboxes of a worker: one for each lane that is held, and idle ones. It is safe
 // for concurrent use.
 type Set struct {
-	options   Options
-	locations *locations
-	process   string // id of this process, for workspaces that are stored here only
+	options Options
+	disk    string // id of the data directory
 
 	mu       sync.Mutex
 	boxes    map[protocol.Lane]*Box
@@ -109,15 +91,14 @@ type Set struct {
 
 // New prepares the data directory.
 func New(o Options) (*Set, error) {
-	s := &Set{options: o, process: uuid.NewString(), boxes: map[protocol.Lane]*Box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}}
+	s := &Set{options: o, boxes: map[protocol.Lane]*Box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.Spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	id, err := diskID(filepath.Join(o.Data, "id"))
-	if err != nil {
+	var err error
+	if s.disk, err = diskID(filepath.Join(o.Data, "id")); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	s.locations = &locations{bucket: o.Locations, workspaces: o.Workspaces, durability: o.Durability, disk: id}
 	return s, nil
 }
 
@@ -140,7 +121,7 @@ func diskID(path string) (string, error) {
 }
 
 // Disk is the id of the data directory.
-func (s *Set) Disk() string { return s.locations.disk }
+func (s *Set) Disk() string { return s.disk }
 
 // Spools is the directory of output that is too much for the memory.
 func (s *Set) Spools() string { return filepath.Join(s.options.Data, "spool") }
@@ -163,9 +144,6 @@ func (s *Set) InPlace(l protocol.Lane) (dir string, ok bool) {
 	}
 	return s.options.InPlace(id)
 }
-
-// Checkpoints reports whether workspaces are stored with the fleet.
-func (s *Set) Checkpoints() bool { return s.options.Durability == DurabilityCheckpoint }
 
 // home is the directory of a lane in the data directory.
 func (s *Set) home(l protocol.Lane) string {
@@ -204,16 +182,16 @@ func (s *Set) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd 
 func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 	l := b.lane
 	_, inPlace := s.InPlace(l)
-	if s.Checkpoints() && !inPlace && ID(l) != "" && (b.checkpoints == nil || b.checkpoints.Epoch() != epoch) {
+	if s.options.Workspaces != nil && !inPlace && ID(l) != "" && (b.checkpoints == nil || b.checkpoints.Epoch() != epoch) {
 		b.checkpoints, err = checkpoint.Open(ctx, checkpoint.Claim{
 			Store: s.options.Workspaces, Lane: l, Path: s.home(l), Disk: s.Disk(), Epoch: epoch, Undos: &b.undos,
-			Location: func(ctx context.Context) (string, error) { return s.locations.of(ctx, l) },
+			Recorded: func(ctx context.Context) (string, error) { return s.recorded(ctx, l) },
 		})
 		if err != nil {
 			return err
 		}
 	}
-	workspace, scratch, err := s.directories(ctx, l)
+	workspace, scratch, err := s.directories(l)
 	if err != nil {
 		return err
 	}
@@ -242,7 +220,7 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
 	b.sandbox, b.epoch, b.workspace, b.scratch = opened, epoch, workspace, scratch
-	return b.sign()
+	return nil
 }
 
 // start opens a sandbox. If the system has no room for another one, idle ones are closed.
@@ -256,7 +234,7 @@ func (s *Set) start(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, 
 
 // directories returns the workspace and the scratch directory of a lane's sandbox. On a lane of
 // another resource they are temporary, and removed with the sandbox.
-func (s *Set) directories(ctx context.Context, l protocol.Lane) (workspace, scratch string, err error) {
+func (s *Set) directories(l protocol.Lane) (workspace, scratch string, err error) {
 	home := s.home(l)
 	temporary := ID(l) == ""
 	if temporary {
@@ -272,11 +250,6 @@ func (s *Set) directories(ctx context.Context, l protocol.Lane) (workspace, scra
 		return dir, scratch, nil
 	}
 	workspace = filepath.Join(home, checkpoint.WorkspaceDir)
-	if !temporary && !s.Checkpoints() {
-		if err := s.locations.claim(ctx, l, workspace); err != nil {
-			return "", "", err
-		}
-	}
 	if err := errors.Join(os.MkdirAll(workspace, 0o700), os.MkdirAll(scratch, 0o700)); err != nil {
 		return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
 	}
@@ -341,6 +314,19 @@ func (s *Set) hold(l protocol.Lane) *Box {
 	}
 	b.held, b.idle = true, time.Time{}
 	return b
+}
+
+// LastAt names the data directory that had a lane's workspace last; "" if the sandbox is open here,
+// or no directory had it.
+func (s *Set) LastAt(ctx context.Context, l protocol.Lane) string {
+	if ID(l) == "" || s.Box(l) != nil {
+		return ""
+	}
+	disk, err := s.options.Workspaces.LastDisk(ctx, wire.HashLane(l))
+	if err != nil { // the claim reports it
+		return ""
+	}
+	return disk
 }
 
 // close closes the sandbox of a lane, if there is one.

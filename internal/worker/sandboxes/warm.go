@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -22,8 +20,7 @@ func DefaultWarmBytes() int64 { return max(memory()/8&^(1<<20-1), WarmSandbox) }
 
 // A sandbox stays open when its lane is released: opening one takes ten times as long as a command.
 // Nothing runs in it, and nothing changes its workspace, until the lane is held here again. Whether
-// another worker has had the workspace meanwhile is then known from its checkpoints, or, without
-// them, from the file "opened-by".
+// another worker has had the workspace meanwhile is then known from its checkpoints.
 
 // capacity is how many sandboxes may be open.
 func (s *Set) capacity() int {
@@ -46,7 +43,7 @@ func (b *Box) reuse(ctx context.Context, epoch uint64) error {
 	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
 		return err
 	}
-	if b.sandbox != nil && b.unchanged(ctx, epoch) {
+	if b.sandbox != nil && b.checkpoints != nil && b.checkpoints.Reclaim(ctx, epoch) {
 		b.epoch = epoch
 		return nil
 	}
@@ -56,30 +53,10 @@ func (b *Box) reuse(ctx context.Context, epoch uint64) error {
 	return err
 }
 
-// unchanged reports whether no other worker has had the workspace of an open sandbox.
-func (b *Box) unchanged(ctx context.Context, epoch uint64) bool {
-	if b.checkpoints != nil {
-		return b.checkpoints.Reclaim(ctx, epoch)
-	}
-	process, err := os.ReadFile(b.openedBy())
-	return err == nil && string(process) == b.set.process && b.set.locations.claim(ctx, b.lane, b.workspace) == nil
-}
-
-// openedBy is the file that names the process which opened a workspace without checkpoints last.
-func (b *Box) openedBy() string { return filepath.Join(b.set.home(b.lane), "opened-by") }
-
-// sign writes that file.
-func (b *Box) sign() error {
-	if b.checkpoints != nil || !b.mayIdle() {
-		return nil
-	}
-	return os.WriteFile(b.openedBy(), []byte(b.set.process), 0o600)
-}
-
-// mayIdle reports whether the sandbox may stay open without its lane.
+// mayIdle reports whether the sandbox may stay open without its lane: only checkpoints show whether
+// another worker has had the workspace meanwhile.
 func (b *Box) mayIdle() bool {
-	_, inPlace := b.set.InPlace(b.lane)
-	return ID(b.lane) != "" && !inPlace && b.set.options.Idle && b.set.options.WarmBytes >= WarmSandbox
+	return b.checkpoints != nil && b.set.options.Idle && b.set.options.WarmBytes >= WarmSandbox
 }
 
 // Release leaves the sandbox of a released lane open if it can be used again, and closes those that

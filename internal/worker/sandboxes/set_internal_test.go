@@ -8,15 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
-	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
@@ -56,12 +50,7 @@ func (c full) Err() error {
 
 func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{})
-	js, err := jetstream.New(f.NC, jetstream.WithDefaultTimeout(time.Minute))
-	require.NoError(t, err)
-	places, err := js.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
-	require.NoError(t, err)
-	o := Options{Data: t.TempDir(), Driver: process.New(nil), Locations: places, InPlace: func(string) (string, bool) { return "", false }}
+	o := Options{Data: t.TempDir(), Driver: process.New(nil), InPlace: func(string) (string, bool) { return "", false }}
 	s, err := New(o)
 	require.NoError(t, err)
 	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
@@ -75,36 +64,6 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	left, err := os.ReadDir(workspace)
 	require.NoError(t, err)
 	require.Len(t, left, files-1)
-	_, err = places.Get(t.Context(), string(wire.HashLane(protocol.Lane("sandbox/one"))))
-	require.NoError(t, err, "the removal is found again")
 	require.NoError(t, s.Remove(t.Context(), "sandbox/one"))
 	require.NoDirExists(t, workspace)
-}
-
-func TestLocation_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
-	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{})
-	nc, link := f.ConnectVia()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
-	require.NoError(t, err)
-	places, err := js.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
-	require.NoError(t, err)
-	s, err := New(Options{Data: t.TempDir(), Locations: places})
-	require.NoError(t, err)
-	link.Cut()
-	require.Eventually(t, func() bool { return !nc.IsConnected() }, time.Minute, time.Millisecond)
-	ended, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	require.Error(t, s.locations.claim(ended, "sandbox/one", t.TempDir()))
-
-	claimed := make(chan error, 1)
-	go func() { claimed <- s.locations.claim(t.Context(), "sandbox/one", t.TempDir()) }()
-	link.Mend()
-	require.NoError(t, <-claimed)
-	place, err := places.Get(t.Context(), string(wire.HashLane(protocol.Lane("sandbox/one"))))
-	require.NoError(t, err)
-	require.Equal(t, s.Disk(), string(place.Value()))
-
-	nc.Close()
-	require.ErrorIs(t, s.locations.claim(t.Context(), "sandbox/two", t.TempDir()), nats.ErrConnectionClosed)
 }
