@@ -25,7 +25,7 @@ func TestRemade_ALaneIsNotHeldTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t)
-			f.ensurePool(steadyLease)
+			f.ensurePool(steadyLease / 3) // a pull request that nobody answers ends after a third of it
 			p := f.publisher()
 			var starts atomic.Int32
 			begun, end := make(chan struct{}, 9), make(chan struct{})
