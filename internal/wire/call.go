@@ -31,12 +31,19 @@ func EncodeCall(c *protocol.Call) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
 	}
+	fields := *c
+	if body := writePlain(typeCall, func(p *plain) { p.callFieldsOf(&fields) }, "payload", payload); body != nil {
+		return body, nil
+	}
 	return json.Marshal(&wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
 }
 
 // DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
 // whose ids could be read is returned beside the error, so that it can be answered.
 func DecodeCall(body []byte) (*protocol.Call, error) {
+	if c := readPlainCall(body); c != nil {
+		return c, c.Validate()
+	}
 	var wire wireCall
 	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, err)
@@ -51,6 +58,21 @@ func DecodeCall(body []byte) (*protocol.Call, error) {
 	}
 	c.Payload = payload
 	return &c, c.Validate()
+}
+
+// readPlainCall is the usual way to read a call; nil when there is more to it.
+func readPlainCall(body []byte) *protocol.Call {
+	c := &protocol.Call{}
+	raw, ok := readPlain(body, typeCall, func(p *plain) { p.callFieldsOf(c) }, "payload")
+	if !ok {
+		return nil
+	}
+	payload, err := decodePayload(raw)
+	if _, unknown := payload.(protocol.UnknownPayload); unknown || err != nil {
+		return nil
+	}
+	c.Payload = payload
+	return c
 }
 
 // NewResult starts a result for c with the given status and error.
@@ -83,11 +105,18 @@ func EncodeResult(r *protocol.Result) ([]byte, error) {
 			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
 		}
 	}
+	fields := *r
+	if body := writePlain(typeResult, func(p *plain) { p.resultFieldsOf(&fields) }, "value", value); body != nil {
+		return body, nil
+	}
 	return json.Marshal(&wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r), Value: value})
 }
 
 // DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
 func DecodeResult(body []byte) (*protocol.Result, error) {
+	if r := readPlainResult(body); r != nil {
+		return r, validResult(r)
+	}
 	var wire wireResult
 	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
@@ -104,6 +133,24 @@ func DecodeResult(body []byte) (*protocol.Result, error) {
 		r.Value = value
 	}
 	return &r, validResult(&r)
+}
+
+// readPlainResult is the usual way to read a result; nil when there is more to it.
+func readPlainResult(body []byte) *protocol.Result {
+	r := &protocol.Result{}
+	raw, ok := readPlain(body, typeResult, func(p *plain) { p.resultFieldsOf(r) }, "value")
+	switch {
+	case !ok:
+		return nil
+	case len(raw) == 0:
+		return r
+	}
+	value, err := decodeValue(raw)
+	if _, unknown := value.(protocol.UnknownValue); unknown || err != nil {
+		return nil
+	}
+	r.Value = value
+	return r
 }
 
 func validResult(r *protocol.Result) error {
