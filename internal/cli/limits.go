@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -29,16 +30,16 @@ type Limits struct {
 // Sandbox returns the limits, or every fault of the flags, joined.
 func (l *Limits) Sandbox() (sandbox.Limits, error) {
 	times := errors.Join(checkTime("--limit-wall", l.Wall), checkTime("--limit-cpu", l.CPU))
-	wire := protocol.Limits{
+	limits := protocol.Limits{
 		Memory: int64(l.Memory), Processes: l.Processes,
 		OpenFiles: l.OpenFiles, FileSize: int64(l.FileSize), Disk: int64(l.Disk), Output: int64(l.Output),
 	}
-	if err := errors.Join(times, wire.Validate()); err != nil {
+	if err := errors.Join(times, wire.ValidateLimits(limits)); err != nil {
 		return sandbox.Limits{}, limitNames(err)
 	}
 	return sandbox.Limits{
-		Wall: l.Wall, CPU: l.CPU, Memory: wire.Memory, Processes: wire.Processes,
-		OpenFiles: wire.OpenFiles, FileSize: wire.FileSize, Disk: wire.Disk, Output: wire.Output,
+		Wall: l.Wall, CPU: l.CPU, Memory: limits.Memory, Processes: limits.Processes,
+		OpenFiles: limits.OpenFiles, FileSize: limits.FileSize, Disk: limits.Disk, Output: limits.Output,
 	}, nil
 }
 
@@ -71,8 +72,8 @@ func Warnings(limits sandbox.Limits, caps isolation.Caps) []string {
 
 // checkTime refuses what calls could not ask for either, as the flag gives it.
 func checkTime(flag string, value time.Duration) error {
-	if value != 0 && (value < time.Millisecond || value > protocol.MaxWall) {
-		return fmt.Errorf("%s %s: must be 0 or %s to %s", flag, value, time.Millisecond, protocol.MaxWall)
+	if value != 0 && (value < time.Millisecond || value > wire.MaxWall) {
+		return fmt.Errorf("%s %s: must be 0 or %s to %s", flag, value, time.Millisecond, wire.MaxWall)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -246,7 +247,7 @@ func TestView_StatusesHaveTheirMarks(t *testing.T) {
 		protocol.StatusRejected: "✗ rejected", protocol.StatusCancelled: "■ cancelled",
 		protocol.StatusOutcomeUnknown: "? outcome_unknown", "from_tomorrow": "? from_tomorrow",
 	}
-	for _, status := range append(protocol.Statuses(), "from_tomorrow") {
+	for _, status := range append(wire.Statuses(), "from_tomorrow") {
 		want, ok := marks[status]
 		require.True(t, ok, "no mark for %s", status)
 		require.Equal(t, "[0.1 x] "+want+"\n", show([]loop.Event{

@@ -160,11 +160,18 @@ func validResult(r *protocol.Result) error {
 	switch r.Status {
 	case protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusCancelled, protocol.StatusRejected, protocol.StatusOutcomeUnknown:
 	default:
-		return fmt.Errorf("%w: status %q is not one of %q", ErrInvalidResult, r.Status, protocol.Statuses())
+		return fmt.Errorf("%w: status %q is not one of %q", ErrInvalidResult, r.Status, Statuses())
 	}
 	if (r.Status == protocol.StatusOK) != (r.Error == nil) {
 		return fmt.Errorf("%w: status %q, error set: %t: must be set when, and only when, it is not ok",
 			ErrInvalidResult, r.Status, r.Error != nil)
 	}
 	return nil
+}
+
+// Statuses returns every status, in the order of their declaration.
+func Statuses() []protocol.Status {
+	return []protocol.Status{
+		protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusCancelled, protocol.StatusRejected, protocol.StatusOutcomeUnknown,
+	}
 }

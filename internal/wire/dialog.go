@@ -94,3 +94,11 @@ func DialogStateOf(v protocol.Value) (state DialogState, ok bool) {
 		return DialogState{}, false
 	}
 }
+
+// DialogRequest is the plan of a tool about a handle. The session finds the call that returned the
+// handle, and plans what happens to its dialog.
+type DialogRequest struct {
+	Handle string
+	// End ends the dialog. Otherwise it gets the next input.
+	End bool
+}

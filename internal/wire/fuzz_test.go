@@ -61,7 +61,7 @@ func FuzzDecodeResult(f *testing.F) {
 			require.ErrorIs(t, err, wire.ErrInvalidResult)
 			return
 		}
-		require.Contains(t, protocol.Statuses(), result.Status)
+		require.Contains(t, wire.Statuses(), result.Status)
 		require.Equal(t, result.Status == protocol.StatusOK, result.Error == nil)
 		requireStable(t, codecs["result"], result)
 	})

@@ -222,7 +222,7 @@ func envelopeSamples() map[string]any {
 	kept := ok
 	kept.Kept = &protocol.Kept{Lines: 100_000, Truncated: true}
 	all["result/kept"] = &kept
-	for _, status := range protocol.Statuses() {
+	for _, status := range wire.Statuses() {
 		if status == protocol.StatusOK {
 			continue
 		}

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/json"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -38,4 +39,23 @@ type TurnRunResult struct {
 	Text    string         `json:"text"`
 	Steps   int            `json:"steps"`
 	Usage   protocol.Usage `json:"usage"`
+}
+
+// JobVerb is a request about a job: a call of a tool that runs in the background.
+type JobVerb string
+
+// The verbs.
+const (
+	JobStatus JobVerb = "status"
+	JobWait   JobVerb = "wait"
+	JobCancel JobVerb = "cancel"
+)
+
+// JobRequest is the plan of a tool about jobs. The session answers it.
+type JobRequest struct {
+	Verb JobVerb
+	// Job is the handle of the job; "" of status means all jobs of the session.
+	Job string
+	// Timeout is how long wait waits.
+	Timeout time.Duration
 }

@@ -112,7 +112,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 // earlier run has sent may be in the fleet already: Again reports that to the worker.
 func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) {
 	var call protocol.Call
-	if failure == nil && p.plan.Inline == nil && p.plan.Job == nil {
+	if failure == nil && p.plan.Inline == nil && p.plan.Session == nil {
 		if call, failure = p.plan.Call(t.scope(t.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); failure == nil {
 			p.lane = laneOf(&call)
 		}
@@ -131,7 +131,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
 		return
-	case p.plan.Job != nil:
+	case p.plan.Session != nil:
 		b.asking = append(b.asking, p)
 		return
 	}

@@ -71,10 +71,11 @@ func (t *turnRun) plan(call *stepCall) planned {
 	var p planned
 	scope := t.scope(t.id)
 	p.tool, p.plan, p.failure = t.table.Plan(scope, call.Name, call.Arguments)
-	if p.failure != nil || p.plan.Dialog == nil {
+	request, isAboutHandle := p.plan.Session.(wire.DialogRequest)
+	if p.failure != nil || !isAboutHandle {
 		return p
 	}
-	request, turn := *p.plan.Dialog, t.session.open()
+	turn := t.session.open()
 	d := t.session.dialogOf(request.Handle)
 	before := func(place tools.Place) bool { return place.Turn < turn.number || place.Step < len(turn.steps) }
 	switch {
@@ -86,7 +87,7 @@ func (t *turnRun) plan(call *stepCall) planned {
 		p.failure.Message += " " + t.session.liveHandles()
 		return p
 	}
-	if p.tool, p.plan, p.failure = t.table.Continue(scope, d.opened, request, call.Arguments); !request.End {
+	if p.tool, p.plan, p.failure = t.table.Continue(scope, d.opened, request.End, call.Arguments); !request.End {
 		p.about = d.opened.Tool
 	}
 	return p

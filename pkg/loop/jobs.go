@@ -251,7 +251,8 @@ func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, settle func(Ev
 	ctx, span := t.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	status, text, failure := t.aboutJob(ctx, *p.plan.Job)
+	request, _ := p.plan.Session.(wire.JobRequest) // the only request that is left here
+	status, text, failure := t.aboutJob(ctx, request)
 	if detached(ctx) {
 		return // the next run of the session asks again
 	}
@@ -262,9 +263,9 @@ func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, settle func(Ev
 }
 
 // aboutJob answers a request about jobs.
-func (t *turnRun) aboutJob(ctx context.Context, request tools.JobRequest) (protocol.Status, string, *protocol.Error) {
+func (t *turnRun) aboutJob(ctx context.Context, request wire.JobRequest) (protocol.Status, string, *protocol.Error) {
 	all := t.jobs()
-	if request.Verb == tools.JobStatus && request.Job == "" {
+	if request.Verb == wire.JobStatus && request.Job == "" {
 		return protocol.StatusOK, listJobs(all), nil
 	}
 	var found *job
@@ -289,7 +290,7 @@ func (t *turnRun) aboutJob(ctx context.Context, request tools.JobRequest) (proto
 		return t.jobEnd(ctx, found, nil)
 	}
 	switch request.Verb {
-	case tools.JobWait:
+	case wire.JobWait:
 		timer := time.NewTimer(request.Timeout)
 		defer timer.Stop()
 		select {
@@ -297,13 +298,13 @@ func (t *turnRun) aboutJob(ctx context.Context, request tools.JobRequest) (proto
 		case <-timer.C:
 		case <-ctx.Done():
 		}
-	case tools.JobCancel:
+	case wire.JobCancel:
 		f.stop(errJobCancelled)
 		select {
 		case <-f.done:
 		case <-ctx.Done():
 		}
-	case tools.JobStatus:
+	case wire.JobStatus:
 	}
 	select {
 	case <-f.done:

@@ -15,8 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// DefaultMaxSteps is how often a model is asked in a turn unless [Options] say otherwise.
-const DefaultMaxSteps = 64
+// defaultMaxSteps is how often a model is asked in a turn unless [Options] say otherwise.
+const defaultMaxSteps = 64
 
 // Options tune a [Runner]. Nil and zero mean the documented default.
 type Options struct {
@@ -41,7 +41,7 @@ type Options struct {
 	// lets them change what it never saw.
 	Guard protocol.Guard
 
-	// MaxSteps is how often the model is asked in a turn; 0 means [DefaultMaxSteps].
+	// MaxSteps is how often the model is asked in a turn; 0 means 64.
 	MaxSteps int
 	// MaxTokens bounds the input and output tokens of a turn. The model is not
 	// asked again once they are used up; 0 is no bound.
@@ -80,7 +80,7 @@ func (o *Options) withDefaults() Options {
 		opts = *o
 	}
 	if opts.MaxSteps == 0 {
-		opts.MaxSteps = DefaultMaxSteps
+		opts.MaxSteps = defaultMaxSteps
 	}
 	if opts.Observe == nil {
 		opts.Observe = func(Event) {}
@@ -119,26 +119,27 @@ func (o *Options) validate() error {
 type Settings struct {
 	// Temperature is how freely the model chooses its words, 0 to 2.
 	Temperature *float64
-	// Effort is how much the model thinks before it replies: one of [Efforts].
+	// Effort is how much the model thinks before it replies: none, minimal, low, medium, high,
+	// xhigh or max.
 	Effort string
 	// MaxOutput bounds the output tokens of a reply, those of its reasoning included.
 	MaxOutput int64
 }
 
-// Efforts are the efforts that providers know; each of them knows some.
-func Efforts() []string { return []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"} }
+// efforts are the efforts that providers know; each of them knows some.
+func efforts() []string { return []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"} }
 
-// MaxTemperature is the highest temperature.
-const MaxTemperature = 2
+// maxTemperature is the highest temperature.
+const maxTemperature = 2
 
 // Validate reports every setting out of its bounds.
 func (s Settings) Validate() error {
 	var errs []error
-	if t := s.Temperature; t != nil && !(*t >= 0 && *t <= MaxTemperature) { // which NaN is not, either
-		errs = append(errs, fmt.Errorf("temperature %v: must be 0 to %d", *t, MaxTemperature))
+	if t := s.Temperature; t != nil && !(*t >= 0 && *t <= maxTemperature) { // which NaN is not, either
+		errs = append(errs, fmt.Errorf("temperature %v: must be 0 to %d", *t, maxTemperature))
 	}
-	if s.Effort != "" && !slices.Contains(Efforts(), s.Effort) {
-		errs = append(errs, fmt.Errorf("reasoning %q: must be %s", s.Effort, strings.Join(Efforts(), ", ")))
+	if s.Effort != "" && !slices.Contains(efforts(), s.Effort) {
+		errs = append(errs, fmt.Errorf("reasoning %q: must be %s", s.Effort, strings.Join(efforts(), ", ")))
 	}
 	if s.MaxOutput < 0 {
 		errs = append(errs, fmt.Errorf("max output %d: must not be negative", s.MaxOutput))

@@ -51,14 +51,14 @@ type ApprovalRequest struct {
 	Reason    string // why the call needs approval
 }
 
-// MaxNote is how many characters of a note are kept.
-const MaxNote = 2000
+// maxNote is how many characters of a note are kept.
+const maxNote = 2000
 
 // Approval is the answer.
 type Approval struct {
 	Granted bool
 	By      string // who answered; may be empty
-	Note    string // for the model, up to [MaxNote] characters; may be empty
+	Note    string // for the model, up to 2,000 characters; may be empty
 }
 
 // The statuses of a policy_decision.
@@ -236,8 +236,8 @@ func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, 
 // noteOf is the note of an answer, cut when it is very long.
 func noteOf(said Approval) string {
 	note := []rune(strings.TrimSpace(validText(said.Note)))
-	if len(note) > MaxNote {
-		return string(note[:MaxNote]) + "..."
+	if len(note) > maxNote {
+		return string(note[:maxNote]) + "..."
 	}
 	return string(note)
 }

@@ -267,7 +267,7 @@ func TestRun_Limits(t *testing.T) {
 		steps int
 		says  string
 	}{
-		{"steps by default", loop.Options{}, loop.DefaultMaxSteps, "64 steps"},
+		{"steps by default", loop.Options{}, 64, "64 steps"},
 		{"steps", loop.Options{MaxSteps: 3}, 3, "3 steps"},
 		{"tokens", loop.Options{MaxTokens: 30}, 3, "30 tokens (max_tokens), with 33 used"},
 		{"tokens used up exactly", loop.Options{MaxTokens: 33}, 3, "33 tokens (max_tokens), with 33 used"},

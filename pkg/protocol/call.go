@@ -10,8 +10,8 @@ import (
 
 // Limits of a call.
 const (
-	// DefaultMaxAttempts is how often a call is started before its lane moves on.
-	DefaultMaxAttempts = 5
+	// defaultMaxAttempts is how often a call is started before its lane moves on.
+	defaultMaxAttempts = 5
 	// DefaultRunTimeout bounds one attempt of a call that names no run timeout.
 	DefaultRunTimeout = 2 * time.Minute
 	// MaxUses bounds the resource list of a call.
@@ -77,7 +77,7 @@ type Call struct {
 	Resources []Use `json:"resources"`
 	// Delivery is what may happen after a lost worker.
 	Delivery Delivery `json:"delivery"`
-	// MaxAttempts bounds how often the call is started; 0 means [DefaultMaxAttempts].
+	// MaxAttempts bounds how often the call is started; 0 means 5.
 	MaxAttempts int `json:"max_attempts,omitempty"`
 	// Retry says when a call that failed is started again; nil is never.
 	Retry *Retry `json:"retry,omitempty"`
@@ -125,7 +125,7 @@ func (c *Call) Lane() Lane { return c.Resources[0].Key.Lane() }
 func (c *Call) Attempts() int {
 	most := c.MaxAttempts
 	if most == 0 {
-		most = DefaultMaxAttempts
+		most = defaultMaxAttempts
 	}
 	if c.Retry != nil {
 		most = max(most, c.Retry.Attempts)

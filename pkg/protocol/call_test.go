@@ -80,7 +80,7 @@ func TestCall_Defaults(t *testing.T) {
 	t.Parallel()
 	call := sampleCall()
 	call.MaxAttempts, call.RunTimeout, call.Deadline = 0, 0, time.Time{}
-	require.Equal(t, protocol.DefaultMaxAttempts, call.Attempts())
+	require.Equal(t, 5, call.Attempts())
 	require.Equal(t, protocol.DefaultRunTimeout, call.RunFor())
 	require.Zero(t, call.LifeTime(), "no deadline is for ever")
 	require.False(t, call.Expired(time.Hour))

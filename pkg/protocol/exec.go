@@ -1,11 +1,6 @@
 package protocol
 
-import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"time"
-)
+import "encoding/json"
 
 // CommandRun runs a shell command, or an argument vector without a shell.
 type CommandRun struct {
@@ -64,35 +59,6 @@ type Limits struct {
 	Disk int64 `json:"disk_bytes,omitempty"`
 	// Output is how much of each stream is in the result. All of what is more is kept, see [Kept].
 	Output int64 `json:"output_bytes,omitempty"`
-}
-
-// Bounds of [Limits]: what is outside has no sense for a command.
-const (
-	MaxWall      = 7 * 24 * time.Hour
-	MinMemory    = 1 << 20
-	MinOutput    = 1 << 10
-	MaxOutput    = 1 << 20
-	MinOpenFiles = 8
-)
-
-// Validate reports every limit that is out of bounds, joined, by its name on the wire.
-func (l Limits) Validate() error {
-	const most = 1 << 50
-	var faults []error
-	check := func(name string, value, least, greatest int64) {
-		if value != 0 && (value < least || value > greatest) {
-			faults = append(faults, fmt.Errorf("limits.%s %d: must be 0 (the worker's own) or %d to %d", name, value, least, greatest))
-		}
-	}
-	check("wall_ms", int64(l.Wall), 1, int64(MillisOf(MaxWall)))
-	check("cpu_ms", int64(l.CPU), 1, int64(MillisOf(MaxWall)))
-	check("memory_bytes", l.Memory, MinMemory, most)
-	check("processes", l.Processes, 1, 1<<22)
-	check("open_files", l.OpenFiles, MinOpenFiles, 1<<20)
-	check("file_size_bytes", l.FileSize, 1, most)
-	check("disk_bytes", l.Disk, 1, most)
-	check("output_bytes", l.Output, MinOutput, MaxOutput)
-	return errors.Join(faults...)
 }
 
 // Execution is how a process ended and what it wrote.

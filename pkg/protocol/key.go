@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// MaxKeyLength bounds a resource key, in bytes. A longer path is cut by
+// maxKeyLength bounds a resource key, in bytes. A longer path is cut by
 // [ResourceKey.Join] to a prefix, which is a broader and so always a safe key.
-const MaxKeyLength = 1024
+const maxKeyLength = 1024
 
 // ErrInvalidKey is wrapped by every error about a malformed resource key.
 var ErrInvalidKey = errors.New("invalid resource key")
@@ -23,7 +23,7 @@ type ResourceKey string
 // ParseResourceKey puts s into canonical form: "." and empty segments are
 // dropped and ".." is resolved. It fails, wrapping [ErrInvalidKey], when fewer than two
 // segments remain, when ".." would climb out of the lane, on a NUL byte or
-// invalid UTF-8, or above [MaxKeyLength].
+// invalid UTF-8, or above 1024 bytes.
 func ParseResourceKey(s string) (ResourceKey, error) {
 	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
 		return "", fmt.Errorf("%w %q: must be UTF-8 without NUL", ErrInvalidKey, s)
@@ -36,8 +36,8 @@ func ParseResourceKey(s string) (ResourceKey, error) {
 		return "", fmt.Errorf("%w %q: needs two segments or more", ErrInvalidKey, s)
 	}
 	key := strings.Join(segments, "/")
-	if len(key) > MaxKeyLength {
-		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(key), MaxKeyLength)
+	if len(key) > maxKeyLength {
+		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(key), maxKeyLength)
 	}
 	return ResourceKey(key), nil
 }
@@ -68,7 +68,7 @@ func SandboxKey(sandbox string) ResourceKey { return ResourceKey("sandbox/" + sa
 
 // Join returns the key of a slash-separated path below k. A path that climbs
 // above k fails, wrapping [ErrInvalidKey]. A path that would exceed
-// [MaxKeyLength] is cut at a segment: the key is broader than asked, hence safe.
+// 1024 bytes is cut at a segment: the key is broader than asked, hence safe.
 func (k ResourceKey) Join(path string) (ResourceKey, error) {
 	if !utf8.ValidString(path) || strings.ContainsRune(path, 0) {
 		return "", fmt.Errorf("%w: path %q: must be UTF-8 without NUL", ErrInvalidKey, path)
@@ -78,11 +78,11 @@ func (k ResourceKey) Join(path string) (ResourceKey, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: path %q below %s: %w", ErrInvalidKey, path, k, err)
 	}
-	if len(k) > MaxKeyLength {
-		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(k), MaxKeyLength)
+	if len(k) > maxKeyLength {
+		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(k), maxKeyLength)
 	}
 	joined := strings.Join(segments, "/")
-	for len(joined) > MaxKeyLength {
+	for len(joined) > maxKeyLength {
 		joined = joined[:strings.LastIndexByte(joined, '/')]
 	}
 	return ResourceKey(joined), nil

@@ -18,13 +18,6 @@ const (
 	StatusOutcomeUnknown Status = "outcome_unknown" // nobody can tell, as of a lost worker; it may have had effects
 )
 
-// Statuses returns every status, in the order of their declaration.
-func Statuses() []Status {
-	return []Status{
-		StatusOK, StatusFailed, StatusTimeout, StatusCancelled, StatusRejected, StatusOutcomeUnknown,
-	}
-}
-
 // Code says why a result is not ok, in a closed set of words: it is what models,
 // scripts, logs, spans and metrics branch on.
 type Code string

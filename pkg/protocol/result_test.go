@@ -7,13 +7,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestStatuses_AreAllDeclared(t *testing.T) {
 	t.Parallel()
 	var listed []string
-	for _, status := range protocol.Statuses() {
+	for _, status := range wire.Statuses() {
 		listed = append(listed, string(status))
 	}
 	require.Equal(t, constants(t, "Status"), listed)

@@ -108,7 +108,7 @@ func panicked(name string, cause any) *protocol.Error {
 // runnable reports whether a plan says exactly one thing to do.
 func (p Plan) runnable() bool {
 	ways := 0
-	for _, set := range []bool{p.Inline != nil, p.Payload != nil, p.Job != nil, p.Dialog != nil} {
+	for _, set := range []bool{p.Inline != nil, p.Payload != nil, p.Session != nil} {
 		if set {
 			ways++
 		}

@@ -24,14 +24,6 @@ const (
 	EndTool      = "tool_end"
 )
 
-// DialogRequest is the plan of a tool about a handle. The session's loop finds the tool
-// call that the handle is of, and asks [Table.Continue] what becomes of it.
-type DialogRequest struct {
-	Handle string
-	// End says that the dialog is to end; otherwise it gets the next input.
-	End bool
-}
-
 // Opened is the tool call that opened a dialog.
 type Opened struct {
 	Tool      string
@@ -119,10 +111,10 @@ func inputSchema(input json.RawMessage) (*argument.Schema, error) {
 	return schema, nil
 }
 
-// Continue plans a call that goes on with a dialog, or ends it. request is the plan of
-// the tool call, rawArguments what the model wrote. The tool is the one that opened the
-// dialog; it renders the result. The error is for the model to read.
-func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawArguments string) (*Tool, Plan, *protocol.Error) {
+// Continue plans a call that continues a dialog, or ends it. rawArguments are the arguments as the
+// model wrote them. The tool is the one that opened the dialog; it renders the result. The error is
+// for the model to read.
+func (t *Table) Continue(scope Scope, opened Opened, end bool, rawArguments string) (*Tool, Plan, *protocol.Error) {
 	tool, plan, refusal := t.Plan(scope, opened.Tool, opened.Arguments)
 	if refusal != nil || tool.input == nil {
 		return nil, Plan{}, protocol.Errorf(protocol.CodeStateLost,
@@ -132,7 +124,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 	if plan.Resources, refusal = plan.uses(scope, id); refusal != nil {
 		return tool, Plan{}, refusal
 	}
-	if request.End {
+	if end {
 		plan.Payload, plan.Delivery = wire.DialogEnd{Dialog: id}, protocol.Idempotent
 		return tool, plan, nil
 	}
@@ -198,7 +190,7 @@ func planDialog(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
 		if err := json.Unmarshal(raw, &args); err != nil {
 			return Plan{}, notDecoded(err)
 		}
-		return Plan{Dialog: &DialogRequest{Handle: args.Handle, End: end}}, nil
+		return Plan{Session: wire.DialogRequest{Handle: args.Handle, End: end}}, nil
 	}
 }
 
@@ -237,11 +229,12 @@ func withDialogTools(all []Tool) []Tool {
 // needsSession says why a plan cannot be carried out outside of a session; nil when it can.
 func (p Plan) needsSession(tool string, at Place) *protocol.Error {
 	_, opens := p.Payload.(wire.DialogOpen)
+	_, continues := p.Session.(wire.DialogRequest)
 	switch {
-	case p.Job != nil:
-		return protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", tool)
-	case p.Dialog != nil, opens && at == Place{}:
+	case continues, opens && at == Place{}:
 		return protocol.Errorf(protocol.CodeInternal, "The tool %s keeps its state in a session, and works only there.", tool)
+	case p.Session != nil:
+		return protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", tool)
 	default:
 		return nil
 	}

@@ -85,16 +85,14 @@ type Scope struct {
 	Guard protocol.Guard
 }
 
-// Plan is what a tool call becomes: exactly one of Inline, Payload, Job and Dialog is set.
+// Plan is what a tool call becomes: exactly one of Inline, Payload and Session is set.
 type Plan struct {
 	// Inline runs in the coordinator. It must have no side effects.
 	Inline func(ctx context.Context) (string, *protocol.Error)
 
-	// Job asks about the session's jobs.
-	Job *JobRequest
-
-	// Dialog goes on with a stateful tool, or ends it.
-	Dialog *DialogRequest
+	// Session is a request that the session answers itself, about its jobs or the handles of
+	// stateful tools. Only built-in tools make such requests.
+	Session any
 
 	// Background makes a job of the call: the model gets a handle at once, and is told
 	// of the end when it has come. Until then the call holds its resources.
@@ -115,23 +113,4 @@ type Plan struct {
 	Pool protocol.Pool
 	// MinLevel is the least sandbox level that may run the call; "" means any.
 	MinLevel string
-}
-
-// JobVerb is what is done about a job: a call of a tool that runs in the background.
-type JobVerb string
-
-// The verbs.
-const (
-	JobStatus JobVerb = "status"
-	JobWait   JobVerb = "wait"
-	JobCancel JobVerb = "cancel"
-)
-
-// JobRequest is the plan of a tool about jobs. The session's loop carries it out.
-type JobRequest struct {
-	Verb JobVerb
-	// Job is the handle of the job; "" of status means all jobs of the session.
-	Job string
-	// Timeout is how long wait waits.
-	Timeout time.Duration
 }

@@ -43,7 +43,7 @@ func checkCode(h *Host, p protocol.CodeRun) *protocol.Error {
 // checkLimits refuses limits that are invalid, and read_only where the sandbox does not enforce it:
 // its caller holds the sandbox shared, so other calls run at the same time.
 func (h *Host) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
-	if err := limits.Validate(); err != nil {
+	if err := wire.ValidateLimits(limits); err != nil {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", kind, err)
 	}
 	if readOnly && !h.Caps.ReadOnly {

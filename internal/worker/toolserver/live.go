@@ -18,6 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -219,7 +220,7 @@ func (s *Servers) program(alive context.Context, l *live, at Surroundings, spec 
 	messages := &messages{to: written, rest: l.say}
 	cmd := sandbox.Cmd{
 		Argv: append([]string{spec.Command}, spec.Args...), Dir: spec.Cwd, Env: spec.Env, Feed: input.feed,
-		Limits: sandbox.Limits{Output: protocol.MinOutput, Grace: stopGrace},
+		Limits: sandbox.Limits{Output: wire.MinOutput, Grace: stopGrace},
 		Live: func(stream sandbox.Stream, data []byte) {
 			if stream == sandbox.Stdout {
 				messages.write(data)

@@ -14,10 +14,10 @@
 // A file is YAML (JSON is YAML too), named *.yaml, *.yml or *.json.
 // docs/tools-of-your-own.md describes the fields; [Parse] is authoritative.
 //
-// One of kind mcp names a server of the Model Context Protocol instead, and how its tools are used:
-// the [mcp.Server] that a file of package mcp makes, too, with the same fields ([ParseServer]).
+// A manifest of kind mcp names a server of the Model Context Protocol instead, and how its tools
+// are used. It has the fields of a file of package mcp, and becomes the same [mcp.Server].
 //
-// A [Folder] is read again at every [Folder.Load]. A file that is broken is a [Problem]
-// with its line, and takes nothing else with it: the other tools are there, and of the
-// broken one the last version that worked, if this process has seen one.
+// A [Folder] is read again at every [Folder.Load]. An invalid file is a [Problem] with its line.
+// The other tools stay, and so does the last valid version of the invalid one, if this process read
+// it.
 package manifest

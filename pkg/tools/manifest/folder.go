@@ -16,8 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
-// MaxFiles bounds the manifests of a folder; more are left out, which is a [Problem].
-const MaxFiles = 1000
+// maxFiles bounds the manifests of a folder; more are left out, which is a [Problem].
+const maxFiles = 1000
 
 // Folder is a folder of manifests that may change at any time. It is safe for
 // concurrent use.
@@ -100,9 +100,9 @@ func (f *Folder) Load(reserved ...string) Set {
 		}
 		slices.Sort(names)
 	} else {
-		if len(names) > MaxFiles {
-			set.Problems = append(set.Problems, Problem{File: f.dir, Message: fmt.Sprintf("has %d manifests; those after the first %d are left out", len(names), MaxFiles)})
-			names = names[:MaxFiles]
+		if len(names) > maxFiles {
+			set.Problems = append(set.Problems, Problem{File: f.dir, Message: fmt.Sprintf("has %d manifests; those after the first %d are left out", len(names), maxFiles)})
+			names = names[:maxFiles]
 		}
 		f.refresh(names)
 	}
@@ -165,7 +165,7 @@ func (m *file) read(path string) {
 	m.content = content
 	if isServer(content) {
 		var server mcp.Server
-		if server, m.problems = ParseServer(path, content); len(m.problems) == 0 {
+		if server, m.problems = parseServer(path, content); len(m.problems) == 0 {
 			m.tool, m.server = nil, &server
 		}
 		return
@@ -182,8 +182,8 @@ func readRegular(path string) ([]byte, *Problem) {
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, &Problem{File: path, Message: "is not a regular file"}
 	}
-	if err == nil && info.Size() > MaxBytes {
-		return nil, &Problem{File: path, Message: fmt.Sprintf("has %d bytes, at most %d are allowed", info.Size(), MaxBytes)}
+	if err == nil && info.Size() > maxBytes {
+		return nil, &Problem{File: path, Message: fmt.Sprintf("has %d bytes, at most %d are allowed", info.Size(), maxBytes)}
 	}
 	var content []byte
 	if err == nil {

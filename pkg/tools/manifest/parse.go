@@ -15,8 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
-// MaxBytes bounds a manifest.
-const MaxBytes = 256 << 10
+// maxBytes bounds a manifest.
+const maxBytes = 256 << 10
 
 // noParameters is the schema of a tool without arguments.
 const noParameters = `{"type":"object","properties":{},"additionalProperties":false}`
@@ -107,7 +107,7 @@ func errorAt(node *yaml.Node, message string) error {
 }
 
 // Parse makes a tool of a manifest, or says everything that is wrong with it. file is
-// its name in the problems. One of kind mcp is for [ParseServer].
+// its name in the problems. Manifests of kind mcp make no tool.
 func Parse(file string, content []byte) (tools.Tool, []Problem) {
 	m := &parser{file: file, lines: map[string]int{}}
 	var doc document
@@ -160,8 +160,8 @@ func (m *parser) problem(line int, format string, args ...any) {
 
 // decode reads the YAML into a document; ok is false when nothing more can be said about it.
 func (m *parser) decode(content []byte, doc any) (ok bool) {
-	if len(content) > MaxBytes {
-		m.problem(0, "has %d bytes, at most %d are allowed", len(content), MaxBytes)
+	if len(content) > maxBytes {
+		m.problem(0, "has %d bytes, at most %d are allowed", len(content), maxBytes)
 		return false
 	}
 	var root yaml.Node

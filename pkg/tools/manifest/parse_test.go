@@ -370,10 +370,10 @@ func TestParse_StatefulTools(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"a", tools.ContinueTool, tools.EndTool}, table.Names())
 	opened := tools.Opened{Tool: "a", Arguments: "{}", Place: tools.Place{ID: "opened", Turn: 1, Step: 1}}
-	_, plan, fault := table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h","input":3}`)
+	_, plan, fault := table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, false, `{"handle":"h","input":3}`)
 	require.Nil(t, fault)
 	require.Equal(t, wire.DialogContinue{Dialog: "opened", Input: []byte("3")}, plan.Payload)
-	_, _, fault = table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h"}`)
+	_, _, fault = table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, false, `{"handle":"h"}`)
 	require.Equal(t, protocol.CodeInvalidArguments, fault.Code)
 
 	for content, want := range map[string]string{

@@ -40,8 +40,8 @@ func isServer(content []byte) bool {
 	return yaml.Unmarshal(content, &document) == nil && document.Kind.Value == kindMCP
 }
 
-// ParseServer makes a server of a manifest of kind mcp, as [Parse] makes a tool of others.
-func ParseServer(file string, content []byte) (mcp.Server, []Problem) {
+// parseServer makes a server of a manifest of kind mcp, as [Parse] makes a tool of others.
+func parseServer(file string, content []byte) (mcp.Server, []Problem) {
 	m := &parser{file: file, lines: map[string]int{}}
 	var doc serverDocument
 	if !m.decode(content, &doc) {

@@ -21,8 +21,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// MaxBytes bounds a file.
-const MaxBytes = 1 << 20
+// maxBytes bounds a file.
+const maxBytes = 1 << 20
 
 // Server is a server, and how its tools are used.
 type Server struct {
@@ -81,8 +81,8 @@ func Parse(content []byte) ([]Server, []error) {
 	var file struct {
 		Servers map[string]json.RawMessage `json:"mcpServers"` //nolint:tagliatelle // as agents have it
 	}
-	if len(content) > MaxBytes {
-		return nil, []error{fmt.Errorf("has %d bytes, at most %d are allowed", len(content), MaxBytes)}
+	if len(content) > maxBytes {
+		return nil, []error{fmt.Errorf("has %d bytes, at most %d are allowed", len(content), maxBytes)}
 	}
 	if err := json.Unmarshal(content, &file); err != nil {
 		return nil, []error{fmt.Errorf(`must be JSON as {"mcpServers": {NAME: {"command": ...}}}: %w`, err)}

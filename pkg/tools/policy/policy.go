@@ -35,8 +35,8 @@ import (
 
 // Policy is rules for the tool calls of a session. The zero value allows everything.
 type Policy struct {
-	// Tools are the names, or classes (see [Classes]), that may and may not be called; '*' stands
-	// for any letters. With an empty Allow everything may that Deny does not name.
+	// Tools are the names, or classes (@execute, @write, @read), that may and may not be called;
+	// '*' stands for any letters. With an empty Allow everything may that Deny does not name.
 	Tools Names `json:"tools,omitzero" yaml:"tools"`
 	// Commands are the programs that shell commands may and may not start.
 	Commands Names `json:"commands,omitzero" yaml:"commands"`

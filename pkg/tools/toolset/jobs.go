@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -29,7 +30,7 @@ func jobsTools() []tools.Tool {
 		{
 			Metadata:   tools.Metadata{Effect: tools.Effect{Loop: true}},
 			Definition: definition("job_cancel", "Stop a job that runs in the background. Returns how it ended.", one),
-			Plan:       planJob(tools.JobCancel),
+			Plan:       planJob(wire.JobCancel),
 		},
 		{
 			Metadata: tools.Metadata{Effect: tools.Effect{Loop: true}},
@@ -40,7 +41,7 @@ func jobsTools() []tools.Tool {
 				},
 				"additionalProperties": false
 			}`),
-			Plan: planJob(tools.JobStatus),
+			Plan: planJob(wire.JobStatus),
 		},
 		{
 			Metadata: tools.Metadata{Effect: tools.Effect{Loop: true}},
@@ -54,7 +55,7 @@ func jobsTools() []tools.Tool {
 				"required": ["job"],
 				"additionalProperties": false
 			}`),
-			Plan: planJob(tools.JobWait),
+			Plan: planJob(wire.JobWait),
 		},
 	}
 }
@@ -64,8 +65,8 @@ type jobArguments struct {
 	Timeout float64 `json:"timeout"`
 }
 
-func planJob(verb tools.JobVerb) func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+func planJob(verb wire.JobVerb) func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 	return tools.PlanOf(func(_ tools.Scope, args jobArguments) (tools.Plan, *protocol.Error) {
-		return tools.Plan{Job: &tools.JobRequest{Verb: verb, Job: args.Job, Timeout: min(seconds(args.Timeout, jobWaitTimeout), maxJobWaitTimeout)}}, nil
+		return tools.Plan{Session: wire.JobRequest{Verb: verb, Job: args.Job, Timeout: min(seconds(args.Timeout, jobWaitTimeout), maxJobWaitTimeout)}}, nil
 	})
 }

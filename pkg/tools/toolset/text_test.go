@@ -318,7 +318,7 @@ func TestText_LongListingsSayHowManyAreShown(t *testing.T) {
 
 func TestText_FailuresHaveOneForm(t *testing.T) {
 	t.Parallel()
-	for _, status := range protocol.Statuses()[1:] {
+	for _, status := range wire.Statuses()[1:] {
 		for _, toolName := range coreTable(t).Names() {
 			out := text(t, toolName, protocol.Result{Status: status, Error: protocol.Errorf(protocol.CodeToolFailed, "It broke.")})
 			lines := strings.Split(out, "\n")
