@@ -204,6 +204,11 @@ bench-sessions: build ## Measure 300 sessions that take turns on one worker of 6
 	for lanes in 64 300 64 300; do bin/coordinator bench --exec true --lanes $$lanes --callers 64 --calls 6000; done
 	for lanes in 64 5000; do bin/coordinator bench --lanes $$lanes --rate 84 --calls 5000; done
 
+.PHONY: bench-peers
+bench-peers: program ## The same work on asynq, River and Restate, in turns (ARGS="-rounds 1 -only toolfleet,river"; needs PostgreSQL, Redis and npm)
+	CGO_ENABLED=0 go -C tools/peers build -trimpath -tags $(TAG) -o ../../bin/peers .
+	bin/peers $(ARGS)
+
 .PHONY: bench-workspace
 bench-workspace: program ## Measure workspaces that move, 10,000 files of 100 MB, beside tar, zstd, git and cp in the same run
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench Workspace -benchtime 5x -timeout 30m ./internal/bench

@@ -48,8 +48,8 @@ func (s *Set) RunEviction(ctx context.Context) {
 
 // share marks the data directory as used by this process.
 func (s *Set) share(ctx context.Context, lock *flock.Flock) bool {
-	err := lock.RLock()
-	if err != nil {
+	_, err := lock.TryRLockContext(ctx, time.Second)
+	if err != nil && ctx.Err() == nil {
 		s.options.Logger.WarnContext(ctx, "data directory cannot be locked: old copies of workspaces are not removed", slog.Any("error", err))
 	}
 	return err == nil
