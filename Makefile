@@ -87,6 +87,7 @@ test-json:
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit), and in the simulation
 	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED) -limit=$(LIMIT)
 	$(if $(FAULT),,$(MAKE) simulate FAULT=each SEEDS=1000)
+	$(if $(FAULT),,TOOLFLEET_SCHEDULE_FOR=5m go test -tags=$(TAG) ./test/integration -run TestSchedule_EachTimeOnce -count=1 -timeout=1h -v)
 
 .PHONY: blackbox
 blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)

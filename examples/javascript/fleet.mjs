@@ -89,7 +89,8 @@ export function laneOf(call) { return call.resources[0].key.split("/", 2).join("
 export function laneNamed(msg) {
   try {
     const lane = JSON.parse(`"${msg.headers.get("Tf-Lane")}"`);
-    return laneHash(lane) === msg.subject.split(".")[3] ? lane : null;
+    const [, , , hash, later] = msg.subject.split(".");
+    return laneHash(lane) === (hash === "later" ? later : hash) ? lane : null;
   } catch {
     return null;
   }

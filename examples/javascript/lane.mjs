@@ -136,7 +136,7 @@ export class Lane {
       fault = broken.message;
     }
     if (fault) call = { id: header.get("Tf-Call"), session_id: header.get("Tf-Session"), resources: [{ key: this.lane, access: "exclusive" }], payload: {} };
-    return { call, fault, seq, accepted, marks: [], starts: 0, ownStarts: new Set() };
+    return { call, fault, seq, accepted, marks: [], starts: 0, ownStarts: new Set(), cancelled: Boolean(header.get("Tf-Cancelled")) };
   }
 
   /** Takes a call to its result, and removes it. */
@@ -151,7 +151,7 @@ export class Lane {
   }
 
   /** How long a call may take in all, by the clock of who made it; both times are its. */
-  lifetime(c) { return c.call.deadline ? Date.parse(c.call.deadline) - Date.parse(c.call.issued_at) : Infinity; }
+  lifetime(c) { return c.call.deadline ? Date.parse(c.call.deadline) - Math.max(Date.parse(c.call.issued_at), Date.parse(c.call.not_before ?? c.call.issued_at)) : Infinity; }
   age(c) { return Date.now() + this.worker.ahead - c.accepted; }
 
   /** The result of a call that is not to be started at all. */

@@ -1,6 +1,6 @@
 // A worker's life: one heartbeat, on which all its claims depend. And what a worker does about lives of others.
 import { randomUUID } from "node:crypto";
-import { laneNamed, sleep } from "./fleet.mjs";
+import { escaped, laneNamed, sleep } from "./fleet.mjs";
 
 /** Two clocks: the first one stands still while the machine sleeps, the second one may be set. */
 const now = () => [performance.now(), Date.now()];
@@ -125,17 +125,43 @@ export class Peers {
  * Makes lanes ready whose publisher was lost before it did, or left that to the workers: behind each entry that waits, one ready
  * message. What is settled by then is never told.
  */
-export async function careForLanes({ fleet, pool }) {
+export async function careForLanes(worker) {
+  const { fleet, pool } = worker;
   const durable = `care_${pool}`, next = `$JS.API.CONSUMER.MSG.NEXT.${fleet.calls}.${durable}`;
   await fleet.jsm.consumers.info(fleet.calls, durable).catch(() => fleet.jsm.consumers.add(fleet.calls, {
     durable_name: durable, filter_subject: `${fleet.name}.call.${pool}.>`, ack_policy: "explicit",
-    ack_wait: 5e9, max_deliver: -1, max_ack_pending: 65_536, headers_only: true,
+    ack_wait: 5e9, max_deliver: -1, max_ack_pending: 1_048_576, headers_only: true,
   }));
   for (;;) {
     const msg = await fleet.nc.request(next, JSON.stringify({ batch: 1, no_wait: true }), { timeout: 5000, noMux: true });
     if (msg.headers?.code) return; // there is nothing more
-    const lane = laneNamed(msg), mark = msg.subject.split(".")[5];
+    const lane = laneNamed(msg), [, , , hash, , mark] = msg.subject.split(".");
+    if (lane && hash === "later") { // mark is the id of a call that waits for its time
+      const wait = await moveCall(worker, lane, mark);
+      if (wait > 0) fleet.park(msg, wait);
+      else msg.respond();
+      continue;
+    }
     if (lane && (!mark || mark === "cancel")) await fleet.wake(pool, lane);
     msg.respond();
   }
+}
+
+/** Moves a call into its lane when its time has come, or when it is to be cancelled. Returns how many milliseconds it has to wait. */
+async function moveCall({ fleet, pool, ahead }, lane, id) {
+  const mailbox = fleet.mailbox(pool, lane), later = `${mailbox.replace(/[^.]+$/, "later.$&")}.${id}`;
+  const waits = await fleet.next(fleet.calls, later), request = await fleet.next(fleet.calls, `${later}.cancel`);
+  if (waits) {
+    const call = waits.json(), left = Date.parse(call.not_before) - Date.parse(call.issued_at) - (Date.now() + ahead - waits.time.getTime());
+    if (!request && left > 0) return left;
+    const header = Object.fromEntries(waits.header.keys().map((name) => [name, waits.header.get(name)]));
+    await fleet.publish(`${mailbox}.${id}`, waits.data, request ? { ...header, "Tf-Cancelled": "1" } : header);
+    await fleet.wake(pool, lane);
+    await fleet.remove(fleet.calls, waits.seq);
+  } else if (request) { // the call was moved before
+    await fleet.publish(`${mailbox}.${id}.cancel`, "", { "Tf-Lane": escaped(lane) });
+    await fleet.wake(pool, lane);
+  }
+  if (request) await fleet.remove(fleet.calls, request.seq);
+  return 0;
 }

@@ -52,6 +52,7 @@ func (p *plain) callFieldsOf(c *protocol.Call) {
 	whole(p, "max_attempts", &c.MaxAttempts)
 	p.text("min_level", &c.MinLevel, ifSet)
 	p.time("issued_at", &c.IssuedAt, always)
+	p.time("not_before", &c.NotBefore, ifSet)
 	whole(p, "queue_timeout_ms", &c.QueueTimeout)
 	whole(p, "run_timeout_ms", &c.RunTimeout)
 	p.time("deadline", &c.Deadline, ifSet)

@@ -285,6 +285,26 @@ func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
 }
 
+// TestJavaScript_MovesCallsAtTheirTime: a call that waits for its time enters its lane then, or when
+// it is cancelled.
+func TestJavaScript_MovesCallsAtTheirTime(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	js.worker(t)
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+	soon, cancelled := note(t, "red", "soon", 0), note(t, "blue", "never", 0)
+	soon.NotBefore, cancelled.NotBefore = soon.IssuedAt.Add(3*time.Second), cancelled.IssuedAt.Add(time.Hour)
+	for _, fault := range publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: soon}, {Call: cancelled}}) {
+		require.NoError(t, fault)
+	}
+	require.NoError(t, publisher.Cancel(t.Context(), cancelled))
+	results := awaitResults(t, publisher, soon, cancelled)
+	require.Equal(t, protocol.StatusOK, results[0].Status, results[0].Error)
+	require.GreaterOrEqual(t, time.Since(soon.IssuedAt), 3*time.Second)
+	require.Equal(t, protocol.StatusCancelled, results[1].Status)
+}
+
 // awaitClaim waits until somebody holds the lane of a call.
 func (js *javaScript) awaitClaim(tb testing.TB, call *protocol.Call) {
 	tb.Helper()

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -36,7 +37,12 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 		require.Len(t, all, 1)
 		return all[0]
 	}
-	const enough = 8 * time.Second
+	enough := 8 * time.Second
+	if long := os.Getenv("TOOLFLEET_SCHEDULE_FOR"); long != "" { // make chaos
+		var err error
+		enough, err = time.ParseDuration(long)
+		require.NoError(t, err)
+	}
 	victims := []*process{startServe(t, model, b.flags...), startServe(t, model, b.flags...)}
 	for i, now := 0, (times{}); now.Last.Sub(now.Created) < enough; i++ {
 		victims[i%2].kill(t)
@@ -52,7 +58,7 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 		State string
 	}
 	require.Eventually(t, func() bool {
-		ls := b.session(t, "ls", "--json")
+		ls := b.session(t, "ls", "--json", "--limit", "10000")
 		require.Equal(t, 0, ls.code, ls.stderr)
 		require.NoError(t, json.Unmarshal([]byte(ls.stdout), &listed))
 		answered := 0
