@@ -28,28 +28,38 @@ import (
 type benchCommand struct {
 	cli.Login `group:"Fleet:"`
 
-	Lanes      int           `default:"64" help:"Number of lanes."`
-	Callers    int           `default:"256" help:"Number of callers; each has one call in flight."`
-	Calls      int           `default:"100000" help:"Total number of calls."`
-	Waiting    int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, concurrently with calls of another lane."`
-	Rate       int           `default:"0" help:"Maximum number of calls started per second; 0 means unlimited."`
-	Work       time.Duration `default:"0s" help:"Duration of each call, such as 5ms."`
-	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls of this duration."`
-	Workers    int           `default:"1" help:"Number of workers."`
-	Slots      int           `default:"64" help:"Concurrent calls per worker."`
-	Sign       bool          `help:"Sign calls; workers then run only signed calls."`
-	Payload    int           `default:"0" help:"Bytes that each call carries."`
-	Exec       string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
-	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
-	Linger     time.Duration `default:"0s" help:"How long workers keep an idle lane."`
-	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process, or with --replicas 3 or 5 so many."`
-	Fleet      string        `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
-	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams: 1, 3 or 5. With --nats, when they do not exist yet."`
-	Listen     bool          `help:"Have the embedded server listen, and connect through its socket, as serve does."`
-	Fsync      bool          `help:"Have the servers that bench starts write through to the disk on every message."`
+	loadFlags
+	Sign    bool          `help:"Sign calls; workers then run only signed calls."`
+	Payload int           `default:"0" help:"Bytes that each call carries."`
+	Exec    string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
+	Sandbox string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
+	Linger  time.Duration `default:"0s" help:"How long workers keep an idle lane."`
+	benchServerFlags
 	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 leaves them out."`
 	CPUProfile string        `placeholder:"FILE" help:"Write a CPU profile."`
 	JSON       bool          `name:"json" help:"Print the report as one JSON object."`
+}
+
+// loadFlags are the calls that bench makes, and the workers that run them.
+type loadFlags struct {
+	Lanes    int           `default:"64" help:"Number of lanes."`
+	Callers  int           `default:"256" help:"Number of callers; each has one call in flight."`
+	Calls    int           `default:"100000" help:"Total number of calls."`
+	Waiting  int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, concurrently with calls of another lane."`
+	Rate     int           `default:"0" help:"Maximum number of calls started per second; 0 means unlimited."`
+	Work     time.Duration `default:"0s" help:"Duration of each call, such as 5ms."`
+	SlowLane time.Duration `default:"0s" help:"Keep one more lane busy with calls of this duration."`
+	Workers  int           `default:"1" help:"Number of workers."`
+	Slots    int           `default:"64" help:"Concurrent calls per worker."`
+}
+
+// benchServerFlags are the servers that bench measures.
+type benchServerFlags struct {
+	Nats     string `placeholder:"URL" help:"NATS server to measure. Default: one inside this process, or with --replicas 3 or 5 so many."`
+	Fleet    string `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
+	Replicas int    `default:"1" enum:"1,3,5" help:"Replicas of the streams: 1, 3 or 5. With --nats, when they do not exist yet."`
+	Listen   bool   `help:"Have the embedded server listen, and connect through its socket, as serve does."`
+	Fsync    bool   `help:"Have the servers that bench starts write through to the disk on every message."`
 }
 
 func (c *benchCommand) run(ctx context.Context, p program) (err error) {

@@ -19,15 +19,13 @@ import (
 
 // turnFlags describe a turn, for run, chat and submit.
 type turnFlags struct {
-	Prompt    string        `arg:"" optional:"" brief:"The prompt; - or none reads stdin." help:"The prompt. Without it, or with -, the prompt is read from stdin if that is a pipe or a file."`
-	Session   string        `placeholder:"ID" brief:"Session to continue, or last. Default: a new one." help:"Session to continue: its id, the beginning of its id (4 characters or more), or last for the most recent one. Any other name starts a session with that id. Default: a new session."`
-	Workspace string        `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: the directory where the session worked before; for a new session without --nats the current directory, unless it contains your home directory; else an empty workspace."`
-	WholeHome bool          `group:"Workspace:" help:"Allow the root or home directory as the workspace, where the session could change every file you own. On a terminal, run and chat ask instead."`
-	Toolset   []string      `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
-	MaxSteps  int           `default:"64" brief:"Maximum number of model requests." help:"Maximum number of model requests."`
-	MaxTokens int64         `default:"0" brief:"Token limit, input plus output; 0 means unlimited." help:"Token limit, input plus output; 0 means unlimited."`
-	Timeout   time.Duration `default:"0s" brief:"Time limit, such as 10m; 0 means unlimited." help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
+	Prompt    string   `arg:"" optional:"" brief:"The prompt; - or none reads stdin." help:"The prompt. Without it, or with -, the prompt is read from stdin if that is a pipe or a file."`
+	Session   string   `placeholder:"ID" brief:"Session to continue, or last. Default: a new one." help:"Session to continue: its id, the beginning of its id (4 characters or more), or last for the most recent one. Any other name starts a session with that id. Default: a new session."`
+	Workspace string   `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: the directory where the session worked before; for a new session without --nats the current directory, unless it contains your home directory; else an empty workspace."`
+	WholeHome bool     `group:"Workspace:" help:"Allow the root or home directory as the workspace, where the session could change every file you own. On a terminal, run and chat ask instead."`
+	Toolset   []string `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
 
+	boundFlags
 	environment.TemplateFlag `group:"Workspace:"`
 	viewFlags                `group:"Output:"`
 	replyFlags               `group:"Model:"`
@@ -35,6 +33,13 @@ type turnFlags struct {
 	environment.SessionFlags
 
 	talks bool // the terminal asks for the prompt
+}
+
+// boundFlags bound a session.
+type boundFlags struct {
+	MaxSteps  int           `default:"64" brief:"Maximum number of model requests." help:"Maximum number of model requests."`
+	MaxTokens int64         `default:"0" brief:"Token limit, input plus output; 0 means unlimited." help:"Token limit, input plus output; 0 means unlimited."`
+	Timeout   time.Duration `default:"0s" brief:"Time limit, such as 10m; 0 means unlimited." help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
 }
 
 // checked is a turn's flags after every check that needs no fleet.

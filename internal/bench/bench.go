@@ -100,29 +100,50 @@ func (o *Options) Validate() error {
 
 // Report is what was measured. Its JSON form is a contract.
 type Report struct {
-	Calls       int      `json:"calls"`
-	Seconds     float64  `json:"seconds"`
-	CallsPerS   float64  `json:"calls_per_s"`
-	P50US       float64  `json:"p50_us"`
-	P99US       float64  `json:"p99_us"`
-	MaxUS       float64  `json:"max_us"`
-	CPUUS       float64  `json:"cpu_us_per_call"`
-	Messages    float64  `json:"messages_per_call"` // that callers and workers sent to the server
-	Errors      int64    `json:"errors"`
-	Violations  int64    `json:"violations"`
-	SlowCalls   int64    `json:"slow_calls,omitempty"`
-	Drain       *Drain   `json:"drain,omitempty"`
-	Baseline    Baseline `json:"baseline"`
-	RatioToPub  float64  `json:"ratio_to_publish"`
-	RatioToReq  float64  `json:"ratio_to_request_reply"`
-	RatioOfP50  float64  `json:"p50_ratio_to_publish"`
-	Lanes       int      `json:"lanes"`
-	Callers     int      `json:"callers"`
-	Workers     int      `json:"workers"`
-	Slots       int      `json:"slots"`
-	WorkUS      int64    `json:"work_us"`
-	PayloadSize int      `json:"payload_bytes"`
-	// Command is what the calls run, Level where, and Exec what that is compared with.
+	Calls     int     `json:"calls"`
+	Seconds   float64 `json:"seconds"`
+	CallsPerS float64 `json:"calls_per_s"`
+	Latency
+	CPUUS      float64  `json:"cpu_us_per_call"`
+	Messages   float64  `json:"messages_per_call"` // that callers and workers sent to the server
+	Errors     int64    `json:"errors"`
+	Violations int64    `json:"violations"`
+	SlowCalls  int64    `json:"slow_calls,omitempty"`
+	Drain      *Drain   `json:"drain,omitempty"`
+	Baseline   Baseline `json:"baseline"`
+	Ratios
+	Load
+	Commands
+}
+
+// Latency is how long calls took from their start to their result, in microseconds.
+type Latency struct {
+	P50US float64 `json:"p50_us"`
+	P99US float64 `json:"p99_us"`
+	MaxUS float64 `json:"max_us"`
+}
+
+// Ratios compare calls with the baseline: calls per second with acknowledged messages and with
+// requests per second, and the median latency with that of a message.
+type Ratios struct {
+	RatioToPub float64 `json:"ratio_to_publish"`
+	RatioToReq float64 `json:"ratio_to_request_reply"`
+	RatioOfP50 float64 `json:"p50_ratio_to_publish"`
+}
+
+// Load is what was measured: the [Options] of the same names.
+type Load struct {
+	Lanes       int   `json:"lanes"`
+	Callers     int   `json:"callers"`
+	Workers     int   `json:"workers"`
+	Slots       int   `json:"slots"`
+	WorkUS      int64 `json:"work_us"`
+	PayloadSize int   `json:"payload_bytes"`
+}
+
+// Commands is about calls that run a command: the command, the level of the sandboxes, and the same
+// command without toolfleet.
+type Commands struct {
 	Command      string        `json:"command,omitempty"`
 	Level        string        `json:"level,omitempty"`
 	Exec         *ExecBaseline `json:"exec_baseline,omitempty"`
@@ -167,8 +188,11 @@ func run(ctx context.Context, o Options, start startFunc) (*Report, error) {
 		return nil, err
 	}
 	report := &Report{
-		Calls: o.Calls, Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
-		WorkUS: o.Work.Microseconds(), PayloadSize: o.Payload,
+		Calls: o.Calls,
+		Load: Load{
+			Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
+			WorkUS: o.Work.Microseconds(), PayloadSize: o.Payload,
+		},
 	}
 	if o.Baseline > 0 {
 		if report.Baseline, err = measureBaseline(ctx, nc, o); err != nil {

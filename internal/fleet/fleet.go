@@ -93,6 +93,11 @@ type Fleet struct {
 	signer *signing.Signer          // nil where calls are not signed
 	parts  map[protocol.Pool]*Fleet // see [Fleet.At]
 
+	closing
+}
+
+// closing is what the end of a fleet closes.
+type closing struct {
 	mu      sync.Mutex // guards closers and Abort while workers are started
 	closers []func()
 }

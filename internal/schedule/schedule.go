@@ -79,6 +79,11 @@ type Schedule struct {
 	// Secret keeps others from storing results of future calls in advance.
 	Secret protocol.Seed `json:"secret"`
 
+	parsed
+}
+
+// parsed is what the store adds to a schedule that it reads.
+type parsed struct {
 	revision uint64
 	times    cron.Schedule
 	zone     *time.Location

@@ -82,6 +82,27 @@ func (a *Approval) Pool() protocol.Pool {
 	return cmp.Or(protocol.Pool(pool), protocol.DefaultPool)
 }
 
+// Work counts what a session has done.
+type Work struct {
+	Turns     int            `json:"turns"`
+	Steps     int            `json:"steps"`      // replies of the model
+	ToolCalls int            `json:"tool_calls"` // in those replies
+	Usage     protocol.Usage `json:"usage"`
+}
+
+// Size is what a session takes up.
+type Size struct {
+	// Messages and JournalBytes are the size of the journal, Results the number of stored results,
+	// Bodies and BodyBytes the number and the size of objects in the object store.
+	Messages     uint64 `json:"messages"`
+	JournalBytes int64  `json:"journal_bytes"`
+	Results      uint64 `json:"results"`
+	Bodies       int    `json:"bodies"`
+	BodyBytes    uint64 `json:"body_bytes"`
+	// DiskBytes is the size of the directory of a session on this machine.
+	DiskBytes int64 `json:"disk_bytes,omitempty"`
+}
+
 // Info is what is known of a session. Of one that is in use there are only its id, when it
 // changed and its size on disk.
 type Info struct {
@@ -93,19 +114,8 @@ type Info struct {
 	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
 	CreatedAt *time.Time         `json:"created_at,omitempty"`
 	UpdatedAt time.Time          `json:"updated_at"`
-	Turns     int                `json:"turns"`
-	Steps     int                `json:"steps"`      // replies of the model
-	ToolCalls int                `json:"tool_calls"` // that it asked for
-	Usage     protocol.Usage     `json:"usage"`
-	// Messages and JournalBytes are the size of the journal, Results the number of stored results,
-	// Bodies and BodyBytes what is kept beside them in the object store.
-	Messages     uint64 `json:"messages"`
-	JournalBytes int64  `json:"journal_bytes"`
-	Results      uint64 `json:"results"`
-	Bodies       int    `json:"bodies"`
-	BodyBytes    uint64 `json:"body_bytes"`
-	// DiskBytes is the size of the directory of a session on this machine.
-	DiskBytes int64 `json:"disk_bytes,omitempty"`
+	Work
+	Size
 	// Waits has a sentence about each call that no worker may take, of a session in use.
 	Waits []string `json:"waits,omitempty"`
 	// Approval is what the session waits for in [StateWaitsForApproval].

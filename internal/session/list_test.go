@@ -59,7 +59,7 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	info.JournalBytes = 0
 	require.Equal(t, &Info{
 		SessionID: "s", State: StateOpen, Prompt: "do 1", Model: "script", Workspace: "/home/ada/x", CreatedAt: &at, UpdatedAt: at,
-		Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}, Messages: 1,
+		Work: Work{Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}}, Size: Size{Messages: 1},
 		History: []Turn{
 			{Turn: 1, State: "answered", StartedAt: at, Steps: 1, ToolCalls: 2, Input: "do 1"},
 			{Turn: 2, State: "failed", StartedAt: at, Steps: 2, ToolCalls: 4, Input: "do 2"},

@@ -96,7 +96,7 @@ func (l Local) measured() (list []Info, err error) {
 			continue
 		}
 		size, changed := l.measure(id)
-		list = append(list, Info{SessionID: id, UpdatedAt: changed, DiskBytes: size})
+		list = append(list, Info{SessionID: id, UpdatedAt: changed, Size: Size{DiskBytes: size}})
 	}
 	l.sort(list)
 	return list, nil
@@ -113,7 +113,7 @@ func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
 	size, changed := l.measure(id)
 	f, err := l.Open(ctx, id)
 	if errors.Is(err, ErrBusy) {
-		return &Info{SessionID: id, State: StateInUse, UpdatedAt: changed, DiskBytes: size}, nil
+		return &Info{SessionID: id, State: StateInUse, UpdatedAt: changed, Size: Size{DiskBytes: size}}, nil
 	}
 	if err != nil {
 		return nil, err

@@ -11,21 +11,34 @@ import (
 // without a limit, as far as it came. Runs of empty lines become one, and those
 // at the ends none.
 type flow struct {
-	out    *bytes.Buffer
-	start  func() // called before the first character
+	out   *bytes.Buffer
+	start func() // called before the first character
+	margin
+	style func(word string) string // paints what comes next; nil does not
+	cursor
+	pending
+}
+
+// margin is what stands before the lines of a [flow].
+type margin struct {
 	first  string // before the first line
 	indent string // before every other line
-	limit  int    // columns beside the indent; 0 for no bound
+	limit  int    // columns after the indent; 0 means no limit
 	lead   int    // columns by which first is wider than indent
+}
 
-	style func(word string) string // how what comes next is painted; nil for not
+// cursor is where a [flow] writes next.
+type cursor struct {
+	begun, open bool // something was written; the last line is not ended
+	newlines    int  // due before the next word
+	col, space  int  // columns on the line; spaces due before the next word
+}
 
-	begun, open bool            // something was written; the last line is not ended
-	newlines    int             // due before the next word
-	col, space  int             // columns on the line; spaces due before the next word
-	word, raw   strings.Builder // painted already; the end of the word that is not yet
-	wide, runes int             // of the whole word
-	hold        string          // what may be the beginning of a character
+// pending is the word that is not complete.
+type pending struct {
+	word, raw   strings.Builder // its painted beginning; its end, not painted yet
+	wide, runes int             // columns and characters of the whole word
+	hold        string          // possibly the beginning of a character
 }
 
 // add writes the next piece. A nil flow does nothing, here as in every method.

@@ -257,7 +257,7 @@ func (v *View) textNow(most int) []string {
 		said = said[over:]
 	}
 	var out bytes.Buffer
-	text := &flow{out: &out, start: func() {}, first: mark, indent: "  ", limit: max(v.width-len("   "), minWidth/2)}
+	text := &flow{out: &out, start: func() {}, margin: margin{first: mark, indent: "  ", limit: max(v.width-len("   "), minWidth/2)}}
 	text.add(said)
 	text.end()
 	all := lines(out.String())

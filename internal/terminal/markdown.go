@@ -239,7 +239,7 @@ func (m *markdown) unescaped(segment []byte) string {
 
 func (m *markdown) flow(first, rest string) *flow {
 	v := m.view
-	f := &flow{out: &v.buf, start: v.space, first: first, indent: rest}
+	f := &flow{out: &v.buf, start: v.space, margin: margin{first: first, indent: rest}}
 	f.limit = max(v.width-paintedColumns(rest), minWidth/2)
 	return f
 }

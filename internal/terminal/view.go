@@ -49,32 +49,51 @@ type View struct {
 	ink   ink
 	marks *marks
 
-	mu     sync.Mutex
+	mu sync.Mutex // guards what follows
+	output
+	reply  reply
+	labels labels
+	running
+	totals
+	changes
+	live *region
+}
+
+// output is what a [View] knows about the screen.
+type output struct {
 	w      io.Writer
 	failed bool         // a write failed: be silent
 	buf    bytes.Buffer // what the current event adds
 	begun  bool         // something has been written
 	gap    bool         // an empty line is due before the next line
-	asking bool         // a question stands: nothing is written below it
+	asking bool         // a question is open: nothing is written below it
 	width  int          // of lines that are cut
 	wrap   int          // of the model's text; 0 for none
 	rows   int          // of the screen; 0 when there is none
+}
 
-	reply    reply
-	labels   labels
-	calls    []*call // that have no result, in their order
-	early    []*call // that have written something, and were not told of
+// running is what runs.
+type running struct {
+	calls    []*call // without a result, in their order
+	early    []*call // that have written something before their event came
 	activity activity
-	turn     tally
-	session  tally
-	turns    int    // that ended
-	ended    string // outcome of the last turn; "" while one is open
-	holds    bool   // changes of turns are shown when they have come back
-	waits    bool   // those of the last turn have not, and it has ended
-	back     bool   // they have
-	found    []Changed
-	there    func(path string) bool
-	live     *region
+}
+
+// totals counts what has been done.
+type totals struct {
+	turn    tally
+	session tally
+	turns   int    // that ended
+	ended   string // outcome of the last turn; "" while one is open
+}
+
+// changes is what the last turn has changed in the workspace.
+type changes struct {
+	holds bool // changes are shown when they have come back
+	waits bool // the turn has ended, and its changes have not come back
+	back  bool // they have
+	found []Changed
+	there func(path string) bool
 }
 
 // New returns a View that writes to w.
@@ -82,7 +101,7 @@ func New(w io.Writer, o *Options) *View {
 	if o == nil {
 		o = &Options{}
 	}
-	v := &View{opts: *o, w: w, ink: ink(o.Color && !o.Plain), marks: drawn(), now: o.Now}
+	v := &View{opts: *o, output: output{w: w}, ink: ink(o.Color && !o.Plain), marks: drawn(), now: o.Now}
 	if v.now == nil {
 		v.now = time.Now
 	}

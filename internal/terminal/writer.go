@@ -165,7 +165,7 @@ func (v *View) space() {
 // flow returns a text of any length whose first line begins with first, and all
 // others with indent.
 func (v *View) flow(first, indent string) *flow {
-	f := &flow{out: &v.buf, start: v.space, first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}
+	f := &flow{out: &v.buf, start: v.space, margin: margin{first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}}
 	if v.wrap > 0 {
 		f.limit = max(v.wrap-paintedColumns(indent), minWidth/2)
 	}

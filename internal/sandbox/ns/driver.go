@@ -129,7 +129,7 @@ func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error
 	}
 	s := &Sandbox{
 		spec: spec, config: config, groups: d.groups(), scratch: opened,
-		disk: bounds.NewDisk(spec, !d.unquoted.Load(), d.log), log: d.log, stop: make(chan struct{}),
+		disk: bounds.NewDisk(spec, !d.unquoted.Load(), d.log), log: d.log, operations: operations{stop: make(chan struct{})},
 	}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.guard.close(), s.closeDirs())

@@ -36,12 +36,21 @@ type instance struct {
 	network network
 	bounds  *bounds.Bounds
 
+	requests
+	ending
+}
+
+// requests are those that wait for a reply of the first process.
+type requests struct {
 	mu      sync.Mutex
 	next    uint64
-	waiting map[uint64]chan<- *reply // nil when it is gone
+	waiting map[uint64]chan<- *reply // nil when the process does not answer any more
 	failure error                    // the first one of the connection
+}
 
-	reader   sync.WaitGroup
+// ending is how an instance was closed.
+type ending struct {
+	reader   sync.WaitGroup // of replies
 	closing  sync.Once
 	closeErr error
 	ended    string // how the first process has ended; set by closing
@@ -332,7 +341,7 @@ func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*ins
 	if err != nil {
 		return nil, errors.Join(err, b.Group().Close())
 	}
-	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
+	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), requests: requests{waiting: map[uint64]chan<- *reply{}}}
 	if config.Bwrap {
 		if err = conn.Send(0, wire.KindConfig, config); err == nil { // for the stage before the last
 			i.bwrap, i.process, err = startBwrap(config, theirs, b.Group())

@@ -36,6 +36,11 @@ type Sandbox struct {
 	change   sync.Mutex // one Reset, Close or restart at a time
 	released bool       // whether the directories are, by Close
 
+	operations
+}
+
+// operations are the commands and file operations that run, and what stops new ones.
+type operations struct {
 	mu        sync.Mutex
 	closed    bool
 	current   *instance

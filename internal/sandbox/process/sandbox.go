@@ -27,6 +27,11 @@ type Sandbox struct {
 	change    sync.Mutex // one Reset or Close at a time
 	ungrouped bool       // whether the group was removed, by Close
 
+	commands
+}
+
+// commands are the commands that run, and what stops new ones.
+type commands struct {
 	mu        sync.Mutex
 	closed    bool
 	resetting chan struct{} // closed when the reset is done; nil when there is none
@@ -38,7 +43,7 @@ type Sandbox struct {
 func newSandbox(spec isolation.Spec, workspace *files.FS, scratch *scratch.Dir, group *group, d *Driver) *Sandbox {
 	return &Sandbox{
 		spec: spec, workspace: workspace, scratch: scratch, group: group, driver: d, log: d.log,
-		stop: make(chan struct{}),
+		commands: commands{stop: make(chan struct{})},
 	}
 }
 

@@ -59,16 +59,21 @@ type Directory struct {
 
 	epoch uint64
 
-	saving  sync.Mutex // held by the user of these:
-	claimed *workspace.Workspace
-	index   snapshot.Index
-	pending *snapshot.Delta // changes that are known without a scan, until they are committed
-	noted   bool            // the index is on the disk
+	contents
 
 	mu      sync.Mutex
 	queue   []*ended
 	busy    bool
 	settled []protocol.CallID // whose results were stored since the last commit
+}
+
+// contents is what is known about the files of a directory. The user of the fields holds saving.
+type contents struct {
+	saving  sync.Mutex
+	claimed *workspace.Workspace
+	index   snapshot.Index
+	pending *snapshot.Delta // changes that are known without a scan, until they are committed
+	noted   bool            // the index is on the disk
 }
 
 // Claim is what a directory is claimed with.
@@ -100,7 +105,7 @@ func open(ctx context.Context, c Claim) (*Directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Directory{store: c.Store, path: c.Path, epoch: c.Epoch, undos: c.Undos, claimed: claimed, index: snapshot.Index{}}
+	d := &Directory{store: c.Store, path: c.Path, epoch: c.Epoch, undos: c.Undos, contents: contents{claimed: claimed, index: snapshot.Index{}}}
 	if err := os.MkdirAll(d.path, 0o700); err != nil {
 		return nil, err
 	}
