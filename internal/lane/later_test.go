@@ -1,6 +1,7 @@
 package lane_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
@@ -151,5 +152,23 @@ func TestLater_SurvivesWorkers(t *testing.T) {
 	f.hold(second, lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	require.Equal(t, call.ID, <-second.ran)
+	f.requireQuiet()
+}
+
+// Many calls that wait delay no other call, and all enter their lanes.
+func TestLater_Many(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hold(succeeds, lane.Options{Slots: 8})
+	p := f.publisher()
+	var calls []*protocol.Call
+	for i := range 600 { // more than the reaper takes at once
+		calls = append(calls, later(fmt.Sprintf("account/%d", i%100), 4*time.Second))
+	}
+	put(t, p, calls...)
+	require.Equal(t, protocol.StatusOK, f.result(p, newCall("s", exclusive("account/1"))).Status)
+	for _, call := range calls {
+		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	}
 	f.requireQuiet()
 }

@@ -102,16 +102,26 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 		}
 		var entries []jetstream.Msg
 		n := 0
+		var moving errgroup.Group
+		moving.SetLimit(reapParallel)
 		for entry := range batch.Messages() {
 			n++
-			if what := wire.ParseMailboxSubject(c.holder.options.Fleet, entry.Subject()); what.Kind == wire.EntryLater || what.Kind == wire.EntryLaterCancel {
-				c.move(ctx, entry, what)
-			} else {
+			what := wire.ParseMailboxSubject(c.holder.options.Fleet, entry.Subject())
+			if what.Kind != wire.EntryLater && what.Kind != wire.EntryLaterCancel {
 				entries = append(entries, entry)
+				continue
 			}
+			moving.Go(func() error {
+				c.move(ctx, entry, what)
+				return nil
+			})
 		}
+		_ = moving.Wait() // what cannot be moved is delivered again
 		if err := errors.Join(batch.Error(), c.makeAllReady(ctx, entries)); err != nil || n < reapBatch {
 			return err
+		}
+		if len(entries) == 0 {
+			continue
 		}
 		if last, err := entries[len(entries)-1].Metadata(); err != nil || c.holder.clock.Age(last.Timestamp) < reapAfter {
 			return err
