@@ -6,6 +6,8 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -23,8 +25,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -324,4 +328,37 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
 		}
 	})
 	return nil
+}
+
+// secretKey is the key of the secret among the places of sandboxes, whose keys are hashes.
+const secretKey = "secret"
+
+// secretPause is the time between tries to read a secret that another process has just made.
+const secretPause = 50 * time.Millisecond
+
+// Secret returns a key that all coordinators of the fleet share, and that no client of theirs
+// knows. The first one makes it.
+func (f *Fleet) Secret(ctx context.Context) ([]byte, error) {
+	records, err := f.JS.KeyValue(ctx, wire.PlacesBucket(f.Name))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", wire.PlacesBucket(f.Name), err)
+	}
+	made := []byte(rand.Text())
+	for {
+		entry, err := records.Get(ctx, secretKey)
+		if err == nil {
+			return entry.Value(), nil
+		}
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			if _, err = records.Create(ctx, secretKey, made); err == nil {
+				return made, nil
+			}
+		}
+		if !errors.Is(err, jetstream.ErrKeyExists) {
+			return nil, fmt.Errorf("secret of the fleet in %s: %w", wire.PlacesBucket(f.Name), err)
+		}
+		if !pause.For(ctx, secretPause) { // one of several servers may not know it yet
+			return nil, context.Cause(ctx)
+		}
+	}
 }

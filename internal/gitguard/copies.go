@@ -22,10 +22,9 @@ import (
 // maxSettings bounds a file of settings that is copied.
 const maxSettings = 1 << 20
 
-// Copies are the settings of repositories in a directory that is used in place, each of which a
-// sandbox has a copy of, see [isolation.Spec].Copies. What commands set in a copy and is harmless is
-// taken over into the settings; the rest stays in the copy for as long as this lives. It is safe
-// for concurrent use.
+// Copies are the settings of repositories in a directory that is used in place. The sandbox has a
+// copy of each, see [isolation.Spec].Copies. Harmless settings that commands make in a copy are
+// taken over into the user's; the others stay in the copy. It is safe for concurrent use.
 type Copies struct {
 	dir, scratch string
 

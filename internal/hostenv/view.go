@@ -3,6 +3,7 @@ package hostenv
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -93,4 +94,125 @@ func isDir(path string) bool {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// kind is a kind of installation: how its root is known, and what programs need of it.
+type kind struct {
+	name string
+	// base is the name of the root; "" is any.
+	base string
+	// marks are all in the root. They are patterns, as parts.
+	marks []string
+	// parts are what is shown, as far as it is there.
+	parts []string
+	// root is the variable that names the root in a sandbox, and keeps are variables that are taken
+	// over as they are.
+	root  string
+	keeps []string
+	// beside is an installation elsewhere that this one needs; its place is that of a variable or
+	// below the home directory.
+	beside *beside
+}
+
+type beside struct {
+	root  string // the variable
+	home  string // relative to the home directory
+	parts []string
+}
+
+// Other is the name of a toolchain of no kind: a directory of programs, with the libraries beside.
+const Other = "other"
+
+// prefix are the parts of an installation that is laid out as most are.
+var prefix = []string{"bin", "sbin", "lib", "lib64", "libexec", "include", "share"} //nolint:gochecknoglobals // a constant
+
+// kinds are what is known, in the order in which it is looked for.
+var kinds = []kind{ //nolint:gochecknoglobals // a constant table
+	{name: "nix", base: "nix", marks: []string{"store"}, parts: []string{"store"}},
+	versions("pyenv", "PYENV"), versions("rbenv", "RBENV"), versions("nodenv", "NODENV"), versions("goenv", "GOENV"),
+	{name: "mise", base: "mise", marks: []string{"installs"}, parts: []string{"shims", "installs", "plugins"}, root: "MISE_DATA_DIR"},
+	{name: "asdf", base: ".asdf", parts: []string{"bin", "lib", "libexec", "shims", "installs", "plugins", "asdf.sh"}, root: "ASDF_DATA_DIR"},
+	{name: "volta", base: ".volta", parts: []string{"bin", "tools"}, root: "VOLTA_HOME"},
+	{
+		name: "homebrew", marks: []string{"bin/brew", "Cellar"},
+		parts: append([]string{"Cellar", "opt", "Frameworks", "etc/openssl*", "etc/ca-certificates"}, prefix...),
+	},
+	{
+		name: "conda", marks: []string{"conda-meta"},
+		parts: append([]string{"condabin", "conda-meta", "ssl", "envs/*/conda-meta", "envs/*/bin", "envs/*/lib", "envs/*/include", "envs/*/share"}, prefix...),
+	},
+	{
+		name: "rust", marks: []string{"bin/cargo"}, parts: []string{"bin", "lib", "libexec"}, keeps: []string{"RUSTUP_TOOLCHAIN"},
+		beside: &beside{root: "RUSTUP_HOME", home: ".rustup", parts: []string{"toolchains", "settings.toml", "update-hashes"}},
+	},
+	{name: "go", marks: []string{"VERSION", "pkg/tool"}, parts: []string{"bin", "pkg", "src", "lib", "misc", "api", "go.env", "VERSION"}},
+	{name: "maven", marks: []string{"bin/mvn", "boot"}, parts: []string{"bin", "boot", "lib", "conf/logging"}},
+	{name: "gradle", marks: []string{"bin/gradle", "lib"}, parts: []string{"bin", "lib"}},
+	{
+		name: "java", marks: []string{"release", "lib"},
+		parts: []string{"bin", "conf", "include", "jmods", "jre", "legal", "lib", "release"}, root: "JAVA_HOME",
+	},
+	{
+		name: "dotnet", marks: []string{"dotnet", "host/fxr"},
+		parts: []string{"dotnet", "host", "packs", "sdk", "sdk-manifests", "shared", "templates"}, root: "DOTNET_ROOT",
+	},
+	{name: "python", marks: []string{"pyvenv.cfg"}, parts: append([]string{"pyvenv.cfg"}, prefix...)},
+	{name: "python", marks: []string{"bin/python3", "lib/python3*"}, parts: prefix},
+	{name: "node", marks: []string{"bin/node"}, parts: prefix},
+}
+
+// versions is the kind of pyenv and of those that are made like it. Settings of a version that may
+// hold tokens, as pip.conf, are beside its parts.
+func versions(name, variable string) kind {
+	// Not its hooks: that of exec would renew the shims, which are read-only, and fail.
+	parts := []string{"bin", "libexec", "plugins", "shims", "version"}
+	for _, at := range []string{"versions/*/", "versions/*/envs/*/"} {
+		for _, part := range append([]string{"pyvenv.cfg"}, prefix...) {
+			parts = append(parts, at+part)
+		}
+	}
+	return kind{
+		name: name, marks: []string{"libexec/" + name}, parts: parts,
+		root: variable + "_ROOT", keeps: []string{variable + "_VERSION"},
+	}
+}
+
+// Kinds are the names of toolchains, sorted.
+func Kinds() []string {
+	names := []string{Other}
+	for _, k := range kinds {
+		names = append(names, k.name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// is reports whether a directory is the root of an installation of this kind.
+func (k kind) is(root string) bool {
+	if k.base != "" && filepath.Base(root) != k.base {
+		return false
+	}
+	for _, mark := range k.marks {
+		if len(matches(root, mark)) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// matches are the paths that a pattern below a root names.
+func matches(root, pattern string) []string {
+	if !strings.Contains(pattern, "*") {
+		if path := filepath.Join(root, pattern); exists(path) {
+			return []string{path}
+		}
+		return nil
+	}
+	found, _ := filepath.Glob(filepath.Join(literal(root), pattern)) // patterns here are valid
+	return found
+}
+
+// literal quotes what means something in a pattern.
+func literal(path string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }

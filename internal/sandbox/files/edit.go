@@ -2,9 +2,13 @@ package files
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"unicode/utf8"
+
+	"github.com/aymanbagabas/go-udiff"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -78,4 +82,63 @@ func isText(patch string, edits []protocol.FileEdit) bool {
 	return utf8.ValidString(patch) && !slices.ContainsFunc(edits, func(e protocol.FileEdit) bool {
 		return !utf8.ValidString(e.Old) || !utf8.ValidString(e.New)
 	})
+}
+
+// expected is what a file must be before it is changed.
+type expected struct {
+	sha256 string
+	guard  protocol.Guard
+}
+
+// checkExpected returns an error unless the file is as expected.
+func checkExpected(name string, expect expected, file current) error {
+	switch {
+	case expect.guard == protocol.GuardRead && expect.sha256 == "" && file.exists:
+		return protocol.Errorf(protocol.CodeFileNotRead,
+			"%q exists and has not been read in this session; nothing was changed. Read it first, then make the change", name)
+	case expect.sha256 == "":
+		return nil
+	case !file.exists:
+		return protocol.Errorf(protocol.CodeFileChanged,
+			"%q no longer exists, and content with the SHA-256 %s was expected; nothing was changed. Read it again, then make the change", name, expect.sha256)
+	}
+	if now := digest(file.content); !strings.EqualFold(now, expect.sha256) {
+		return protocol.Errorf(protocol.CodeFileChanged,
+			"%q is not as it was read: its SHA-256 is %s, expected was %s; nothing was changed. Read it again, then make the change",
+			name, now, expect.sha256)
+	}
+	return nil
+}
+
+// Bounds of diffs, in bytes.
+const (
+	maxDiff      = 8 << 10
+	maxDiffInput = 512 << 10 // of either side
+)
+
+// diff returns a unified diff, cut at maxDiff; "" when there is no difference, or
+// when either side is binary or large.
+func diff(name string, before, after []byte, created bool) string {
+	if len(before) > maxDiffInput || len(after) > maxDiffInput {
+		return ""
+	}
+	before, _, wasText := decode(before)
+	after, _, isText := decode(after)
+	if !wasText || !isText {
+		return ""
+	}
+	from, to := "a/"+name, "b/"+name
+	if created {
+		from = "/dev/null"
+	}
+	old := string(before)
+	text, err := udiff.ToUnified(from, to, old, udiff.Lines(old, string(after)), udiff.DefaultContextLines)
+	if err != nil {
+		return ""
+	}
+	if len(text) <= maxDiff {
+		return text
+	}
+	cut := strings.LastIndexByte(text[:maxDiff], '\n') + 1
+	return text[:cut] + fmt.Sprintf("[... %d bytes of the diff left out ...]\n", len(text)-cut)
 }

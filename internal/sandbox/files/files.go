@@ -3,7 +3,9 @@ package files
 import (
 	"fmt"
 	"os"
+	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -41,4 +43,65 @@ func (f *FS) Close() error {
 		return fmt.Errorf("close workspace: %w", err)
 	}
 	return nil
+}
+
+// room is how much more an operation may return of what it finds: it finds all, and
+// returns the first that fit.
+type room struct{ entries, bytes int }
+
+// newRoom is room for limit entries; 0 and less is as many as may be returned at all.
+func newRoom(limit int) room {
+	r := room{entries: isolation.MaxFound, bytes: isolation.MaxFoundBytes}
+	if limit > 0 {
+		r.entries = min(r.entries, limit)
+	}
+	return r
+}
+
+// take takes room for an entry of so many bytes, and reports whether there was any.
+// Once there was not, there is none for those that follow.
+func (r *room) take(bytes int) bool {
+	if r.entries < 1 || r.bytes < bytes {
+		r.entries = 0
+		return false
+	}
+	r.entries--
+	r.bytes -= bytes
+	return true
+}
+
+// turns lets one change at a time work on a file. Calls that name one file in one way come one
+// after the other anyway; with symbolic links it has several names. It is safe for concurrent use.
+type turns struct {
+	mu    sync.Mutex
+	files map[string]*turn // those that somebody changes or waits for
+}
+
+type turn struct {
+	mu    sync.Mutex
+	users int
+}
+
+// take waits until nobody else changes the file and returns what ends the turn.
+func (t *turns) take(name string) (done func()) {
+	t.mu.Lock()
+	if t.files == nil {
+		t.files = map[string]*turn{}
+	}
+	this := t.files[name]
+	if this == nil {
+		this = &turn{}
+		t.files[name] = this
+	}
+	this.users++
+	t.mu.Unlock()
+	this.mu.Lock()
+	return func() {
+		this.mu.Unlock()
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if this.users--; this.users == 0 {
+			delete(t.files, name)
+		}
+	}
 }

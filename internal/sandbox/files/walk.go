@@ -8,8 +8,10 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // maxDepth is how many directories deep a walk goes.
@@ -123,4 +125,87 @@ func walkKey(entry fs.DirEntry) string {
 		return entry.Name() + "/"
 	}
 	return entry.Name()
+}
+
+// defaultDepth is how many levels a tree has when none are asked for.
+const defaultDepth = 3
+
+// Tree implements [sandbox.FS].
+func (f *FS) Tree(ctx context.Context, req protocol.FilesTree) (protocol.FilesTreeResult, error) {
+	return operate(f, req.Path, reading, "list", func(name string) (protocol.FilesTreeResult, error) { return f.tree(ctx, name, req) })
+}
+
+func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (protocol.FilesTreeResult, error) {
+	result := protocol.FilesTreeResult{Path: req.Path, Entries: []protocol.TreeEntry{}}
+	depth := req.Depth
+	if depth <= 0 {
+		depth = defaultDepth
+	}
+	room := newRoom(req.Limit)
+	w := &walk{fs: f, noIgnore: req.NoIgnore}
+	w.visit = func(ctx context.Context, at position) error {
+		result.Total++
+		entry := protocol.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
+		if room.take(len(at.name)) {
+			if info, err := at.entry.Info(); err == nil && entry.Type == protocol.TypeFile {
+				entry.Size = info.Size()
+			}
+			if at.entry.IsDir() && at.depth >= depth {
+				inside, _, err := w.entries(ctx, at)
+				if err != nil {
+					w.skipped++
+				}
+				entry.Hidden = len(inside)
+			}
+			result.Entries = append(result.Entries, entry)
+		}
+		if at.entry.IsDir() && at.depth >= depth {
+			return errPrune
+		}
+		return nil
+	}
+	err := w.from(ctx, name)
+	result.Ignored, result.Skipped = w.ignored, w.skipped
+	return result, err
+}
+
+// ignoreFile names the files whose rules exclude names.
+const ignoreFile = ".gitignore"
+
+// maxIgnoreFile is the largest one that is heeded, in bytes.
+const maxIgnoreFile = 1 << 20
+
+// ignoresAbove are the rules for what is in the directory name but for those of its own
+// ignore file. A directory that is excluded itself, and was asked for by name, is not
+// bound by the rules above it.
+func (f *FS) ignoresAbove(ctx context.Context, name string) gitignore.Rules {
+	var rules gitignore.Rules
+	if name == "." {
+		return nil
+	}
+	dir := "."
+	for part := range strings.SplitSeq(name, "/") {
+		if info, err := f.root.Lstat(path.Join(dir, ignoreFile)); err == nil && info.Mode().IsRegular() {
+			rules = f.withIgnoreFile(ctx, rules, dir)
+		}
+		dir = path.Join(dir, part)
+		if rules.Excludes(dir, true) {
+			rules = nil
+		}
+	}
+	return rules
+}
+
+// withIgnoreFile adds the rules of the ignore file in dir. One that cannot be read has none.
+func (f *FS) withIgnoreFile(ctx context.Context, above gitignore.Rules, dir string) gitignore.Rules {
+	content, info, err := f.load(ctx, path.Join(dir, ignoreFile), os.O_RDONLY)
+	if err != nil || info.Size() > maxIgnoreFile {
+		return above
+	}
+	return above.With(dir, string(content))
+}
+
+// hasIgnoreFile reports whether a directory with these entries has rules of its own.
+func hasIgnoreFile(entries []fs.DirEntry) bool {
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == ignoreFile && e.Type().IsRegular() })
 }

@@ -8,9 +8,15 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Handler executes payloads of a kind of the user's own. It runs in the worker's
@@ -91,4 +97,109 @@ func toolFault(err error) error {
 		return &protocol.Error{Code: protocol.CodeToolFailed, Message: fault.Message}
 	}
 	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
+}
+
+// Attempt is one attempt of a call, as the function that runs it sees it.
+type Attempt struct {
+	Run  *lane.Run
+	Live *Live
+
+	host    *Host
+	box     *sandboxes.Box  // nil unless the kind needs an open sandbox
+	sandbox sandbox.Sandbox // that of the box
+}
+
+// Attempt returns an attempt of a call. Its sandbox is not open.
+func (h *Host) Attempt(run *lane.Run) *Attempt {
+	return &Attempt{Run: run, Live: &Live{host: h, run: run}, host: h}
+}
+
+// Open opens the sandbox of the call.
+func (a *Attempt) Open(ctx context.Context) (box *sandboxes.Box, err error) {
+	a.box, a.sandbox, err = a.host.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	return a.box, err
+}
+
+// Execute runs the payload of the call.
+func (a *Attempt) Execute(ctx context.Context, k *Kind) (protocol.Value, error) {
+	return k.run(ctx, a, a.Run.Call.Payload)
+}
+
+// Sandbox returns the sandbox of the call's session, and opens it at the first request.
+func (a *Attempt) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
+	if sandboxes.ID(a.lane()) == "" {
+		return nil, errNoSandbox
+	}
+	_, s, err := a.host.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	return s, err
+}
+
+// Output sends live output to the followers of the call. It must not be called by
+// two goroutines at a time, nor after the function has returned.
+func (a *Attempt) Output(data []byte) { a.Live.output(sandbox.Stdout, data) }
+
+func (a *Attempt) lane() protocol.Lane { return a.Run.Call.Lane() }
+
+// maxFrame is the most output that one live frame carries.
+const maxFrame = 32 << 10
+
+// Live sends the live frames of one attempt. Its methods do not overlap.
+type Live struct {
+	host *Host
+	run  *lane.Run
+	seq  uint64
+}
+
+// Started says that the attempt has started.
+func (f *Live) Started() { f.send(wire.FrameStarted, nil) }
+
+// Waiting says which holder the call waits for, before it starts.
+func (f *Live) Waiting(holder string) { f.frame(wire.FrameWaiting, []byte(holder)) }
+
+func (f *Live) send(kind wire.FrameKind, data []byte) {
+	f.seq++
+	f.frame(kind, data)
+}
+
+func (f *Live) frame(kind wire.FrameKind, data []byte) {
+	body, err := wire.EncodeFrame(&wire.Frame{
+		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.host.ID, Attempt: f.run.Attempt, Data: data,
+	})
+	if err != nil {
+		panic(fmt.Sprintf("encode frame: %v", err)) // strings and numbers always encode
+	}
+	// Lossy by contract: without a connection nobody listens.
+	_ = f.host.NC.Publish(wire.OutputSubject(f.host.Fleet, f.run.Call.SessionID, f.run.Call.ID), body)
+}
+
+func (f *Live) output(stream sandbox.Stream, data []byte) {
+	kind := wire.FrameStdout
+	if stream == sandbox.Stderr {
+		kind = wire.FrameStderr
+	}
+	for len(data) > 0 {
+		n := min(len(data), maxFrame)
+		f.send(kind, data[:n])
+		data = data[n:]
+	}
+}
+
+// Bounds of the live output of a command, in bytes: it may write for hours.
+const (
+	liveRate  = 64 << 10 // a second
+	liveBurst = 512 << 10
+)
+
+// Sparingly returns a function that sends live output as long as that is not too much. What is left
+// out shows as a gap in the sequence of the frames; all of it is in the result, or where the
+// process is read.
+func (f *Live) Sparingly() func(stream sandbox.Stream, data []byte) {
+	limit := rate.NewLimiter(liveRate, liveBurst)
+	return func(stream sandbox.Stream, data []byte) {
+		if !limit.AllowN(time.Now(), min(len(data), liveBurst)) {
+			f.seq++
+			return
+		}
+		f.output(stream, data)
+	}
 }
