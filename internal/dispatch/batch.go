@@ -44,12 +44,12 @@ type followed struct {
 	at            int // in the step
 	call          *protocol.Call
 	since         time.Time // when it was published
-	heard         time.Time // when its worker told something last
+	heard         time.Time // when its worker last reported something
 	span, publish trace.Span
 	state         loop.State
 	accepted      bool
 	cancelled     bool    // a request to cancel it is stored
-	waits         string  // what for, as it was told last
+	waits         string  // what for, as last reported
 	taken         bool    // a worker has it, which says what it waits for
 	asking        bool    // its question is not answered, as far as is known
 	attempt       attempt // the one that runs

@@ -4,10 +4,10 @@
 //	Dispatch ──► Publisher.Put ──► accepted (queued)
 //	                                  │ frames: a worker started it (running)
 //	                                  ▼
-//	             results stream ──► told by NATS, or found by looking (done)
+//	             results stream ──► received from NATS, or looked up (done)
 //
-// What NATS tells may be lost, so every unfinished call is also looked up now and
-// then. Nothing else depends on whoever waits: workers look after lanes in which
+// Messages of NATS may be lost, so every unfinished call is also looked up now and
+// then. Nothing else depends on the process that waits: workers look after lanes in which
 // something waits. A call whose context ends is cancelled
 // durably; its result is still waited for, for a moment, because what a worker did
 // is better known than guessed.

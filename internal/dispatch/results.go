@@ -26,12 +26,12 @@ type Results struct {
 	sessions map[protocol.SessionID]*sessionWatch
 }
 
-// sessionWatch is the subscriptions of a session that somebody waits for, or did
-// a moment ago.
+// sessionWatch is the subscriptions of a session with a waiting caller, or one that
+// waited a moment ago.
 type sessionWatch struct {
 	subscriptions []*nats.Subscription
 	watches       map[*Watch]struct{}
-	idle          *time.Timer   // ends them when nobody waits any more
+	idle          *time.Timer   // ends them when no caller waits any more
 	heard         chan struct{} // closed when the server knows the subscriptions, or cannot be asked
 }
 
@@ -109,7 +109,7 @@ func (w *Watch) Stop() {
 	}
 }
 
-// forget ends the subscriptions of a session, unless somebody waits again.
+// forget ends the subscriptions of a session, unless a caller waits again.
 func (r *Results) forget(session protocol.SessionID, state *sessionWatch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -234,8 +234,8 @@ func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 	}
 }
 
-// deserted reports whether nobody takes calls of a pool: neither workers nor, of the pool of
-// sessions, coordinators.
+// deserted reports whether a pool has no process that takes its calls: no worker and, for the pool
+// of sessions, no coordinator.
 func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, whoWait)
 	defer cancel()
@@ -247,14 +247,14 @@ func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 	return true
 }
 
-// Result returns the stored result of a call, whoever sent that, of which Pool, SessionID and ID
-// are enough; nil when there is none yet.
+// Result returns the stored result of a call of any sender; nil when there is none yet. It reads
+// only Pool, SessionID and ID of the call.
 func (d *Dispatcher) Result(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 	return d.of(call.Pool).publisher.Result(ctx, call.SessionID, call.ID)
 }
 
-// Cancel asks for a call to end as cancelled, whoever sent it, of which Pool, Resources and ID are
-// enough. Once it returns nil the request is stored; the result tells what became of it.
+// Cancel requests that a call of any sender ends as cancelled. It reads only Pool, Resources and ID
+// of the call. Once it returns nil the request is stored; the result of the call has the outcome.
 func (d *Dispatcher) Cancel(ctx context.Context, call *protocol.Call) error {
 	return d.of(call.Pool).publisher.Cancel(ctx, call)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Grace is how long [Dispatcher.Promptly] goes on after its context has ended, at most.
+// Grace is the longest time that [Dispatcher.Promptly] continues after its context has ended.
 const Grace = 100 * time.Millisecond
 
 // graceWait is the part of [Grace] in which a worker may answer a cancel. The rest is for asking
@@ -31,7 +31,7 @@ func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Re
 	return d.one(ctx, call, d.options.CancelWait, nil, nil)
 }
 
-// Told is [Dispatcher.One], and tells what the call waits for when no worker can run it, or its
+// Told is [Dispatcher.One], and reports what the call waits for if no worker can run it or its
 // worker is lost.
 func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(waits string)) (*protocol.Result, error) {
 	return d.Observed(ctx, call, func(u loop.Update) {
@@ -41,7 +41,7 @@ func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(wa
 	})
 }
 
-// Observed is [Dispatcher.One], and tells every change of the call.
+// Observed is [Dispatcher.One], and reports every change of the call.
 func (d *Dispatcher) Observed(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
 	return d.one(ctx, call, d.options.CancelWait, nil, observe)
 }
@@ -69,8 +69,8 @@ func (d *Dispatcher) one(
 // Promptly is [Dispatcher.One] for those who do not wait for what becomes of a cancel: it returns
 // within [Grace] of the end of ctx. Should the server not answer by then, the request to cancel the
 // call is still on its way, and [Dispatcher.Close] waits for it. An error that wraps
-// [lane.ErrNotSent] says that the call will not run; after any other it may. observe is told every
-// change of the call, until it returns or a little longer, and may be nil.
+// [lane.ErrNotSent] says that the call will not run; after any other it may. observe gets every
+// change of the call, until Promptly returns or a little longer, and may be nil.
 func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
 	if ctx.Err() != nil {
 		return nil, notSent(ctx, call)
@@ -109,7 +109,7 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 // for a few seconds at most. No call may be dispatched meanwhile.
 func (d *Dispatcher) Close() { d.left.Wait() }
 
-// maySent is the error of a call of which nothing is known but that it was sent, maybe.
+// maySent is the error of a call that may have been sent.
 func maySent(ctx context.Context, call *protocol.Call) error {
 	return fmt.Errorf("call %s: %w, and may have taken the call all the same: %w", call.ID, ErrUnreachable, context.Cause(ctx))
 }

@@ -66,8 +66,9 @@ func ask(
 	}
 }
 
-// Lacking asks the workers of a pool, which takes half a second, and returns what says of a call
-// what all of them lack that it needs: "" when one of them has it. It is nil when nobody knows.
+// Lacking asks the workers of a pool, which takes half a second, and returns a function that names
+// the requirement of a call that none of them meets: "" when one of them meets all. The function is
+// nil if no worker answers.
 func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool) func(lane.Need) string {
 	workers, err := Workers(ctx, nc, fleet, pool, answersWait)
 	if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// askTime bounds one question to git: an include can be a pipe that nobody writes to.
+// askTime bounds one question to git: an include can be a pipe without a writer.
 const askTime = 20 * time.Second
 
 // errNoGit is that of a host without git.

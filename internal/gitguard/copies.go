@@ -56,7 +56,7 @@ func NewCopies(dir, scratch string, places []string) *Copies {
 	return c
 }
 
-// Put makes the copies, and again when somebody else has changed the settings since.
+// Put makes the copies, and again if another process has changed the settings since.
 func (c *Copies) Put(ctx context.Context) error {
 	if c == nil || len(c.files) == 0 {
 		return nil
@@ -129,7 +129,7 @@ func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(c.files)) {
 		f := c.files[name]
 		now, readErr := readSettings(scratch, isolation.CopyOf(name))
-		if readErr != nil { // removed, or something else by now: made anew for the next command
+		if readErr != nil { // removed, or something else by now: made again for the next command
 			f.copy, f.kept = nil, values{}
 			continue
 		}
@@ -234,7 +234,7 @@ var taken = map[string]*regexp.Regexp{ //nolint:gochecknoglobals // a constant
 	"submodule.url": nil, "submodule.active": yesOrNo,
 }
 
-// takes reports whether a setting is harmless and means the same to everybody: a new remote is,
+// takes reports whether a setting is harmless and means the same to every user: a new remote is,
 // another server in the place of a person's is not, nor is one for a branch that has one.
 func takes(key string, theirs, is []string) bool {
 	section, subsection, name := split(key)
@@ -282,7 +282,7 @@ func (c *Copies) change(ctx context.Context, f *copied, taken values) (err error
 	if _, err := file.WriteAt(changed, 0); err != nil {
 		return err
 	}
-	if bytes.Equal(actual, f.real) { // else the copy is made anew
+	if bytes.Equal(actual, f.real) { // else the copy is made again
 		f.real = changed
 	}
 	return file.Truncate(int64(len(changed)))

@@ -7,7 +7,7 @@
 //	after it                 [Watch.Findings]    what git would run that it would not have run
 //
 // Some ways into a person's git cannot be shut: a repository that a session makes is its own, and
-// git enters it from the one around it. These are found at the end of a turn, and told by name.
+// git enters it from the one around it. These are found at the end of a turn, and reported by name.
 //
 // Without a git on this host, places are those that every repository has, and nothing is found.
 package gitguard

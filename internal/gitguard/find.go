@@ -19,7 +19,7 @@ const (
 // repository is one that a person's git would use.
 type repository struct {
 	dir    string // where git is run; absolute
-	gitDir string // absolute, when git has to be told; "" where it finds it by itself
+	gitDir string // absolute, if git needs the option; "" if git finds it by itself
 }
 
 // args are those with which git looks at a repository, also where its files are gone, as those of a
@@ -70,7 +70,7 @@ func find(ctx context.Context, dir string) (*found, error) {
 		if err != nil && path == dir {
 			return err
 		}
-		if err != nil { // nobody's git looks where its user may not
+		if err != nil { // git does not enter a directory that its user may not read
 			return fs.SkipDir
 		}
 		if ctx.Err() != nil {
@@ -140,7 +140,7 @@ func (f *found) inside(path string) (name string, ok bool) {
 	return name, err == nil && name != "." && filepath.IsLocal(name)
 }
 
-// name is how a path is told: relative to the directory where it is in it.
+// name is how reports name a path: relative to the directory if it is below it.
 func (f *found) name(path string) string {
 	if name, ok := f.inside(path); ok {
 		return name

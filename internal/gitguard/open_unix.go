@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noWait opens a file and waits for nobody, as at a FIFO.
+// noWait opens a file without waiting for a writer, as a FIFO would.
 const noWait = unix.O_NONBLOCK
 
 // ownerOf is who owns a file; known is false where nothing says so.

@@ -119,9 +119,9 @@ func submodule(ctx context.Context, dir, named, gitDir string) *Outside {
 // path of the host. [Protected] writes another content, so removing that leaves this file.
 const standsForNone = "./\n"
 
-// Reserve returns the places of GitDir that commands must not change, and makes those that are
-// missing: so nobody else can. When the last process that has reserved them calls free, those that
-// say nothing are removed. If a process dies before, the next one does that.
+// Reserve returns the places of GitDir that commands must not change, and creates those that are
+// missing, so that commands cannot. When the last process that has reserved them calls free, those
+// that say nothing are removed. If a process dies before, the next one does that.
 func (o *Outside) Reserve(ctx context.Context) (places []string, free func() error, err error) {
 	lock := flock.New(o.GitDir, flock.SetFlag(os.O_RDONLY))
 	if _, err := lock.TryRLockContext(ctx, lockPause); err != nil {

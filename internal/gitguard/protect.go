@@ -17,12 +17,12 @@ type Protection struct {
 	Protect []string
 	// Missing is [isolation.Spec].Missing.
 	Missing map[string]string
-	// Configs are those of Protect that are settings of repositories, of which a sandbox can have
-	// copies.
+	// Configs are the paths in Protect that are settings of repositories. A sandbox can have copies
+	// of them.
 	Configs []string
 }
 
-// Only is the protection of paths that somebody has named.
+// Only is the protection of named paths.
 func Only(names []string) Protection {
 	p := Protection{Protect: names, Missing: map[string]string{}}
 	for _, name := range names {
@@ -91,7 +91,7 @@ func (p *collector) gitDir(dir string) {
 	if linked, err := os.ReadFile(filepath.Join(dir, "gitdir")); err == nil && exists(filepath.Join(dir, "commondir")) {
 		at := strings.TrimSpace(string(linked))
 		_, here := p.inside(absolute(dir, at))
-		if !here && !strings.HasPrefix(at, guestWorkspace) { // a worktree that is not in the directory: nobody writes to it here
+		if !here && !strings.HasPrefix(at, guestWorkspace) { // a worktree outside of the directory: no command here writes to it
 			p.add(dir)
 			return
 		}
@@ -121,7 +121,7 @@ func (p *collector) named(ctx context.Context, r *repository) error {
 		switch {
 		case set.key == "core.hookspath":
 			at := absolute(r.dir, set.value)
-			if filepath.Base(at) == "_" { // husky's, which runs those beside it
+			if filepath.Base(at) == "_" { // husky's, which runs the files next to it
 				at = filepath.Dir(at)
 			}
 			p.add(at)

@@ -224,7 +224,7 @@ func digest(path string) string {
 	return string(sum.Sum(nil))
 }
 
-// openRegular opens a regular file and waits for nobody.
+// openRegular opens a regular file. It never waits.
 func openRegular(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
 	if err != nil {
@@ -251,7 +251,7 @@ func printable(text string) string {
 	return quoted
 }
 
-// Report tells a person what a session has left for git to run in a directory. It alerts also where
+// Report shows a person what a session has left for git to run in a directory. It alerts also where
 // that cannot be found out.
 type Report struct {
 	dir   string
@@ -289,7 +289,7 @@ func (r *Report) unknown(err error) {
 // maxAlerted is the number of findings in an alert.
 const maxAlerted = 20
 
-// Alert tells the person about findings, one a line.
+// Alert shows findings to the person, one a line.
 func (r *Report) Alert(all []Finding) {
 	if len(all) == 0 {
 		return
@@ -304,7 +304,7 @@ func (r *Report) Alert(all []Finding) {
 	r.alert("before you use git or an editor in " + r.dir + ", look at what the session has left for git to run:\n" + strings.Join(lines, "\n"))
 }
 
-// AlertNew tells the person about findings after a turn, if they have changed: the person may use
+// AlertNew shows findings to the person after a turn, if they have changed: the person may use
 // git before the conversation ends.
 func (r *Report) AlertNew(ctx context.Context) {
 	if all := r.Findings(ctx); !slices.Equal(all, r.last) {

@@ -71,7 +71,7 @@ func ProjectCache(workspace string) (string, error) {
 	return "project." + base[:min(len(base), 50)] + "." + hex.EncodeToString(sum[:8]), nil
 }
 
-// lockPause is the time between tries to get a lock that somebody has.
+// lockPause is the time between attempts to get a lock that another process holds.
 const lockPause = 50 * time.Millisecond
 
 // Open makes a cache if there is none, brings all of them below their bound, and holds it. While

@@ -78,7 +78,7 @@ func answerGit(ctx context.Context, caller net.Conn, hosts []string) {
 
 // credential is what the user's git knows of a host, as lines of NAME=VALUE. It is asked outside of
 // the workspace, where commands may have written settings and programs, and in no repository. It
-// asks nobody at a terminal.
+// never prompts at a terminal.
 func credential(ctx context.Context, host string) []byte {
 	ctx, cancel := context.WithTimeout(ctx, credentialTime)
 	defer cancel()

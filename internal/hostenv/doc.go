@@ -11,6 +11,6 @@
 //	--ssh-agent, --git-credentials ──► Doors ──► sockets in the sandbox; each request is looked at here
 //
 // A toolchain is never a whole directory of the user's: of each kind it is known which parts
-// programs need, and only those are shown, so that tokens and settings beside them stay out. What
-// commands may have written, the workspace, is never followed to elsewhere.
+// programs need, and only those are shown, so that other files, such as tokens and settings, stay
+// out. What commands may have written, the workspace, is never followed to elsewhere.
 package hostenv

@@ -30,7 +30,7 @@ const (
 // Doors are sockets in a directory of their own, by which commands in a sandbox ask for what is the
 // user's. This process answers, and looks at each request; what it asks is never reached itself.
 type Doors struct {
-	// Env tells programs of the doors.
+	// Env has the variables by which programs find the sockets.
 	Env map[string]string
 
 	dir, guest string // where it is on the host, and for commands
@@ -48,7 +48,8 @@ func OpenDoors(view View) (*Doors, error) {
 	if !view.Root {
 		d.guest = d.dir
 	}
-	// In a sandbox commands may be somebody else; on the host the directory above is in the way.
+	// In a sandbox, commands may run as another user; on the host the directory above is in the
+	// way.
 	if err := errors.Join(os.Mkdir(d.dir, 0o755), os.Chmod(d.dir, 0o755)); err != nil { //nolint:gosec // as above
 		return nil, errors.Join(err, d.Close())
 	}
@@ -102,7 +103,7 @@ func (d *Doors) serve(ctx context.Context, name string, answer func(ctx context.
 	return nil
 }
 
-// Close closes the doors, and returns when nobody is answered any more.
+// Close closes the sockets, and returns when no request is being answered.
 func (d *Doors) Close() error {
 	var faults []error
 	for _, stop := range d.stops {

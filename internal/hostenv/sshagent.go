@@ -142,7 +142,7 @@ func (a *sshAgent) answer(ctx context.Context, caller net.Conn) {
 }
 
 // bound is the session in a request that binds a caller to it; nil unless a known host has signed
-// that and it is not for somebody else's requests.
+// that, and it is not for the requests of another process.
 func (a *sshAgent) bound(request []byte) []byte {
 	var extension struct {
 		Type string `sshtype:"27"`

@@ -120,7 +120,8 @@ type beside struct {
 	parts []string
 }
 
-// Other is the name of a toolchain of no kind: a directory of programs, with the libraries beside.
+// Other is the name of a toolchain of no kind: a directory of programs, with the libraries next to
+// it.
 const Other = "other"
 
 // prefix are the parts of an installation that is laid out as most are.
@@ -162,7 +163,7 @@ var kinds = []kind{ //nolint:gochecknoglobals // a constant table
 }
 
 // versions is the kind of pyenv and of those that are made like it. Settings of a version that may
-// hold tokens, as pip.conf, are beside its parts.
+// hold tokens, such as pip.conf, are not among its parts.
 func versions(name, variable string) kind {
 	// Not its hooks: that of exec would renew the shims, which are read-only, and fail.
 	parts := []string{"bin", "libexec", "plugins", "shims", "version"}

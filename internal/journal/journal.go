@@ -39,8 +39,8 @@ var _ loop.Journal = (*Journal)(nil)
 const (
 	// opTimeout bounds one try to store a message.
 	opTimeout = 5 * time.Second
-	// loadTimeout bounds the reading of one message, or of an image, of which a slow network brings
-	// some MiB in that time.
+	// loadTimeout bounds the reading of one message, or of an image: a slow network transfers some
+	// MiB in that time.
 	loadTimeout = 30 * time.Second
 	// retryWait is the pause after an append whose answer was lost.
 	retryWait = 100 * time.Millisecond
@@ -114,8 +114,8 @@ func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expect
 	return last, nil
 }
 
-// append stores one message. An answer that was lost is settled by asking again: the
-// guard refuses a second copy, and what is there then tells whose it is.
+// append stores one message. If the answer was lost, append asks again: the
+// guard refuses a second copy, and the stored message shows whose it is.
 func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
 	for retried := false; ; retried = true {
 		last, err := j.publish(ctx, session, expected, body)

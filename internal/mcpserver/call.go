@@ -31,8 +31,8 @@ type structured struct {
 	Value     json.RawMessage    `json:"value,omitempty"`
 }
 
-// call answers tools/call. The order of calls is that in which they are sent to the fleet: each is
-// let go on to that when those before it have been.
+// call answers tools/call. Calls are sent to the fleet in the order in which they
+// came: each waits until those before it have been sent.
 func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	turn := s.order.of(request.Params.Meta)
 	defer turn.sent()

@@ -27,8 +27,7 @@ const MaxBody = 8 << 20
 // firstStateless is the first version of the protocol without sessions.
 const firstStateless = "2026-07-28"
 
-// idleSession is how long a session of the protocol is kept of which nothing is heard; its sandbox
-// stays.
+// idleSession is how long a silent session of the protocol is kept; its sandbox stays.
 const idleSession = time.Hour
 
 // The roles of tokens.

@@ -15,11 +15,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// DefaultPatience is the default of [Options].Patience: clients give up on a request of which they
-// hear nothing after a minute.
+// DefaultPatience is the default of [Options].Patience: clients give up on a silent
+// request after a minute.
 const DefaultPatience = 50 * time.Second
 
-// statusWorking is that of a call which goes on after its answer.
+// statusWorking is the status of a call that continues after its answer.
 const statusWorking protocol.Status = "working"
 
 // following are the calls that are followed here and may outlast their requests.
@@ -31,7 +31,7 @@ type following struct {
 }
 
 // maxLeft is how many calls that were left and have ended are remembered; with one more, all are
-// forgotten. Of one that is, reading its result tells what it returned, and not how it ended.
+// forgotten. Reading the result of a forgotten one returns its text, without its status.
 const maxLeft = 1000
 
 type followed struct {
@@ -39,7 +39,7 @@ type followed struct {
 	session protocol.SessionID
 	tool    string
 	stop    context.CancelCauseFunc
-	left    bool          // its client was told where its result will be
+	left    bool          // its client knows where its result will be
 	done    chan struct{} // closed once that is there
 }
 
@@ -52,7 +52,7 @@ func (f *following) add(call *protocol.Call, stop context.CancelCauseFunc) {
 	f.calls[call.ID] = &followed{pool: call.Pool, session: call.SessionID, tool: call.Tool, stop: stop, done: make(chan struct{})}
 }
 
-// leave notes that the client of a call was told where its result will be.
+// leave notes that the client of a call knows where its result will be.
 func (f *following) leave(call protocol.CallID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,8 +96,8 @@ func (f *following) of(session protocol.SessionID, call protocol.CallID) *follow
 	return nil
 }
 
-// Close lets calls that outlast their requests go on in a fleet that outlasts this server, and
-// cancels them in any other. It is called once no client is served any more.
+// Close leaves calls that outlast their requests running if the fleet outlasts this server, and
+// cancels them otherwise. It is called once no client is served any more.
 func (s *Server) Close() {
 	cause := context.Canceled
 	if s.options.Lasting {
@@ -111,15 +111,15 @@ func (s *Server) Close() {
 	s.following.all.Wait()
 }
 
-// leave is when a call goes on without its request, and what its client is told then; after is less
-// than 0 when it never does.
+// leave returns after which time a call continues without its request, and the answer to its client
+// then; less than 0 means never.
 func (s *Server) leave(request *mcp.CallToolRequest) (after time.Duration, tell func(context.Context, *protocol.Call) *mcp.CallToolResult) {
 	switch {
 	case knowsTasks(request.ClientCapabilities()) && s.options.TaskAfter != nil:
 		return s.options.TaskAfter(request.Params.Name), becomeTask
 	case knowsTasks(request.ClientCapabilities()):
 		return DefaultTaskAfter, becomeTask
-	case request.Params.GetProgressToken() != nil: // progress shows that the call goes on
+	case request.Params.GetProgressToken() != nil: // progress shows that the call continues
 		return -1, nil
 	default:
 		return s.patience(), s.goesOn

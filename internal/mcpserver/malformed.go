@@ -262,7 +262,7 @@ func (l *lineReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// line reads a line, of which it keeps no more than may be.
+// line reads a line, and keeps no more of it than the limit.
 func (l *lineReader) line() (line []byte, wrong *failure, err error) {
 	var id idFinder
 	for giant := false; ; {

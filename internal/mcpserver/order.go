@@ -10,8 +10,8 @@ import (
 )
 
 // order keeps the calls of one stream of messages in the order in which they were read: the SDK
-// handles each in a goroutine of its own. A call goes on once the one before it has been sent to
-// the fleet, or has been answered, as what is no call at all is at once.
+// handles each in a goroutine of its own. A call continues once the one before it has been sent
+// to the fleet or answered. Other requests are answered at once.
 type order struct {
 	mu    sync.Mutex
 	turns map[float64]*turn // by number
@@ -80,7 +80,7 @@ func (t *turn) wait(ctx context.Context) error {
 	}
 }
 
-// sent lets the next call go on.
+// sent lets the next call continue.
 func (t *turn) sent() {
 	t.once.Do(func() {
 		close(t.done)

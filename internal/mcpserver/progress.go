@@ -21,18 +21,18 @@ const (
 	pace = 200 * time.Millisecond
 	// maxSaid is how many bytes of output one word has, the last ones.
 	maxSaid = 2000
-	// maxFrames is how many pieces of live output wait to be told; more are dropped.
+	// maxFrames is how many pieces of live output wait to be sent; more are dropped.
 	maxFrames = 1024
 )
 
-// progress tells a client of a call, if it wants that: live output as it comes, and now and then
-// that the call is not forgotten.
+// progress notifies the client of a call, on its request: of live output as it comes, and regularly
+// that the call still runs.
 type progress struct {
 	stop func() // sends what has arrived, and ends
 
 	call   *protocol.Call
 	frames chan *nats.Msg
-	output []byte // that was not told
+	output []byte // not sent yet
 
 	mu    sync.Mutex
 	doing string
@@ -72,7 +72,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 	return p, nil
 }
 
-// hear takes a piece of live output, if it is of the call.
+// hear receives a piece of live output, if it is of the call.
 func (p *progress) hear(message *nats.Msg) {
 	f, err := wire.DecodeFrame(message.Data)
 	if err != nil || f.CallID != p.call.ID || f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {
@@ -98,7 +98,7 @@ func (p *progress) state(u *loop.Update) {
 	}
 }
 
-// tell says what is new, until the call has ended: its output came before its result.
+// tell sends what is new, until the call has ended: its output came before its result.
 func (p *progress) tell(ended <-chan struct{}, say func(said string, output bool)) {
 	ticker := time.NewTicker(pace)
 	defer ticker.Stop()

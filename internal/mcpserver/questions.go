@@ -32,7 +32,7 @@ type question struct {
 	can    bool              // whether the client can ask
 	answer *mcp.ElicitResult // nil before it was asked
 	other  loop.ApproveFunc
-	wait   func() // lets later calls go on, before a person is waited for
+	wait   func() // lets later calls continue, before the wait for a person
 	asked  *loop.ApprovalRequest
 }
 

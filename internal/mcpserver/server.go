@@ -49,24 +49,24 @@ type Options struct {
 	MinLevel string
 	// Approve asks a person when a client cannot; nil refuses such calls.
 	Approve loop.ApproveFunc
-	// Ask tells somebody else what a call asks while it runs when a client cannot ask; nil declines
-	// it.
+	// Ask passes the question of a running call to another program if the client cannot ask; nil
+	// declines it.
 	Ask func(call *protocol.Call, q *protocol.Question)
-	// ToolsChanged is told when a server whose tool was called in a session has other tools than it
-	// was asked for. It must not block; nil is told nothing.
+	// ToolsChanged is called when an MCP server whose tool was called in a session has other tools
+	// than it had before. It must not block; nil ignores that.
 	ToolsChanged func(session protocol.SessionID)
-	// TaskAfter is after which time a call of a tool goes on as a task, for clients that know the
-	// extension for that; less than 0 is never. nil is [DefaultTaskAfter] for each.
+	// TaskAfter is the time after which a call of a tool continues as a task, for clients that know
+	// the extension; less than 0 means never. nil is [DefaultTaskAfter] for each.
 	TaskAfter func(tool string) time.Duration
-	// Patience is how long a call is waited for whose client knows no tasks and wants no progress.
-	// Then it goes on, and its answer says where its result will be. 0 is [DefaultPatience], less
-	// is without end.
+	// Patience is how long a client that knows no tasks and wants no progress waits for a call.
+	// Then the call continues, and its answer says where its result will be. 0 means
+	// [DefaultPatience], less than 0 forever.
 	Patience time.Duration
 	// Lasting says that the fleet outlasts this server: see [Server.Close].
 	Lasting bool
 	// Logger gets troubles at warn; nil discards them.
 	Logger *slog.Logger
-	// Configure and Extend may add what a server of the protocol has beside the tools: to the
+	// Configure and Extend may add what a server of the protocol has in addition to tools: to the
 	// options of the SDK's server, and to each server that was made, whose tools are answered by
 	// call. nil adds nothing.
 	Configure func(*mcp.ServerOptions)
@@ -87,7 +87,7 @@ type Server struct {
 }
 
 // beat is the time between two words about a call that says nothing itself: clients give up on
-// requests of which nothing is heard.
+// silent requests.
 const beat = 5 * time.Second
 
 // New returns a server.

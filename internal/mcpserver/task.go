@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// tasksExtension is the extension by which a call goes on without its request (SEP-2663).
+// tasksExtension is the extension by which a call continues without its request (SEP-2663).
 const tasksExtension = "io.modelcontextprotocol/tasks"
 
 const (

@@ -125,8 +125,8 @@ type offer struct {
 	reading *Server           // whose tools change nothing; nil without one
 }
 
-// SetTools has clients call other tools from now on. Clients that listen are told when that changes
-// anything for them (tools/list_changed); calls that run go on.
+// SetTools has clients call other tools from now on. Clients that listen are notified if that
+// changes anything for them (tools/list_changed); running calls continue.
 func (s *Server) SetTools(table *tools.Table) {
 	s.offer.mu.Lock()
 	defer s.offer.mu.Unlock()

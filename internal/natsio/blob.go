@@ -113,7 +113,7 @@ func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	}
 	raw, err := b.Get(ctx, stored)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		r.Value = nil // the result is older than values are kept, or somebody removed them
+		r.Value = nil // the result is older than values are kept, or an operator removed them
 		return nil
 	}
 	if err != nil {

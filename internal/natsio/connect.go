@@ -281,9 +281,9 @@ const (
 	openPatience = 30 * time.Second
 )
 
-// Open asks for a stream or a bucket, and again while nobody answers, for up to 30 s or until ctx
-// ends: servers that choose a leader are silent, and a question put to them then is lost.
-// The question is a method of [jetstream.JetStream].
+// Open requests a stream or a bucket, and again while no server answers, for up to 30 s or until
+// ctx ends: servers that choose a leader are silent, and a question put to them then is lost. The
+// question is a method of [jetstream.JetStream].
 func Open[T any](ctx context.Context, ask func(ctx context.Context, name string) (T, error), name string) (T, error) {
 	for began := time.Now(); ; {
 		try, cancel := context.WithTimeout(ctx, openTry)

@@ -11,7 +11,7 @@
 // the difference; nothing is ever changed silently.
 //
 // [CheckRights] finds out at the start what the server would later refuse without an answer:
-// who may not publish is told so on the connection, not to the one who waits.
+// it reports a refused publish to the connection, not to the goroutine that waits for the reply.
 //
 // The embedded server lives in a package of its own, so that workers do not link it.
 package natsio

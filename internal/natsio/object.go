@@ -78,7 +78,7 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 	return nil, fmt.Errorf("store object %s: %w", name, err)
 }
 
-// store repeats a request while nobody answers, for up to 30 s or until ctx ends: a server whose
+// store repeats a request while no server answers, for up to 30 s or until ctx ends: a server whose
 // disk was full loses requests, and continues when there is room.
 func store(ctx context.Context, request func(context.Context) error) error {
 	for began := time.Now(); ; {
@@ -119,11 +119,11 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 	}
 }
 
-// traceWait is the pause after somebody else has stored an object of the same name.
+// traceWait is the pause after another process has stored an object of the same name.
 const traceWait = 10 * time.Millisecond
 
-// publishTrace says what an object is, and returns what that takes the place of, of which nobody
-// else is told.
+// publishTrace publishes the record of an object, and returns the record that it replaces. No other
+// process gets that one.
 func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo) (before *jetstream.ObjectInfo, err error) {
 	body, err := json.Marshal(info)
 	if err != nil {
@@ -151,7 +151,7 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 	}
 }
 
-// overtaken reports whether somebody else wrote, or is about to, since the sequence that was
+// overtaken reports whether another process wrote, or is about to, since the sequence that was
 // expected was read.
 func overtaken(err error) bool {
 	api, answered := errors.AsType[*jetstream.APIError](err)
@@ -174,8 +174,8 @@ func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (in
 // deleters is how many objects are removed side by side.
 const deleters = 16
 
-// DeleteObject removes an object that nobody reads any more, and all that its object store says of
-// it. One that is not there is fine, and one that is stored meanwhile stays. What was cut short is
+// DeleteObject removes an object that has no readers left, and its records in the object store. One
+// that is not there is fine, and one that is stored meanwhile stays. What was cut short is
 // completed by doing it again. That store's own Delete stores a mark, which takes the place of what
 // was put meanwhile: its parts stay. A full store has no room for one.
 func DeleteObject(ctx context.Context, js jetstream.JetStream, bucket, name string) error {

@@ -74,7 +74,7 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	return consumer, have.AckWait, nil
 }
 
-// EnsureReaper makes or checks the consumer that tells a pool's workers what waits in its
+// EnsureReaper makes or checks the consumer by which a pool's workers find what waits in its
 // mailboxes. Errors are those of [EnsurePool], whose rights include all that it takes but to make
 // it.
 func EnsureReaper(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
@@ -86,7 +86,7 @@ func EnsureReaper(ctx context.Context, js jetstream.JetStream, fleet protocol.Fl
 	return consumer, err
 }
 
-// ensureConsumer makes a consumer that is missing, and tells in what one that exists differs.
+// ensureConsumer makes a missing consumer, and returns how an existing one differs.
 func ensureConsumer(ctx context.Context, js jetstream.JetStream, stream string, want jetstream.ConsumerConfig) (jetstream.Consumer, []error, error) {
 	consumer, err := js.Consumer(ctx, stream, want.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -95,7 +95,7 @@ func ensureConsumer(ctx context.Context, js jetstream.JetStream, stream string, 
 			return nil, nil, fmt.Errorf("make consumer %s of stream %s: %w; coordinator serve --pools makes those of a pool", want.Durable, stream, err)
 		}
 		consumer, err = js.CreateConsumer(ctx, stream, want)
-		if errors.Is(err, jetstream.ErrConsumerExists) { // somebody else was faster
+		if errors.Is(err, jetstream.ErrConsumerExists) { // another process was faster
 			consumer, err = js.Consumer(ctx, stream, want.Durable)
 		}
 	}

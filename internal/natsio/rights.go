@@ -30,7 +30,7 @@ type Rights struct {
 // probed stands in subjects for the ids of sessions and calls.
 const probed = "rights"
 
-// lookRights are those of whoever looks at streams.
+// lookRights allow reading the state of streams.
 func lookRights(nc *nats.Conn, streams ...string) Rights {
 	r := Rights{Subscribe: []string{strings.TrimSuffix(cmp.Or(nc.Opts.InboxPrefix, nats.InboxPrefix), ".") + "." + probed + ".*"}}
 	for _, stream := range streams {
@@ -39,12 +39,12 @@ func lookRights(nc *nats.Conn, streams ...string) Rights {
 	return r
 }
 
-// makeRights are those of whoever makes a stream that is missing.
+// makeRights allow creating a missing stream.
 func makeRights(stream string) Rights {
 	return Rights{Publish: []string{"$JS.API.STREAM.CREATE." + stream}}
 }
 
-// CallRights are those of whoever has calls of a pool run, and follows them.
+// CallRights allow sending calls to a pool and following them.
 func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := wire.CallsStream(fleet)
 	return Rights{
@@ -58,15 +58,15 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}
 }
 
-// OwnerRights are those of whoever looks which worker has a lane of a pool.
+// OwnerRights allow looking up which worker holds a lane of a pool.
 func OwnerRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{
 		"$JS.API.DIRECT.GET." + wire.ClaimsStream(fleet), "$JS.API.STREAM.MSG.GET." + wire.ClaimsStream(fleet),
 	}}
 }
 
-// LaneRights are those of whoever looks at the lanes of a pool, and LaneChangeRights what it takes
-// beside them to interfere.
+// LaneRights allow inspecting the lanes of a pool. LaneChangeRights are needed in addition to
+// change them.
 func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := wire.CallsStream(fleet)
 	return Rights{Pool: pool, Publish: []string{
@@ -77,14 +77,14 @@ func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}}
 }
 
-// LaneChangeRights is told of at [LaneRights].
+// LaneChangeRights are described at [LaneRights].
 func LaneChangeRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{
 		wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed), "$JS.API.STREAM.MSG.DELETE." + wire.CallsStream(fleet),
 	}}
 }
 
-// SessionRights are those of whoever runs sessions.
+// SessionRights allow running sessions.
 func SessionRights(fleet protocol.Fleet) []Rights {
 	return []Rights{
 		{Publish: []string{wire.EventSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.SessionsStream(fleet), chunkSubject(wire.KeptBucket(fleet), probed)}},
@@ -92,37 +92,36 @@ func SessionRights(fleet protocol.Fleet) []Rights {
 	}
 }
 
-// WorkspaceRights are those of whoever begins workspaces.
+// WorkspaceRights allow creating workspaces.
 func WorkspaceRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{
 		wire.WorkspaceSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed),
 	}}
 }
 
-// UploadRights are those of whoever sends a directory: they add contents, and write no journal.
+// UploadRights allow uploading a directory: adding contents, without writing a journal.
 func UploadRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed)}}
 }
 
-// ScheduleRights are those of whoever changes schedules.
+// ScheduleRights allow changing schedules.
 func ScheduleRights(fleet protocol.Fleet) Rights {
 	bucket := wire.SchedulesBucket(fleet)
 	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
 }
 
-// LimitRights are those of whoever changes limits.
+// LimitRights allow changing limits.
 func LimitRights(fleet protocol.Fleet) Rights {
 	bucket := wire.LimitsBucket(fleet)
 	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
 }
 
-// WorkersRights are those of whoever asks which workers a pool has.
+// WorkersRights allow listing the workers of a pool.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{wire.WhoSubject(fleet, pool)}}
 }
 
-// ApprovalRights are those of whoever answers whether calls may be made, and what calls of a pool
-// ask.
+// ApprovalRights allow approving calls, and answering the questions of calls of a pool.
 func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
 	return []Rights{
 		{Publish: []string{wire.ApprovalSubject(fleet, probed, probed)}},
@@ -130,7 +129,7 @@ func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
 	}
 }
 
-// JournalRights are those of whoever looks at sessions.
+// JournalRights allow reading sessions.
 func JournalRights(fleet protocol.Fleet) []Rights {
 	looks := func(stream string) string { return "$JS.API.CONSUMER.CREATE." + stream + "." + probed }
 	return []Rights{
@@ -139,7 +138,7 @@ func JournalRights(fleet protocol.Fleet) []Rights {
 	}
 }
 
-// RemoveRights are those of whoever removes sessions.
+// RemoveRights allow removing sessions.
 func RemoveRights(fleet protocol.Fleet) []Rights {
 	return []Rights{
 		{Publish: []string{purge + wire.SessionsStream(fleet)}},
@@ -152,7 +151,7 @@ func RemoveRights(fleet protocol.Fleet) []Rights {
 // purge begins the subject of a request that removes messages of a stream.
 const purge = "$JS.API.STREAM.PURGE."
 
-// poolRights are those of whoever takes the calls of a pool.
+// poolRights allow taking the calls of a pool.
 func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls, consumer, care := wire.CallsStream(fleet), wire.ReadyConsumer(pool), wire.CareConsumer(pool)
 	claims := wire.ClaimsStream(fleet)
@@ -184,8 +183,8 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}
 }
 
-// CheckRights tells at once what would otherwise show as requests without an answer: the error
-// wraps [ErrRights] and names every subject of the rights that the server refuses. What is
+// CheckRights finds missing rights that would otherwise show as requests without an answer: the
+// error wraps [ErrRights] and names every subject of the rights that the server refuses. What is
 // published to find out has no effect. The server may take 5 seconds for each answer, of which
 // there are as many as rights when it refuses one.
 func CheckRights(ctx context.Context, nc *nats.Conn, rights ...Rights) error {
@@ -233,7 +232,7 @@ func refuses(ctx context.Context, nc *nats.Conn, tries ...try) (bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	if err := nc.FlushWithContext(ctx); err != nil { // what is refused is told before its answer
+	if err := nc.FlushWithContext(ctx); err != nil { // refusals come before the answer
 		return false, fmt.Errorf("try the rights of the NATS user: %w", err)
 	}
 	last := nc.LastError()
@@ -244,7 +243,7 @@ func refuses(ctx context.Context, nc *nats.Conn, tries ...try) (bool, error) {
 	return slices.ContainsFunc(tries, func(t try) bool { return strings.Contains(last.Error(), t.subject+`"`) }), nil
 }
 
-// publishNothing publishes a message that no stream takes, and that nobody answers. A request to
+// publishNothing publishes a message that no stream takes and no process answers. A request to
 // purge is one for a subject that no stream has.
 func publishNothing(nc *nats.Conn, subject string) error {
 	msg := &nats.Msg{Subject: subject, Header: nats.Header{jetstream.ExpectedStreamHeader: []string{probed}}}

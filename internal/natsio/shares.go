@@ -16,13 +16,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Shares are the most bytes that the streams of a fleet take which workers fill, beside calls and
-// claims. The server sets them aside: so whoever floods one of them, with a worker's key, takes
-// nothing of the others, nor of the journals. Where it has less, all of them are halved until they
-// fit.
+// Shares are the maximum sizes, in bytes, of the streams that workers fill, except calls and
+// claims. The server reserves them: a worker that floods one of them takes no space from the
+// others, nor from the journals. Where it has less, all of them are halved until they fit.
 func Shares(fleet protocol.Fleet) map[string]int64 {
 	return map[string]int64{
-		wire.ResultsStream(fleet):              16 << 30, // beyond it the oldest go: whoever waits has heard them
+		wire.ResultsStream(fleet):              16 << 30, // beyond it the oldest go: waiting callers have received them
 		wire.WorkspacesStream(fleet):           2 << 30,  // of this and the next ones: beyond it nothing more is taken
 		ObjectStream(wire.BlobsBucket(fleet)):  4 << 30,
 		ObjectStream(wire.KeptBucket(fleet)):   8 << 30,
@@ -63,7 +62,7 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 	if room, err := t.room(ctx, js); err != nil || room == 0 {
 		return r, err
 	}
-	if err := CheckRights(ctx, js.Conn(), makeRights(probe)); errors.Is(err, ErrRights) { // for what is missing, too, which will tell
+	if err := CheckRights(ctx, js.Conn(), makeRights(probe)); errors.Is(err, ErrRights) { // also for missing streams, whose creation reports the error
 		return r, nil
 	} else if err != nil {
 		return nil, err

@@ -14,13 +14,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// ErrNoStream says that a stream of the fleet is gone: somebody deleted it. The error names it, and
+// ErrNoStream means that a stream of the fleet was deleted. The error names it, and
 // says what to do.
 var ErrNoStream = errors.New("the stream is gone")
 
-// Nobody who runs makes a stream again: an operator may be about to restore it from a backup, for
-// which it must not be there, and what is made anew is empty. A process that starts makes it. Calls
-// that were put before, and of which the streams have nothing then, are lost.
+// A running process does not create a missing stream again: an operator may be about to restore it
+// from a backup, which requires that it is missing, and a new one is empty. A process that starts
+// creates it. Calls that were published before are then lost.
 
 const (
 	// StreamsPeriod is how often a process asks whether the streams are there, at most.
@@ -51,7 +51,7 @@ func NewStreams(js jetstream.JetStream, created map[string]time.Time) *Streams {
 	return &Streams{js: js, created: created, missed: map[string]int{}}
 }
 
-// Check asks whether the streams are there, if nobody has asked within [StreamsPeriod]. The error
+// Check checks that the streams exist, at most once in [StreamsPeriod]. The error
 // wraps [ErrNoStream] when one is not; a server that does not answer is no error.
 func (s *Streams) Check(ctx context.Context) error {
 	s.mu.Lock()
@@ -61,7 +61,7 @@ func (s *Streams) Check(ctx context.Context) error {
 	}
 	s.due = time.Now().Add(StreamsPeriod)
 	for _, name := range slices.Sorted(maps.Keys(s.created)) {
-		s.mu.Unlock() // whoever checks meanwhile gets what was known before
+		s.mu.Unlock() // concurrent checks get the previous state
 		created, err := s.ask(ctx, name)
 		s.mu.Lock()
 		s.note(name, created, err)
@@ -117,11 +117,11 @@ const (
 	lastIdle = time.Minute
 )
 
-// EachLast tells the last message of each subject of a stream; subjects may have wildcards. Bare
-// ones come without their bodies. It asks once for many of them, and may be answered by a replica
-// that is behind: whoever knows that a subject has a message, and is told none, asks the stream's
-// leader. A subject that gets a message meanwhile may be told twice, the new one last. It ends with
-// the first error of tell.
+// EachLast calls tell with the last message of each subject of a stream; subjects may have
+// wildcards. Bare messages come without their bodies. One request returns many of them, and a
+// replica that is behind may answer it: a caller that knows of a missing message asks the stream's
+// leader. A subject that gets a message meanwhile may come twice, the new message last. EachLast
+// ends with the first error of tell.
 func EachLast(ctx context.Context, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
 	for some := range slices.Chunk(subjects, lastSubjects) {
 		if err := eachLast(ctx, stream, some, bare, tell); err != nil {
@@ -152,7 +152,8 @@ func eachLast(ctx context.Context, stream jetstream.Stream, subjects []string, b
 	return err
 }
 
-// fetch tells so many messages at most, and returns how many are left; 0 when none came in time.
+// fetch passes at most that many messages to tell, and returns how many are left; 0 when none came
+// in time.
 func fetch(ctx context.Context, consumer jetstream.Consumer, most uint64, tell func(jetstream.Msg) error) (left uint64, err error) {
 	wait, cancel := context.WithTimeout(ctx, lastWait)
 	defer cancel()
@@ -194,7 +195,7 @@ type faults struct {
 	next map[string]time.Time // when a fault may be logged again
 }
 
-// option has the client tell its errors, those of servers that refuse it included.
+// option makes the client report its errors, also those of servers that refuse it.
 func (f *faults) option(ctx context.Context) nats.Option {
 	return nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 		subject := ""

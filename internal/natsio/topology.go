@@ -189,7 +189,7 @@ func (t Topology) checkAccess(ctx context.Context, nc *nats.Conn) error {
 	return CheckRights(ctx, nc, lookRights(nc, t.names()...))
 }
 
-// warn tells of a stream with so few replicas that more may be lost than is thought.
+// warn logs a stream with so few replicas that more may be lost than expected.
 func (t Topology) warn(ctx context.Context, stream string, replicas int, clustered bool) {
 	switch {
 	case t.Logger == nil:
@@ -202,8 +202,8 @@ func (t Topology) warn(ctx context.Context, stream string, replicas int, cluster
 	}
 }
 
-// tellMade tells of streams that were missing in a fleet that has others: somebody deleted them,
-// with what was in them.
+// tellMade logs streams that were missing in a fleet that has others: they were deleted, with what
+// was in them.
 func (t Topology) tellMade(ctx context.Context, made, found []string) {
 	if t.Logger == nil || len(found) == 0 {
 		return
@@ -255,12 +255,12 @@ func sizeText(size int64) string {
 	return fmt.Sprintf("%d bytes", size)
 }
 
-// ErrNoFleet is wrapped by the error of [Check] for a fleet that nobody has made.
+// ErrNoFleet is wrapped by the error of [Check] for a fleet that does not exist.
 var ErrNoFleet = errors.New("stream does not exist")
 
-// Check is [Ensure] for whoever only uses a fleet: it makes nothing. A stream that is missing is an
-// error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator starts that needs
-// them.
+// Check is [Ensure] for processes that only use a fleet: it creates nothing. A stream that is
+// missing is an error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator
+// starts that needs them.
 func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
 	if err := t.checkAccess(ctx, js.Conn()); err != nil {
@@ -366,7 +366,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		}
 		stream, err = js.CreateStream(ctx, want)
 		made = err == nil
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // somebody else was faster
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster
 			stream, err = js.Stream(ctx, want.Name)
 		}
 	}

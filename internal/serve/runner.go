@@ -124,7 +124,7 @@ func (s *Server) served(ctx context.Context, session protocol.SessionID, own []t
 	return made, err
 }
 
-// lesser is the smaller of two bounds, of which 0 is none.
+// lesser is the smaller of two bounds; 0 means no bound.
 func lesser[T int | int64](a, b T) T {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -155,7 +155,7 @@ func (e *events) send(event loop.Event) {
 	e.frame(wire.FrameEvent, data)
 }
 
-// started tells that the turn runs.
+// started reports that the turn runs.
 func (e *events) started() { e.frame(wire.FrameStarted, nil) }
 
 func (e *events) frame(kind wire.FrameKind, data []byte) {

@@ -3,7 +3,7 @@
 //
 // The lane of a session is "session/<id>", so its turns run one after another and
 // one coordinator has it at a time. When that one is lost, the call is run again
-// elsewhere; the journal says how far the turn had come, and it goes on from there.
+// elsewhere; the journal says how far the turn had come, and it continues from there.
 package serve
 
 import (
@@ -55,7 +55,7 @@ func NewCall(session protocol.SessionID, turn wire.TurnRun, timeout time.Duratio
 	}
 }
 
-// maxAttempts is high: a turn that is taken over goes on, it does not start again.
+// maxAttempts is high: a turn that is taken over continues, it does not start again.
 const maxAttempts = 100
 
 // Options of a [Server]. Models and the ports are required.
@@ -63,7 +63,7 @@ type Options struct {
 	Fleet protocol.Fleet
 	// ID is the name of this coordinator as a holder of lanes.
 	ID protocol.WorkerID
-	// Build is the version of the program, told to those who ask which coordinators there are.
+	// Build is the version of the program, for lists of coordinators.
 	Build string
 	// Slots is how many turns run at once; default 1.
 	Slots int
@@ -80,18 +80,18 @@ type Options struct {
 	// Tools is the folder of the user's own tools and MCP servers, which every turn has as they are
 	// when it begins to run; nil for none.
 	Tools *manifest.Folder
-	// Servers are MCP servers beside those of the folder. Do asks them for their tools, in the
-	// sandbox of the session, when a turn begins to run; required where there are servers.
+	// Servers are MCP servers in addition to those of the folder. Do asks them for their tools, in
+	// the sandbox of the session, when a turn begins to run; required where there are servers.
 	Servers []mcp.Server
 	Do      mcptools.DoFunc
 	// MinLevel is that of [loop.Options].
 	MinLevel string
-	// Policies bind the tool calls of every turn, beside those that the turn brings.
+	// Policies bind the tool calls of every turn, in addition to those that the turn brings.
 	Policies []policy.Policy
 	// Approve asks a person about calls for which a policy demands it; with nil they are refused.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error)
 	// TakeOn lets a call know that the answer to its question [loop.EventQuestionAsked] may come
-	// from elsewhere; with nil it is declined unless somebody who follows the turn does so.
+	// from elsewhere; with nil it is declined unless a follower of the turn answers it.
 	TakeOn func(asked loop.Event)
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
@@ -155,7 +155,7 @@ func (s *Server) CanRun(n lane.Need) bool {
 	return n.Model == "" || s.options.Models[n.Model] != nil
 }
 
-// tell answers those who ask which coordinators there are, until stop is called.
+// tell answers requests for the list of coordinators, until stop is called.
 func (s *Server) tell(ctx context.Context) (stop func()) {
 	asked, err := s.nc.Subscribe(wire.WhoSubject(s.options.Fleet, protocol.SessionPool), func(question *nats.Msg) {
 		lanes, _, slots := s.holder.Load()
@@ -203,7 +203,7 @@ func (s *Server) OnAlreadySettled(ctx context.Context, c *protocol.Call) {
 }
 
 // conclude brings the journal in line with a turn whose call is over: it records a turn that never
-// began, so that whoever asks for the session learns what became of it, and ends one that is open.
+// began, so that readers of the session see its outcome, and ends one that is open.
 func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	recorded, err := s.recordRefused(ctx, c, r)
 	if err == nil && !recorded {
@@ -242,7 +242,7 @@ func outcome(r *protocol.Result) loop.Outcome {
 	}
 }
 
-// endTimeout bounds how long the end of a turn that nobody runs may take, most of it for calls
+// endTimeout bounds how long ending a turn without a coordinator may take, most of it for calls
 // whose workers do not answer.
 const endTimeout = 30 * time.Second
 
@@ -316,7 +316,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	defer stop()
 	begun := time.Now()
 	result, err := s.persist(running, runner, run.Call, turn)
-	if err == nil { // else it is open, and may go on elsewhere
+	if err == nil { // else it is open, and may continue elsewhere
 		s.turns.Ended(ctx, s.model(turn), string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	r = s.result(run.Call, result, err)
@@ -345,7 +345,7 @@ func turnCause(cause error, c *protocol.Call) error {
 // goOnPause is the time between two tries to run a turn.
 const goOnPause = time.Second
 
-// persist runs the turn, again after a failure of the fleet: the turn is open then and goes on.
+// persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
 		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID})

@@ -10,8 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ErrElsewhere says that a session has an open turn which no call asks for: a process runs it that
-// serves nobody else, or was lost.
+// ErrElsewhere means that a session has an open turn without a call: its process serves only this
+// session, or was lost.
 var ErrElsewhere = errors.New("no serving coordinator has it")
 
 // Cancel ends the turns of a session that run or wait, as interrupted, with the calls that they

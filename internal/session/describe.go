@@ -23,7 +23,7 @@ var ErrNone = errors.New("there is no such session")
 // State is how a session stands: the outcome of its last turn, or one of these.
 type State string
 
-// The states beside [loop.Outcome].
+// The states in addition to those of [loop.Outcome].
 const (
 	// StateOpen is a turn that has not ended: it runs, or its coordinator was lost.
 	StateOpen State = "open"
@@ -42,8 +42,8 @@ const (
 	StateWaitsForCoordinator State = "waits_for_coordinator"
 	// StateForked is a session that was forked and has had no turn of its own.
 	StateForked State = "forked"
-	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on
-	// with it.
+	// StateInvalid is a session whose journal cannot be read: it cannot be
+	// continued.
 	StateInvalid State = "invalid"
 )
 
@@ -122,7 +122,7 @@ type Info struct {
 	Approval *Approval `json:"approval,omitempty"`
 	// Questions are what it waits for in [StateWaitsForAnswer], the oldest first.
 	Questions []Approval `json:"questions,omitempty"`
-	// History has the turns; only [Reader.Show] tells them.
+	// History has the turns; only [Reader.Show] returns them.
 	History []Turn `json:"history,omitempty"`
 }
 
@@ -208,7 +208,7 @@ func (i *Info) ask(e *loop.Event) {
 
 // Show describes a session. The error wraps [ErrNone] when there is none.
 func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
-	turn, err := r.turn(ctx, id) // before the journal, which then tells of a turn that began meanwhile
+	turn, err := r.turn(ctx, id) // before the journal, which then has a turn that began meanwhile
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
@@ -231,7 +231,7 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error)
 	return info, r.sizes(ctx, info, kept)
 }
 
-// journal reads what the journal tells.
+// journal reads the journal.
 func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, error) {
 	info, invalid := &Info{SessionID: id}, false
 	for next := uint64(1); ; info.Messages++ {
@@ -259,7 +259,7 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, err
 	}
 }
 
-// sizes adds what is stored of a session beside its journal.
+// sizes adds the size of what is stored of a session outside of its journal.
 func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.SessionID]body) error {
 	for _, results := range r.results {
 		n, err := messagesOf(ctx, results, wire.ResultSubject(r.fleet, info.SessionID, "*"))

@@ -15,8 +15,8 @@ import (
 // Fork begins the conversation of a session, which has none, with that of another one up to the
 // result of a call; "" is all of it. A turn that is open there is interrupted. It returns how many
 // turns these are: 0 when the call is none of the conversation, and then nothing was written.
-// Outputs that are kept beside the conversation, as they were too long for it, are not carried
-// along, and neither is the seed of the ids of its calls: the next turn begins with another.
+// Outputs that are stored outside of the conversation, because they were too long, are not copied,
+// and neither is the seed of the ids of its calls: the next turn begins with another.
 func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at protocol.CallID, to protocol.SessionID) (turns int, err error) {
 	history, err := journal.Load(ctx, from)
 	if err != nil {

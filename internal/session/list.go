@@ -18,8 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// lookers is how many sessions are looked at side by side: enough that a server that is far away
-// keeps nobody waiting.
+// lookers is how many sessions are read concurrently: enough that the distance to a server does not
+// matter.
 const lookers = 32
 
 // Reader reads what a fleet keeps of sessions. It changes nothing and is safe for concurrent use
@@ -60,7 +60,7 @@ func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
 // List describes the sessions, those that changed last first, at most limit of them. leftOut is how
 // many more there are.
 func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int, err error) {
-	asked, err := r.asked(ctx) // before the journals, which then tell of turns that began meanwhile
+	asked, err := r.asked(ctx) // before the journals, which then have turns that began meanwhile
 	if err != nil {
 		return nil, 0, err
 	}
@@ -188,7 +188,7 @@ func sortChanges(changes []change) {
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.id, a.id)) })
 }
 
-// changed tells when sessions changed, the last one first. Those that were removed
+// changed returns when sessions changed, the last one first. Those that were removed
 // meanwhile are left out.
 func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]change, error) {
 	times := make(map[protocol.SessionID]time.Time, len(ids))

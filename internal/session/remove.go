@@ -5,10 +5,10 @@
 //	or forced  can go on with it  (forced)        a call of its    are free
 //	                                              lane
 //
-// The journal goes first: from then on whoever still runs the session cannot extend it, and stops.
-// A turn that waited may begin before it is cancelled, and journals that, so the journal is looked
-// at once more when nobody has the session any more. Each step does nothing where there is nothing,
-// so a removal that was cut short is completed by doing it again.
+// The journal goes first: a process that still runs the session can then not extend it, and stops.
+// A turn that waited may begin before it is cancelled, and journals that, so the journal is read
+// again when no process has the session any more. Each step may be repeated, so a second removal
+// completes one that was cut short.
 package session
 
 import (
@@ -63,9 +63,9 @@ const (
 
 // Remove removes a session: its journal, workspace, results and kept outputs. One that does
 // not exist is fine. What the session did elsewhere stays, and so do a directory that was its
-// workspace in place, and calls that other lanes still have, with their results: whoever takes
-// such a lane over would run a call without one again. Those age out, or go when the removal is
-// done again. Payloads go with their calls.
+// workspace in place, and calls that other lanes still have, with their results: the next
+// holder of such a lane would run a call without a result again. Those age out, or go when the
+// removal is done again. Payloads go with their calls.
 //
 // The error wraps [ErrBusy] when the session is busy and options do not force it; then
 // nothing was removed. After any other error some of it may be left: remove it again.

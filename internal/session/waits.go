@@ -52,7 +52,7 @@ func (r *Reader) asked(ctx context.Context) (asked, error) {
 	return a, nil
 }
 
-// see adds what lanes tell to what the journal tells.
+// see adds the state of the lanes to that of the journal.
 func (a *asked) see(info *Info) {
 	switch id := info.SessionID; {
 	case a.waiting[id]:
@@ -122,7 +122,7 @@ func (r *Reader) turn(ctx context.Context, id protocol.SessionID) (*operator.Vie
 	return view, err
 }
 
-// askedOf is what a lane of turns tells.
+// askedOf is the state of a lane of turns.
 func askedOf(id protocol.SessionID, view *operator.View) asked {
 	if view == nil {
 		return asked{}
@@ -154,14 +154,14 @@ func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 	return info, nil
 }
 
-// Approvals returns the calls of all sessions that wait for a person, also those that ask one while
-// they run, as the journals tell, the oldest first. Their coordinators may have been lost.
+// Approvals returns the calls of all sessions that wait for a person, also running ones that ask
+// one, by the journals, the oldest first. Their coordinators may have been lost.
 func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 	var open []protocol.SessionID
 	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
 		var events []loop.Event
 		if json.Unmarshal(msg.Data(), &events) != nil || len(events) == 0 {
-			return nil //nolint:nilerr // a journal that cannot be read waits for nobody
+			return nil //nolint:nilerr // an unreadable journal waits for no person
 		}
 		switch events[len(events)-1].Type {
 		case loop.EventApprovalAsked, loop.EventJobEnded, // any other event comes after the answer
@@ -190,7 +190,7 @@ func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 		same := func(b Approval) bool {
 			return a.SessionID == b.SessionID && a.CallID == b.CallID && a.AskedAt.Equal(b.AskedAt)
 		}
-		if !slices.ContainsFunc(approvals, same) { // one that changes meanwhile may be told twice
+		if !slices.ContainsFunc(approvals, same) { // one that changes meanwhile may come twice
 			approvals = append(approvals, a)
 		}
 	}

@@ -45,8 +45,8 @@ type Signer struct {
 	next time.Time // when the next signature is made, while many are wanted
 }
 
-// batch is calls that are signed together: the leaves of a Merkle tree (RFC 6962), of which the
-// root is signed.
+// batch is calls that are signed together: the leaves of a Merkle tree (RFC 6962) whose root is
+// signed.
 type batch struct {
 	hashes []tlog.Hash // as tlog stores a tree
 	size   int64
@@ -92,7 +92,7 @@ func newSigner(key ed25519.PrivateKey) *Signer {
 
 const (
 	// perSignature is the time between two signatures when many are wanted, so that they cost
-	// little beside what they sign; burst of them are made without waiting.
+	// little compared with the calls; burst of them are made without waiting.
 	perSignature = time.Millisecond
 	burst        = 16
 )
@@ -151,7 +151,7 @@ func (s *Signer) sign(b *batch) {
 	timer := time.NewTimer(wait)
 	<-timer.C
 	s.mu.Lock()
-	s.open = nil // nobody joins it any more
+	s.open = nil // no call joins it any more
 	s.mu.Unlock()
 	if b.fault == nil {
 		b.root, b.fault = tlog.TreeHash(b.size, b)

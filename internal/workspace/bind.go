@@ -45,8 +45,8 @@ func CheckURL(url string) error {
 
 // Bind decides where a fleet, whose streams must exist, keeps its bodies:
 // s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or where it does, which is its own servers when
-// nobody has decided before; that is "". From then on each process finds them there. It is an error
-// when they are elsewhere already, and when the prefix belongs to another fleet, which wraps
+// no process has decided before; that is "". From then on each process finds them there. It is an
+// error when they are elsewhere already, and when the prefix belongs to another fleet, which wraps
 // [ErrForeign].
 func Bind(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) error {
 	js, err := jetstream.New(nc)
@@ -122,7 +122,7 @@ func mayBind(ctx context.Context, js jetstream.JetStream, at record) error {
 	return err
 }
 
-// bound is where the bodies of a fleet are; the zero record when nobody has decided it.
+// bound is where the bodies of a fleet are; the zero record when that is not decided.
 func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r record, err error) {
 	places, err := js.KeyValue(ctx, wire.PlacesBucket(fleet))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package workspace keeps the contents of workspaces with the fleet, so that any worker can go on
-// with them.
+// Package workspace keeps the contents of workspaces with the fleet, so that any worker can
+// continue with them.
 //
 // The workspace of a lane is the fold of its journal: one subject of the workspaces stream, one
 // message a checkpoint, and the subject's last sequence as the guard.
@@ -7,9 +7,9 @@
 //	take   ► a worker opens the sandbox: its epoch, and nothing else
 //	commit ► a call that may have changed something ended: what changed, and the call's result
 //
-// Whoever takes a workspace appends, so a commit of whoever had it before is refused from then on:
-// it names a last sequence that is not the last any more. An epoch that is smaller than the last
-// one is refused as well. So what a worker does after it has lost its lane never happened.
+// A worker that takes a workspace appends, so a commit of the worker before is refused from then
+// on: it names a last sequence that is not the last any more. An epoch that is smaller than the
+// last one is refused as well. So what a worker does after it has lost its lane never happened.
 //
 // A commit is stored before the results that it covers, and carries them: when the worker is lost
 // between the two, the next one finds the effects with the result, and does not run the call again.

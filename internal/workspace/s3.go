@@ -69,7 +69,7 @@ func openS3(r record) (*s3Bodies, error) {
 // marker is the object that says which fleet a prefix belongs to.
 func (b *s3Bodies) marker() string { return b.prefix + "toolfleet-fleet.json" }
 
-// owner reads the marker; the zero record is nobody.
+// owner reads the marker; the zero record means that there is none.
 func (b *s3Bodies) owner(ctx context.Context) (r record, err error) {
 	body, err := b.read(ctx, b.marker())
 	if isMissing(err) {

@@ -69,8 +69,8 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	return &Store{fleet: fleet, js: js, stream: stream, bodies: kept, waits: bodyTimeout}, nil
 }
 
-// headerBodies of a checkpoint names the bodies that it is the first to need, so that those that
-// nothing needs can be told without reading what checkpoints say.
+// headerBodies of a checkpoint names the bodies that no earlier checkpoint needs, so that unused
+// bodies are found without reading checkpoints.
 const headerBodies = "Toolfleet-Bodies"
 
 // checkpoint is a message of a journal.
@@ -79,7 +79,7 @@ type checkpoint struct {
 	Version int    `json:"version"`
 	// Epoch is that of the claim of the lane.
 	Epoch uint64 `json:"epoch"`
-	// Disk is that of who wrote it, and Token tells its checkpoints apart.
+	// Disk is the disk of its writer, and Token identifies its checkpoint.
 	Disk  string `json:"disk"`
 	Token string `json:"token"`
 	// Calls are those that ended, and Results the results of all that the journal covers and that
@@ -302,8 +302,8 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 }
 
 // append stores the body of a checkpoint behind the last one that its writer has seen, and returns
-// its sequence. It goes on until that is known, or ctx ends: an answer that was lost is settled by
-// a look for the token.
+// its sequence. It continues until that is known, or ctx ends: if the answer was lost, it looks for
+// the token.
 func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, body []byte, bodies []string) (uint64, error) {
 	msg := &nats.Msg{Subject: wire.WorkspaceSubject(s.fleet, lane), Data: body, Header: nats.Header{}}
 	if len(bodies) > 0 {

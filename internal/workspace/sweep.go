@@ -31,7 +31,7 @@ func (s *Store) KeepSwept(ctx context.Context, failed func(error)) {
 
 // Sweep removes the bodies that no checkpoint needs and that are at least age old, and returns how
 // many these were. They are left by commits that never happened and by workspaces that were
-// removed. It can run beside everything, and from several processes.
+// removed. It can run at any time, and in several processes.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (int, error) {
 	if err := s.sweepUploads(ctx, time.Now().Add(-uploadsKept)); err != nil {
 		return 0, fmt.Errorf("sweep uploads: %w", err)

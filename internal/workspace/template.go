@@ -13,8 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Dir is where the files of a workspace are in its trees; what is beside it belongs to its shell
-// and its tools.
+// Dir is where the files of a workspace are in its trees; the other directories belong to its
+// shell and its tools.
 const Dir = "workspace"
 
 // isFile reports whether a path of a tree is one of the workspace itself.

@@ -21,9 +21,8 @@ type Ref struct {
 	Checkpoint uint64        `json:"checkpoint"`
 }
 
-// Upload is what a directory has that is to be the workspace of a session: what changed since it
-// was uploaded last. Its contents are in bodies. Whoever sends it writes no journal; a worker does,
-// see [Store.Receive].
+// Upload is the change of a directory, the workspace of a session, since its last upload. Its
+// contents are in bodies. The sender writes no journal; a worker does, see [Store.Receive].
 type Upload struct {
 	// After is the last checkpoint of the upload's journal, 0 when there is none.
 	After uint64         `json:"after"`
@@ -35,8 +34,8 @@ type Upload struct {
 // uploads begins what stands for an upload in the place of a lane: no hash of a lane has a dash.
 const uploads = "upload-"
 
-// uploadsKept is how long the journal of an upload stays that nobody writes, and how long older
-// checkpoints of one do.
+// uploadsKept is how long the journal of an upload stays without writes, and how long its older
+// checkpoints stay.
 const uploadsKept = 30 * 24 * time.Hour
 
 var uploadName = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
@@ -187,9 +186,8 @@ func (s *Store) sweepUploads(ctx context.Context, since time.Time) error {
 	return err
 }
 
-// sweepUpload removes checkpoints behind which there is an old base, and has a journal that nobody
-// has written since begin anew: whoever reads it at the same time cannot go on with what is
-// removed.
+// sweepUpload removes checkpoints after which there is an old base, and restarts a journal without
+// writes since then: a concurrent reader cannot continue with what is removed.
 func (s *Store) sweepUpload(ctx context.Context, lane wire.LaneHash, since time.Time) error {
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
@@ -199,7 +197,7 @@ func (s *Store) sweepUpload(ctx context.Context, lane wire.LaneHash, since time.
 	switch old := last.at.Before(since); {
 	case old && (err != nil || len(known.Tree()) == 0):
 		return s.purge(ctx, lane, last.seq+1)
-	case err != nil: // it is told who uploads
+	case err != nil: // the uploader gets the error
 		return nil //nolint:nilerr // others are to be swept
 	case old:
 		known.since = maxSince // for a base

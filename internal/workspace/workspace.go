@@ -38,8 +38,8 @@ type Workspace struct {
 	open  []covered // results that may not be stored
 }
 
-// Take takes the workspace of a lane to a disk, under the epoch of its claim: nobody who had it
-// before commits any more. It tries until it is known who has it, or ctx ends. The error wraps
+// Take takes the workspace of a lane to a disk, under the epoch of its claim: earlier holders
+// can no longer commit. It tries until the holder is known, or ctx ends. The error wraps
 // [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read,
 // [ErrAway] when the store of its bodies does not answer.
 func (s *Store) Take(ctx context.Context, lane wire.LaneHash, disk string, epoch uint64) (*Workspace, error) {
@@ -142,16 +142,16 @@ func (w *Workspace) Result(ctx context.Context, call protocol.CallID) (*protocol
 	return wire.DecodeResult(body)
 }
 
-// Settled tells that the result of a call is stored: commits need not carry it any more.
+// Settled records that the result of a call is stored: commits need not carry it any more.
 func (w *Workspace) Settled(call protocol.CallID) {
 	w.open = slices.DeleteFunc(slices.Clone(w.open), func(c covered) bool { return c.Call == call })
 }
 
 // Commit stores what calls have changed, with their results. When it returns nil, both are safe
-// with the fleet: whoever takes the workspace next has them. It goes on until that is known, or ctx
-// ends. The error wraps [ErrLost] when the workspace was taken by another worker, [ErrFull] when
-// there is no room, [snapshot.ErrLimit] when it would be larger than one may be; then nothing was
-// committed.
+// with the fleet: the next holder of the workspace has them. It continues until that is known, or
+// ctx ends. The error wraps [ErrLost] when the workspace was taken by another worker, [ErrFull]
+// when there is no room, [snapshot.ErrLimit] when it would be larger than one may be; then nothing
+// was committed.
 func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results ...*protocol.Result) error {
 	if err := w.tree.admits(delta); err != nil {
 		return fmt.Errorf("commit workspace: %w", err)

@@ -87,7 +87,7 @@ func (c *Cluster) ready(ctx context.Context) error {
 	}
 }
 
-// probe makes a stream on all servers, and removes it. Where nobody leads yet, nobody answers.
+// probe makes a stream on all servers, and removes it. Without a leader there is no answer.
 func (c *Cluster) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -110,7 +110,7 @@ func (c *Cluster) probe(ctx context.Context) error {
 // URL names all servers.
 func (c *Cluster) URL() string { return strings.Join(c.urls, ",") }
 
-// Options are what a connection needs beside [Cluster.URL].
+// Options are what a connection needs in addition to [Cluster.URL].
 func (c *Cluster) Options() []nats.Option { return []nats.Option{nats.Token(c.token)} }
 
 // Close stops the servers and returns when they are down.

@@ -28,7 +28,7 @@ const (
 	reopenEvery = time.Second
 	// steady is how long a server must live before a store that fails is a new failure.
 	steady = 10 * time.Second
-	// calm is how long after that records still tell what followed from the failure.
+	// calm is how long after that records are still consequences of the failure.
 	calm = 5 * time.Second
 	// spareFiles and spareBytes are what there must be before an attempt: a server that is opened
 	// without finds its streams damaged.
@@ -120,7 +120,7 @@ func (s *Server) trying(reason string) string {
 }
 
 // Quiet returns a logger whose records count as debug while nothing can be stored, and a moment
-// longer: they tell what follows from that, which [Options].Notify has said.
+// longer: they are consequences of the failure that [Options].Notify has reported.
 func (s *Server) Quiet(logger *slog.Logger) *slog.Logger {
 	return slog.New(quietHandler{logger.Handler(), &s.quiet})
 }

@@ -2,8 +2,8 @@
 // under a directory of ours.
 //
 // Without an address it does not listen at all, and only connections made through [Server.Option]
-// reach it. With one, it listens on loopback only and asks for a token that is made anew for each
-// data directory and kept in a file that only its owner can read.
+// reach it. With one, it listens on loopback only and asks for a token that is created once for
+// each data directory and kept in a file that only its owner can read.
 package embedded
 
 import (
@@ -221,7 +221,7 @@ func LoadToken(path string) (string, error) {
 		return "", err
 	}
 	if token := strings.TrimSpace(string(content)); token != "" {
-		return token, os.Chmod(path, 0o600) // whoever made it
+		return token, os.Chmod(path, 0o600) // also if another program made it
 	}
 	made, token := path+"-"+rand.Text(), rand.Text()
 	if err := os.WriteFile(made, []byte(token+"\n"), 0o600); err != nil {
@@ -251,7 +251,7 @@ func (s *Server) URL() string {
 // CredentialFile is the file with the token that they need; "" when the server does not listen.
 func (s *Server) CredentialFile() string { return s.file }
 
-// Options make a connection of this process, whatever address is named beside them. It needs no
+// Options make a connection of this process, whatever address is given with them. It needs no
 // listener. Where there is one it is used, because a socket takes many messages at once, and the
 // pipe inside a process hands each of them over. With many calls under way a quarter more of them
 // are made then; where one waits for the other it takes a tenth longer.
@@ -282,7 +282,7 @@ func (s *Server) Close() {
 }
 
 // serverLog passes the server's lines on: its chatter at debug, its troubles at warn and error. It
-// hears of stores that fail.
+// sees stores that fail.
 type serverLog struct {
 	ctx    context.Context //nolint:containedctx // the server's logger interface has none
 	logger *slog.Logger    // nil discards
@@ -339,8 +339,8 @@ func keepTidy(ctx context.Context) {
 	}
 }
 
-// FreePorts finds ports of 127.0.0.1 that nobody listens on, below those that connections get by
-// themselves. Somebody may take one before it is used.
+// FreePorts finds ports of 127.0.0.1 without a listener, below the ephemeral ones. Another process
+// may take one before it is used.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	const lowest, highest = 10_000, 32_000
 	ports := make([]int, 0, n)

@@ -87,8 +87,8 @@ func Accounts(tb testing.TB) string {
 	return strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(text))
 }
 
-// Alone is the configuration of one server on a free loopback port, with what JetStream has beside
-// its directory, as in "max_file_store: 1GB", and accounts.
+// Alone is the configuration of one server on a free loopback port, with what JetStream has in
+// addition to its directory, as in "max_file_store: 1GB", and accounts.
 func Alone(tb testing.TB, jetStream, accounts string) string {
 	tb.Helper()
 	return "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \"" + tb.TempDir() + "\"\n" + jetStream + " }\n" + accounts

@@ -85,8 +85,8 @@ func newCluster(tb testing.TB, partable bool, room int64) *Cluster {
 	return c
 }
 
-// FreePorts finds ports that nobody listens on, below those that connections get by themselves.
-// Somebody may take one before it is used; the server's start fails then.
+// FreePorts finds ports without a listener, below the ephemeral ones. Another process may take one
+// before it is used; the server's start fails then.
 func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
 	ports, err := embedded.FreePorts(tb.Context(), n)
@@ -116,7 +116,7 @@ func (c *Cluster) launch(i int) {
 // layCables has all that servers say to each other go through cables.
 func (c *Cluster) layCables() {
 	for i := range c.options {
-		c.options[i].Cluster.Advertise = "127.0.0.1:1" // nobody finds a way around them
+		c.options[i].Cluster.Advertise = "127.0.0.1:1" // so that all traffic passes them
 		for n, other := range c.options {
 			if n != i {
 				c.cables[[2]int{i, n}] = NewCable(c.tb, fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port))

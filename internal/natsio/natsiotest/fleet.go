@@ -99,7 +99,7 @@ func (f *Fleet) ConnectVia() (*nats.Conn, *Link) {
 
 func (f *Fleet) connect(url, creds string, options ...nats.Option) *nats.Conn {
 	f.tb.Helper()
-	// The connection outlives the test's context: whoever uses it is stopped in a cleanup.
+	// The connection outlives the test's context: its users are stopped in a cleanup.
 	ctx := context.WithoutCancel(f.tb.Context())
 	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{Name: f.tb.Name(), Creds: creds, Options: append([]nats.Option{nats.Timeout(patience)}, options...), Logger: f.Logger})
 	require.NoError(f.tb, err)
