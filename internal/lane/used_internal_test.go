@@ -15,42 +15,44 @@ import (
 func TestUsedLanes_AReadyMessageIsOwed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		made := map[protocol.Lane]int{}
-		u := usedLanes{makeReady: func(l poolLane) { made[l.lane]++ }}
-		a, b := poolLane{lane: "a"}, poolLane{lane: "b"}
+		made := 0
+		u, a := usedLanes{makeReady: func(poolLane) { made++ }}, poolLane{lane: "a"}
+		requireMade := func(n int, why string) {
+			synctest.Wait()
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			require.Equal(t, n, made, why)
+		}
 		require.False(t, u.use(a))
 		u.appended(a, true)
 		u.begun(a)
-		require.Equal(t, 1, made["a"], "no earlier call")
+		requireMade(1, "no earlier call")
 		time.Sleep(time.Hour)
 		require.True(t, u.use(a), "its call has no result")
 		u.appended(a, true)
 		u.begun(a)
-		require.Equal(t, 1, made["a"])
+		requireMade(1, "it waits for a result")
 		for range 10 { // calls end all the time
 			time.Sleep(owedFor / 2)
 			u.appended(a, true)
 			u.begun(a)
 			u.ended(a)
 		}
-		synctest.Wait()
-		require.Equal(t, 1, made["a"])
+		requireMade(1, "calls end")
 		u.appended(a, false)
-		require.Equal(t, 2, made["a"], "nobody would say when it ends")
+		requireMade(2, "nobody would say when it ends")
 		time.Sleep(2 * owedFor)
-		synctest.Wait()
-		require.Equal(t, 3, made["a"], "none ends")
+		requireMade(3, "none ends")
 		u.appended(a, true)
 		u.begun(a)
 		for range 3 {
 			u.ended(a)
 		}
 		time.Sleep(time.Hour)
-		synctest.Wait()
-		require.Equal(t, 3, made["a"], "all have ended")
+		requireMade(3, "all have ended")
 		require.Empty(t, u.owing)
 		require.False(t, u.use(a))
-		require.False(t, u.use(b))
+		require.False(t, u.use(poolLane{lane: "b"}))
 	})
 }
 
@@ -72,7 +74,7 @@ func TestUsedLanes_ALaneThatIsKept(t *testing.T) {
 		for range 3 * keptAfter {
 			one(owedFor / 2)
 		}
-		require.Equal(t, keptAfter+1, made)
+		require.Equal(t, keptAfter+1, made, "it is kept")
 		one(2 * owedFor)
 		require.Equal(t, keptAfter+2, made, "it did not end soon")
 		one(owedFor / 2)

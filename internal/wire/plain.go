@@ -23,22 +23,31 @@ type plain struct {
 	differs bool   // it gave up
 }
 
-// The fields that callFieldsOf and resultFieldsOf know. Where a call or a result has more, nothing
+// The fields that callFieldsOf and resultFieldsOf know. While a call or a result has others, nothing
 // is plain.
 const (
-	plainCallFields   = 21
-	plainResultFields = 14
+	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Resources Delivery MaxAttempts Retry MinLevel Roots " +
+		"IssuedAt NotBefore QueueTimeout RunTimeout Deadline Again Payload"
+	plainResult = "CallID SessionID Status Error WorkerID Attempt Tries Level QueueMS LaneMS RunMS FinishedAt Kept Value"
 )
 
-// knows makes p give up if a type has other than so many fields.
-func knows[T any](p *plain, fields int) {
-	p.differs = p.differs || reflect.TypeFor[T]().NumField() != fields
+var (
+	knowsCalls   = plainCall == fieldsOf[protocol.Call]()     //nolint:gochecknoglobals // a constant
+	knowsResults = plainResult == fieldsOf[protocol.Result]() //nolint:gochecknoglobals // a constant
+)
+
+// fieldsOf is the names of the fields of a struct.
+func fieldsOf[T any]() string {
+	var names []string
+	for field := range reflect.TypeFor[T]().Fields() {
+		names = append(names, field.Name)
+	}
+	return strings.Join(names, " ")
 }
 
 // callFieldsOf visits the fields of a call but for its payload.
 func (p *plain) callFieldsOf(c *protocol.Call) {
-	knows[protocol.Call](p, plainCallFields)
-	p.differs = p.differs || len(c.Roots) > 0 || c.Retry != nil
+	p.differs = p.differs || !knowsCalls || len(c.Roots) > 0 || c.Retry != nil
 	p.text("id", (*string)(&c.ID), always)
 	p.text("session_id", (*string)(&c.SessionID), always)
 	p.text("tool_call_id", &c.ToolCallID, ifSet)
@@ -64,8 +73,7 @@ func (p *plain) callFieldsOf(c *protocol.Call) {
 
 // resultFieldsOf visits the fields of a result but for its value.
 func (p *plain) resultFieldsOf(r *protocol.Result) {
-	knows[protocol.Result](p, plainResultFields)
-	p.differs = p.differs || r.Error != nil || len(r.Tries) > 0 || r.Kept != nil
+	p.differs = p.differs || !knowsResults || r.Error != nil || len(r.Tries) > 0 || r.Kept != nil
 	p.text("call_id", (*string)(&r.CallID), always)
 	p.text("session_id", (*string)(&r.SessionID), always)
 	p.text("status", (*string)(&r.Status), always)

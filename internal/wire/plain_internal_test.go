@@ -12,7 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func plainCall() *protocol.Call {
+func usualCall() *protocol.Call {
 	at := time.Date(2026, 3, 14, 15, 9, 26, 535_897_000, time.UTC)
 	return &protocol.Call{
 		ID: "c-1", SessionID: "s-1", ToolCallID: "t", Tool: "bash", Turn: 1, Step: 20, Index: 300, Pool: "default",
@@ -22,7 +22,7 @@ func plainCall() *protocol.Call {
 	}
 }
 
-func plainResult() *protocol.Result {
+func usualResult() *protocol.Result {
 	return &protocol.Result{
 		CallID: "c-1", SessionID: "s-1", Status: protocol.StatusOK, WorkerID: "w-1", Attempt: 2, Level: "full",
 		QueueMS: 12.5, LaneMS: 0.125, RunMS: 1e20,
@@ -56,13 +56,13 @@ func jsonOf(t *testing.T, v any) string {
 // What is usual needs no JSON decoder, and every body is what encoding/json writes.
 func TestPlain_IsWhatJSONWrites(t *testing.T) {
 	t.Parallel()
-	for _, c := range []*protocol.Call{plainCall(), {ID: "c", Resources: []protocol.Use{{}}, Payload: Noop{}}} {
+	for _, c := range []*protocol.Call{usualCall(), {ID: "c", Resources: []protocol.Use{{}}, Payload: Noop{}}} {
 		body, err := EncodeCall(c)
 		require.NoError(t, err)
 		require.Equal(t, jsonOf(t, c), string(body))
 		require.Equal(t, c, readPlainCall(body))
 	}
-	for _, r := range []*protocol.Result{plainResult(), {CallID: "c"}} {
+	for _, r := range []*protocol.Result{usualResult(), {CallID: "c"}} {
 		body, err := EncodeResult(r)
 		require.NoError(t, err)
 		require.Equal(t, jsonOf(t, r), string(body))
@@ -80,7 +80,7 @@ func TestPlain_IsWhatJSONWrites(t *testing.T) {
 		func(c *protocol.Call, r *protocol.Result) { c.Deadline, r.Kept = time.Time{}, &protocol.Kept{Lines: 1} },
 	}
 	for _, change := range odd {
-		c, r := plainCall(), plainResult()
+		c, r := usualCall(), usualResult()
 		change(c, r)
 		body, err := EncodeCall(c)
 		require.NoError(t, err)
@@ -94,17 +94,17 @@ func TestPlain_IsWhatJSONWrites(t *testing.T) {
 // Each field that is set is in the body. A new field needs a line in plain.go.
 func TestPlain_ForgetsNoField(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, plainCallFields, reflect.TypeFor[protocol.Call]().NumField(), "a new field: see callFieldsOf")
-	require.Equal(t, plainResultFields, reflect.TypeFor[protocol.Result]().NumField(), "a new field: see resultFieldsOf")
+	require.Equal(t, plainCall, fieldsOf[protocol.Call](), "a new field: see callFieldsOf")
+	require.Equal(t, plainResult, fieldsOf[protocol.Result](), "a new field: see resultFieldsOf")
 	for i := range reflect.TypeFor[protocol.Call]().NumField() {
-		c := plainCall()
+		c := usualCall()
 		fill(reflect.ValueOf(c).Elem().Field(i))
 		body, err := EncodeCall(c)
 		require.NoError(t, err)
 		require.Equal(t, jsonOf(t, c), string(body), reflect.TypeFor[protocol.Call]().Field(i).Name)
 	}
 	for i := range reflect.TypeFor[protocol.Result]().NumField() {
-		r := plainResult()
+		r := usualResult()
 		fill(reflect.ValueOf(r).Elem().Field(i))
 		body, err := EncodeResult(r)
 		require.NoError(t, err)
@@ -133,16 +133,16 @@ func fill(v reflect.Value) {
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 	case reflect.Struct:
-		fill(v.Field(0))
+		v.Set(reflect.ValueOf(time.Unix(1e9, 0).UTC())) // it is a time
 	}
 }
 
 // Changed bodies are read as a JSON decoder reads them, or left to one.
 func TestPlain_ReadsAsJSONDoes(t *testing.T) {
 	t.Parallel()
-	call, err := EncodeCall(plainCall())
+	call, err := EncodeCall(usualCall())
 	require.NoError(t, err)
-	result, err := EncodeResult(plainResult())
+	result, err := EncodeResult(usualResult())
 	require.NoError(t, err)
 	for _, piece := range []string{"", `"`, `,`, `{`, `}`, `]`, `\`, " ", "0", "-", "1", ".", "e", "null", "\x00", "\xff", `,"id":"x"`} {
 		for i := range len(call) {
