@@ -23,8 +23,8 @@ type plain struct {
 	differs bool   // it gave up
 }
 
-// The fields that callFieldsOf and resultFieldsOf know. While a call or a result has others, nothing
-// is plain.
+// The fields that callFieldsOf and resultFieldsOf know. While a call or a result has others,
+// nothing is plain.
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Resources Delivery MaxAttempts Retry MinLevel Roots " +
 		"IssuedAt NotBefore QueueTimeout RunTimeout Deadline Again Payload"

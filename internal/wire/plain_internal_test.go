@@ -117,10 +117,6 @@ func fill(v reflect.Value) {
 	if !v.IsZero() {
 		return
 	}
-	if t, is := v.Addr().Interface().(*time.Time); is {
-		*t = time.Date(2027, 1, 2, 3, 4, 5, 6, time.UTC)
-		return
-	}
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString("x")
