@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,7 +29,8 @@ type heldLane struct {
 	garbage  garbage
 	usage    usage
 	limit    laneLimit
-	unmet    *Need // requirements of a call that this worker cannot run; nil if it can run all
+	flow     wire.Flow // of the ready message
+	unmet    *Need     // requirements of a call that this worker cannot run; nil if it can run all
 }
 
 // running is the calls of a lane that are being executed. Any goroutine may read it under mu.
@@ -63,7 +65,7 @@ func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
 		ownership: newOwnership(life, ready, h.newClaim(life, ready)), holder: h,
 		schedule: core.NewSchedule(), slots: newLaneSlots(), garbage: newGarbage(), lookups: newEarlyLookups(h.store),
 		mail:    newMailbox(h.store, h.options.Pool, ready.hash),
-		running: running{finished: make(chan finished)},
+		running: running{finished: make(chan finished)}, flow: ready.flowOf(),
 	}
 }
 
@@ -169,10 +171,14 @@ func (l *heldLane) start() {
 			if l.slots.free == 0 && !l.slots.wanting && l.holder.slots.tryAcquire() {
 				l.slots.free++
 			}
+			if l.slots.unspent == 0 && l.slots.free > 0 && !l.holder.slots.mayKeep(l.tenant()) {
+				l.freeSlots()
+			}
 			if l.slots.free == 0 {
 				l.requestSlot()
 				break
 			}
+			l.slots.unspent = max(l.slots.unspent-1, 0)
 			asked := l.lookups.take(e, l.schedule.Entries())
 			e.Running = true
 			l.limit.reserve(e)
@@ -319,6 +325,7 @@ const (
 // laneSlots is the lane's share of the holder's slots.
 type laneSlots struct {
 	free      int       // slots that no call uses
+	unspent   int       // of those, that were granted and not used since
 	used      int       // calls that run
 	wanting   bool      // queues for a slot
 	granted   chan bool // the end of the wait: whether a slot was granted
@@ -326,19 +333,21 @@ type laneSlots struct {
 }
 
 func newLaneSlots() laneSlots {
-	return laneSlots{free: 1, turnBegan: time.Now(), granted: make(chan bool, 1)}
+	return laneSlots{free: 1, unspent: 1, turnBegan: time.Now(), granted: make(chan bool, 1)}
 }
 
 func (s *laneSlots) onGranted(granted bool) {
 	s.wanting = false
 	if granted {
 		s.free++
+		s.unspent++
 	}
 }
 
 func (s *laneSlots) isYielding(now time.Time) bool { return now.Before(s.turnBegan) }
 
 func (l *heldLane) freeSlots() {
+	l.slots.unspent = 0
 	for ; l.slots.free > 0; l.slots.free-- {
 		l.holder.slots.release()
 	}
@@ -351,7 +360,7 @@ func (l *heldLane) requestSlot() {
 		return
 	}
 	l.slots.wanting = true
-	go func() { l.slots.granted <- l.holder.slots.acquire(l.starting) == nil }()
+	go func() { l.slots.granted <- l.holder.slots.acquire(l.starting, l.tenant()) == nil }()
 }
 
 func (l *heldLane) returnSlots() {

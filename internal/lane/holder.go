@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -35,6 +36,8 @@ type Holder struct {
 	lease    time.Duration
 	retryLog retryLog
 	limits   *limits.Watch
+	tickets  *tickets
+	inLine   atomic.Bool // a ready message that was delivered waits for a slot
 	streams  *natsio.Streams
 	backlog  backlog
 	heldLanes
@@ -43,7 +46,8 @@ type Holder struct {
 // heldLanes is the lanes that a process holds. It is safe for concurrent use.
 type heldLanes struct {
 	mu          sync.Mutex
-	incarnation *incarnation // nil before the first one
+	incarnation *incarnation    // nil before the first one
+	living      context.Context //nolint:containedctx // ends when no more lanes are claimed
 	draining    bool
 	held        map[wire.LaneHash]*heldLane
 	recent      map[wire.LaneHash]time.Time // when lanes were released; bounded by maxUsed
@@ -70,8 +74,9 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		options: o, store: s, host: host, lease: lease,
 		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
 		retryLog:  retryLog{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
-		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
+		slots: newSlots(o.Slots, nil), peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
+	h.tickets = newTickets(h)
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers.replace = h.replaceReady
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
@@ -144,16 +149,18 @@ func (h *Holder) serveIncarnation(ctx, drain context.Context) {
 		h.drain(drain)
 		return
 	}
-	h.mu.Lock()
-	h.incarnation = l
-	h.mu.Unlock()
-	var keeper sync.WaitGroup
-	keeper.Go(func() { h.keepRenewing(l) })
 	living, stop := context.WithCancel(ctx)
+	h.mu.Lock()
+	h.incarnation, h.living = l, living
+	h.mu.Unlock()
+	var keeper, taker sync.WaitGroup
+	keeper.Go(func() { h.keepRenewing(l) })
+	taker.Go(func() { h.tickets.run(living) })
 	lost := context.AfterFunc(l.ctx, stop) //nolint:contextcheck // the incarnation is over before ctx, or with it
 	h.pull(living)
 	lost()
 	stop()
+	taker.Wait()
 	h.awaitKilled(ctx, l)
 	if ctx.Err() != nil {
 		h.drain(drain)
@@ -214,7 +221,11 @@ func (h *Holder) pull(ctx context.Context) {
 		if healthy {
 			var n int
 			if n, healthy = h.puller.outstanding(time.Now()); healthy {
-				if want := min(h.slots.available(), maxRequests) - n; want > 0 {
+				want := min(h.slots.available(), maxRequests) - n
+				if want <= 0 && n == 0 && h.tickets.shared() && !h.inLine.Load() {
+					want = 1 // it waits in line with the tickets
+				}
+				if want > 0 {
 					_ = h.puller.request(want) // without a connection it is retried in a moment
 				}
 			} else {
@@ -244,11 +255,18 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		}
 		return
 	}
-	if !h.slots.tryAcquire() {
+	switch {
+	case h.slots.tryAcquire():
+		h.beginHold(ready)
+	case h.tickets.shared() && h.inLine.CompareAndSwap(false, true):
+		h.group.Go(func() {
+			defer h.slots.nudge()
+			defer h.inLine.Store(false)
+			h.awaitSlot(ready)
+		})
+	default:
 		h.store.Nack(ready.ack, 0)
-		return
 	}
-	h.beginHold(ready)
 }
 
 // nackLeases is for how many leases the consumer does not deliver the ready message of a held lane

@@ -54,7 +54,7 @@ func beLimitedWorker(settings string) error {
 	h, err := lane.NewHolder(ctx, nc, hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		note("start", run)
 		defer note("end", run)
-		time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond) //nolint:forbidigo // its work
+		time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
 		return succeed(run)
 	}), lane.Options{Slots: 16, Worker: protocol.WorkerID(fmt.Sprint("w", os.Getpid()))})
 	if err == nil {
@@ -121,7 +121,7 @@ func TestLimits_HoldWhileWorkersAreKilled(t *testing.T) {
 		callers.Go(func() {
 			for left.Add(-1) >= 0 {
 				name := "account/hot"
-				if i%8 == 0 {
+				if i%32 == 0 {
 					name = "paced/hot"
 				}
 				c := newCall(protocol.SessionID(fmt.Sprint("s", i)), shared(name))
@@ -132,12 +132,16 @@ func TestLimits_HoldWhileWorkersAreKilled(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { callers.Wait(); close(done) }()
-	kills := 0
+	kills, before := 0, left.Load()
 	for ended := false; !ended; {
 		select {
 		case <-done:
 			ended = true
 		case <-time.After(time.Second):
+			if before-left.Load() < 200 {
+				continue // workers start slowly on a busy machine
+			}
+			before = left.Load()
 			workers[len(workers)-1-rand.IntN(3)].kill()
 			kills++
 			begin()

@@ -106,7 +106,7 @@ func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.L
 // enqueueLane enqueues calls of one lane. The first may be the ready message itself, if the lane
 // may be idle. That saves a write; a wrong guess costs one.
 func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	inline := !p.lanes.use(lane) || p.isFull() // the last message that a full stream accepts must make its lane ready
+	inline := wire.FlowOf(calls[indexes[0]].Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()) // the last message that a full stream accepts must make its lane ready
 	for _, i := range indexes {
 		faults[i] = p.enqueue(ctx, calls[i], inline)
 		switch {
@@ -136,7 +136,7 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 		return failed(out.Call, err, out.Call.Again, true)
 	}
 	size := len(msg.Data) // it grows when markAgain marks the call
-	if inline {
+	if inline && wire.FlowOf(call).IsDefault() {
 		done, err := p.publishInline(ctx, call, msg)
 		if done || err != nil {
 			return err
@@ -162,11 +162,14 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))
 	msg.Header.Set(wire.HeaderCall, string(call.ID))
 	msg.Header.Set(wire.HeaderSession, string(call.SessionID))
+	if flow := wire.FlowOf(call); !flow.IsDefault() {
+		msg.Header.Set(wire.HeaderFlow, flow.Header())
+	}
 	msg.Data = body
 	return call, msg, nil
 }
 
-const headers = 4
+const headers = 5
 
 // sign signs a call right before it is sent.
 func (p *Publisher) sign(msg *nats.Msg) error {
@@ -254,6 +257,10 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 		return failed(call, err, again, store.NotStored(err))
 	case answer == store.Full:
 		return failed(call, full(again), true, false)
+	}
+	if flow := wire.FlowOf(call); !flow.IsDefault() {
+		p.store.PublishTicket(call.Pool, call.Lane(), flow)
+		return nil
 	}
 	p.lanes.appended(laneOf(call), followed)
 	return nil

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/semaphore"
-
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -170,68 +168,4 @@ func (h *Holder) onPullError(err error) {
 	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
 		h.retryLog.log(ctx, "consumer cannot be checked", pool, slog.Any("error", err))
 	}
-}
-
-// slots limits how many calls of a holder run concurrently. Waiters are served in order of arrival.
-// It is safe for concurrent use.
-type slots struct {
-	semaphore *semaphore.Weighted
-	size      int
-	used      atomic.Int64
-	waiting   atomic.Int64
-	// wake signals that a slot may be free for which no lane waits.
-	wake chan struct{}
-}
-
-func newSlots(n int) *slots {
-	return &slots{semaphore: semaphore.NewWeighted(int64(n)), size: n, wake: make(chan struct{}, 1)}
-}
-
-func (s *slots) nudge() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// tryAcquire takes a slot if one is free and no lane waits for it.
-func (s *slots) tryAcquire() bool {
-	if !s.semaphore.TryAcquire(1) {
-		return false
-	}
-	s.used.Add(1)
-	return true
-}
-
-// acquire waits for a slot until the context ends.
-func (s *slots) acquire(ctx context.Context) error {
-	s.waiting.Add(1)
-	err := s.semaphore.Acquire(ctx, 1)
-	if err == nil {
-		s.used.Add(1)
-	}
-	s.waiting.Add(-1)
-	if s.available() > 0 { // it may have been counted as waited for
-		s.nudge()
-	}
-	return err
-}
-
-func (s *slots) release() {
-	s.used.Add(-1)
-	s.semaphore.Release(1)
-	if s.inLine() == 0 {
-		s.nudge()
-	}
-}
-
-func (s *slots) inLine() int { return int(s.waiting.Load()) }
-
-// available is how many slots are neither used nor waited for; slots that are just being granted
-// may be off by one.
-func (s *slots) available() int {
-	if s.inLine() > 0 {
-		return 0
-	}
-	return max(s.size-int(s.used.Load()), 0)
 }

@@ -149,7 +149,10 @@ func (c *reaper) makeAllReady(ctx context.Context, entries []jetstream.Msg) erro
 	for lane, entries := range byLane {
 		group.Go(func() error {
 			if lane != "" {
-				err := c.makeReady(ctx, lane, lastOf(entries))
+				hasTicket, err := c.ticketOf(ctx, lane, entries)
+				if err == nil && !hasTicket {
+					err = c.makeReady(ctx, lane, lastOf(entries))
+				}
 				if errors.Is(err, errOnItsWay) || errors.Is(err, store.ErrBehind) {
 					return nil
 				}
@@ -293,6 +296,9 @@ func (c *reaper) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 // after it, if it has one.
 func (h *Holder) claimIdle(ctx context.Context, lane protocol.Lane, do func(*heldLane)) (bool, error) {
 	ready, err := h.storedReady(ctx, wire.HashLane(lane))
+	if err == nil && ready == nil && h.readyOfTicket(ctx, wire.HashLane(lane)) {
+		ready, err = h.storedReady(ctx, wire.HashLane(lane))
+	}
 	if err != nil || ready == nil {
 		return false, err // without a ready message the reaper makes one
 	}
@@ -327,7 +333,7 @@ func (h *Holder) beginIdle(ready *readyMessage) *heldLane {
 		return nil
 	}
 	l := newHeldLane(h, h.incarnation, ready)
-	l.slots.free = 0
+	l.slots.free, l.slots.unspent = 0, 0
 	l.claim.Ready = 0 // a worker that gets the ready message tries again in a moment
 	h.held[l.hash] = l
 	h.group.Add(1)

@@ -68,10 +68,7 @@ func (l releaser) Look() (found, ok bool) {
 
 // MakeReady implements [core.Releaser].
 func (l releaser) MakeReady() bool {
-	return l.retry("lane cannot be made ready", func() error {
-		_, err := l.holder.store.MakeReady(l.ctx, l.holder.options.Pool, l.lane)
-		return err
-	})
+	return l.retry("lane cannot be made ready", l.makeReadyAgain)
 }
 
 // RemoveClaim implements [core.Releaser].

@@ -158,6 +158,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{
 		Publish: []string{
 			wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed),
+			wire.TicketSubject(fleet, pool, probed, wire.Flow{Tenant: probed, Priority: probed}),
 			wire.ResultSubject(fleet, probed, probed), wire.OutputSubject(fleet, probed, probed), wire.QuestionSubject(fleet, pool, probed, probed),
 			"$JS.ACK." + calls + "." + consumer + "." + probed,
 			"$JS.API.CONSUMER.INFO." + calls + "." + consumer,
@@ -179,6 +180,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 		Subscribe: []string{
 			wire.WhoSubject(fleet, pool), wire.AskAllSubject(fleet, pool), wire.AskFilter(fleet, pool), wire.StoredFilter(fleet, pool, probed),
 			wire.BeatFilter(fleet, pool), wire.AnswerSubject(fleet, pool, probed, probed), wire.LimitsSubject(fleet),
+			wire.TicketsFilter(fleet, pool, wire.Flow{Tenant: "*", Priority: "*"}),
 		},
 	}
 }

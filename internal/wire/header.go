@@ -23,6 +23,9 @@ const (
 	// "toolfleet call 1", the fleet, that time, a line each, and the body; signed are the line
 	// "toolfleet calls 1" and the root.
 	HeaderSigned = "Tf-Signed"
+	// HeaderFlow is the tenant and the priority of the call, with a slash between; calls of the
+	// default flow have none.
+	HeaderFlow = "Tf-Flow"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
 	// HeaderCancelled is set on a call that was cancelled before its time came.

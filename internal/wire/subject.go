@@ -187,6 +187,26 @@ func ReadyFilter(f protocol.Fleet, pool protocol.Pool) Subject {
 	return string(f) + ".ready." + string(pool) + ".*"
 }
 
+// TicketSubject asks for a lane to be made ready when it is the turn of a flow. A ticket is stored
+// only while the lane has no ready message; each lane has one of a flow at most.
+func TicketSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, c Flow) Subject {
+	return ReadySubject(f, pool, lane) + "." + string(c.Tenant) + "." + string(c.Priority)
+}
+
+// TicketsFilter matches the tickets of a flow in a pool; "*" stands for any tenant or priority.
+func TicketsFilter(f protocol.Fleet, pool protocol.Pool, c Flow) Subject {
+	return TicketSubject(f, pool, "*", c)
+}
+
+// FlowOfSubject returns the flow of a ticket; ok is false for any other subject.
+func FlowOfSubject(subject Subject) (c Flow, ok bool) {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) != 6 || tokens[1] != "ready" {
+		return Flow{}, false
+	}
+	return Flow{Tenant: protocol.Tenant(tokens[4]), Priority: protocol.Priority(tokens[5])}, true
+}
+
 // WhoSubject asks every worker of a pool, on core NATS, for its [WorkerInfo].
 func WhoSubject(f protocol.Fleet, pool protocol.Pool) Subject {
 	return string(f) + ".who." + string(pool)

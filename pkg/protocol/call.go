@@ -73,6 +73,9 @@ type Call struct {
 
 	// Pool is who can serve the call.
 	Pool Pool `json:"pool"`
+	// Tenant is for whom the call runs, and Priority when it starts among calls of its tenant.
+	Tenant   Tenant   `json:"tenant,omitempty"`
+	Priority Priority `json:"priority,omitempty"`
 	// Resources is what the call touches: 1 to [MaxUses] uses, all of one lane.
 	Resources []Use `json:"resources"`
 	// Delivery is what may happen after a lost worker.
@@ -195,6 +198,7 @@ func (c *Call) Validate() error {
 	_, err = ParsePool(string(c.Pool))
 	fault(err)
 	fault(c.validateResources())
+	fault(c.validateClass())
 	switch c.Delivery {
 	case Idempotent, AtMostOnce, Rollback:
 	default:

@@ -117,10 +117,12 @@ type sighting struct {
 	pool    protocol.Pool
 	hash    wire.LaneHash
 	isReady bool
-	calls   int // in the mailbox
-	paused  bool
-	marks   []wire.MailboxEntry // requests to cancel, and starts
-	delayed []protocol.CallID   // calls that wait for their time
+	// hasTicket says that the lane becomes ready when it is the turn of its tenant.
+	hasTicket bool
+	calls     int // in the mailbox
+	paused    bool
+	marks     []wire.MailboxEntry // requests to cancel, and starts
+	delayed   []protocol.CallID   // calls that wait for their time
 
 	lane  protocol.Lane
 	ready *jetstream.RawStreamMsg
@@ -132,9 +134,10 @@ type sighting struct {
 // and lane too. complete is false when there were too many subjects to read them all.
 func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*sighting, complete bool, err error) {
 	fleet := o.store.Fleet
-	filters := []string{wire.ReadySubject(fleet, pool, lane), wire.MailboxFilter(fleet, pool, lane), wire.LaterFilter(fleet, pool, lane)}
+	tickets := wire.TicketSubject(fleet, pool, lane, wire.Flow{Tenant: "*", Priority: "*"})
+	filters := []string{wire.ReadySubject(fleet, pool, lane), tickets, wire.MailboxFilter(fleet, pool, lane), wire.LaterFilter(fleet, pool, lane)}
 	if lane == "*" {
-		filters = []string{filters[0], wire.MailboxesFilter(fleet, pool)}
+		filters = []string{filters[0], tickets, wire.MailboxesFilter(fleet, pool)}
 	}
 	lanes := map[string]*sighting{}
 	complete = true
@@ -162,6 +165,10 @@ func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.Lan
 func (s *sighting) count(fleet protocol.Fleet, subject string) {
 	if subject == wire.ReadySubject(fleet, s.pool, s.hash) {
 		s.isReady = true
+		return
+	}
+	if _, ticket := wire.FlowOfSubject(subject); ticket {
+		s.hasTicket = true
 		return
 	}
 	switch entry := wire.ParseMailboxSubject(fleet, subject); entry.Kind {
@@ -311,7 +318,7 @@ func (s *sighting) state(holder *holding) State {
 		return StateLost
 	case s.ready == nil && s.first == nil && len(s.delayed) > 0:
 		return StateDelayed
-	case s.ready == nil:
+	case s.ready == nil && !s.hasTicket:
 		return StateStalled
 	}
 	return StateReady

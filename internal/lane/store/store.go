@@ -192,6 +192,38 @@ func (s *Store) PublishReady(pool protocol.Pool, lane protocol.Lane) {
 	_ = s.NC.PublishMsg(s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane))
 }
 
+// Ticket publishes a ticket of a lane, unless the lane is ready, held, or has one of the flow. It
+// reports whether the ticket was stored.
+func (s *Store) Ticket(ctx context.Context, pool protocol.Pool, lane protocol.Lane, flow wire.Flow) (made bool, err error) {
+	_, answer, err := s.Publish(ctx, s.ticket(pool, lane, flow))
+	return err == nil && answer == Accepted, answer.full(err)
+}
+
+// PublishTicket is [Store.Ticket] without waiting for an answer, like [Store.PublishReady].
+func (s *Store) PublishTicket(pool protocol.Pool, lane protocol.Lane, flow wire.Flow) {
+	_ = s.NC.PublishMsg(s.ticket(pool, lane, flow))
+}
+
+func (s *Store) ticket(pool protocol.Pool, lane protocol.Lane, flow wire.Flow) *nats.Msg {
+	hash := wire.HashLane(lane)
+	msg := s.emptyMessage(wire.TicketSubject(s.Fleet, pool, hash, flow), lane)
+	msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
+	msg.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, wire.ReadySubject(s.Fleet, pool, hash))
+	return msg
+}
+
+// MakeReadyOf is [Store.MakeReady] for a lane whose ticket it is the turn of. It returns the
+// sequence of the ready message; 0 if the lane is ready or held.
+func (s *Store) MakeReadyOf(ctx context.Context, pool protocol.Pool, lane protocol.Lane, flow wire.Flow) (seq uint64, err error) {
+	msg := s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane)
+	msg.Header.Set(wire.HeaderFlow, flow.Header())
+	seq, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), msg)
+	if err = answer.full(err); err != nil || answer != Accepted {
+		return 0, err
+	}
+	return seq, nil
+}
+
 func (s *Store) emptyMessage(subject string, lane protocol.Lane) *nats.Msg {
 	msg := nats.NewMsg(subject)
 	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))

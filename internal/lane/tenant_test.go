@@ -1,0 +1,127 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ranBy counts the calls of each tenant in the order in which they ran.
+type ranBy struct {
+	mu    sync.Mutex
+	order []*protocol.Call
+	takes time.Duration
+}
+
+func (r *ranBy) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	r.mu.Lock()
+	r.order = append(r.order, run.Call)
+	r.mu.Unlock()
+	select {
+	case <-time.After(r.takes):
+	case <-ctx.Done():
+	}
+	return succeed(run)
+}
+
+func (r *ranBy) all() []*protocol.Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.order[:len(r.order):len(r.order)]
+}
+
+// flood puts calls of a tenant, each into a lane of its own or all into a few.
+func flood(t *testing.T, p *lane.Publisher, tenant protocol.Tenant, calls, lanes int) []*protocol.Call {
+	t.Helper()
+	all := make([]*protocol.Call, calls)
+	for i := range all {
+		all[i] = newCall("s", exclusive(fmt.Sprintf("%s/%d", "lane-"+tenant, i%lanes)))
+		all[i].Tenant = tenant
+	}
+	put(t, p, all...)
+	return all
+}
+
+// Law: a tenant with many waiting calls, in many lanes or in few, delays a single call of another by
+// little more than the length of one call.
+func TestTenant_AFloodDelaysNobodyElse(t *testing.T) {
+	t.Parallel()
+	for name, lanes := range map[string]int{"many lanes": 1000, "few lanes": 8} {
+		for _, flooding := range []protocol.Tenant{"big", ""} {
+			t.Run(fmt.Sprintf("%s of %q", name, flooding), func(t *testing.T) {
+				t.Parallel()
+				f := newFleet(t)
+				r := &ranBy{takes: 20 * time.Millisecond}
+				f.hold(hostFunc(r.Execute), lane.Options{Slots: 4})
+				p := f.publisher()
+				flood(t, p, flooding, 1000, lanes)
+				require.Eventually(t, func() bool { return len(r.all()) > 20 }, patience, time.Millisecond)
+				for i := range 3 {
+					before := len(r.all())
+					single := newCall("t", exclusive(fmt.Sprint("lane-small/", i)))
+					single.Tenant = "small"
+					put(t, p, single)
+					f.await(p, single)
+					require.Less(t, len(r.all())-before, 60, "calls of the flood before it")
+				}
+			})
+		}
+	}
+}
+
+// Law: calls of all tenants get their results, also those that share a lane, in the lane's order.
+func TestTenant_ALaneOfSeveralKeepsItsOrder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	r := &ranBy{}
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: 4})
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: 4})
+	p := f.publisher()
+	var calls []*protocol.Call
+	for i := range 200 {
+		c := newCall("s", exclusive("account/shared"))
+		c.Tenant = []protocol.Tenant{"", "a", "b"}[i%3]
+		c.Priority = []protocol.Priority{"", protocol.Batch, protocol.Interactive, protocol.Normal}[i%4]
+		put(t, p, c)
+		calls = append(calls, c)
+	}
+	for _, c := range calls {
+		f.await(p, c)
+	}
+	for i, ran := range r.all() {
+		require.Equal(t, calls[i].ID, ran.ID, i)
+	}
+	f.requireQuiet()
+}
+
+// Law: among calls of a tenant that wait, interactive ones start first and batch ones last.
+func TestTenant_Priorities(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var calls []*protocol.Call
+	for i := range 30 {
+		c := newCall("s", exclusive(fmt.Sprint("account/", i)))
+		c.Tenant, c.Priority = "a", []protocol.Priority{protocol.Batch, protocol.Normal, protocol.Interactive}[i/10]
+		put(t, p, c)
+		calls = append(calls, c)
+	}
+	r := &ranBy{takes: 5 * time.Millisecond}
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: 1})
+	for _, c := range calls {
+		f.await(p, c)
+	}
+	sum := map[protocol.Priority]int{}
+	for i, c := range r.all() {
+		sum[c.Priority] += i
+	}
+	require.Less(t, sum[protocol.Interactive], sum[protocol.Normal])
+	require.Less(t, sum[protocol.Normal], sum[protocol.Batch])
+}

@@ -1,0 +1,336 @@
+package lane
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Tenants and priorities
+//
+// The consumer of a pool delivers ready lanes in their order, so a tenant with many of them would
+// delay all others. The lanes of calls with a tenant or a priority therefore get no ready message at
+// first, but a ticket: a message that is stored only while the lane has no ready message, at a
+// subject of its flow (tenant and priority). Each worker waits for a slot once for each tenant that
+// has tickets, in fair queueing with its own lanes. When it is the turn of a tenant, the worker
+// takes a ticket: it makes the lane ready, deletes the ticket, and claims the lane as if the ready
+// message had been delivered to it. One worker succeeds in making it ready; others take the next
+// ticket.
+//
+// A ticket asks for a ready message and proves nothing, so the argument that no wake-up is lost is
+// that about ready messages. A publisher whose ticket is refused finds the lane ready or held, or an
+// older ticket. A ticket is deleted only after the lane was made ready for it and before that ready
+// message is deleted, so the holder's last look follows. A lost ticket is replaced by the reaper.
+type tickets struct {
+	holder *Holder
+
+	mu      sync.Mutex
+	flows   map[wire.Flow]*flowTickets
+	serving map[protocol.Tenant]bool // a goroutine waits for a slot, or takes tickets
+	latest  time.Time                // when a ticket was last seen
+	listed  time.Time                // when all were last listed
+}
+
+// flowTickets is what is known of the tickets of a flow. At most maxFlows are remembered.
+type flowTickets struct {
+	cursor uint64 // the next sequence to read
+	waits  bool   // there may be a ticket at or after cursor
+}
+
+const (
+	// maxFlows bounds the flows of a pool.
+	maxFlows = 3000
+	// ticketPeriod is how often tickets are looked for without a hint.
+	ticketPeriod = time.Second
+	// listPeriod is how often the flows are found by the subjects of all tickets, at most maxTickets:
+	// those whose hints were lost, or came before this worker.
+	listPeriod = 30 * time.Second
+	maxTickets = 300_000
+	// recentTickets is for how long a pool counts as shared after a ticket was seen.
+	recentTickets = time.Minute
+	// normalAfter and batchAfter are after which time a call comes before interactive calls that were
+	// accepted later: so no priority starves another.
+	normalAfter = 10 * time.Second
+	batchAfter  = time.Minute
+)
+
+func newTickets(h *Holder) *tickets {
+	return &tickets{holder: h, flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}}
+}
+
+// shared reports whether tickets were seen a moment ago.
+func (t *tickets) shared() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.latest.IsZero() && time.Since(t.latest) < recentTickets
+}
+
+// run takes tickets until ctx ends.
+func (t *tickets) run(ctx context.Context) {
+	h := t.holder
+	hints := make(chan wire.Flow, 1024) // one that has no room is found later
+	subscription, err := h.store.NC.Subscribe(wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.Flow{Tenant: "*", Priority: "*"}), func(msg *nats.Msg) {
+		if flow, ok := wire.FlowOfSubject(msg.Subject); ok {
+			select {
+			case hints <- flow:
+			default:
+			}
+		}
+	})
+	if err == nil {
+		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	}
+	var servers sync.WaitGroup
+	defer servers.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case flow := <-hints:
+			t.note(flow)
+		case <-timer.C:
+			t.find(ctx)
+			timer.Reset(ticketPeriod)
+		}
+		for _, tenant := range t.unserved() {
+			servers.Go(func() { t.serve(ctx, tenant) })
+		}
+	}
+}
+
+// note notes that a flow may have a ticket.
+func (t *tickets) note(flow wire.Flow) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.latest = time.Now()
+	if t.flows[flow] == nil {
+		if len(t.flows) >= maxFlows {
+			return
+		}
+		t.flows[flow] = &flowTickets{}
+	}
+	t.flows[flow].waits = true
+}
+
+// find looks for tickets whose hints were lost, and for those that were passed over.
+func (t *tickets) find(ctx context.Context) {
+	h := t.holder
+	all := wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.Flow{Tenant: "*", Priority: "*"})
+	first, err := h.store.Next(ctx, all, 0)
+	if err != nil || first == nil {
+		return
+	}
+	t.mu.Lock()
+	for _, flow := range t.flows {
+		flow.cursor, flow.waits = 0, true
+	}
+	listed := time.Since(t.listed) < listPeriod
+	t.mu.Unlock()
+	if listed {
+		return
+	}
+	t.listed = time.Now()
+	_, _ = h.store.EachSubject(ctx, all, maxTickets, func(subject string) { // else again in a moment
+		if flow, ok := wire.FlowOfSubject(subject); ok {
+			t.note(flow)
+		}
+	})
+}
+
+// unserved returns the tenants with tickets for which nobody waits yet, and marks them as served.
+func (t *tickets) unserved() (tenants []protocol.Tenant) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for flow, known := range t.flows {
+		if known.waits && !t.serving[flow.Tenant] {
+			t.serving[flow.Tenant] = true
+			tenants = append(tenants, flow.Tenant)
+		}
+	}
+	return tenants
+}
+
+// serve takes the tickets of a tenant, each with a slot, until there are none.
+func (t *tickets) serve(ctx context.Context, tenant protocol.Tenant) {
+	h := t.holder
+	for h.slots.acquire(ctx, tenant) == nil {
+		ready, more := t.take(ctx, tenant)
+		if ready == nil {
+			h.slots.release()
+		} else {
+			h.beginHold(ready) //nolint:contextcheck // the lane has its own
+		}
+		if !more {
+			return
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.serving, tenant)
+}
+
+// take takes the next ticket of a tenant, and returns its lane's ready message. more is false when
+// there is no ticket; then the tenant is not served any more.
+func (t *tickets) take(ctx context.Context, tenant protocol.Tenant) (ready *readyMessage, more bool) {
+	for ctx.Err() == nil {
+		ticket, flow, err := t.next(ctx, tenant)
+		if err != nil {
+			t.holder.retryLog.log(ctx, "tickets of lanes cannot be read", slog.Any("error", err))
+		}
+		if ticket == nil {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			for flow, known := range t.flows { // a hint came meanwhile
+				more = more || err == nil && flow.Tenant == tenant && known.waits
+			}
+			if !more {
+				delete(t.serving, tenant)
+			}
+			return nil, more
+		}
+		if ready = t.redeem(ctx, ticket, flow); ready != nil {
+			return ready, true
+		}
+	}
+	return nil, true
+}
+
+// next returns the ticket of a tenant that comes first by its time and its priority; nil when there
+// is none.
+func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (first *message, of wire.Flow, err error) {
+	h := t.holder
+	var firstDue time.Time
+	for _, priority := range protocol.Priorities() {
+		flow := wire.Flow{Tenant: tenant, Priority: priority}
+		t.mu.Lock()
+		known := t.flows[flow]
+		waits := known != nil && known.waits
+		cursor := uint64(0)
+		if waits {
+			cursor, known.waits = known.cursor, false
+		}
+		t.mu.Unlock()
+		if !waits {
+			continue
+		}
+		found, err := h.store.Next(ctx, wire.TicketsFilter(h.options.Fleet, h.options.Pool, flow), cursor)
+		if err != nil {
+			t.note(flow)
+			return nil, flow, err
+		}
+		if found == nil {
+			continue
+		}
+		t.note(flow)
+		if due := found.Time.Add(patienceOf(priority)); first == nil || due.Before(firstDue) {
+			first, of, firstDue = found, flow, due
+		}
+	}
+	return first, of, nil
+}
+
+func patienceOf(p protocol.Priority) time.Duration {
+	switch p {
+	case protocol.Interactive:
+		return 0
+	case protocol.Batch:
+		return batchAfter
+	case protocol.Normal:
+	}
+	return normalAfter
+}
+
+// redeem makes a ticket's lane ready and deletes the ticket. It returns nil if the lane is ready or
+// held already: then the ticket stays for later.
+func (t *tickets) redeem(ctx context.Context, ticket *message, flow wire.Flow) *readyMessage {
+	h := t.holder
+	t.mu.Lock()
+	t.flows[flow].cursor = max(t.flows[flow].cursor, ticket.Sequence+1)
+	t.mu.Unlock()
+	lane := wire.LaneOfHeader(ticket.Header.Get(wire.HeaderLane))
+	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
+	if wire.HashLane(lane) != hash {
+		h.store.DeleteAsync(ticket.Sequence)
+		return nil
+	}
+	seq, err := h.store.MakeReadyOf(ctx, h.options.Pool, lane, flow)
+	if err != nil || seq == 0 {
+		return nil
+	}
+	if h.store.Remove(ctx, ticket.Sequence) != nil {
+		return nil // the consumer delivers the ready message, and the ticket is looked at again
+	}
+	return &readyMessage{
+		seq: seq, header: nats.Header{wire.HeaderFlow: []string{flow.Header()}}, stored: time.Now(), lane: lane, hash: hash,
+	}
+}
+
+// flowOf is the flow of a ready message.
+func (r *readyMessage) flowOf() wire.Flow { return wire.FlowOfHeader(r.header.Get(wire.HeaderFlow)) }
+
+// tenant is whose share of the slots the lane uses.
+func (l *heldLane) tenant() protocol.Tenant { return cmp.Or(l.flow.Tenant, wire.DefaultTenant) }
+
+// makeReadyAgain makes the lane ready, or gives it a ticket if it is of a flow.
+func (l *heldLane) makeReadyAgain() error {
+	s, pool := l.holder.store, l.holder.options.Pool
+	if !l.flow.IsDefault() {
+		if made, err := s.Ticket(l.ctx, pool, l.lane, l.flow); made || err != nil {
+			return err
+		}
+	}
+	_, err := s.MakeReady(l.ctx, pool, l.lane)
+	return err
+}
+
+// awaitSlot begins to hold a lane that was delivered while no slot was free, when it is the turn of
+// calls without a tenant.
+func (h *Holder) awaitSlot(ready *readyMessage) {
+	h.mu.Lock()
+	ctx := h.living
+	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, h.lease/3)
+	defer cancel()
+	if h.slots.acquire(ctx, cmp.Or(ready.flowOf().Tenant, wire.DefaultTenant)) != nil {
+		h.store.Nack(ready.ack, 0)
+		return
+	}
+	h.beginHold(ready) //nolint:contextcheck // the lane has its own
+}
+
+// ticketOf gives a lane with waiting entries of a flow a ticket, and reports whether it has one.
+func (c *reaper) ticketOf(ctx context.Context, lane protocol.Lane, entries []jetstream.Msg) (bool, error) {
+	s, pool := c.holder.store, c.holder.options.Pool
+	flow := wire.FlowOfHeader(entries[0].Headers().Get(wire.HeaderFlow))
+	if flow.IsDefault() {
+		return false, nil
+	}
+	made, err := s.Ticket(ctx, pool, lane, flow)
+	if made || err != nil {
+		return made, err
+	}
+	there, err := s.Next(ctx, wire.TicketSubject(s.Fleet, pool, wire.HashLane(lane), flow), 0)
+	return there != nil, err
+}
+
+// readyOfTicket makes a lane ready that has a ticket alone, and reports whether it did.
+func (h *Holder) readyOfTicket(ctx context.Context, hash wire.LaneHash) bool {
+	filter := wire.TicketSubject(h.options.Fleet, h.options.Pool, hash, wire.Flow{Tenant: "*", Priority: "*"})
+	ticket, err := h.store.Next(ctx, filter, 0)
+	if err != nil || ticket == nil {
+		return false
+	}
+	flow, _ := wire.FlowOfSubject(ticket.Subject)
+	seq, err := h.store.MakeReadyOf(ctx, h.options.Pool, wire.LaneOfHeader(ticket.Header.Get(wire.HeaderLane)), flow)
+	return err == nil && seq > 0
+}
