@@ -33,6 +33,7 @@ type callCommand struct {
 	ID        string     `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. Arguments are not compared."`
 	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
 
+	shareFlags               `group:"Fleet:"`
 	environment.TemplateFlag `group:"Workspace:"`
 	environment.SessionFlags
 	environment.Flags
@@ -203,6 +204,9 @@ func (c *callCommand) dispatch(
 		return nil, err
 	}
 	defer show.screen.Close()
+	if ctx, err = c.share(ctx); err != nil {
+		return nil, err
+	}
 	ctx, env, err := environment.Open(ctx, environment.Options{
 		Program: p.Program, Logger: p.common.Logger(p.Program), Client: "coordinator call " + c.Tool, Span: "call", Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Template: &c.TemplateFlag, Temporary: c.Session == "", Warn: show.warn, Alert: show.alert, Busy: show.busy,

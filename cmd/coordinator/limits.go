@@ -26,11 +26,14 @@ type limitsCommand struct {
 		Concurrent int    `placeholder:"N" help:"Maximum number of calls of a lane that run at once."`
 		Rate       string `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start in a second, minute or hour: 5/s, 60/min, 1000/h."`
 		Burst      int    `placeholder:"N" help:"Maximum number of calls that start at once after a pause; with --rate. Default: a tenth of what a second has, at least 1."`
-		Lane       string `arg:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
+		Tenant     string `placeholder:"NAME" help:"Set the weight of a tenant instead of the limit of lanes."`
+		Weight     int    `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
+		Lane       string `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
 	} `cmd:"" help:"Set or replace the limit of the lanes that match."`
 	Ls struct{} `cmd:"" help:"List limits. A lane follows the first one that matches."`
 	Rm struct {
-		Lane string `arg:"" help:"Lanes, as in the list."`
+		Tenant string `placeholder:"NAME" help:"Remove the weight of a tenant."`
+		Lane   string `arg:"" optional:"" help:"Lanes, as in the list."`
 	} `cmd:"" help:"Remove a limit."`
 }
 
@@ -44,9 +47,9 @@ type limitsVerb struct {
 // commands are the subcommands as kong names them.
 func (c *limitsCommand) commands() map[string]command {
 	return map[string]command{
-		"limits set <lane>": limitsVerb{c, false, c.set},
-		"limits ls":         limitsVerb{c, true, c.list},
-		"limits rm <lane>":  limitsVerb{c, false, c.remove},
+		"limits set": limitsVerb{c, false, c.set}, "limits set <lane>": limitsVerb{c, false, c.set},
+		"limits ls": limitsVerb{c, true, c.list},
+		"limits rm": limitsVerb{c, false, c.remove}, "limits rm <lane>": limitsVerb{c, false, c.remove},
 	}
 }
 
@@ -55,7 +58,7 @@ func (v limitsVerb) run(ctx context.Context, p program) error {
 	if c.Timeout <= 0 {
 		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
 	}
-	if _, err := c.rule(); c.Set.Lane != "" && err != nil { // before anything is connected to
+	if _, err := c.rule(); !v.reads && c.Rm.Lane+c.Rm.Tenant == "" && err != nil { // before anything is connected to
 		return cli.Usagef("%v", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -91,7 +94,10 @@ func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store
 
 // rule is what limits set asks for. Errors wrap [limits.ErrInvalid].
 func (c *limitsCommand) rule() (rule limits.Rule, err error) {
-	rule = limits.Rule{Lane: limits.Pattern(c.Set.Lane), Concurrent: c.Set.Concurrent, Burst: c.Set.Burst}
+	rule = limits.Rule{
+		Lane: limits.Pattern(c.Set.Lane), Concurrent: c.Set.Concurrent, Burst: c.Set.Burst,
+		Tenant: protocol.Tenant(c.Set.Tenant), Weight: c.Set.Weight,
+	}
 	if c.Set.Rate != "" {
 		rule.Rate, err = limits.ParseRate(c.Set.Rate)
 	}
@@ -107,7 +113,7 @@ func (c *limitsCommand) set(ctx context.Context, _ program, store *limits.Store)
 }
 
 func (c *limitsCommand) remove(ctx context.Context, _ program, store *limits.Store) error {
-	return store.Remove(ctx, limits.Pattern(c.Rm.Lane))
+	return store.Remove(ctx, limits.Pattern(c.Rm.Lane), protocol.Tenant(c.Rm.Tenant))
 }
 
 func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store) error {
@@ -119,10 +125,11 @@ func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store
 		return printJSON(p, append([]limits.Rule{}, rules.List()...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST")
+	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTENANT\tWEIGHT")
 	for _, r := range rules.List() {
 		_, burst := r.PerSecond()
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Lane, numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", orDash(string(r.Lane)), numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst),
+			orDash(string(r.Tenant)), numberOrDash(r.Weight))
 	}
 	return table.Flush()
 }

@@ -129,6 +129,9 @@ func (c *runCommand) with(
 	if c.talks {
 		options.Span = "" // each turn is a trace of its own
 	}
+	if ctx, err = c.share(ctx); err != nil {
+		return err
+	}
 	ctx, env, err := environment.Open(ctx, options)
 	if err != nil {
 		return err

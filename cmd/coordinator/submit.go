@@ -41,6 +41,9 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
+	if ctx, err = c.share(ctx); err != nil {
+		return err
+	}
 	turn, policies, err := c.prepare(ctx, p)
 	if err != nil {
 		return err
@@ -83,6 +86,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	}
 	call := c.call(turn, policies, project, environment.Author(ctx, turn.workspace))
 	call.NotBefore = c.NotBefore.From(time.Now())
+	call.Tenant, call.Priority = protocol.Tenant(c.Tenant), protocol.Priority(c.Priority)
 	if err := call.Validate(); err != nil {
 		return cli.Usagef("--not-before: %v", err)
 	}

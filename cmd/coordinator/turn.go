@@ -28,6 +28,7 @@ type turnFlags struct {
 	boundFlags
 	environment.TemplateFlag `group:"Workspace:"`
 	viewFlags                `group:"Output:"`
+	shareFlags               `group:"Fleet:"`
 	replyFlags               `group:"Model:"`
 	instructionFlags         `group:"Model:"`
 	environment.SessionFlags

@@ -36,6 +36,7 @@ func (d *Dispatcher) of(pool protocol.Pool) *Dispatcher {
 
 // dispatch has each call dispatched by whose it is.
 func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how how, observe func(loop.Update)) error {
+	calls = wire.ApplyFlow(ctx, calls)
 	if len(d.others) == 0 {
 		return d.dispatchOwn(ctx, calls, how, observe)
 	}

@@ -101,6 +101,7 @@
 //	calls are published                        publisher; lanes that it used: used
 //	what the engine needs of its program       host
 //	a worker pulls lanes, and drains           holder, pull
+//	tenants share slots; limits of lanes       tickets, slots; limit
 //	its heartbeat; heartbeats of others        incarnation; peers
 //	one held lane, in this order               claim, held, mailbox, attempt, release
 //	republished messages of its mailbox        listener

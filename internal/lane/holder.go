@@ -74,8 +74,9 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		options: o, store: s, host: host, lease: lease,
 		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
 		retryLog:  retryLog{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
-		slots: newSlots(o.Slots, nil), peers: newPeers(s, o.Pool, lease, o.Origin),
+		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
+	h.slots = newSlots(o.Slots, func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) })
 	h.tickets = newTickets(h)
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers.replace = h.replaceReady
@@ -256,6 +257,8 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		return
 	}
 	switch {
+	case h.tickets.shared() && h.tickets.isTaken(ready):
+		h.store.Nack(ready.ack, h.lease)
 	case h.slots.tryAcquire():
 		h.beginHold(ready)
 	case h.tickets.shared() && h.inLine.CompareAndSwap(false, true):

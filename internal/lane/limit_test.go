@@ -200,7 +200,7 @@ func TestLimit_ChangesApplyToHeldLanes(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return f.waitsFor("account/a") == "limit account/*: rate 1/h"
 	}, patience, 10*time.Millisecond)
-	require.NoError(t, f.limits().Remove(t.Context(), "account/*"))
+	require.NoError(t, f.limits().Remove(t.Context(), "account/*", ""))
 	for _, c := range calls {
 		f.await(p, c)
 	}

@@ -9,9 +9,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// slots limits how many calls of a holder run concurrently. Whoever waits for a slot waits for a
-// tenant: tenants are served by fair queueing, and those who wait for one tenant in order of
-// arrival. It is safe for concurrent use.
+// slots limits how many calls of a holder run concurrently. Each waiter waits for a tenant: tenants
+// are served by fair queueing, and waiters of one tenant in order of arrival. It is safe for concurrent use.
 type slots struct {
 	size int
 	// wake signals that a slot may be free for which no lane waits.
@@ -40,7 +39,7 @@ func (s *slots) nudge() {
 	}
 }
 
-// tryAcquire takes a slot if one is free and nobody waits for it.
+// tryAcquire takes a slot if one is free and no waiter is in line.
 func (s *slots) tryAcquire() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -124,4 +125,22 @@ func TestTenant_Priorities(t *testing.T) {
 	}
 	require.Less(t, sum[protocol.Interactive], sum[protocol.Normal])
 	require.Less(t, sum[protocol.Normal], sum[protocol.Batch])
+}
+
+// Law: two tenants that wait get slots by their weights, within a tenth.
+func TestTenant_SharesAreTheWeights(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Tenant: "big", Weight: 3})
+	p := f.publisher()
+	flood(t, p, "big", 400, 400)
+	flood(t, p, "small", 400, 400)
+	r := &ranBy{takes: 30 * time.Millisecond}
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: 2})
+	require.Eventually(t, func() bool { return len(r.all()) >= 350 }, patience, time.Millisecond)
+	got := map[protocol.Tenant]int{}
+	for _, c := range r.all()[50:350] {
+		got[c.Tenant]++
+	}
+	require.InDelta(t, 225, got["big"], 30, got)
 }

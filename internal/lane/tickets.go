@@ -32,11 +32,15 @@ import (
 type tickets struct {
 	holder *Holder
 
+	reading sync.Mutex    // one goroutine looks for the next ticket
+	again   chan struct{} // a tenant may have to be served again
+
 	mu      sync.Mutex
 	flows   map[wire.Flow]*flowTickets
-	serving map[protocol.Tenant]bool // a goroutine waits for a slot, or takes tickets
-	latest  time.Time                // when a ticket was last seen
-	listed  time.Time                // when all were last listed
+	serving map[protocol.Tenant]bool // a goroutine waits for a slot
+	taking  map[wire.LaneHash]struct{}
+	latest  time.Time // when a ticket was last seen
+	listed  time.Time // when all were last listed
 }
 
 // flowTickets is what is known of the tickets of a flow. At most maxFlows are remembered.
@@ -63,7 +67,7 @@ const (
 )
 
 func newTickets(h *Holder) *tickets {
-	return &tickets{holder: h, flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}}
+	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, taking: map[wire.LaneHash]struct{}{}}
 }
 
 // shared reports whether tickets were seen a moment ago.
@@ -98,12 +102,13 @@ func (t *tickets) run(ctx context.Context) {
 			return
 		case flow := <-hints:
 			t.note(flow)
+		case <-t.again:
 		case <-timer.C:
 			t.find(ctx)
 			timer.Reset(ticketPeriod)
 		}
 		for _, tenant := range t.unserved() {
-			servers.Go(func() { t.serve(ctx, tenant) })
+			servers.Go(func() { t.serve(ctx, &servers, tenant) })
 		}
 	}
 }
@@ -147,7 +152,7 @@ func (t *tickets) find(ctx context.Context) {
 	})
 }
 
-// unserved returns the tenants with tickets for which nobody waits yet, and marks them as served.
+// unserved returns the tenants with tickets for which no goroutine waits yet, and marks them as served.
 func (t *tickets) unserved() (tenants []protocol.Tenant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,54 +165,64 @@ func (t *tickets) unserved() (tenants []protocol.Tenant) {
 	return tenants
 }
 
-// serve takes the tickets of a tenant, each with a slot, until there are none.
-func (t *tickets) serve(ctx context.Context, tenant protocol.Tenant) {
+// serve finds a ticket of a tenant, waits for a slot, and takes the ticket. Then its successor goes on
+// with the next one, until there are none.
+func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant protocol.Tenant) {
 	h := t.holder
-	for h.slots.acquire(ctx, tenant) == nil {
-		ready, more := t.take(ctx, tenant)
-		if ready == nil {
-			h.slots.release()
-		} else {
-			h.beginHold(ready) //nolint:contextcheck // the lane has its own
-		}
-		if !more {
-			return
-		}
+	ticket, flow, err := t.next(ctx, tenant)
+	if err != nil {
+		h.retryLog.log(ctx, "tickets of lanes cannot be read", slog.Any("error", err))
 	}
+	if ticket == nil || h.slots.acquire(ctx, tenant) != nil {
+		t.mu.Lock()
+		delete(t.serving, tenant)
+		t.mu.Unlock()
+		select {
+		case t.again <- struct{}{}: // a hint may have come meanwhile
+		default:
+		}
+		return
+	}
+	servers.Go(func() { t.serve(ctx, servers, tenant) })
+	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
+	t.setTaking(hash, true)
+	defer t.setTaking(hash, false)
+	if ready := t.redeem(ctx, ticket, flow); ready != nil {
+		h.beginHold(ready) //nolint:contextcheck // the lane has its own
+	} else {
+		h.slots.release()
+	}
+}
+
+func (t *tickets) setTaking(lane wire.LaneHash, taking bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.serving, tenant)
-}
-
-// take takes the next ticket of a tenant, and returns its lane's ready message. more is false when
-// there is no ticket; then the tenant is not served any more.
-func (t *tickets) take(ctx context.Context, tenant protocol.Tenant) (ready *readyMessage, more bool) {
-	for ctx.Err() == nil {
-		ticket, flow, err := t.next(ctx, tenant)
-		if err != nil {
-			t.holder.retryLog.log(ctx, "tickets of lanes cannot be read", slog.Any("error", err))
-		}
-		if ticket == nil {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			for flow, known := range t.flows { // a hint came meanwhile
-				more = more || err == nil && flow.Tenant == tenant && known.waits
-			}
-			if !more {
-				delete(t.serving, tenant)
-			}
-			return nil, more
-		}
-		if ready = t.redeem(ctx, ticket, flow); ready != nil {
-			return ready, true
-		}
+	if taking {
+		t.taking[lane] = struct{}{}
+	} else {
+		delete(t.taking, lane)
 	}
-	return nil, true
 }
 
-// next returns the ticket of a tenant that comes first by its time and its priority; nil when there
-// is none.
+// isTaken reports whether a delivered ready message was made for a ticket that is taken here.
+func (t *tickets) isTaken(ready *readyMessage) bool {
+	t.mu.Lock()
+	_, taking := t.taking[ready.hash]
+	t.mu.Unlock()
+	if taking {
+		return true
+	}
+	t.holder.mu.Lock()
+	defer t.holder.mu.Unlock()
+	held := t.holder.held[ready.hash]
+	return held != nil && held.ready.seq == ready.seq
+}
+
+// next returns the ticket of a tenant that comes first by its time and its priority, and passes it;
+// nil when there is none.
 func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (first *message, of wire.Flow, err error) {
+	t.reading.Lock()
+	defer t.reading.Unlock()
 	h := t.holder
 	var firstDue time.Time
 	for _, priority := range protocol.Priorities() {
@@ -225,8 +240,7 @@ func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (first *mess
 		}
 		found, err := h.store.Next(ctx, wire.TicketsFilter(h.options.Fleet, h.options.Pool, flow), cursor)
 		if err != nil {
-			t.note(flow)
-			return nil, flow, err
+			return nil, flow, err // find comes back to it
 		}
 		if found == nil {
 			continue
@@ -235,6 +249,11 @@ func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (first *mess
 		if due := found.Time.Add(patienceOf(priority)); first == nil || due.Before(firstDue) {
 			first, of, firstDue = found, flow, due
 		}
+	}
+	if first != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.flows[of].cursor = max(t.flows[of].cursor, first.Sequence+1)
 	}
 	return first, of, nil
 }
@@ -254,9 +273,6 @@ func patienceOf(p protocol.Priority) time.Duration {
 // held already: then the ticket stays for later.
 func (t *tickets) redeem(ctx context.Context, ticket *message, flow wire.Flow) *readyMessage {
 	h := t.holder
-	t.mu.Lock()
-	t.flows[flow].cursor = max(t.flows[flow].cursor, ticket.Sequence+1)
-	t.mu.Unlock()
 	lane := wire.LaneOfHeader(ticket.Header.Get(wire.HeaderLane))
 	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
 	if wire.HashLane(lane) != hash {

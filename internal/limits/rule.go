@@ -20,6 +20,7 @@ const (
 	MaxRules      = 1000
 	MaxConcurrent = 1_000_000
 	MaxBurst      = 1_000_000
+	MaxWeight     = 1000
 	// MaxRate is the highest rate, in starts a second, and MinRate the lowest: one a day.
 	MaxRate = 100_000
 	MinRate = 1.0 / (24 * 60 * 60)
@@ -33,10 +34,17 @@ var (
 	ErrUnknown = errors.New("there is no such limit")
 )
 
-// Rule bounds each lane that matches its pattern. A lane follows one rule: the most specific one.
+// Rule bounds each lane that matches its pattern, or sets the weight of a tenant. A lane follows one
+// rule: the most specific one.
 type Rule struct {
-	// Lane is the pattern, such as account/*.
-	Lane Pattern `json:"lane"`
+	// Lane is the pattern, such as account/*; "" in the rule of a tenant.
+	Lane Pattern `json:"lane,omitempty"`
+	// Tenant is whose share of the slots the rule is about; "" in the rule of lanes. "default" is the
+	// tenant of calls that name none.
+	Tenant protocol.Tenant `json:"tenant,omitempty"`
+	// Weight is the tenant's share: with weights 3 and 1, two tenants get slots 3 to 1. Tenants
+	// without a rule have 1.
+	Weight int `json:"weight,omitempty"`
 	// Concurrent is how many calls of a lane run at once; 0 is no bound.
 	Concurrent int `json:"concurrent,omitempty"`
 	// Rate is how many calls of a lane start in a time; the zero value is no bound.
@@ -50,6 +58,9 @@ func (r *Rule) Validate() error {
 	var all []error
 	invalid := func(format string, args ...any) {
 		all = append(all, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+	}
+	if r.Tenant != "" || r.Weight != 0 {
+		return r.validateTenant()
 	}
 	if err := r.Lane.validate(); err != nil {
 		all = append(all, err)
@@ -68,6 +79,20 @@ func (r *Rule) Validate() error {
 	}
 	if r.Concurrent == 0 && r.Rate.IsZero() {
 		invalid("%s: needs concurrent or rate", r.Lane)
+	}
+	return errors.Join(all...)
+}
+
+func (r *Rule) validateTenant() error {
+	var all []error
+	if _, err := protocol.ParseTenant(string(r.Tenant)); err != nil {
+		all = append(all, fmt.Errorf("%w: %w", ErrInvalid, err))
+	}
+	if r.Weight < 1 || r.Weight > MaxWeight {
+		all = append(all, fmt.Errorf("%w: weight %d: must be 1 to %d", ErrInvalid, r.Weight, MaxWeight))
+	}
+	if r.Lane != "" || r.Concurrent != 0 || r.Burst != 0 || !r.Rate.IsZero() {
+		all = append(all, fmt.Errorf("%w: tenant %s: takes a weight only, no lane, concurrent, rate or burst", ErrInvalid, r.Tenant))
 	}
 	return errors.Join(all...)
 }
@@ -215,12 +240,14 @@ func newRules(list []Rule) (*Rules, error) {
 		return nil, fmt.Errorf("%w: %d rules: must be at most %d", ErrInvalid, len(list), MaxRules)
 	}
 	list = slices.Clone(list)
-	slices.SortFunc(list, func(a, b Rule) int { return a.Lane.moreSpecific(b.Lane) })
+	slices.SortFunc(list, func(a, b Rule) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), a.Lane.moreSpecific(b.Lane))
+	})
 	var all []error
 	for i := range list {
 		all = append(all, list[i].Validate())
-		if i > 0 && list[i].Lane == list[i-1].Lane {
-			all = append(all, fmt.Errorf("%w: lane %s: has two rules", ErrInvalid, list[i].Lane))
+		if i > 0 && list[i].same(&list[i-1]) {
+			all = append(all, fmt.Errorf("%w: lane %s: has two rules", ErrInvalid, cmp.Or(string(list[i].Lane), string(list[i].Tenant))))
 		}
 	}
 	if err := errors.Join(all...); err != nil {
@@ -250,12 +277,27 @@ func (r *Rules) Of(lane protocol.Lane) *Rule {
 		return nil
 	}
 	for i := range r.list {
-		if r.list[i].Lane.Matches(lane) {
+		if r.list[i].Tenant == "" && r.list[i].Lane.Matches(lane) {
 			return &r.list[i]
 		}
 	}
 	return nil
 }
+
+// Weight returns the weight of a tenant.
+func (r *Rules) Weight(tenant protocol.Tenant) int {
+	if r != nil {
+		for i := range r.list {
+			if r.list[i].Tenant == tenant {
+				return max(r.list[i].Weight, 1)
+			}
+		}
+	}
+	return 1
+}
+
+// same reports whether two rules are about the same lanes or tenant.
+func (r *Rule) same(other *Rule) bool { return r.Lane == other.Lane && r.Tenant == other.Tenant }
 
 // List returns all rules, the most specific one first. The slice is the rules' own.
 func (r *Rules) List() []Rule {

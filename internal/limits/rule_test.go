@@ -81,8 +81,8 @@ func TestRules_TheMostSpecificOneDecides(t *testing.T) {
 	}
 	require.Nil(t, (*limits.Rules)(nil).Of("account/x"))
 	require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: "account/*", Rate: rate(t, "5/s")}))
-	require.NoError(t, store.Remove(t.Context(), "*/*"))
-	require.ErrorIs(t, store.Remove(t.Context(), "*/*"), limits.ErrUnknown)
+	require.NoError(t, store.Remove(t.Context(), "*/*", ""))
+	require.ErrorIs(t, store.Remove(t.Context(), "*/*", ""), limits.ErrUnknown)
 	require.ErrorIs(t, store.Set(t.Context(), limits.Rule{Lane: "x"}), limits.ErrInvalid)
 	rules, err = store.Rules(t.Context())
 	require.NoError(t, err)

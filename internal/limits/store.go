@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -73,14 +74,14 @@ func (s *Store) read(ctx context.Context) (*Rules, uint64, error) {
 	return rules, entry.Revision(), err
 }
 
-// Set stores a rule, and replaces one with the same pattern. Errors about the rule wrap
+// Set stores a rule, and replaces one with the same pattern or tenant. Errors about the rule wrap
 // [ErrInvalid].
 func (s *Store) Set(ctx context.Context, rule Rule) error {
 	if err := rule.Validate(); err != nil {
 		return err
 	}
 	return s.change(ctx, func(list []Rule) ([]Rule, error) {
-		return append(slices.DeleteFunc(list, func(r Rule) bool { return r.Lane == rule.Lane }), rule), nil
+		return append(slices.DeleteFunc(list, func(r Rule) bool { return r.same(&rule) }), rule), nil
 	})
 }
 
@@ -89,12 +90,12 @@ func (s *Store) Replace(ctx context.Context, rules []Rule) error {
 	return s.change(ctx, func([]Rule) ([]Rule, error) { return rules, nil })
 }
 
-// Remove removes the rule with a pattern. The error wraps [ErrUnknown].
-func (s *Store) Remove(ctx context.Context, lane Pattern) error {
+// Remove removes the rule with a pattern, or of a tenant. The error wraps [ErrUnknown].
+func (s *Store) Remove(ctx context.Context, lane Pattern, tenant protocol.Tenant) error {
 	return s.change(ctx, func(list []Rule) ([]Rule, error) {
-		left := slices.DeleteFunc(list, func(r Rule) bool { return r.Lane == lane })
+		left := slices.DeleteFunc(list, func(r Rule) bool { return r.same(&Rule{Lane: lane, Tenant: tenant}) })
 		if len(left) == len(list) {
-			return nil, fmt.Errorf("%w: %s", ErrUnknown, lane)
+			return nil, fmt.Errorf("%w: %s", ErrUnknown, cmp.Or(string(lane), string(tenant)))
 		}
 		return left, nil
 	})

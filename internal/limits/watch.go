@@ -54,7 +54,7 @@ func (w *Watch) Rules() *Rules {
 func (w *Watch) Load(ctx context.Context) error {
 	msg, err := w.request(ctx)
 	switch {
-	case err != nil: // without the bucket nobody answers, and who listens to all requests hides that
+	case err != nil: // without the bucket no server answers, and a listener to all requests hides that
 		ctx, cancel := context.WithTimeout(ctx, readTimeout)
 		defer cancel()
 		if _, missing := w.js.Stream(ctx, "KV_"+wire.LimitsBucket(w.fleet)); errors.Is(missing, jetstream.ErrStreamNotFound) {

@@ -293,6 +293,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(protocol.CodeUnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
 	}
+	ctx = wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority)
 	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(protocol.CodeInvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))

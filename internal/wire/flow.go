@@ -2,6 +2,8 @@ package wire
 
 import (
 	"cmp"
+	"context"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -43,4 +45,30 @@ func (c Flow) Header() string {
 func FlowOfHeader(text string) Flow {
 	tenant, priority, _ := strings.Cut(text, "/")
 	return newFlow(protocol.Tenant(tenant), protocol.Priority(priority))
+}
+
+type flowKey struct{}
+
+// WithFlow returns a context in which dispatched calls that name neither tenant nor priority get
+// those of a flow.
+func WithFlow(ctx context.Context, tenant protocol.Tenant, priority protocol.Priority) context.Context {
+	if tenant == "" && priority == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, flowKey{}, Flow{tenant, priority})
+}
+
+// ApplyFlow gives calls the flow of a context. It returns the calls as they are, or a copy.
+func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
+	flow, has := ctx.Value(flowKey{}).(Flow)
+	if !has {
+		return calls
+	}
+	calls = slices.Clone(calls)
+	for i := range calls {
+		if calls[i].Tenant == "" && calls[i].Priority == "" {
+			calls[i].Tenant, calls[i].Priority = flow.Tenant, flow.Priority
+		}
+	}
+	return calls
 }

@@ -18,7 +18,7 @@ type Priority string
 
 // The priorities.
 const (
-	Interactive Priority = "interactive" // somebody waits for it
+	Interactive Priority = "interactive" // a person waits for it
 	Normal      Priority = "normal"      // the default, also written ""
 	Batch       Priority = "batch"       // it may wait
 )

@@ -26,10 +26,10 @@ func TestLimits_Commands(t *testing.T) {
 	}
 	want := `[{"lane":"account/vip","concurrent":50},{"lane":"account/*","concurrent":5,"rate":"60/min","burst":10},{"lane":"*/*","rate":"1000/s"}]`
 	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout)
-	require.Equal(t, `LANE         CONCURRENT  RATE    BURST
-account/vip  50          -       -
-account/*    5           60/min  10
-*/*          -           1000/s  100
+	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  TENANT  WEIGHT
+account/vip  50          -       -      -       -
+account/*    5           60/min  10     -       -
+*/*          -           1000/s  100    -       -
 `, b.limits(t, "ls").stdout)
 	for text, args := range map[string][]string{
 		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},
@@ -41,6 +41,10 @@ account/*    5           60/min  10
 		`lane "account": 1 segments, and a lane is the first two segments of a`:         {"set", "account", "--concurrent", "1"},
 		`lane "account/a/b": 3 segments, and a lane is the first two of a`:              {"set", "account/a/b", "--concurrent", "1"},
 		`lane "account/*x": * must be the end of a segment; give two segments, such as`: {"set", "account/*x", "--concurrent", "1"},
+		"weight 0: must be 1 to 1000":                                                   {"set", "--tenant", "acme"},
+		"takes a weight only":                                                           {"set", "--tenant", "acme", "--weight", "3", "account/*"},
+		`invalid name: tenant "A"`:                                                      {"set", "--tenant", "A", "--weight", "3"},
+		"there is no such limit: acme":                                                  {"rm", "--tenant", "acme"},
 		`lane "account/..": matches no lane`:                                            {"set", "account/..", "--concurrent", "1"},
 		"there is no such limit: sandbox/*":                                             {"rm", "sandbox/*"},
 	} {
