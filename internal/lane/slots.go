@@ -9,8 +9,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// slots limits how many calls of a holder run concurrently. Each waiter waits for a tenant: tenants
-// are served by fair queueing, and waiters of one tenant in order of arrival. It is safe for concurrent use.
+// slots limits how many calls of a holder run concurrently. Each waiter waits for a tenant:
+// tenants are served by fair queueing, and waiters of one tenant in order of arrival. It is safe
+// for concurrent use.
 type slots struct {
 	size int
 	// wake signals that a slot may be free for which no lane waits.

@@ -3,6 +3,7 @@ package lane_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func (r *ranBy) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 func (r *ranBy) all() []*protocol.Call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.order[:len(r.order):len(r.order)]
+	return slices.Clip(r.order)
 }
 
 // flood puts calls of a tenant, each into a lane of its own or all into a few.
@@ -50,8 +51,8 @@ func flood(t *testing.T, p *lane.Publisher, tenant protocol.Tenant, calls, lanes
 	return all
 }
 
-// Law: a tenant with many waiting calls, in many lanes or in few, delays a single call of another by
-// little more than the length of one call.
+// Law: a tenant with many waiting calls, in many lanes or in few, delays a single call of another
+// by little more than the length of one call.
 func TestTenant_AFloodDelaysNobodyElse(t *testing.T) {
 	t.Parallel()
 	for name, lanes := range map[string]int{"many lanes": 1000, "few lanes": 8} {

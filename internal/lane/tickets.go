@@ -17,18 +17,19 @@ import (
 // Tenants and priorities
 //
 // The consumer of a pool delivers ready lanes in their order, so a tenant with many of them would
-// delay all others. The lanes of calls with a tenant or a priority therefore get no ready message at
-// first, but a ticket: a message that is stored only while the lane has no ready message, at a
-// subject of its flow (tenant and priority). Each worker waits for a slot once for each tenant that
-// has tickets, in fair queueing with its own lanes. When it is the turn of a tenant, the worker
-// takes a ticket: it makes the lane ready, deletes the ticket, and claims the lane as if the ready
-// message had been delivered to it. One worker succeeds in making it ready; others take the next
-// ticket.
+// delay all others. The lanes of calls with a tenant or a priority therefore get no ready message
+// at first, but a ticket: a message that is stored only while the lane has no ready message, at a
+// subject of its flow (tenant and priority). Each worker waits for a slot once for each tenant
+// that has tickets, in fair queueing with its own lanes. When it is the turn of a tenant, the
+// worker takes a ticket: it makes the lane ready, deletes the ticket, and claims the lane as if
+// the ready message had been delivered to it. One worker succeeds in making it ready; others take
+// the next ticket.
 //
 // A ticket asks for a ready message and proves nothing, so the argument that no wake-up is lost is
-// that about ready messages. A publisher whose ticket is refused finds the lane ready or held, or an
-// older ticket. A ticket is deleted only after the lane was made ready for it and before that ready
-// message is deleted, so the holder's last look follows. A lost ticket is replaced by the reaper.
+// that about ready messages. A publisher whose ticket is refused finds the lane ready or held, or
+// an older ticket. A ticket is deleted only after the lane was made ready for it and before that
+// ready message is deleted, so the holder's last look follows. A lost ticket is replaced by the
+// reaper.
 type tickets struct {
 	holder *Holder
 
@@ -47,21 +48,25 @@ type tickets struct {
 type flowTickets struct {
 	cursor uint64 // the next sequence to read
 	waits  bool   // there may be a ticket at or after cursor
+	hinted time.Time
 }
 
 const (
+	// recheckPause and recheckFor are how often and how long a ticket is looked for after a hint.
+	recheckPause = 5 * time.Millisecond
+	recheckFor   = 200 * time.Millisecond
 	// maxFlows bounds the flows of a pool.
 	maxFlows = 3000
 	// ticketPeriod is how often tickets are looked for without a hint.
 	ticketPeriod = time.Second
-	// listPeriod is how often the flows are found by the subjects of all tickets, at most maxTickets:
-	// those whose hints were lost, or came before this worker.
+	// listPeriod is how often all tickets, at most maxTickets, are listed to find flows: their hints
+	// may be lost, or older than this worker.
 	listPeriod = 30 * time.Second
 	maxTickets = 300_000
 	// recentTickets is for how long a pool counts as shared after a ticket was seen.
 	recentTickets = time.Minute
-	// normalAfter and batchAfter are after which time a call comes before interactive calls that were
-	// accepted later: so no priority starves another.
+	// normalAfter and batchAfter are how much younger interactive calls come later, so that no
+	// priority starves another.
 	normalAfter = 10 * time.Second
 	batchAfter  = time.Minute
 )
@@ -101,7 +106,7 @@ func (t *tickets) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case flow := <-hints:
-			t.note(flow)
+			t.onHint(flow)
 		case <-t.again:
 		case <-timer.C:
 			t.find(ctx)
@@ -125,6 +130,16 @@ func (t *tickets) note(flow wire.Flow) {
 		t.flows[flow] = &flowTickets{}
 	}
 	t.flows[flow].waits = true
+}
+
+// onHint notes that a ticket is being published. The hint may come before the ticket is stored.
+func (t *tickets) onHint(flow wire.Flow) {
+	t.note(flow)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if known := t.flows[flow]; known != nil {
+		known.hinted = time.Now()
+	}
 }
 
 // find looks for tickets whose hints were lost, and for those that were passed over.
@@ -152,7 +167,8 @@ func (t *tickets) find(ctx context.Context) {
 	})
 }
 
-// unserved returns the tenants with tickets for which no goroutine waits yet, and marks them as served.
+// unserved returns the tenants with tickets for which no goroutine waits yet, and marks them as
+// served.
 func (t *tickets) unserved() (tenants []protocol.Tenant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,8 +181,8 @@ func (t *tickets) unserved() (tenants []protocol.Tenant) {
 	return tenants
 }
 
-// serve finds a ticket of a tenant, waits for a slot, and takes the ticket. Then its successor goes on
-// with the next one, until there are none.
+// serve finds a ticket of a tenant, waits for a slot, and takes the ticket. Then its successor
+// goes on with the next one, until there are none.
 func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant protocol.Tenant) {
 	h := t.holder
 	ticket, flow, err := t.next(ctx, tenant)
@@ -177,10 +193,12 @@ func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant pro
 		t.mu.Lock()
 		delete(t.serving, tenant)
 		t.mu.Unlock()
-		select {
-		case t.again <- struct{}{}: // a hint may have come meanwhile
-		default:
-		}
+		time.AfterFunc(recheckPause, func() { // a hint may have come meanwhile
+			select {
+			case t.again <- struct{}{}:
+			default:
+			}
+		})
 		return
 	}
 	servers.Go(func() { t.serve(ctx, servers, tenant) })
@@ -243,6 +261,9 @@ func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (first *mess
 			return nil, flow, err // find comes back to it
 		}
 		if found == nil {
+			t.mu.Lock()
+			known.waits = known.waits || time.Since(known.hinted) < recheckFor
+			t.mu.Unlock()
 			continue
 		}
 		t.note(flow)
@@ -321,7 +342,7 @@ func (h *Holder) awaitSlot(ready *readyMessage) {
 		h.store.Nack(ready.ack, 0)
 		return
 	}
-	h.beginHold(ready) //nolint:contextcheck // the lane has its own
+	h.beginHold(ready)
 }
 
 // ticketOf gives a lane with waiting entries of a flow a ticket, and reports whether it has one.

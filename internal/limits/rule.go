@@ -34,13 +34,13 @@ var (
 	ErrUnknown = errors.New("there is no such limit")
 )
 
-// Rule bounds each lane that matches its pattern, or sets the weight of a tenant. A lane follows one
-// rule: the most specific one.
+// Rule bounds each lane that matches its pattern, or sets the weight of a tenant. A lane follows
+// one rule: the most specific one.
 type Rule struct {
 	// Lane is the pattern, such as account/*; "" in the rule of a tenant.
 	Lane Pattern `json:"lane,omitempty"`
-	// Tenant is whose share of the slots the rule is about; "" in the rule of lanes. "default" is the
-	// tenant of calls that name none.
+	// Tenant is whose share of the slots the rule is about; "" in the rule of lanes. "default" is
+	// the tenant of calls that name none.
 	Tenant protocol.Tenant `json:"tenant,omitempty"`
 	// Weight is the tenant's share: with weights 3 and 1, two tenants get slots 3 to 1. Tenants
 	// without a rule have 1.

@@ -3,9 +3,10 @@ package core
 import "maps"
 
 // Fair divides slots between tenants, by start-time fair queueing: each grant takes 1/weight of a
-// virtual time, and the waiting tenant with the least goes first. So over any time in which tenants
-// wait, their grants are in proportion to their weights, and a tenant that did not wait before has no
-// credit. The zero value has the weight 1 for all. It is not safe for concurrent use.
+// virtual time, and the waiting tenant with the least goes first. So over any time in which
+// tenants wait, their grants are in proportion to their weights, and a tenant that did not wait
+// before has no credit. The zero value has the weight 1 for all. It is not safe for concurrent
+// use.
 type Fair[Tenant comparable] struct {
 	// Weight returns the weight of a tenant, more than 0; nil is 1 for all.
 	Weight func(Tenant) float64
