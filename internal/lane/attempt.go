@@ -201,7 +201,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 func (l *heldLane) willRetry(e *core.Entry, started time.Time) func(*protocol.Result) bool {
 	asked := false
 	return func(r *protocol.Result) bool {
-		if asked || l.isStopping() || e.Call.Retry == nil {
+		if asked || e.Call.Retry == nil {
 			return !e.RetryAt.IsZero()
 		}
 		asked = true

@@ -31,6 +31,8 @@ type heldLane struct {
 	limit    laneLimit
 	flow     wire.Flow // of the ready message
 	unmet    *Need     // requirements of a call that this worker cannot run; nil if it can run all
+	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
+	retryAt time.Time
 }
 
 // running is the calls of a lane that are being executed. Any goroutine may read it under mu.
@@ -153,9 +155,13 @@ func (l *heldLane) isIdle() bool {
 // start starts the calls that may run, as far as there are slots.
 func (l *heldLane) start() {
 	l.refuseDue()
+	l.retryAt = time.Time{}
 	if !l.isStopping() && !l.control.paused.Load() && !l.isLimited() && !l.yields() {
 		for _, e := range l.schedule.Startable() {
 			if time.Now().Before(e.RetryAt) {
+				if l.retryAt.IsZero() || e.RetryAt.Before(l.retryAt) {
+					l.retryAt = e.RetryAt
+				}
 				continue
 			}
 			if !l.canRun(e) {
@@ -199,6 +205,8 @@ func (l *heldLane) onFinished(f finished) {
 	l.limit.cancel(f.entry)
 	if !f.settled {
 		f.entry.Running = false
+		l.noteDue(f.entry)
+		l.control.hasCancels = l.control.hasCancels || f.entry.Cancelled
 		return
 	}
 	l.finishEntry(f.entry)
@@ -262,8 +270,8 @@ func (l *heldLane) waitBusy() time.Duration {
 	if !l.control.nextDue.IsZero() {
 		wait = min(wait, time.Until(l.control.nextDue))
 	}
-	if at := l.schedule.RetryAt(); !at.IsZero() {
-		wait = min(wait, time.Until(at))
+	if !l.retryAt.IsZero() {
+		wait = min(wait, time.Until(l.retryAt))
 	}
 	if !l.limit.until.IsZero() && !l.isStopping() && !l.control.paused.Load() {
 		wait = min(wait, time.Until(l.limit.until))

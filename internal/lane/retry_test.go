@@ -2,14 +2,18 @@ package lane_test
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -167,6 +171,101 @@ func TestRetry_AnotherWorkerGoesOn(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	require.Len(t, second.starts(), 1)
 	f.requireQuiet()
+}
+
+// Law: a call that fails while its worker drains is started again by another one.
+func TestRetry_AFailureDuringADrain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	begun, fail := make(chan struct{}), make(chan struct{})
+	host := hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Tool != "flaky" {
+			return succeed(run)
+		}
+		close(begun)
+		<-fail
+		return wire.NewResult(run.Call, protocol.StatusFailed, &toolFailed)
+	})
+	h := f.hold(host, lane.Options{Slots: 4, Linger: time.Hour})
+	p := f.publisher()
+	call := retried(3, 10*time.Millisecond)
+	put(t, p, call)
+	<-begun
+	require.Equal(t, protocol.StatusOK, f.result(p, newCall("s", exclusive("lingers/a"))).Status)
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); h.stop() }()
+	require.Eventually(t, func() bool { return h.Held() == 1 }, patience, time.Millisecond, "the idle lane is released when the drain begins")
+	close(fail)
+	<-stopped
+	f.hold(newFlaky(0, toolFailed), lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	f.requireQuiet()
+}
+
+// Law: a call that fails after it was asked to end is cancelled at once, not after a pause.
+func TestRetry_FailsAfterItsCancel(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	begun := make(chan struct{})
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		close(begun)
+		<-ctx.Done() // a tool that says in its own words that it was cancelled
+		return wire.NewResult(run.Call, protocol.StatusFailed, &toolFailed)
+	}), lane.Options{})
+	p := f.publisher()
+	call := retried(9, 30*time.Minute)
+	put(t, p, call)
+	<-begun
+	require.NoError(t, p.Cancel(t.Context(), call))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	f.requireQuiet()
+}
+
+// Law: the deadline of a call is answered also while the rate of its lane delays its next attempt.
+func TestRetry_DeadlineBehindALimit(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}})
+	begun, fail := make(chan struct{}), make(chan struct{})
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		close(begun)
+		<-fail
+		return wire.NewResult(run.Call, protocol.StatusFailed, &toolFailed)
+	}), lane.Options{})
+	p := f.publisher()
+	call := retried(9, 10*time.Millisecond)
+	call.Deadline = call.IssuedAt.Add(30 * time.Second)
+	put(t, p, call)
+	<-begun
+	require.Equal(t, protocol.StatusRejected, f.result(p, waiting("account/a/x", queueTimeout)).Status)
+	close(fail)
+	r := f.await(p, call)
+	require.Equal(t, protocol.StatusFailed, r.Status)
+	require.Equal(t, protocol.CodeToolFailed, r.Error.Code)
+	f.requireQuiet()
+}
+
+// A call that is due to be started again in a paused lane costs the server no requests.
+func TestRetry_DueInAPausedLane(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	host := newFlaky(1, toolFailed)
+	f.hold(host, lane.Options{})
+	p, o := f.publisher(), f.operator()
+	call := retried(2, 300*time.Millisecond)
+	call.Retry.MaxWait = call.Retry.Wait
+	put(t, p, call)
+	require.Eventually(t, func() bool { return len(host.starts()) == 1 }, patience, time.Millisecond)
+	pause(t, o, "account/a")
+	questions := f.overhear("$JS.API.>")
+	require.Equal(t, protocol.StatusOK, f.result(p, later("other/a", 2*time.Second)).Status)
+	about := slices.DeleteFunc(questions.all(), func(m *nats.Msg) bool {
+		return !strings.Contains(m.Subject+string(m.Data), string(wire.HashLane("account/a")))
+	})
+	require.Less(t, len(about), 200)
+	require.Len(t, host.starts(), 1+1, "other/a")
+	resume(t, o, "account/a")
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 }
 
 func TestRetry_BadOnesAreNamed(t *testing.T) {
