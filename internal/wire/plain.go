@@ -26,8 +26,8 @@ type plain struct {
 // The fields that callFieldsOf and resultFieldsOf know. While a call or a result has others,
 // nothing is plain.
 const (
-	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Resources Delivery MaxAttempts Retry MinLevel Roots " +
-		"IssuedAt NotBefore QueueTimeout RunTimeout Deadline Again Payload"
+	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
+		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline Again Payload"
 	plainResult = "CallID SessionID Status Error WorkerID Attempt Tries Level QueueMS LaneMS RunMS FinishedAt Kept Value"
 )
 
@@ -56,6 +56,8 @@ func (p *plain) callFieldsOf(c *protocol.Call) {
 	whole(p, "step", &c.Step)
 	whole(p, "index", &c.Index)
 	p.text("pool", (*string)(&c.Pool), always)
+	p.text("tenant", (*string)(&c.Tenant), ifSet)
+	p.text("priority", (*string)(&c.Priority), ifSet)
 	p.uses("resources", &c.Resources)
 	p.text("delivery", (*string)(&c.Delivery), always)
 	whole(p, "max_attempts", &c.MaxAttempts)
