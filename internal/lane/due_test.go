@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -114,4 +115,28 @@ func answersOverdue(t *testing.T, f *fleet, p *lane.Publisher, key string) {
 			require.Less(t, r.QueueMS, float64((10 * time.Second).Milliseconds()), name)
 		}
 	}
+}
+
+// Law: a call that waits for its time is cancelled also while all slots are taken.
+func TestDue_ACallThatWaitsForItsTime(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	b := newBlocks(t)
+	f.hold(b, lane.Options{Slots: 1})
+	first := newCall("s", exclusive("account/other"))
+	first.Tool = "blocks"
+	put(t, p, first)
+	<-b.begun
+	call := later("account/x", time.Hour)
+	put(t, p, call)
+	require.Eventually(t, func() bool {
+		c, err := f.js.Consumer(t.Context(), wire.CallsStream(factFleet), wire.CareConsumer(pool))
+		return err == nil && c.CachedInfo().NumAckPending == 1 && c.CachedInfo().NumPending == 0
+	}, patience, 50*time.Millisecond, "a worker has it delivered again in an hour")
+	require.NoError(t, f.operator().Skip(t.Context(), pool, "account/x", call.ID))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	close(b.end)
+	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
+	f.requireQuiet()
 }

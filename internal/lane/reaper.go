@@ -445,7 +445,8 @@ func (c *reaper) readDue(ctx context.Context) error {
 func (c *reaper) remember(msg *message) {
 	lane := wire.LaneOfHeader(msg.Header.Get(wire.HeaderLane))
 	at := time.Now()
-	if wire.ParseMailboxSubject(c.holder.options.Fleet, msg.Subject).Kind != wire.EntryCancel {
+	isCancelled := msg.Header.Get(wire.HeaderCancelled) != "" // while it waited for its time
+	if !isCancelled && wire.ParseMailboxSubject(c.holder.options.Fleet, msg.Subject).Kind != wire.EntryCancel {
 		call, err := wire.DecodeCall(msg.Data)
 		if err != nil {
 			return // no call, or one that the lane's holder answers
