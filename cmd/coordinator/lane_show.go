@@ -48,6 +48,9 @@ func printLane(w io.Writer, v *operator.View) error {
 	if v.Delayed > 0 {
 		_, _ = fmt.Fprintf(w, ", %d delayed", v.Delayed)
 	}
+	if v.WaitsFor != "" {
+		_, _ = fmt.Fprintf(w, "; the next call waits for: %s", printableName(v.WaitsFor))
+	}
 	_, _ = fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(v.Calls) > 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -200,6 +201,12 @@ func TestLimit_ChangesApplyToHeldLanes(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return f.waitsFor("account/a") == "limit account/*: rate 1/h"
 	}, patience, 10*time.Millisecond)
+	o, err := operator.New(t.Context(), f.nc, factFleet)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // the holder may be slow to answer
+		view, err := o.Show(t.Context(), protocol.DefaultPool, "account/a", 0)
+		return err == nil && view.WaitsFor == "limit account/*: rate 1/h"
+	}, patience, 100*time.Millisecond)
 	require.NoError(t, f.limits().Remove(t.Context(), "account/*", ""))
 	for _, c := range calls {
 		f.await(p, c)

@@ -285,8 +285,8 @@ func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
 }
 
-// TestJavaScript_MovesCallsAtTheirTime: a call that waits for its time enters its lane then, or when
-// it is cancelled.
+// TestJavaScript_MovesCallsAtTheirTime: a call that waits for its time enters its lane then, or
+// when it is cancelled.
 func TestJavaScript_MovesCallsAtTheirTime(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)

@@ -51,7 +51,9 @@ type Status struct {
 	// that is lost, the one that its claim names; empty when there is none.
 	Holder  protocol.WorkerID  `json:"holder,omitempty"`
 	HeldMS  int64              `json:"held_ms,omitempty"`
-	Running []lane.RunningCall `json:"running"` // the longest first
+	// WaitsFor is the limit that the lane's next call waits for, as its holder says; "" is none.
+	WaitsFor string             `json:"waits_for,omitempty"`
+	Running  []lane.RunningCall `json:"running"` // the longest first
 
 	oldest time.Time // when that call was accepted, by the server's clock; zero without one
 }
@@ -284,7 +286,7 @@ func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (St
 	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}
 	switch {
 	case holder != nil:
-		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
+		status.Holder, status.HeldMS, status.WaitsFor, status.Running = holder.worker, holder.HeldMS, holder.WaitsFor, holder.longestFirst()
 	case s.claim != nil && s.claim.Life != "":
 		status.Holder = s.claim.WorkerID
 	}
