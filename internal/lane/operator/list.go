@@ -49,8 +49,8 @@ type Status struct {
 	OldestMS int64 `json:"oldest_ms"`
 	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds, or, of a lane
 	// that is lost, the one that its claim names; empty when there is none.
-	Holder  protocol.WorkerID  `json:"holder,omitempty"`
-	HeldMS  int64              `json:"held_ms,omitempty"`
+	Holder protocol.WorkerID `json:"holder,omitempty"`
+	HeldMS int64             `json:"held_ms,omitempty"`
 	// WaitsFor is the limit that the lane's next call waits for, as its holder says; "" is none.
 	WaitsFor string             `json:"waits_for,omitempty"`
 	Running  []lane.RunningCall `json:"running"` // the longest first
