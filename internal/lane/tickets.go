@@ -59,8 +59,8 @@ const (
 	maxFlows = 3000
 	// ticketPeriod is how often tickets are looked for without a hint.
 	ticketPeriod = time.Second
-	// listPeriod is how often all tickets, at most maxTickets, are listed to find flows: their hints
-	// may be lost, or older than this worker.
+	// listPeriod is how often all tickets, at most maxTickets, are listed to find flows: their
+	// hints may be lost, or older than this worker.
 	listPeriod = 30 * time.Second
 	maxTickets = 300_000
 	// recentTickets is for how long a pool counts as shared after a ticket was seen.
