@@ -136,6 +136,7 @@ export class Lane {
       fault = broken.message;
     }
     if (fault) call = { id: header.get("Tf-Call"), session_id: header.get("Tf-Session"), resources: [{ key: this.lane, access: "exclusive" }], payload: {} };
+    if (call.not_before) accepted -= Number(header.get("Tf-Late") || 0); // it waited for a worker
     return { call, fault, seq, accepted, marks: [], starts: 0, ownStarts: new Set(), cancelled: Boolean(header.get("Tf-Cancelled")) };
   }
 

@@ -155,9 +155,10 @@ async function moveCall({ fleet, pool, ahead }, lane, id) {
     const call = waits.json(), left = Date.parse(call.not_before) - Date.parse(call.issued_at) - (Date.now() + ahead - waits.time.getTime());
     if (!request && left > 0) return left;
     const header = Object.fromEntries(waits.header.keys().map((name) => [name, waits.header.get(name)]));
+    if (left < 0) header["Tf-Late"] = String(Math.round(-left));
     await fleet.publish(`${mailbox}.${id}`, waits.data, request ? { ...header, "Tf-Cancelled": "1" } : header);
-    await fleet.wake(pool, lane);
     await fleet.remove(fleet.calls, waits.seq);
+    await fleet.wake(pool, lane);
   } else if (request) { // the call was moved before
     await fleet.publish(`${mailbox}.${id}.cancel`, "", { "Tf-Lane": escaped(lane) });
     await fleet.wake(pool, lane);

@@ -3,6 +3,7 @@ package lane
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +29,23 @@ import (
 
 // laterMax is the longest delay that is asked of the consumer: clocks are set.
 const laterMax = 24 * time.Hour
+
+// maxLate is the longest lateness for which a signature counts: without a bound, a copy of an old
+// call would be as good as one. It is shorter than results are kept by default, so a copy is not
+// run.
+const maxLate = 24 * time.Hour
+
+// lateness is how long after its time a call entered its lane, as the worker says that moved it.
+func lateness(call *protocol.Call, header nats.Header) time.Duration {
+	if call.Delay() == 0 {
+		return 0
+	}
+	ms, err := strconv.ParseInt(header.Get(wire.HeaderLate), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return max(protocol.Millis(ms).Duration(), 0)
+}
 
 // move handles a delivered call that waits for its time, or a request to cancel one. After an error
 // the message is delivered again.
@@ -76,23 +94,28 @@ func (c *reaper) moveDue(ctx context.Context, delivered jetstream.Msg, what wire
 	if err != nil { // its holder answers it
 		call = &protocol.Call{}
 	}
-	if request == nil {
-		if wait := call.Delay() - c.holder.clock.Age(waiting.Time); wait > 0 {
-			return wait, nil
-		}
+	late := c.holder.clock.Age(waiting.Time) - call.Delay()
+	if request == nil && late < 0 {
+		return -late, nil
 	}
-	if err := c.moveNow(ctx, waiting, what.CallID, request != nil); err != nil {
+	if err := c.moveNow(ctx, waiting, what.CallID, late, request != nil); err != nil {
 		return 0, err
 	}
 	done := []uint64{waiting.Sequence}
 	if request != nil {
 		done = append(done, request.Sequence)
 	}
-	return 0, s.Remove(ctx, done...)
+	if err := s.Remove(ctx, done...); err != nil { // which makes room for a ready message in a full stream
+		return 0, err
+	}
+	if lane := wire.LaneOfHeader(waiting.Header.Get(wire.HeaderLane)); wire.HashLane(lane) == hash {
+		_, err = s.MakeReady(ctx, pool, lane) // if it fails, the call's own delivery makes the lane ready
+	}
+	return 0, err
 }
 
-// moveNow puts a call into its mailbox, and makes its lane ready.
-func (c *reaper) moveNow(ctx context.Context, waiting *message, id protocol.CallID, cancelled bool) error {
+// moveNow puts a call into its mailbox.
+func (c *reaper) moveNow(ctx context.Context, waiting *message, id protocol.CallID, late time.Duration, cancelled bool) error {
 	s, pool := c.holder.store, c.holder.options.Pool
 	lane, hash := wire.LaneOfHeader(waiting.Header.Get(wire.HeaderLane)), wire.LaneOfSubject(s.Fleet, waiting.Subject)
 	if wire.HashLane(lane) != hash {
@@ -106,6 +129,9 @@ func (c *reaper) moveNow(ctx context.Context, waiting *message, id protocol.Call
 			msg.Header[name] = values
 		}
 	}
+	if late > 0 { // no worker was there
+		msg.Header.Set(wire.HeaderLate, strconv.FormatInt(late.Milliseconds(), 10))
+	}
 	if cancelled {
 		msg.Header.Set(wire.HeaderCancelled, "1")
 	}
@@ -113,12 +139,8 @@ func (c *reaper) moveNow(ctx context.Context, waiting *message, id protocol.Call
 	if err == nil && answer == store.Full {
 		err = store.ErrFull
 	}
-	switch {
-	case err != nil:
-		return err
-	case answer == store.Occupied && cancelled: // moved before, without the header
-		return s.Cancel(ctx, pool, lane, id)
+	if err == nil && answer == store.Occupied && cancelled { // moved before, without the header
+		err = s.Cancel(ctx, pool, lane, id)
 	}
-	_, err = s.MakeReady(ctx, pool, lane)
 	return err
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -168,6 +170,74 @@ func TestLater_Many(t *testing.T) {
 	put(t, p, calls...)
 	require.Equal(t, protocol.StatusOK, f.result(p, newCall("s", exclusive("account/1"))).Status)
 	for _, call := range calls {
+		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	}
+	f.requireQuiet()
+}
+
+// A call whose time came while no worker was there enters its lane late: it is signed as before,
+// and its deadline is that of its time.
+func TestLater_NoWorkerAtItsTime(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	dir := t.TempDir()
+	signer, err := signing.Make(dir)
+	require.NoError(t, err)
+	keys, err := signing.Open(filepath.Join(dir, signing.PublicFile))
+	require.NoError(t, err)
+	p := f.publisher()
+	p.Signer = signer
+	runs, over := later("account/a", time.Second), later("account/b", time.Second)
+	over.Deadline = over.NotBefore.Add(time.Second)
+	put(t, p, runs, over)
+	<-time.After(time.Until(over.Deadline) + 100*time.Millisecond) // the fleet has no clock to set
+	f.hold(succeeds, lane.Options{Keys: keys})
+	require.Equal(t, protocol.StatusOK, f.await(p, runs).Status)
+	r := f.await(p, over)
+	require.Equal(t, protocol.CodeDeadline, r.Error.Code)
+	require.Zero(t, r.Attempt)
+	f.requireQuiet()
+
+	// Within a day a signature counts for a call that enters its lane late, and says so.
+	enters := func(late time.Duration, header string) *protocol.Result {
+		call := later("account/c", time.Minute)
+		msg := messageOf(t, wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID), call)
+		signed, err := signer.Sign(factFleet, msg.Data, time.Now().Add(-time.Minute-late))
+		require.NoError(t, err)
+		msg.Header.Set(wire.HeaderSigned, signed)
+		if header != "" {
+			msg.Header.Set(wire.HeaderLate, header)
+		}
+		_, err = f.js.PublishMsg(t.Context(), msg)
+		require.NoError(t, err)
+		put(t, p, newCall("s", exclusive("account/c"))) // makes the lane ready
+		return f.await(p, call)
+	}
+	require.Equal(t, protocol.StatusOK, enters(time.Hour, "3600000").Status)
+	require.Equal(t, protocol.CodeNotSigned, enters(time.Hour, "").Error.Code)
+	require.Equal(t, protocol.CodeNotSigned, enters(48*time.Hour, "172800000").Error.Code)
+}
+
+// A stream that is nearly full takes no calls that wait for their time, and has room to move those
+// that it took.
+func TestLater_AStreamThatIsNearlyFull(t *testing.T) {
+	t.Parallel()
+	f := around(t, natsiotest.New(t, natsio.Topology{MaxCalls: 30}))
+	p := f.publisher()
+	var accepted []*protocol.Call
+	for i := range 40 {
+		call := later(fmt.Sprintf("account/%d", i), 2*time.Second)
+		err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0]
+		if err == nil {
+			accepted = append(accepted, call)
+			continue
+		}
+		require.ErrorIs(t, err, lane.ErrFull)
+		require.ErrorIs(t, err, lane.ErrNotSent)
+	}
+	require.Len(t, accepted, 27)
+	f.hold(succeeds, lane.Options{})
+	for _, call := range accepted {
 		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	}
 	f.requireQuiet()

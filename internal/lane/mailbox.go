@@ -94,7 +94,7 @@ func (l *heldLane) decodeReady() {
 			slog.String("lane", string(l.lane)), slog.Any("error", err))
 		return
 	}
-	e.Seq, e.Accepted, e.Inline = l.ready.seq, l.ready.stored, true
+	e.Seq, e.Inline = l.ready.seq, true
 	l.ready.call = e
 }
 
@@ -113,7 +113,7 @@ func (l *heldLane) accept(msg *message) {
 			l.discardUnread(msg, err)
 			return
 		}
-		e.Seq, e.Accepted = msg.Sequence, msg.Time
+		e.Seq = msg.Sequence
 		if l.garbage.settled.has(e.Call.ID) {
 			l.onAlreadySettled(e)
 			l.discard(e.Call.ID, e.Seq)
@@ -152,12 +152,13 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	}
 	cancelled := header.Get(wire.HeaderCancelled) != "" // it does nothing, so nobody need have signed it
 	if keys := l.holder.options.Keys; err == nil && keys != nil && !cancelled {
-		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, stored, call.Delay()); fault != nil {
+		due := stored.Add(-min(lateness(call, header), maxLate))
+		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, due, call.Delay()); fault != nil {
 			err = fault
 		}
 	}
 	if err == nil {
-		e := &core.Entry{Call: call, Header: header, Size: len(body)}
+		e := &core.Entry{Call: call, Header: header, Accepted: stored.Add(-lateness(call, header)), Size: len(body)}
 		e.Cancelled = cancelled
 		return e, nil
 	}
@@ -168,7 +169,7 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	}
 	whole := protocol.Use{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}
 	call = &protocol.Call{ID: id, SessionID: session, Pool: l.holder.options.Pool, Resources: []protocol.Use{whole}}
-	return &core.Entry{Call: call, Header: header, Invalid: err}, nil
+	return &core.Entry{Call: call, Header: header, Accepted: stored, Invalid: err}, nil
 }
 
 // enqueue adds an entry to the schedule. A previous holder can have started it only if it was

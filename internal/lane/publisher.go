@@ -300,6 +300,9 @@ func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 	before := out.Call.Again
 	again := *out.Call
 	again.Again = true
+	if err := p.roomForLater(ctx); err != nil {
+		return failed(&again, err, before, true)
+	}
 	call, msg, err := p.message(ctx, Outgoing{Call: &again, Header: out.Header})
 	if err != nil {
 		return failed(&again, err, before, true)
@@ -311,6 +314,20 @@ func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 		return failed(call, err, before, store.NotStored(err))
 	case answer == store.Full:
 		return failed(call, full(before), true, false)
+	}
+	return nil
+}
+
+// roomForLater returns [ErrFull] when nine tenths of the calls stream are full: a call is moved
+// into its lane by one more message, for which a stream full of waiting calls has no room.
+func (p *Publisher) roomForLater(ctx context.Context) error {
+	info, err := p.store.Calls.Info(ctx)
+	if err != nil {
+		return err
+	}
+	c, s := info.Config, info.State
+	if c.MaxMsgs > 0 && s.Msgs >= uint64(c.MaxMsgs/10*9) || c.MaxBytes > 0 && s.Bytes >= uint64(c.MaxBytes/10*9) { //nolint:gosec // positive
+		return ErrFull
 	}
 	return nil
 }

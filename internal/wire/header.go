@@ -30,6 +30,8 @@ const (
 	HeaderSession = "Tf-Session"
 	// HeaderCancelled is set on a call that was cancelled before its time came.
 	HeaderCancelled = "Tf-Cancelled"
+	// HeaderLate is how many milliseconds after its time a call with not_before entered its lane.
+	HeaderLate = "Tf-Late"
 	// HeaderLife names the only life that a question about a lane is for.
 	HeaderLife = "Tf-Life"
 )

@@ -139,8 +139,11 @@ func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 	}
 	next := max(e.Starts, 1) + 1
 	if next > e.Call.Attempts() {
-		r := wire.NewResult(e.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeAttemptsExhausted,
-			"the worker was lost at each of %d attempts; the call may be what kills it", next-1))
+		why := "the worker was lost at each of %d attempts; the call may be what kills it"
+		if e.Call.Retry != nil {
+			why = "each of %d attempts failed, or its worker was lost"
+		}
+		r := wire.NewResult(e.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeAttemptsExhausted, why, next-1))
 		r.Attempt = next - 1
 		return 0, &r
 	}
