@@ -138,7 +138,7 @@ func TestAbuse_StoppedForTooLong(t *testing.T) {
 		const still = 5 * lease / 2
 		a := startAbused(t, uid, "--lease", lease.String())
 		mark := marker()
-		call := a.begin(t, "lost", `[ ! -e begun ] || exit 0; : >begun; (trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &) ; exec -a `+mark+` sleep 1000`, 2*time.Minute)
+		call := a.begin(t, "lost", `(trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &); : >begun; while [ ! -e go ]; do sleep 0.1; done`, 5*time.Minute)
 		a.awaitFile(t, "begun")
 		waitUntil(t, func() bool { return running(t, mark) == 2 })
 		sandboxtest.Freeze(t, a.cmd.Process)
@@ -147,6 +147,9 @@ func TestAbuse_StoppedForTooLong(t *testing.T) {
 		t.Logf("everything was gone %s after the worker was stopped", time.Since(stopped))
 		waitUntil(t, func() bool { return time.Since(stopped) > still })
 		a.signal(t, syscall.SIGCONT)
+		waitUntil(t, func() bool { return running(t, mark) == 2 }) // it runs again, in the workspace as it was before
+		a.awaitFile(t, "begun")
+		require.NoError(t, os.WriteFile(strings.TrimSuffix(a.find("begun"), "begun")+"go", nil, 0o644))
 		r, _ := call.end(t)
 		require.Equal(t, protocol.StatusOK, r.Status, "%v", r.Error)
 		require.Equal(t, 2, r.Attempt, "the lane came back to it, and the call ran again")
