@@ -32,9 +32,9 @@ type Lease struct {
 func Watch(ctx context.Context, run *lane.Run, undos int64) (l *Lease, stop func()) {
 	l = &Lease{run: run, runs: ctx, undos: undos}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	lost := context.AfterFunc(ctx, l.check)
-	l.mu.Lock()
+	l.mu.Lock() // check needs the timer, also when ctx has ended already
 	defer l.mu.Unlock()
+	lost := context.AfterFunc(ctx, l.check)
 	l.timer = time.AfterFunc(time.Until(run.LeaseEnd()), l.check)
 	return l, func() {
 		lost()

@@ -151,3 +151,16 @@ func TestLease_EndsWithItsLaneAtOnce(t *testing.T) {
 	held.check()
 	require.NoError(t, held.ctx.Err(), "a call that is cancelled keeps what it has changed")
 }
+
+// A call may be cancelled before it is watched.
+func TestWatch_OfACallThatHasEnded(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(lane.ErrCancelled)
+	run := &lane.Run{LeaseEnd: func() time.Time { return time.Now().Add(time.Hour) }}
+	for range 10_000 {
+		l, stop := Watch(ctx, run, 0)
+		require.True(t, l.Valid(), "its lane is still held")
+		stop()
+	}
+}
