@@ -164,8 +164,8 @@ func TestLater_Many(t *testing.T) {
 	f.hold(succeeds, lane.Options{Slots: 8})
 	p := f.publisher()
 	var calls []*protocol.Call
-	for i := range 600 { // more than the reaper takes at once
-		calls = append(calls, later(fmt.Sprintf("account/%d", i%100), 4*time.Second))
+	for i := range 300 { // more than the reaper takes at once
+		calls = append(calls, later(fmt.Sprintf("account/%d", i%30), 4*time.Second))
 	}
 	put(t, p, calls...)
 	require.Equal(t, protocol.StatusOK, f.result(p, newCall("s", exclusive("account/1"))).Status)

@@ -26,7 +26,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-var limitedCalls = flag.Int("limited", 5000, "calls of TestLimits_HoldWhileWorkersAreKilled")
+var limitedCalls = flag.Int("limited", 1500, "calls of TestLimits_HoldWhileWorkersAreKilled")
 
 // limitedVariable makes a process of this test binary a worker that writes down what it starts and
 // ends: its server, its credentials and its file.
