@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -54,7 +55,7 @@ func (p *restatePeer) Start(ctx context.Context, dir string, slots int) error {
 	object := restate.NewObject("Keyed").Handler("Run", restate.NewObjectHandler(func(ctx restate.ObjectContext, t task) (string, error) { return p.run(ctx, t) }))
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	p.stop = stop
-	go func() { _ = server.NewRestate().Bind(service).Bind(object).Start(serving, address(3)) }() // ends with serving
+	go func() { _ = server.NewRestate().WithLogger(slog.DiscardHandler, true).Bind(service).Bind(object).Start(serving, address(3)) }() // ends with serving
 	if err := await(ctx, func() error {
 		conn, err := net.Dial("tcp", address(3))
 		if err == nil {
