@@ -242,3 +242,23 @@ func TestLater_AStreamThatIsNearlyFull(t *testing.T) {
 	}
 	f.requireQuiet()
 }
+
+// A call behind one that waits for its time makes its lane ready at once: the one that waits does
+// not.
+func TestLater_OwesNoReadyMessage(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.pool(0)
+	p := f.publisher()
+	waits := later("account/a", time.Hour)
+	require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: waits, Followed: true}})[0])
+	call := newCall("s", exclusive("account/a"))
+	require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: call, Followed: true}})[0])
+	stream, err := f.js.Stream(t.Context(), wire.CallsStream(factFleet))
+	require.NoError(t, err)
+	msg, err := stream.GetLastMsgForSubject(t.Context(), readyOf("account/a"))
+	require.NoError(t, err)
+	require.NotEmpty(t, msg.Data, "the call is the ready message")
+	p.Ended(call)
+	p.Ended(waits)
+}

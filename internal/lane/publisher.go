@@ -75,7 +75,11 @@ type Outgoing struct {
 }
 
 // Ended says that an accepted call, which is followed, has its result or was given up.
-func (p *Publisher) Ended(call *protocol.Call) { p.lanes.ended(laneOf(call)) }
+func (p *Publisher) Ended(call *protocol.Call) {
+	if call.Delay() == 0 {
+		p.lanes.ended(laneOf(call))
+	}
+}
 
 // Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
 // exactly one result. Calls of one lane are accepted in the given order. A payload that is too
@@ -103,20 +107,27 @@ func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
 
 func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
 
-// enqueueLane enqueues calls of one lane. The first may be the ready message itself, if the lane
-// may be idle. That saves a write; a wrong guess costs one.
+// enqueueLane enqueues calls of one lane. The first that does not wait for its time may be the ready
+// message itself, if the lane may be idle. That saves a write; a wrong guess costs one. A call that
+// waits for its time makes no lane ready, so it says nothing about the lane.
 func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	inline := wire.FlowOf(calls[indexes[0]].Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()) // the last message that a full stream accepts must make its lane ready
+	inline, used := false, false
 	for _, i := range indexes {
-		faults[i] = p.enqueue(ctx, calls[i], inline)
-		switch {
-		case errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain):
-			p.noRoom.Store(time.Now().UnixNano())
-		case faults[i] == nil:
-			inline = false
-			if calls[i].Followed {
-				p.lanes.begun(lane)
+		if calls[i].Call.Delay() > 0 {
+			faults[i] = p.enqueueLater(ctx, calls[i])
+		} else {
+			if !used { // the last message that a full stream accepts must make its lane ready
+				inline, used = wire.FlowOf(calls[i].Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()), true
 			}
+			if faults[i] = p.enqueue(ctx, calls[i], inline); faults[i] == nil {
+				inline = false
+				if calls[i].Followed {
+					p.lanes.begun(lane)
+				}
+			}
+		}
+		if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
+			p.noRoom.Store(time.Now().UnixNano())
 		}
 	}
 }
@@ -128,45 +139,98 @@ func (p *Publisher) isFull() bool {
 // enqueue enqueues one call: as the ready message itself if inline and the lane is idle, else into
 // the mailbox.
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
-	if out.Call.Delay() > 0 {
-		return p.enqueueLater(ctx, out)
+	s := &sending{call: out.Call, again: out.Call.Again}
+	if err := p.encode(ctx, s, out.Header); err != nil {
+		return s.failed(err, true)
 	}
-	call, msg, err := p.message(ctx, out)
-	if err != nil {
-		return failed(out.Call, err, out.Call.Again, true)
-	}
-	size := len(msg.Data) // it grows when markAgain marks the call
-	if inline && wire.FlowOf(call).IsDefault() {
-		done, err := p.publishInline(ctx, call, msg)
+	if inline && wire.FlowOf(s.call).IsDefault() {
+		done, err := p.publishInline(ctx, s)
 		if done || err != nil {
 			return err
 		}
 	}
-	return p.append(ctx, call, msg, size, out.Followed)
+	if err := p.put(ctx, s); err != nil {
+		return err
+	}
+	if flow := wire.FlowOf(s.call); !flow.IsDefault() {
+		p.store.PublishTicket(s.call.Pool, s.call.Lane(), flow)
+		return nil
+	}
+	p.lanes.appended(laneOf(s.call), out.Followed)
+	return nil
 }
 
-// message encodes a call for its mailbox. A payload that is too large for a message is stored
-// separately; the returned call refers to it.
-func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, *nats.Msg, error) {
-	call := out.Call
-	body, err := wire.EncodeCall(call)
+// sending is a call on its way into the stream.
+type sending struct {
+	call *protocol.Call // with a payload that fits into a message
+	msg  *nats.Msg
+	// again says that an earlier attempt may have stored the call.
+	again bool
+}
+
+// failed is the error of a call that was not accepted. unsent says that this attempt did not
+// enqueue it.
+func (s *sending) failed(err error, unsent bool) error {
+	if !s.again && unsent {
+		err = fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	return fmt.Errorf("publish call %s: %w", s.call.ID, err)
+}
+
+// full is the error of a call for which a stream has no room.
+func (s *sending) full() error {
+	if s.again {
+		return s.failed(ErrFullAgain, false)
+	}
+	return s.failed(ErrFull, false)
+}
+
+// markAgain re-encodes the call as one that may be stored already, unless the error of the last
+// attempt excludes that.
+func (s *sending) markAgain(fault error) error {
+	if store.NotStored(fault) {
+		return nil
+	}
+	s.again = true
+	if s.call.Again {
+		return nil
+	}
+	again := *s.call
+	again.Again = true
+	body, err := wire.EncodeCall(&again)
+	if err != nil {
+		return err
+	}
+	s.msg.Data = body
+	return nil
+}
+
+// encode makes the message for the call's mailbox. A payload that is too large for it is stored
+// separately, and the call refers to it.
+func (p *Publisher) encode(ctx context.Context, s *sending, header nats.Header) error {
+	body, err := wire.EncodeCall(s.call)
 	if err == nil && p.store.Blobs.TooLarge(body) {
-		call, body, err = p.storePayload(ctx, call)
+		var small *protocol.Call
+		if small, body, err = p.storePayload(ctx, s.call); err == nil {
+			s.call = small
+		}
 	}
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	lane := call.Lane()
-	msg := &nats.Msg{Subject: wire.CallSubject(p.store.Fleet, call.Pool, wire.HashLane(lane), call.ID), Header: make(nats.Header, len(out.Header)+headers)}
-	maps.Copy(msg.Header, out.Header)
-	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))
-	msg.Header.Set(wire.HeaderCall, string(call.ID))
-	msg.Header.Set(wire.HeaderSession, string(call.SessionID))
-	if flow := wire.FlowOf(call); !flow.IsDefault() {
-		msg.Header.Set(wire.HeaderFlow, flow.Header())
+	lane := s.call.Lane()
+	s.msg = &nats.Msg{
+		Subject: wire.CallSubject(p.store.Fleet, s.call.Pool, wire.HashLane(lane), s.call.ID),
+		Header:  make(nats.Header, len(header)+headers), Data: body,
 	}
-	msg.Data = body
-	return call, msg, nil
+	maps.Copy(s.msg.Header, header)
+	s.msg.Header.Set(wire.HeaderLane, wire.LaneHeader(lane))
+	s.msg.Header.Set(wire.HeaderCall, string(s.call.ID))
+	s.msg.Header.Set(wire.HeaderSession, string(s.call.SessionID))
+	if flow := wire.FlowOf(s.call); !flow.IsDefault() {
+		s.msg.Header.Set(wire.HeaderFlow, flow.Header())
+	}
+	return nil
 }
 
 const headers = 5
@@ -204,118 +268,66 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 
 // publishInline publishes a call as the ready message itself. It reports false when the lane is
 // ready or held.
-func (p *Publisher) publishInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
-	if err := p.sign(mailbox); err != nil {
-		return false, failed(call, err, call.Again, true)
+func (p *Publisher) publishInline(ctx context.Context, s *sending) (done bool, err error) {
+	if err := p.sign(s.msg); err != nil {
+		return false, s.failed(err, true)
 	}
-	msg := *mailbox
-	msg.Subject = wire.ReadySubject(p.store.Fleet, call.Pool, wire.HashLane(call.Lane()))
+	msg := *s.msg
+	msg.Subject = wire.ReadySubject(p.store.Fleet, s.call.Pool, wire.HashLane(s.call.Lane()))
 	_, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return false, failed(call, err, call.Again, store.NotStored(err))
+		return false, s.failed(err, store.NotStored(err))
 	case err != nil:
 		// It may be stored. Trying the mailbox is safe, because the entry says that it may be.
-		return false, p.markAgain(call, mailbox, err)
+		return false, s.markAgain(err)
 	case answer == store.Full:
-		return false, failed(call, full(call.Again), true, false)
+		return false, s.full()
 	}
 	return answer == store.Accepted, nil
 }
 
-// failed is the error of a call that was not accepted. before says that earlier attempts may have
-// enqueued it, unsent that this one did not.
-func failed(call *protocol.Call, err error, before, unsent bool) error {
-	if !before && unsent {
-		err = fmt.Errorf("%w: %w", ErrNotSent, err)
-	}
-	return fmt.Errorf("publish call %s: %w", call.ID, err)
-}
-
-// markAgain re-encodes a call as one that may be stored already, unless the error of the last
-// attempt excludes that.
-func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) error {
-	if store.NotStored(fault) {
-		return nil
-	}
-	again := *call
-	again.Again = true
-	body, err := wire.EncodeCall(&again)
-	if err != nil {
-		return err
-	}
-	msg.Data = body
-	return nil
-}
-
-// append adds a call to its mailbox, and makes the lane ready.
-func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int, followed bool) error {
-	answer, err := p.appendOne(ctx, call, msg)
-	again := call.Again || len(msg.Data) != size
-	switch {
-	case err != nil:
-		return failed(call, err, again, store.NotStored(err))
-	case answer == store.Full:
-		return failed(call, full(again), true, false)
-	}
-	if flow := wire.FlowOf(call); !flow.IsDefault() {
-		p.store.PublishTicket(call.Pool, call.Lane(), flow)
-		return nil
-	}
-	p.lanes.appended(laneOf(call), followed)
-	return nil
-}
-
-// full is the error of a full stream; again says that the call may have been stored before.
-func full(again bool) error {
-	if again {
-		return ErrFullAgain
-	}
-	return ErrFull
-}
-
-func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (store.Answer, error) {
+// put stores a call at the subject of its message, and retries while the context lasts.
+func (p *Publisher) put(ctx context.Context, s *sending) error {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		if err := p.sign(msg); err != nil {
-			return store.Accepted, err
+		if err := p.sign(s.msg); err != nil {
+			return s.failed(err, store.NotStored(err))
 		}
-		_, answer, err := p.store.PublishOnce(ctx, wire.CallsStream(p.store.Fleet), msg)
-		if errors.Is(err, nats.ErrNoResponders) {
+		_, answer, err := p.store.PublishOnce(ctx, wire.CallsStream(p.store.Fleet), s.msg)
+		switch {
+		case err == nil && answer == store.Full:
+			return s.full()
+		case err == nil:
+			return nil
+		case errors.Is(err, nats.ErrNoResponders):
 			if gone := p.streams.Check(ctx); gone != nil {
-				return answer, fmt.Errorf("%w: %w", gone, err)
+				return s.failed(fmt.Errorf("%w: %w", gone, err), store.NotStored(err))
 			}
 		}
-		if err == nil || !store.Retryable(err) || !pause.For(ctx, retryWait) {
-			return answer, err
+		if !store.Retryable(err) || !pause.For(ctx, retryWait) {
+			return s.failed(err, store.NotStored(err))
 		}
-		if err := p.markAgain(call, msg, err); err != nil {
-			return store.Accepted, err
+		if again := s.markAgain(err); again != nil {
+			return s.failed(again, false)
 		}
 	}
 }
 
-// enqueueLater stores a call that waits for its time. Whoever moves it into its lane may do so
-// again after a crash, so the call says that it may have been enqueued before.
+// enqueueLater stores a call that waits for its time. The worker that moves it into its lane may do
+// so again after a crash, so the call says that it may have been enqueued before.
 func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
-	before := out.Call.Again
-	again := *out.Call
-	again.Again = true
-	if err := p.roomForLater(ctx); err != nil {
-		return failed(&again, err, before, true)
+	marked := *out.Call
+	marked.Again = true
+	s := &sending{call: &marked, again: out.Call.Again}
+	err := p.roomForLater(ctx)
+	if err == nil {
+		err = p.encode(ctx, s, out.Header)
 	}
-	call, msg, err := p.message(ctx, Outgoing{Call: &again, Header: out.Header})
 	if err != nil {
-		return failed(&again, err, before, true)
+		return s.failed(err, true)
 	}
-	msg.Subject = wire.LaterSubject(p.store.Fleet, call.Pool, wire.HashLane(call.Lane()), call.ID)
-	answer, err := p.appendOne(ctx, call, msg)
-	switch {
-	case err != nil:
-		return failed(call, err, before, store.NotStored(err))
-	case answer == store.Full:
-		return failed(call, full(before), true, false)
-	}
-	return nil
+	s.msg.Subject = wire.LaterSubject(p.store.Fleet, s.call.Pool, wire.HashLane(s.call.Lane()), s.call.ID)
+	return p.put(ctx, s)
 }
 
 // roomForLater returns [ErrFull] when nine tenths of the calls stream are full: a call is moved
