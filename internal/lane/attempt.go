@@ -190,8 +190,8 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 		result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
 	}
 	waited := begun.Sub(now)
-	result.QueueMS, result.LaneMS = millis(run.Queued+waited), millis(run.InLane+waited)
-	result.RunMS = millis(time.Since(begun))
+	result.QueueMS, result.LaneMS = core.Millis(run.Queued+waited), core.Millis(run.InLane+waited)
+	result.RunMS = core.Millis(time.Since(begun))
 	run.WillRetry(&result)
 	return &result
 }
@@ -233,13 +233,11 @@ func (l *heldLane) admitAndExecute(ctx context.Context, e *core.Entry, run *Run)
 	return l.holder.host.Execute(ctx, run), begun
 }
 
-func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
 // settle stores the result, and retries while the lease is trusted.
 func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 	if r.WorkerID == "" {
 		r.WorkerID = l.holder.options.Worker
-		r.QueueMS = millis(l.holder.clock.Age(e.Accepted))
+		r.QueueMS = core.Millis(l.holder.clock.Age(e.Accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
 	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })

@@ -152,8 +152,8 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	}
 	cancelled := header.Get(wire.HeaderCancelled) != "" // it does nothing, so nobody need have signed it
 	if keys := l.holder.options.Keys; err == nil && keys != nil && !cancelled {
-		due := stored.Add(-min(lateness(call, header), maxLate))
-		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, due, call.Delay()); fault != nil {
+		enqueued := stored.Add(-call.Delay() - min(lateness(call, header), maxLate))
+		if fault := keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, enqueued); fault != nil {
 			err = fault
 		}
 	}

@@ -90,7 +90,7 @@ func (s *slots) release() {
 
 // giveBack gives a slot to the waiter whose turn it is.
 func (s *slots) giveBack() {
-	if len(s.waiting) == 0 || s.used > s.size {
+	if len(s.waiting) == 0 {
 		s.used--
 		s.nudge()
 		return

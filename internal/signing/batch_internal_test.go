@@ -35,12 +35,12 @@ func TestBatch_EachCallProvesItself(t *testing.T) {
 		for i := range many {
 			value, err := signer.value(b, i, at)
 			require.NoError(t, err)
-			require.Nil(t, keys.Check("tf", value, fmt.Append(nil, i), now, 0), value)
-			require.NotNil(t, keys.Check("tf", value, fmt.Append(nil, i+1), now, 0))
+			require.Nil(t, keys.Check("tf", value, fmt.Append(nil, i), now), value)
+			require.NotNil(t, keys.Check("tf", value, fmt.Append(nil, i+1), now))
 			parts := strings.Fields(value)
 			parts[3] = fmt.Sprint((i + 1) % many)
 			if many > 1 {
-				require.NotNil(t, keys.Check("tf", strings.Join(parts, " "), fmt.Append(nil, i), now, 0), "of another")
+				require.NotNil(t, keys.Check("tf", strings.Join(parts, " "), fmt.Append(nil, i), now), "of another")
 			}
 		}
 		require.Len(t, keys.roots, 1, "one signature was checked")

@@ -95,9 +95,9 @@ func (k *Keys) remember(s signed) {
 }
 
 // Check returns nil for a call that one of the keys has signed when it was enqueued: value is its
-// [wire.HeaderSigned], and stored the server's time when it entered its lane, which may be a delay
-// after it was enqueued. Else the error has the code [protocol.CodeNotSigned].
-func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time, delay time.Duration) *protocol.Error {
+// [wire.HeaderSigned], and stored the server's time when it was enqueued. Else the error has the
+// code [protocol.CodeNotSigned].
+func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) *protocol.Error {
 	fault := func(format string, args ...any) *protocol.Error {
 		return protocol.Errorf(protocol.CodeNotSigned, format+"; it was not run", args...)
 	}
@@ -126,7 +126,7 @@ func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored tim
 	if err != nil {
 		return fault("the call cannot be checked: %v", errForm)
 	}
-	if apart := stored.Sub(time.UnixMilli(millis).Add(delay)).Abs(); apart > Window {
+	if apart := stored.Sub(time.UnixMilli(millis)).Abs(); apart > Window {
 		return fault("the call was signed %s from the time at which it was enqueued; at most %s are allowed: clocks differ, or it is a copy", apart.Round(time.Second), Window)
 	}
 	return nil

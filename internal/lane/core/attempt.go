@@ -186,8 +186,9 @@ func (e *Entry) Fail(r *protocol.Result, age, took time.Duration, vary func(time
 		return 0, false
 	}
 	e.Starts, e.Failed = attempt, r
-	e.Tries = append(e.Tries, protocol.Try{Attempt: attempt, Error: r.Error, RunMS: millis(took), WaitMS: millis(pause)})
+	e.Tries = append(e.Tries, protocol.Try{Attempt: attempt, Error: r.Error, RunMS: Millis(took), WaitMS: Millis(pause)})
 	return pause, true
 }
 
-func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+// Millis is d in milliseconds, as results have it.
+func Millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -179,11 +179,8 @@ func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (
 // MakeReady makes a lane ready, and reports whether the ready message was missing: being refused
 // means that one is stored, so the lane is ready or held.
 func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
-	_, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane))
-	if err = answer.full(err); err != nil {
-		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
-	}
-	return answer == Accepted, nil
+	seq, err := s.MakeReadyOf(ctx, pool, lane, wire.Flow{})
+	return seq > 0, err
 }
 
 // PublishReady publishes the ready message of a lane behind an entry of its mailbox, and does not
@@ -216,10 +213,15 @@ func (s *Store) ticket(pool protocol.Pool, lane protocol.Lane, flow wire.Flow) *
 // sequence of the ready message; 0 if the lane is ready or held.
 func (s *Store) MakeReadyOf(ctx context.Context, pool protocol.Pool, lane protocol.Lane, flow wire.Flow) (seq uint64, err error) {
 	msg := s.emptyMessage(wire.ReadySubject(s.Fleet, pool, wire.HashLane(lane)), lane)
-	msg.Header.Set(wire.HeaderFlow, flow.Header())
+	if !flow.IsDefault() {
+		msg.Header.Set(wire.HeaderFlow, flow.Header())
+	}
 	seq, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), msg)
-	if err = answer.full(err); err != nil || answer != Accepted {
-		return 0, err
+	switch err = answer.full(err); {
+	case err != nil:
+		return 0, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
+	case answer != Accepted:
+		return 0, nil
 	}
 	return seq, nil
 }
