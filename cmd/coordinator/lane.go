@@ -116,8 +116,8 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 // check reads the flags and arguments; nothing is connected yet.
 func (v laneVerb) check() (desk laneDesk, err error) {
 	c := v.command
-	if c.Timeout <= 0 {
-		return desk, cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	if err := checkTimeout(c.Timeout); err != nil {
+		return desk, err
 	}
 	if c.Ls.Limit < 1 || c.Show.Limit < 1 {
 		return desk, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))

@@ -35,31 +35,38 @@ type limitsCommand struct {
 		Tenant string `placeholder:"NAME" help:"Remove the weight of a tenant."`
 		Lane   string `arg:"" optional:"" help:"Lanes, as in the list."`
 	} `cmd:"" help:"Remove a limit."`
+
+	rule limits.Rule // of set
 }
 
 // limitsVerb is one of the subcommands.
 type limitsVerb struct {
 	command *limitsCommand
-	reads   bool // it changes nothing
+	reads   bool         // it changes nothing
+	check   func() error // reads the flags and arguments; may be nil
 	act     func(ctx context.Context, p program, store *limits.Store) error
 }
 
 // commands are the subcommands as kong names them.
 func (c *limitsCommand) commands() map[string]command {
+	set := limitsVerb{command: c, check: c.readRule, act: c.set}
+	rm := limitsVerb{command: c, check: c.checkRemove, act: c.remove}
 	return map[string]command{
-		"limits set": limitsVerb{c, false, c.set}, "limits set <lane>": limitsVerb{c, false, c.set},
-		"limits ls": limitsVerb{c, true, c.list},
-		"limits rm": limitsVerb{c, false, c.remove}, "limits rm <lane>": limitsVerb{c, false, c.remove},
+		"limits set": set, "limits set <lane>": set,
+		"limits ls": limitsVerb{command: c, reads: true, act: c.list},
+		"limits rm": rm, "limits rm <lane>": rm,
 	}
 }
 
 func (v limitsVerb) run(ctx context.Context, p program) error {
 	c := v.command
-	if c.Timeout <= 0 {
-		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	if err := checkTimeout(c.Timeout); err != nil {
+		return err
 	}
-	if _, err := c.rule(); !v.reads && c.Rm.Lane+c.Rm.Tenant == "" && err != nil { // before anything is connected to
-		return cli.Usagef("%v", err)
+	if v.check != nil { // before anything is connected to
+		if err := v.check(); err != nil {
+			return cli.Usagef("%v", err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -92,24 +99,28 @@ func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store
 	return nil
 }
 
-// rule is what limits set asks for. Errors wrap [limits.ErrInvalid].
-func (c *limitsCommand) rule() (rule limits.Rule, err error) {
-	rule = limits.Rule{
+// readRule reads the rule that limits set asks for.
+func (c *limitsCommand) readRule() (err error) {
+	c.rule = limits.Rule{
 		Lane: limits.Pattern(c.Set.Lane), Concurrent: c.Set.Concurrent, Burst: c.Set.Burst,
 		Tenant: protocol.Tenant(c.Set.Tenant), Weight: c.Set.Weight,
 	}
 	if c.Set.Rate != "" {
-		rule.Rate, err = limits.ParseRate(c.Set.Rate)
+		c.rule.Rate, err = limits.ParseRate(c.Set.Rate)
 	}
-	return rule, errors.Join(err, rule.Validate())
+	return errors.Join(err, c.rule.Validate())
+}
+
+// checkRemove returns the fault of limits rm without a lane and a tenant.
+func (c *limitsCommand) checkRemove() error {
+	if c.Rm.Lane+c.Rm.Tenant != "" {
+		return nil
+	}
+	return errors.New("limits rm: needs a lane, such as 'account/*', or --tenant")
 }
 
 func (c *limitsCommand) set(ctx context.Context, _ program, store *limits.Store) error {
-	rule, err := c.rule()
-	if err != nil {
-		return err
-	}
-	return store.Set(ctx, rule)
+	return store.Set(ctx, c.rule)
 }
 
 func (c *limitsCommand) remove(ctx context.Context, _ program, store *limits.Store) error {

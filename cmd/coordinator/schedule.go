@@ -60,8 +60,8 @@ func (c *scheduleCommand) commands() map[string]command {
 
 func (v scheduleVerb) run(ctx context.Context, p program) error {
 	c := v.command
-	if c.Timeout <= 0 {
-		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	if err := checkTimeout(c.Timeout); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()

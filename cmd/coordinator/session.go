@@ -202,8 +202,8 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 // check reads the flags and arguments; it connects to nothing.
 func (v sessionVerb) check() (desk sessionDesk, err error) {
 	c := v.command
-	if c.Timeout <= 0 {
-		return desk, cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	if err := checkTimeout(c.Timeout); err != nil {
+		return desk, err
 	}
 	if c.Ls.Limit < 1 {
 		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)

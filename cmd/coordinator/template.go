@@ -50,8 +50,8 @@ func (c *templateCommand) commands() map[string]command {
 
 func (v templateVerb) run(ctx context.Context, p program) error {
 	c := v.command
-	if c.Timeout <= 0 {
-		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	if err := checkTimeout(c.Timeout); err != nil {
+		return err
 	}
 	if v.name != nil {
 		if err := workspace.CheckTemplate(*v.name); err != nil {

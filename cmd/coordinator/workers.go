@@ -112,8 +112,8 @@ type pingCommand struct {
 }
 
 func (c *pingCommand) run(ctx context.Context, p program) error {
-	if c.Timeout <= 0 {
-		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	if err := checkTimeout(c.Timeout); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()

@@ -111,7 +111,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns the size with the largest unit of which it is a whole number.
+// String returns the size in the largest unit that gives a whole number.
 func (s Size) String() string {
 	for i, unit := range []string{"T", "G", "M", "K"} {
 		if one := Size(1) << (10 * (4 - i)); s != 0 && s%one == 0 {

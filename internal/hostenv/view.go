@@ -109,8 +109,8 @@ type kind struct {
 	// over as they are.
 	root  string
 	keeps []string
-	// beside is an installation elsewhere that this one needs; its place is that of a variable or
-	// below the home directory.
+	// beside is another installation that this one needs. A variable names its directory; without
+	// the variable it is below the home directory.
 	beside *beside
 }
 

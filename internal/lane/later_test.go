@@ -17,6 +17,17 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// newSigner makes a key pair.
+func newSigner(t *testing.T) (*signing.Signer, *signing.Keys) {
+	t.Helper()
+	dir := t.TempDir()
+	signer, err := signing.Make(dir)
+	require.NoError(t, err)
+	keys, err := signing.Open(filepath.Join(dir, signing.PublicFile))
+	require.NoError(t, err)
+	return signer, keys
+}
+
 // later is a call that waits for its time.
 func later(key string, delay time.Duration) *protocol.Call {
 	c := newCall("s", exclusive(key))
@@ -29,11 +40,7 @@ func later(key string, delay time.Duration) *protocol.Call {
 func TestLater_EntersItsLaneAtItsTime(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	dir := t.TempDir()
-	signer, err := signing.Make(dir)
-	require.NoError(t, err)
-	keys, err := signing.Open(filepath.Join(dir, signing.PublicFile))
-	require.NoError(t, err)
+	signer, keys := newSigner(t)
 	b := newBlocks(t)
 	f.hold(b, lane.Options{Keys: keys})
 	p := f.publisher()
@@ -180,11 +187,7 @@ func TestLater_Many(t *testing.T) {
 func TestLater_NoWorkerAtItsTime(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	dir := t.TempDir()
-	signer, err := signing.Make(dir)
-	require.NoError(t, err)
-	keys, err := signing.Open(filepath.Join(dir, signing.PublicFile))
-	require.NoError(t, err)
+	signer, keys := newSigner(t)
 	p := f.publisher()
 	p.Signer = signer
 	runs, over := later("account/a", time.Second), later("account/b", time.Second)

@@ -107,9 +107,9 @@ func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
 
 func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
 
-// enqueueLane enqueues calls of one lane. The first that does not wait for its time may be the ready
-// message itself, if the lane may be idle. That saves a write; a wrong guess costs one. A call that
-// waits for its time makes no lane ready, so it says nothing about the lane.
+// enqueueLane enqueues calls of one lane. The first that does not wait for its time may be the
+// ready message itself, if the lane may be idle. That saves a write; a wrong guess costs one. A
+// call that waits for its time makes no lane ready, so it says nothing about the lane.
 func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
 	inline, used := false, false
 	for _, i := range indexes {

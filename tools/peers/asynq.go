@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/hibiken/asynq"
 )
 
@@ -88,7 +89,7 @@ func (p *asynqPeer) enqueue(ctx context.Context, t task, id string) error {
 }
 
 func (p *asynqPeer) Do(ctx context.Context, t task) error {
-	id, done := newID(), make(chan struct{})
+	id, done := uuid.NewString(), make(chan struct{})
 	p.mu.Lock()
 	p.waiting[id] = done
 	p.mu.Unlock()

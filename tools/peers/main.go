@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -29,6 +30,8 @@ type peer interface {
 	Do(ctx context.Context, t task) error
 	// Submit sends tasks without waiting for them.
 	Submit(ctx context.Context, tasks []task) error
+	// Overlaps is how many tasks ran while another one of their key did.
+	Overlaps() int64
 	Close() error
 }
 
@@ -40,12 +43,11 @@ type task struct {
 
 // system is a peer with what the table says of it.
 type system struct {
-	name     string
-	version  string
-	durable  string // when an accepted task, and its result, are on disk
-	byKey    string // the means for an order by key; "" is none
-	open     func() peer
-	maxKeyed int // tasks of the keyed work; 0 is all
+	name    string
+	version string
+	durable string // when an accepted task, and its result, are on disk
+	byKey   string // the means for an order by key; "" is none
+	open    func() peer
 }
 
 // work is what the workers of a peer run. It finds out whether tasks of one key overlap.
@@ -53,10 +55,12 @@ type work struct {
 	mu       sync.Mutex
 	running  map[string]bool
 	overlaps atomic.Int64
-	done     atomic.Int64
 }
 
 func newWork() *work { return &work{running: map[string]bool{}} }
+
+// Overlaps implements [peer].
+func (w *work) Overlaps() int64 { return w.overlaps.Load() }
 
 func (w *work) run(ctx context.Context, t task) (string, error) {
 	if t.Key != "" {
@@ -81,7 +85,6 @@ func (w *work) run(ctx context.Context, t task) (string, error) {
 			return "", ctx.Err()
 		}
 	}
-	w.done.Add(1)
 	return "done", nil
 }
 
@@ -130,7 +133,7 @@ func run(ctx context.Context, s settings, only string) error {
 			fmt.Fprintf(os.Stderr, "%s: %+v\n", y.name, f)
 		}
 	}
-	print(systems, found, s)
+	printTable(systems, found, s)
 	return nil
 }
 
@@ -178,6 +181,7 @@ func measure(ctx context.Context, s settings, y system) (f figures, err error) {
 		}); err != nil {
 			return f, fmt.Errorf("tasks by key: %w", err)
 		}
+		f.overlaps = p.Overlaps()
 	}
 	backlog := make([]task, s.backlog)
 	for i := range backlog {
@@ -221,7 +225,7 @@ func throughput(ctx context.Context, p peer, n, callers int, of func(i int) task
 	return float64(n) / time.Since(begun).Seconds(), errors.Join(faults...)
 }
 
-func print(systems []system, found map[string][]figures, s settings) {
+func printTable(systems []system, found map[string][]figures, s settings) {
 	fmt.Printf("%d no-op tasks and %d tasks of 5 ms with 64 keys by %d callers, %d slots; %d tasks by one caller; a backlog of %d tasks of 1 ms of one key; medians of %d rounds in turns; %d cores, %s\n\n",
 		s.tasks, s.keyed, s.callers, s.slots, s.latency, s.backlog, s.rounds, runtime.NumCPU(), runtime.Version())
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
@@ -251,16 +255,9 @@ func print(systems []system, found map[string][]figures, s settings) {
 		fmt.Fprintf(table, "| %s %s\t| %.0f\t| %s, %s\t| %s\t| %s\t| %s\t| %s |\n", y.name, y.version,
 			median(good, func(f figures) float64 { return f.noop }),
 			duration(func(f figures) time.Duration { return f.p50 }), duration(func(f figures) time.Duration { return f.p99 }),
-			keyed, other, y.durable, or(y.byKey, "none"))
+			keyed, other, y.durable, cmp.Or(y.byKey, "none"))
 	}
 	_ = table.Flush() // standard output
-}
-
-func or(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
 }
 
 func median(all []figures, of func(figures) float64) float64 {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,7 +56,9 @@ func (p *restatePeer) Start(ctx context.Context, dir string, slots int) error {
 	object := restate.NewObject("Keyed").Handler("Run", restate.NewObjectHandler(func(ctx restate.ObjectContext, t task) (string, error) { return p.run(ctx, t) }))
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	p.stop = stop
-	go func() { _ = server.NewRestate().WithLogger(slog.DiscardHandler, true).Bind(service).Bind(object).Start(serving, address(3)) }() // ends with serving
+	go func() {
+		_ = server.NewRestate().WithLogger(slog.DiscardHandler, true).Bind(service).Bind(object).Start(serving, address(3))
+	}() // ends with serving
 	if err := await(ctx, func() error {
 		conn, err := net.Dial("tcp", address(3))
 		if err == nil {
@@ -93,14 +96,7 @@ func restateProgram(ctx context.Context) (string, error) {
 	if program := find(); err == nil && program != "" {
 		return program, nil
 	}
-	return "", fmt.Errorf("npm install @restatedev/restate-server: %w: %s", cmpOr(err, errors.New("no program in it")), out)
-}
-
-func cmpOr(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
+	return "", fmt.Errorf("npm install @restatedev/restate-server: %w: %s", cmp.Or(err, errors.New("no program in it")), out)
 }
 
 func (p *restatePeer) post(ctx context.Context, url string, body []byte) error {

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 const restateVersion = "1.7.12"
@@ -53,8 +51,6 @@ func moduleVersion(path string) string {
 	}
 	return ""
 }
-
-func newID() string { return uuid.NewString() }
 
 func freePort() (int, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

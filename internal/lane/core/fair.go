@@ -15,7 +15,7 @@ type Fair[Tenant comparable] struct {
 	finish map[Tenant]float64 // where each tenant's last grant ends, if that is later
 }
 
-// maxTenants bounds the tenants that are remembered; beyond it, all begin anew.
+// maxTenants bounds the tenants that are remembered. When more of them wait, all are forgotten.
 const maxTenants = 10_000
 
 func (f *Fair[T]) start(t T) float64 { return max(f.now, f.finish[t]) }

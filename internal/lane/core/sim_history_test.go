@@ -96,7 +96,7 @@ func (h *history) stored(m *message) {
 	}
 }
 
-// begin is the first effect of an attempt, with the number that it is told, in a held lane.
+// begin records the first effect of an attempt, with its number, in a held lane.
 func (h *history) begin(c *simCall, number int, l *simLane) *attempt {
 	claimed := l.claimed
 	c.starts++

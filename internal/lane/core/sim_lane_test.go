@@ -644,7 +644,7 @@ type leaver struct {
 	t *task
 }
 
-// RemoveReady implements [core.Leaver].
+// RemoveReady implements [core.Releaser].
 func (l *leaver) RemoveReady() bool {
 	if !l.tries(l.t, func() bool { return l.wk.isFresh(l.life) && l.t.remove(readyOf(l.lane).cell, l.ready.seq) }) {
 		return false
@@ -659,7 +659,7 @@ func (l *leaver) RemoveReady() bool {
 	return true
 }
 
-// Look implements [core.Leaver].
+// Look implements [core.Releaser].
 func (l *leaver) Look() (found, ok bool) {
 	if l.broken("the last look") {
 		return false, true
@@ -680,7 +680,7 @@ func (l *leaver) Look() (found, ok bool) {
 	return found, ok
 }
 
-// MakeReady implements [core.Leaver].
+// MakeReady implements [core.Releaser].
 func (l *leaver) MakeReady() bool {
 	return l.tries(l.t, func() bool {
 		answer, ok := l.t.put(readyOf(l.lane), nil, 0)
@@ -688,7 +688,8 @@ func (l *leaver) MakeReady() bool {
 	})
 }
 
-// RemoveClaim implements [core.Leaver]; nobody answers, unless the rate has to be known.
+// RemoveClaim implements [core.Releaser]. It waits for an answer only if the next holder needs the
+// spent rate.
 func (l *leaver) RemoveClaim() {
 	w := l.wk.m.w
 	if left := l.claim; l.spent() > 0 {
