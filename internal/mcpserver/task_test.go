@@ -153,8 +153,8 @@ func TestTask_IsOfItsSessionAndToken(t *testing.T) {
 			own := reader.request("tools/call", "read", `"name": "read", "arguments": {"path": "x"}`).Result.TaskID
 			raw, err := base64.RawURLEncoding.DecodeString(made)
 			require.NoError(t, err)
-			at := bytes.IndexByte(raw, '{')
-			require.Equal(t, 16, at, "a code of 128 bits, then the fields")
+			const at = 16
+			require.Equal(t, byte('{'), raw[at], "a code of 128 bits, then the fields")
 			signature, err := base64.RawURLEncoding.DecodeString(own)
 			require.NoError(t, err)
 			forged := map[string][]byte{

@@ -76,7 +76,7 @@ func unlock(root *os.Root, name string, info fs.FileInfo) (lock func() error, er
 	if privileged() || mode&0o700 == 0o700 {
 		return func() error { return nil }, nil
 	}
-	if err := root.Chmod(name, mode|0o700); err != nil {
+	if err := root.Chmod(name, mode|0o700); err != nil && !gone(err) {
 		return nil, err
 	}
 	return func() error {

@@ -87,3 +87,23 @@ func TestSave_NothingOfTheOutsideWhileTreesAreExchanged(t *testing.T) {
 		require.Zero(t, info.Mode().Perm(), name)
 	}
 }
+
+// TestSave_DirectoriesComeAndGo while it reads them: no save fails.
+func TestSave_DirectoriesComeAndGo(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t, tree{"d": {dir: true}, "d/e": {dir: true}, "f": {body: "1"}})
+	ctx, cancel := gocontext.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer func() { cancel(); wg.Wait() }()
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			_ = root.RemoveAll("d")
+			_ = root.MkdirAll("d/e", 0o700)
+		}
+	})
+	for range 3000 {
+		delta, err := snapshot.Save(t.Context(), root, snapshot.Tree{}, snapshot.Index{}, newMemory(), nil)
+		require.NoError(t, err)
+		require.Contains(t, delta.Set, "f")
+	}
+}

@@ -171,7 +171,7 @@ func (s *saver) inside(ctx context.Context, above *os.Root, base, name string, i
 	}
 	defer func() { err = errors.Join(err, lock()) }()
 	dir, entries, err := list(above, base, info)
-	if errors.Is(err, errChanged) { // it has gone meanwhile, or is another: the next one finds that
+	if errors.Is(err, errChanged) && name != "." { // the next save finds that it was removed or replaced
 		return nil
 	}
 	if err != nil {
@@ -205,6 +205,9 @@ func list(above *os.Root, base string, info fs.FileInfo) (*os.Root, []fs.DirEntr
 		return nil, nil, errors.Join(err, dir.Close())
 	}
 	entries, err := file.ReadDir(-1)
+	if err != nil && gone(err) { // the system says so of an open directory that was removed
+		err = errChanged
+	}
 	if err = errors.Join(err, file.Close()); err != nil {
 		return nil, nil, errors.Join(err, dir.Close())
 	}
