@@ -98,7 +98,7 @@ simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 
 	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED) -fault=$(FAULT)
 
 .PHONY: limits
-limits: ## Hold the limits of lanes while workers are killed, CALLS calls, and in the simulation
+limits: ## Hold the limits of lanes while workers and the server are killed, CALLS calls, and in the simulation
 	go test ./internal/lane -run TestLimits_HoldWhileWorkersAreKilled -count=1 -timeout=6h -v -args -limited=$(CALLS)
 	go test ./internal/lane/core -run TestSimulation_LimitsHold -count=1 -timeout=6h -v -args -seeds=20000
 

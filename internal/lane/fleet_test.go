@@ -32,6 +32,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, beLimitedWorker(settings))
 		os.Exit(1)
 	}
+	if settings := os.Getenv(limitedServerVariable); settings != "" {
+		fmt.Fprintln(os.Stderr, beLimitedServer(settings))
+		os.Exit(1)
+	}
 	natsiotest.Overlap()
 	goleak.VerifyTestMain(m)
 }

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -17,20 +18,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 var limitedCalls = flag.Int("limited", 1500, "calls of TestLimits_HoldWhileWorkersAreKilled")
 
-// limitedVariable makes a process of this test binary a worker that writes down what it starts and
-// ends: its server, its credentials and its file.
-const limitedVariable = "LANE_TEST_LIMITED"
+const (
+	// limitedVariable makes a process of this test binary a worker that writes down what it starts
+	// and ends: its server, its credentials and its file.
+	limitedVariable = "LANE_TEST_LIMITED"
+	// limitedServerVariable makes it a server: its directory and its address.
+	limitedServerVariable = "LANE_TEST_LIMITED_SERVER"
+)
 
 // beLimitedWorker is the main function of that process.
 func beLimitedWorker(settings string) error {
@@ -63,53 +71,91 @@ func beLimitedWorker(settings string) error {
 	return err
 }
 
-// limitedWorker is such a process.
-type limitedWorker struct {
-	cmd  *exec.Cmd
-	dead time.Time // when it had ended
+// limitedProcess is a worker of that kind, or the server.
+type limitedProcess struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+	dead  time.Time // when it had ended; read after that
 }
 
-func startLimited(t *testing.T, settings string) *limitedWorker {
+func startLimited(t *testing.T, variable, settings string) *limitedProcess {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	w := &limitedWorker{cmd: exec.CommandContext(context.WithoutCancel(t.Context()), self)}
-	w.cmd.Env = append(os.Environ(), limitedVariable+"="+settings)
-	_, err = w.cmd.StdinPipe()
+	p := &limitedProcess{cmd: exec.CommandContext(context.WithoutCancel(t.Context()), self), ended: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), variable+"="+settings)
+	_, err = p.cmd.StdinPipe()
 	require.NoError(t, err)
-	w.cmd.Stderr = os.Stderr
-	require.NoError(t, w.cmd.Start())
-	return w
+	p.cmd.Stderr = os.Stderr
+	require.NoError(t, p.cmd.Start())
+	go func() {
+		_ = p.cmd.Wait() // it is killed
+		p.dead = time.Now()
+		close(p.ended)
+	}()
+	return p
 }
 
-func (w *limitedWorker) kill() {
-	if w.dead.IsZero() {
-		_ = w.cmd.Process.Kill()
-		_ = w.cmd.Wait() // it is killed
-		w.dead = time.Now()
+func (p *limitedProcess) isOver() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
 	}
 }
 
-// Law: with 3 calls at once on one key, 64 callers and workers that are killed again and again,
-// there is never a fourth, and no call is lost. No second has more starts than the rate and the
-// burst.
+func (p *limitedProcess) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.ended
+}
+
+// beLimitedServer is the main function of a server in a process of its own.
+func beLimitedServer(settings string) error {
+	dir, address, _ := strings.Cut(settings, " ")
+	_, err := embedded.Start(context.Background(), embedded.Options{Data: dir, Listen: address})
+	if err == nil {
+		_, err = io.Copy(io.Discard, os.Stdin) // until the tests end
+	}
+	return err
+}
+
+// limitedServer starts such a server, and returns how to start it again and how to connect to it.
+func limitedServer(t *testing.T) (start func() *limitedProcess, url, creds string) {
+	t.Helper()
+	dir := t.TempDir()
+	address := fmt.Sprint("127.0.0.1:", natsiotest.FreePorts(t, 1)[0])
+	start = func() *limitedProcess { return startLimited(t, limitedServerVariable, dir+" "+address) }
+	return start, "nats://" + address, filepath.Join(dir, embedded.TokenFile)
+}
+
+// Law: with 3 calls at once on one key, 64 callers, and workers and a server that are killed again
+// and again, there is never a fourth, and no call is lost. No second has more starts than the rate
+// and the burst.
 func TestLimits_HoldWhileWorkersAreKilled(t *testing.T) {
 	t.Parallel()
-	nf := natsiotest.Listening(t, natsio.Topology{})
-	f := around(t, nf)
+	startServer, url, creds := limitedServer(t)
+	server := startServer()
+	t.Cleanup(func() { server.kill() })
+	f := &fleet{t: t, logger: slog.New(slog.DiscardHandler)}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		var err error
+		f.nc, err = natsio.Connect(context.WithoutCancel(t.Context()), url, natsio.ConnectOptions{Name: "callers", Creds: creds})
+		require.NoError(c, err)
+	}, patience, 100*time.Millisecond)
+	t.Cleanup(f.nc.Close)
+	var err error
+	f.js, err = jetstream.New(f.nc)
+	require.NoError(t, err)
+	f.insist(func() error { return natsio.Ensure(t.Context(), f.js, natsio.Topology{Fleet: factFleet}) })
 	f.ensurePool(briefLease)
-	const rate, burst = 50, 10
+	const rate, burst, many = 50, 10, 3
 	f.setLimit(limits.Rule{Lane: "account/*", Concurrent: 3})
 	f.setLimit(limits.Rule{Lane: "paced/*", Rate: perSecond(rate), Burst: burst})
 	log := filepath.Join(t.TempDir(), "log")
-	settings := nf.Server.URL() + " " + nf.Server.CredentialFile() + " " + log
-	var workers []*limitedWorker
-	begin := func() { workers = append(workers, startLimited(t, settings)) }
-	for range 3 {
-		begin()
-	}
+	var workers, alive []*limitedProcess
 	t.Cleanup(func() {
-		for _, w := range workers {
+		for _, w := range alive {
 			w.kill()
 		}
 	})
@@ -132,8 +178,13 @@ func TestLimits_HoldWhileWorkersAreKilled(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { callers.Wait(); close(done) }()
-	kills, before := 0, left.Load()
+	kills, serverKills, before := 0, 0, left.Load()
 	for ended := false; !ended; {
+		alive = slices.DeleteFunc(alive, (*limitedProcess).isOver)
+		for len(alive) < many { // a worker that cannot connect ends by itself
+			w := startLimited(t, limitedVariable, url+" "+creds+" "+log)
+			alive, workers = append(alive, w), append(workers, w)
+		}
 		select {
 		case <-done:
 			ended = true
@@ -142,16 +193,20 @@ func TestLimits_HoldWhileWorkersAreKilled(t *testing.T) {
 				continue // workers start slowly on a busy machine
 			}
 			before = left.Load()
-			workers[len(workers)-1-rand.IntN(3)].kill()
-			kills++
-			begin()
+			alive[rand.IntN(many)].kill()
+			if kills++; kills%5 == 2 {
+				server.kill()
+				server = startServer()
+				serverKills++
+			}
 		}
 	}
-	for _, w := range workers {
+	for _, w := range alive {
 		w.kill()
 	}
 	requireLimited(t, log, workers, rate, burst)
-	t.Logf("%d calls, %d workers killed", *limitedCalls, kills)
+	t.Logf("%d calls, %d workers and %d servers killed, %d workers ended because they could not connect",
+		*limitedCalls, kills, serverKills, len(workers)-kills-many)
 }
 
 // noted is a line of what the workers wrote, or the end of one.
@@ -161,7 +216,7 @@ type noted struct {
 	at         int64
 }
 
-func requireLimited(t *testing.T, log string, workers []*limitedWorker, rate, burst int) {
+func requireLimited(t *testing.T, log string, workers []*limitedProcess, rate, burst int) {
 	t.Helper()
 	file, err := os.Open(log)
 	require.NoError(t, err)
