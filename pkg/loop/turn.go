@@ -189,9 +189,10 @@ const maxReplyTokens = 1 << 40
 // counted is what counts of what a server says that a reply took: nothing that it says gives tokens
 // back.
 func counted(u protocol.Usage) protocol.Usage {
+	input, output := min(max(u.InputTokens, 0), maxReplyTokens), min(max(u.OutputTokens, 0), maxReplyTokens)
 	return protocol.Usage{
-		InputTokens:  min(max(u.InputTokens, 0), maxReplyTokens),
-		OutputTokens: min(max(u.OutputTokens, 0), maxReplyTokens),
+		InputTokens: input, OutputTokens: output,
+		CachedTokens: min(max(u.CachedTokens, 0), input), ReasoningTokens: min(max(u.ReasoningTokens, 0), output),
 	}
 }
 

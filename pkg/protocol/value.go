@@ -12,11 +12,18 @@ type Value any
 type Usage struct {
 	InputTokens  int64 `json:"input_tokens"`
 	OutputTokens int64 `json:"output_tokens"`
+	// CachedTokens are those of InputTokens that the provider read from its cache, and
+	// ReasoningTokens those of OutputTokens that the model thought; 0 where it does not say.
+	CachedTokens    int64 `json:"cached_tokens,omitempty"`
+	ReasoningTokens int64 `json:"reasoning_tokens,omitempty"`
 }
 
 // Add returns the sum of both.
 func (u Usage) Add(other Usage) Usage {
-	return Usage{u.InputTokens + other.InputTokens, u.OutputTokens + other.OutputTokens}
+	return Usage{
+		InputTokens: u.InputTokens + other.InputTokens, OutputTokens: u.OutputTokens + other.OutputTokens,
+		CachedTokens: u.CachedTokens + other.CachedTokens, ReasoningTokens: u.ReasoningTokens + other.ReasoningTokens,
+	}
 }
 
 // Total is input plus output.

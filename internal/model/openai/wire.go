@@ -192,18 +192,31 @@ func usageOf(raw json.RawMessage) (protocol.Usage, bool) {
 	if !isSet(raw) || json.Unmarshal(raw, &usage) != nil {
 		return protocol.Usage{}, false
 	}
-	count := func(names ...string) int64 {
-		for _, name := range names {
-			if n, err := wholeOf(usage[name]); err == nil {
-				return n
+	detail := func(of ...string) fields {
+		for _, name := range of {
+			if details, err := objectOf(name, usage[name]); err == nil && len(details) > 0 {
+				return details
 			}
 		}
-		return 0
+		return nil
 	}
+	cached := countIn(detail("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
 	return protocol.Usage{
-		InputTokens:  count("prompt_tokens", "input_tokens"),
-		OutputTokens: count("completion_tokens", "output_tokens"),
+		InputTokens:     countIn(usage, "prompt_tokens", "input_tokens"),
+		OutputTokens:    countIn(usage, "completion_tokens", "output_tokens"),
+		CachedTokens:    max(cached, countIn(usage, "prompt_cache_hit_tokens")), // of DeepSeek
+		ReasoningTokens: countIn(detail("completion_tokens_details", "output_tokens_details"), "reasoning_tokens"),
 	}, true
+}
+
+// countIn is the first of the named fields that is a number; 0 if none is.
+func countIn(object fields, names ...string) int64 {
+	for _, name := range names {
+		if n, err := wholeOf(object[name]); err == nil {
+			return n
+		}
+	}
+	return 0
 }
 
 // unquote is the text of a JSON string. It may end, or begin, in the middle of a character, when a
