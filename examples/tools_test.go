@@ -21,7 +21,7 @@ import (
 )
 
 // toolsFleet is a fleet with the tools of the example folder.
-func toolsFleet(t *testing.T, driver string) (*fleet.Fleet, *tools.Table) {
+func toolsFleet(t *testing.T, driver string) (*fleet.Client, *tools.Table) {
 	t.Helper()
 	f, folder := folderFleet(t, driver, "tools")
 	set := folder.Load(coreNames()...)
@@ -32,14 +32,14 @@ func toolsFleet(t *testing.T, driver string) (*fleet.Fleet, *tools.Table) {
 }
 
 // folderFleet is a fleet whose worker has a folder of examples.
-func folderFleet(t *testing.T, driver, name string) (*fleet.Fleet, *manifest.Folder) {
+func folderFleet(t *testing.T, driver, name string) (*fleet.Client, *manifest.Folder) {
 	t.Helper()
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("python3 is not installed, and the tools are Python programs")
 	}
 	folder, err := manifest.Open(name)
 	require.NoError(t, err)
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	err = f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: driver, Tools: folder.Dir()})
@@ -58,9 +58,9 @@ func coreNames() []string {
 	return names
 }
 
-func call(t *testing.T, f *fleet.Fleet, table *tools.Table, tool, arguments string) fleet.Outcome {
+func call(t *testing.T, f *fleet.Client, table *tools.Table, tool, arguments string) fleet.Result {
 	t.Helper()
-	outcome, err := f.Call(t.Context(), table, "examples", tool, arguments, nil)
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "examples", Tool: tool, Arguments: arguments})
 	require.NoError(t, err)
 	return outcome
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -42,6 +44,8 @@ type Options struct {
 	Name protocol.Fleet
 	// URL is the NATS server or servers; "" starts one inside this process.
 	URL string
+	// Conn is a connection to use instead of URL; [Fleet.Close] leaves it open.
+	Conn *nats.Conn
 	// Creds is a credentials file, or a file with a token; "" for none.
 	Creds string
 	// TLS is for servers whose certificates the system does not know, and for those that want one.
@@ -70,6 +74,9 @@ type Options struct {
 	// ResultAge and ResultBytes bound the results, see [natsio.Topology].
 	ResultAge   time.Duration
 	ResultBytes int64
+	// Tracer and Meter make spans and metrics; nil means those of the process.
+	Tracer trace.Tracer
+	Meter  metric.Meter
 	// Logger is required.
 	Logger *slog.Logger
 	// Notify is that of an embedded server, see [embedded.Options].
@@ -93,6 +100,8 @@ type Fleet struct {
 	// heartbeats there from before knows that they were of a process that has ended.
 	Origin string
 
+	tracer trace.Tracer
+	meter  metric.Meter
 	logger *slog.Logger
 	signer *signing.Signer          // nil where calls are not signed
 	parts  map[protocol.Pool]*Fleet // see [Fleet.At]
@@ -118,7 +127,8 @@ func (o *Options) signer() (*signing.Signer, error) {
 
 // Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
 func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
-	f := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
+	o.Tracer, o.Meter = cmp.Or(o.Tracer, telemetry.Tracer()), cmp.Or(o.Meter, telemetry.Meter())
+	f := &Fleet{Name: o.Name, Abort: func() {}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -153,10 +163,10 @@ func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
 	same := map[natsio.Server]*Fleet{}
 	for pool, server := range o.Pools {
 		if same[server] == nil {
-			part := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger, signer: f.signer}
+			part := &Fleet{Name: o.Name, Abort: func() {}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
 			f.closers = append(f.closers, part.Close)
 			of := o
-			of.URL, of.Creds, of.Pools = server.URL, server.Creds, nil
+			of.URL, of.Conn, of.Creds, of.Pools = server.URL, nil, server.Creds, nil
 			if err := part.connect(ctx, of); err != nil {
 				return fmt.Errorf("servers of pool %s: %w", pool, err)
 			}
@@ -208,7 +218,7 @@ func (f *Fleet) Parts() []*Fleet {
 
 func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS}
-	if o.URL == "" {
+	if o.URL == "" && o.Conn == nil {
 		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger, Notify: o.Notify})
 		if err != nil {
 			return err
@@ -220,14 +230,16 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 		options.Creds, options.TLS, options.Options = "", natsio.TLS{}, f.Server.Options()
 	}
 	options.Logger = o.Logger
-	if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
-		return err
+	if f.NC = o.Conn; f.NC == nil {
+		if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
+			return err
+		}
+		f.closers = append(f.closers, f.NC.Close)
 	}
-	f.closers = append(f.closers, f.NC.Close)
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Bounded: o.URL != "" && len(o.Pools) == 0, Logger: o.Logger}
+	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Bounded: f.Server == nil && len(o.Pools) == 0, Logger: o.Logger}
 	ensure := natsio.Ensure
 	if o.Existing {
 		ensure = natsio.Check
@@ -243,7 +255,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
-	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Signer: f.signer, Logger: o.Logger}); err != nil {
+	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: o.Tracer, Meter: o.Meter, Signer: f.signer, Logger: o.Logger}); err != nil {
 		return err
 	}
 	f.closers = append(f.closers, f.Dispatcher.Close)
@@ -306,7 +318,7 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
 			f.logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
 		}
 	}
-	o.Fleet, o.Origin, o.Logger, o.Tracer = f.Name, f.Origin, f.logger, telemetry.Tracer()
+	o.Fleet, o.Origin, o.Logger, o.Tracer, o.Meter = f.Name, f.Origin, f.logger, f.tracer, f.meter
 	w, err := worker.New(ctx, f.At(cmp.Or(o.Pool, protocol.DefaultPool)).NC, o)
 	if err != nil {
 		return err

@@ -17,16 +17,16 @@ import (
 // The servers run in the sandbox of the session, or are reached from its worker. What is wrong with
 // one, and names that taken has, are problems, and take nothing else with them. The error says that
 // the fleet failed. Ask again when a turn begins: servers may have other tools then.
-func (f *Fleet) ServerTools(
+func (c *Client) ServerTools(
 	ctx context.Context, session protocol.SessionID, servers []mcp.Server, taken []tools.Tool,
 ) (made []tools.Tool, problems []error, err error) {
 	if _, err := protocol.ParseSessionID(string(session)); err != nil {
 		return nil, nil, err
 	}
-	return mcptools.Open(ctx, f.inner.Dispatcher.One, session, servers, taken)
+	return mcptools.Open(ctx, c.inner.Dispatcher.One, session, servers, taken)
 }
 
-// Errors of [Fleet.Answer] and [Fleet.Approve].
+// Errors of [Client.Answer] and [Client.Approve].
 var (
 	// ErrNotAsked says that nobody waits for the answer: there is one, or the time is over.
 	ErrNotAsked = approval.ErrNotAsked
@@ -35,28 +35,28 @@ var (
 )
 
 // Answer answers what a call asks a person while it runs, as an MCP server does: an event
-// [loop.EventQuestionAsked] of [loop.Options] or [loop.SingleOptions].Observe, of which the ids and
+// [loop.EventQuestionAsked] of [loop.Options] or [Call].Observe, of which the ids and
 // the lane count. It returns when the worker has taken the answer. A call waits [wire.AskWait];
 // who needs longer answers [wire.ActionWait] first, and has half of the call's time then.
 // Questions that nobody answers are declined.
-func (f *Fleet) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
+func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
 	pool, _, _ := strings.Cut(asked.Lane, "/")
 	if asked.Question != nil {
 		answer.Question = cmp.Or(answer.Question, asked.Question.ID)
 	}
 	of := approval.Asked{Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID}
-	return approval.Reply(ctx, f.inner.Conn(of.Pool), f.inner.Name, of, answer)
+	return approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
 }
 
-// AwaitApproval waits until somebody says whether a call may be made: by [Fleet.Approve] of any
+// AwaitApproval waits until somebody says whether a call may be made: by [Client.Approve] of any
 // program of the fleet, or by coordinator approve. It is for [loop.Options] and
-// [loop.SingleOptions].Approve.
-func (f *Fleet) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-	return approval.Waiter(f.inner.NC, f.inner.Name)(ctx, request)
+// [Call].Approve.
+func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+	return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
 }
 
 // Approve says whether a call may be made that somebody waits to hear about, as
-// [Fleet.AwaitApproval] and coordinator serve do, and returns when that has taken it.
-func (f *Fleet) Approve(ctx context.Context, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
-	return approval.Answer(ctx, f.inner.NC, f.inner.Name, session, call, answer)
+// [Client.AwaitApproval] and coordinator serve do, and returns when that has taken it.
+func (c *Client) Approve(ctx context.Context, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
+	return approval.Answer(ctx, c.inner.NC, c.inner.Name, session, call, answer)
 }

@@ -31,9 +31,9 @@ func (m calling) Reply(_ context.Context, request loop.Request, _ func(loop.Delt
 }
 
 // withServer is a fleet with a session that has the tools of the test server.
-func withServer(t *testing.T) (*fleet.Fleet, protocol.SessionID, *tools.Table) {
+func withServer(t *testing.T) (*fleet.Client, protocol.SessionID, *tools.Table) {
 	t.Helper()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
@@ -93,10 +93,10 @@ func TestAnswer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, accepted, result.Text)
 
-	outcome, err := f.Call(t.Context(), table, session, "test__form", "{}", &loop.SingleOptions{Observe: observe})
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: session, Tool: "test__form", Arguments: "{}", Observe: observe})
 	require.NoError(t, err)
 	require.Equal(t, accepted, outcome.Text)
-	outcome, err = f.Call(t.Context(), table, session, "test__form", "{}", nil)
+	outcome, err = f.Call(t.Context(), fleet.Call{Table: table, Session: session, Tool: "test__form", Arguments: "{}"})
 	require.NoError(t, err)
 	require.Contains(t, outcome.Text, "decline null", "nobody is asked")
 

@@ -21,13 +21,13 @@ import (
 const promptly = 4 * time.Second
 
 // callUntil makes one call and requires that it returns when its context ends.
-func callUntil(ctx context.Context, t *testing.T, f *fleet.Fleet, command string) (fleet.Outcome, error) {
+func callUntil(ctx context.Context, t *testing.T, f *fleet.Client, command string) (fleet.Result, error) {
 	t.Helper()
 	tools := table(t)
 	ended := make(chan time.Time, 1)
 	stop := context.AfterFunc(ctx, func() { ended <- time.Now() })
 	defer stop()
-	outcome, err := f.Call(ctx, tools, "s", "bash", `{"command":"`+command+`"}`, nil)
+	outcome, err := f.Call(ctx, fleet.Call{Table: tools, Session: "s", Tool: "bash", Arguments: `{"command":"` + command + `"}`})
 	returned := time.Now()
 	require.Error(t, ctx.Err(), "it has to wait for the context: %+v, %v", outcome, err)
 	require.Less(t, returned.Sub(<-ended), promptly)
@@ -37,7 +37,7 @@ func callUntil(ctx context.Context, t *testing.T, f *fleet.Fleet, command string
 func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})
+	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	cause := errors.New("the user left")
@@ -51,14 +51,14 @@ func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
 	require.NotNil(t, outcome.Error)
 
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
-	outcome, err = f.Call(t.Context(), table(t), "s", "bash", `{"command":"ls -A"}`, nil)
+	outcome, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"ls -A"}`})
 	require.NoError(t, err)
 	require.NotContains(t, outcome.Text, "ran")
 }
 
 func TestCall_ReturnsWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // in which a busy machine takes it
@@ -72,7 +72,7 @@ func TestCall_ReturnsWhenItsContextEnds(t *testing.T) {
 func TestCall_ReturnsWhenItsContextEndsWhileItRuns(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
@@ -100,13 +100,13 @@ func TestCall_SaysThatTheServerIsAway(t *testing.T) {
 	require.NoError(t, err)
 	defer server.Close()
 	lost := lossLogger{make(chan struct{})}
-	f, err := fleet.Connect(t.Context(), &fleet.Options{
+	f, err := fleet.Connect(t.Context(), fleet.Options{
 		URL: server.URL(), Creds: server.CredentialFile(), Data: t.TempDir(), Logger: slog.New(lost),
 	})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
-	outcome, err := f.Call(t.Context(), table(t), "s", "bash", `{"command":"true"}`, nil)
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"true"}`})
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, outcome.Status)
 	server.Close()

@@ -76,7 +76,7 @@ func order(_ context.Context, dialog *worker.Dialog[nextItem, string], args orde
 // A tool that answers several calls, and keeps its state in the worker between them.
 func Example_stateful() {
 	ctx := context.Background()
-	f, err := fleet.Connect(ctx, nil)
+	f, err := fleet.Connect(ctx, fleet.Options{})
 	if err != nil {
 		fmt.Println(err)
 		return

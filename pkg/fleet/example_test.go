@@ -38,7 +38,7 @@ func (cashier) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)
 // after another, on however many workers.
 func Example() {
 	ctx := context.Background()
-	f, err := fleet.Connect(ctx, nil)
+	f, err := fleet.Connect(ctx, fleet.Options{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -84,7 +84,7 @@ func Example() {
 	result, err := runner.Run(ctx, session, loop.Input{Text: "Pay in what came."})
 	fmt.Println(result.Text, err)
 
-	outcome, err := f.Call(ctx, table, session, "pay_in", `{"account":"acme","cents":0}`, nil)
+	outcome, err := f.Call(ctx, fleet.Call{Table: table, Session: session, Tool: "pay_in", Arguments: `{"account":"acme","cents":0}`})
 	fmt.Println(outcome.Status, outcome.Error, err)
 	// Output:
 	// acme has 750 cents <nil>

@@ -14,7 +14,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -64,8 +63,8 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	defer startWorker(t, p, logger)()
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
-	call := func(tool, arguments string) fleet.Outcome {
-		outcome, err := f.Call(ctx, table, protocol.NewSessionID(), tool, arguments, &loop.SingleOptions{MinLevel: "none"})
+	call := func(tool, arguments string) fleet.Result {
+		outcome, err := f.Call(ctx, fleet.Call{Table: table, Session: protocol.NewSessionID(), Tool: tool, Arguments: arguments, MinLevel: "none"})
 		require.NoError(t, err)
 		return outcome
 	}
@@ -139,9 +138,9 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 		return err == nil && len(info.State.Subjects) == 0
 	}, time.Minute, 10*time.Millisecond)
 	flood(wire.ClaimsStream(fleetName), "tf.claim.default.%", 100)
-	waiting := make(chan fleet.Outcome)
+	waiting := make(chan fleet.Result)
 	go func() {
-		outcome, err := f.Call(ctx, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
+		outcome, err := f.Call(ctx, fleet.Call{Table: table, Session: protocol.NewSessionID(), Tool: "bash", Arguments: `{"command":"true"}`, MinLevel: "none"})
 		if err != nil {
 			t.Error(err)
 		}
@@ -170,7 +169,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	require.ErrorContains(t, err, "maximum messages exceeded")
 	soon, stop := context.WithTimeout(ctx, 5*time.Second)
 	defer stop()
-	waits, err := f.Call(soon, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
+	waits, err := f.Call(soon, fleet.Call{Table: table, Session: protocol.NewSessionID(), Tool: "bash", Arguments: `{"command":"true"}`, MinLevel: "none"})
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOutcomeUnknown, waits.Status)
 	require.Contains(t, waits.Error.Message, "a request to cancel", "nobody can claim its lane")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -20,7 +21,7 @@ import (
 type program struct {
 	*bench
 
-	options *loop.SingleOptions
+	options fleet.Call
 }
 
 func newProgram(t *testing.T, set, denied string) *program {
@@ -30,7 +31,7 @@ func newProgram(t *testing.T, set, denied string) *program {
 	require.NoError(t, err)
 	p.table, err = tools.NewTable(named...)
 	require.NoError(t, err)
-	p.options = &loop.SingleOptions{Policy: rules(t, "tools: {deny: ["+denied+"]}")}
+	p.options = fleet.Call{Policy: rules(t, "tools: {deny: ["+denied+"]}")}
 	return p
 }
 
@@ -121,7 +122,7 @@ func TestFormats_AProgramThatTestsForError(t *testing.T) {
 	p := newProgram(t, "files", "write_file")
 	type value = map[string]any
 	denied := p.options
-	p.options = &loop.SingleOptions{}
+	p.options = fleet.Call{}
 	call := func(tool string, arguments value) (text string, failed bool) {
 		t.Helper()
 		text = p.text(tool, arguments)

@@ -29,7 +29,7 @@ import (
 type victims struct {
 	t       *testing.T
 	place   place
-	fleet   *fleet.Fleet
+	fleet   *fleet.Client
 	table   *tools.Table
 	hostile *nats.Conn
 }
@@ -50,9 +50,9 @@ func newVictims(t *testing.T) *victims {
 	return &victims{t: t, place: p, fleet: f, table: table, hostile: p.connect(t, p.worker, nil)}
 }
 
-func (v *victims) call(ctx context.Context, session protocol.SessionID, command string) fleet.Outcome {
+func (v *victims) call(ctx context.Context, session protocol.SessionID, command string) fleet.Result {
 	v.t.Helper()
-	outcome, err := v.fleet.Call(ctx, v.table, session, "bash", `{"command":"`+command+`"}`, &loop.SingleOptions{MinLevel: "none"})
+	outcome, err := v.fleet.Call(ctx, fleet.Call{Table: v.table, Session: session, Tool: "bash", Arguments: `{"command":"` + command + `"}`, MinLevel: "none"})
 	require.NoError(v.t, err)
 	return outcome
 }
@@ -110,7 +110,7 @@ func TestHoard_OthersAreAnsweredAndToldWho(t *testing.T) {
 func TestHoard_LeaseOfAnother(t *testing.T) {
 	t.Parallel()
 	v := newVictims(t)
-	lane, ended, starts := protocol.Lane("sandbox/"+victim), make(chan fleet.Outcome, 1), filepath.Join(t.TempDir(), "starts")
+	lane, ended, starts := protocol.Lane("sandbox/"+victim), make(chan fleet.Result, 1), filepath.Join(t.TempDir(), "starts")
 	go func() {
 		ended <- v.call(t.Context(), victim, "echo >>'"+starts+"'; [ $(wc -l <'"+starts+"') = 2 ] || sleep 100")
 	}()
@@ -123,8 +123,8 @@ func TestHoard_LeaseOfAnother(t *testing.T) {
 	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, claim.Life), beat, err)
 	outcome := <-ended
 	require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
-	require.Equal(t, claim.WorkerID, outcome.Result.WorkerID, "it is the only one")
-	require.Equal(t, 2, outcome.Result.Attempt)
+	require.Equal(t, claim.WorkerID, outcome.WorkerID, "it is the only one")
+	require.Equal(t, 2, outcome.Attempt)
 	require.Equal(t, protocol.StatusOK, v.call(t.Context(), victim, "true").Status)
 }
 
@@ -160,7 +160,7 @@ func TestFlood_OfQuestions(t *testing.T) {
 	table, err := tools.NewTable(made...)
 	require.NoError(t, err)
 	junk, answered := 0, make(chan struct{})
-	outcome, err := v.fleet.Call(t.Context(), table, victim, "test__form", "{}", &loop.SingleOptions{MinLevel: "none", Observe: func(e loop.Event) {
+	outcome, err := v.fleet.Call(t.Context(), fleet.Call{Table: table, Session: victim, Tool: "test__form", MinLevel: "none", Observe: func(e loop.Event) {
 		switch {
 		case e.Type != loop.EventQuestionAsked:
 		case e.Question.Message == "junk":
@@ -232,5 +232,5 @@ func TestFlood_OfWordsAboutACall(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, outcome.Status)
 	require.Contains(t, outcome.Text, "own")
 	require.NotContains(t, outcome.Text, "junk")
-	require.NotEqual(t, protocol.WorkerID("hostile"), outcome.Result.WorkerID)
+	require.NotEqual(t, protocol.WorkerID("hostile"), outcome.WorkerID)
 }

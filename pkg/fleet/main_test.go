@@ -32,11 +32,11 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
-	call := func(tool, arguments string) fleet.Outcome {
-		f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})
+	call := func(tool, arguments string) fleet.Result {
+		f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 		require.NoError(t, err)
 		require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
-		outcome, err := f.Call(t.Context(), table, "s", tool, arguments, nil)
+		outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		return outcome
@@ -47,7 +47,7 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	require.Equal(t, protocol.StatusRejected, refused.Status)
 	require.Equal(t, protocol.CodePathEscape, refused.Error.Code)
 	require.Contains(t, refused.Text, "[rejected: path_escape]")
-	require.Nil(t, refused.Result)
+	require.Empty(t, refused.WorkerID)
 	require.DirExists(t, data)
 }
 
@@ -56,11 +56,11 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
-	call := func(tool, arguments string) fleet.Outcome {
-		f, err := fleet.Connect(t.Context(), &fleet.Options{URL: server.ClientURL()})
+	call := func(tool, arguments string) fleet.Result {
+		f, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
 		require.NoError(t, err)
 		require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
-		outcome, err := f.Call(t.Context(), table(t), "s", tool, arguments, nil)
+		outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		return outcome
@@ -71,7 +71,7 @@ func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
 
 func TestClose_RemovesADirectoryOfItsOwn(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	entries, err := os.ReadDir(os.TempDir())
 	require.NoError(t, err)
@@ -84,15 +84,17 @@ func TestClose_RemovesADirectoryOfItsOwn(t *testing.T) {
 
 func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
-	_, err := fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet"})
+	_, err := fleet.Connect(t.Context(), fleet.Options{Name: "No Fleet"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
-	_, err = fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet", Replicas: 2, KeepAge: -1, KeepBytes: -2, ResultAge: time.Minute, ResultBytes: 3})
+	_, err = fleet.Connect(t.Context(), fleet.Options{Name: "No Fleet", Storage: fleet.Storage{
+		Replicas: 2, KeepAge: -1, KeepBytes: -2, ResultAge: time.Minute, ResultBytes: 3,
+	}})
 	for _, part := range []string{"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2", "result age 1m0s: must be 0 or 10m to 8760h", "result bytes 3: must be 0 or at least"} {
 		require.ErrorContains(t, err, part)
 	}
 	_, err = fleet.OpenModel("nobody:x")
 	require.ErrorContains(t, err, "openai:NAME")
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.Error(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "jail"}))
@@ -101,7 +103,7 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	require.ErrorContains(t, err, "slots -1")
 	require.ErrorContains(t, err, "No Pool")
 	require.ErrorContains(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Pool: protocol.SessionPool}), "coordinators")
-	_, err = f.Call(t.Context(), table(t), "no/session", "read", "{}", nil)
+	_, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "no/session", Tool: "read", Arguments: "{}"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
 }
 
@@ -116,7 +118,7 @@ func TestConnect_EndsWithItsContext(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := fleet.Connect(ctx, nil)
+	_, err := fleet.Connect(ctx, fleet.Options{})
 	require.ErrorIs(t, err, context.Canceled)
 	entries, err := os.ReadDir(os.TempDir())
 	require.NoError(t, err)
@@ -127,7 +129,7 @@ func TestConnect_EndsWithItsContext(t *testing.T) {
 // end with the fleet, which may be closed twice.
 func TestStartWorker_Several(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	starting, cancel := context.WithCancel(t.Context())
 	var group errgroup.Group
@@ -136,7 +138,7 @@ func TestStartWorker_Several(t *testing.T) {
 	}
 	require.NoError(t, group.Wait())
 	cancel()
-	outcome, err := f.Call(t.Context(), table(t), "s", "bash", `{"command":"echo here"}`, nil)
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"echo here"}`})
 	require.NoError(t, err)
 	require.Contains(t, outcome.Text, "here")
 	require.NoError(t, f.Close())
@@ -146,13 +148,13 @@ func TestStartWorker_Several(t *testing.T) {
 func TestDeleteSession_RemovesItsWorkspace(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})
+	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
-	outcome, err := f.Call(t.Context(), table, "s", "write", `{"path":"a","content":"x"}`, nil)
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "write", Arguments: `{"path":"a","content":"x"}`})
 	require.NoError(t, err)
 	require.Nil(t, outcome.Error)
 	require.DirExists(t, filepath.Join(data, "sandboxes", "s"))

@@ -60,10 +60,10 @@ type place struct {
 }
 
 // options are those of a coordinator.
-func (p place) options(logger *slog.Logger) *fleet.Options {
-	return &fleet.Options{
+func (p place) options(logger *slog.Logger) fleet.Options {
+	return fleet.Options{
 		URL: p.coordinator, Pools: map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.pool}},
-		TLSCA: p.ca, Replicas: p.replicas, Logger: logger,
+		TLS: fleet.TLS{CA: p.ca}, Storage: fleet.Storage{Replicas: p.replicas}, Logger: logger,
 	}
 }
 
@@ -148,7 +148,7 @@ func permissionsAreEnough(t *testing.T, p place) {
 		"bash":  `{"command":"seq 1 60000"}`,
 		"write": `{"path":"large","content":"` + strings.Repeat("x", 3<<20) + `"}`,
 	} {
-		outcome, err := f.Call(ctx, table, session, tool, arguments, &loop.SingleOptions{MinLevel: "none"})
+		outcome, err := f.Call(ctx, fleet.Call{Table: table, Session: session, Tool: tool, Arguments: arguments, MinLevel: "none"})
 		require.NoError(t, err, log)
 		require.Equal(t, protocol.StatusOK, outcome.Status, log)
 	}
@@ -250,7 +250,7 @@ func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
 			s := natsiotest.Serve(t, natsiotest.Alone(t, "", "accounts { FLEET { jetstream: enabled, users: [{ user: fleet, password: secret, permissions: { publish: "+
 				strings.ReplaceAll(may, `" "`, `", "`)+", subscribe: "+strings.ReplaceAll(may, `" "`, `", "`)+" } }] } }\n"))
 			require.True(t, s.ReadyForConnections(time.Minute))
-			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: place{}.at("nats", s.Addr().String()).coordinator})
+			_, err := fleet.Connect(t.Context(), fleet.Options{URL: place{}.at("nats", s.Addr().String()).coordinator})
 			require.ErrorIs(t, err, natsio.ErrRights)
 			require.ErrorContains(t, err, strings.TrimSuffix(without, ">"))
 		})

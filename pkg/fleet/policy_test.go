@@ -23,7 +23,7 @@ import (
 
 // bench is a fleet with a worker, a workspace and a log.
 type bench struct {
-	*fleet.Fleet
+	*fleet.Client
 
 	t     *testing.T
 	table *tools.Table
@@ -37,7 +37,7 @@ func newBench(t *testing.T) *bench {
 	var err error
 	b.table, err = tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
-	b.Fleet, err = fleet.Connect(t.Context(), nil)
+	b.Client, err = fleet.Connect(t.Context(), fleet.Options{Logger: slog.New(slog.NewTextHandler(&b.log, nil))})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	require.NoError(t, b.StartWorker(t.Context(), &fleet.WorkerOptions{
@@ -46,12 +46,10 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) call(options *loop.SingleOptions, tool, arguments string) fleet.Outcome {
+func (b *bench) call(call fleet.Call, tool, arguments string) fleet.Result {
 	b.t.Helper()
-	if options.Logger == nil {
-		options.Logger = slog.New(slog.NewTextHandler(&b.log, nil))
-	}
-	outcome, err := b.Call(b.t.Context(), b.table, "s", tool, arguments, options)
+	call.Table, call.Session, call.Tool, call.Arguments = b.table, "s", tool, arguments
+	outcome, err := b.Call(b.t.Context(), call)
 	require.NoError(b.t, err)
 	return outcome
 }
@@ -85,15 +83,15 @@ func TestCall_ObeysAPolicy(t *testing.T) {
 		{"nosuch", `{}`, nil, protocol.CodeUnknownTool, ""},
 	} {
 		b.log.Reset()
-		outcome := b.call(&loop.SingleOptions{Policy: judge, Approve: test.approve}, test.tool, test.arguments)
+		outcome := b.call(fleet.Call{Policy: judge, Approve: test.approve}, test.tool, test.arguments)
 		if test.code == "" {
 			require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
-			require.NotNil(t, outcome.Result)
+			require.NotEmpty(t, outcome.WorkerID)
 		} else {
 			require.Equal(t, protocol.StatusRejected, outcome.Status)
 			require.Equal(t, test.code, outcome.Error.Code)
 			require.Contains(t, outcome.Text, "[rejected: "+string(test.code)+"]")
-			require.Nil(t, outcome.Result)
+			require.Empty(t, outcome.WorkerID)
 		}
 		require.Contains(t, b.log.String(), test.decision)
 		require.Equal(t, test.decision != "", strings.Contains(b.log.String(), "tool call decided by policy"))
@@ -115,7 +113,8 @@ func TestCall_ThatIsStoppedWhileAPersonIsAsked(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	ctx, stop := context.WithCancel(t.Context())
-	outcome, err := b.Call(ctx, b.table, "s", "write", `{"path":"a","content":""}`, &loop.SingleOptions{
+	outcome, err := b.Call(ctx, fleet.Call{
+		Session: "s", Tool: "write", Arguments: `{"path":"a","content":""}`,
 		Policy: rules(t, "approval: {tools: [write]}"),
 		Approve: func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
 			stop()
@@ -137,7 +136,7 @@ func TestCall_RootsHoldForWhatPathsLeadTo(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "secret/key"), []byte("42\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "src/own"), []byte("1\n"), 0o600))
 	require.NoError(t, os.Symlink("../secret", filepath.Join(b.dir, "src/link")))
-	options := &loop.SingleOptions{Policy: rules(t, "paths: {read: [src]}")}
+	options := fleet.Call{Policy: rules(t, "paths: {read: [src]}")}
 	for tool, arguments := range map[string]string{
 		"read": `{"path":"src/link/key"}`, "write": `{"path":"src/link/key","content":""}`, "list": `{"path":"src/link"}`,
 		"edit": `{"path":"src/link/key","old":"42","new":"43"}`, "multi_edit": `{"path":"src/link/key","edits":[{"old":"42","new":"43"}]}`,
@@ -156,7 +155,7 @@ func TestCall_RootsHoldForWhatPathsLeadTo(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(b.dir, "secret/key"))
 	require.NoError(t, err)
 	require.Equal(t, "42\n", string(content))
-	excepted := &loop.SingleOptions{Policy: rules(t, "paths: {read: [src], except: [read]}")}
+	excepted := fleet.Call{Policy: rules(t, "paths: {read: [src], except: [read]}")}
 	require.Equal(t, protocol.StatusOK, b.call(excepted, "read", `{"path":"src/link/key"}`).Status)
 }
 
@@ -164,7 +163,7 @@ func TestCall_GuardsFiles(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "a"), []byte("1\n"), 0o600))
-	options := &loop.SingleOptions{Guard: protocol.GuardRead}
+	options := fleet.Call{Guard: protocol.GuardRead}
 	require.Equal(t, protocol.CodeFileNotRead, b.call(options, "write", `{"path":"a","content":"2"}`).Error.Code)
 	require.Equal(t, protocol.StatusOK, b.call(options, "read", `{"path":"a"}`).Status)
 	require.Equal(t, protocol.StatusOK, b.call(options, "write", `{"path":"a","content":"2"}`).Status)

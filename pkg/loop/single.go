@@ -18,6 +18,8 @@ import (
 // SingleOptions bind a tool call that belongs to no turn; nil and zero are the documented
 // default.
 type SingleOptions struct {
+	// Sandbox is where the call runs; "" means the sandbox of its session.
+	Sandbox string
 	// Guard is what the session must know of a file before the tool may change it; "" is nothing.
 	Guard protocol.Guard
 	// Policy decides whether the call may be made; nil allows every call. Calls before
@@ -85,7 +87,7 @@ func PlanSingle(
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
-	scope := tools.Scope{Session: session, Sandbox: string(session), Guard: o.Guard}
+	scope := tools.Scope{Session: session, Sandbox: cmp.Or(o.Sandbox, string(session)), Guard: o.Guard}
 	var callErr *protocol.Error
 	if s.tool, s.plan, callErr = table.Plan(scope, tool, arguments); callErr != nil {
 		return s.refused(protocol.StatusRejected, callErr)

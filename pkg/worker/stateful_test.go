@@ -82,7 +82,7 @@ func goOn(handle string, input any) loop.ToolCall {
 
 func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
@@ -145,7 +145,7 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	require.Contains(t, text(4, 2), "it was ended on request")
 	require.Contains(t, text(5, 0), "There is none that can be continued.")
 
-	outcome, err := f.Call(t.Context(), table, "s", "counter", `{"from":1}`, nil)
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "counter", Arguments: `{"from":1}`})
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeInternal, outcome.Error.Code)
 	require.Contains(t, outcome.Error.Message, "works only there")
@@ -176,7 +176,7 @@ func notes(_ context.Context, d *worker.Dialog[lineInput, string], args lineInpu
 
 func TestStateful_WorksInTheSandboxOfItsSession(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	dir := t.TempDir()

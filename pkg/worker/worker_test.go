@@ -45,7 +45,7 @@ func greet(_ context.Context, call *worker.Call, args greeting) (seen, error) {
 
 func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
@@ -58,12 +58,12 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	table, err := tools.NewTable(tools.NewRemote[greeting]("greet", "Greet.", shared), older)
 	require.NoError(t, err)
 
-	outcome, err := f.Call(t.Context(), table, "s", "greet", `{"name":"Ada"}`, nil)
+	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "greet", Arguments: `{"name":"Ada"}`})
 	require.NoError(t, err)
 	require.Nil(t, outcome.Error)
 	require.JSONEq(t, `{"tool":"greet","session":"s","attempt":1,"resources":["shared person/Ada"],"greeting":"hello Ada","held":true}`, outcome.Text)
 
-	outcome, err = f.Call(t.Context(), table, "s", "greet_first", `{"first":"Ada"}`, nil)
+	outcome, err = f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "greet_first", Arguments: `{"first":"Ada"}`})
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeInvalidPayload, outcome.Error.Code)
 	require.Contains(t, outcome.Error.Message, "another version")
@@ -71,7 +71,7 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 
 func TestHandle_Errors(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), nil)
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	fail := func(_ context.Context, _ *worker.Call, args greeting) (string, error) {
@@ -98,7 +98,7 @@ func TestHandle_Errors(t *testing.T) {
 		"at length": `path="result:`,
 		"nil":       "said", "no code": "[failed: tool_failed]\nit went wrong", "Ada": "[failed: not_found]\nthere is no Ada",
 	} {
-		outcome, err := f.Call(ctx, table, "s", "fail", `{"name":"`+name+`"}`, nil)
+		outcome, err := f.Call(ctx, fleet.Call{Table: table, Session: "s", Tool: "fail", Arguments: `{"name":"` + name + `"}`})
 		require.NoError(t, err)
 		require.Contains(t, outcome.Text, want)
 	}

@@ -139,9 +139,6 @@ import (
 	"fmt"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func main() { fmt.Println(run(context.Background())) }

@@ -24,7 +24,7 @@ type toolfleetPeer struct {
 
 	server    *embedded.Server
 	nc        *nats.Conn
-	fleet     *fleet.Fleet
+	fleet     *fleet.Client
 	publisher *lane.Publisher
 	table     *tools.Table
 	session   protocol.SessionID
@@ -38,7 +38,7 @@ func (p *toolfleetPeer) Start(ctx context.Context, dir string, slots int) (err e
 	if p.nc, err = nats.Connect(p.server.URL(), p.server.Options()...); err != nil {
 		return err
 	}
-	if p.fleet, err = fleet.Connect(ctx, &fleet.Options{URL: p.nc.ConnectedUrl(), Creds: p.server.CredentialFile(), Data: filepath.Join(dir, "worker")}); err != nil {
+	if p.fleet, err = fleet.Connect(ctx, fleet.Options{URL: p.nc.ConnectedUrl(), Creds: p.server.CredentialFile(), Data: filepath.Join(dir, "worker")}); err != nil {
 		return err
 	}
 	if p.publisher, err = lane.NewPublisher(ctx, p.nc, protocol.DefaultFleet); err != nil {
@@ -67,7 +67,7 @@ func (p *toolfleetPeer) Do(ctx context.Context, t task) error {
 	if t.Key == "" {
 		name = "free"
 	}
-	outcome, err := p.fleet.Call(ctx, p.table, p.session, name, string(arguments), nil)
+	outcome, err := p.fleet.Call(ctx, fleet.Call{Table: p.table, Session: p.session, Tool: name, Arguments: string(arguments)})
 	if err == nil && outcome.Error != nil {
 		err = fmt.Errorf("task: %w", outcome.Error)
 	}

@@ -1,0 +1,274 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// Call is a request to run a tool or a payload. Only Tool or Payload is required. A tool defines
+// resources, delivery, retry, timeout and pool of its calls; fields of Call that are set replace
+// them. The trace context is that of ctx.
+type Call struct {
+	// Tool is the name of a tool of Table, and Arguments its arguments, a JSON object; "" is {}.
+	Tool, Arguments string
+	// Table has the tools; nil means the built-in ones.
+	Table *tools.Table
+	// Payload is what a worker executes, instead of a tool: a payload type of package protocol.
+	Payload protocol.Payload
+
+	// Session owns the call and its result. "" means a session with the name of Sandbox; without
+	// a Sandbox, a session that all such calls of the client share.
+	Session protocol.SessionID
+	// Sandbox is the sandbox in which the call runs; "" means the one of Session.
+	Sandbox string
+	// Resources are what the call uses: 1 to [protocol.MaxUses], all of one lane. Calls whose
+	// resources conflict run one after another. Empty means what the tool defines; for a payload,
+	// the whole sandbox, exclusively.
+	Resources []protocol.Use
+	// Pool selects the workers; "" means [protocol.DefaultPool].
+	Pool protocol.Pool
+	// MinLevel is the minimum sandbox level for commands and files for which neither the tool nor
+	// Policy names one: none, paths, full or kernel. "" means none in a fleet inside this process,
+	// otherwise paths.
+	MinLevel string
+
+	// ID is the caller's own id of the call: while its result is stored, another call of the
+	// session with this id gets that result, whatever it would run. "" means a new id. Tools that
+	// run in this process ignore it.
+	ID protocol.CallID
+	// Delivery is what may happen after a lost worker; "" means [protocol.Rollback].
+	Delivery protocol.Delivery
+	// Retry says when a failed call starts again; nil means never.
+	Retry *protocol.Retry
+	// Timeout bounds one attempt; 0 means [protocol.DefaultRunTimeout].
+	Timeout time.Duration
+	// QueueTimeout bounds the time from acceptance to the first start; 0 means no bound.
+	QueueTimeout time.Duration
+	// NotBefore delays the call until that time, up to [protocol.MaxDelay]; zero means no delay.
+	NotBefore time.Time
+	// Deadline is when the result is of no more use; zero means never.
+	Deadline time.Time
+	// Tenant is for whom the call runs: tenants share the slots of workers. Priority orders the
+	// calls of a tenant.
+	Tenant   protocol.Tenant
+	Priority protocol.Priority
+
+	// Policy decides whether a tool may be called; nil allows every call. It knows no earlier
+	// calls, so limits on their number allow at least one.
+	Policy loop.Policy
+	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
+	Approve loop.ApproveFunc
+	// Observe gets questions that the tool asks a person while it runs, as
+	// [loop.EventQuestionAsked]; nil declines them. The call waits for Observe to return.
+	Observe func(loop.Event)
+	// Guard is what the session must know of a file before a tool may change it; "" means nothing.
+	Guard protocol.Guard
+	// Author is who commits with git in commands.
+	Author protocol.Author
+}
+
+// Result is how a call ended. Status is [protocol.StatusOK], or Error says why not. Value is nil
+// for a call that did not run, and for tools that run in this process.
+type Result struct {
+	protocol.Result
+
+	// Text is what a model would read; for a payload, its value as JSON.
+	Text string
+}
+
+// Errors of [Client.Call] that callers branch on.
+var (
+	// ErrNotSent means that the call was not sent: it does not run. The error also wraps the
+	// reason: the cause of an ended context, or [ErrUnreachable].
+	ErrNotSent = lane.ErrNotSent
+	// ErrUnreachable means that the fleet did not answer.
+	ErrUnreachable = dispatch.ErrUnreachable
+	// ErrNoStream means that a stream of the fleet was deleted; it comes with [ErrUnreachable].
+	ErrNoStream = natsio.ErrNoStream
+)
+
+// withDefaults returns the call with its session, sandbox and table, or every invalid field. Each
+// error wraps [protocol.ErrInvalidCall].
+func (c *Client) withDefaults(call Call) (Call, error) {
+	var faults []error
+	fault := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf("%w: "+format, append([]any{protocol.ErrInvalidCall}, args...)...))
+		}
+	}
+	fault(call.Tool == "" && call.Payload == nil, "tool: missing; name a tool, or give a payload")
+	fault(call.Tool != "" && call.Payload != nil, "tool %q: must not be combined with a payload", call.Tool)
+	fault(call.Payload != nil && wire.KindOf(call.Payload) == "", "payload %T: must be a payload type of package protocol, as a value", call.Payload)
+	fault(call.Payload != nil && call.Arguments != "", "arguments %.100q: must not be combined with a payload", call.Arguments)
+	fault(call.MinLevel != "" && !slices.Contains(wire.Levels(), call.MinLevel), "min level %q: must be one of %q", call.MinLevel, wire.Levels())
+	fault(call.Timeout < 0, "timeout %s: must not be negative", call.Timeout)
+	fault(call.QueueTimeout < 0, "queue timeout %s: must not be negative", call.QueueTimeout)
+	if call.Sandbox != "" {
+		_, err := protocol.ParseSessionID(call.Sandbox)
+		fault(err != nil, "sandbox: %w", err)
+	}
+	call.Session = cmp.Or(call.Session, protocol.SessionID(call.Sandbox), c.session)
+	call.Sandbox = cmp.Or(call.Sandbox, string(call.Session))
+	call.Arguments = cmp.Or(call.Arguments, "{}")
+	// What a tool defines is not known yet, and stands for itself here.
+	planned := protocol.Call{
+		ID: "planned", SessionID: call.Session, Pool: protocol.DefaultPool, IssuedAt: time.Now(),
+		Resources: []protocol.Use{{Key: protocol.SandboxKey("planned"), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, Payload: protocol.UnknownPayload{},
+	}
+	call.set(&planned)
+	planned.ID = cmp.Or(call.ID, planned.ID)
+	if err := errors.Join(append(faults, planned.Validate())...); err != nil {
+		return call, err
+	}
+	if call.Table == nil && call.Tool != "" {
+		var err error
+		call.Table, err = tools.NewTable(toolset.Core()...)
+		return call, err
+	}
+	return call, nil
+}
+
+// set replaces what the fields of the call name.
+func (call *Call) set(planned *protocol.Call) {
+	if len(call.Resources) > 0 {
+		planned.Resources = call.Resources
+	}
+	if call.Retry != nil {
+		planned.Retry = call.Retry
+	}
+	planned.Pool = cmp.Or(call.Pool, planned.Pool)
+	planned.Delivery = cmp.Or(call.Delivery, planned.Delivery)
+	planned.RunTimeout = cmp.Or(protocol.MillisOf(call.Timeout), planned.RunTimeout)
+	planned.QueueTimeout = protocol.MillisOf(call.QueueTimeout)
+	planned.NotBefore, planned.Deadline = call.NotBefore, call.Deadline
+	planned.Tenant, planned.Priority = call.Tenant, call.Priority
+}
+
+// planned is a call that was planned and judged.
+type planned struct {
+	session protocol.SessionID
+	call    *protocol.Call // nil when there is an outcome already
+	single  *loop.Single   // nil for a payload
+}
+
+// plan plans a call that has its defaults, and has Policy judge it.
+func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
+	p := &planned{session: call.Session}
+	level := cmp.Or(call.MinLevel, c.least())
+	if call.Payload == nil {
+		p.single = loop.PlanSingle(ctx, call.Table, call.Session, call.Tool, call.Arguments, &loop.SingleOptions{
+			Sandbox: call.Sandbox, Guard: call.Guard, Policy: call.Policy, ID: call.ID, MinLevel: level,
+			Author: call.Author, Approve: call.Approve, Observe: call.Observe, Keeper: c.inner.Dispatcher, Logger: c.logger,
+		})
+		if p.call = p.single.Call; p.call == nil {
+			return p, nil
+		}
+	} else {
+		made, fault := tools.Plan{Payload: wire.WithAuthor(call.Payload, call.Author)}.Call(
+			tools.Scope{Session: call.Session, Sandbox: call.Sandbox}, tools.Place{ID: call.ID}, "", "", time.Now().UTC())
+		if fault != nil {
+			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
+		}
+		made.Again = call.ID != ""
+		if wire.Sandboxed(wire.KindOf(call.Payload)) {
+			made.MinLevel = level
+		}
+		p.call = &made
+	}
+	call.set(p.call)
+	return p, p.call.Validate()
+}
+
+// update passes what happens to the call to its observer.
+func (p *planned) update(u loop.Update) {
+	if p.single != nil {
+		p.single.Update(u)
+	}
+}
+
+// finish is the result of a call that was sent.
+func (p *planned) finish(ctx context.Context, result *protocol.Result) Result {
+	if p.single == nil {
+		return Result{Result: *result, Text: (*tools.Tool)(nil).Text(result)}
+	}
+	return resultOf(p.session, p.single.Finish(ctx, result))
+}
+
+// failed is the result of a call that has none, because of an error.
+func (p *planned) failed(err error) Result {
+	r := failed(p.session, err)
+	r.CallID = p.call.ID
+	if p.single != nil {
+		r.Text = p.single.Failed(r.Status, r.Error).Text
+	}
+	return r
+}
+
+// Call runs a call and waits for its result. What goes wrong with the tool, or is not allowed by
+// Policy, is in the [Result]. The error means that the fleet failed, and wraps [ErrUnreachable] or
+// [ErrNotSent], or that the call is invalid, and wraps [protocol.ErrInvalidCall]. With an error the
+// Status of the Result is [protocol.StatusRejected] if the call does not run, and
+// [protocol.StatusOutcomeUnknown] if it may.
+//
+// Call returns within about 0.1 s of the end of ctx. A ctx that has already ended sends nothing and
+// is [ErrNotSent]. Otherwise the call is cancelled: the Result says what a worker answered within
+// that time, or is [protocol.StatusOutcomeUnknown]. While the server is away, Call tries until ctx
+// ends.
+func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
+	call, err := c.withDefaults(call)
+	if err != nil {
+		return failed(call.Session, err), err
+	}
+	if ctx.Err() != nil { // before a policy or a person is asked
+		err := fmt.Errorf("call: %w: %w", ErrNotSent, context.Cause(ctx))
+		return failed(call.Session, err), err
+	}
+	p, err := c.plan(ctx, &call)
+	if err != nil {
+		return failed(call.Session, err), err
+	}
+	if p.call == nil {
+		return resultOf(p.session, p.single.Outcome), nil
+	}
+	result, err := c.inner.Dispatcher.Promptly(ctx, p.call, p.update)
+	if err != nil {
+		return p.failed(err), err
+	}
+	return p.finish(ctx, result), nil
+}
+
+// resultOf is the result of a call that has ended.
+func resultOf(session protocol.SessionID, o loop.SingleOutcome) Result {
+	if o.Result == nil {
+		o.Result = &protocol.Result{SessionID: session, Status: o.Status, Error: o.Error}
+	}
+	return Result{Result: *o.Result, Text: o.Text}
+}
+
+// failed is what an error says about a call.
+func failed(session protocol.SessionID, err error) Result {
+	status, code := protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown
+	switch {
+	case errors.Is(err, protocol.ErrInvalidCall):
+		status, code = protocol.StatusRejected, protocol.CodeInvalidPayload
+	case errors.Is(err, ErrNotSent):
+		status, code = protocol.StatusRejected, protocol.CodeFleetUnavailable
+	}
+	fault := protocol.Errorf(code, "%v", err)
+	return Result{Result: protocol.Result{SessionID: session, Status: status, Error: fault}, Text: render.FailureText(status, fault)}
+}

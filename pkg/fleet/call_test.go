@@ -1,0 +1,109 @@
+package fleet_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// started is a client with an embedded server and a worker.
+func started(t *testing.T) *fleet.Client {
+	t.Helper()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	require.NoError(t, client.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	return client
+}
+
+func TestCall_InvalidInputSendsNothingAndNamesEachField(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	now := time.Now()
+	for _, test := range []struct {
+		call fleet.Call
+		says []string
+	}{
+		{fleet.Call{}, []string{"tool: missing"}},
+		{fleet.Call{Tool: "bash", Payload: protocol.CommandRun{}}, []string{`tool "bash": must not be combined with a payload`}},
+		{fleet.Call{Payload: &protocol.CommandRun{}}, []string{"payload *protocol.CommandRun: must be a payload type"}},
+		{fleet.Call{Payload: protocol.CommandRun{}, Arguments: "{}"}, []string{`arguments "{}": must not`}},
+		{fleet.Call{Tool: "bash", Session: "a b", Sandbox: "a/b", ID: "a.b"}, []string{`session id "a b"`, `sandbox: invalid name`, `call id "a.b"`}},
+		{fleet.Call{Tool: "bash", Pool: "Big", Tenant: "A", Priority: "high"}, []string{`pool "Big"`, `tenant "A"`}},
+		{fleet.Call{Tool: "bash", Priority: "high", MinLevel: "most"}, []string{`priority "high": must be`, `min level "most": must be one of`}},
+		{fleet.Call{Tool: "bash", Timeout: -1, QueueTimeout: -1}, []string{"timeout -1ns: must not be negative", "queue timeout -1ns: must not"}},
+		{fleet.Call{Tool: "bash", Delivery: "twice"}, []string{`delivery "twice": must be "idempotent"`}},
+		{fleet.Call{Tool: "bash", Delivery: protocol.Idempotent, Retry: &protocol.Retry{Attempts: 1}}, []string{"retry.attempts 1: must be 2 to"}},
+		{fleet.Call{Tool: "bash", NotBefore: now.Add(time.Hour), Deadline: now.Add(time.Minute)}, []string{"must be before deadline"}},
+		{fleet.Call{Tool: "bash", NotBefore: now.Add(2 * protocol.MaxDelay)}, []string{"not_before", "at most"}},
+		{fleet.Call{Tool: "bash", Resources: []protocol.Use{{Key: "a", Access: "all"}}}, []string{`resources[0]: invalid resource key "a"`}},
+	} {
+		result, err := client.Call(t.Context(), test.call)
+		require.ErrorIs(t, err, protocol.ErrInvalidCall)
+		for _, part := range test.says {
+			require.ErrorContains(t, err, part)
+		}
+		require.Equal(t, protocol.StatusRejected, result.Status)
+	}
+}
+
+// A payload runs without a tool, in the sandbox that the call names; what a call names replaces what
+// its tool defines.
+func TestCall_RunsAPayload(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "echo here > a"}})
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, result.Status, result.Text)
+	require.IsType(t, protocol.CommandRunResult{}, result.Value)
+	require.Equal(t, protocol.SessionID("box"), result.SessionID)
+	result, err = client.Call(t.Context(), fleet.Call{Session: "s", Sandbox: "box", Tool: "read", Arguments: `{"path":"a"}`})
+	require.NoError(t, err)
+	require.Contains(t, result.Text, "here")
+	require.Equal(t, protocol.SessionID("s"), result.SessionID)
+	result, err = client.Call(t.Context(), fleet.Call{Sandbox: "box", Tool: "bash", Arguments: `{"command":"sleep 60"}`, Timeout: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusTimeout, result.Status)
+	result, err = client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"ls -A"}`})
+	require.NoError(t, err)
+	require.NotContains(t, result.Text, "here", "a call that names neither session nor sandbox has those of the client")
+}
+
+func TestConnect_UsesWhatItIsGiven(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	nc, err := nats.Connect(server.ClientURL())
+	require.NoError(t, err)
+	defer nc.Close()
+	_, err = fleet.Connect(t.Context(), fleet.Options{Conn: nc, URL: server.ClientURL()})
+	require.ErrorContains(t, err, "conn: must not be combined with a URL")
+	spans, reader := tracetest.NewSpanRecorder(), sdkmetric.NewManualReader()
+	client, err := fleet.Connect(t.Context(), fleet.Options{
+		Conn: nc, TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)),
+		MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
+	})
+	require.NoError(t, err)
+	require.NoError(t, client.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	result, err := client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"echo hello"}`})
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, result.Status, result.Text)
+	require.NotEmpty(t, spans.Ended())
+	var metrics metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &metrics))
+	require.NotEmpty(t, metrics.ScopeMetrics)
+	require.NoError(t, client.Close())
+	require.True(t, nc.IsConnected(), "it is the program's")
+	require.NoError(t, nc.Flush())
+}

@@ -1,0 +1,253 @@
+// Package fleet is the client of a fleet: a Go program runs tool calls, payloads and sessions
+// with it, on workers that any process may have started.
+//
+//	client, err := fleet.Connect(ctx, fleet.Options{URL: "nats://127.0.0.1:4222"})
+//	result, err := client.Call(ctx, fleet.Call{Tool: "bash", Arguments: `{"command": "make"}`})
+//
+// The ways in:
+//
+//   - [Client.Call] runs one call and waits for its [Result].
+//   - [Client.Runner] runs sessions: a model calls the tools of a table.
+//   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
+//   - [Client.Answer] and [Client.Approve] answer what calls and sessions ask a person.
+//
+// Without a URL the NATS server is inside the process too, so one program can be a whole fleet.
+//
+// A call that ran and failed has a [Result], whose Error says why. A Go error means that the fleet
+// failed, or that the input was wrong: then nothing was sent.
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// Options say where the fleet is. The zero value starts one inside this process.
+type Options struct {
+	// URL is the NATS server, or several separated by commas; "" starts one inside this process,
+	// which no other process can reach.
+	URL string
+	// Creds is a NATS credentials file, or a file with a token; "" means none.
+	Creds string
+	// Conn is a connection to use instead of URL, Creds and TLS. Close leaves it open.
+	Conn *nats.Conn
+	// TLS names certificates for connections to the servers.
+	TLS TLS
+	// Pools has the servers of pools whose workers have a NATS account of their own. Pools needs a
+	// URL or Conn, and must not name [protocol.SessionPool].
+	Pools map[protocol.Pool]Server
+	// SignKey is a file with the private key (PEM, Ed25519) that signs calls, for workers that run
+	// signed calls only. "" means calls.key in the directory of Creds, if it exists.
+	SignKey string
+	// Name is the name of the fleet; "" means [protocol.DefaultFleet].
+	Name protocol.Fleet
+	// Data is the directory of the embedded server and of workers; "" means a temporary one, which
+	// Close removes with all sessions and workspaces.
+	Data string
+	// Storage bounds what the fleet stores.
+	Storage Storage
+	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
+	// OpenTelemetry.
+	TracerProvider trace.TracerProvider
+	MeterProvider  metric.MeterProvider
+	// Logger gets warnings; nil discards them.
+	Logger *slog.Logger
+}
+
+// Server is the server of a pool, with URL and Creds as in [Options].
+type Server struct{ URL, Creds string }
+
+// TLS names PEM files. The zero value trusts the system's authorities.
+type TLS struct {
+	// CA has the authorities that the servers' certificates are checked against.
+	CA string
+	// Cert and Key are the certificate that this process presents; both or neither.
+	Cert, Key string
+}
+
+// Storage bounds what a fleet stores; 0 means the documented default.
+type Storage struct {
+	// Replicas is the number of replicas of streams that Connect creates: 1, 3 or 5; 0 means 1.
+	Replicas int
+	// KeepAge is how long outputs that models saw shortened are stored, and KeepBytes their total
+	// size; when it is reached, no more are stored. 0 means no bound, until their session is
+	// deleted. Both apply only when Connect creates the fleet.
+	KeepAge   time.Duration
+	KeepBytes int64
+	// ResultAge is how long results of calls are stored, 10 minutes to 365 days, also in an
+	// existing fleet, whose older results are deleted at once. 0 means what the fleet has, or 7
+	// days. A call that is sent again when its result has been deleted runs again.
+	ResultAge time.Duration
+	// ResultBytes is the total size of stored results, at least 64 MiB, also in an existing fleet;
+	// beyond it the oldest are deleted. 0 means what the fleet has, or no bound.
+	ResultBytes int64
+}
+
+// Client is a connection to a fleet. It is safe for concurrent use.
+type Client struct {
+	inner   *fleet.Fleet
+	data    string
+	cleanup func() error
+	logger  *slog.Logger
+	session protocol.SessionID // of calls that name none
+
+	elsewhere bool        // it may have workers that this process does not know
+	named     atomic.Bool // a worker without isolation was started here, by its name
+}
+
+// least is the sandbox level of commands and files for which nothing else names one.
+func (c *Client) least() string {
+	if c.elsewhere && !c.named.Load() {
+		return "paths"
+	}
+	return ""
+}
+
+// validate reports every invalid option but the name.
+func (o *Options) validate() error {
+	var faults []error
+	fault := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(o.Conn != nil && (o.URL != "" || o.Creds != "" || o.TLS != TLS{}), "conn: must not be combined with a URL, credentials or TLS files")
+	for pool, server := range o.Pools {
+		if _, err := protocol.ParsePool(string(pool)); err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		fault(pool == protocol.SessionPool, "pools: %q is that of the coordinators, at the URL of the fleet", pool)
+		fault(o.URL == "" && o.Conn == nil || server.URL == "", "pools: %s needs the URL of its servers, and that of the fleet", pool)
+	}
+	s := &o.Storage
+	fault(s.Replicas != 0 && s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "replicas %d: must be 1, 3 or 5", s.Replicas)
+	fault(s.KeepAge < 0, "keep age %s: must not be negative", s.KeepAge)
+	fault(s.KeepBytes < 0, "keep bytes %d: must not be negative", s.KeepBytes)
+	fault(s.ResultAge != 0 && (s.ResultAge < natsio.MinResultAge || s.ResultAge > natsio.MaxResultAge),
+		"result age %s: must be 0 or 10m to 8760h", s.ResultAge)
+	fault(s.ResultBytes != 0 && s.ResultBytes < natsio.MinResultSize,
+		"result bytes %d: must be 0 or at least %d", s.ResultBytes, natsio.MinResultSize)
+	return errors.Join(faults...)
+}
+
+// inner are the options of the connection, for a client with a name and a directory.
+func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
+	inner := fleet.Options{
+		Name: name, URL: o.URL, Conn: o.Conn, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS(o.TLS),
+		Client: filepath.Base(os.Args[0]), Data: c.data, Replicas: o.Storage.Replicas,
+		KeepAge: o.Storage.KeepAge, KeepBytes: o.Storage.KeepBytes,
+		ResultAge: o.Storage.ResultAge, ResultBytes: o.Storage.ResultBytes, Logger: c.logger,
+	}
+	if o.TracerProvider != nil {
+		inner.Tracer = o.TracerProvider.Tracer(telemetry.Scope)
+	}
+	if o.MeterProvider != nil {
+		inner.Meter = o.MeterProvider.Meter(telemetry.Scope)
+	}
+	for pool, server := range o.Pools {
+		if inner.Pools == nil {
+			inner.Pools = map[protocol.Pool]natsio.Server{}
+		}
+		inner.Pools[pool] = natsio.Server(server)
+	}
+	return inner
+}
+
+// Connect connects to a fleet, or starts one inside this process, and creates its streams if they
+// are missing. ctx bounds only the connecting, and each server is tried for at most 5 s. Invalid
+// options are reported together, before anything is connected; an invalid name wraps
+// [protocol.ErrInvalidName].
+func Connect(ctx context.Context, options Options) (*Client, error) {
+	name, err := protocol.ParseFleet(string(cmp.Or(options.Name, protocol.DefaultFleet)))
+	if err = errors.Join(err, options.validate()); err != nil {
+		return nil, err
+	}
+	c := &Client{
+		data: options.Data, cleanup: func() error { return nil }, logger: options.Logger,
+		session: protocol.NewSessionID(), elsewhere: options.URL != "" || options.Conn != nil,
+	}
+	if c.logger == nil {
+		c.logger = slog.New(slog.DiscardHandler)
+	}
+	if c.data == "" {
+		if c.data, err = os.MkdirTemp("", "toolfleet-"); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		c.cleanup = func() error { return removal.Tree(c.data) }
+	}
+	if c.data, err = filepath.Abs(c.data); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if c.inner, err = fleet.Connect(ctx, options.inner(name, c)); err != nil {
+		return nil, errors.Join(err, c.cleanup())
+	}
+	return c, nil
+}
+
+// Close ends the workers of this process, the embedded server, and the connection. Calls that still
+// run in such a worker have 5 s to end. A second Close does nothing.
+func (c *Client) Close() error {
+	c.inner.Close()
+	cleanup := c.cleanup
+	c.cleanup = func() error { return nil }
+	return cleanup()
+}
+
+// OpenModel opens a model by its spec, "openai:NAME" or "script:FILE", with the
+// settings of the environment (OPENAI_API_KEY, OPENAI_BASE_URL). Any [loop.Model] of
+// yours will do as well.
+func OpenModel(spec string) (loop.Model, error) {
+	opened, _, err := model.Open(spec, os.Getenv)
+	return opened, err
+}
+
+// Runner makes what runs the sessions of a model with the tools of a table. Without a
+// [loop.Options].MinLevel, commands and files of a fleet elsewhere ([Options].URL) need "paths", so
+// that workers which isolate nothing take them only when "none" is said, or this process has
+// started one.
+func (c *Client) Runner(m loop.Model, table *tools.Table, options *loop.Options) (*loop.Runner, error) {
+	var o loop.Options
+	if options != nil {
+		o = *options
+	}
+	o.MinLevel = cmp.Or(o.MinLevel, c.least())
+	return loop.New(m, c.inner.Dispatcher, c.inner.Journal, table, &o)
+}
+
+// ErrSessionBusy is wrapped by the error of [Client.DeleteSession] for a session that has an
+// open turn or unfinished calls.
+var ErrSessionBusy = session.ErrBusy
+
+// DeleteSession removes a session: its journal, its workspace, which takes a worker of the default
+// pool, its results and the outputs that are kept with them. One that does not exist is fine. A
+// busy session is [ErrSessionBusy], and nothing is removed, unless force is set: then its calls are
+// cancelled. After any other error some of it may be left: delete it again.
+func (c *Client) DeleteSession(ctx context.Context, id protocol.SessionID, force bool) error {
+	if _, err := protocol.ParseSessionID(string(id)); err != nil {
+		return err
+	}
+	_, err := session.Remove(ctx, c.inner, id, session.Options{Force: force})
+	return err
+}
