@@ -29,6 +29,7 @@ type runCommand struct {
 	Model string `placeholder:"M" brief:"openai:NAME, or script:FILE with scripted replies." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE. Required."`
 
 	turnFlags
+	pricesFlag `group:"Model:"`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -42,6 +43,7 @@ type prepared struct {
 	judge     loop.Policy // nil allows everything
 	model     loop.Model
 	modelName string
+	price     *loop.Price // nil is unknown
 	project   []protocol.InstructionFile
 }
 
@@ -80,7 +82,17 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if turn.model, turn.modelName, err = (model.Opener{Env: p.Getenv, Logger: logger}).Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
-	return turn, nil
+	prices, err := c.openPrices()
+	if err != nil {
+		return turn, err
+	}
+	if turn.price, err = c.price(); turn.price == nil {
+		turn.price, _ = prices.Of(turn.modelName)
+	}
+	if turn.budget != nil && turn.budget.USD > 0 && turn.price == nil {
+		return turn, cli.Usagef("--budget %s: the price of model %s is unknown: name it with --price or --prices", c.Budget, turn.modelName)
+	}
+	return turn, err
 }
 
 func (c *runCommand) run(ctx context.Context, p program) error {
@@ -187,7 +199,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 		commits = environment.Author(ctx, turn.workspace)
 	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.Table, &loop.Options{
-		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
+		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price,
 		System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
 	})
 	if err != nil {

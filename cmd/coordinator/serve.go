@@ -49,6 +49,7 @@ type serveCommand struct {
 
 	environment.FleetFlags  `group:"Fleet:"`
 	replyFlags              `group:"Model:"`
+	pricesFlag              `group:"Model:"`
 	environment.ToolFlags   `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
 	httpFlags               `group:"MCP over HTTP:"`
@@ -63,6 +64,14 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	models, first, err := c.openModels(model.Opener{Env: p.Getenv, Logger: logger})
 	if err != nil {
 		return err
+	}
+	prices, err := c.openPrices()
+	if err != nil {
+		return err
+	}
+	costs := map[string]*loop.Price{}
+	for name := range models {
+		costs[name], _ = prices.Of(name)
 	}
 	rules, err := readLimits(c.Limits)
 	if err != nil {
@@ -116,7 +125,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Prices: costs, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

@@ -241,6 +241,11 @@ func printSession(w io.Writer, s *session.Info) error {
 	line("workspace", orDash(printableName(s.Workspace)))
 	line("work", terminal.Plural(s.Turns, "turn")+", "+terminal.Plural(s.Steps, "step")+", "+terminal.Plural(s.ToolCalls, "tool call"))
 	line("tokens", fmt.Sprintf("%d input, %d output", s.Usage.InputTokens, s.Usage.OutputTokens))
+	if cost := "unknown, as the price of the model is"; s.CostUSD != nil {
+		line("cost", fmt.Sprintf("$%.4f", *s.CostUSD))
+	} else if s.Usage.Total() > 0 {
+		line("cost", cost)
+	}
 	line("journal", fmt.Sprintf("%d messages, %s", s.Messages, bytesOf(s.JournalBytes)))
 	line("results", strconv.FormatUint(s.Results, 10))
 	line("kept", fmt.Sprintf("%d bodies, %s", s.Bodies, bytesOf(s.BodyBytes)))

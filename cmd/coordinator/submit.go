@@ -144,7 +144,7 @@ func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
 // call returns the call that asks for the turn.
 func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
 	return serve.NewCall(turn.session, wire.TurnRun{
-		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
+		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Budget: turn.budget,
 		Policies: policies, Guard: c.FileGuard(),
 		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
 		System: turn.system, Project: project, Author: who,

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -42,6 +45,7 @@ type boundFlags struct {
 	MaxSteps  int           `default:"64" brief:"Maximum number of model requests." help:"Maximum number of model requests."`
 	MaxTokens int64         `default:"0" brief:"Token limit, input plus output; 0 means unlimited." help:"Token limit, input plus output; 0 means unlimited."`
 	Timeout   time.Duration `default:"0s" brief:"Time limit, such as 10m; 0 means unlimited." help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
+	Budget    string        `placeholder:"BUDGET" group:"Model:" help:"Budget of the session over all of its turns, of any of steps, calls, tokens, time and usd: steps=200,tokens=2000000,time=2h,usd=5. The model is notified at 80%, and asked for an answer without tools at the end. none removes it. Default: that of the session."`
 }
 
 // checked is a turn's flags after every check that needs no fleet.
@@ -50,6 +54,7 @@ type checked struct {
 	workspace string
 	settings  loop.Settings
 	system    string
+	budget    *protocol.Spending // nil is that of the session
 }
 
 // check checks the flags. confirm asks the person at the terminal; nil without one.
@@ -72,6 +77,9 @@ func (f *turnFlags) check(confirm func(question string) bool) (c checked, err er
 	if f.Timeout < 0 {
 		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
 	}
+	if c.budget, err = parseBudget(f.Budget); err != nil {
+		return c, err
+	}
 	if c.settings, err = f.settings(); err != nil {
 		return c, err
 	}
@@ -85,6 +93,57 @@ func (f *turnFlags) check(confirm func(question string) bool) (c checked, err er
 		return c, err
 	}
 	return c, environment.CheckWhole(f.Workspace, c.workspace, confirm)
+}
+
+// parseBudget reads --budget; nil without one.
+func parseBudget(text string) (*protocol.Spending, error) {
+	if text == "" {
+		return nil, nil //nolint:nilnil // the session keeps the budget that it has
+	}
+	budget := &protocol.Spending{}
+	if text == "none" {
+		return budget, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(part, "=")
+		whole, err := strconv.ParseInt(value, 10, 64)
+		number := float64(whole)
+		switch name {
+		case "steps":
+			budget.Steps = int(whole)
+		case "calls":
+			budget.Calls = int(whole)
+		case "tokens":
+			budget.Tokens = whole
+		case "time":
+			var limit time.Duration
+			limit, err = time.ParseDuration(value)
+			budget.TimeMS, number = protocol.MillisOf(limit), limit.Seconds()
+		case "usd":
+			number, err = strconv.ParseFloat(value, 64)
+			budget.USD = number
+		default:
+			return nil, cli.Usagef("--budget %s: %q is none of steps, calls, tokens, time and usd, as in steps=200,time=2h,usd=5; none removes it", text, name)
+		}
+		if err != nil || !(number > 0) || math.IsInf(number, 1) {
+			return nil, cli.Usagef("--budget %s: %s %q: must be positive, as in steps=200,time=2h,usd=5", text, name, value)
+		}
+	}
+	return budget, nil
+}
+
+// pricesFlag names the prices of models.
+type pricesFlag struct {
+	Prices string `placeholder:"FILE" help:"JSON file with the prices of models, which replaces those of this version (docs/cli.md, Budgets)."`
+}
+
+// openPrices reads the prices.
+func (f *pricesFlag) openPrices() (*model.Prices, error) {
+	prices, err := model.LoadPrices(f.Prices)
+	if err != nil {
+		return nil, cli.Usagef("--prices %s: %v", f.Prices, err)
+	}
+	return prices, nil
 }
 
 // readPrompt reads the prompt from stdin if the flags say so, or without a prompt if that is a pipe

@@ -26,15 +26,15 @@ import (
 type viewFlags struct {
 	JSON  bool   `name:"json" brief:"Print the events of the session as JSON lines." help:"Print the session's events on stdout as JSON, one per line, and nothing else."`
 	Plain bool   `brief:"Plain output, for screen readers and logs." help:"Plain output for screen readers: progress in words, every line once, no drawing."`
-	Price string `placeholder:"IN/OUT" help:"Price of a million input and output tokens in dollars, such as 2.50/10; each turn then shows its cost."`
+	Price string `placeholder:"IN/OUT" help:"Price of a million input and output tokens in dollars, such as 2.50/10, instead of that of --prices; each turn then shows its cost."`
 
 	fleet bool // workers are elsewhere: show their names
 }
 
-// cost reads the price; nil without one.
-func (f *viewFlags) cost() (func(protocol.Usage) float64, error) {
+// price reads the price; nil without one.
+func (f *viewFlags) price() (*loop.Price, error) {
 	if f.Price == "" {
-		return nil, nil //nolint:nilnil // no price is no cost
+		return nil, nil //nolint:nilnil // it is unknown
 	}
 	in, out, ok := strings.Cut(f.Price, "/")
 	input, err := strconv.ParseFloat(in, 64)
@@ -42,9 +42,7 @@ func (f *viewFlags) cost() (func(protocol.Usage) float64, error) {
 	if bad := func(n float64) bool { return !(n >= 0) || math.IsInf(n, 1) }; !ok || err != nil || err2 != nil || bad(input) || bad(output) {
 		return nil, cli.Usagef("--price %q: must be dollars of a million input tokens, a slash, and those of output tokens, as in 2.50/10", f.Price)
 	}
-	return func(u protocol.Usage) float64 {
-		return (float64(u.InputTokens)*input + float64(u.OutputTokens)*output) / 1e6
-	}, nil
+	return &loop.Price{Input: input, Output: output}, nil
 }
 
 // view shows a session: observe shows its events, warn a message of the command, alert a message
@@ -61,12 +59,15 @@ type view struct {
 
 // newView shows progress on stderr, or events on stdout with --json. The caller closes its screen.
 func newView(p program, f *viewFlags) (view, error) {
-	cost, err := f.cost()
+	price, err := f.price()
 	if err != nil {
 		return view{}, err
 	}
 	options := &terminal.Options{
-		Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr), Plain: f.Plain, Cost: cost, Workers: f.fleet,
+		Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr), Plain: f.Plain, Workers: f.fleet,
+	}
+	if price != nil {
+		options.Cost = price.Of
 	}
 	if terminal.IsTerminal(p.Stderr) && options.Width > 0 {
 		options.Size = func() (int, int) { return terminal.Size(p.Stderr) }
@@ -235,6 +236,8 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
 	case loop.EventPartLeftOut:
 		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
+	case loop.EventBudgetLow, loop.EventBudgetSpent:
+		return []field{{"text", `""`}}, true
 	case loop.EventPolicyDecision:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true
 	case loop.EventApprovalAsked:

@@ -96,6 +96,8 @@ type Options struct {
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64
+	// Prices are what replies cost, by the name of the model; one that is missing is unknown.
+	Prices map[string]*loop.Price
 	// Settings are for turns that leave them open; the lesser MaxOutput holds.
 	Settings loop.Settings
 	// Tracer and Meter make spans and metrics; nil is what the process has installed.

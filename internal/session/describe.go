@@ -88,6 +88,8 @@ type Work struct {
 	Steps     int            `json:"steps"`      // replies of the model
 	ToolCalls int            `json:"tool_calls"` // in those replies
 	Usage     protocol.Usage `json:"usage"`
+	// CostUSD is nil when the price of a reply is unknown.
+	CostUSD *float64 `json:"cost_usd,omitempty"`
 }
 
 // Size is what a session takes up.
@@ -164,6 +166,14 @@ func (i *Info) apply(e *loop.Event) {
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
 		if e.Usage != nil {
 			i.Usage = i.Usage.Add(*e.Usage)
+		}
+		switch {
+		case e.CostUSD == nil || i.Steps > 1 && i.CostUSD == nil:
+			i.CostUSD = nil
+		case i.CostUSD == nil:
+			i.CostUSD = new(*e.CostUSD)
+		default:
+			*i.CostUSD += *e.CostUSD
 		}
 		if last >= 0 {
 			i.History[last].Steps++

@@ -39,7 +39,7 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 	if u := e.Usage; u != nil {
 		parts = append(parts, part{plain, fmt.Sprintf("%s tokens (%s in, %s out)",
 			count(u.Total()), count(u.InputTokens), count(u.OutputTokens))})
-		for _, cost := range v.cost(*u) {
+		for _, cost := range v.cost(*u, e.CostUSD) {
 			parts = append(parts, part{plain, cost})
 		}
 	}
@@ -184,6 +184,7 @@ type tally struct {
 	since        time.Time
 	steps, calls int
 	usage        protocol.Usage // of its replies
+	cost         *float64       // of its replies; nil when the price of one is unknown
 	notOK        map[string]int // calls by their status; one of a dozen
 	files        []change       // in the order of their first change
 }

@@ -186,26 +186,33 @@ func (v *View) progressNow(now time.Time) string {
 		}
 		text = spinner(now) + " " + what + v.marks.separator + elapsed(now.Sub(v.activity.since))
 	}
-	for _, spent := range v.spent(v.turn.usage) {
+	for _, spent := range v.spent(&v.turn) {
 		text += v.marks.separator + spent
 	}
 	return v.ink.paint(dim, fit(text, v.width-1))
 }
 
-// spent is what tokens came to, and what they cost if that is known.
-func (v *View) spent(u protocol.Usage) []string {
+// spent is the tokens of a turn, and what they cost if that is known.
+func (v *View) spent(t *tally) []string {
 	var parts []string
-	if u.Total() > 0 {
-		parts = append(parts, count(u.Total())+" tokens")
+	if t.usage.Total() > 0 {
+		parts = append(parts, count(t.usage.Total())+" tokens")
 	}
-	return append(parts, v.cost(u)...)
+	return append(parts, v.cost(t.usage, t.cost)...)
 }
 
-func (v *View) cost(u protocol.Usage) []string {
-	if v.opts.Cost == nil || u.Total() <= 0 {
+// cost is what tokens cost: by the price of the options, else by that of the session.
+func (v *View) cost(u protocol.Usage, known *float64) []string {
+	if u.Total() <= 0 || v.opts.Cost == nil && known == nil {
 		return nil
 	}
-	dollars := v.opts.Cost(u)
+	var dollars float64
+	if known != nil {
+		dollars = *known
+	}
+	if v.opts.Cost != nil {
+		dollars = v.opts.Cost(u)
+	}
 	if dollars < 1 {
 		return []string{fmt.Sprintf("$%.4f", dollars)}
 	}

@@ -112,7 +112,7 @@ func fleetSamples() map[string]any {
 		"payload/workspace_remove":  wire.WorkspaceRemove{},
 		"value/workspace_remove":    wire.WorkspaceRemoveResult{},
 		"payload/turn_run": wire.TurnRun{
-			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
+			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5},
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
 			System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},

@@ -14,6 +14,9 @@ type TurnRun struct {
 	Toolsets  []string `json:"toolsets,omitempty"`
 	MaxSteps  int      `json:"max_steps,omitempty"`
 	MaxTokens int64    `json:"max_tokens,omitempty"`
+	// Budget bounds the session over all of its turns; a missing one is that of the session's turn
+	// before, an empty one is none.
+	Budget *protocol.Spending `json:"budget,omitempty"`
 	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
 	// docs/policy.md describes them.
 	Policies []json.RawMessage `json:"policies,omitempty"`

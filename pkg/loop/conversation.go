@@ -133,6 +133,9 @@ const maxCut = 500
 func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
 	for {
 		request := Request{Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings}
+		if t.session.open().lastAt > 0 {
+			request.Tools = nil
+		}
 		if word != "" {
 			request.Messages = appendNotes(request.Messages, []string{word})
 		}

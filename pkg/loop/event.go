@@ -22,6 +22,8 @@ const (
 	EventAnswered       EventType = "question_answered"
 	EventJobEnded       EventType = "job_ended"
 	EventPartLeftOut    EventType = "part_left_out" // the model's server refused it; later requests omit it
+	EventBudgetLow      EventType = "budget_low"    // 80% is used; Text is what the model reads, once for a budget
+	EventBudgetSpent    EventType = "budget_spent"  // the model is asked for an answer without tools; Text is what it reads
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
 	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
@@ -47,8 +49,9 @@ type Event struct {
 	TurnFields
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
-	// session_ended), the reason (policy_decision, approval_asked, part_left_out), what follows
-	// (worker_lost), or the requirement that no worker meets (tool_queued; "" when one does).
+	// session_ended), what it reads (budget_low, budget_spent), the reason (policy_decision,
+	// approval_asked, part_left_out), what follows (worker_lost), or the requirement that no worker
+	// meets (tool_queued; "" when one does).
 	// turn_ended has none where the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
 
@@ -56,6 +59,7 @@ type Event struct {
 
 	// Usage is that of the reply (model_reply), or the sum (turn_ended, session_ended).
 	Usage *protocol.Usage `json:"usage,omitempty"`
+	SpentFields
 
 	CallFields
 	JobFields
@@ -101,6 +105,14 @@ type ReplyFields struct {
 	Reasoning *Reasoning `json:"reasoning,omitempty"`
 	// Finish is [FinishLength] for a reply that was cut.
 	Finish string `json:"finish,omitempty"`
+}
+
+// SpentFields are what a reply took (model_reply), or a turn (turn_ended, session_ended).
+type SpentFields struct {
+	// CostUSD is by [Options].Price; nil while the price of a reply is unknown.
+	CostUSD *float64 `json:"cost_usd,omitempty"`
+	// ElapsedMS is the time since the reply before in the same run (model_reply, turn_ended).
+	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
 }
 
 // CallFields identify a tool call (every event about a call; part_left_out has only ToolCallID and

@@ -31,6 +31,10 @@ type session struct {
 	// system and project are the instructions of its last turn.
 	system  string
 	project []protocol.InstructionFile
+	// spent is what the session has used, and budget what it may use; warned says that the model
+	// knows that most of it is used.
+	spent, budget protocol.Spending
+	warned        bool
 }
 
 type turn struct {
@@ -40,7 +44,9 @@ type turn struct {
 	span   trace.SpanContext // of the process that began it; invalid without a trace
 	steps  []step
 	usage  protocol.Usage
+	cost   *float64    // of the replies so far; nil while there is none, or the price of one is unknown
 	notes  []string    // of jobs that ended before the first step
+	lastAt int         // steps at which the budget was used up; 0 while it is not
 	result *TurnResult // nil while the turn is open
 }
 
@@ -126,14 +132,17 @@ func (s *session) apply(e *Event) error {
 		err = s.endJob(e)
 	case EventPartLeftOut:
 		s.leftOut[Part{e.ToolCallID, e.Part}] = e.Text
+	case EventBudgetLow, EventBudgetSpent:
+		err = s.noteBudget(e)
 	case EventTurnEnded:
 		err = s.endTurn(e)
 	default:
 	}
-	if err != nil {
-		return fmt.Errorf("%w: %s of turn %d, step %d: %w", ErrJournalInvalid, e.Type, e.Turn, e.Step, err)
+	if err == nil {
+		s.noteSpent(e)
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%w: %s of turn %d, step %d: %w", ErrJournalInvalid, e.Type, e.Turn, e.Step, err)
 }
 
 // noteQuestion notes what a call asks, or that it is answered.
@@ -162,6 +171,9 @@ func (s *session) startTurn(e *Event) error {
 	}
 	if e.Terms != nil && e.Terms.Project != nil {
 		s.project = e.Terms.Project
+	}
+	if e.Terms != nil && e.Terms.Budget != nil {
+		s.budget, s.warned = *e.Terms.Budget, false
 	}
 	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms, span: spanOf(e)})
 	return nil
@@ -197,6 +209,15 @@ func (s *session) addReply(e *Event) error {
 	t.steps = append(t.steps, next)
 	if e.Usage != nil {
 		t.usage = t.usage.Add(*e.Usage)
+	}
+	switch {
+	case e.CostUSD == nil:
+		t.cost = nil
+	case t.cost != nil:
+		sum := *t.cost + *e.CostUSD
+		t.cost = &sum
+	case len(t.steps) == 1:
+		t.cost = e.CostUSD
 	}
 	return nil
 }
@@ -313,7 +334,7 @@ func (t *turn) missing() int {
 // soFar is the turn's result if it ended now.
 func (t *turn) soFar(outcome Outcome, failure *protocol.Error) TurnResult {
 	result := TurnResult{
-		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, Error: failure,
+		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, CostUSD: t.cost, Error: failure,
 	}
 	result.Text = t.text()
 	if t.span.IsValid() {

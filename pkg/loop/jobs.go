@@ -53,11 +53,7 @@ func (s *session) endJob(e *Event) error {
 		return nil
 	}
 	note := fmt.Sprintf("[%s (%s) has ended: %s]\n%s", j.name, j.Name, e.Status, e.Content)
-	if last := t.last(); last != nil {
-		last.notes = append(last.notes, note)
-	} else {
-		t.notes = append(t.notes, note)
-	}
+	t.addNote(note)
 	return nil
 }
 

@@ -46,6 +46,13 @@ type Options struct {
 	// MaxTokens bounds the input and output tokens of a turn. The model is not
 	// asked again once they are used up; 0 is no bound.
 	MaxTokens int64
+	// Budget bounds what the session uses over all of its turns; nil means that of the session's
+	// turn before, the zero value none. The model is told once that 80% are used, and asked for an
+	// answer without tools when all is; the turn then ends as limit_reached. It is looked at before
+	// the model is asked, so a reply and its calls may exceed it.
+	Budget *protocol.Spending
+	// Price is what the model's replies cost; nil is unknown, which a budget in dollars refuses.
+	Price *Price
 	// Timeout bounds the time that one Run spends on a turn, and is the deadline of
 	// its calls; 0 is no bound.
 	Timeout time.Duration
@@ -108,7 +115,10 @@ func (o *Options) validate() error {
 	if o.MinLevel != "" && !slices.Contains(wire.Levels(), o.MinLevel) {
 		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(wire.Levels(), ", ")))
 	}
-	errs = append(errs, o.Settings.Validate(), wire.ValidateAuthor(o.Author))
+	if o.Budget != nil && o.Budget.USD > 0 && o.Price == nil {
+		errs = append(errs, fmt.Errorf("budget: usd %v: the price of model %s is unknown", o.Budget.USD, o.ModelName))
+	}
+	errs = append(errs, validateBudget(o.Budget), o.Settings.Validate(), wire.ValidateAuthor(o.Author))
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
 		errs = append(errs, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}

@@ -77,7 +77,7 @@ type Image struct {
 // Request is everything that a model needs for one reply.
 type Request struct {
 	Messages []Message
-	// Tools are sorted by name.
+	// Tools are sorted by name. There may be none although the conversation has tool calls.
 	Tools []tools.Definition
 	// Settings are those of [Options]; an adapter leaves out what its provider does not know.
 	Settings Settings

@@ -79,6 +79,8 @@ type TurnResult struct {
 	Text  string
 	Steps int
 	Usage protocol.Usage
+	// CostUSD is what the turn cost by [Options].Price; nil when the price of a reply is unknown.
+	CostUSD *float64
 	// Error says why the outcome is not answered.
 	Error *protocol.Error
 	// TraceID is that of [Event].
@@ -258,7 +260,7 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 	return Event{
 		Type: EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: result.Turn,
-		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage,
+		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, SpentFields: SpentFields{CostUSD: result.CostUSD},
 		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	}
 }

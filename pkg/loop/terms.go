@@ -26,6 +26,8 @@ type Terms struct {
 	// MaxSteps and MaxTokens are those of [Options]; the lesser ones hold.
 	MaxSteps  int   `json:"max_steps,omitempty"`
 	MaxTokens int64 `json:"max_tokens,omitempty"`
+	// Budget is [Options].Budget, in the turn that changes it.
+	Budget *protocol.Spending `json:"budget,omitempty"`
 	// System and Project are those of [Options], in the turn that changes them.
 	System  string                     `json:"system,omitempty"`
 	Project []protocol.InstructionFile `json:"project,omitzero"`
@@ -42,6 +44,9 @@ func (r *Runner) terms(s *session) *Terms {
 	}
 	if project := validFiles(r.opts.Project); project != nil && !slices.Equal(project, s.project) {
 		terms.Project = project
+	}
+	if budget := r.opts.Budget; budget != nil && *budget != s.budget {
+		terms.Budget = budget
 	}
 	return terms
 }

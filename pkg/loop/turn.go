@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -15,6 +16,7 @@ type turnRun struct {
 	*recorder
 
 	followed followers
+	since    time.Time       // when it began, or its last reply was journaled
 	cuts     int             // how often the conversation was too long for the model
 	refused  map[Part]string // what the model's server refused in this run, and is not journaled
 }
@@ -50,7 +52,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 	if err != nil {
 		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
 	}
-	t := &turnRun{Runner: bound, recorder: rec}
+	t := &turnRun{Runner: bound, recorder: rec, since: time.Now()}
 	if r.opts.Timeout > 0 {
 		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
 		defer cancel()
@@ -93,6 +95,8 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	switch {
 	case turn.missing() > 0:
 		return nil, t.runCalls(ctx)
+	case turn.lastAnswer():
+		return t.overBudget(reached(t.session.budget, t.session.spent, 1)), nil
 	case turn.cutAgain():
 		return &ending{OutcomeLimitReached, limitReached("output tokens of a reply (max_output), twice in a row")}, nil
 	case turn.answered():
@@ -105,6 +109,10 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return &ending{OutcomeLimitReached, limitReached("%d tokens (max_tokens), with %d used",
 			t.opts.MaxTokens, turn.usage.Total())}, nil
 	default:
+		may, end, err := t.budgeted(ctx)
+		if !may || err != nil {
+			return end, err
+		}
 		if err := t.tellJobs(ctx); err != nil {
 			return nil, err
 		}
@@ -132,7 +140,7 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().soFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
-		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage,
+		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, SpentFields: SpentFields{CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
 		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	})
 	return result, err
@@ -147,13 +155,20 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if failed != nil && ctx.Err() != nil {
 		return t.stopped(ctx)
 	}
+	if failed != nil && turn.lastAt > 0 {
+		return t.overBudget(reached(t.session.budget, t.session.spent, 1)), nil
+	}
 	if failed != nil {
 		return failed, nil
+	}
+	if turn.lastAt > 0 {
+		reply.ToolCalls = nil // it was offered none
 	}
 	usage := counted(reply.Usage)
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
 	at.Reasoning = reply.Reasoning.valid()
+	t.spend(&at)
 	if reply.Cut {
 		at.Finish = FinishLength
 	}

@@ -29,6 +29,20 @@ func (u Usage) Add(other Usage) Usage {
 // Total is input plus output.
 func (u Usage) Total() int64 { return u.InputTokens + u.OutputTokens }
 
+// Spending is how much a session uses, or how much it may use; as a bound, a zero field is none.
+type Spending struct {
+	Steps  int     `json:"steps,omitempty"`  // replies of the model
+	Calls  int     `json:"calls,omitempty"`  // tool calls that were not refused
+	Tokens int64   `json:"tokens,omitempty"` // input plus output
+	TimeMS Millis  `json:"time_ms,omitempty"`
+	USD    float64 `json:"usd,omitempty"`
+}
+
+// Add returns the sum of both.
+func (s Spending) Add(other Spending) Spending {
+	return Spending{s.Steps + other.Steps, s.Calls + other.Calls, s.Tokens + other.Tokens, s.TimeMS + other.TimeMS, s.USD + other.USD}
+}
+
 // UnknownValue is a value of a kind that this version does not know.
 type UnknownValue struct {
 	Name Kind

@@ -1,0 +1,197 @@
+package loop_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// hungry asks for a tool in each of so many replies, and then answers.
+func hungry(replies int) []loop.Reply {
+	var all []loop.Reply
+	for i := range replies {
+		all = append(all, asks(string(rune('a'+i)), "work"))
+	}
+	return append(all, says("as far as I came"), says("next"))
+}
+
+// told counts the messages of the last request that contain a text.
+func (r *rig) told(text string) int {
+	n := 0
+	for _, message := range r.model.lastSeen() {
+		n += strings.Count(message.Text, text)
+	}
+	return n
+}
+
+func TestBudget_IsToldOnceAndEndsWithAnAnswer(t *testing.T) {
+	t.Parallel()
+	price := &loop.Price{Input: 100_000, Output: 0} // a reply has 10 input tokens: $1
+	for name, budget := range map[string]protocol.Spending{
+		"5 steps": {Steps: 5}, "5 tool calls": {Calls: 5}, "55 tokens": {Tokens: 55}, "$5.00": {USD: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(hungry(5)...)
+			r.opts.Budget, r.opts.Price = &budget, price
+			result, err := r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+			require.Equal(t, "as far as I came", result.Text)
+			require.Equal(t, 6, result.Steps)
+			require.InDelta(t, 6.0, *result.CostUSD, 1e-9)
+			require.Equal(t, protocol.CodeLimitReached, result.Error.Code)
+			require.Contains(t, result.Error.Message, " of "+name)
+			for i, request := range r.model.seen {
+				require.Equal(t, i == 5, len(request.Tools) == 0, "request %d", i)
+			}
+			require.Equal(t, 1, r.told("Most of the session's budget is used"))
+			require.Equal(t, 1, r.told("is used up"))
+			require.Len(t, r.watch.of(loop.EventBudgetLow), 1)
+			require.Equal(t, 4, r.watch.of(loop.EventBudgetLow)[0].Step)
+			requireProtocol(t, r.model.lastSeen())
+
+			// It is the session's, also for a process that names none.
+			r.opts.Budget = nil
+			result, err = r.run(t.Context(), t, "more")
+			require.NoError(t, err)
+			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+			require.Zero(t, result.Steps)
+			require.Len(t, r.model.seen, 6)
+			// A larger one goes on.
+			r.opts.Budget = &protocol.Spending{}
+			result, err = r.run(t.Context(), t, "still more")
+			require.NoError(t, err)
+			require.Equal(t, "next", result.Text)
+		})
+	}
+}
+
+func TestBudget_TimeOfAllTurnsCounts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(says("one"), asks("b", "work"), says("two"))
+		r.model.before = func(context.Context) { time.Sleep(10 * time.Second) }
+		r.opts.Budget = &protocol.Spending{TimeMS: 15_000}
+		result, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		time.Sleep(time.Hour) // between turns nothing is used
+		result, err = r.run(t.Context(), t, "more")
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+		require.Equal(t, "two", result.Text)
+		require.Contains(t, result.Error.Message, "30s of 15s")
+	})
+}
+
+func TestBudget_CrashAtAnyAppendChangesNothing(t *testing.T) {
+	t.Parallel()
+	session := protocol.NewSessionID()
+	begin := func() *rig {
+		r := newRig(hungry(5)...)
+		r.session, r.opts.Budget = session, &protocol.Spending{Calls: 5}
+		return r
+	}
+	clean := begin()
+	want, err := clean.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	conversation := clean.placed(t, clean.model.lastSeen())
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 2 {
+			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
+			r, journal := begin(), &crashingJournal{untilCrash: n, kept: kept}
+			r.journal = journal
+			got, err := r.run(t.Context(), t, "go")
+			if err != nil {
+				crashed = true
+				require.ErrorIs(t, err, errCrash, name)
+				if len(r.events(t)) > 1 { // else the turn is yet to begin
+					r.opts.Budget = nil
+				}
+				got, err = r.run(t.Context(), t, "go")
+			}
+			require.NoError(t, err, name)
+			if got.Turn == 1 {
+				require.Equal(t, want, got, name)
+				require.Equal(t, conversation, r.placed(t, r.model.lastSeen()), name)
+			}
+			require.Equal(t, clean.fleet.ran(), r.fleet.ran(), name)
+		}
+		if !crashed {
+			require.Greater(t, n, 15)
+			break
+		}
+	}
+}
+
+func TestBudget_WithoutAnAnswerItEndsAllTheSame(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), asks("b", "work"))
+	r.opts.Budget = &protocol.Spending{Steps: 1}
+	result, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome, "a tool call that was not offered is not made")
+	require.Equal(t, "asking b", result.Text)
+	require.Len(t, r.fleet.ran(), 1)
+
+	r = newRig(asks("a", "work"))
+	r.opts.Budget = &protocol.Spending{Steps: 1}
+	result, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome, "the model has no reply left")
+}
+
+func TestBudget_InDollarsNeedsAPrice(t *testing.T) {
+	t.Parallel()
+	r := newRig(says("one"), says("two"))
+	r.opts.ModelName = "openai:some"
+	r.opts.Budget = &protocol.Spending{USD: 1}
+	_, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+	require.EqualError(t, err, "budget: usd 1: the price of model openai:some is unknown")
+
+	r.opts.Price = &loop.Price{}
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	r.opts.Price, r.opts.Budget = nil, nil
+	result, err := r.run(t.Context(), t, "more")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+	require.Contains(t, result.Error.Message, "the price of model openai:some is unknown")
+}
+
+func TestBudget_RefusesWhatIsNoBound(t *testing.T) {
+	t.Parallel()
+	r := newRig()
+	r.opts.Budget = &protocol.Spending{Steps: -1, Calls: -1, Tokens: -1, TimeMS: -1, USD: math.NaN()}
+	_, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+	for _, field := range []string{"steps", "calls", "tokens", "time", "usd"} {
+		require.ErrorContains(t, err, "budget: "+field)
+	}
+}
+
+func TestCost_IsUnknownWithOneReplyOfAnUnknownPrice(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.opts.Price = &loop.Price{Input: 100_000}
+	ctx, stop := context.WithCancelCause(t.Context())
+	r.fleet.told = func(protocol.Call) { stop(loop.ErrDetached) }
+	_, err := r.run(ctx, t, "go")
+	require.ErrorIs(t, err, loop.ErrDetached)
+	r.opts.Price = nil
+	result, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Nil(t, result.CostUSD)
+	require.Nil(t, r.watch.of(loop.EventTurnEnded)[0].CostUSD)
+	require.NotNil(t, r.watch.of(loop.EventModelReply)[0].CostUSD)
+}
