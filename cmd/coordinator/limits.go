@@ -23,16 +23,20 @@ type limitsCommand struct {
 	Timeout time.Duration `default:"1m" help:"Time limit of the command."`
 
 	Set struct {
-		Concurrent int    `placeholder:"N" help:"Maximum number of calls of a lane that run at once."`
-		Rate       string `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start in a second, minute or hour: 5/s, 60/min, 1000/h."`
-		Burst      int    `placeholder:"N" help:"Maximum number of calls that start at once after a pause; with --rate. Default: a tenth of what a second has, at least 1."`
-		Tenant     string `placeholder:"NAME" help:"Set the weight of a tenant instead of the limit of lanes."`
+		Concurrent int    `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
+		Rate       string `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start, or of a tenant that are accepted, in a second, minute or hour: 5/s, 60/min, 1000/h."`
+		Burst      int    `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
+		Waiting    int    `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
+		Sessions   int    `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
 		Weight     int    `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
+		Tenant     string `placeholder:"NAME" help:"Set what a tenant may use, instead of the limit of lanes."`
+		Pool       string `placeholder:"NAME" help:"Set how many calls wait in a pool, instead of the limit of lanes."`
 		Lane       string `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
-	} `cmd:"" help:"Set or replace the limit of the lanes that match."`
+	} `cmd:"" help:"Set or replace the limit of the lanes that match, of a tenant or of a pool."`
 	Ls struct{} `cmd:"" help:"List limits. A lane follows the first one that matches."`
 	Rm struct {
-		Tenant string `placeholder:"NAME" help:"Remove the weight of a tenant."`
+		Tenant string `placeholder:"NAME" help:"Remove the limit of a tenant."`
+		Pool   string `placeholder:"NAME" help:"Remove the limit of a pool."`
 		Lane   string `arg:"" optional:"" help:"Lanes, as in the list."`
 	} `cmd:"" help:"Remove a limit."`
 
@@ -102,8 +106,8 @@ func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store
 // readRule reads the rule that limits set asks for.
 func (c *limitsCommand) readRule() (err error) {
 	c.rule = limits.Rule{
-		Lane: limits.Pattern(c.Set.Lane), Concurrent: c.Set.Concurrent, Burst: c.Set.Burst,
-		Tenant: protocol.Tenant(c.Set.Tenant), Weight: c.Set.Weight,
+		Lane: limits.Pattern(c.Set.Lane), Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: c.Set.Weight,
+		Concurrent: c.Set.Concurrent, Burst: c.Set.Burst, Waiting: c.Set.Waiting, Sessions: c.Set.Sessions,
 	}
 	if c.Set.Rate != "" {
 		c.rule.Rate, err = limits.ParseRate(c.Set.Rate)
@@ -113,10 +117,10 @@ func (c *limitsCommand) readRule() (err error) {
 
 // checkRemove returns the fault of limits rm without a lane and a tenant.
 func (c *limitsCommand) checkRemove() error {
-	if c.Rm.Lane+c.Rm.Tenant != "" {
+	if c.Rm.Lane+c.Rm.Tenant+c.Rm.Pool != "" {
 		return nil
 	}
-	return errors.New("limits rm: needs a lane, such as 'account/*', or --tenant")
+	return errors.New("limits rm: needs a lane, such as 'account/*', --tenant or --pool")
 }
 
 func (c *limitsCommand) set(ctx context.Context, _ program, store *limits.Store) error {
@@ -124,7 +128,7 @@ func (c *limitsCommand) set(ctx context.Context, _ program, store *limits.Store)
 }
 
 func (c *limitsCommand) remove(ctx context.Context, _ program, store *limits.Store) error {
-	return store.Remove(ctx, limits.Pattern(c.Rm.Lane), protocol.Tenant(c.Rm.Tenant))
+	return store.Remove(ctx, limits.Rule{Lane: limits.Pattern(c.Rm.Lane), Tenant: protocol.Tenant(c.Rm.Tenant), Pool: protocol.Pool(c.Rm.Pool)})
 }
 
 func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store) error {
@@ -136,11 +140,11 @@ func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store
 		return printJSON(p, append([]limits.Rule{}, rules.List()...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTENANT\tWEIGHT")
+	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tPOOL")
 	for _, r := range rules.List() {
 		_, burst := r.PerSecond()
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", orDash(string(r.Lane)), numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst),
-			orDash(string(r.Tenant)), numberOrDash(r.Weight))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(string(r.Lane)), numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst),
+			numberOrDash(r.Waiting), orDash(string(r.Tenant)), numberOrDash(r.Weight), numberOrDash(r.Sessions), orDash(string(r.Pool)))
 	}
 	return table.Flush()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -217,7 +218,7 @@ func startNow(fl *fleet.Fleet, logger *slog.Logger) func(ctx context.Context, ca
 		var refused error
 		err := fl.Dispatcher.Dispatch(following, []protocol.Call{call}, func(u loop.Update) {
 			if r := u.Result; r != nil && r.Error != nil {
-				if r.Error.Code == protocol.CodeFleetFull || r.Error.Code == protocol.CodeFleetUnavailable {
+				if slices.Contains([]protocol.Code{protocol.CodeFleetFull, protocol.CodeFleetUnavailable, protocol.CodeBusy, protocol.CodeQuota}, r.Error.Code) {
 					refused = r.Error
 				} else if r.Status == protocol.StatusRejected {
 					logger.WarnContext(ctx, "scheduled turn was rejected", slog.String("session_id", string(call.SessionID)), slog.Any("error", r.Error))

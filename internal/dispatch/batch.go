@@ -34,6 +34,7 @@ type batch struct {
 	fault      error       // the fleet failed: nothing more comes
 	wondered   time.Time   // when it was asked last who could run what waits
 	doubting   atomic.Bool // heartbeats are read
+	heldBack   heldBack
 
 	mu   sync.Mutex // guards open, and heard of each: callbacks ask whether a call is theirs
 	open map[protocol.CallID]*followed
@@ -43,6 +44,7 @@ type batch struct {
 type followed struct {
 	at            int // in the step
 	call          *protocol.Call
+	header        nats.Header
 	since         time.Time // when it was published
 	heard         time.Time // when its worker last reported something
 	span, publish trace.Span
@@ -142,6 +144,12 @@ func (b *batch) follow(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
 		return cause
 	}
+	for _, f := range b.takeHeldBack() {
+		if b.how.alone {
+			return notSent(ctx, f.call)
+		}
+		b.stopUnsent(ctx, f)
+	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && b.overdue(ctx) {
 		return b.fault
 	}
@@ -218,6 +226,8 @@ func (b *batch) wait(ctx context.Context) bool {
 		select {
 		case n := <-b.news:
 			b.handle(ctx, n)
+		case <-b.heldBack.again:
+			b.fault = b.sendAgain(ctx)
 		case <-look.C:
 			b.look(ctx)
 			b.wonder(wondering, &group)

@@ -202,6 +202,10 @@ func codeOf(fault error) protocol.Code {
 	switch {
 	case fault == nil:
 		return ""
+	case errors.Is(fault, lane.ErrBusy):
+		return protocol.CodeBusy
+	case errors.Is(fault, lane.ErrQuota):
+		return protocol.CodeQuota
 	case errors.Is(fault, lane.ErrFull):
 		return protocol.CodeFleetFull
 	case errors.Is(fault, lane.ErrTooLarge):
@@ -214,7 +218,7 @@ func codeOf(fault error) protocol.Code {
 // put enqueues the calls and settles those that were refused. Its error is about
 // a fleet that could not be reached for any of them.
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
-	outgoing := make([]lane.Outgoing, len(calls))
+	all := make([]*followed, len(calls))
 	for i := range calls {
 		call := &calls[i]
 		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch(call.Tool))
@@ -224,24 +228,38 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		header := nats.Header{}
 		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, b.dispatcher.publish...)
 		telemetry.Inject(publishCtx, header)
-		outgoing[i] = lane.Outgoing{Call: call, Header: header, Followed: true}
+		all[i] = &followed{at: i, call: call, header: header, since: time.Now(), span: span, publish: publish, state: loop.StateQueued}
 		b.mu.Lock()
-		b.open[call.ID] = &followed{at: i, call: call, since: time.Now(), span: span, publish: publish, state: loop.StateQueued}
+		b.open[call.ID] = all[i]
 		b.mu.Unlock()
 		b.dispatcher.metrics.Begun(ctx, string(call.Pool))
+	}
+	return b.send(ctx, all)
+}
+
+// send enqueues open calls. Those that meet a full lane or pool are sent again later.
+func (b *batch) send(ctx context.Context, all []*followed) error {
+	outgoing := make([]lane.Outgoing, len(all))
+	for i, f := range all {
+		outgoing[i] = lane.Outgoing{Call: f.call, Header: f.header, Followed: true}
 	}
 	faults := b.dispatcher.publisher.Enqueue(ctx, outgoing)
 	unreachable := 0
 	for i, fault := range faults {
-		f := b.open[calls[i].ID]
+		f := all[i]
+		code := codeOf(fault)
+		if code == protocol.CodeBusy && b.holdBack(f, fault) {
+			continue
+		}
 		telemetry.Fail(f.publish, fault)
 		f.publish.End()
-		code := codeOf(fault)
 		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), string(code))
 		switch {
 		case code == "":
 			f.accepted = true
-			b.observe(loop.Update{CallID: calls[i].ID, State: loop.StateQueued})
+			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateQueued})
+		case code == protocol.CodeBusy, code == protocol.CodeQuota:
+			b.refuseBound(ctx, f, code, fault)
 		case code == protocol.CodeFleetFull:
 			b.refuse(ctx, f, code, "the fleet's queue is full; the call was not run, try again later")
 		case code == protocol.CodePayloadTooLarge:
@@ -249,11 +267,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent) && b.how.alone:
 			return b.notSent(ctx, f, fault)
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):
-			r := wire.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				r = wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
-			}
-			b.done(ctx, &r)
+			b.stopUnsent(ctx, f)
 		case ctx.Err() != nil:
 			// Whether it was accepted is not known; the cancel that follows settles it.
 		case errors.Is(fault, lane.ErrFullAgain) && b.known(ctx, f):
@@ -265,6 +279,15 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		return fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(faults...))
 	}
 	return nil
+}
+
+// stopUnsent ends a call whose context ended before it was sent.
+func (b *batch) stopUnsent(ctx context.Context, f *followed) {
+	r := wire.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		r = wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
+	}
+	b.done(ctx, &r)
 }
 
 // notSent is the error of a single call whose context ended before the fleet could be reached, if

@@ -82,7 +82,7 @@ func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 	var waiting []*followed
 	for _, f := range b.unfinished() {
-		if f.state != loop.StateRunning && !f.taken && time.Since(f.since) > waitsAfter+f.call.Delay() {
+		if f.accepted && f.state != loop.StateRunning && !f.taken && time.Since(f.since) > waitsAfter+f.call.Delay() {
 			waiting = append(waiting, f)
 		}
 	}

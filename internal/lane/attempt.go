@@ -246,6 +246,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 	}
 	l.holder.host.OnSettled(l.ctx, e.Call, r)
 	l.dropPayload(e)
+	l.unmark(e)
 	return true
 }
 
@@ -253,6 +254,7 @@ func (l *heldLane) onAlreadySettled(e *core.Entry) {
 	e.SettledBefore = true
 	l.holder.host.OnAlreadySettled(l.ctx, e.Call)
 	l.dropPayload(e)
+	l.unmark(e)
 }
 
 func (l *heldLane) dropPayload(e *core.Entry) {

@@ -132,6 +132,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	group.Go(func() error { h.monitor(beside); return nil })
 	group.Go(func() error { h.limits.Run(beside); return nil })
 	group.Go(func() error { h.removeSpent(beside); return nil })
+	group.Go(func() error { h.removeMarks(beside); return nil })
 	group.Go(func() error { h.reaper.run(ctx); return nil })
 	for ctx.Err() == nil {
 		h.serveIncarnation(ctx, drain)

@@ -207,7 +207,7 @@ func TestLimit_ChangesApplyToHeldLanes(t *testing.T) {
 		view, err := o.Show(t.Context(), protocol.DefaultPool, "account/a", 0)
 		return err == nil && view.WaitsFor == "limit account/*: rate 1/h"
 	}, patience, 100*time.Millisecond)
-	require.NoError(t, f.limits().Remove(t.Context(), "account/*", ""))
+	require.NoError(t, f.limits().Remove(t.Context(), limits.Rule{Lane: "account/*"}))
 	for _, c := range calls {
 		f.await(p, c)
 	}

@@ -44,6 +44,7 @@ type Publisher struct {
 	noRoom  atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
 	clock   store.Clock
 	synced  atomic.Int64 // when the clock was read, in nanoseconds since 1970
+	bounds  *admission
 
 	lanes usedLanes
 }
@@ -61,6 +62,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s, streams: natsio.NewStreams(s.JS, s.Created())}
+	p.bounds = newAdmission(p)
 	p.lanes.makeReady = func(lane poolLane) { s.PublishReady(lane.pool, lane.lane) }
 	return p, nil
 }
@@ -83,9 +85,10 @@ func (p *Publisher) Ended(call *protocol.Call) {
 
 // Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
 // exactly one result. Calls of one lane are accepted in the given order. A payload that is too
-// large for a message goes through the object store. [ErrFull], [ErrTooLarge], [natsio.ErrNoStream]
-// and [ErrFullAgain] are final; otherwise Enqueue retries while the context lasts. The last error
-// wraps [ErrNotSent] if the call was certainly not enqueued.
+// large for a message goes through the object store. [ErrBusy], [ErrQuota], [ErrFull],
+// [ErrTooLarge], [natsio.ErrNoStream] and [ErrFullAgain] are final; otherwise Enqueue retries while
+// the context lasts. A call that meets [ErrBusy] has the later ones of its lane refused too. The
+// last error wraps [ErrNotSent] if the call was certainly not enqueued.
 func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
@@ -112,7 +115,11 @@ func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.L
 // call that waits for its time makes no lane ready, so it says nothing about the lane.
 func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
 	inline, used := false, false
+	var busy error
 	for _, i := range indexes {
+		if faults[i] = busy; busy != nil { // else their order might change
+			continue
+		}
 		if calls[i].Call.Delay() > 0 {
 			faults[i] = p.enqueueLater(ctx, calls[i])
 		} else {
@@ -125,6 +132,9 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 					p.lanes.begun(lane)
 				}
 			}
+		}
+		if errors.Is(faults[i], ErrBusy) {
+			busy = faults[i]
 		}
 		if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
 			p.noRoom.Store(time.Now().UnixNano())
@@ -140,7 +150,7 @@ func (p *Publisher) isFull() bool {
 // the mailbox.
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
 	s := &sending{call: out.Call, again: out.Call.Again}
-	if err := p.encode(ctx, s, out.Header); err != nil {
+	if err := p.admit(ctx, s, out.Header); err != nil {
 		return s.failed(err, true)
 	}
 	if inline && wire.FlowOf(s.call).IsDefault() {
@@ -158,6 +168,18 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 	}
 	p.lanes.appended(laneOf(s.call), out.Followed)
 	return nil
+}
+
+// admit checks the bounds of a call, and encodes it.
+func (p *Publisher) admit(ctx context.Context, s *sending, header nats.Header) error {
+	marked, err := p.bounds.admit(ctx, s.call, s.again)
+	if err == nil {
+		err = p.encode(ctx, s, header)
+	}
+	if err == nil && marked {
+		s.msg.Header.Set(wire.HeaderInFlight, "1")
+	}
+	return err
 }
 
 // sending is a call on its way into the stream.
@@ -321,7 +343,7 @@ func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 	s := &sending{call: &marked, again: out.Call.Again}
 	err := p.roomForLater(ctx)
 	if err == nil {
-		err = p.encode(ctx, s, out.Header)
+		err = p.admit(ctx, s, out.Header)
 	}
 	if err != nil {
 		return s.failed(err, true)
@@ -375,7 +397,7 @@ func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Ti
 	if !since.Before(p.streams.Remade()) {
 		return false
 	}
-	if there, err := p.isStored(ctx, call); there || err != nil {
+	if there, err := isStored(ctx, p.store, call.Pool, call.Lane(), call.ID); there || err != nil {
 		return false
 	}
 	r, err := p.store.Result(ctx, call.SessionID, call.ID) // a result is stored before its call is deleted
@@ -409,30 +431,23 @@ func (p *Publisher) Owner(ctx context.Context, call *protocol.Call) (*Owner, err
 	if beat.Expired {
 		return owner, nil
 	}
-	if time.Since(time.Unix(0, p.synced.Load())) > syncEvery {
-		if err := p.clock.Sync(ctx, p.store.Calls); err != nil {
-			return nil, err
-		}
-		p.synced.Store(time.Now().UnixNano())
+	if _, err := p.serverTime(ctx); err != nil {
+		return nil, err
 	}
 	owner.Silent = p.clock.Age(beat.At)
 	owner.Left = max(beat.Lease()-owner.Silent, 0)
 	return owner, nil
 }
 
-func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
-	fleet, hash := p.store.Fleet, wire.HashLane(call.Lane())
-	ready, err := p.store.Ready(ctx, call.Pool, hash)
-	if err != nil || ready != nil && ready.Header.Get(wire.HeaderCall) == string(call.ID) {
-		return true, err
-	}
-	if call.Delay() > 0 { // it is there before, or in the mailbox after
-		if entry, err := p.store.Next(ctx, wire.LaterSubject(fleet, call.Pool, hash, call.ID), 0); err != nil || entry != nil {
-			return true, err
+// serverTime returns the server's clock, as it was measured a moment ago.
+func (p *Publisher) serverTime(ctx context.Context) (now func() time.Time, err error) {
+	if time.Since(time.Unix(0, p.synced.Load())) > syncEvery {
+		if err := p.clock.Sync(ctx, p.store.Calls); err != nil {
+			return nil, err
 		}
+		p.synced.Store(time.Now().UnixNano())
 	}
-	entry, err := p.store.Next(ctx, wire.CallSubject(fleet, call.Pool, hash, call.ID), 0)
-	return entry != nil, err
+	return p.clock.Now, nil
 }
 
 const (

@@ -1,10 +1,10 @@
-// Package limits is the rules that bound how the lanes of a fleet are used: how many calls of a
-// lane run at once, and how many start in a time.
+// Package limits is the rules that bound how a fleet is used: how many calls of a lane run at once,
+// how many start in a time, how many may wait, and what a tenant may use.
 //
 //	coordinator limits set ──► TF_LIMITS, key "rules": all rules, replaced by compare-and-set
 //	                                 │ watched: within a second
-//	                                 ▼
-//	                           each worker: Watch ──► rule of a lane ──► core.Limit, counted by its holder
+//	                                 ├─► each worker: Watch ──► rule of a lane ──► core.Limit, counted by its holder
+//	                                 └─► each caller: bounds of what waits, quotas of tenants
 //
 // All rules are one record, so that a change is checked against the rules that it meets. The record
 // decides; a worker that cannot read it keeps the rules that it read last. Without the bucket there
@@ -31,6 +31,7 @@ const (
 	MaxRules      = 1000
 	MaxConcurrent = 1_000_000
 	MaxBurst      = 1_000_000
+	MaxWaiting    = 10_000_000
 	MaxWeight     = 1000
 	// MaxRate is the highest rate, in starts a second, and MinRate the lowest: one a day.
 	MaxRate = 100_000
@@ -45,23 +46,31 @@ var (
 	ErrUnknown = errors.New("there is no such limit")
 )
 
-// Rule bounds each lane that matches its pattern, or sets the weight of a tenant. A lane follows
-// one rule: the most specific one.
+// Rule bounds each lane that matches its pattern, a tenant or a pool; one of the three is set. A
+// lane follows one rule: the most specific one.
 type Rule struct {
-	// Lane is the pattern, such as account/*; "" in the rule of a tenant.
+	// Lane is the pattern, such as account/*.
 	Lane Pattern `json:"lane,omitempty"`
-	// Tenant is whose share of the slots the rule is about; "" in the rule of lanes. "default" is
-	// the tenant of calls that name none.
+	// Tenant is whose share of the slots and whose quotas the rule is about. "default" is the
+	// tenant of calls that name none.
 	Tenant protocol.Tenant `json:"tenant,omitempty"`
+	Pool   protocol.Pool   `json:"pool,omitempty"`
 	// Weight is the tenant's share: with weights 3 and 1, two tenants get slots 3 to 1. Tenants
 	// without a rule have 1.
 	Weight int `json:"weight,omitempty"`
-	// Concurrent is how many calls of a lane run at once; 0 is no bound.
+	// Concurrent is how many calls of a lane run at once, or how many calls of a tenant are
+	// accepted and have no result; 0 is no bound.
 	Concurrent int `json:"concurrent,omitempty"`
-	// Rate is how many calls of a lane start in a time; the zero value is no bound.
+	// Rate is how many calls of a lane start in a time, or how many of a tenant are accepted; the
+	// zero value is no bound.
 	Rate Rate `json:"rate,omitzero"`
-	// Burst is how many of them may start at once; 0 means [Rate.DefaultBurst].
+	// Burst is how many of them may start at once; 0 means [Rate.DefaultBurst] for lanes, and what
+	// ten seconds have for tenants.
 	Burst int `json:"burst,omitempty"`
+	// Waiting is how many calls a lane or a pool may have in its mailboxes; 0 is no bound.
+	Waiting int `json:"waiting,omitempty"`
+	// Sessions is how many turns of a tenant are accepted and have not ended; 0 is no bound.
+	Sessions int `json:"sessions,omitempty"`
 }
 
 // Validate reports every invalid field, joined; each error wraps [ErrInvalid].
@@ -70,48 +79,71 @@ func (r *Rule) Validate() error {
 	invalid := func(format string, args ...any) {
 		all = append(all, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
-	if r.Tenant != "" || r.Weight != 0 {
-		return r.validateTenant()
+	bounded := func(name string, value, most int) {
+		if value < 0 || value > most {
+			invalid("%s %d: must be 1 to %d", name, value, most)
+		}
 	}
-	if err := r.Lane.validate(); err != nil {
-		all = append(all, err)
-	}
-	if r.Concurrent < 0 || r.Concurrent > MaxConcurrent {
-		invalid("concurrent %d: must be 1 to %d", r.Concurrent, MaxConcurrent)
-	}
+	bounded("weight", r.Weight, MaxWeight)
+	bounded("concurrent", r.Concurrent, MaxConcurrent)
+	bounded("burst", r.Burst, MaxBurst)
+	bounded("waiting", r.Waiting, MaxWaiting)
+	bounded("sessions", r.Sessions, MaxConcurrent)
 	if err := r.Rate.validate(); err != nil {
 		all = append(all, err)
-	}
-	if r.Burst < 0 || r.Burst > MaxBurst {
-		invalid("burst %d: must be 1 to %d", r.Burst, MaxBurst)
 	}
 	if r.Burst > 0 && r.Rate.IsZero() {
 		invalid("burst %d: needs a rate", r.Burst)
 	}
-	if r.Concurrent == 0 && r.Rate.IsZero() {
-		invalid("%s: needs concurrent or rate", r.Lane)
-	}
-	return errors.Join(all...)
+	return errors.Join(append(all, r.validateSubject()...)...)
 }
 
-func (r *Rule) validateTenant() error {
-	var all []error
-	if _, err := protocol.ParseTenant(string(r.Tenant)); err != nil {
-		all = append(all, fmt.Errorf("%w: %w", ErrInvalid, err))
+// validateSubject checks what the rule is about, and that it says something about that.
+func (r *Rule) validateSubject() (all []error) {
+	invalid := func(format string, args ...any) {
+		all = append(all, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
-	if r.Weight < 1 || r.Weight > MaxWeight {
-		all = append(all, fmt.Errorf("%w: weight %d: must be 1 to %d", ErrInvalid, r.Weight, MaxWeight))
+	running := r.Concurrent != 0 || !r.Rate.IsZero()
+	switch {
+	case r.Tenant != "" && r.Pool != "", (r.Tenant != "" || r.Pool != "") && r.Lane != "":
+		invalid("a rule is about one of lane, tenant and pool")
+	case r.Tenant != "":
+		if _, err := protocol.ParseTenant(string(r.Tenant)); err != nil {
+			invalid("%w", err)
+		}
+		if r.Waiting != 0 {
+			invalid("tenant %s: takes weight, concurrent, rate, burst and sessions, not waiting", r.Tenant)
+		} else if !running && r.Weight == 0 && r.Sessions == 0 {
+			invalid("tenant %s: needs weight, concurrent, rate or sessions", r.Tenant)
+		}
+	case r.Pool != "":
+		if _, err := protocol.ParsePool(string(r.Pool)); err != nil {
+			invalid("%w", err)
+		}
+		if running || r.Weight != 0 || r.Sessions != 0 || r.Waiting == 0 {
+			invalid("pool %s: needs waiting, and takes nothing else", r.Pool)
+		}
+	default:
+		if err := r.Lane.validate(); err != nil {
+			all = append(all, err)
+		}
+		if r.Weight != 0 || r.Sessions != 0 {
+			invalid("lane %s: weight and sessions are of tenants", r.Lane)
+		} else if !running && r.Waiting == 0 {
+			invalid("%s: needs concurrent, rate or waiting", r.Lane)
+		}
 	}
-	if r.Lane != "" || r.Concurrent != 0 || r.Burst != 0 || !r.Rate.IsZero() {
-		all = append(all, fmt.Errorf("%w: tenant %s: takes a weight only, no lane, concurrent, rate or burst", ErrInvalid, r.Tenant))
-	}
-	return errors.Join(all...)
+	return all
 }
 
 // PerSecond is the rate in starts a second, and how many may start at once; 0 is no bound.
 func (r *Rule) PerSecond() (rate float64, burst int) {
 	if r.Rate.IsZero() {
 		return 0, 0
+	}
+	if r.Tenant != "" {
+		const seconds = 10
+		return r.Rate.PerSecond(), cmp.Or(r.Burst, max(int(seconds*r.Rate.PerSecond()), 1))
 	}
 	return r.Rate.PerSecond(), cmp.Or(r.Burst, r.Rate.DefaultBurst())
 }
@@ -242,7 +274,8 @@ func (r Rate) validate() error {
 
 // Rules are the rules of a fleet. They are not changed; a nil pointer has none.
 type Rules struct {
-	list []Rule // the most specific one first
+	list   []Rule // the most specific one first
+	bounds bool   // a rule bounds what callers may send
 }
 
 // newRules checks rules and orders them. Errors wrap [ErrInvalid].
@@ -252,19 +285,19 @@ func newRules(list []Rule) (*Rules, error) {
 	}
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b Rule) int {
-		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), a.Lane.moreSpecific(b.Lane))
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Pool, b.Pool), a.Lane.moreSpecific(b.Lane))
 	})
 	var all []error
 	for i := range list {
 		all = append(all, list[i].Validate())
 		if i > 0 && list[i].same(&list[i-1]) {
-			all = append(all, fmt.Errorf("%w: lane %s: has two rules", ErrInvalid, cmp.Or(string(list[i].Lane), string(list[i].Tenant))))
+			all = append(all, fmt.Errorf("%w: lane %s: has two rules", ErrInvalid, cmp.Or(string(list[i].Lane), string(list[i].Tenant), string(list[i].Pool))))
 		}
 	}
 	if err := errors.Join(all...); err != nil {
 		return nil, err
 	}
-	return &Rules{list: list}, nil
+	return &Rules{list: list, bounds: slices.ContainsFunc(list, func(r Rule) bool { return r.Waiting > 0 || r.isQuota() })}, nil
 }
 
 // Parse reads a JSON list of rules, as they are stored. Errors wrap [ErrInvalid].
@@ -284,11 +317,25 @@ func Parse(body []byte) ([]Rule, error) {
 
 // Of returns the rule of a lane; nil when none matches.
 func (r *Rules) Of(lane protocol.Lane) *Rule {
+	return r.find(func(rule *Rule) bool { return rule.Lane != "" && rule.Lane.Matches(lane) })
+}
+
+// OfTenant returns the rule of a tenant; nil when there is none.
+func (r *Rules) OfTenant(tenant protocol.Tenant) *Rule {
+	return r.find(func(rule *Rule) bool { return rule.Tenant != "" && rule.Tenant == tenant })
+}
+
+// OfPool returns the rule of a pool; nil when there is none.
+func (r *Rules) OfPool(pool protocol.Pool) *Rule {
+	return r.find(func(rule *Rule) bool { return rule.Pool != "" && rule.Pool == pool })
+}
+
+func (r *Rules) find(is func(*Rule) bool) *Rule {
 	if r == nil {
 		return nil
 	}
 	for i := range r.list {
-		if r.list[i].Tenant == "" && r.list[i].Lane.Matches(lane) {
+		if is(&r.list[i]) {
 			return &r.list[i]
 		}
 	}
@@ -297,18 +344,33 @@ func (r *Rules) Of(lane protocol.Lane) *Rule {
 
 // Weight returns the weight of a tenant.
 func (r *Rules) Weight(tenant protocol.Tenant) int {
-	if r != nil {
-		for i := range r.list {
-			if r.list[i].Tenant == tenant {
-				return max(r.list[i].Weight, 1)
-			}
-		}
+	if rule := r.OfTenant(tenant); rule != nil {
+		return max(rule.Weight, 1)
 	}
 	return 1
 }
 
-// same reports whether two rules are about the same lanes or tenant.
-func (r *Rule) same(other *Rule) bool { return r.Lane == other.Lane && r.Tenant == other.Tenant }
+// BoundCallers reports whether a rule bounds what callers may send.
+func (r *Rules) BoundCallers() bool { return r != nil && r.bounds }
+
+// isQuota reports whether the rule bounds what a tenant may send.
+func (r *Rule) isQuota() bool {
+	return r.Tenant != "" && (r.Concurrent > 0 || r.Sessions > 0 || !r.Rate.IsZero())
+}
+
+// InFlight is how many calls of a tenant may be accepted without a result in a pool; 0 is no bound.
+// Calls of the pool of sessions are turns.
+func (r *Rule) InFlight(pool protocol.Pool) int {
+	if pool == protocol.SessionPool {
+		return r.Sessions
+	}
+	return r.Concurrent
+}
+
+// same reports whether two rules are about the same lanes, tenant or pool.
+func (r *Rule) same(other *Rule) bool {
+	return r.Lane == other.Lane && r.Tenant == other.Tenant && r.Pool == other.Pool
+}
 
 // List returns all rules, the most specific one first. The slice is the rules' own.
 func (r *Rules) List() []Rule {
@@ -318,7 +380,7 @@ func (r *Rules) List() []Rule {
 	return r.list
 }
 
-// HasRates reports whether a rule has a rate.
+// HasRates reports whether a rule of lanes has a rate.
 func (r *Rules) HasRates() bool {
-	return slices.ContainsFunc(r.List(), func(rule Rule) bool { return !rule.Rate.IsZero() })
+	return slices.ContainsFunc(r.List(), func(rule Rule) bool { return rule.Lane != "" && !rule.Rate.IsZero() })
 }

@@ -46,7 +46,7 @@ func TestRule_BadInputIsNamed(t *testing.T) {
 		`concurrent 1000001: must be 1 to 1000000`:                func(r *limits.Rule) { r.Concurrent = 1_000_001 },
 		`burst -1: must be 1 to 1000000`:                          func(r *limits.Rule) { r.Burst = -1 },
 		`burst 10: needs a rate`:                                  func(r *limits.Rule) { r.Rate = limits.Rate{} },
-		`account/*: needs concurrent or rate`:                     func(r *limits.Rule) { *r = limits.Rule{Lane: r.Lane} },
+		`account/*: needs concurrent, rate or waiting`:            func(r *limits.Rule) { *r = limits.Rule{Lane: r.Lane} },
 		`rate 200000/s: must be more than 0 and at most 100000/s`: func(r *limits.Rule) { r.Rate = limits.Rate{N: 200_000, Per: time.Second} },
 		`lane "": 1 segments`:                                     func(r *limits.Rule) { r.Lane = "" },
 		`lane "account": 1 segments`:                              func(r *limits.Rule) { r.Lane = "account" },
@@ -81,8 +81,8 @@ func TestRules_TheMostSpecificOneDecides(t *testing.T) {
 	}
 	require.Nil(t, (*limits.Rules)(nil).Of("account/x"))
 	require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: "account/*", Rate: rate(t, "5/s")}))
-	require.NoError(t, store.Remove(t.Context(), "*/*", ""))
-	require.ErrorIs(t, store.Remove(t.Context(), "*/*", ""), limits.ErrUnknown)
+	require.NoError(t, store.Remove(t.Context(), limits.Rule{Lane: "*/*"}))
+	require.ErrorIs(t, store.Remove(t.Context(), limits.Rule{Lane: "*/*"}), limits.ErrUnknown)
 	require.ErrorIs(t, store.Set(t.Context(), limits.Rule{Lane: "x"}), limits.ErrInvalid)
 	rules, err = store.Rules(t.Context())
 	require.NoError(t, err)

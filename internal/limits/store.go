@@ -90,12 +90,13 @@ func (s *Store) Replace(ctx context.Context, rules []Rule) error {
 	return s.change(ctx, func([]Rule) ([]Rule, error) { return rules, nil })
 }
 
-// Remove removes the rule with a pattern, or of a tenant. The error wraps [ErrUnknown].
-func (s *Store) Remove(ctx context.Context, lane Pattern, tenant protocol.Tenant) error {
+// Remove removes the rule that is about the same lanes, tenant or pool. The error wraps
+// [ErrUnknown].
+func (s *Store) Remove(ctx context.Context, about Rule) error {
 	return s.change(ctx, func(list []Rule) ([]Rule, error) {
-		left := slices.DeleteFunc(list, func(r Rule) bool { return r.same(&Rule{Lane: lane, Tenant: tenant}) })
+		left := slices.DeleteFunc(list, func(r Rule) bool { return r.same(&about) })
 		if len(left) == len(list) {
-			return nil, fmt.Errorf("%w: %s", ErrUnknown, cmp.Or(string(lane), string(tenant)))
+			return nil, fmt.Errorf("%w: %s", ErrUnknown, cmp.Or(string(about.Lane), string(about.Tenant), string(about.Pool)))
 		}
 		return left, nil
 	})

@@ -36,7 +36,7 @@ func TestWatch_KnowsAChangeWithinASecond(t *testing.T) {
 		require.Less(t, time.Since(set), time.Second+2*time.Second, "a busy machine may take longer than the second that is promised")
 		<-changed
 	}
-	require.NoError(t, store.Remove(t.Context(), "account/*", ""))
+	require.NoError(t, store.Remove(t.Context(), limits.Rule{Lane: "account/*"}))
 	require.Eventually(t, func() bool { return w.Rules() == nil }, 10*time.Second, time.Millisecond)
 	require.NoError(t, f.JS.DeleteKeyValue(t.Context(), "TF_LIMITS"))
 	require.True(t, w.LoadUntil(t.Context()), "a bucket that is gone has no rules")

@@ -263,7 +263,7 @@ func rathKind(code protocol.Code, status protocol.Status) string {
 	case protocol.CodeUnknownPayload, protocol.CodeSandboxLevel, protocol.CodeSandboxUnsupported, protocol.CodeLanguage:
 		return "unsupported_tool"
 	case protocol.CodeSandboxLost, protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable, protocol.CodeStateLost,
-		protocol.CodeAttemptsExhausted, protocol.CodeOutcomeUnknown, protocol.CodeNoWorker, protocol.CodeFleetFull, protocol.CodeFleetUnavailable:
+		protocol.CodeAttemptsExhausted, protocol.CodeOutcomeUnknown, protocol.CodeNoWorker, protocol.CodeFleetFull, protocol.CodeBusy, protocol.CodeQuota, protocol.CodeFleetUnavailable:
 		return "sandbox_closed"
 	default:
 		if status == protocol.StatusTimeout {

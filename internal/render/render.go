@@ -116,7 +116,7 @@ func advice(status protocol.Status, code protocol.Code) string {
 // else the given one.
 func codeAdvice(code protocol.Code, other string) string {
 	switch code {
-	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
+	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeBusy, protocol.CodeQuota, protocol.CodeFleetUnavailable,
 		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
 	case protocol.CodeNoWorker:

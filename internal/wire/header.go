@@ -26,6 +26,8 @@ const (
 	// HeaderFlow is the tenant and the priority of the call, with a slash between; calls of the
 	// default flow have none.
 	HeaderFlow = "Tf-Flow"
+	// HeaderInFlight is set on a call that has a mark at its [InFlightSubject].
+	HeaderInFlight = "Tf-In-Flight"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
 	// HeaderCancelled is set on a call that was cancelled before its time came.

@@ -98,6 +98,26 @@ func LaterCancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, cal
 	return LaterSubject(f, pool, lane, call) + "." + MarkCancel
 }
 
+// InFlightSubject has a mark for as long as a call of a tenant with a quota is in flight: from
+// before it is accepted until after its result is stored. The mark is empty.
+func InFlightSubject(f protocol.Fleet, pool protocol.Pool, tenant protocol.Tenant, session protocol.SessionID, call protocol.CallID) Subject {
+	return string(f) + ".call." + string(pool) + "." + tokenInFlight + "." + string(tenant) + "." + string(session) + "." + string(call)
+}
+
+// InFlightFilter matches the marks of a tenant; "*" is any.
+func InFlightFilter(f protocol.Fleet, pool protocol.Pool, tenant protocol.Tenant) Subject {
+	return InFlightSubject(f, pool, tenant, "*", "*")
+}
+
+// CallOfInFlight returns the session and the call of a mark.
+func CallOfInFlight(subject Subject) (protocol.SessionID, protocol.CallID) {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) != 7 || tokens[3] != tokenInFlight {
+		return "", ""
+	}
+	return protocol.SessionID(tokens[5]), protocol.CallID(tokens[6])
+}
+
 // CancelSubject is the durable request, behind a call in its mailbox, to cancel it.
 func CancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
 	return CallSubject(f, pool, lane, call) + "." + MarkCancel
@@ -332,6 +352,8 @@ const (
 	markPause = "pause"
 	// tokenLater stands where the hash of a lane would, which it can never be.
 	tokenLater = "later"
+	// tokenInFlight stands there too.
+	tokenInFlight = "inflight"
 )
 
 // MailboxEntryKind says what a message in a mailbox is.
@@ -361,6 +383,9 @@ type MailboxEntry struct {
 func ParseMailboxSubject(f protocol.Fleet, subject Subject) MailboxEntry {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "stored" {
+		return MailboxEntry{}
+	}
+	if tokens[3] == tokenInFlight {
 		return MailboxEntry{}
 	}
 	isLater := tokens[3] == tokenLater
@@ -411,6 +436,8 @@ func LaneOfSubject(f protocol.Fleet, subject Subject) LaneHash {
 	tokens := strings.SplitN(subject, ".", 6)
 	switch {
 	case len(tokens) < 4 || tokens[0] != string(f) || !slices.Contains([]string{"call", "ready", "claim"}, tokens[1]):
+		return ""
+	case tokens[3] == tokenInFlight:
 		return ""
 	case len(tokens) == 6 && tokens[3] == tokenLater:
 		return LaneHash(tokens[4])

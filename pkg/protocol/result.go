@@ -71,6 +71,8 @@ const (
 	CodeOutcomeUnknown       Code = "outcome_unknown"
 	CodeNoWorker             Code = "no_worker"
 	CodeFleetFull            Code = "fleet_full"
+	CodeBusy                 Code = "busy"           // as many calls wait as a lane or a pool may have
+	CodeQuota                Code = "quota_exceeded" // the tenant has used a quota
 	CodeNotSigned            Code = "not_signed"
 	CodeFleetUnavailable     Code = "fleet_unavailable"
 	CodeToolFailed           Code = "tool_failed"
@@ -92,6 +94,18 @@ type Error struct {
 
 // Error implements the error interface.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+// Errors that callers branch on with [errors.Is].
+var (
+	ErrBusy  = &Error{Code: CodeBusy, Message: "as many calls wait as a lane or a pool may have"}
+	ErrQuota = &Error{Code: CodeQuota, Message: "the tenant has used a quota"}
+)
+
+// Is reports whether target is an [Error] with the same code.
+func (e *Error) Is(target error) bool {
+	other, ok := target.(*Error)
+	return ok && other.Code == e.Code
+}
 
 // ErrorType returns the code, a word of low cardinality for telemetry; "" for nil.
 func (e *Error) ErrorType() string {

@@ -26,10 +26,10 @@ func TestLimits_Commands(t *testing.T) {
 	}
 	want := `[{"lane":"account/vip","concurrent":50},{"lane":"account/*","concurrent":5,"rate":"60/min","burst":10},{"lane":"*/*","rate":"1000/s"}]`
 	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout)
-	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  TENANT  WEIGHT
-account/vip  50          -       -      -       -
-account/*    5           60/min  10     -       -
-*/*          -           1000/s  100    -       -
+	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  WAITING  TENANT  WEIGHT  SESSIONS  POOL
+account/vip  50          -       -      -        -       -       -         -
+account/*    5           60/min  10     -        -       -       -         -
+*/*          -           1000/s  100    -        -       -       -         -
 `, b.limits(t, "ls").stdout)
 	for text, args := range map[string][]string{
 		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},
@@ -37,12 +37,16 @@ account/*    5           60/min  10     -       -
 		`rate "9": must be a number per s, min or h, such as 60/min`:                    {"set", "account/*", "--rate", "9"},
 		"rate 1000000/s: must be more than 0 and at most 100000/s":                      {"set", "account/*", "--rate", "1000000/s"},
 		"burst 10: needs a rate":                                                        {"set", "account/*", "--concurrent", "1", "--burst", "10"},
-		"account/*: needs concurrent or rate":                                           {"set", "account/*"},
+		"account/*: needs concurrent, rate or waiting":                                  {"set", "account/*"},
 		`lane "account": 1 segments, and a lane is the first two segments of a`:         {"set", "account", "--concurrent", "1"},
 		`lane "account/a/b": 3 segments, and a lane is the first two of a`:              {"set", "account/a/b", "--concurrent", "1"},
 		`lane "account/*x": * must be the end of a segment; give two segments, such as`: {"set", "account/*x", "--concurrent", "1"},
-		"weight 0: must be 1 to 1000":                                                   {"set", "--tenant", "acme"},
-		"takes a weight only":                                                           {"set", "--tenant", "acme", "--weight", "3", "account/*"},
+		"tenant acme: needs weight, concurrent, rate or sessions":                       {"set", "--tenant", "acme"},
+		"weight 1001: must be 1 to 1000":                                                {"set", "--tenant", "acme", "--weight", "1001"},
+		"a rule is about one of lane, tenant and pool":                                  {"set", "--tenant", "acme", "--weight", "3", "account/*"},
+		"pool p: needs waiting, and takes nothing else":                                 {"set", "--pool", "p", "--weight", "3"},
+		"tenant acme: takes weight, concurrent, rate, burst":                            {"set", "--tenant", "acme", "--waiting", "3"},
+		"there is no such limit: p":                                                     {"rm", "--pool", "p"},
 		`invalid name: tenant "A"`:                                                      {"set", "--tenant", "A", "--weight", "3"},
 		"there is no such limit: acme":                                                  {"rm", "--tenant", "acme"},
 		`lane "account/..": matches no lane`:                                            {"set", "account/..", "--concurrent", "1"},

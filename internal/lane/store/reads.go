@@ -60,6 +60,23 @@ func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstrea
 	return nil, fmt.Errorf("read %s from %d: %w", filter, seq, refusal(answer))
 }
 
+// Count returns how many messages of the calls stream match a filter. Any server of a cluster may
+// answer, so the count may be a moment old.
+func (s *Store) Count(ctx context.Context, filter string) (int, error) {
+	answer, err := s.Request(ctx, ShortTimeout, s.calls.directGet([]byte(`{"seq":1,"batch":1,"next_by_subj":"`+filter+`"}`)))
+	if err != nil {
+		return 0, fmt.Errorf("count %s: %w", filter, err)
+	}
+	switch answer.Header.Get(headerStatus) {
+	case "":
+		others, err := strconv.Atoi(answer.Header.Get("Nats-Num-Pending"))
+		return others + 1, err
+	case statusNotFound:
+		return 0, nil
+	}
+	return 0, fmt.Errorf("count %s: %w", filter, refusal(answer))
+}
+
 // foreign reports whether an answer is that of another stream, and asks no more that way then: a
 // mirror may be set up to answer for the one that it mirrors, and is behind it.
 func (r *reader) foreign(answer *nats.Msg) bool {

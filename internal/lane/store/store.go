@@ -359,6 +359,9 @@ func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) error {
 	return nil
 }
 
+// Now is the server's time.
+func (c *Clock) Now() time.Time { return time.Now().Add(time.Duration(c.offset.Load())) }
+
 // Age is how long ago the server stored something, never negative.
 func (c *Clock) Age(stored time.Time) time.Duration { return c.AgeAt(time.Now(), stored) }
 

@@ -1,0 +1,87 @@
+package dispatch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// heldBack is calls that were not sent because a lane or a pool is full. They are sent again after
+// a pause that doubles, all together and in their order.
+type heldBack struct {
+	calls []*followed
+	pause time.Duration
+	again <-chan time.Time // nil without calls
+}
+
+// maxBusyPause bounds the pause before calls are sent again.
+const maxBusyPause = 2 * time.Second
+
+// holdBack keeps a call that met a full lane or pool, and reports false if its time ends before it
+// could be sent again.
+func (b *batch) holdBack(f *followed, fault error) bool {
+	bound, ok := errors.AsType[*lane.BoundError](fault)
+	if !ok {
+		return false
+	}
+	end := f.call.Deadline
+	if wait := f.call.QueueTimeout.Duration(); wait > 0 {
+		if last := f.since.Add(wait); end.IsZero() || last.Before(end) {
+			end = last
+		}
+	}
+	h := &b.heldBack
+	pause := cmp.Or(h.pause, bound.After)
+	if !end.IsZero() && time.Now().Add(pause).After(end) {
+		return false
+	}
+	h.calls = append(h.calls, f)
+	if h.again == nil {
+		const part = 5
+		h.again = time.After(pause + rand.N(pause/part)) //nolint:gosec // no secret
+		h.pause = min(2*pause, maxBusyPause)
+	}
+	b.heed(map[protocol.CallID]string{f.call.ID: bound.Error()})
+	return true
+}
+
+// sendAgain sends the calls that were held back.
+func (b *batch) sendAgain(ctx context.Context) error {
+	calls := b.takeHeldBack()
+	if err := b.send(ctx, calls); err != nil {
+		return err
+	}
+	for _, f := range calls {
+		if f.accepted {
+			b.heed(map[protocol.CallID]string{f.call.ID: ""})
+		}
+	}
+	if b.heldBack.again == nil {
+		b.heldBack.pause = 0
+	}
+	return nil
+}
+
+// takeHeldBack returns the calls that were held back and are open.
+func (b *batch) takeHeldBack() []*followed {
+	calls := slices.DeleteFunc(b.heldBack.calls, func(f *followed) bool { return b.open[f.call.ID] != f })
+	b.heldBack.calls, b.heldBack.again = nil, nil
+	return calls
+}
+
+// refuseBound ends a call that met a bound or a quota.
+func (b *batch) refuseBound(ctx context.Context, f *followed, code protocol.Code, fault error) {
+	bound := &lane.BoundError{}
+	_ = errors.As(fault, &bound) // it is one
+	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s; the call was not run, try again in %s",
+		bound.Bound, bound.After.Round(time.Millisecond)))
+	r.Error.RetryAfter = protocol.MillisOf(bound.After)
+	b.done(ctx, &r)
+}

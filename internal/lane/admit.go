@@ -1,0 +1,300 @@
+package lane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Bounds and quotas
+//
+// A caller compares counts with the rules of the fleet before it sends a call: how many calls wait
+// in the lane and in the pool, and how many calls of the tenant are in flight. The server counts. A
+// count is used for countFor at least, and for longer where counting is slow, so callers together
+// may exceed a bound by the calls that they send in that time. The rate of a tenant is exact, see
+// [limits.Spending].
+//
+// The server can count the calls of a tenant because each has a mark, stored before the call. The
+// call's holder deletes the mark after the result. Marks without a call, as of a caller that
+// crashed, are deleted by workers. Only tenants with a quota have marks.
+//
+// All of this is before the acceptance of a call, and no worker looks at it: a program that
+// publishes calls by itself is not bounded.
+
+// Errors about calls that were not sent.
+var (
+	// ErrBusy says that as many calls wait as a lane or a pool may have.
+	ErrBusy = errors.New("busy")
+	// ErrQuota says that a tenant has used a quota.
+	ErrQuota = errors.New("quota exceeded")
+)
+
+// BoundError says which bound a call met. It wraps [ErrBusy] or [ErrQuota].
+type BoundError struct {
+	Kind  error
+	Bound string        // such as: tenant acme has 100 of 100 calls in flight
+	After time.Duration // when it is worth trying again
+}
+
+func (e *BoundError) Error() string {
+	return fmt.Sprintf("%v: %s; try again in %s", e.Kind, e.Bound, e.After.Round(time.Millisecond))
+}
+
+func (e *BoundError) Unwrap() error { return e.Kind }
+
+// admission is what a publisher knows of rules and counts. It is safe for concurrent use.
+type admission struct {
+	store *store.Store
+	now   func(context.Context) (func() time.Time, error) // the server's time
+
+	refresh sync.Mutex // one goroutine reads the rules
+	watch   *limits.Watch
+	read    time.Time
+
+	mu     sync.Mutex
+	counts map[string]*counted
+	rates  map[protocol.Tenant]*limits.Spending
+}
+
+// counted is how many messages match a filter, as the server said, and what was sent since.
+type counted struct {
+	mu    sync.Mutex
+	n     int
+	until time.Time // when it is counted again
+}
+
+const (
+	// rulesFor is how long rules are used that were read.
+	rulesFor = 500 * time.Millisecond
+	// countFor is how long a count is used at least; countShare is what part of the time is spent
+	// with counting at most.
+	countFor   = 50 * time.Millisecond
+	countShare = 20
+	// maxCounts bounds the lanes of which counts are remembered.
+	maxCounts = 10_000
+	// busyPause is after how long a caller may try again when too many calls wait or are in flight.
+	busyPause = 250 * time.Millisecond
+)
+
+func newAdmission(p *Publisher) *admission {
+	return &admission{
+		store: p.store, watch: limits.NewWatch(p.store.JS, p.store.Fleet, nil, func() {}), now: p.serverTime,
+		counts: map[string]*counted{}, rates: map[protocol.Tenant]*limits.Spending{},
+	}
+}
+
+// rules are those of the fleet. If they cannot be read, those that were read last stay in force.
+func (a *admission) rules(ctx context.Context) *limits.Rules {
+	a.refresh.Lock()
+	defer a.refresh.Unlock()
+	if time.Since(a.read) >= rulesFor {
+		_ = a.watch.Load(ctx)
+		a.read = time.Now()
+	}
+	return a.watch.Rules()
+}
+
+// admit checks whether a call may be sent, and counts it: then it reports whether the call has a
+// mark. A call that may have been sent before is not counted again. The error wraps [ErrBusy] or
+// [ErrQuota].
+func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) (marked bool, err error) {
+	rules := a.rules(ctx)
+	if !rules.BoundCallers() || again {
+		return false, nil
+	}
+	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())
+	if rule := rules.OfPool(call.Pool); rule != nil {
+		if n := a.count(ctx, wire.CallSubject(fleet, call.Pool, "*", "*"), rule.Waiting); n >= rule.Waiting {
+			return false, busy("pool "+string(call.Pool), n, rule.Waiting)
+		}
+	}
+	if rule := rules.Of(call.Lane()); rule != nil && rule.Waiting > 0 {
+		if n := a.count(ctx, wire.CallSubject(fleet, call.Pool, hash, "*"), rule.Waiting); n >= rule.Waiting {
+			return false, busy("lane "+string(call.Lane()), n, rule.Waiting)
+		}
+	}
+	tenant := cmp.Or(call.Tenant, wire.DefaultTenant)
+	rule := rules.OfTenant(tenant)
+	if rule == nil {
+		return false, nil
+	}
+	most := rule.InFlight(call.Pool)
+	if most > 0 {
+		if n := a.count(ctx, wire.InFlightFilter(fleet, call.Pool, tenant), most); n >= most {
+			what := "calls"
+			if call.Pool == protocol.SessionPool {
+				what = "sessions"
+			}
+			return false, &BoundError{ErrQuota, fmt.Sprintf("tenant %s has %d of %d %s in flight", tenant, n, most, what), busyPause}
+		}
+	}
+	if !rule.Rate.IsZero() {
+		if err := a.spend(ctx, tenant, rule); err != nil {
+			return false, err
+		}
+	}
+	if most == 0 {
+		return false, nil
+	}
+	return true, a.mark(ctx, tenant, call)
+}
+
+func busy(what string, n, most int) error {
+	return &BoundError{ErrBusy, fmt.Sprintf("%s has %d of %d waiting calls", what, n, most), busyPause}
+}
+
+// mark stores the mark of a call.
+func (a *admission) mark(ctx context.Context, tenant protocol.Tenant, call *protocol.Call) error {
+	msg := nats.NewMsg(wire.InFlightSubject(a.store.Fleet, call.Pool, tenant, call.SessionID, call.ID))
+	msg.Header.Set(wire.HeaderLane, wire.LaneHeader(call.Lane()))
+	for {
+		_, answer, err := a.store.Publish(ctx, msg)
+		if err == nil && answer == store.Full {
+			err = ErrFull
+		}
+		if !store.Retryable(err) || errors.Is(err, ErrFull) || !pause.For(ctx, retryLast) {
+			return err
+		}
+	}
+}
+
+// spend takes a token of a tenant's rate.
+func (a *admission) spend(ctx context.Context, tenant protocol.Tenant, rule *limits.Rule) error {
+	now, err := a.now(ctx)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	rate := a.rates[tenant]
+	if rate == nil {
+		rate = limits.NewSpending(a.store.JS, a.store.Fleet, tenant)
+		a.rates[tenant] = rate
+	}
+	a.mu.Unlock()
+	wait, err := rate.Take(ctx, rule, now)
+	if err != nil || wait == 0 {
+		return err
+	}
+	_, burst := rule.PerSecond()
+	return &BoundError{ErrQuota, fmt.Sprintf("tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst), wait}
+}
+
+// count returns how many messages match a filter, and counts one more if there are fewer than most.
+// A count that the server does not answer refuses nothing.
+func (a *admission) count(ctx context.Context, filter string, most int) int {
+	a.mu.Lock()
+	c := a.counts[filter]
+	if c == nil {
+		if len(a.counts) >= maxCounts {
+			clear(a.counts)
+		}
+		c = &counted{}
+		a.counts[filter] = c
+	}
+	a.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if began := time.Now(); !began.Before(c.until) {
+		n, err := a.store.Count(ctx, filter)
+		if err != nil {
+			return 0
+		}
+		c.n = n
+		now := time.Now()
+		c.until = now.Add(max(countFor, countShare*now.Sub(began)))
+	}
+	n := c.n
+	if n < most {
+		c.n++
+	}
+	return n
+}
+
+// unmark deletes the mark of a call that has its result. A worker that sweeps marks deletes it if
+// that fails.
+func (l *heldLane) unmark(e *core.Entry) {
+	if nats.Header(e.Header).Get(wire.HeaderInFlight) == "" {
+		return
+	}
+	s, pool, call := l.holder.store, l.holder.options.Pool, e.Call
+	subject := wire.InFlightSubject(s.Fleet, pool, cmp.Or(call.Tenant, wire.DefaultTenant), call.SessionID, call.ID)
+	if mark, err := s.Next(l.ctx, subject, 0); err == nil && mark != nil {
+		s.DeleteAsync(mark.Sequence)
+	}
+}
+
+const (
+	// marksPeriod is how often marks without a call are looked for, and markAfter the age from
+	// which a mark has to have a call.
+	marksPeriod = 5 * time.Second
+	markAfter   = 10 * time.Second
+	// maxMarks bounds the marks that are looked at in a round.
+	maxMarks = 256
+)
+
+// removeMarks deletes marks whose call is not stored, until ctx ends. Every worker does.
+func (h *Holder) removeMarks(ctx context.Context) {
+	for next := uint64(0); pause.For(ctx, marksPeriod); {
+		if hasQuotas(h.limits.Rules()) {
+			next = h.sweepMarks(ctx, next)
+		}
+	}
+}
+
+// sweepMarks deletes marks whose call is not stored, from a sequence on, and returns where to go
+// on.
+func (h *Holder) sweepMarks(ctx context.Context, from uint64) (next uint64) {
+	s, pool := h.store, h.options.Pool
+	for range maxMarks {
+		mark, err := s.Next(ctx, wire.InFlightFilter(s.Fleet, pool, "*"), from)
+		if err != nil {
+			return from
+		}
+		if mark == nil || h.clock.Age(mark.Time) < markAfter { // all later ones are younger
+			return 0
+		}
+		from = mark.Sequence + 1
+		_, id := wire.CallOfInFlight(mark.Subject)
+		lane := wire.LaneOfHeader(mark.Header.Get(wire.HeaderLane))
+		if stored, err := isStored(ctx, s, pool, lane, id); err == nil && !stored {
+			s.DeleteAsync(mark.Sequence)
+		}
+	}
+	return from
+}
+
+// isStored reports whether a call waits: for its time, in its mailbox, or as a ready message.
+func isStored(ctx context.Context, s *store.Store, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) (bool, error) {
+	hash := wire.HashLane(lane)
+	if ready, err := s.Ready(ctx, pool, hash); err != nil || ready != nil && ready.Header.Get(wire.HeaderCall) == string(id) {
+		return true, err
+	}
+	for _, subject := range []string{wire.LaterSubject(s.Fleet, pool, hash, id), wire.CallSubject(s.Fleet, pool, hash, id)} { // in the order in which it moves
+		if entry, err := s.Next(ctx, subject, 0); err != nil || entry != nil {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// hasQuotas reports whether tenants may have marks.
+func hasQuotas(rules *limits.Rules) bool {
+	for _, rule := range rules.List() {
+		if rule.Concurrent > 0 && rule.Tenant != "" || rule.Sessions > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,177 @@
+package lane_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func ofTenant(tenant protocol.Tenant, n int) []*protocol.Call {
+	calls := make([]*protocol.Call, n)
+	for i := range calls {
+		calls[i] = newCall("s", exclusive(fmt.Sprint("account/", tenant, i)))
+		calls[i].Tenant = tenant
+	}
+	return calls
+}
+
+// send enqueues calls one after the other, and returns how many were accepted and the last refusal.
+func send(t *testing.T, p *lane.Publisher, calls ...*protocol.Call) (accepted int, refusal error) {
+	t.Helper()
+	for _, c := range calls {
+		err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: c}})[0]
+		if err == nil {
+			accepted++
+			continue
+		}
+		require.ErrorIs(t, err, lane.ErrNotSent)
+		refusal = err
+	}
+	return accepted, refusal
+}
+
+// marks is how many calls of a tenant are in flight, as the server counts them.
+func (f *fleet) marks(tenant protocol.Tenant) int {
+	f.t.Helper()
+	s, err := f.js.Stream(f.t.Context(), wire.CallsStream(factFleet))
+	require.NoError(f.t, err)
+	info, err := s.Info(f.t.Context(), jetstream.WithSubjectFilter(wire.InFlightFilter(factFleet, protocol.DefaultPool, tenant)))
+	require.NoError(f.t, err)
+	return len(info.State.Subjects)
+}
+
+// Law: a tenant with a quota of calls in flight has no more of them, and gets further ones accepted
+// as soon as results are stored. Other tenants are not refused.
+func TestQuota_InFlight(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Tenant: "acme", Concurrent: 3})
+	p := f.publisher()
+	calls := ofTenant("acme", 5)
+	accepted, refusal := send(t, p, calls...)
+	require.Equal(t, 3, accepted)
+	require.ErrorIs(t, refusal, lane.ErrQuota)
+	require.ErrorContains(t, refusal, "tenant acme has 3 of 3 calls in flight; try again in 250ms")
+	bound, ok := errors.AsType[*lane.BoundError](refusal)
+	require.True(t, ok)
+	require.Positive(t, bound.After)
+	others, refusal := send(t, p, ofTenant("other", 5)...)
+	require.NoError(t, refusal)
+	require.Equal(t, 5, others)
+	again := *calls[0]
+	again.Again = true
+	put(t, p, &again) // a call that may have been sent before is not refused
+
+	f.hold(succeeds, lane.Options{Slots: 4})
+	for _, c := range calls[:3] {
+		f.await(p, c)
+	}
+	require.Eventually(t, func() bool { return f.marks("acme") == 0 }, patience, 10*time.Millisecond, "marks are deleted")
+	require.Eventually(t, func() bool {
+		accepted, _ := send(t, p, calls[3:]...)
+		return accepted == 2
+	}, patience, 10*time.Millisecond)
+	for _, c := range calls[3:] {
+		f.await(p, c)
+	}
+	f.requireQuiet()
+}
+
+// Law: the mark of a call that was never accepted, as of a caller that crashed, is deleted; that of
+// a call that waits is not.
+func TestQuota_AMarkWithoutACallIsDeleted(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Tenant: "acme", Concurrent: 10})
+	p := f.publisher()
+	waits := ofTenant("acme", 1)[0]
+	waits.IssuedAt = time.Now()
+	waits.NotBefore = waits.IssuedAt.Add(time.Hour)
+	put(t, p, waits)
+	msg := nats.NewMsg(wire.InFlightSubject(factFleet, protocol.DefaultPool, "acme", "s", "lost"))
+	msg.Header.Set(wire.HeaderLane, "account/a")
+	f.publish(msg.Subject, msg.Header, nil)
+	require.Equal(t, 2, f.marks("acme"))
+	f.hold(succeeds, lane.Options{Slots: 4})
+	require.Eventually(t, func() bool { return f.marks("acme") == 1 }, patience, 100*time.Millisecond)
+}
+
+// Law: no period has more accepted calls of a tenant than its rate and burst allow, also when
+// several processes send them, and the refusal says when there is room.
+func TestQuota_Rate(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	const rate, burst = 40, 5
+	f.setLimit(limits.Rule{Tenant: "acme", Rate: perSecond(rate), Burst: burst})
+	var seen starts
+	var callers sync.WaitGroup
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	for range 3 {
+		p := f.publisher()
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: ofTenant("acme", 1)[0]}})[0]
+				if bound, ok := errors.AsType[*lane.BoundError](err); ok {
+					if !errors.Is(bound, lane.ErrQuota) || bound.After > time.Second {
+						t.Errorf("refusal %v", err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Errorf("enqueue: %v", err)
+				}
+				seen.note()
+			}
+		})
+	}
+	callers.Wait()
+	seen.requireRate(t, rate, burst)
+	require.Greater(t, seen.len(), rate, "the rate is reached")
+}
+
+// Law: a lane and a pool have at most as many waiting calls as their rules say, and the order of a
+// caller's calls is kept: behind one that is refused no later one of its lane is accepted.
+func TestBound_WaitingCalls(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Waiting: 4})
+	f.setLimit(limits.Rule{Pool: protocol.DefaultPool, Waiting: 10})
+	p := f.publisher()
+	calls := sharedCalls(7, "account/a")
+	out := make([]lane.Outgoing, len(calls))
+	for i, c := range calls {
+		out[i] = lane.Outgoing{Call: c}
+	}
+	accepted := 0
+	for i, err := range p.Enqueue(t.Context(), out) {
+		if err == nil {
+			require.Equal(t, i, accepted, "no call is accepted behind one that is refused")
+			accepted++
+			continue
+		}
+		require.ErrorIs(t, err, lane.ErrBusy)
+		require.ErrorContains(t, err, "lane account/a has 4 of 4 waiting calls")
+	}
+	require.Contains(t, []int{4, 5}, accepted, "one of them may be the ready message, which is not counted")
+	_, refusal := send(t, p, sharedCalls(20, "other/b")...)
+	require.ErrorIs(t, refusal, lane.ErrBusy)
+	require.ErrorContains(t, refusal, "pool default has 10 of 10 waiting calls")
+	require.NoError(t, f.limits().Remove(t.Context(), limits.Rule{Pool: protocol.DefaultPool}))
+	require.Eventually(t, func() bool {
+		accepted, _ := send(t, p, newCall("s", shared("other/b")))
+		return accepted == 1
+	}, patience, 10*time.Millisecond, "a change is in force within a second")
+}
