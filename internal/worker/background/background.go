@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -96,31 +97,31 @@ type Command struct {
 // error is a *[protocol.Error] or wraps [sandbox.ErrUnsupported] when the command cannot
 // be started, and a *[protocol.Error] when too many live.
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (wire.ProcessReadResult, error) {
-	alive, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Life)
-	p := newProcess(c.Handle, short(c.Text), cancel)
+	p := newProcess(c.Handle, short(c.Text), resident.NewLife(ctx, c.Life, nil))
 	p.written, p.keep = c.Written, c.Keep
 	if c.TTY {
 		p.typed, p.status.TTY = make(chan []byte), true
 		c.Typed = p.typed
 	}
 	if err := ps.add(p); err != nil {
-		cancel()
-		_ = c.Written.Close() // nobody reads it
+		p.life.End(nil)
+		_ = c.Written.Close() // it is empty
 		return wire.ProcessReadResult{}, err
 	}
 	go func() {
 		defer ps.group.Done()
-		p.run(alive, s, c.Cmd, c.Live)
-		ps.ended(p)
+		p.life.Run(func(ctx context.Context) {
+			p.run(ctx, s, c.Cmd, c.Live)
+			ps.ended(p)
+		})
 	}()
 	timer := time.NewTimer(moment)
 	defer timer.Stop()
 	select {
-	case <-p.done:
+	case <-p.life.Done():
 	case <-timer.C:
 	case <-ctx.Done():
-		cancel()
-		<-p.done
+		p.life.Stop(0, nil)
 	}
 	if c.TTY {
 		p.settle(ctx, 0, firstScreen)
@@ -248,7 +249,7 @@ func (ps *Processes) Send(ctx context.Context, req wire.ProcessSend) (wire.Proce
 	select {
 	case p.typed <- req.Input:
 		p.settle(ctx, from, min(req.Wait.Duration(), maxWait))
-	case <-p.done: // which its state tells
+	case <-p.life.Done(): // the state says so
 	case <-timer.C:
 		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeLimitReached,
 			"process %s reads nothing of what was typed before: nothing more was typed", req.Process)
@@ -264,11 +265,9 @@ func (ps *Processes) Kill(ctx context.Context, handle string) (wire.ProcessKillR
 	if err != nil {
 		return wire.ProcessKillResult{}, err
 	}
-	if p.cancel != nil {
-		p.cancel()
-	}
+	p.life.End(nil)
 	select {
-	case <-p.done:
+	case <-p.life.Done():
 	case <-ctx.Done():
 		return wire.ProcessKillResult{}, ctx.Err()
 	}

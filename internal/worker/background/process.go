@@ -11,32 +11,32 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// process is one background process, or what is left of it.
+// process is a background process that runs or has ended.
 type process struct {
-	cancel context.CancelFunc // nil when it ended before this sandbox was opened
-	done   chan struct{}      // closed at its end
-	typed  chan []byte        // nil without a terminal
-	keep   func(*spool.Spool) (protocol.CallID, error)
+	life  *resident.Life // nil if it ended before this sandbox was opened
+	typed chan []byte    // nil without a terminal
+	keep  func(*spool.Spool) (protocol.CallID, error)
 
 	mu      sync.Mutex
 	status  wire.ProcessStatus
-	output  ring
+	output  resident.Tail
 	written *spool.Spool  // nil once it has ended
 	news    chan struct{} // closed at the next output
-	err     error         // it could not be run at all
+	err     error         // why it could not be started
 }
 
 // running is the reason of a process that lives.
 const running = "running"
 
-func newProcess(handle, command string, cancel context.CancelFunc) *process {
+func newProcess(handle, command string, life *resident.Life) *process {
 	return &process{
-		cancel: cancel, done: make(chan struct{}), news: make(chan struct{}),
+		life: life, news: make(chan struct{}), output: resident.Tail{Keep: KeepBytes},
 		status: wire.ProcessStatus{
 			Process: handle, Command: command, StartedAt: time.Now().UTC().Truncate(time.Millisecond), Reason: running, ExitCode: -1,
 		},
@@ -45,8 +45,7 @@ func newProcess(handle, command string, cancel context.CancelFunc) *process {
 
 // run runs the command to its end.
 func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, live func(sandbox.Stream, []byte)) {
-	defer p.cancel()
-	cmd.Limits.Output = 1 // all that is kept is here
+	cmd.Limits.Output = 1 // p.output and p.written have the output
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
 		p.write(stream, data)
 		if live != nil {
@@ -57,7 +56,6 @@ func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, l
 	kept := p.kept()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	defer close(p.done)
 	p.written, p.status.Kept = nil, kept
 	p.status.Reason, p.status.ExitCode, p.status.Signal = string(result.Reason), result.ExitCode, result.Signal
 	if err != nil {
@@ -79,20 +77,13 @@ func (p *process) write(stream sandbox.Stream, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.written.Write(stream, data)
-	p.output.write(data)
-	p.status.Bytes = p.output.total()
+	p.output.Write(data)
+	p.status.Bytes = p.output.Total()
 	close(p.news)
 	p.news = make(chan struct{})
 }
 
-func (p *process) lives() bool {
-	select {
-	case <-p.done:
-		return false
-	default:
-		return true
-	}
-}
+func (p *process) lives() bool { return p.state().Reason == running }
 
 func (p *process) state() wire.ProcessStatus {
 	p.mu.Lock()
@@ -114,14 +105,14 @@ func (p *process) fault() error {
 func (p *process) await(ctx context.Context, offset int64) {
 	for {
 		p.mu.Lock()
-		news, enough := p.news, offset < p.output.total()
+		news, enough := p.news, offset < p.output.Total()
 		p.mu.Unlock()
 		if enough {
 			return
 		}
 		select {
 		case <-news:
-		case <-p.done:
+		case <-p.life.Done():
 			return
 		case <-ctx.Done():
 			return
@@ -151,8 +142,8 @@ func (p *process) settle(ctx context.Context, from int64, most time.Duration) {
 func (p *process) read(offset, limit int64) wire.ProcessReadResult {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	content, at := p.output.read(offset, limit)
-	dropped := p.output.base
+	content, at := p.output.Read(offset, limit)
+	dropped := p.output.Base
 	if p.whole() {
 		dropped = 0
 		if early := p.early(offset, min(limit, at-offset)); len(early) > 0 {
@@ -185,40 +176,6 @@ func (p *process) early(offset, limit int64) []byte {
 // KeepBytes is how much of a process's output is in memory, from its end.
 const KeepBytes = 256 << 10
 
-// ring is the end of a stream of bytes. It is not safe for concurrent use.
-type ring struct {
-	data []byte
-	base int64 // where data begins in the stream
-}
-
-func (r *ring) write(p []byte) {
-	r.data = append(r.data, p...)
-	if len(r.data) >= 2*KeepBytes { // half of the time nothing is moved
-		r.trim()
-	}
-}
-
-// trim drops all but the last KeepBytes.
-func (r *ring) trim() {
-	if drop := len(r.data) - KeepBytes; drop > 0 {
-		r.base += int64(drop)
-		r.data = append(r.data[:0], r.data[drop:]...)
-	}
-}
-
-func (r *ring) total() int64 { return r.base + int64(len(r.data)) }
-
-// read returns up to limit bytes from offset on, negative from the end, and where they begin.
-func (r *ring) read(offset, limit int64) ([]byte, int64) {
-	r.trim()
-	if offset < 0 {
-		offset += r.total()
-	}
-	offset = min(max(offset, r.base), r.total())
-	data := r.data[offset-r.base:]
-	return append([]byte(nil), data[:min(limit, int64(len(data)))]...), offset
-}
-
 // record is an ended process in the file.
 type record struct {
 	Status wire.ProcessStatus `json:"status"`
@@ -239,8 +196,7 @@ func (ps *Processes) load() {
 	}
 	for _, r := range records {
 		p := newProcess("", "", nil)
-		p.status, p.output = r.Status, ring{data: r.Output, base: r.Offset}
-		close(p.done)
+		p.status, p.output.Data, p.output.Base = r.Status, r.Output, r.Offset
 		ps.all = append(ps.all, p)
 	}
 }
@@ -254,8 +210,8 @@ func (ps *Processes) save() {
 			continue
 		}
 		p.mu.Lock()
-		p.output.trim()
-		records = append(records, record{Status: p.status, Offset: p.output.base, Output: p.output.data})
+		output, offset := p.output.Read(0, KeepBytes)
+		records = append(records, record{Status: p.status, Offset: offset, Output: output})
 		p.mu.Unlock()
 	}
 	body, err := json.Marshal(records)

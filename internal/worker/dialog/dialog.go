@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -47,14 +48,14 @@ func (t *Talk[H]) Yield(output json.RawMessage) (input json.RawMessage, err erro
 	d := t.dialog
 	select {
 	case d.answers <- output:
-	case <-d.ctx.Done():
-		return nil, context.Cause(d.ctx)
+	case <-d.life.Context().Done():
+		return nil, context.Cause(d.life.Context())
 	}
 	select {
 	case t.step = <-d.steps:
 		return t.step.input, nil
-	case <-d.ctx.Done():
-		return nil, context.Cause(d.ctx)
+	case <-d.life.Context().Done():
+		return nil, context.Cause(d.life.Context())
 	}
 }
 
@@ -72,25 +73,17 @@ type dialog[H any] struct {
 	lane    protocol.Lane
 	kind    protocol.Kind
 	idle    time.Duration
-	opened  trace.Link      // to the call that opened it
-	ctx     context.Context //nolint:containedctx // the life of the dialog is its own
-	cancel  context.CancelCauseFunc
-	turn    chan struct{} // has room for the one who may give a step, or end it for idleness
+	opened  trace.Link     // to the call that opened it
+	life    *resident.Life // over when the function has returned
+	turn    chan struct{}  // full while a call is answered, or idleness ends the dialog
 	steps   chan step[H]
 	answers chan json.RawMessage
-	waiting *time.Timer   // for the next call
-	done    chan struct{} // closed when the function has returned
+	waiting *time.Timer // for the next call
 
-	// Once done.
+	// Set when the life is over.
 	ending wire.DialogEnding
 	output json.RawMessage
 	err    error
-}
-
-// end ends the dialog for a reason, unless it has ended, and waits until its function has returned.
-func (d *dialog[H]) end(ending wire.DialogEnding) {
-	d.cancel(over{ending})
-	<-d.done
 }
 
 // take waits for the turn; it reports false when ctx has ended.
@@ -105,9 +98,7 @@ func (d *dialog[H]) take(ctx context.Context) bool {
 
 // give gives the turn back; from then on the dialog waits for its next call.
 func (d *dialog[H]) give() {
-	select {
-	case <-d.done:
-	default:
+	if d.life.Lives() {
 		d.waiting.Reset(d.idle)
 	}
 	<-d.turn
@@ -117,7 +108,7 @@ func (d *dialog[H]) give() {
 func (d *dialog[H]) tired() {
 	select {
 	case d.turn <- struct{}{}:
-		d.cancel(over{wire.DialogIdle})
+		d.life.End(over{wire.DialogIdle})
 		<-d.turn
 	default: // a call has just come
 	}
@@ -131,7 +122,7 @@ func (d *dialog[H]) state(output json.RawMessage) wire.DialogState {
 // last is the state after the function has returned, and why it failed. That it returned
 // because it was told to end is no failure of its own.
 func (d *dialog[H]) last() (wire.DialogState, error) {
-	<-d.done
+	<-d.life.Done()
 	state, err := wire.DialogState{Dialog: d.id, Output: d.output, Ending: d.ending}, d.err
 	if d.ending == wire.DialogFailed || !errors.Is(err, ErrOver) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		return state, err
@@ -148,7 +139,7 @@ func (d *dialog[H]) answer(ctx context.Context, grace func(cause error) time.Dur
 	select {
 	case output := <-d.answers:
 		return d.state(output), nil
-	case <-d.done:
+	case <-d.life.Done():
 		return d.last()
 	case <-ctx.Done():
 	}
@@ -157,10 +148,10 @@ func (d *dialog[H]) answer(ctx context.Context, grace func(cause error) time.Dur
 	select {
 	case output := <-d.answers:
 		return d.state(output), nil
-	case <-d.done:
+	case <-d.life.Done():
 		return d.last()
 	case <-timer.C:
 	}
-	d.end(wire.DialogInterrupted)
+	d.life.Stop(0, over{wire.DialogInterrupted})
 	return d.last()
 }

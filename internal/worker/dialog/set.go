@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -101,18 +102,16 @@ func (s *Set[H]) Lives(l protocol.Lane) bool {
 // Open starts a dialog and returns its first answer. The error is the function's, or
 // a *[protocol.Error] when too many live. A dialog whose first call was stopped has ended.
 func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (wire.DialogState, error) {
-	if before := s.find(o.ID); before != nil { // of an earlier attempt, which nobody got
-		before.end(wire.DialogLost)
+	if before := s.find(o.ID); before != nil { // an earlier attempt opened it, whose result was lost
+		before.life.Stop(0, over{wire.DialogLost})
 	}
 	d := &dialog[H]{
 		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle), opened: trace.LinkFromContext(ctx),
-		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage), done: make(chan struct{}),
+		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage),
+		life: resident.NewLife(ctx, cmp.Or(tool.Life, DefaultLife), over{wire.DialogExpired}),
 	}
-	alive, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	alive, expire := context.WithTimeoutCause(alive, cmp.Or(tool.Life, DefaultLife), over{wire.DialogExpired})
-	d.ctx, d.cancel = alive, stop // before anybody can end it
 	if err := s.add(d, cmp.Or(tool.Live, DefaultLive), cmp.Or(tool.PerSession, DefaultPerSession)); err != nil {
-		expire()
+		d.life.End(nil)
 		return wire.DialogState{Dialog: o.ID, Ending: wire.DialogFailed}, err
 	}
 	d.turn <- struct{}{}
@@ -120,17 +119,15 @@ func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (wire.Dia
 	stepCtx, release := d.during(ctx)
 	defer release()
 	talk := &Talk[H]{dialog: d, step: step[H]{ctx: stepCtx, call: o.Call}}
-	go func() {
-		defer expire()
-		defer close(d.done)
+	go d.life.Run(func(ctx context.Context) {
 		defer s.remove(d)
 		defer d.waiting.Stop()
-		d.output, d.err = s.run(alive, tool.Run, talk, o.Arguments)
-		d.ending = endingOf(alive, d.err)
-	}()
+		d.output, d.err = s.run(ctx, tool.Run, talk, o.Arguments)
+		d.ending = endingOf(ctx, d.err)
+	})
 	state, err := d.answer(ctx, s.grace)
 	if ctx.Err() != nil && state.Ending == "" {
-		d.end(wire.DialogInterrupted)
+		d.life.Stop(0, over{wire.DialogInterrupted})
 		state.Ending, state.Idle = wire.DialogInterrupted, 0
 	}
 	d.give()
@@ -157,8 +154,8 @@ func (s *Set[H]) Continue(
 	select {
 	case d.steps <- step[H]{ctx: stepCtx, call: call, input: input}:
 		return d.answer(ctx, s.grace)
-	case <-d.ctx.Done(): // before the function got the input
-		<-d.done
+	case <-d.life.Context().Done(): // before the function got the input
+		<-d.life.Done()
 		return s.gone(id, session)
 	}
 }
@@ -171,9 +168,9 @@ func (s *Set[H]) End(ctx context.Context, id protocol.CallID, session protocol.S
 		state, _ := s.gone(id, session)
 		return state, nil
 	}
-	d.cancel(over{wire.DialogEnded})
+	d.life.End(over{wire.DialogEnded})
 	select {
-	case <-d.done:
+	case <-d.life.Done():
 	case <-ctx.Done():
 		return wire.DialogState{Dialog: id, Ending: wire.DialogEnded}, ctx.Err()
 	}
@@ -187,19 +184,19 @@ func (s *Set[H]) Release(l protocol.Lane) {
 	for _, d := range s.live {
 		if d.lane == l {
 			all = append(all, d)
-			d.cancel(over{wire.DialogLost})
+			d.life.End(over{wire.DialogLost})
 		}
 	}
 	s.mu.Unlock()
 	for _, d := range all {
-		<-d.done
+		<-d.life.Done()
 	}
 }
 
 // during is the context of a call that a dialog answers; release must be called.
 func (d *dialog[H]) during(ctx context.Context) (stepCtx context.Context, release func()) {
 	stepCtx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(d.ctx, func() { cancel(context.Cause(d.ctx)) })
+	stop := context.AfterFunc(d.life.Context(), func() { cancel(context.Cause(d.life.Context())) })
 	return stepCtx, func() {
 		stop()
 		cancel(nil)

@@ -19,35 +19,27 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // live is a server that was started.
 type live struct {
+	*resident.Life
+
 	name    string
 	command string              // "" of a server that has a URL
 	hide    func(string) string // takes the secrets of the URL out of an error
-	session *mcp.ClientSession  // nil until it has greeted
-	cancel  context.CancelFunc  // ends it
-	done    chan struct{}       // closed when nothing of it runs any more
-	changed atomic.Bool         // it has other tools than it told of
+	session *mcp.ClientSession  // nil until the server has answered the greeting
+	changed atomic.Bool         // the server's list of tools has changed
 	tokens  atomic.Int64        // of progress
 
 	mu    sync.Mutex
-	said  tail   // on standard error, and what is no message
-	how   string // it ended
-	fault error  // why it could not be run at all
+	said  resident.Tail // standard error, and lines that are no message
+	how   string        // it ended
+	fault error         // why it could not be started
 	shown map[string]*shown
-}
-
-func (l *live) lives() bool {
-	select {
-	case <-l.done:
-		return false
-	default:
-		return true
-	}
 }
 
 // answers reports whether it answers a question soon.
@@ -60,20 +52,6 @@ func (l *live) answers(ctx context.Context) bool {
 // answerTimeout is how long a server may take to answer when it is asked whether it does.
 const answerTimeout = 5 * time.Second
 
-// stop ends it after a grace, and returns when nothing of it runs.
-func (l *live) stop(grace time.Duration) {
-	if grace > 0 {
-		timer := time.NewTimer(grace)
-		defer timer.Stop()
-		select {
-		case <-l.done:
-		case <-timer.C:
-		}
-	}
-	l.cancel()
-	<-l.done
-}
-
 // last says how it ended, or else what was wrong with it.
 func (l *live) last(err error) string {
 	l.mu.Lock()
@@ -82,7 +60,8 @@ func (l *live) last(err error) string {
 	if text == "" {
 		text = l.hide(err.Error())
 	}
-	if said := l.said.text(); said != "" {
+	data, _ := l.said.Read(0, maxSaid)
+	if said := strings.TrimSpace(strings.ToValidUTF8(string(data), "\uFFFD")); said != "" {
 		text += ": " + said
 	}
 	return text
@@ -94,24 +73,26 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 	if err != nil {
 		return nil, err
 	}
-	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	l := &live{name: spec.Name, command: spec.Command, hide: hiding(one.spec.URL, spec.URL), cancel: cancel, done: make(chan struct{}), shown: map[string]*shown{}}
+	l := &live{
+		Life: resident.NewLife(ctx, 0, nil), name: spec.Name, command: spec.Command, hide: hiding(one.spec.URL, spec.URL),
+		said: resident.Tail{Keep: maxSaid}, shown: map[string]*shown{},
+	}
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
 	client := l.client(at, spec)
 	var transport mcp.Transport
 	if spec.URL != "" {
 		if at.HTTP == nil {
-			cancel()
+			l.End(nil)
 			endRequests()
 			return nil, protocol.Errorf(protocol.CodeNetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
 		}
 		if transport, err = remote(requests, at, spec); err != nil {
-			cancel()
+			l.End(nil)
 			endRequests()
 			return nil, err
 		}
 	} else {
-		transport = s.program(alive, l, at, spec)
+		transport = s.program(l, at, spec)
 	}
 	greeting, stop := context.WithTimeout(ctx, startTimeout)
 	defer stop()
@@ -119,20 +100,20 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 	if err == nil {
 		l.session = session
 		if spec.URL != "" {
-			s.follow(alive, l, endRequests)
+			s.follow(l, endRequests)
 			return l, nil
 		}
 		endRequests()
 		s.join(func() {
-			<-l.done
-			_ = session.Close() // nobody is there any more
+			<-l.Done()
+			_ = session.Close() // the program has ended
 		})
 		return l, nil
 	}
-	cancel()
+	l.End(nil)
 	endRequests()
 	if spec.URL == "" {
-		<-l.done
+		<-l.Done()
 	}
 	return nil, l.notStarted(ctx, err)
 }
@@ -214,9 +195,9 @@ func (l *live) client(at Surroundings, spec protocol.MCPServer) *mcp.Client {
 }
 
 // program is the transport of a server that is a program of the sandbox.
-func (s *Servers) program(alive context.Context, l *live, at Surroundings, spec protocol.MCPServer) mcp.Transport {
+func (s *Servers) program(l *live, at Surroundings, spec protocol.MCPServer) mcp.Transport {
 	output, written := io.Pipe()
-	input := &feeder{feed: make(chan []byte), closed: make(chan struct{}), gone: l.done}
+	input := &feeder{feed: make(chan []byte), closed: make(chan struct{}), gone: l.Done()}
 	messages := &messages{to: written, rest: l.say}
 	cmd := sandbox.Cmd{
 		Argv: append([]string{spec.Command}, spec.Args...), Dir: spec.Cwd, Env: spec.Env, Feed: input.feed,
@@ -230,12 +211,12 @@ func (s *Servers) program(alive context.Context, l *live, at Surroundings, spec 
 		},
 	}
 	s.join(func() {
-		defer l.cancel()
-		result, err := at.Sandbox.Exec(alive, cmd)
-		l.mu.Lock()
-		l.how, l.fault = ending(result), err
-		l.mu.Unlock()
-		close(l.done)
+		l.Run(func(ctx context.Context) {
+			result, err := at.Sandbox.Exec(ctx, cmd)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.how, l.fault = ending(result), err
+		})
 		_ = written.Close() // which ends the session
 	})
 	return &mcp.IOTransport{Reader: output, Writer: input}
@@ -264,14 +245,14 @@ func ending(r sandbox.Result) string {
 func (l *live) say(data []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.said.write(data)
+	l.said.Write(data)
 }
 
 // feeder is the input of a program.
 type feeder struct {
 	feed   chan []byte
-	closed chan struct{} // nothing more is written
-	gone   chan struct{} // the program is
+	closed chan struct{}   // nothing more is written
+	gone   <-chan struct{} // closed when the program has ended
 	once   sync.Once
 	mu     sync.Mutex // held while something is written
 }
@@ -333,23 +314,8 @@ func (m *messages) write(data []byte) {
 	}
 }
 
-// tail is the end of a text.
-type tail struct{ data []byte }
-
-// maxSaid is how much of what a server says goes into an error, in bytes.
+// maxSaid is how much of a server's complaints goes into an error, in bytes.
 const maxSaid = 2000
-
-func (t *tail) write(data []byte) {
-	t.data = append(t.data, data...)
-	if len(t.data) > 2*maxSaid {
-		t.data = append(t.data[:0], t.data[len(t.data)-maxSaid:]...)
-	}
-}
-
-func (t *tail) text() string {
-	data := t.data[max(0, len(t.data)-maxSaid):]
-	return strings.TrimSpace(strings.ToValidUTF8(string(data), "\uFFFD"))
-}
 
 // Resolved puts variables of this process in their places. The error of variable says why one is
 // not to be had.

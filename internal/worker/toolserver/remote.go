@@ -41,19 +41,20 @@ func authorizes(headers map[string]string) bool {
 	return false
 }
 
-// follow waits for the end of a connection, and lets the server know.
-func (s *Servers) follow(alive context.Context, l *live, endRequests context.CancelFunc) {
+// follow waits for the end of a connection, and notifies the server.
+func (s *Servers) follow(l *live, endRequests context.CancelFunc) {
 	s.join(func() {
-		_ = l.session.Wait() // how it ended is told by the call
-		l.cancel()
+		_ = l.session.Wait() // the call reports how it ended
+		l.End(nil)
 	})
 	s.join(func() {
-		<-alive.Done()
-		late := time.AfterFunc(stopGrace, endRequests)
-		defer late.Stop()
-		defer endRequests()
-		_ = l.session.Close() // a server that does not hear it forgets the session some day
-		close(l.done)
+		l.Run(func(ctx context.Context) {
+			<-ctx.Done()
+			late := time.AfterFunc(stopGrace, endRequests)
+			defer late.Stop()
+			defer endRequests()
+			_ = l.session.Close() // if it fails, the server forgets the session later
+		})
 	})
 }
 

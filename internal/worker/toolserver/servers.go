@@ -91,7 +91,7 @@ func (s *Servers) Living() int {
 	n := 0
 	for _, one := range s.all {
 		one.mu.Lock()
-		if one.calls > 0 || one.live != nil && one.live.lives() {
+		if one.calls > 0 || one.live != nil && one.live.Lives() {
 			n++
 		}
 		one.mu.Unlock()
@@ -184,16 +184,16 @@ func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPSe
 			return fault
 		case ctx.Err() != nil:
 			if !how.harmless {
-				l.stop(stopGrace)
+				l.Stop(stopGrace, nil)
 			}
 			return ctx.Err()
-		case isAnswer && l.lives():
+		case isAnswer && l.Lives():
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
-		case l.lives() && l.answers(ctx):
+		case l.Lives() && l.answers(ctx):
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %s", spec.Name, l.hide(err.Error()))
 		}
 		why := l.last(err) // the next line would be the reason
-		l.stop(0)
+		l.Stop(0, nil)
 		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
 		if attempt > 1 || !how.again && !forgotten {
 			return protocol.Errorf(protocol.CodeOutcomeUnknown,
@@ -230,7 +230,7 @@ func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*liv
 	one.mu.Lock()
 	l, wait := one.live, time.Until(one.notYet)
 	one.mu.Unlock()
-	if l != nil && l.lives() {
+	if l != nil && l.Lives() {
 		return l, nil
 	}
 	if wait > 0 && !pause.For(ctx, wait) || ctx.Err() != nil {
@@ -272,7 +272,7 @@ func (one *server) tired() {
 	}
 	one.mu.Unlock()
 	if l != nil {
-		l.cancel()
+		l.End(nil)
 	}
 }
 
@@ -282,6 +282,6 @@ func (one *server) end() {
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	if one.live != nil {
-		one.live.cancel()
+		one.live.End(nil)
 	}
 }

@@ -1,0 +1,126 @@
+// Package resident has what background processes, MCP servers and stateful tools share: they run on
+// after the call that started them.
+//
+//	NewLife ──► Run(function) ──► the function returns ──► Done
+//	               ▲ End, or the life is over: its context ends
+//
+// Each of them starts one [Life], which its owner ends and waits for. What a program writes is
+// bounded by a [Tail]. How one is started, given input and found again differs, see the packages
+// background, toolserver and dialog.
+package resident
+
+import (
+	"context"
+	"time"
+)
+
+// Life is the time in which a resident runs. A nil life is over. It is safe for concurrent use.
+type Life struct {
+	ctx    context.Context //nolint:containedctx // it belongs to the resident, and outlives calls
+	end    context.CancelCauseFunc
+	expire context.CancelFunc
+	done   chan struct{}
+}
+
+// NewLife returns a life whose context has the values of ctx, but not its end. After atMost (0 is
+// never) its context ends with the cause expired. The caller calls Run once, or End.
+func NewLife(ctx context.Context, atMost time.Duration, expired error) *Life {
+	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	l := &Life{ctx: ctx, end: end, expire: func() {}, done: make(chan struct{})}
+	if atMost > 0 {
+		l.ctx, l.expire = context.WithTimeoutCause(ctx, atMost, expired)
+	}
+	return l
+}
+
+// Run calls the function of the resident. The life is over when it returns.
+func (l *Life) Run(resident func(ctx context.Context)) {
+	defer close(l.done)
+	defer l.End(nil)
+	resident(l.ctx)
+}
+
+// Context is that of the resident.
+func (l *Life) Context() context.Context { return l.ctx }
+
+// Done is closed when the life is over: nothing of the resident runs.
+func (l *Life) Done() <-chan struct{} {
+	if l == nil {
+		over := make(chan struct{})
+		close(over)
+		return over
+	}
+	return l.done
+}
+
+// Lives reports whether the life is not over.
+func (l *Life) Lives() bool {
+	select {
+	case <-l.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// End ends the context with a cause, nil for [context.Canceled], and does not wait.
+func (l *Life) End(cause error) {
+	if l != nil {
+		l.end(cause)
+		l.expire()
+	}
+}
+
+// Stop waits up to grace for the resident to end by itself, then ends it. It returns when the life
+// is over.
+func (l *Life) Stop(grace time.Duration, cause error) {
+	if grace > 0 {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-l.Done():
+		case <-timer.C:
+		}
+	}
+	l.End(cause)
+	<-l.Done()
+}
+
+// Tail is the end of a stream of bytes: at least the last Keep bytes. It is not safe for concurrent
+// use.
+type Tail struct {
+	Keep int64
+	Data []byte
+	Base int64 // position of Data in the stream
+}
+
+// Write appends to the stream.
+func (t *Tail) Write(p []byte) {
+	t.Data = append(t.Data, p...)
+	if int64(len(t.Data)) >= 2*t.Keep { // so that most writes move nothing
+		t.trim()
+	}
+}
+
+// trim drops all but the last Keep bytes.
+func (t *Tail) trim() {
+	if drop := int64(len(t.Data)) - t.Keep; drop > 0 {
+		t.Base += drop
+		t.Data = append(t.Data[:0], t.Data[drop:]...)
+	}
+}
+
+// Total is the length of the stream.
+func (t *Tail) Total() int64 { return t.Base + int64(len(t.Data)) }
+
+// Read returns a copy of up to limit bytes of the last Keep from offset on, and their position. A
+// negative offset counts from the end.
+func (t *Tail) Read(offset, limit int64) (data []byte, at int64) {
+	t.trim()
+	if offset < 0 {
+		offset += t.Total()
+	}
+	offset = min(max(offset, t.Base), t.Total())
+	rest := t.Data[offset-t.Base:]
+	return append([]byte(nil), rest[:min(limit, int64(len(rest)))]...), offset
+}
