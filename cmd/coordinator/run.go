@@ -26,7 +26,7 @@ import (
 )
 
 type runCommand struct {
-	Model string `placeholder:"M" brief:"openai:NAME, or script:FILE with scripted replies." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE. Required."`
+	Model string `placeholder:"M" brief:"openai:NAME, anthropic:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL) or script:FILE. Required."`
 
 	turnFlags
 	pricesFlag `group:"Model:"`

@@ -2,12 +2,13 @@
 //
 // A spec is "provider:name", as given on a command line:
 //
-//	script:FILE   replies from a script, see package scripted
-//	openai:NAME   the model NAME of OpenAI, or of any compatible server, see package openai
+//	script:FILE     replies from a script, see package scripted
+//	openai:NAME     the model NAME of OpenAI, or of any compatible server, see package openai
+//	anthropic:NAME  one of Anthropic, see package anthropic
 //
-// The openai provider reads its settings from the environment, under the names that OpenAI's own
-// tools use: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_ORG_ID. A key is required for
-// OpenAI itself; other servers may do without.
+// Providers read their settings from the environment, under the names that their own tools use, as
+// OPENAI_API_KEY and OPENAI_BASE_URL. A key is required for a provider's own server; others may do
+// without.
 package model
 
 import (
@@ -23,6 +24,8 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/toolfleet/toolfleet/internal/model/anthropic"
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -33,9 +36,42 @@ import (
 var ErrInvalidSpec = errors.New("invalid model")
 
 // ErrNoAPIKey says that the provider needs a key and the environment has none.
-var ErrNoAPIKey = errors.New("OPENAI_API_KEY is not set")
+var ErrNoAPIKey = errors.New("no API key is set")
 
-const allowedForms = "allowed are script:FILE (replies from a JSON script) and openai:NAME (OpenAI, or the compatible server of OPENAI_BASE_URL)"
+// provider is a provider of models.
+type provider struct {
+	name, title      string
+	keys             []string // the variables with its API key; the first that is set counts
+	base, defaultURL string   // the variable with the base URL, and the provider's own server
+	example          string   // another server
+	open             func(o Opener, name string, opts endpoint.Options) (loop.Model, error)
+}
+
+func providers() []provider {
+	return []provider{
+		{
+			"openai", "OpenAI",
+			[]string{"OPENAI_API_KEY"},
+			"OPENAI_BASE_URL", openai.DefaultBaseURL, "http://localhost:11434/v1",
+			Opener.openAI,
+		},
+		{
+			"anthropic", "Anthropic",
+			[]string{"ANTHROPIC_API_KEY"},
+			"ANTHROPIC_BASE_URL", anthropic.DefaultBaseURL, "http://localhost:4000",
+			func(_ Opener, _ string, opts endpoint.Options) (loop.Model, error) { return anthropic.New(opts) },
+		},
+	}
+}
+
+// allowedForms ends the errors about specs.
+func allowedForms() string {
+	forms := []string{"script:FILE (replies from a JSON script)"}
+	for _, p := range providers() {
+		forms = append(forms, fmt.Sprintf("%s:NAME (%s, or the server of %s)", p.name, p.title, p.base))
+	}
+	return "allowed are " + strings.Join(forms[:len(forms)-1], ", ") + " and " + forms[len(forms)-1]
+}
 
 // Opener opens models. Its zero value does so with an empty environment.
 type Opener struct {
@@ -59,23 +95,24 @@ func Open(spec string, env func(name string) string) (loop.Model, string, error)
 // It connects to nothing. Errors say what can be given instead; they wrap [ErrInvalidSpec],
 // [ErrNoAPIKey], or what is wrong with the script or the settings.
 func (o Opener) Open(spec string) (loop.Model, string, error) {
-	provider, name, _ := strings.Cut(strings.TrimSpace(spec), ":")
+	kind, name, _ := strings.Cut(strings.TrimSpace(spec), ":")
 	name = strings.TrimSpace(name)
-	display := provider + ":" + name
+	display := kind + ":" + name
+	known := slices.IndexFunc(providers(), func(p provider) bool { return p.name == kind })
 	switch {
 	case strings.TrimSpace(spec) == "":
-		return nil, "", fmt.Errorf("%w: none was given; %s", ErrInvalidSpec, allowedForms)
-	case provider != "script" && provider != "openai":
-		return nil, "", fmt.Errorf("%w %q: unknown provider %q; %s", ErrInvalidSpec, spec, provider, allowedForms)
+		return nil, "", fmt.Errorf("%w: none was given; %s", ErrInvalidSpec, allowedForms())
+	case kind != "script" && known < 0:
+		return nil, "", fmt.Errorf("%w %q: unknown provider %q; %s", ErrInvalidSpec, spec, kind, allowedForms())
 	case name == "":
-		return nil, "", fmt.Errorf("%w %q: nothing behind the colon; %s", ErrInvalidSpec, spec, allowedForms)
+		return nil, "", fmt.Errorf("%w %q: nothing behind the colon; %s", ErrInvalidSpec, spec, allowedForms())
 	}
 	var m loop.Model
 	var err error
-	if provider == "script" {
+	if kind == "script" {
 		m, err = scripted.Load(name)
 	} else {
-		m, err = o.openAI(name)
+		m, err = o.of(providers()[known], name)
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("model %s: %w", display, err)
@@ -84,31 +121,41 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 	if meter == nil {
 		meter = telemetry.Meter()
 	}
-	return measured{Model: m, metrics: telemetry.NewModelMetrics(meter, provider, display)}, display, nil
+	return measured{Model: m, metrics: telemetry.NewModelMetrics(meter, kind, display)}, display, nil
 }
 
-func (o Opener) openAI(name string) (*openai.Model, error) {
+// of opens a model of a provider.
+func (o Opener) of(p provider, name string) (loop.Model, error) {
+	opts := endpoint.Options{Model: name, BaseURL: strings.TrimRight(o.env(p.base), "/"), HTTPClient: o.HTTPClient, Logger: o.Logger}
+	for _, key := range p.keys {
+		if opts.APIKey == "" {
+			opts.APIKey = o.env(key)
+		}
+	}
+	if opts.APIKey == "" && (opts.BaseURL == "" || opts.BaseURL == p.defaultURL) {
+		return nil, fmt.Errorf("%w: set %s to a key of %s, or set %s to another server, like %s",
+			ErrNoAPIKey, p.keys[0], p.title, p.base, p.example)
+	}
+	m, err := p.open(o, name, opts)
+	if _, bad := errors.AsType[*settingError](err); err != nil && !bad { // the name is known to be there
+		return nil, fmt.Errorf("%s: %w", p.base, err)
+	}
+	return m, err
+}
+
+func (o Opener) openAI(name string, opts endpoint.Options) (loop.Model, error) {
 	images, err := takesImages(name, o.env("OPENAI_IMAGES"))
 	if err != nil {
 		return nil, err
 	}
-	opts := openai.Options{
-		Model:        name,
-		APIKey:       o.env("OPENAI_API_KEY"),
-		BaseURL:      strings.TrimRight(o.env("OPENAI_BASE_URL"), "/"),
-		Organization: o.env("OPENAI_ORG_ID"),
-		Images:       images,
-		HTTPClient:   o.HTTPClient,
-		Logger:       o.Logger,
-	}
-	if opts.APIKey == "" && (opts.BaseURL == "" || opts.BaseURL == openai.DefaultBaseURL) {
-		return nil, fmt.Errorf("%w: set it to a key of OpenAI, or set OPENAI_BASE_URL to another server, like http://localhost:11434/v1", ErrNoAPIKey)
-	}
-	m, err := openai.New(opts)
-	if err != nil { // the name is known to be there
-		return nil, fmt.Errorf("OPENAI_BASE_URL: %w", err)
-	}
-	return m, nil
+	return openai.New(openai.Options{Options: opts, Organization: o.env("OPENAI_ORG_ID"), Images: images})
+}
+
+// settingError is an error of a setting that its text names.
+type settingError struct{ name, value, allowed string }
+
+func (e *settingError) Error() string {
+	return fmt.Sprintf("%s %q: must be %s", e.name, e.value, e.allowed)
 }
 
 // takesImages reports whether a model is sent images: when the setting says so, and
@@ -117,7 +164,7 @@ func takesImages(name, setting string) (bool, error) {
 	if setting != "" {
 		wanted, err := strconv.ParseBool(setting)
 		if err != nil {
-			return false, fmt.Errorf("OPENAI_IMAGES %q: must be true or false", setting)
+			return false, &settingError{"OPENAI_IMAGES", setting, "true or false"}
 		}
 		return wanted, nil
 	}

@@ -107,22 +107,23 @@ func TestOpen_SaysWhatCanBeGiven(t *testing.T) {
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.json")
 	require.NoError(t, os.WriteFile(bad, []byte(`{}`), 0o600))
-	forms := []string{"script:FILE", "openai:NAME"}
+	forms := []string{"script:FILE", "openai:NAME", "anthropic:NAME"}
 	tests := map[string]struct {
 		spec string
 		env  func(string) string
 		is   error
 		want []string
 	}{
-		"nothing":          {"", nil, model.ErrInvalidSpec, append(forms, "none was given")},
-		"only space":       {" \n", nil, model.ErrInvalidSpec, append(forms, "none was given")},
-		"only a name":      {"gpt-5", nil, model.ErrInvalidSpec, append(forms, `unknown provider "gpt-5"`)},
-		"unknown provider": {"anthropic:x", nil, model.ErrInvalidSpec, append(forms, `unknown provider "anthropic"`)},
-		"no model name":    {"openai:", environment("OPENAI_API_KEY", "k"), model.ErrInvalidSpec, append(forms, "nothing behind the colon")},
-		"no file name":     {"script: ", nil, model.ErrInvalidSpec, append(forms, "nothing behind the colon")},
-		"missing script":   {"script:" + dir + "/none.json", nil, os.ErrNotExist, []string{"none.json"}},
-		"bad script":       {"script:" + bad, nil, scripted.ErrInvalidScript, []string{"bad.json", "needs one step"}},
-		"no key":           {"openai:m", nil, model.ErrNoAPIKey, []string{"model openai:m", "OPENAI_BASE_URL"}},
+		"nothing":             {"", nil, model.ErrInvalidSpec, append(forms, "none was given")},
+		"only space":          {" \n", nil, model.ErrInvalidSpec, append(forms, "none was given")},
+		"only a name":         {"gpt-5", nil, model.ErrInvalidSpec, append(forms, `unknown provider "gpt-5"`)},
+		"unknown provider":    {"clever:x", nil, model.ErrInvalidSpec, append(forms, `unknown provider "clever"`)},
+		"no model name":       {"openai:", environment("OPENAI_API_KEY", "k"), model.ErrInvalidSpec, append(forms, "nothing behind the colon")},
+		"no file name":        {"script: ", nil, model.ErrInvalidSpec, append(forms, "nothing behind the colon")},
+		"missing script":      {"script:" + dir + "/none.json", nil, os.ErrNotExist, []string{"none.json"}},
+		"bad script":          {"script:" + bad, nil, scripted.ErrInvalidScript, []string{"bad.json", "needs one step"}},
+		"no key":              {"openai:m", nil, model.ErrNoAPIKey, []string{"model openai:m", "OPENAI_API_KEY", "OPENAI_BASE_URL"}},
+		"no key of Anthropic": {"anthropic:m", nil, model.ErrNoAPIKey, []string{"model anthropic:m", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}},
 		"no key for the default server": {
 			"openai:m", environment("OPENAI_BASE_URL", "https://api.openai.com/v1/"), model.ErrNoAPIKey, []string{"OPENAI_BASE_URL"},
 		},

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/model/aimocktest"
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -56,9 +57,7 @@ func aimockModel(t *testing.T, base, apiKey string) *openai.Model {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
-	m, err := openai.New(openai.Options{
-		Model: "mock", APIKey: apiKey, BaseURL: base, HTTPClient: client, RetryDelay: time.Millisecond, MaxAttempts: 3,
-	})
+	m, err := openai.New(openai.Options{Options: endpoint.Options{Model: "mock", APIKey: apiKey, BaseURL: base, HTTPClient: client, RetryDelay: time.Millisecond, MaxAttempts: 3}})
 	require.NoError(t, err)
 	return m
 }
@@ -130,9 +129,9 @@ func TestAimock_Errors(t *testing.T) {
 		wantType string
 		want     string
 	}{
-		"forbidden":      {"forbidden things", openai.TypePermission, "403 Forbidden: You must not"},
-		"quota":          {"my quota", openai.TypeQuotaExceeded, "429 Too Many Requests: Nothing left"},
-		"content filter": {"something rude", openai.TypeContentFilter, "content filter"},
+		"forbidden":      {"forbidden things", endpoint.TypePermission, "403 Forbidden: You must not"},
+		"quota":          {"my quota", endpoint.TypeQuotaExceeded, "429 Too Many Requests: Nothing left"},
+		"content filter": {"something rude", endpoint.TypeContentFilter, "content filter"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -150,10 +149,10 @@ func TestAimock_Errors(t *testing.T) {
 	require.Equal(t, "It goes on and", reply.Text)
 
 	_, err = aimockModel(t, base, "another-key").Reply(t.Context(), says("greet"), ignore)
-	requireType(t, openai.TypeAuthentication, err)
+	requireType(t, endpoint.TypeAuthentication, err)
 	require.ErrorContains(t, err, "401 Unauthorized: Invalid API key (check the API key)")
 
 	_, err = aimockModel(t, base+"/nowhere", aimocktest.APIKey).Reply(t.Context(), says("greet"), ignore)
-	requireType(t, openai.TypeNotFound, err)
+	requireType(t, endpoint.TypeNotFound, err)
 	require.ErrorContains(t, err, "usually ends in /v1")
 }

@@ -1,27 +1,8 @@
 // Package openai is a model behind an OpenAI-compatible HTTP API: chat completions, streamed, with
 // tools. A base URL makes it vLLM, Ollama, a gateway, or any other server that speaks the same.
+// Package endpoint has what adapters share: HTTP, retries, and the assembly of a reply.
 //
-//	Reply ──► attempt ──► ask ──► endpoint ──► server
-//	  ▲          │      (JSON)    (HTTP errors, SSE, silence)
-//	  └─ wait ◄──┴─ *Error that is worth another attempt
-//
-// The endpoint is the only place that sees HTTP. It turns everything that can go wrong there into
-// an [*Error]: a status and the server's own message, a connection that broke, an answer that is no
-// stream, an error object in the middle of a stream, a server that fell silent. It hands on only
-// the data of the event stream, without comments and keep-alives. Chunks are decoded leniently in
-// form and strictly in meaning (wire.go). A piece of a text may end in the middle of a character.
-//
-// A reply is an answer only when it ends for a reason that is known to be an end (endOf).
-//
-// # Retries
-//
-// Rate limits (429), server errors (5xx), conflicts (409), connections that fail or break, replies
-// that the server gave up, and silence (also 408) are tried again, with jittered exponential back-
-// off, and not before the time that the server asks for (Retry-After, retry-after-ms). Nothing
-// else is: a used-up quota, a bad key, an unknown model or a malformed request stay what they are.
-// Each attempt is a whole new request. When an attempt broke in the middle of its text, the pieces
-// of the next one start from the beginning again: whoever shows them live sees some words twice.
-// The returned reply is the truth.
+// Chunks are decoded leniently in form and strictly in meaning (package lenient).
 //
 // # Servers differ
 //

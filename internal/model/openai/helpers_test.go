@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -72,10 +73,10 @@ func (s *server) asked() []map[string]any {
 // model is one of the server, with delays too short to notice.
 func (s *server) model(t *testing.T, change ...func(*openai.Options)) *openai.Model {
 	t.Helper()
-	opts := openai.Options{
+	opts := openai.Options{Options: endpoint.Options{
 		Model: "m-1", APIKey: key, BaseURL: s.URL + "/v1", HTTPClient: s.Client(),
 		RetryDelay: time.Microsecond, MaxRetryDelay: time.Millisecond,
-	}
+	}}
 	for _, f := range change {
 		f(&opts)
 	}
@@ -91,15 +92,6 @@ func stream(lines ...string) answer {
 		for _, line := range lines {
 			_, _ = io.WriteString(w, line+"\n\n")
 		}
-	}
-}
-
-// cutOff answers with the lines and then drops the connection.
-func cutOff(lines ...string) answer {
-	return func(w http.ResponseWriter, r *http.Request) {
-		stream(lines...)(w, r)
-		_ = http.NewResponseController(w).Flush()
-		panic(http.ErrAbortHandler)
 	}
 }
 

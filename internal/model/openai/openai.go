@@ -4,26 +4,20 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/http"
-	"net/url"
-	"strings"
-	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
-	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 // Model is one model of one server. It is safe for concurrent use.
 type Model struct {
-	opts     Options
-	endpoint *endpoint
-	rejects  rejects
+	*endpoint.Endpoint
+
+	images       bool
+	organization string
+	rejects      rejects
 }
 
 var (
@@ -31,68 +25,49 @@ var (
 	_ loop.Provider = (*Model)(nil)
 )
 
+// DefaultBaseURL is the server of a model that names none.
+const DefaultBaseURL = "https://api.openai.com/v1"
+
+// api is that of chat completions.
+func api() endpoint.API {
+	return endpoint.API{
+		DefaultBaseURL: DefaultBaseURL, Example: "http://localhost:11434/v1", Path: "/chat/completions",
+		BaseHint: "which usually ends in /v1", FinishField: "finish_reason",
+	}
+}
+
+// Options configure a [Model]. Only Model is required. BaseURL is up to and without
+// "/chat/completions".
+type Options struct {
+	endpoint.Options
+
+	// Images says that the model takes images: those of tool results are sent behind them.
+	Images bool
+	// Organization is sent as OpenAI-Organization; "" sends none.
+	Organization string
+}
+
 // New returns a model. It connects to nothing; the error reports every error of the
 // options.
 func New(opts Options) (*Model, error) {
-	opts = opts.withDefaults()
-	if err := opts.validate(); err != nil {
+	server, err := endpoint.New(api(), opts.Options)
+	if err != nil {
 		return nil, fmt.Errorf("openai options: %w", err)
 	}
-	m := &Model{opts: opts, endpoint: &endpoint{
-		client: opts.HTTPClient, model: opts.Model, baseURL: shownURL(opts.BaseURL), secret: opts.APIKey,
-		start: opts.StartTimeout, idle: opts.IdleTimeout,
-	}}
-	return m, nil
+	return &Model{Endpoint: server, images: opts.Images, organization: opts.Organization}, nil
 }
 
 // Provider implements [loop.Provider].
 func (m *Model) Provider() string { return nativeProvider }
 
 // Reply implements [loop.Model]. An error is the cause of ctx's end or wraps an
-// [*Error]. After a broken attempt, delta gets the text from its start again.
+// [*endpoint.Error]. After a broken attempt, delta gets the text from its start again.
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
-	delays := &backoff.ExponentialBackOff{
-		InitialInterval: m.opts.RetryDelay, MaxInterval: m.opts.MaxRetryDelay,
-		Multiplier: 2, RandomizationFactor: backoff.DefaultRandomizationFactor,
+	reply, err := m.Endpoint.Reply(ctx, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
+	if err != nil {
+		return reply, m.refused(req, err)
 	}
-	for attempt := 1; ; attempt++ {
-		reply, err := m.attempt(ctx, req, delta)
-		if err == nil {
-			return reply, nil
-		}
-		if ctx.Err() != nil {
-			return loop.Reply{}, fmt.Errorf("reply of model %s: %w", m.opts.Model, context.Cause(ctx))
-		}
-		failure, ok := errors.AsType[*Error](err)
-		if !ok || !failure.retryable() || attempt >= m.opts.MaxAttempts {
-			return loop.Reply{}, m.refused(req, afterAttempts(err, attempt))
-		}
-		delay := m.delay(failure, delays)
-		m.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
-			slog.String("error_type", failure.Type), slog.String("error", failure.Error()),
-			slog.Int("attempt", attempt), slog.Int64("delay_ms", delay.Milliseconds()))
-		if !pause.For(ctx, delay) {
-			return loop.Reply{}, fmt.Errorf("reply of model %s: %w (attempt %d: %w)", m.opts.Model, context.Cause(ctx), attempt, err)
-		}
-	}
-}
-
-// delay is the back-off, or what the server asked for when that is longer. On top of
-// the latter comes a part of the jittered back-off, so that those who were told the
-// same time do not all come back at once.
-func (m *Model) delay(failure *Error, delays backoff.BackOff) time.Duration {
-	next := delays.NextBackOff()
-	if failure.RetryAfter == 0 {
-		return next
-	}
-	return max(next, min(failure.RetryAfter, m.opts.MaxRetryDelay)+next/8)
-}
-
-func afterAttempts(err error, attempts int) error {
-	if attempts == 1 {
-		return err
-	}
-	return fmt.Errorf("after %d attempts: %w", attempts, err)
+	return reply, nil
 }
 
 // attempt asks once, and again without what the server turns out to reject.
@@ -108,165 +83,37 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 
 // ask sends one request and reads its stream to the end.
 func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta)) (loop.Reply, error) {
-	body, err := json.Marshal(request)
-	if err != nil {
-		return loop.Reply{}, m.because(TypeInvalidRequest, "the request was not sent: ", err)
-	}
-	post, err := http.NewRequestWithContext(ctx, http.MethodPost, m.opts.BaseURL+"/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return loop.Reply{}, m.because(TypeInvalidRequest, "the request was not sent: ", err)
-	}
-	post.Header.Set("Content-Type", "application/json")
-	post.Header.Set("Accept", "text/event-stream")
-	if m.opts.APIKey != "" {
-		post.Header.Set("Authorization", "Bearer "+m.opts.APIKey)
-	}
-	if m.opts.Organization != "" {
-		post.Header.Set("OpenAI-Organization", m.opts.Organization)
-	}
-	events, err := m.endpoint.send(post)
+	events, err := m.post(ctx, "/chat/completions", request)
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	defer func() { _ = events.Close() }()
 	var parts assembler
-	for {
-		data, err := events.next()
-		if err == nil {
-			err = parts.read(data, delta)
-		}
-		switch {
-		case err == nil:
-		case errors.Is(err, io.EOF), errors.Is(err, errNotDone) && parts.finish != "":
-			return m.finish(&parts)
-		default:
-			return loop.Reply{}, m.streamError(err)
-		}
-	}
-}
-
-// streamError gives every error of a stream its type.
-func (m *Model) streamError(err error) error {
-	if _, ok := errors.AsType[*Error](err); ok {
-		return err
-	}
-	if _, ok := errors.AsType[*formError](err); ok {
-		return m.because(TypeInvalidResponse, "a chunk of the stream cannot be read: ", err)
-	}
-	return m.because(TypeStreamBroken, "the answer broke off: ", err)
-}
-
-func (m *Model) because(kind, what string, err error) *Error {
-	failure := m.endpoint.newError(kind, what+err.Error())
-	failure.cause = err
-	return failure
-}
-
-// DefaultBaseURL is the server of a model that names none.
-const DefaultBaseURL = "https://api.openai.com/v1"
-
-// Options configure a [Model]. Only Model is required.
-type Options struct {
-	// Model is the name by which the server knows the model.
-	Model string
-	// APIKey is sent as a bearer token; "" sends none. It never appears in an error or a log.
-	APIKey string
-	// BaseURL is the server, up to and without "/chat/completions"; "" means
-	// [DefaultBaseURL].
-	BaseURL string
-	// Images says that the model takes images: those of tool results are sent behind them.
-	Images bool
-	// Organization is sent as OpenAI-Organization; "" sends none.
-	Organization string
-	// HTTPClient carries the requests; nil means a client with the default
-	// transport. Its Timeout should be 0, since it would cut off long replies.
-	HTTPClient *http.Client
-	// Logger is told about retries, as warnings; nil discards them.
-	Logger *slog.Logger
-
-	// MaxAttempts bounds the requests for one reply; 0 means 6.
-	MaxAttempts int
-	// RetryDelay is the mean delay before the second attempt; it doubles with each
-	// further one. 0 means 500 ms.
-	RetryDelay time.Duration
-	// MaxRetryDelay bounds a delay, also one that the server asks for; 0 means 60 s.
-	MaxRetryDelay time.Duration
-	// StartTimeout bounds the time until an answer begins; 0 means 10 min, because
-	// a model may think, or be loaded, before its first word.
-	StartTimeout time.Duration
-	// IdleTimeout bounds the silence within an answer; 0 means 2 min.
-	IdleTimeout time.Duration
-}
-
-func (o Options) withDefaults() Options {
-	o.BaseURL = strings.TrimRight(o.BaseURL, "/")
-	if o.BaseURL == "" {
-		o.BaseURL = DefaultBaseURL
-	}
-	if o.HTTPClient == nil {
-		o.HTTPClient = &http.Client{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.MaxAttempts == 0 {
-		o.MaxAttempts = 6
-	}
-	orDefault(&o.RetryDelay, 500*time.Millisecond)
-	orDefault(&o.MaxRetryDelay, time.Minute)
-	orDefault(&o.StartTimeout, 10*time.Minute)
-	orDefault(&o.IdleTimeout, 2*time.Minute)
-	return o
-}
-
-func orDefault(d *time.Duration, fallback time.Duration) {
-	if *d == 0 {
-		*d = fallback
-	}
-}
-
-func (o Options) validate() error {
-	var errs []error
-	if o.Model == "" {
-		errs = append(errs, errors.New("model: missing"))
-	}
-	errs = append(errs, validateBaseURL(o.BaseURL))
-	if o.MaxAttempts < 0 {
-		errs = append(errs, fmt.Errorf("max attempts %d: must not be negative", o.MaxAttempts))
-	}
-	for name, d := range map[string]time.Duration{
-		"retry delay": o.RetryDelay, "max retry delay": o.MaxRetryDelay,
-		"start timeout": o.StartTimeout, "idle timeout": o.IdleTimeout,
-	} {
-		if d < 0 {
-			errs = append(errs, fmt.Errorf("%s %v: must not be negative", name, d))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func validateBaseURL(base string) error {
-	u, err := url.Parse(base)
+	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
-		// The error of url.Parse would repeat the URL with its password.
-		return errors.New("base URL: is not a URL; want something like http://localhost:11434/v1")
+		return loop.Reply{}, err
 	}
-	switch {
-	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
-		return fmt.Errorf("base URL %q: must start with http:// or https:// and name a host, like http://localhost:11434/v1", u.Redacted())
-	case u.RawQuery != "", u.Fragment != "":
-		return fmt.Errorf("base URL %q: must have neither a query nor a fragment", u.Redacted())
-	case strings.HasSuffix(u.Path, "/chat/completions"):
-		return fmt.Errorf("base URL %q: must end before /chat/completions", u.Redacted())
-	}
-	return nil
+	parts.Reasoning = parts.reasoning()
+	return m.Finish(&parts.Assembler)
 }
 
-// shownURL is the base URL as errors show it: without its password.
-func shownURL(base string) string {
-	u, err := url.Parse(base)
+// post sends a request to a path of the server.
+func (m *Model) post(ctx context.Context, path string, request any) (*endpoint.Events, error) {
+	opts := m.Options()
+	body, err := json.Marshal(request)
 	if err != nil {
-		return "an invalid URL"
+		return nil, m.Because(endpoint.TypeInvalidRequest, "the request was not sent: ", err)
 	}
-	return u.Redacted()
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, opts.BaseURL+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, m.Because(endpoint.TypeInvalidRequest, "the request was not sent: ", err)
+	}
+	post.Header.Set("Content-Type", "application/json")
+	post.Header.Set("Accept", "text/event-stream")
+	if opts.APIKey != "" {
+		post.Header.Set("Authorization", "Bearer "+opts.APIKey)
+	}
+	if m.organization != "" {
+		post.Header.Set("OpenAI-Organization", m.organization)
+	}
+	return m.Send(post)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -265,11 +266,11 @@ func TestReply_HowItEnds(t *testing.T) {
 		"cut at the end of the context":  {lines: []string{text("a"), finish("model_context_window_exceeded"), done}, want: "a", wantCut: true},
 		"a good end, as others say":      {lines: []string{text("a"), finish("END-TURN"), done}, want: "a"},
 		"a reason that is null":          {lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":"null"}]}`, done}, want: "a"},
-		"sensitive":                      {lines: []string{text("a"), finish("sensitive"), done}, wantType: openai.TypeContentFilter},
-		"safety":                         {lines: []string{text("a"), finish("SAFETY"), done}, wantType: openai.TypeContentFilter},
-		"an unknown end":                 {lines: []string{text("a"), finish("because"), done}, wantType: openai.TypeUnfinished},
-		"an unknown end of a tool call":  {lines: []string{toolCalls(`[{"id":"a","function":{"name":"x","arguments":"{}"}}]`), finish("because"), done}, wantType: openai.TypeUnfinished},
-		"a reason that is an object":     {lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":{"type":"x"}}]}`, done}, wantType: openai.TypeUnfinished},
+		"sensitive":                      {lines: []string{text("a"), finish("sensitive"), done}, wantType: endpoint.TypeContentFilter},
+		"safety":                         {lines: []string{text("a"), finish("SAFETY"), done}, wantType: endpoint.TypeContentFilter},
+		"an unknown end":                 {lines: []string{text("a"), finish("because"), done}, wantType: endpoint.TypeUnfinished},
+		"an unknown end of a tool call":  {lines: []string{toolCalls(`[{"id":"a","function":{"name":"x","arguments":"{}"}}]`), finish("because"), done}, wantType: endpoint.TypeUnfinished},
+		"a reason that is an object":     {lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":{"type":"x"}}]}`, done}, wantType: endpoint.TypeUnfinished},
 		"a refusal":                      {lines: []string{`data: {"choices":[{"index":0,"delta":{"refusal":"No."}}]}`, stop, done}, want: "No."},
 		"an answer that was not asked":   {lines: []string{text("a"), `data: {"choices":[{"index":1,"delta":{"content":"b"}}]}`, stop, done}, want: "a"},
 		"no space behind data, CRLF":     {lines: []string{"data:" + strings.TrimPrefix(text("a"), "data: ") + "\r", stop + "\r", done + "\r"}, want: "a"},
@@ -277,8 +278,8 @@ func TestReply_HowItEnds(t *testing.T) {
 		"an error that is null":          {lines: []string{`data: {"error":null,"choices":[{"index":0,"delta":{"content":"a"}}]}`, stop, done}, want: "a"},
 		"an error that is empty":         {lines: []string{`data: {"error":"","choices":[{"index":0,"delta":{"content":"a"}}]}`, `data: {"error":{},"choices":[{"delta":{"content":"b"}}]}`, `data: {"error":{"code":0,"message":"","param":null},"choices":[{"delta":{"content":"c"}}]}`, stop, done}, want: "abc"},
 		"token limit before the text":    {lines: []string{finish("length"), done}, want: "", wantCut: true},
-		"content filter":                 {lines: []string{text("a"), finish("content_filter"), done}, wantType: openai.TypeContentFilter},
-		"an endless line":                {lines: []string{"data: " + strings.Repeat("x", 9<<20)}, wantType: openai.TypeInvalidResponse},
+		"content filter":                 {lines: []string{text("a"), finish("content_filter"), done}, wantType: endpoint.TypeContentFilter},
+		"an endless line":                {lines: []string{"data: " + strings.Repeat("x", 9<<20)}, wantType: endpoint.TypeInvalidResponse},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -299,7 +300,7 @@ func TestReply_HowItEnds(t *testing.T) {
 
 func requireType(t *testing.T, want string, err error) {
 	t.Helper()
-	var fault *openai.Error
+	var fault *endpoint.Error
 	require.ErrorAs(t, err, &fault)
 	require.Equal(t, want, fault.ErrorType(), "%v", err)
 	require.NotContains(t, err.Error(), key)
@@ -324,7 +325,7 @@ func TestReply_ServerWithoutStreamOptions(t *testing.T) {
 
 func TestNew_NamesEveryFault(t *testing.T) {
 	t.Parallel()
-	_, err := openai.New(openai.Options{BaseURL: "localhost:11434/v1", MaxAttempts: -1, RetryDelay: -1, IdleTimeout: -1})
+	_, err := openai.New(openai.Options{Options: endpoint.Options{BaseURL: "localhost:11434/v1", MaxAttempts: -1, RetryDelay: -1, IdleTimeout: -1}})
 	for _, want := range []string{"model: missing", `base URL "localhost:11434/v1"`, "http://localhost:11434/v1", "max attempts -1", "retry delay -1", "idle timeout -1"} {
 		require.ErrorContains(t, err, want)
 	}
@@ -337,7 +338,7 @@ func TestNew_NamesEveryFault(t *testing.T) {
 		"http://user:hunter2@x/v1#f":              "xxxxx",
 		"http://user:hunter2@x/chat/completions/": "xxxxx",
 	} {
-		_, err := openai.New(openai.Options{Model: "m", BaseURL: base})
+		_, err := openai.New(openai.Options{Options: endpoint.Options{Model: "m", BaseURL: base}})
 		require.ErrorContains(t, err, want, base)
 		require.NotContains(t, err.Error(), "hunter2")
 	}

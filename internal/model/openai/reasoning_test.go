@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/model/openai"
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -103,7 +103,7 @@ func TestReply_RejectedSettingsAreErrors(t *testing.T) {
 	for _, message := range []string{"Unsupported value: 'reasoning_effort' does not support 'max'", "temperature is fixed at 1"} {
 		s := serve(t, status(http.StatusBadRequest, `{"error":{"message":"`+message+`"}}`))
 		_, err := s.model(t).Reply(t.Context(), hello(), ignore)
-		requireType(t, openai.TypeInvalidRequest, err)
+		requireType(t, endpoint.TypeInvalidRequest, err)
 		require.Len(t, s.asked(), 1)
 	}
 }

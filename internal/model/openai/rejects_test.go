@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -60,7 +61,7 @@ func TestReply_RefusalsNameParts(t *testing.T) {
 			s := serve(t, status(test.code, test.body))
 			m := s.model(t, func(o *openai.Options) { o.Images, o.MaxAttempts = true, 1 })
 			_, err := m.Reply(t.Context(), request, ignore)
-			var fault *openai.Error
+			var fault *endpoint.Error
 			require.ErrorAs(t, err, &fault)
 			var refused *loop.RefusedError
 			if test.want == nil {

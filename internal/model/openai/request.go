@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/go-json-experiment/json/jsontext"
-
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
-
-// noText stands for a text that is empty: servers reject a message without a content.
-const noText = "(empty)"
 
 // request is the body of a request.
 type request struct {
@@ -42,9 +39,9 @@ type message struct {
 	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
 	ToolCallID string     `json:"tool_call_id,omitempty"`
 
-	ReasoningContent *string  `json:"reasoning_content,omitempty"`
-	Reasoning        *string  `json:"reasoning,omitempty"`
-	ReasoningDetails []fields `json:"reasoning_details,omitempty"`
+	ReasoningContent *string          `json:"reasoning_content,omitempty"`
+	Reasoning        *string          `json:"reasoning,omitempty"`
+	ReasoningDetails []lenient.Fields `json:"reasoning_details,omitempty"`
 
 	callID string   // of a tool message, as the conversation has it
 	images []string // the tool calls whose images it has, each behind a text
@@ -87,14 +84,14 @@ type function struct {
 // request is req as the API wants it.
 func (m *Model) request(req loop.Request) *request {
 	out := &request{
-		Model: m.opts.Model, Messages: make([]message, 0, len(req.Messages)), Stream: true,
+		Model: m.Options().Model, Messages: make([]message, 0, len(req.Messages)), Stream: true,
 		Temperature: req.Settings.Temperature, ReasoningEffort: req.Settings.Effort,
 		omitted: m.rejects.omitted(), offered: m.rejects.offered(req.Tools),
 	}
 	if !out.omitted.usage {
 		out.StreamOptions = &streamOptions{IncludeUsage: true}
 	}
-	out.omitted.maxTokens = out.omitted.maxTokens || m.opts.BaseURL == DefaultBaseURL // other servers know the older name
+	out.omitted.maxTokens = out.omitted.maxTokens || m.Options().BaseURL == DefaultBaseURL // other servers know the older name
 	if out.omitted.maxTokens {
 		out.MaxCompletionTokens = req.Settings.MaxOutput
 	} else {
@@ -111,7 +108,7 @@ func (m *Model) request(req loop.Request) *request {
 		}
 		out.Messages = append(out.Messages, next)
 		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
-		if m.opts.Images && asked.Role == loop.RoleTool && last {
+		if m.images && asked.Role == loop.RoleTool && last {
 			out.Messages = appendImages(out.Messages, req.Messages[:i+1])
 		}
 	}
@@ -119,7 +116,7 @@ func (m *Model) request(req loop.Request) *request {
 		tool, _ := toolOf(definition)
 		out.Tools = append(out.Tools, tool)
 	}
-	out.tell(m.rejects.toolNotes(req.Tools))
+	out.tell(m.rejects.tools.Notes(req.Tools))
 	return out
 }
 
@@ -167,13 +164,13 @@ func messageOf(asked *loop.Message, without omitted) message {
 		for _, call := range asked.ToolCalls {
 			out.ToolCalls = append(out.ToolCalls, toolCall{
 				ID: without.idOf(call.ID), Type: "function", callID: call.ID,
-				Function: functionCall{nameOf(call.Name), argumentsOf(call.Arguments)},
+				Function: functionCall{endpoint.ToolName(call.Name), endpoint.Arguments(call.Arguments)},
 			})
 		}
 	case loop.RoleTool:
 		out.ToolCallID, out.callID = without.idOf(asked.ToolCallID), asked.ToolCallID
 		if !without.names {
-			out.Name = nameOf(asked.Name)
+			out.Name = endpoint.ToolName(asked.Name)
 		}
 	case loop.RoleSystem, loop.RoleUser:
 	}
@@ -181,40 +178,9 @@ func messageOf(asked *loop.Message, without omitted) message {
 	case asked.Text != "":
 		out.Content = asked.Text
 	case len(out.ToolCalls) == 0:
-		out.Content = noText
+		out.Content = endpoint.NoText
 	}
 	return out
-}
-
-// maxName is how many characters a name may have.
-const maxName = 64
-
-// nameOf is the name of a tool as servers take it back. A model may make up others, and a server
-// that refuses one would refuse every further request of the session.
-func nameOf(written string) string {
-	name := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
-			return r
-		}
-		return '_'
-	}, written)
-	if name == "" {
-		return "_"
-	}
-	return name[:min(len(name), maxName)]
-}
-
-// argumentsOf is what the model wrote if that is a JSON object, else an object
-// that holds it. One with half a surrogate pair is none: several servers fail on it.
-func argumentsOf(written string) string {
-	if jsontext.Value(written).IsValid(jsontext.AllowDuplicateNames(true)) && strings.HasPrefix(strings.TrimSpace(written), "{") {
-		return written
-	}
-	wrapped, err := json.Marshal(map[string]string{"invalid_arguments": written})
-	if err != nil {
-		return "{}"
-	}
-	return string(wrapped)
 }
 
 // nativeProvider is the name under which tools are declared that the server itself runs.
@@ -225,8 +191,8 @@ const nativeProvider = "openai"
 func toolOf(definition tools.Definition) (tool any, declared bool) {
 	if len(definition.Native) > 0 {
 		native := definition.Native[nativeProvider]
-		object, err := objectOf("", native)
-		return native, err == nil && textOf(object["type"]) != ""
+		object, err := lenient.Object("", native)
+		return native, err == nil && lenient.String(object["type"]) != ""
 	}
 	schema := definition.Schema
 	if len(schema) == 0 {

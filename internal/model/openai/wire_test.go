@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -24,7 +26,8 @@ func read(tb testing.TB, chunks ...string) (reply loop.Reply, live loop.Delta) {
 			live.Reasoning += d.Reasoning
 		}))
 	}
-	return a.reply(), live
+	a.Reasoning = a.reasoning()
+	return a.Reply(), live
 }
 
 func deltaChunk(message string) string { return `{"choices":[{"delta":` + message + `}]}` }
@@ -134,7 +137,7 @@ func TestRead_CharactersCutBetweenDeltas(t *testing.T) {
 			require.Equal(t, want, reply.ToolCalls[0].Arguments)
 			var kept opaque
 			require.NoError(t, json.Unmarshal(reply.Reasoning.Opaque, &kept))
-			require.Equal(t, want, textOf(kept.Details[0]["text"]))
+			require.Equal(t, want, lenient.String(kept.Details[0]["text"]))
 		})
 	}
 }
@@ -147,8 +150,8 @@ func TestRead_HalfACharacter(t *testing.T) {
 	require.Equal(t, "a\uFFFDb\uFFFD", reply.Text)
 	require.Contains(t, reply.ToolCalls[0].Arguments, "\"\xed\xa0\xbd\"")
 	for written, whole := range map[string]bool{`{"x":"\ud83d\ude00"}`: true, `{"x":1,"x":2}`: true, `{"x":"\ud83d"}`: false, `{"x":`: false, `[1]`: false} {
-		require.Equal(t, whole, argumentsOf(written) == written, written)
-		require.True(t, json.Valid([]byte(argumentsOf(written))))
+		require.Equal(t, whole, endpoint.Arguments(written) == written, written)
+		require.True(t, json.Valid([]byte(endpoint.Arguments(written))))
 	}
 }
 

@@ -1,4 +1,4 @@
-package openai
+package endpoint
 
 import (
 	"bufio"
@@ -14,17 +14,17 @@ const (
 	maxStream = 64 << 20
 )
 
-// errNotDone ends a stream that closed without its final [DONE]. Whether something is
+// ErrNotDone ends a stream that closed without its final [DONE]. Whether something is
 // missing, the reader must tell from what it got.
-var errNotDone = errors.New("the stream ended without [DONE]")
+var ErrNotDone = errors.New("the stream ended without [DONE]")
 
-// events is the body of a streamed answer, reduced to its data. Comments, keep-alives and other
+// Events is the body of a streamed answer, reduced to its data. Comments, keep-alives and other
 // fields are left out. Data may stand on several lines, and lines may end in CR, LF or both. An
 // error object ends it with an [*Error], and so does everything else that breaks it.
-type events struct {
+type Events struct {
 	body     io.Closer
 	lines    *bufio.Reader
-	endpoint *endpoint
+	endpoint *Endpoint
 	dog      *watchdog
 	size     int    // of all lines so far
 	afterCR  bool   // the last line ended in CR: an LF belongs to it
@@ -32,8 +32,8 @@ type events struct {
 	end      error  // once set, returned for ever
 }
 
-func newEvents(body io.ReadCloser, e *endpoint, dog *watchdog) *events {
-	return &events{body: body, lines: bufio.NewReader(heardReader{body, dog}), endpoint: e, dog: dog}
+func newEvents(body io.ReadCloser, e *Endpoint, dog *watchdog) *Events {
+	return &Events{body: body, lines: bufio.NewReader(heardReader{body, dog}), endpoint: e, dog: dog}
 }
 
 // heardReader reports every read to the watchdog.
@@ -52,18 +52,18 @@ func (r heardReader) Read(p []byte) (int, error) {
 }
 
 // Close implements [io.Closer].
-func (e *events) Close() error {
+func (e *Events) Close() error {
 	e.dog.stop()
 	return e.body.Close()
 }
 
-// next returns the data of the next event, and io.EOF behind the last.
-func (e *events) next() ([]byte, error) {
+// Next returns the data of the next event, and io.EOF behind the last.
+func (e *Events) Next() ([]byte, error) {
 	for e.end == nil {
 		line, err := e.line()
 		if err != nil {
 			e.end = err
-			if !errors.Is(err, errNotDone) {
+			if !errors.Is(err, ErrNotDone) {
 				break // what stands on a broken line is not whole
 			}
 		}
@@ -82,7 +82,7 @@ func (e *events) next() ([]byte, error) {
 
 // data takes the next line in, and returns the data that is whole with it, if any. Data that is
 // whole on its first line is returned without the empty line behind: not every server sends one.
-func (e *events) data(line []byte) []byte {
+func (e *Events) data(line []byte) []byte {
 	line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\uFEFF")))
 	data, isData := bytes.CutPrefix(line, []byte("data:"))
 	data = bytes.TrimSpace(data)
@@ -109,13 +109,13 @@ func (e *events) data(line []byte) []byte {
 }
 
 // take returns the data of the lines that have come.
-func (e *events) take() []byte {
+func (e *Events) take() []byte {
 	part := e.part
 	e.part = nil
 	return part
 }
 
-func (e *events) serverError(data []byte) (*Error, bool) {
+func (e *Events) serverError(data []byte) (*Error, bool) {
 	if !bytes.Contains(data, []byte(`"error"`)) {
 		return nil, false // every form has it; this saves decoding each chunk twice
 	}
@@ -127,7 +127,7 @@ func (e *events) serverError(data []byte) (*Error, bool) {
 }
 
 // line reads up to the next end of a line, which it leaves out, or what stands before the end.
-func (e *events) line() ([]byte, error) {
+func (e *Events) line() ([]byte, error) {
 	var line []byte
 	for {
 		c, err := e.lines.ReadByte()
@@ -135,9 +135,9 @@ func (e *events) line() ([]byte, error) {
 		e.afterCR = false
 		switch {
 		case errors.Is(err, io.EOF):
-			return line, errNotDone
+			return line, ErrNotDone
 		case err != nil:
-			failure := e.endpoint.newError(TypeStreamBroken, "the answer broke off: "+err.Error())
+			failure := e.endpoint.NewError(TypeStreamBroken, "the answer broke off: "+err.Error())
 			failure.cause = err
 			return nil, e.dog.explain(failure)
 		case skip:
@@ -148,7 +148,7 @@ func (e *events) line() ([]byte, error) {
 		}
 		line = append(line, c)
 		if e.size++; len(line)+len(e.part) > maxLine || e.size > maxStream {
-			return nil, e.endpoint.newError(TypeInvalidResponse, "the reply is too long")
+			return nil, e.endpoint.NewError(TypeInvalidResponse, "the reply is too long")
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package openai
+package endpoint
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -49,6 +50,7 @@ type Error struct {
 	RetryAfter time.Duration
 
 	param     string // the field of the request that the server names
+	baseHint  string // how base URLs of the API end
 	permanent bool   // not worth another attempt, although others of its type are
 	cause     error
 }
@@ -88,13 +90,16 @@ func (e *Error) hint() string {
 	case TypeQuotaExceeded:
 		return " (check the plan and billing of the account)"
 	case TypeNotFound:
-		return " (check the model name, and the base URL, which usually ends in /v1)"
+		return " (check the model name, and the base URL" + e.baseHint + ")"
 	case TypeConnection:
 		return " (check the base URL, and that a server listens there)"
 	default:
 		return ""
 	}
 }
+
+// Text is where servers say what is wrong: their message, and the field that they name.
+func (e *Error) Text() string { return strings.TrimSpace(e.param + " " + e.Message) }
 
 func (e *Error) retryable() bool {
 	switch e.Type {
@@ -170,7 +175,7 @@ func tooLong(status int, message string) bool {
 func typeOfCode(names ...string) string {
 	for _, name := range names {
 		switch name {
-		case "insufficient_quota", "billing_hard_limit_reached":
+		case "insufficient_quota", "billing_hard_limit_reached", "billing_error":
 			return TypeQuotaExceeded
 		case "context_length_exceeded", "exceed_context_size_error", "request_too_large",
 			"model_max_prompt_tokens_exceeded", "tokens_limit_reached":
@@ -198,6 +203,10 @@ func typeInStream(failure serverReply) string {
 		return TypeRateLimited
 	case failure.mentions("authentication"), failure.mentions("invalid_api_key"):
 		return TypeAuthentication
+	case failure.mentions("permission"):
+		return TypePermission
+	case failure.mentions("not_found"):
+		return TypeNotFound
 	case failure.mentions("invalid_request"), failure.mentions("BadRequest"):
 		return TypeInvalidRequest
 	default:
@@ -243,7 +252,8 @@ type serverReply struct {
 	Message string
 	Type    string
 	Code    string
-	Param   string // the field of the request that it is about
+	Param   string        // the field of the request that it is about
+	Delay   time.Duration // after which it may be tried again; 0 when it does not say
 }
 
 func (f serverReply) mentions(word string) bool {
@@ -258,6 +268,32 @@ type errorFields struct {
 	Param   json.RawMessage `json:"param"`
 	Type    json.RawMessage `json:"type"`
 	Code    json.RawMessage `json:"code"`
+	Status  json.RawMessage `json:"status"`
+	Details json.RawMessage `json:"details"`
+}
+
+// reply is what the fields of an error say.
+func (f *errorFields) reply() serverReply {
+	out := serverReply{Message: lenient.String(f.Message), Type: lenient.String(f.Type), Code: lenient.String(f.Code), Param: lenient.String(f.Param)}
+	if out.Type == "" { // of Google, as RESOURCE_EXHAUSTED
+		out.Type = lenient.String(f.Status)
+	}
+	details, _ := lenient.List("details", f.Details)
+	for _, raw := range details {
+		if detail, err := lenient.Object("details", raw); err == nil {
+			out.Delay = max(out.Delay, delayOf(detail["retryDelay"]))
+		}
+	}
+	return out
+}
+
+// delayOf is a duration as Google writes it, "30s"; 0 for all else.
+func delayOf(raw json.RawMessage) time.Duration {
+	delay, err := time.ParseDuration(lenient.String(raw))
+	if err != nil {
+		return 0
+	}
+	return max(delay, 0)
 }
 
 // parseError reads the forms in which servers report errors: {"error": {...}}, which
@@ -277,19 +313,20 @@ func parseError(body []byte, inStream bool) (serverReply, bool) {
 	if json.Unmarshal(body, &outer) != nil {
 		return serverReply{}, false
 	}
-	if !isBlank(outer.Error) { // some servers have an empty one in each chunk
+	if !lenient.IsBlank(outer.Error) { // some servers have an empty one in each chunk
 		var inner errorFields
-		if json.Unmarshal(outer.Error, &inner) != nil || isBlank(inner.Message) {
-			return serverReply{Message: textOf(outer.Error), Code: textOf(outer.Code)}, true
+		if json.Unmarshal(outer.Error, &inner) != nil || lenient.IsBlank(inner.Message) {
+			return serverReply{Message: lenient.String(outer.Error), Code: lenient.String(outer.Code)}, true
 		}
-		return serverReply{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code), Param: textOf(inner.Param)}, true
+		return inner.reply(), true
 	}
 	if inStream && outer.Object != "error" {
 		return serverReply{}, false
 	}
 	for _, message := range []json.RawMessage{outer.Message, outer.Detail} {
-		if !isBlank(message) {
-			return serverReply{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code), Param: textOf(outer.Param)}, true
+		if !lenient.IsBlank(message) {
+			outer.Message = message
+			return outer.reply(), true
 		}
 	}
 	return serverReply{}, false

@@ -1,4 +1,4 @@
-package openai_test
+package modeltest
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,125 +18,126 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/model/openai"
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
-func TestReply_TriesAgain(t *testing.T) {
-	t.Parallel()
-	good := stream(text("Hello"), stop, done)
-	tests := map[string]answer{
-		"rate limit":                status(http.StatusTooManyRequests, `{"error":{"message":"Slow down","type":"requests"}}`),
-		"server error":              status(http.StatusInternalServerError, "oops"),
-		"bad gateway":               status(http.StatusBadGateway, "<html>bad gateway</html>", "Content-Type", "text/html"),
-		"overloaded":                status(529, `{"error":{"message":"Overloaded"}}`),
+func triesAgain(t *testing.T, d *Dialect) {
+	t.Helper()
+	good := Stream(d.Stream(d.Text("Hello"))...)
+	tests := map[string]Answer{
+		"rate limit":                Status(http.StatusTooManyRequests, `{"error":{"message":"Slow down","type":"requests"}}`),
+		"server error":              Status(http.StatusInternalServerError, "oops"),
+		"bad gateway":               Status(http.StatusBadGateway, "<html>bad gateway</html>", "Content-Type", "text/html"),
+		"overloaded":                Status(529, `{"error":{"message":"Overloaded"}}`),
 		"connection dropped":        func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
-		"broke before the text":     cutOff(": wait"),
-		"broke within the text":     cutOff(text("Hel")),
-		"broke within a line":       cutOff(text("Hel"), strings.TrimSuffix(text("lo"), "}}]}")),
-		"ended within the text":     stream(text("Hel")),
-		"ended at once":             stream(),
-		"nothing but done":          stream(done),
-		"a chunk that is no JSON":   stream(text("Hel"), `data: {"choices`),
-		"error in the stream":       stream(text("Hel"), `data: {"error":{"message":"The server had an error","type":"server_error"}}`, ""),
-		"error text in the stream":  stream(text("Hel"), ": hi", `data: {"error":"worker died"}`),
-		"flat error in the stream":  stream(text("Hel"), `data: {"object":"error","message":"worker died","code":500}`),
-		"bare error in the stream":  stream(text("Hel"), `{"error":{"message":"worker died"}}`),
-		"rate limit in the stream":  stream(text("Hel"), `data: {"error":{"message":"Slow down","code":"rate_limit_exceeded"}}`),
-		"aborted":                   stream(text("Hel"), finish("abort"), done),
-		"an error as the end":       stream(text("Hel"), finish("error"), done),
-		"network error":             stream(text("Hel"), finish("network_error"), done),
-		"no resource":               stream(text("Hel"), finish("insufficient_system_resource"), done),
-		"malformed call":            stream(text("Hel"), finish("MALFORMED_FUNCTION_CALL"), done),
-		"request timeout":           status(http.StatusRequestTimeout, "too slow"),
-		"conflict":                  status(http.StatusConflict, `{"error":{"message":"try again"}}`),
-		"error instead of a stream": status(http.StatusOK, `{"error":{"message":"Overloaded","code":529}}`, "Content-Type", "application/json"),
+		"broke before the text":     CutOff(": wait"),
+		"broke within the text":     CutOff(d.begun(d.Text("Hel"))...),
+		"broke within a line":       CutOff(d.begun(d.Text("Hel"), d.Text("lo")[:len(d.Text("lo"))-4])...),
+		"ended within the text":     Stream(d.begun(d.Text("Hel"))...),
+		"ended at once":             Stream(),
+		"nothing but its end":       Stream(d.Done),
+		"only its beginning":        Stream(d.begun()...),
+		"a chunk that is no JSON":   Stream(d.begun(d.Text("Hel"), `data: {"choices`)...),
+		"error in the stream":       Stream(d.begun(d.Text("Hel"), `data: {"error":{"message":"The server had an error","type":"server_error"}}`, "")...),
+		"error text in the stream":  Stream(d.begun(d.Text("Hel"), ": hi", `data: {"error":"worker died"}`)...),
+		"flat error in the stream":  Stream(d.begun(d.Text("Hel"), `data: {"object":"error","message":"worker died","code":500}`)...),
+		"bare error in the stream":  Stream(d.begun(d.Text("Hel"), `{"error":{"message":"worker died"}}`)...),
+		"rate limit in the stream":  Stream(d.begun(d.Text("Hel"), `data: {"error":{"message":"Slow down","code":"rate_limit_exceeded"}}`)...),
+		"aborted":                   Stream(d.Ended("abort", d.Text("Hel"))...),
+		"an error as the end":       Stream(d.Ended("error", d.Text("Hel"))...),
+		"network error":             Stream(d.Ended("network_error", d.Text("Hel"))...),
+		"no resource":               Stream(d.Ended("insufficient_system_resource", d.Text("Hel"))...),
+		"malformed call":            Stream(d.Ended("MALFORMED_FUNCTION_CALL", d.Text("Hel"))...),
+		"request timeout":           Status(http.StatusRequestTimeout, "too slow"),
+		"conflict":                  Status(http.StatusConflict, `{"error":{"message":"try again"}}`),
+		"error instead of a stream": Status(http.StatusOK, `{"error":{"message":"Overloaded","code":529}}`, "Content-Type", "application/json"),
 	}
 	for name, bad := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, bad, bad, good)
-			var got pieces
-			reply, err := s.model(t).Reply(t.Context(), hello(), got.add)
+			s := Serve(t, d, bad, bad, good)
+			var got Pieces
+			reply, err := s.Model(t).Reply(t.Context(), Hello(), got.Add)
 			require.NoError(t, err)
 			require.Equal(t, "Hello", reply.Text)
-			require.Len(t, s.asked(), 3)
+			require.Len(t, s.Asked(), 3)
 			require.True(t, strings.HasSuffix(got.String(), "Hello"), "the last attempt streams from the start")
 		})
 	}
 }
 
-func TestReply_GivesUp(t *testing.T) {
-	t.Parallel()
-	s := serve(t, status(http.StatusServiceUnavailable, `{"error":{"message":"Loading model"}}`))
-	_, err := s.model(t, func(o *openai.Options) { o.MaxAttempts = 3 }).Reply(t.Context(), hello(), ignore)
-	requireType(t, openai.TypeServerError, err)
-	var fault *openai.Error
+func givesUp(t *testing.T, d *Dialect) {
+	t.Helper()
+	s := Serve(t, d, Status(http.StatusServiceUnavailable, `{"error":{"message":"Loading model"}}`))
+	_, err := s.Model(t, func(o *endpoint.Options) { o.MaxAttempts = 3 }).Reply(t.Context(), Hello(), Ignore)
+	RequireType(t, endpoint.TypeServerError, err)
+	var fault *endpoint.Error
 	require.ErrorAs(t, err, &fault)
 	require.Equal(t, http.StatusServiceUnavailable, fault.Status)
-	require.EqualError(t, err, "after 3 attempts: model m-1 at "+s.URL+"/v1: 503 Service Unavailable: Loading model")
-	require.Len(t, s.asked(), 3)
+	require.EqualError(t, err, "after 3 attempts: model m-1 at "+s.URL+d.Base+": 503 Service Unavailable: Loading model")
+	require.Len(t, s.Asked(), 3)
 }
 
-func TestReply_SomeErrorsAreFinal(t *testing.T) {
-	t.Parallel()
+func finalErrors(t *testing.T, d *Dialect) {
+	t.Helper()
 	tests := map[string]struct {
-		answer   answer
+		answer   Answer
 		wantType string
 		want     []string
 	}{
 		"bad request": {
-			status(400, `{"error":{"message":"Invalid schema for function 'x'","type":"invalid_request_error"}}`),
-			openai.TypeInvalidRequest,
+			Status(400, `{"error":{"message":"Invalid schema for function 'x'","type":"invalid_request_error"}}`),
+			endpoint.TypeInvalidRequest,
 			[]string{"400 Bad Request: Invalid schema for function 'x'"},
 		},
 		"bad key": {
-			status(401, `{"error":{"message":"Incorrect API key provided: `+key+`","code":"invalid_api_key"}}`),
-			openai.TypeAuthentication,
+			Status(401, `{"error":{"message":"Incorrect API key provided: `+Key+`","code":"invalid_api_key"}}`),
+			endpoint.TypeAuthentication,
 			[]string{"401 Unauthorized: Incorrect API key provided: [redacted]", "check the API key"},
 		},
-		"forbidden": {status(403, `{"message":"not for you"}`), openai.TypePermission, []string{"403 Forbidden: not for you"}},
+		"forbidden": {Status(403, `{"message":"not for you"}`), endpoint.TypePermission, []string{"403 Forbidden: not for you"}},
 		"unknown model": {
-			status(404, `{"error":"model \"m-1\" not found"}`),
-			openai.TypeNotFound,
+			Status(404, `{"error":"model \"m-1\" not found"}`),
+			endpoint.TypeNotFound,
 			[]string{`404 Not Found: model "m-1" not found`, "check the model name"},
 		},
 		"another server": {
-			status(404, "<!doctype html><html>...</html>", "Content-Type", "text/html; charset=utf-8"),
-			openai.TypeNotFound,
-			[]string{"404 Not Found: the server answered with an HTML page", "usually ends in /v1"},
+			Status(404, "<!doctype html><html>...</html>", "Content-Type", "text/html; charset=utf-8"),
+			endpoint.TypeNotFound,
+			[]string{"404 Not Found: the server answered with an HTML page", "check the model name, and the base URL"},
 		},
 		"validation": {
-			status(422, `{"detail":[{"loc":["body"],"msg":"extra"}]}`),
-			openai.TypeInvalidRequest,
+			Status(422, `{"detail":[{"loc":["body"],"msg":"extra"}]}`),
+			endpoint.TypeInvalidRequest,
 			[]string{`422 Unprocessable Entity: [{"loc":["body"],"msg":"extra"}]`},
 		},
-		"a list of errors":  {status(400, `[{"error":{"message":"bad","code":400}}]`), openai.TypeInvalidRequest, []string{"400 Bad Request: bad"}},
-		"no reason":         {status(400, ""), openai.TypeInvalidRequest, []string{"the server gave no reason"}},
-		"context length":    {status(400, `{"error":{"message":"too long","code":"context_length_exceeded"}}`), openai.TypeContextLength, []string{"too long"}},
-		"context of vLLM":   {status(400, `{"object":"error","message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","code":400}`), openai.TypeContextLength, []string{"4096"}},
-		"context of llama":  {status(400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`), openai.TypeContextLength, []string{"exceeds"}},
-		"filtered prompt":   {status(400, `{"error":{"message":"filtered","code":"content_filter"}}`), openai.TypeContentFilter, []string{"filtered"}},
-		"nothing left":      {status(429, `{"error":{"message":"You exceeded your quota","type":"insufficient_quota","code":null}}`), openai.TypeQuotaExceeded, []string{"429 Too Many Requests: You exceeded", "billing"}},
-		"moved":             {status(304, ""), openai.TypeInvalidRequest, []string{"304 Not Modified"}},
-		"unknown end":       {stream(text("a"), finish("because"), done), openai.TypeUnfinished, []string{`ended with finish_reason "because"`}},
-		"filtered reply":    {stream(text("a"), finish("sensitive"), done), openai.TypeContentFilter, []string{`finish_reason "sensitive"`}},
-		"a page":            {status(200, "<html>Welcome</html>", "Content-Type", "text/html"), openai.TypeInvalidResponse, []string{`content type "text/html"`, "HTML page", "check the base URL"}},
-		"no stream":         {status(200, `{"choices":[]}`, "Content-Type", "application/json"), openai.TypeInvalidResponse, []string{`content type "application/json"`, `{"choices":[]}`}},
-		"bad request later": {stream(text("a"), `data: {"error":{"message":"bad grammar","type":"invalid_request_error"}}`), openai.TypeInvalidRequest, []string{"bad grammar"}},
-		"bad key later":     {stream(text("a"), `data: {"error":{"message":"bad key `+key+`","code":401}}`), openai.TypeAuthentication, []string{"bad key [redacted]"}},
-		"a long message":    {status(400, strings.Repeat("ä\n", 5000)), openai.TypeInvalidRequest, []string{"ä ä", "..."}},
+		"a list of errors":  {Status(400, `[{"error":{"message":"bad","code":400}}]`), endpoint.TypeInvalidRequest, []string{"400 Bad Request: bad"}},
+		"no reason":         {Status(400, ""), endpoint.TypeInvalidRequest, []string{"the server gave no reason"}},
+		"context length":    {Status(400, `{"error":{"message":"too long","code":"context_length_exceeded"}}`), endpoint.TypeContextLength, []string{"too long"}},
+		"context of vLLM":   {Status(400, `{"object":"error","message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","code":400}`), endpoint.TypeContextLength, []string{"4096"}},
+		"context of llama":  {Status(400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`), endpoint.TypeContextLength, []string{"exceeds"}},
+		"filtered prompt":   {Status(400, `{"error":{"message":"filtered","code":"content_filter"}}`), endpoint.TypeContentFilter, []string{"filtered"}},
+		"nothing left":      {Status(429, `{"error":{"message":"You exceeded your quota","type":"insufficient_quota","code":null}}`), endpoint.TypeQuotaExceeded, []string{"429 Too Many Requests: You exceeded", "billing"}},
+		"moved":             {Status(304, ""), endpoint.TypeInvalidRequest, []string{"304 Not Modified"}},
+		"unknown end":       {Stream(d.Ended("because", d.Text("a"))...), endpoint.TypeUnfinished, []string{`"because"`}},
+		"filtered reply":    {Stream(d.Ended("sensitive", d.Text("a"))...), endpoint.TypeContentFilter, []string{`"sensitive"`}},
+		"a page":            {Status(200, "<html>Welcome</html>", "Content-Type", "text/html"), endpoint.TypeInvalidResponse, []string{`content type "text/html"`, "HTML page", "check the base URL"}},
+		"no stream":         {Status(200, `{"choices":[]}`, "Content-Type", "application/json"), endpoint.TypeInvalidResponse, []string{`content type "application/json"`, `{"choices":[]}`}},
+		"bad request later": {Stream(d.begun(d.Text("a"), `data: {"error":{"message":"bad grammar","type":"invalid_request_error"}}`)...), endpoint.TypeInvalidRequest, []string{"bad grammar"}},
+		"bad key later":     {Stream(d.begun(d.Text("a"), `data: {"error":{"message":"bad key `+Key+`","code":401}}`)...), endpoint.TypeAuthentication, []string{"bad key [redacted]"}},
+		"a long message":    {Status(400, strings.Repeat("ä\n", 5000)), endpoint.TypeInvalidRequest, []string{"ä ä", "..."}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, test.answer)
-			_, err := s.model(t).Reply(t.Context(), hello(), ignore)
-			requireType(t, test.wantType, err)
-			for _, want := range append(test.want, "model m-1 at "+s.URL+"/v1: ") {
+			s := Serve(t, d, test.answer)
+			_, err := s.Model(t).Reply(t.Context(), Hello(), Ignore)
+			RequireType(t, test.wantType, err)
+			for _, want := range append(test.want, "model m-1 at "+s.URL+d.Base+": ") {
 				require.ErrorContains(t, err, want)
 			}
-			require.Len(t, s.asked(), 1)
+			require.Len(t, s.Asked(), 1)
 			require.Less(t, len(err.Error()), 2500)
 			require.NotContains(t, err.Error(), "\n")
 		})
@@ -143,8 +145,8 @@ func TestReply_SomeErrorsAreFinal(t *testing.T) {
 }
 
 // Every server has its own words for a conversation that is too long.
-func TestReply_TooLong(t *testing.T) {
-	t.Parallel()
+func tooLong(t *testing.T, d *Dialect) {
+	t.Helper()
 	for name, test := range map[string]struct {
 		code    int
 		message string
@@ -178,44 +180,44 @@ func TestReply_TooLong(t *testing.T) {
 			t.Parallel()
 			body, err := json.Marshal(map[string]any{"error": map[string]string{"message": test.message}})
 			require.NoError(t, err)
-			inStream := stream(text("a"), "data: "+string(body))
-			for _, answer := range []answer{status(test.code, string(body)), inStream} {
-				s := serve(t, answer)
-				_, err = s.model(t).Reply(t.Context(), hello(), ignore)
-				requireType(t, openai.TypeContextLength, err)
+			inStream := Stream(d.begun(d.Text("a"), "data: "+string(body))...)
+			for _, answer := range []Answer{Status(test.code, string(body)), inStream} {
+				s := Serve(t, d, answer)
+				_, err = s.Model(t).Reply(t.Context(), Hello(), Ignore)
+				RequireType(t, endpoint.TypeContextLength, err)
 				require.ErrorIs(t, err, loop.ErrTooLong)
-				require.Len(t, s.asked(), 1)
+				require.Len(t, s.Asked(), 1)
 			}
 		})
 	}
-	_, err := serve(t, status(413, "<html>")).model(t).Reply(t.Context(), hello(), ignore)
+	_, err := Serve(t, d, Status(413, "<html>")).Model(t).Reply(t.Context(), Hello(), Ignore)
 	require.ErrorIs(t, err, loop.ErrTooLong)
 	for code, message := range map[int]string{
 		429: "Too many tokens, please wait before trying again.",
 		400: "max_tokens is too large: 100000. This model supports at most 16384 completion tokens",
 		422: "Invalid 'messages[1].tool_calls[0].id': string too long. Expected a string with maximum length 40",
 	} {
-		_, err := serve(t, status(code, message)).model(t).Reply(t.Context(), hello(), ignore)
+		_, err := Serve(t, d, Status(code, message)).Model(t).Reply(t.Context(), Hello(), Ignore)
 		require.NotErrorIs(t, err, loop.ErrTooLong, message)
 	}
 }
 
-func TestReply_ShortKeysAreNotRedacted(t *testing.T) {
-	t.Parallel()
-	s := serve(t, status(400, "no such thing"))
-	_, err := s.model(t, func(o *openai.Options) { o.APIKey = "s" }).Reply(t.Context(), hello(), ignore)
+func secrets(t *testing.T, d *Dialect) {
+	t.Helper()
+	short := Serve(t, d, Status(400, "no such thing"))
+	_, err := short.Model(t, func(o *endpoint.Options) { o.APIKey = "s" }).Reply(t.Context(), Hello(), Ignore)
 	require.ErrorContains(t, err, "no such thing")
 }
 
-func TestReply_NobodyListens(t *testing.T) {
-	t.Parallel()
-	m, err := openai.New(openai.Options{
-		Model: "m-1", BaseURL: "http://me:hunter2@127.0.0.1:1/v1",
+func noListener(t *testing.T, d *Dialect) {
+	t.Helper()
+	m, err := d.New(endpoint.Options{
+		Model: "m-1", APIKey: Key, BaseURL: "http://me:hunter2@127.0.0.1:1" + d.Base,
 		MaxAttempts: 2, RetryDelay: time.Microsecond,
 	})
 	require.NoError(t, err)
-	_, err = m.Reply(t.Context(), hello(), ignore)
-	requireType(t, openai.TypeConnection, err)
+	_, err = m.Reply(t.Context(), Hello(), Ignore)
+	RequireType(t, endpoint.TypeConnection, err)
 	require.ErrorContains(t, err, "after 2 attempts")
 	require.ErrorContains(t, err, "connection refused (check the base URL")
 	require.NotContains(t, err.Error(), "hunter2")
@@ -224,16 +226,16 @@ func TestReply_NobodyListens(t *testing.T) {
 	require.ErrorAs(t, err, &operation)
 }
 
-func TestReply_BadCertificateIsFinal(t *testing.T) {
-	t.Parallel()
+func badCertificate(t *testing.T, d *Dialect) {
+	t.Helper()
 	s := httptest.NewUnstartedServer(http.NotFoundHandler())
 	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	s.StartTLS()
 	t.Cleanup(s.Close)
-	m, err := openai.New(openai.Options{Model: "m-1", BaseURL: s.URL})
+	m, err := d.New(endpoint.Options{Model: "m-1", APIKey: Key, BaseURL: s.URL})
 	require.NoError(t, err)
-	_, err = m.Reply(t.Context(), hello(), ignore)
-	requireType(t, openai.TypeConnection, err)
+	_, err = m.Reply(t.Context(), Hello(), Ignore)
+	RequireType(t, endpoint.TypeConnection, err)
 	require.NotContains(t, err.Error(), "attempts")
 	require.ErrorContains(t, err, "certificate")
 }
@@ -244,13 +246,13 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // offline is a model whose server is a function.
-func offline(t *testing.T, f roundTrip, change ...func(*openai.Options)) *openai.Model {
+func offline(t *testing.T, d *Dialect, f roundTrip, change ...func(*endpoint.Options)) loop.Model {
 	t.Helper()
-	opts := openai.Options{Model: "m-1", BaseURL: "http://offline/v1", HTTPClient: &http.Client{Transport: f}}
+	opts := endpoint.Options{Model: "m-1", APIKey: Key, BaseURL: "http://offline" + d.Base, HTTPClient: &http.Client{Transport: f}}
 	for _, f := range change {
 		f(&opts)
 	}
-	m, err := openai.New(opts)
+	m, err := d.New(opts)
 	require.NoError(t, err)
 	return m
 }
@@ -263,7 +265,12 @@ func respond(code int, body io.Reader, headers ...string) *http.Response {
 	return &http.Response{StatusCode: code, Header: header, Body: io.NopCloser(body)}
 }
 
-func goodBody() io.Reader { return strings.NewReader(text("ok") + "\n" + stop + "\n" + done + "\n") }
+func (d *Dialect) goodBody() io.Reader {
+	return strings.NewReader(strings.Join(d.Stream(d.Text("ok")), "\n") + "\n")
+}
+
+// begun is the beginning of a reply.
+func (d *Dialect) begun(events ...string) []string { return append(slices.Clone(d.Begin), events...) }
 
 // silent is a body that says nothing until its request ends.
 type silent struct{ ctx context.Context } //nolint:containedctx // a body belongs to its request
@@ -273,17 +280,17 @@ func (s silent) Read([]byte) (int, error) {
 	return 0, s.ctx.Err()
 }
 
-func TestReply_BacksOff(t *testing.T) {
-	t.Parallel()
+func backsOff(t *testing.T, d *Dialect) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Duration
 		start := time.Now()
-		m := offline(t, func(*http.Request) (*http.Response, error) {
+		m := offline(t, d, func(*http.Request) (*http.Response, error) {
 			at = append(at, time.Since(start))
 			return respond(http.StatusBadGateway, strings.NewReader("")), nil
 		})
-		_, err := m.Reply(t.Context(), hello(), ignore)
-		requireType(t, openai.TypeServerError, err)
+		_, err := m.Reply(t.Context(), Hello(), Ignore)
+		RequireType(t, endpoint.TypeServerError, err)
 		require.Len(t, at, 6, "the default number of attempts")
 		mean := 500 * time.Millisecond
 		for i := 1; i < len(at); i++ {
@@ -294,8 +301,8 @@ func TestReply_BacksOff(t *testing.T) {
 	})
 }
 
-func TestReply_DelaysAreJittered(t *testing.T) {
-	t.Parallel()
+func jitter(t *testing.T, d *Dialect) {
+	t.Helper()
 	for name, bad := range map[string]roundTrip{
 		"back-off": func(*http.Request) (*http.Response, error) { return nil, errors.New("no route") },
 		"what the server asks for": func(*http.Request) (*http.Response, error) {
@@ -308,7 +315,7 @@ func TestReply_DelaysAreJittered(t *testing.T) {
 			for range 5 {
 				synctest.Test(t, func(t *testing.T) {
 					start := time.Now()
-					_, err := offline(t, bad, func(o *openai.Options) { o.MaxAttempts = 2 }).Reply(t.Context(), hello(), ignore)
+					_, err := offline(t, d, bad, func(o *endpoint.Options) { o.MaxAttempts = 2 }).Reply(t.Context(), Hello(), Ignore)
 					require.Error(t, err)
 					seen[time.Since(start)] = true
 				})
@@ -318,8 +325,8 @@ func TestReply_DelaysAreJittered(t *testing.T) {
 	}
 }
 
-func TestReply_WaitsAsLongAsTheServerAsks(t *testing.T) {
-	t.Parallel()
+func waitsAsAsked(t *testing.T, d *Dialect) {
+	t.Helper()
 	tests := map[string]struct {
 		headers []string
 		atLeast time.Duration
@@ -337,14 +344,14 @@ func TestReply_WaitsAsLongAsTheServerAsks(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				asked := 0
-				m := offline(t, func(*http.Request) (*http.Response, error) {
+				m := offline(t, d, func(*http.Request) (*http.Response, error) {
 					if asked++; asked == 1 {
 						return respond(http.StatusTooManyRequests, strings.NewReader("slow down"), test.headers...), nil
 					}
-					return respond(http.StatusOK, goodBody()), nil
+					return respond(http.StatusOK, d.goodBody()), nil
 				})
 				start := time.Now()
-				_, err := m.Reply(t.Context(), hello(), ignore)
+				_, err := m.Reply(t.Context(), Hello(), Ignore)
 				require.NoError(t, err)
 				require.GreaterOrEqual(t, time.Since(start), test.atLeast)
 				require.LessOrEqual(t, time.Since(start), test.atMost)
@@ -353,8 +360,8 @@ func TestReply_WaitsAsLongAsTheServerAsks(t *testing.T) {
 	}
 }
 
-func TestReply_SilenceIsTriedAgain(t *testing.T) {
-	t.Parallel()
+func silence(t *testing.T, d *Dialect) {
+	t.Helper()
 	tests := map[string]struct {
 		silence roundTrip
 		after   time.Duration
@@ -370,7 +377,7 @@ func TestReply_SilenceIsTriedAgain(t *testing.T) {
 		},
 		"within the stream": {
 			func(r *http.Request) (*http.Response, error) {
-				return respond(200, io.MultiReader(strings.NewReader(text("a")+"\n"), silent{r.Context()})), nil
+				return respond(200, io.MultiReader(strings.NewReader(d.Text("a")+"\n"), silent{r.Context()})), nil
 			},
 			2 * time.Minute, "the answer fell silent for 2m0s",
 		},
@@ -384,21 +391,21 @@ func TestReply_SilenceIsTriedAgain(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				asked := 0
-				m := offline(t, func(r *http.Request) (*http.Response, error) {
+				m := offline(t, d, func(r *http.Request) (*http.Response, error) {
 					if asked++; asked == 1 {
 						return test.silence(r)
 					}
-					return respond(http.StatusOK, goodBody()), nil
+					return respond(http.StatusOK, d.goodBody()), nil
 				})
 				start := time.Now()
-				reply, err := m.Reply(t.Context(), hello(), ignore)
+				reply, err := m.Reply(t.Context(), Hello(), Ignore)
 				require.NoError(t, err)
 				require.Equal(t, "ok", reply.Text)
 				require.InDelta(t, test.after.Seconds(), time.Since(start).Seconds(), 1)
 
-				m = offline(t, test.silence, func(o *openai.Options) { o.MaxAttempts = 1 })
-				_, err = m.Reply(t.Context(), hello(), ignore)
-				requireType(t, openai.TypeTimeout, err)
+				m = offline(t, d, test.silence, func(o *endpoint.Options) { o.MaxAttempts = 1 })
+				_, err = m.Reply(t.Context(), Hello(), Ignore)
+				RequireType(t, endpoint.TypeTimeout, err)
 				require.ErrorContains(t, err, test.want)
 			})
 		})
@@ -421,21 +428,21 @@ func (s *slow) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func TestReply_SlowIsNotSilent(t *testing.T) {
-	t.Parallel()
+func slowIsNotSilent(t *testing.T, d *Dialect) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		m := offline(t, func(*http.Request) (*http.Response, error) {
-			lines := []string{text("a") + "\n", ": still here\n", ": still here\n", text("b") + "\n", done + "\n"}
+		m := offline(t, d, func(*http.Request) (*http.Response, error) {
+			lines := []string{d.Text("a") + "\n", ": still here\n", ": still here\n", strings.Join(d.Stream(d.Text("b"))[len(d.Begin):], "\n") + "\n"}
 			return respond(http.StatusOK, &slow{lines: lines, pause: 119 * time.Second}), nil
-		}, func(o *openai.Options) { o.MaxAttempts = 1 })
-		reply, err := m.Reply(t.Context(), hello(), ignore)
+		}, func(o *endpoint.Options) { o.MaxAttempts = 1 })
+		reply, err := m.Reply(t.Context(), Hello(), Ignore)
 		require.NoError(t, err)
 		require.Equal(t, "ab", reply.Text)
 	})
 }
 
-func TestReply_EndsWithItsContext(t *testing.T) {
-	t.Parallel()
+func endsWithContext(t *testing.T, d *Dialect) {
+	t.Helper()
 	stopped := errors.New("stopped by the user")
 	tests := map[string]roundTrip{
 		"while it waits to try again": func(*http.Request) (*http.Response, error) {
@@ -446,7 +453,7 @@ func TestReply_EndsWithItsContext(t *testing.T) {
 			return nil, r.Context().Err()
 		},
 		"while it reads": func(r *http.Request) (*http.Response, error) {
-			return respond(200, io.MultiReader(strings.NewReader(text("a")+"\n"), silent{r.Context()})), nil
+			return respond(200, io.MultiReader(strings.NewReader(d.Text("a")+"\n"), silent{r.Context()})), nil
 		},
 	}
 	for name, hang := range tests {
@@ -456,7 +463,7 @@ func TestReply_EndsWithItsContext(t *testing.T) {
 				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, stopped)
 				defer cancel()
 				start := time.Now()
-				_, err := offline(t, hang).Reply(ctx, hello(), ignore)
+				_, err := offline(t, d, hang).Reply(ctx, Hello(), Ignore)
 				require.ErrorIs(t, err, stopped)
 				require.Equal(t, 10*time.Second, time.Since(start), "at once")
 			})
@@ -464,15 +471,15 @@ func TestReply_EndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestReply_TellsTheLogAboutRetries(t *testing.T) {
-	t.Parallel()
+func logsRetries(t *testing.T, d *Dialect) {
+	t.Helper()
 	var log bytes.Buffer
-	s := serve(t, status(http.StatusTooManyRequests, "slow down, "+key), stream(text("ok"), stop, done))
-	m := s.model(t, func(o *openai.Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	_, err := m.Reply(t.Context(), hello(), ignore)
+	s := Serve(t, d, Status(http.StatusTooManyRequests, "slow down, "+Key), Stream(d.Stream(d.Text("ok"))...))
+	m := s.Model(t, func(o *endpoint.Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	_, err := m.Reply(t.Context(), Hello(), Ignore)
 	require.NoError(t, err)
 	require.Contains(t, log.String(), "level=WARN")
 	require.Contains(t, log.String(), "error_type=rate_limited")
 	require.Contains(t, log.String(), "attempt=1")
-	require.NotContains(t, log.String(), key)
+	require.NotContains(t, log.String(), Key)
 }

@@ -1,4 +1,4 @@
-package openai
+package endpoint
 
 import (
 	"bytes"
@@ -54,9 +54,10 @@ func TestExcerpt(t *testing.T) {
 	require.Equal(t, "x"+strings.Repeat("é", maxMessage/2-1)+"...", excerpt("x"+strings.Repeat("é", maxMessage)))
 }
 
-func testEvents(tb testing.TB, body io.Reader) *events {
+func testEvents(tb testing.TB, body io.Reader) *Events {
 	tb.Helper()
-	e := &endpoint{client: http.DefaultClient, model: "m", baseURL: "http://x", start: time.Hour, idle: time.Hour}
+	e, err := New(API{}, Options{Model: "m", BaseURL: "http://x", StartTimeout: time.Hour, IdleTimeout: time.Hour})
+	require.NoError(tb, err)
 	_, cancel := context.WithCancelCause(tb.Context())
 	stream := newEvents(io.NopCloser(body), e, e.watch(cancel))
 	tb.Cleanup(func() { _ = stream.Close() })
@@ -64,10 +65,10 @@ func testEvents(tb testing.TB, body io.Reader) *events {
 }
 
 // all reads a stream to its end, its data each on a line.
-func all(e *events) (string, error) {
+func all(e *Events) (string, error) {
 	var lines strings.Builder
 	for {
-		data, err := e.next()
+		data, err := e.Next()
 		switch {
 		case err == nil:
 			lines.WriteString("data: " + strings.ReplaceAll(string(data), "\n", "\ndata: ") + "\n\n")
@@ -128,7 +129,7 @@ func TestEvents_CarriageReturnEndsALine(t *testing.T) {
 	r, w := io.Pipe()
 	stream := testEvents(t, r)
 	go func() { _, _ = io.WriteString(w, "data: {}\r") }()
-	data, err := stream.next()
+	data, err := stream.Next()
 	require.NoError(t, err)
 	require.Equal(t, "{}", string(data))
 }
@@ -140,13 +141,13 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte("{\"error\":[1]}\n: c\r\ndata:x"))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got, err := all(testEvents(t, bytes.NewReader(body)))
-		if err != nil && !errors.Is(err, errNotDone) {
+		if err != nil && !errors.Is(err, ErrNotDone) {
 			var fault *Error
 			require.ErrorAs(t, err, &fault)
 			require.NotEmpty(t, fault.Message)
 		}
 		again, err := all(testEvents(t, strings.NewReader(got)))
-		if err == nil || errors.Is(err, errNotDone) {
+		if err == nil || errors.Is(err, ErrNotDone) {
 			require.Equal(t, got, again, "what is clean must stay as it is")
 		}
 	})

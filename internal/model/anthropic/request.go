@@ -1,0 +1,242 @@
+package anthropic
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"regexp"
+	"strings"
+
+	sdk "github.com/anthropics/anthropic-sdk-go"
+	"github.com/anthropics/anthropic-sdk-go/packages/param"
+
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// provider is the name under which tools are declared that the provider runs.
+const provider = "anthropic"
+
+// defaultOutput bounds the output tokens of a reply where the user does not: the API wants a bound.
+const defaultOutput = 16_384
+
+// request is one request, and what its errors may be about.
+type request struct {
+	params  sdk.MessageNewParams
+	sent    endpoint.Sent
+	omitted omitted
+	offered []tools.Definition // those of params
+	thinks  bool               // an effort was asked for
+}
+
+// request is req as the API wants it.
+func (m *Model) request(req loop.Request) *request {
+	out := &request{omitted: m.rejects.omitted()}
+	out.sent.Images = map[string]bool{}
+	out.params.Model = m.Options().Model
+	if t := req.Settings.Temperature; t != nil {
+		out.params.Temperature = param.NewOpt(*t)
+	}
+	out.bound(req.Settings)
+	var system strings.Builder
+	for i := range req.Messages {
+		if req.Messages[i].Role == loop.RoleSystem {
+			system.WriteString(req.Messages[i].Text)
+			continue
+		}
+		out.add(&req.Messages[i])
+	}
+	out.offered = m.rejects.tools.Offered(req.Tools, func(definition tools.Definition) bool {
+		_, declared := toolOf(definition)
+		return declared
+	})
+	for _, definition := range out.offered {
+		tool, _ := toolOf(definition)
+		out.params.Tools = append(out.params.Tools, tool)
+	}
+	system.WriteString(m.rejects.tools.Notes(req.Tools))
+	if text := strings.TrimSpace(system.String()); text != "" {
+		out.params.System = []sdk.TextBlockParam{{Text: text}}
+	}
+	if !out.omitted.marks {
+		out.mark()
+	}
+	return out
+}
+
+// bound sets how long the reply, and what the model thinks before it, may be.
+func (r *request) bound(settings loop.Settings) {
+	budget := map[string]int64{"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 24_576, "max": 32_768}[settings.Effort]
+	r.thinks = budget > 0
+	r.params.MaxTokens = settings.MaxOutput
+	if r.params.MaxTokens == 0 {
+		r.params.MaxTokens = defaultOutput + budget
+	}
+	if bound := r.omitted.maxTokens; bound > 0 {
+		r.params.MaxTokens = min(r.params.MaxTokens, bound)
+	}
+	switch {
+	case settings.Effort == "none":
+		r.params.Thinking = sdk.ThinkingConfigParamUnion{OfDisabled: &sdk.ThinkingConfigDisabledParam{}}
+	case r.thinks && r.omitted.adaptive:
+		if budget >= r.params.MaxTokens {
+			budget = max(1024, r.params.MaxTokens/2) // 1024 is the least that the API takes
+		}
+		r.params.Thinking = sdk.ThinkingConfigParamUnion{OfEnabled: &sdk.ThinkingConfigEnabledParam{BudgetTokens: budget}}
+	case r.thinks:
+		effort := settings.Effort
+		if effort == "minimal" {
+			effort = "low" // the least that the API knows
+		}
+		r.params.OutputConfig.Effort = sdk.OutputConfigEffort(effort)
+		r.params.Thinking = sdk.ThinkingConfigParamUnion{
+			OfAdaptive: &sdk.ThinkingConfigAdaptiveParam{Display: sdk.ThinkingConfigAdaptiveDisplaySummarized},
+		}
+	}
+}
+
+// add adds a message; what the same side says in a row is one message of the API.
+func (r *request) add(message *loop.Message) {
+	switch message.Role {
+	case loop.RoleAssistant:
+		blocks, parts := r.assistant(message)
+		r.append(sdk.MessageParamRoleAssistant, blocks, parts)
+	case loop.RoleTool:
+		block := sdk.ToolResultBlockParam{
+			ToolUseID: idOf(message.ToolCallID),
+			Content:   []sdk.ToolResultBlockParamContentUnion{{OfText: &sdk.TextBlockParam{Text: textOf(message.Text)}}},
+		}
+		if image := message.Image; image != nil {
+			r.sent.Images[message.ToolCallID] = true
+			shown := sdk.NewImageBlockBase64(image.MediaType, base64.StdEncoding.EncodeToString(image.Data))
+			block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfImage: shown.OfImage})
+		}
+		r.append(sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{{OfToolResult: &block}},
+			[]loop.Part{{ToolCallID: message.ToolCallID, Kind: loop.PartResult}})
+	case loop.RoleUser, loop.RoleSystem:
+		r.append(sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{sdk.NewTextBlock(textOf(message.Text))}, []loop.Part{{}})
+	}
+}
+
+func (r *request) append(role sdk.MessageParamRole, blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {
+	if n := len(r.params.Messages); n > 0 && r.params.Messages[n-1].Role == role {
+		r.params.Messages[n-1].Content = append(r.params.Messages[n-1].Content, blocks...)
+		r.sent.Messages[n-1] = append(r.sent.Messages[n-1], parts...)
+		return
+	}
+	r.params.Messages = append(r.params.Messages, sdk.MessageParam{Role: role, Content: blocks})
+	r.sent.Messages = append(r.sent.Messages, parts)
+}
+
+// assistant is what the model said: blocks that are only the provider's stand where they stood.
+func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {
+	text, calls := message.Text, message.ToolCalls
+	add := func(block sdk.ContentBlockParamUnion, part loop.Part) {
+		blocks, parts = append(blocks, block), append(parts, part)
+	}
+	addCall := func() {
+		if len(calls) == 0 {
+			return
+		}
+		call := calls[0]
+		calls = calls[1:]
+		add(sdk.NewToolUseBlock(idOf(call.ID), json.RawMessage(endpoint.Arguments(call.Arguments)), endpoint.ToolName(call.Name)),
+			loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+	}
+	for _, kept := range keptOf(message, r.omitted.thinking) {
+		switch {
+		case kept.Type == typeToolUse:
+			addCall()
+		case kept.Raw != nil:
+			add(param.Override[sdk.ContentBlockParamUnion](kept.Raw), loop.Part{})
+		case kept.Text > 0 && kept.Text <= len(text):
+			if said := text[:kept.Text]; strings.TrimSpace(said) != "" {
+				add(sdk.NewTextBlock(said), loop.Part{})
+			}
+			text = text[kept.Text:]
+		}
+	}
+	if strings.TrimSpace(text) != "" || len(blocks) == 0 && len(calls) == 0 {
+		add(sdk.NewTextBlock(textOf(text)), loop.Part{})
+	}
+	for len(calls) > 0 {
+		addCall()
+	}
+	return blocks, parts
+}
+
+// resume adds the blocks of a reply that the provider paused, as it wants them back.
+func (r *request) resume(blocks []*block) {
+	var said []sdk.ContentBlockParamUnion
+	for _, block := range blocks {
+		if raw := block.whole(); raw != nil {
+			said = append(said, param.Override[sdk.ContentBlockParamUnion](raw))
+		}
+	}
+	if len(said) > 0 {
+		r.append(sdk.MessageParamRoleAssistant, said, make([]loop.Part, len(said)))
+	}
+}
+
+// mark sets the four caching marks that the API takes: behind tools and instructions, and behind
+// the last two messages of the user, of which the older one was the last in the request before.
+func (r *request) mark() {
+	mark := sdk.NewCacheControlEphemeralParam()
+	if n := len(r.params.Tools); n > 0 {
+		if at := r.params.Tools[n-1].GetCacheControl(); at != nil {
+			*at = mark
+		}
+	}
+	if n := len(r.params.System); n > 0 {
+		r.params.System[n-1].CacheControl = mark
+	}
+	left := 2
+	for i := len(r.params.Messages) - 1; i >= 0 && left > 0; i-- {
+		message := r.params.Messages[i]
+		if message.Role != sdk.MessageParamRoleUser {
+			continue
+		}
+		if at := message.Content[len(message.Content)-1].GetCacheControl(); at != nil {
+			*at = mark
+			left--
+		}
+	}
+}
+
+// toolOf declares a tool. One that a provider runs is declared in that provider's own form;
+// declared is false when it is another's.
+func toolOf(definition tools.Definition) (tool sdk.ToolUnionParam, declared bool) {
+	if len(definition.Native) > 0 {
+		native := definition.Native[provider]
+		object, err := lenient.Object("", native)
+		return param.Override[sdk.ToolUnionParam](native), err == nil && lenient.String(object["type"]) != ""
+	}
+	schema := definition.Schema
+	if len(schema) == 0 {
+		schema = json.RawMessage(`{"type":"object","properties":{}}`)
+	}
+	declaration := sdk.ToolParam{Name: definition.Name, InputSchema: param.Override[sdk.ToolInputSchemaParam](schema)}
+	if definition.Description != "" {
+		declaration.Description = param.NewOpt(definition.Description)
+	}
+	return sdk.ToolUnionParam{OfTool: &declaration}, true
+}
+
+// textOf is a text as the API takes it: it refuses blank ones.
+func textOf(text string) string {
+	if strings.TrimSpace(text) == "" {
+		return endpoint.NoText
+	}
+	return text
+}
+
+var validID = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
+
+// idOf is the id of a tool call, which another provider may have made up, as the API takes it.
+func idOf(id string) string {
+	if validID.MatchString(id) {
+		return id
+	}
+	return endpoint.ShortID(id)
+}

@@ -1,0 +1,261 @@
+package anthropic
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Types of blocks.
+const (
+	typeText    = "text"
+	typeToolUse = "tool_use"
+)
+
+// assembler puts a reply together from the events of its streams: several, if it was paused.
+type assembler struct {
+	endpoint.Assembler
+
+	blocks    []*block
+	byIndex   map[int]*block // of the current stream
+	input     usage          // of the current stream
+	before    protocol.Usage // of those before
+	continued int
+}
+
+// block is one block of a reply.
+type block struct {
+	kind   string
+	number int // from 0, in the reply
+	raw    lenient.Fields
+	grown  map[string]*lenient.Text // fields that come in pieces
+}
+
+// usage is what the API counts apart.
+type usage struct{ input, cacheRead, cacheWritten, output, thought int64 }
+
+// begin starts with the next stream.
+func (a *assembler) begin() {
+	a.before, a.input, a.byIndex, a.Finish = a.Usage, usage{}, map[int]*block{}, ""
+}
+
+// read adds the next event, and passes its text to delta.
+func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
+	var event lenient.Fields
+	if err := json.Unmarshal(data, &event); err != nil {
+		if json.Valid(data) {
+			return lenient.WrongForm("an event", data, "an object")
+		}
+		return err
+	}
+	var err error
+	switch lenient.String(event["type"]) {
+	case "message_start":
+		var message lenient.Fields
+		if message, err = lenient.Object("message", event["message"]); err == nil {
+			a.Model = lenient.String(message["model"])
+			a.count(message["usage"])
+		}
+	case "content_block_start":
+		err = a.start(event)
+	case "content_block_delta":
+		err = a.grow(event)
+		a.Tell(delta)
+	case "message_delta":
+		var change lenient.Fields
+		if change, err = lenient.Object("delta", event["delta"]); err == nil {
+			if reason := lenient.String(change["stop_reason"]); reason != "" {
+				a.Finish = reason
+			}
+			a.count(event["usage"])
+		}
+	}
+	return err
+}
+
+func (a *assembler) start(event lenient.Fields) error {
+	index, err := lenient.Index("index", event["index"])
+	if err != nil {
+		return err
+	}
+	raw, err := lenient.Object("content_block", event["content_block"])
+	if err != nil {
+		return err
+	}
+	if raw == nil {
+		raw = lenient.Fields{}
+	}
+	b := a.add(index, lenient.String(raw["type"]), raw)
+	switch b.kind {
+	case typeText:
+		a.say(b, "text", lenient.String(raw["text"]))
+	case "thinking":
+		a.say(b, "thinking", lenient.String(raw["thinking"]))
+		b.grow("signature", lenient.String(raw["signature"]))
+	case typeToolUse:
+		a.AddCall(endpoint.CallPiece{
+			Index: b.number, ID: lenient.String(raw["id"]), Name: lenient.String(raw["name"]), Arguments: lenient.Written(raw["input"]),
+		})
+	}
+	return nil
+}
+
+func (a *assembler) add(index int, kind string, raw lenient.Fields) *block {
+	b := &block{kind: kind, number: len(a.blocks), raw: raw, grown: map[string]*lenient.Text{}}
+	a.blocks, a.byIndex[index] = append(a.blocks, b), b
+	return b
+}
+
+func (a *assembler) grow(event lenient.Fields) error {
+	index, err := lenient.Index("index", event["index"])
+	if err != nil {
+		return err
+	}
+	change, err := lenient.Object("delta", event["delta"])
+	if err != nil {
+		return err
+	}
+	kind := lenient.String(change["type"])
+	b := a.byIndex[index]
+	if b == nil { // of a server that does not start its blocks
+		of := map[string]string{"text_delta": typeText, "thinking_delta": "thinking", "signature_delta": "thinking"}[kind]
+		if of == "" {
+			return fmt.Errorf("index %d: no block of the reply", index)
+		}
+		b = a.add(index, of, lenient.Fields{"type": json.RawMessage(`"` + of + `"`)})
+	}
+	switch kind {
+	case "text_delta":
+		a.say(b, "text", lenient.Piece(change["text"]))
+	case "thinking_delta":
+		a.say(b, "thinking", lenient.Piece(change["thinking"]))
+	case "signature_delta":
+		b.grow("signature", lenient.Piece(change["signature"]))
+	case "input_json_delta":
+		if b.kind == typeToolUse {
+			a.AddCall(endpoint.CallPiece{Index: b.number, Arguments: lenient.Written(change["partial_json"])})
+		}
+		b.grow("input", lenient.Written(change["partial_json"]))
+	}
+	return nil
+}
+
+// say adds to a field that people read.
+func (a *assembler) say(b *block, field, piece string) {
+	b.grow(field, piece)
+	switch field {
+	case "text":
+		a.Text.Add(piece)
+	case "thinking":
+		a.Thought.Add(piece)
+	}
+}
+
+func (b *block) grow(field, piece string) {
+	if b.grown[field] == nil {
+		b.grown[field] = &lenient.Text{}
+	}
+	b.grown[field].Add(piece)
+}
+
+// whole is the block as the API takes it back; nil of one that is empty, or not whole.
+func (b *block) whole() json.RawMessage {
+	for field, text := range b.grown {
+		switch {
+		case field == "input" && text.IsEmpty():
+		case field == "input" && !json.Valid([]byte(text.Raw())):
+			return nil
+		case field == "input":
+			b.raw[field] = json.RawMessage(text.Raw())
+		default:
+			quoted, err := json.Marshal(text.String())
+			if err != nil {
+				return nil
+			}
+			b.raw[field] = quoted
+		}
+	}
+	if b.kind == typeText && lenient.IsBlank(b.raw["text"]) {
+		return nil
+	}
+	raw, err := json.Marshal(b.raw)
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+// count takes in what the API counts, of the whole message each time; absent counts stay.
+func (a *assembler) count(raw json.RawMessage) {
+	counts, err := lenient.Object("usage", raw)
+	if err != nil {
+		return
+	}
+	for name, at := range map[string]*int64{
+		"input_tokens": &a.input.input, "output_tokens": &a.input.output,
+		"cache_read_input_tokens": &a.input.cacheRead, "cache_creation_input_tokens": &a.input.cacheWritten,
+	} {
+		if n, err := lenient.Whole(counts[name]); err == nil {
+			*at = n
+		}
+	}
+	if details, err := lenient.Object("output_tokens_details", counts["output_tokens_details"]); err == nil {
+		a.input.thought = max(a.input.thought, lenient.Count(details, "thinking_tokens", "reasoning_tokens"))
+	}
+	a.Usage = a.before.Add(protocol.Usage{
+		InputTokens:  a.input.input + a.input.cacheRead + a.input.cacheWritten,
+		OutputTokens: a.input.output, CachedTokens: a.input.cacheRead, ReasoningTokens: a.input.thought,
+	})
+}
+
+// kept is a block of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
+// conversation's; only where they stood is kept.
+type kept struct {
+	Type string          `json:"type"`
+	Text int             `json:"text,omitempty"` // its length in bytes
+	Raw  json.RawMessage `json:"raw,omitempty"`
+}
+
+// opaque is what [loop.Reasoning].Opaque holds.
+type opaque struct {
+	Anthropic []kept `json:"anthropic,omitempty"`
+}
+
+// reasoning is what the reply has beside its text and tool calls; nil when there is nothing.
+func (a *assembler) reasoning() *loop.Reasoning {
+	var blocks []kept
+	matters := false
+	for _, b := range a.blocks {
+		switch b.kind {
+		case typeText:
+			blocks = append(blocks, kept{Type: typeText, Text: len(b.grown["text"].String())})
+		case typeToolUse:
+			blocks = append(blocks, kept{Type: typeToolUse})
+		default:
+			if raw := b.whole(); raw != nil {
+				blocks, matters = append(blocks, kept{Type: b.kind, Raw: raw}), true
+			}
+		}
+	}
+	if !matters {
+		return nil
+	}
+	encoded, err := json.Marshal(opaque{blocks})
+	if err != nil {
+		encoded = nil // it was decoded from JSON
+	}
+	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
+}
+
+// keptOf are the blocks of a message of this turn; none of another adapter's, or without thoughts.
+func keptOf(message *loop.Message, withoutThoughts bool) []kept {
+	var held opaque
+	if message.Reasoning == nil || withoutThoughts || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
+		return nil
+	}
+	return held.Anthropic
+}
