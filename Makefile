@@ -28,6 +28,8 @@ TESTING := $(LAVISH) GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG))" \
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
+# Many tests wait, for leases and processes: three packages for two processors.
+WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))) -timeout 30m
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
 # long, and what they are made of is tested with it.
 PROCESSES = ./cmd/... ./test/...
@@ -80,8 +82,8 @@ test: program bin/testsum ## Run every test, those of packages with the race det
 .PHONY: test-json
 test-json:
 	@races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
-	{ failed=; $(if $(filter ./...,$(PKG)),$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off -timeout 15m -json $(PROCESSES) || failed=1;) \
-	$(TESTING) go test $(RACE) -vet=off -timeout 15m -json $(PACKAGES) || failed=1; [ -z "$$failed" ]; } # the linters vet, and see more
+	{ failed=; $(if $(filter ./...,$(PKG)),$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(PROCESSES) || failed=1;) \
+	$(TESTING) go test $(RACE) -vet=off $(WAITING) -json $(PACKAGES) || failed=1; [ -z "$$failed" ]; } # the linters vet, and see more
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit), and in the simulation

@@ -186,6 +186,7 @@ func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
 	home := t.TempDir()
 	data := filepath.Join(home, "data")
 	command := exec.CommandContext(t.Context(), coordinator, "mcp", "--sandbox", "process", "--data", data)
+	command.Dir = t.TempDir()
 	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
 	stderr := &processtest.Output{}
 	command.Stderr = stderr
