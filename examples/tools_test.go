@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // toolsFleet is a fleet with the tools of the example folder.
@@ -42,7 +43,7 @@ func folderFleet(t *testing.T, driver, name string) (*fleet.Client, *manifest.Fo
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	err = f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: driver, Tools: folder.Dir()})
+	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: driver, Tools: folder.Dir()})
 	if errors.Is(err, isolation.ErrLevel) {
 		t.Skipf("no sandbox driver isolates here: %v", err)
 	}

@@ -107,10 +107,11 @@ func (w *worker) start(ctx context.Context, e *Environment) error {
 	env := maps.Clone(e.Host.env)
 	maps.Copy(env, w.flags.Env)
 	store, _ := Logins() // without a home they are in the data directory
-	return e.Fleet.StartWorker(ctx, internal.Options{
+	_, err := e.Fleet.StartWorker(ctx, internal.Options{
 		Logins: store, Slots: w.flags.Slots, Data: e.Data, Driver: w.driver, Caps: w.caps, Env: env, MCPEnv: w.flags.McpEnv, Limits: w.limits,
 		Alone: true, CacheBytes: math.MaxInt64, Mounts: e.Host.mounts, Tools: w.tools, Workspace: inPlace, Allow: w.allow, AllowPrivate: w.private, Protect: e.protect, Publish: e.Host.access.forwards(o.ID, o.Warn),
 	})
+	return err
 }
 
 // warnUnprotected warns if the driver cannot protect files that git or an editor runs.

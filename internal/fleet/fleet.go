@@ -309,37 +309,77 @@ func ChangeInPlace(ctx context.Context, dir, program string, session protocol.Se
 // drainTime is how long the embedded worker may take to end what runs.
 const drainTime = 5 * time.Second
 
-// StartWorker runs a worker inside this process until Close. The fleet's name, the
-// logger, the tracer, and the queue of directories that are used in place are filled in.
-func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
+// Worker is a worker inside this process.
+type Worker struct {
+	stop, abort context.CancelFunc
+	done        chan struct{}
+	err         error // set before done is closed
+}
+
+// Done is closed when nothing of the worker runs any more.
+func (w *Worker) Done() <-chan struct{} { return w.done }
+
+// Err is why the worker ended by itself; nil while it runs, and after it was drained.
+func (w *Worker) Err() error {
+	select {
+	case <-w.done:
+		return w.err
+	default:
+		return nil
+	}
+}
+
+// Drain ends the worker: it claims no more calls, and returns when those that run have ended. When
+// ctx ends first it kills them, and its error is the cause: other workers run them again, except
+// for those that may run once only.
+func (w *Worker) Drain(ctx context.Context) error {
+	w.stop()
+	select {
+	case <-w.done:
+		return w.err
+	case <-ctx.Done():
+	}
+	w.abort()
+	<-w.done
+	return cmp.Or(w.err, context.Cause(ctx))
+}
+
+// StartWorker runs a worker inside this process until it is drained, by its handle or by Close. The
+// fleet's name, the logger, the tracer, and the queue of directories that are used in place are
+// filled in.
+func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, error) {
 	if o.Workspace != nil {
 		var err error
 		if o.InPlace, err = InPlace(); err != nil { // as where the state folder is read-only
 			f.logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
 		}
 	}
-	o.Fleet, o.Origin, o.Logger, o.Tracer, o.Meter = f.Name, f.Origin, f.logger, f.tracer, f.meter
+	o.Fleet, o.Origin, o.Logger, o.Tracer, o.Meter = f.Name, f.Origin, cmp.Or(o.Logger, f.logger), f.tracer, f.meter
 	w, err := worker.New(ctx, f.At(cmp.Or(o.Pool, protocol.DefaultPool)).NC, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	drain, abort := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan error, 1)
-	go func() { done <- w.Run(running, drain) }()
+	background := context.WithoutCancel(ctx)
+	running, stop := context.WithCancel(background)
+	drain, abort := context.WithCancel(background)
+	started := &Worker{stop: stop, abort: abort, done: make(chan struct{})}
+	go func() {
+		defer close(started.done)
+		defer abort()
+		started.err = w.Run(running, drain)
+	}()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Abort = abort
 	f.closers = append(f.closers, func() {
-		stop()
-		timer := time.AfterFunc(drainTime, abort)
-		defer timer.Stop()
-		defer abort()
-		if err := <-done; err != nil {
-			f.logger.WarnContext(running, "worker failed", slog.Any("error", err))
+		ctx, cancel := context.WithTimeout(background, drainTime)
+		defer cancel()
+		_ = started.Drain(ctx) // what it kills is not lost
+		if started.err != nil {
+			f.logger.WarnContext(ctx, "worker failed", slog.Any("error", started.err))
 		}
 	})
-	return nil
+	return started, nil
 }
 
 // secretKey is the key of the secret among the places of sandboxes, whose keys are hashes.

@@ -49,7 +49,7 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	require.NoError(tb, err)
 	tb.Cleanup(fl.Close)
 	workspace, driver := tb.TempDir(), process.New(nil)
-	require.NoError(tb, fl.StartWorker(tb.Context(), worker.Options{
+	_, err = fl.StartWorker(tb.Context(), worker.Options{
 		Slots: 16, Data: tb.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Alone: true,
 		Env:      map[string]string{"PATH": os.Getenv("PATH")},
 		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{"echo": echo}},
@@ -57,7 +57,8 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 			dir := filepath.Join(workspace, sandbox)
 			return dir, os.MkdirAll(dir, 0o755) == nil
 		},
-	}))
+	})
+	require.NoError(tb, err)
 	set, err := toolset.Named("core", "jobs")
 	require.NoError(tb, err)
 	table, err := tools.NewTable(set...)

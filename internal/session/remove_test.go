@@ -48,7 +48,8 @@ func rigOf(t *testing.T, o worker.Options) *rig {
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
 	o.Data, o.Driver, o.Caps, o.AckWait = data, driver, isolation.Caps{Driver: driver.Name()}, time.Minute // a busy machine ends no lease
-	require.NoError(t, f.StartWorker(t.Context(), o))
+	_, err = f.StartWorker(t.Context(), o)
+	require.NoError(t, err)
 	return &rig{Fleet: f, data: data}
 }
 
@@ -231,9 +232,10 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	require.ElementsMatch(t, kept, r.left(t, "s"))
 
 	driver := process.New(nil)
-	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
+	_, err = r.StartWorker(t.Context(), worker.Options{
 		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute,
-	}))
+	})
+	require.NoError(t, err)
 	calls, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
@@ -273,9 +275,10 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 		require.NoError(t, step(t.Context()))
 	}
 	driver := process.New(nil)
-	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
+	_, err = r.StartWorker(t.Context(), worker.Options{
 		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute,
-	}))
+	})
+	require.NoError(t, err)
 	var result *protocol.Result
 	require.Eventually(t, func() bool {
 		result, err = publisher.Result(t.Context(), "s", "waits")

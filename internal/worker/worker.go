@@ -144,6 +144,10 @@ type Options struct {
 	Meter  metric.Meter
 }
 
+// OfClient converts the worker.Options of package pkg/worker, which sets this function, for package
+// pkg/fleet. So pkg/worker exports nothing that names an internal type.
+var OfClient func(options any) (Options, error) //nolint:gochecknoglobals // set once, see above
+
 func (o Options) withDefaults() Options {
 	if o.Fleet == "" {
 		o.Fleet = protocol.DefaultFleet

@@ -271,7 +271,10 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	for _, warning := range append(cli.Warnings(o.Limits, o.Caps), cli.FewFiles(o.Slots)...) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
-	nc, err := f.join(ctx, &o)
+	nc, err := Join(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger}, natsio.Topology{
+		Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
+		ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Bounded: true, Logger: o.Logger,
+	}, f.Bodies)
 	if err != nil {
 		return err
 	}
@@ -342,21 +345,19 @@ func advice() string {
 	return strings.Join(append([]string{""}, doctor.Advice()...), "\n  -> ")
 }
 
-// join connects to the fleet, and makes its streams where they are missing.
-func (f *flags) join(ctx context.Context, o *worker.Options) (*nats.Conn, error) {
-	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger})
+// Join connects to a fleet, and makes its streams where they are missing. bodies is where a new
+// fleet stores the contents of workspaces, see [workspace.Bind].
+func Join(ctx context.Context, url string, o natsio.ConnectOptions, topology natsio.Topology, bodies string) (*nats.Conn, error) {
+	nc, err := natsio.Connect(ctx, url, o)
 	if err != nil {
 		return nil, err
 	}
 	js, err := jetstream.New(nc)
 	if err == nil {
-		err = natsio.Ensure(ctx, js, natsio.Topology{
-			Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
-			ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Bounded: true, Logger: o.Logger,
-		})
+		err = natsio.Ensure(ctx, js, topology)
 	}
 	if err == nil {
-		err = workspace.Bind(ctx, nc, o.Fleet, f.Bodies)
+		err = workspace.Bind(ctx, nc, topology.Fleet, bodies)
 	}
 	if err != nil {
 		nc.Close()

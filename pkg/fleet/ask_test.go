@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // calling is a model that calls a tool once, and answers with its result.
@@ -36,7 +37,8 @@ func withServer(t *testing.T) (*fleet.Client, protocol.SessionID, *tools.Table) 
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	require.NoError(t, err)
 	session := protocol.NewSessionID()
 	made, problems, err := f.ServerTools(t.Context(), session, []mcp.Server{
 		{MCPServer: toolservertest.Program("test"), Settings: mcp.Settings{Only: []string{"form"}}},

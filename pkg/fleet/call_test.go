@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // started is a client with an embedded server and a worker.
@@ -22,7 +23,8 @@ func started(t *testing.T) *fleet.Client {
 	client, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	require.NoError(t, client.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	require.NoError(t, err)
 	return client
 }
 
@@ -95,7 +97,8 @@ func TestConnect_UsesWhatItIsGiven(t *testing.T) {
 		MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
 	})
 	require.NoError(t, err)
-	require.NoError(t, client.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	require.NoError(t, err)
 	result, err := client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"echo hello"}`})
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, result.Status, result.Text)

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // promptly is how long a call takes that does not wait for anybody, on a machine that has much else
@@ -50,7 +51,8 @@ func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
 	require.Equal(t, protocol.StatusRejected, outcome.Status)
 	require.NotNil(t, outcome.Error)
 
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	require.NoError(t, err)
 	outcome, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"ls -A"}`})
 	require.NoError(t, err)
 	require.NotContains(t, outcome.Text, "ran")
@@ -75,9 +77,10 @@ func TestCall_ReturnsWhenItsContextEndsWhileItRuns(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+	_, err = f.StartWorker(t.Context(), worker.Options{
 		Sandbox: "process", Workspace: func(string) (string, bool) { return dir, true },
-	}))
+	})
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
@@ -105,7 +108,8 @@ func TestCall_SaysThatTheServerIsAway(t *testing.T) {
 	})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	require.NoError(t, err)
 	outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"true"}`})
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, outcome.Status)

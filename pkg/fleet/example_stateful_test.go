@@ -82,7 +82,7 @@ func Example_stateful() {
 		return
 	}
 	defer func() { _ = f.Close() }()
-	err = f.StartWorker(ctx, &fleet.WorkerOptions{
+	_, err = f.StartWorker(ctx, worker.Options{
 		Sandbox: "process", Handlers: []worker.Handler{worker.HandleStateful("order", order, nil)},
 	})
 	if err != nil {

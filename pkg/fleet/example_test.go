@@ -47,7 +47,7 @@ func Example() {
 
 	var mu sync.Mutex // two accounts may be paid into at once
 	balance := map[string]int{}
-	err = f.StartWorker(ctx, &fleet.WorkerOptions{
+	_, err = f.StartWorker(ctx, worker.Options{
 		Sandbox: "process",
 		Handlers: []worker.Handler{
 			worker.Handle("pay_in", func(_ context.Context, _ *worker.Call, p payment) (string, error) {

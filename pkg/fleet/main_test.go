@@ -35,7 +35,8 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	call := func(tool, arguments string) fleet.Result {
 		f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 		require.NoError(t, err)
-		require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+		_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+		require.NoError(t, err)
 		outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
@@ -59,7 +60,8 @@ func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
 	call := func(tool, arguments string) fleet.Result {
 		f, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
 		require.NoError(t, err)
-		require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+		_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+		require.NoError(t, err)
 		outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
@@ -97,12 +99,17 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.Error(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "jail"}))
-	err = f.StartWorker(t.Context(), &fleet.WorkerOptions{Slots: -1, Pool: "No Pool", Handlers: []worker.Handler{{}}})
+	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "jail"})
+	require.Error(t, err)
+	_, err = f.StartWorker(t.Context(), worker.Options{
+		Slots: -1, Pool: "No Pool", Name: "no name", Drain: -1, Handlers: []worker.Handler{{}}, Server: worker.Server{URL: "nats://elsewhere"},
+	})
 	require.ErrorIs(t, err, wire.ErrInvalidKind)
-	require.ErrorContains(t, err, "slots -1")
-	require.ErrorContains(t, err, "No Pool")
-	require.ErrorContains(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Pool: protocol.SessionPool}), "coordinators")
+	for _, part := range []string{"slots -1", "No Pool", `name "no name"`, "drain -1ns", "server: must be zero"} {
+		require.ErrorContains(t, err, part)
+	}
+	_, err = f.StartWorker(t.Context(), worker.Options{Pool: protocol.SessionPool})
+	require.ErrorContains(t, err, "coordinators")
 	_, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "no/session", Tool: "read", Arguments: "{}"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
 }
@@ -134,7 +141,10 @@ func TestStartWorker_Several(t *testing.T) {
 	starting, cancel := context.WithCancel(t.Context())
 	var group errgroup.Group
 	for range 3 {
-		group.Go(func() error { return f.StartWorker(starting, &fleet.WorkerOptions{Sandbox: "process"}) })
+		group.Go(func() error {
+			_, err := f.StartWorker(starting, worker.Options{Sandbox: "process"})
+			return err
+		})
 	}
 	require.NoError(t, group.Wait())
 	cancel()
@@ -145,13 +155,67 @@ func TestStartWorker_Several(t *testing.T) {
 	require.NoError(t, f.Close())
 }
 
+// A worker that is drained lets its call end, and takes no other; calls of a killed one do not end.
+func TestWorker_Drains(t *testing.T) {
+	t.Parallel()
+	f, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	began, release := make(chan struct{}, 2), make(chan struct{})
+	wait := worker.Handle("wait", func(ctx context.Context, _ *worker.Call, _ struct{}) (string, error) {
+		began <- struct{}{}
+		select {
+		case <-release:
+			return "ended", nil
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	})
+	start := func() *fleet.Worker {
+		w, err := f.StartWorker(t.Context(), worker.Options{Sandbox: "none", Handlers: []worker.Handler{wait}})
+		require.NoError(t, err)
+		return w
+	}
+	table, err := tools.NewTable(tools.NewRemote[struct{}]("wait", "Wait.", tools.Remote{Kind: "wait", Resources: []tools.Resource{}, Delivery: protocol.AtMostOnce}))
+	require.NoError(t, err)
+	outcomes := make(chan fleet.Result, 1)
+	call := func() {
+		outcome, _ := f.Call(t.Context(), fleet.Call{Table: table, Tool: "wait"})
+		outcomes <- outcome
+	}
+
+	first := start()
+	go call()
+	<-began
+	drained := make(chan error, 1)
+	go func() { drained <- first.Drain(t.Context()) }()
+	require.NoError(t, first.Err())
+	close(release)
+	require.NoError(t, <-drained)
+	require.Equal(t, "ended", (<-outcomes).Text)
+	<-first.Done()
+	require.NoError(t, first.Err())
+
+	release = make(chan struct{})
+	second := start()
+	go call()
+	<-began
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(context.DeadlineExceeded)
+	require.ErrorIs(t, second.Drain(ended), context.DeadlineExceeded)
+	<-second.Done()
+	start() // which reports what became of the call
+	require.Equal(t, protocol.StatusOutcomeUnknown, (<-outcomes).Status)
+}
+
 func TestDeleteSession_RemovesItsWorkspace(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	require.NoError(t, err)
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
 	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "write", Arguments: `{"path":"a","content":"x"}`})

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // bench is a fleet with a worker, a workspace and a log.
@@ -40,9 +41,10 @@ func newBench(t *testing.T) *bench {
 	b.Client, err = fleet.Connect(t.Context(), fleet.Options{Logger: slog.New(slog.NewTextHandler(&b.log, nil))})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	require.NoError(t, b.StartWorker(t.Context(), &fleet.WorkerOptions{
+	_, err = b.StartWorker(t.Context(), worker.Options{
 		Sandbox: "process", Workspace: func(string) (string, bool) { return b.dir, true },
-	}))
+	})
+	require.NoError(t, err)
 	return b
 }
 

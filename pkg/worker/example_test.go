@@ -5,11 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/signal"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -36,6 +42,71 @@ func ExampleMain() {
 	})
 
 	worker.Main(count)
+}
+
+// Run is a worker in a program that has a main function of its own. It ends with its context, after
+// the calls that run.
+func ExampleRun() {
+	url, data, shutdown := startServer()
+	defer shutdown()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+
+	greet := worker.Handle("greet", func(_ context.Context, _ *worker.Call, args struct{ Name string }) (string, error) {
+		stop() // one call is enough here
+		return "hello " + args.Name, nil
+	})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- worker.Run(ctx, worker.Options{
+			Server:   worker.Server{URL: url},
+			Handlers: []worker.Handler{greet},
+			Sandbox:  "none", // for its handlers alone
+			Data:     data,
+		})
+	}()
+
+	fmt.Println(greetAda(url)) // in another program
+	fmt.Println("ended:", <-ended)
+	// Output:
+	// hello Ada
+	// ended: <nil>
+}
+
+// greetAda calls the handler.
+func greetAda(url string) string {
+	ctx := context.Background()
+	client, err := fleet.Connect(ctx, fleet.Options{URL: url})
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = client.Close() }()
+	table, err := tools.NewTable(tools.NewRemote[struct{ Name string }]("greet", "Greet.", tools.Remote{Kind: "greet", Resources: []tools.Resource{}}))
+	if err != nil {
+		return err.Error()
+	}
+	outcome, err := client.Call(ctx, fleet.Call{Table: table, Tool: "greet", Arguments: `{"Name":"Ada"}`})
+	if err != nil {
+		return err.Error()
+	}
+	return outcome.Text
+}
+
+// startServer starts a NATS server, and makes a directory for it and the worker.
+func startServer() (url, data string, shutdown func()) {
+	dir, err := os.MkdirTemp("", "toolfleet-example-")
+	if err != nil {
+		panic(err)
+	}
+	s, err := server.NewServer(&server.Options{Port: server.RANDOM_PORT, Host: "127.0.0.1", JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
+	if err != nil {
+		panic(err)
+	}
+	s.Start()
+	return s.ClientURL(), dir, func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+		_ = os.RemoveAll(dir)
+	}
 }
 
 // accounts is a store that refuses writes of former holders of an account's lane.

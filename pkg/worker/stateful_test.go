@@ -85,9 +85,10 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+	_, err = f.StartWorker(t.Context(), worker.Options{
 		Sandbox: "process", Handlers: []worker.Handler{worker.HandleStateful("counter", counter, nil)},
-	}))
+	})
+	require.NoError(t, err)
 	table, err := tools.NewTable(tools.NewStateful[counterArguments, counterInput]("counter", "Count.", tools.Remote{
 		Kind: "counter", Resources: []tools.Resource{{Key: "counter/{$session}"}},
 	}))
@@ -180,10 +181,11 @@ func TestStateful_WorksInTheSandboxOfItsSession(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	dir := t.TempDir()
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+	_, err = f.StartWorker(t.Context(), worker.Options{
 		Sandbox: "process", Workspace: func(string) (string, bool) { return dir, true },
 		Handlers: []worker.Handler{worker.HandleStateful("notes", notes, nil)},
-	}))
+	})
+	require.NoError(t, err)
 	table, err := tools.NewTable(tools.NewStateful[lineInput, lineInput]("notes", "Note.", tools.Remote{Kind: "notes"}))
 	require.NoError(t, err)
 	var handle string

@@ -8,8 +8,11 @@
 //	 (coordinator)                lane of its resources              (worker)
 //	     text ◄────── result {"type": KIND, "output": ...} ◄────────────┘
 //
-// [Main] is the whole command line of the worker with handlers added, so a program of ten lines is
-// a worker; see its example. Programs that embed a fleet give handlers to package fleet instead.
+// A worker runs in one of three ways, with the same handlers. [Main] is the whole command line of
+// the worker, so a program of ten lines is a worker. [Run] is a worker inside a program with a main
+// function of its own. A program that is a client of the fleet starts workers with StartWorker of
+// package fleet, which share its connection.
+//
 // [HandleStateful] is for tools that answer several calls with what they know from the ones before.
 //
 // # What a handler may rely on
@@ -154,37 +157,37 @@ func Main(handlers ...Handler) {
 		version = info.Main.Version
 	}
 	program := workercmd.FromProcess(version)
-	byKind, err := ByKind(handlers...)
+	all, err := byKind(handlers...)
 	if err != nil {
 		_, _ = fmt.Fprintf(program.Stderr, "%s: %v\n", program.Name, err)
 		os.Exit(1)
 	}
-	os.Exit(workercmd.Run(program, byKind))
+	os.Exit(workercmd.Run(program, all))
 }
 
-// ByKind returns handlers by their kind, for package fleet. It is an error when a
-// kind is not one that [wire.ParseUserKind] takes, or is there twice, when a function is
-// nil, or when the limits of a stateful tool are negative.
-func ByKind(handlers ...Handler) (kinds.Handlers, error) {
-	byKind := kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{}, Stateful: map[protocol.Kind]kinds.Stateful{}}
+// byKind returns handlers by their kind. It is an error when a kind is not one that
+// [wire.ParseUserKind] takes, or is there twice, when a function is nil, or when the limits of a
+// stateful tool are negative.
+func byKind(handlers ...Handler) (kinds.Handlers, error) {
+	all := kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{}, Stateful: map[protocol.Kind]kinds.Stateful{}}
 	for _, h := range handlers {
 		if _, err := wire.ParseUserKind(string(h.kind)); err != nil {
 			return kinds.Handlers{}, fmt.Errorf("handler: %w", err)
 		}
-		if byKind.Has(h.kind) {
+		if all.Has(h.kind) {
 			return kinds.Handlers{}, fmt.Errorf("handler of %s: there are two", h.kind)
 		}
 		if h.stateful == nil && h.run == nil {
 			return kinds.Handlers{}, fmt.Errorf("handler of %s: function: missing", h.kind)
 		}
 		if h.stateful == nil {
-			byKind.Calls[h.kind] = h.run
+			all.Calls[h.kind] = h.run
 			continue
 		}
 		if err := h.stateful.Validate(); err != nil {
 			return kinds.Handlers{}, fmt.Errorf("handler of %s: %w", h.kind, err)
 		}
-		byKind.Stateful[h.kind] = *h.stateful
+		all.Stateful[h.kind] = *h.stateful
 	}
-	return byKind, nil
+	return all, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -48,9 +49,10 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+	_, err = f.StartWorker(t.Context(), worker.Options{
 		Sandbox: "process", Handlers: []worker.Handler{worker.Handle("greet", greet)},
-	}))
+	})
+	require.NoError(t, err)
 	shared := tools.Remote{Kind: "greet", Resources: []tools.Resource{{Key: "person/{name}", Access: protocol.Shared}}}
 	older := tools.NewRemote[struct {
 		First string `json:"first"`
@@ -87,9 +89,10 @@ func TestHandle_Errors(t *testing.T) {
 			return "", protocol.Errorf(protocol.CodeNotFound, "there is no %s", args.Name)
 		}
 	}
-	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+	_, err = f.StartWorker(t.Context(), worker.Options{
 		Sandbox: "process", Handlers: []worker.Handler{worker.Handle("fail", fail)},
-	}))
+	})
+	require.NoError(t, err)
 	table, err := tools.NewTable(tools.NewRemote[greeting]("fail", "Fail.", tools.Remote{Kind: "fail", Resources: []tools.Resource{}}))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for a result that never comes
@@ -104,13 +107,79 @@ func TestHandle_Errors(t *testing.T) {
 	}
 }
 
-func TestByKind_RefusesTwoOfAKind(t *testing.T) {
+func TestRun_RefusesBadOptionsBeforeItConnects(t *testing.T) {
 	t.Parallel()
-	_, err := worker.ByKind(worker.Handle("greet", greet), worker.Handle("greet", greet))
-	require.ErrorContains(t, err, "there are two")
-	_, err = worker.ByKind(worker.Handle("command_run", greet))
-	require.ErrorIs(t, err, wire.ErrInvalidKind)
-	_, err = worker.ByKind(worker.Handle[greeting, seen]("greet", nil))
-	require.ErrorContains(t, err, "handler of greet: function: missing")
+	run := func(handlers ...worker.Handler) error {
+		return worker.Run(t.Context(), worker.Options{Server: worker.Server{URL: "nats://127.0.0.1:1"}, Handlers: handlers})
+	}
+	require.ErrorContains(t, run(worker.Handle("greet", greet), worker.Handle("greet", greet)), "there are two")
+	require.ErrorIs(t, run(worker.Handle("command_run", greet)), wire.ErrInvalidKind)
+	require.ErrorContains(t, run(worker.Handle[greeting, seen]("greet", nil)), "handler of greet: function: missing")
 	require.Equal(t, protocol.Kind("greet"), worker.Handle("greet", greet).Kind())
+
+	require.ErrorContains(t, worker.Run(t.Context(), worker.Options{}), "server: URL: is missing")
+	err := worker.Run(t.Context(), worker.Options{
+		Slots: 5000, Pool: protocol.SessionPool, Name: "a b", Drain: -1,
+		Server: worker.Server{URL: "http://x", Fleet: "No Fleet", CallKeys: "no/such/file"},
+	})
+	for _, part := range []string{"slots 5000: must be 1 to 4096", `pool "session"`, `name "a b"`, "drain -1ns", "nats://host:port", "No Fleet", "no/such/file"} {
+		require.ErrorContains(t, err, part)
+	}
+}
+
+func TestRun_DrainsWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	began, release := make(chan struct{}, 1), make(chan struct{})
+	wait := worker.Handle("wait", func(ctx context.Context, _ *worker.Call, _ struct{}) (string, error) {
+		began <- struct{}{}
+		select {
+		case <-release:
+			return "ended", nil
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	})
+	start := func(drain time.Duration) (stop context.CancelFunc, ended <-chan error) {
+		ctx, stop := context.WithCancel(t.Context())
+		result := make(chan error, 1)
+		go func() {
+			result <- worker.Run(ctx, worker.Options{
+				Server: worker.Server{URL: server.ClientURL()}, Name: "runner", Data: t.TempDir(), Sandbox: "none", Drain: drain, Handlers: []worker.Handler{wait},
+			})
+		}()
+		return stop, result
+	}
+	f, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	table, err := tools.NewTable(tools.NewRemote[struct{}]("wait", "Wait.", tools.Remote{Kind: "wait", Resources: []tools.Resource{}}))
+	require.NoError(t, err)
+	outcomes := make(chan fleet.Result, 1)
+	call := func() {
+		outcome, _ := f.Call(t.Context(), fleet.Call{Table: table, Tool: "wait"})
+		outcomes <- outcome
+	}
+
+	stop, ended := start(time.Minute)
+	go call()
+	<-began
+	stop()
+	close(release)
+	require.NoError(t, <-ended)
+	outcome := <-outcomes
+	require.Equal(t, "ended", outcome.Text)
+	require.Contains(t, outcome.WorkerID, "runner-")
+
+	release = make(chan struct{})
+	stop, ended = start(time.Millisecond)
+	go call()
+	<-began
+	stop()
+	require.ErrorIs(t, <-ended, worker.ErrDrain)
+	close(release)
+	stop, ended = start(0)
+	require.Contains(t, (<-outcomes).Text, "[attempt 2: ", "another worker has run it again")
+	stop()
+	require.NoError(t, <-ended)
 }

@@ -139,6 +139,7 @@ import (
 	"fmt"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 func run(ctx context.Context) error {

@@ -58,7 +58,7 @@ func startFixture(t *testing.T) (url string) {
 		change()
 		return nil, nil, nil
 	}}
-	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
+	_, err = fl.StartWorker(t.Context(), worker.Options{
 		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Alone: true,
 		Env: map[string]string{"PATH": os.Getenv("PATH")},
 		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
@@ -69,7 +69,8 @@ func startFixture(t *testing.T) (url string) {
 				return says(h.Run.Call.Tool)(ctx, h, arguments)
 			},
 		}},
-	}))
+	})
+	require.NoError(t, err)
 	table, more := fixtureTable(t, set), fixtureTable(t, set, "transient")
 	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"test_input_required_result_tampered_state"}}})
 	require.NoError(t, err)

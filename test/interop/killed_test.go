@@ -42,13 +42,14 @@ func startWorker(t *testing.T, session string, o fleet.Options) (fl *fleet.Fleet
 	require.NoError(t, err)
 	t.Cleanup(fl.Close)
 	driver, dir := process.New(nil), t.TempDir()
-	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
+	_, err = fl.StartWorker(t.Context(), worker.Options{
 		Slots: 4, Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
 		Workspace: func(sandbox string) (string, bool) {
 			dir := filepath.Join(dir, sandbox)
 			return dir, os.MkdirAll(dir, 0o755) == nil
 		},
-	}))
+	})
+	require.NoError(t, err)
 	return fl, filepath.Join(dir, session)
 }
 
