@@ -10,6 +10,8 @@ import (
 var (
 	// ErrClosed says that the sandbox was closed.
 	ErrClosed = errors.New("sandbox is closed")
+	// ErrLevel says that no sandbox driver of the host isolates as much as was required.
+	ErrLevel = errors.New("sandbox level not reached")
 	// ErrUnsupported says that the sandbox cannot enforce what was requested, such as a read-only
 	// command. Nothing was run.
 	ErrUnsupported = errors.New("the sandbox driver cannot enforce this")

@@ -79,7 +79,7 @@ func ParseLevel(s string) (Level, error) {
 // Errors that callers branch on.
 var (
 	// ErrLevel says that the driver does not reach the level that was required.
-	ErrLevel = errors.New("sandbox level not reached")
+	ErrLevel = sandbox.ErrLevel
 	// ErrLeftover says that processes of a sandbox could not be killed.
 	ErrLeftover = errors.New("processes are left")
 )
