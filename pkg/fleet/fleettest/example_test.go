@@ -10,9 +10,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-// A test of a handler, through a whole fleet. In a file of yours it is func TestDouble(t *testing.T).
+// A test of a handler, through a whole fleet.
 func ExampleStart() {
-	_ = func(t *testing.T) {
+	testDouble := func(t *testing.T) { // func TestDouble(t *testing.T) in a file of yours
+		t.Helper()
 		type arguments struct {
 			Number int `json:"number"`
 		}
@@ -28,4 +29,5 @@ func ExampleStart() {
 			t.Errorf("double of 21: %q, %v", result.Text, err)
 		}
 	}
+	_ = testDouble
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-// Start returns the client of a fleet that ends with the test, and has one worker with the handlers.
-// Workspaces are temporary. Warnings go to the test's log. The test fails when the fleet does not
-// start.
+// Start returns the client of a fleet that has one worker with the handlers, and ends with the
+// test. Workspaces are temporary. Warnings go to the test's log. The test fails when the fleet does
+// not start.
 //
 // Commands run in the best sandbox of this host. If no driver isolates here, they run as plain
 // processes of the test's user, and the test's log says so. A test of isolation itself starts its

@@ -24,7 +24,9 @@ type person struct {
 	Name string `json:"name"`
 }
 
-func greet(_ context.Context, _ *worker.Call, p person) (string, error) { return "hello " + p.Name, nil }
+func greet(_ context.Context, _ *worker.Call, p person) (string, error) {
+	return "hello " + p.Name, nil
+}
 
 func TestStart_RunsHandlersAndCommands(t *testing.T) {
 	t.Parallel()
