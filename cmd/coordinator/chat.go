@@ -219,13 +219,14 @@ func undoneNote(turns int) string {
 }
 
 // commands are the lines that the model does not get.
-func commands() []string { return []string{"/diff", "/help", "/quit", "/session", "/undo"} }
+func commands() []string { return []string{"/compact", "/diff", "/help", "/quit", "/session", "/undo"} }
 
 func (v *conversation) obey(ctx context.Context, command string) {
 	switch command {
 	case "/help":
 		v.say("%s", `@path      a file of the workspace; Tab completes it, and commands too
 \          at the end of a line goes on with another one; pasted lines stay together
+/compact   has older replies replaced by a summary, so that there is room for more
 /diff      what has changed in the workspace since this conversation began here
 /undo      has the files as they were before the last turn; again, before the one before it
 /session   which session this is, and how to go on with it
@@ -233,12 +234,23 @@ func (v *conversation) obey(ctx context.Context, command string) {
 	case "/session":
 		v.say("session %s, %s, %d tokens; go on with: coordinator chat --continue, or --session %s",
 			v.session.session, terminal.Plural(v.turns, "turn"), v.usage.Total(), v.session.session)
+	case "/compact":
+		v.compact(ctx)
 	case "/diff":
 		v.diff(ctx)
 	case "/undo":
 		v.undo(ctx)
 	default:
 		v.say("there is no %s; there are %s", command, strings.Join(commands(), ", "))
+	}
+}
+
+func (v *conversation) compact(ctx context.Context) {
+	switch done, err := v.session.runner.Compact(ctx, v.session.session, ""); {
+	case err != nil:
+		v.say("%v", err)
+	case !done:
+		v.say("there is nothing to replace by a summary")
 	}
 }
 

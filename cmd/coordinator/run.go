@@ -29,7 +29,7 @@ type runCommand struct {
 	Model string `placeholder:"M" brief:"openai:NAME, anthropic:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL) or script:FILE. Required."`
 
 	turnFlags
-	pricesFlag `group:"Model:"`
+	costFlags `group:"Model:"`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -44,6 +44,7 @@ type prepared struct {
 	model     loop.Model
 	modelName string
 	price     *loop.Price // nil is unknown
+	compact   *loop.Compaction
 	project   []protocol.InstructionFile
 }
 
@@ -79,20 +80,22 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if err := c.CheckHost(c.Nats != ""); err != nil {
 		return turn, err
 	}
-	if turn.model, turn.modelName, err = (model.Opener{Env: p.Getenv, Logger: logger}).Open(c.Model); err != nil {
+	opener := model.Opener{Env: p.Getenv, Logger: logger}
+	if turn.model, turn.modelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
-	prices, err := c.openPrices()
+	known, err := c.openCosts(opener)
 	if err != nil {
 		return turn, err
 	}
-	if turn.price, err = c.price(); turn.price == nil {
-		turn.price, _ = prices.Of(turn.modelName)
+	turn.price, turn.compact = known.about(turn.modelName)
+	if price, err := c.price(); err != nil || price != nil {
+		turn.price = price
 	}
 	if turn.budget != nil && turn.budget.USD > 0 && turn.price == nil {
 		return turn, cli.Usagef("--budget %s: the price of model %s is unknown: name it with --price or --prices", c.Budget, turn.modelName)
 	}
-	return turn, err
+	return turn, nil
 }
 
 func (c *runCommand) run(ctx context.Context, p program) error {
@@ -199,7 +202,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 		commits = environment.Author(ctx, turn.workspace)
 	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.Table, &loop.Options{
-		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price,
+		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact,
 		System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
 	})
 	if err != nil {

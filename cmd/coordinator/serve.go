@@ -49,7 +49,7 @@ type serveCommand struct {
 
 	environment.FleetFlags  `group:"Fleet:"`
 	replyFlags              `group:"Model:"`
-	pricesFlag              `group:"Model:"`
+	costFlags               `group:"Model:"`
 	environment.ToolFlags   `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
 	httpFlags               `group:"MCP over HTTP:"`
@@ -61,17 +61,14 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	logger := p.common.Logger(p.Program)
-	models, first, err := c.openModels(model.Opener{Env: p.Getenv, Logger: logger})
+	opener := model.Opener{Env: p.Getenv, Logger: logger}
+	models, first, err := c.openModels(opener)
 	if err != nil {
 		return err
 	}
-	prices, err := c.openPrices()
+	known, err := c.openCosts(opener)
 	if err != nil {
 		return err
-	}
-	costs := map[string]*loop.Price{}
-	for name := range models {
-		costs[name], _ = prices.Of(name)
 	}
 	rules, err := readLimits(c.Limits)
 	if err != nil {
@@ -125,7 +122,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Prices: costs, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, About: known.about, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

@@ -43,6 +43,7 @@ type sessionCommand struct {
 	Pull    sessionPull    `cmd:"" help:"Copy a session's workspace, or its changes, into a directory, now or as it was after a call."`
 	Restore sessionRestore `cmd:"" help:"Restore a session's workspace to its state after a call. Later states stay in its history."`
 	Fork    sessionFork    `cmd:"" help:"Start a session with the workspace and conversation of another one after a call, and print its id. Contents are shared, not copied."`
+	Compact sessionCompact `cmd:"" help:"Replace older replies of a session by a summary that a model writes. Its journal keeps them."`
 	Cancel  struct {
 		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Cancel a session's running and waiting turns, with their calls."`
@@ -80,11 +81,12 @@ func (c *sessionCommand) commands() map[string]command {
 		"session show <id>": sessionVerb{c, &c.Show.ID, c.show},
 		"session rm <id>":   sessionVerb{c, &c.Rm.ID, c.remove},
 
-		"session log <id>":    sessionVerb{c, &c.Log.ID, c.log},
-		"session export <id>": sessionVerb{c, &c.Export.ID, c.export},
-		"session cancel <id>": sessionVerb{c, &c.Cancel.ID, c.cancel},
-		"session attach <id>": sessionVerb{c, &c.Attach.ID, c.attach},
-		"session files <id>":  sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
+		"session log <id>":     sessionVerb{c, &c.Log.ID, c.log},
+		"session export <id>":  sessionVerb{c, &c.Export.ID, c.export},
+		"session compact <id>": sessionVerb{c, &c.Compact.ID, c.compact},
+		"session cancel <id>":  sessionVerb{c, &c.Cancel.ID, c.cancel},
+		"session attach <id>":  sessionVerb{c, &c.Attach.ID, c.attach},
+		"session files <id>":   sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
 		"session diff <id>": sessionVerb{c, &c.Diff.ID, c.diff}, "session diff <id> <call>": sessionVerb{c, &c.Diff.ID, c.diff},
 		"session pull <id> <dir>": sessionVerb{c, &c.Pull.ID, c.pull},
 		"session restore <id>":    sessionVerb{c, &c.Restore.ID, c.restore},

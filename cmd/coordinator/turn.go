@@ -15,7 +15,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -130,20 +129,6 @@ func parseBudget(text string) (*protocol.Spending, error) {
 		}
 	}
 	return budget, nil
-}
-
-// pricesFlag names the prices of models.
-type pricesFlag struct {
-	Prices string `placeholder:"FILE" help:"JSON file with the prices of models, which replaces those of this version (docs/cli.md, Budgets)."`
-}
-
-// openPrices reads the prices.
-func (f *pricesFlag) openPrices() (*model.Prices, error) {
-	prices, err := model.LoadPrices(f.Prices)
-	if err != nil {
-		return nil, cli.Usagef("--prices %s: %v", f.Prices, err)
-	}
-	return prices, nil
 }
 
 // readPrompt reads the prompt from stdin if the flags say so, or without a prompt if that is a pipe

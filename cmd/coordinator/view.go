@@ -236,6 +236,8 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
 	case loop.EventPartLeftOut:
 		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
+	case loop.EventCompacted:
+		return []field{{"text", `""`}, {"kept_turn", `0`}, {"kept_step", `0`}}, true
 	case loop.EventBudgetLow, loop.EventBudgetSpent:
 		return []field{{"text", `""`}}, true
 	case loop.EventPolicyDecision:

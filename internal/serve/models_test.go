@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -122,4 +123,32 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	requireFault(t, r.submit(t.Context(), large), protocol.StatusFailed, protocol.CodePayloadTooLarge)
 	events = r.concluded(large.SessionID)
 	require.Less(t, len(events[1].Input), 10_000)
+}
+
+// A summary is asked for as a turn is, in the session's order, and is none: the journal has no turn
+// more, and one that cannot be written leaves none.
+func TestServer_CompactsASession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{"text": "One.", "tool_calls": [{"name": "bash", "arguments": {"command": "true"}}]}, {"text": "Two."}`)
+	r.serve(r.Connect(), "a", nil)
+	session := protocol.NewSessionID()
+	ask := func(turn wire.TurnRun) *protocol.Result {
+		call := serve.NewCall(session, turn, 0)
+		result, err := r.dispatcher.One(t.Context(), &call)
+		require.NoError(t, err)
+		return result
+	}
+	require.Nil(t, ask(wire.TurnRun{Prompt: "go"}).Error)
+	got := ask(wire.TurnRun{Compact: true}) // the script's first step is the summary
+	require.Nil(t, got.Error)
+	require.True(t, got.Value.(wire.TurnRunResult).Compacted)
+	require.False(t, ask(wire.TurnRun{Compact: true}).Value.(wire.TurnRunResult).Compacted, "there is nothing left to replace")
+	j, err := journal.Open(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	last := history.Events[len(history.Events)-1]
+	require.Equal(t, loop.EventCompacted, last.Type)
+	require.Contains(t, last.Text, "One.")
+	require.Equal(t, 1, last.Turn)
 }

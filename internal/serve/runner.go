@@ -59,8 +59,13 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
 	}
+	var price *loop.Price
+	var compaction *loop.Compaction
+	if s.options.About != nil {
+		price, compaction = s.options.About(name)
+	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
-		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, Price: s.options.Prices[name],
+		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, Price: price, Compaction: compaction,
 		System: turn.System, Project: turn.Project, Author: turn.Author,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
 		Guard:    guard, Policy: judge, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,

@@ -96,8 +96,9 @@ type Options struct {
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64
-	// Prices are what replies cost, by the name of the model; one that is missing is unknown.
-	Prices map[string]*loop.Price
+	// About returns what a model costs, nil when that is unknown, and when its conversations are
+	// compacted, nil for never. A nil About knows nothing.
+	About func(model string) (*loop.Price, *loop.Compaction)
 	// Settings are for turns that leave them open; the lesser MaxOutput holds.
 	Settings loop.Settings
 	// Tracer and Meter make spans and metrics; nil is what the process has installed.
@@ -223,6 +224,9 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 	if need.Kind != wire.KindTurnRun || c.Lane() != Key(c.SessionID).Lane() {
 		return false, nil // the journal of a session whose lane this coordinator does not hold is not its to write
 	}
+	if turn, read := c.Payload.(wire.TurnRun); read && turn.Compact {
+		return true, nil // it asked for no turn
+	}
 	prompt := "(a prompt that was too large for a message, and was not read)"
 	if turn, read := c.Payload.(wire.TurnRun); read {
 		prompt = turn.Prompt
@@ -317,6 +321,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		cancel(turnCause(context.Cause(ctx), run.Call))
 	})
 	defer stop()
+	if turn.Compact {
+		return compact(running, runner, run.Call)
+	}
 	begun := time.Now()
 	result, err := s.persist(running, runner, run.Call, turn)
 	if err == nil { // else it is open, and may continue elsewhere
@@ -328,6 +335,17 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 			r.Status, r.Error = status, fault
 		}
 	}
+	return r
+}
+
+// compact has a summary written instead of a turn.
+func compact(ctx context.Context, runner *loop.Runner, c *protocol.Call) protocol.Result {
+	done, err := runner.Compact(ctx, c.SessionID, c.ID)
+	if err != nil {
+		return wire.NewResult(c, protocol.StatusFailed, protocol.Errorf(protocol.CodeModelFailed, "%v", err))
+	}
+	r := wire.NewResult(c, protocol.StatusOK, nil)
+	r.Value = wire.TurnRunResult{Outcome: string(loop.OutcomeAnswered), Compacted: done}
 	return r
 }
 

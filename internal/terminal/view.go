@@ -179,6 +179,8 @@ func (v *View) show(e *loop.Event) {
 		v.decided(e)
 	case loop.EventAnswered:
 		v.answered(e)
+	case loop.EventCompacted:
+		v.line(v.ink.paint(yellow, "  (a summary stands for the older replies now)"))
 	case loop.EventBudgetLow, loop.EventBudgetSpent:
 		v.line(v.ink.paint(yellow, "  ("+strings.Trim(e.Text, "[].")+")"))
 	case loop.EventTurnEnded:

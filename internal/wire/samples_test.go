@@ -116,7 +116,7 @@ func fleetSamples() map[string]any {
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
 			System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
-			Author: protocol.Author{Name: "Ada Lovelace", Email: "ada@example.com"},
+			Author: protocol.Author{Name: "Ada Lovelace", Email: "ada@example.com"}, Compact: true,
 		},
 		"payload/turn_run_prompt": wire.TurnRun{Prompt: "Hello"},
 		"payload/noop":            wire.Noop{WorkMS: 5, Fill: binary},
@@ -174,7 +174,7 @@ func fleetSamples() map[string]any {
 		"value/workspace_import": wire.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 7},
 		"value/workspace_export": wire.WorkspaceExportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 8},
 		"value/turn_run": wire.TurnRunResult{
-			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20},
+			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20}, Compacted: true,
 		},
 		"value/noop":    wire.NoopResult{},
 		"value/stored":  wire.Stored{Blob: "result/s/1", Bytes: 9 << 20},

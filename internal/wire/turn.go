@@ -33,6 +33,8 @@ type TurnRun struct {
 	Project []protocol.InstructionFile `json:"project,omitzero"`
 	// Author is who commits in the turn's commands.
 	Author protocol.Author `json:"author,omitzero"`
+	// Compact asks for a summary of the session instead of a turn.
+	Compact bool `json:"compact,omitempty"`
 }
 
 // TurnRunResult answers [TurnRun].
@@ -42,6 +44,8 @@ type TurnRunResult struct {
 	Text    string         `json:"text"`
 	Steps   int            `json:"steps"`
 	Usage   protocol.Usage `json:"usage"`
+	// Compacted reports that a summary was written.
+	Compacted bool `json:"compacted,omitempty"`
 }
 
 // JobVerb is a request about a job: a call of a tool that runs in the background.

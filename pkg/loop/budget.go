@@ -122,19 +122,20 @@ func (t *turn) lastAnswer() bool { return t.lastAt > 0 && len(t.steps) > t.lastA
 func (t *turnRun) elapsed() protocol.Millis { return protocol.MillisOf(time.Since(t.since)) }
 
 // spend describes what a reply took.
-func (t *turnRun) spend(e *Event) {
+func (t *turnRun) spend(e *Event, price *Price) {
 	e.ElapsedMS, t.since = t.elapsed(), time.Now()
-	if t.opts.Price != nil && e.Usage != nil {
-		cost := t.opts.Price.Of(*e.Usage)
-		e.CostUSD = &cost
+	if price != nil && e.Usage != nil {
+		e.CostUSD = new(price.Of(*e.Usage))
 	}
 }
 
 // noteSpent adds what an event says was used.
 func (s *session) noteSpent(e *Event) {
 	switch e.Type {
-	case EventModelReply:
-		s.spent.Steps++
+	case EventModelReply, EventCompacted:
+		if e.Type == EventModelReply {
+			s.spent.Steps++
+		}
 		if e.Usage != nil {
 			s.spent.Tokens += e.Usage.Total()
 		}

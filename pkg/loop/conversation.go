@@ -116,8 +116,9 @@ func note(what, reason string) string {
 }
 
 // ErrTooLong is wrapped by the error of [Model.Reply] for a conversation that is longer than
-// the model takes. The Runner then asks again with less of the tool calls that are long ago,
-// several times if need be; what was said by people and by the model is never cut. The journal
+// the model takes. The Runner then has it compacted ([Compaction]), and without a summary asks
+// again with less of the tool calls that are long ago, several times if need be; what was said by
+// people and by the model is never cut. The journal
 // keeps all of it.
 var ErrTooLong = errors.New("the conversation is longer than the model takes")
 
@@ -132,7 +133,7 @@ const maxCut = 500
 // was cut once stays cut in this run.
 func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
 	for {
-		request := Request{Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings}
+		request := Request{Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings, Replies: t.session.replies()}
 		if t.session.open().lastAt > 0 {
 			request.Tools = nil
 		}
@@ -144,7 +145,16 @@ func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Re
 		if refused, is := errors.AsType[*RefusedError](err); is && ctx.Err() == nil && t.leaveOut(ctx, refused) {
 			continue
 		}
-		if !errors.Is(err, ErrTooLong) || ctx.Err() != nil || !t.cutBelow(size) {
+		if !errors.Is(err, ErrTooLong) || ctx.Err() != nil {
+			return reply, err
+		}
+		if done, failed := t.compactLong(ctx, true); done || failed != nil {
+			if failed != nil {
+				return reply, failed
+			}
+			continue
+		}
+		if !t.cutBelow(size) {
 			return reply, err
 		}
 		t.logger.InfoContext(ctx, "conversation is too long for the model and shown in part",

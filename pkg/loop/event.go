@@ -21,9 +21,10 @@ const (
 	EventQuestionAsked  EventType = "question_asked" // the running call asks a person; live once more when the turn is resumed
 	EventAnswered       EventType = "question_answered"
 	EventJobEnded       EventType = "job_ended"
-	EventPartLeftOut    EventType = "part_left_out" // the model's server refused it; later requests omit it
-	EventBudgetLow      EventType = "budget_low"    // 80% is used; Text is what the model reads, once for a budget
-	EventBudgetSpent    EventType = "budget_spent"  // the model is asked for an answer without tools; Text is what it reads
+	EventPartLeftOut    EventType = "part_left_out"          // the model's server refused it; later requests omit it
+	EventCompacted      EventType = "conversation_compacted" // Text is the summary that stands for earlier replies
+	EventBudgetLow      EventType = "budget_low"             // 80% is used; Text is what the model reads, once for a budget
+	EventBudgetSpent    EventType = "budget_spent"           // the model is asked for an answer without tools; Text is what it reads
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
 	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
@@ -49,21 +50,23 @@ type Event struct {
 	TurnFields
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
-	// session_ended), what it reads (budget_low, budget_spent), the reason (policy_decision,
-	// approval_asked, part_left_out), what follows (worker_lost), or the requirement that no worker
-	// meets (tool_queued; "" when one does).
+	// session_ended), what it reads (budget_low, budget_spent, conversation_compacted), the reason
+	// (policy_decision, approval_asked, part_left_out), what follows (worker_lost), or the
+	// requirement that no worker meets (tool_queued; "" when one does).
 	// turn_ended has none where the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
 
 	ReplyFields
 
-	// Usage is that of the reply (model_reply), or the sum (turn_ended, session_ended).
+	// Usage is that of the reply (model_reply, conversation_compacted), or the sum (turn_ended,
+	// session_ended).
 	Usage *protocol.Usage `json:"usage,omitempty"`
 	SpentFields
 
 	CallFields
 	JobFields
 	StatefulFields
+	KeptFields
 	DecisionFields
 
 	// Part is what was left out of the tool call ToolCallID (part_left_out).
@@ -107,11 +110,12 @@ type ReplyFields struct {
 	Finish string `json:"finish,omitempty"`
 }
 
-// SpentFields are what a reply took (model_reply), or a turn (turn_ended, session_ended).
+// SpentFields are what a reply took (model_reply, conversation_compacted), or a turn (turn_ended,
+// session_ended).
 type SpentFields struct {
 	// CostUSD is by [Options].Price; nil while the price of a reply is unknown.
 	CostUSD *float64 `json:"cost_usd,omitempty"`
-	// ElapsedMS is the time since the reply before in the same run (model_reply, turn_ended).
+	// ElapsedMS is the time since the reply before in the same run.
 	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
 }
 
@@ -149,6 +153,12 @@ type StatefulFields struct {
 	// cannot be continued (a [wire.DialogEnding]); "" while it can.
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
+}
+
+// KeptFields name the first reply that a summary does not stand for (conversation_compacted).
+type KeptFields struct {
+	KeptTurn int `json:"kept_turn,omitempty"`
+	KeptStep int `json:"kept_step,omitempty"`
 }
 
 // DecisionFields say which rule decided, who answered, and with which note (policy_decision,

@@ -52,6 +52,7 @@ func (s *script) Reply(ctx context.Context, req loop.Request, delta func(loop.De
 			n++
 		}
 	}
+	n = max(n, req.Replies) // a summary may stand for the first ones
 	if n >= len(s.replies) {
 		if s.err == nil {
 			return loop.Reply{}, errors.New("script: no reply left")

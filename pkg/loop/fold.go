@@ -31,6 +31,12 @@ type session struct {
 	// system and project are the instructions of its last turn.
 	system  string
 	project []protocol.InstructionFile
+	// summary stands for the steps before it; nil while all are shown.
+	summary *summary
+	// lastTokens is what the last reply took, 0 when that is unknown, and sinceReply how many bytes
+	// came after it.
+	lastTokens int64
+	sinceReply int
 	// spent is what the session has used, and budget what it may use; warned says that the model
 	// knows that most of it is used.
 	spent, budget protocol.Spending
@@ -38,16 +44,17 @@ type session struct {
 }
 
 type turn struct {
-	number int
-	input  Input
-	terms  *Terms            // nil when the journal has none
-	span   trace.SpanContext // of the process that began it; invalid without a trace
-	steps  []step
-	usage  protocol.Usage
-	cost   *float64    // of the replies so far; nil while there is none, or the price of one is unknown
-	notes  []string    // of jobs that ended before the first step
-	lastAt int         // steps at which the budget was used up; 0 while it is not
-	result *TurnResult // nil while the turn is open
+	number   int
+	input    Input
+	terms    *Terms            // nil when the journal has none
+	span     trace.SpanContext // of the process that began it; invalid without a trace
+	steps    []step
+	usage    protocol.Usage
+	cost     *float64    // of the replies so far; nil while there is none, or the price of one is unknown
+	costless bool        // the price of one is unknown
+	notes    []string    // of jobs that ended before the first step
+	lastAt   int         // steps at which the budget was used up; 0 while it is not
+	result   *TurnResult // nil while the turn is open
 }
 
 // step is one reply of the model and what became of its tool calls.
@@ -109,6 +116,7 @@ func (s *session) apply(e *Event) error {
 			if c.content != nil {
 				return errors.New("tool call has a result already")
 			}
+			s.sinceReply += len(e.Content)
 			c.content, c.image, c.status = &e.Content, e.Image, protocol.Status(e.Status)
 			if e.Job != "" {
 				j := &job{CallFields: e.CallFields, name: e.Job, turn: e.Turn, step: e.Step, lane: c.lane, since: e.Time}
@@ -132,6 +140,8 @@ func (s *session) apply(e *Event) error {
 		err = s.endJob(e)
 	case EventPartLeftOut:
 		s.leftOut[Part{e.ToolCallID, e.Part}] = e.Text
+	case EventCompacted:
+		err = s.noteSummary(e)
 	case EventBudgetLow, EventBudgetSpent:
 		err = s.noteBudget(e)
 	case EventTurnEnded:
@@ -175,6 +185,7 @@ func (s *session) startTurn(e *Event) error {
 	if e.Terms != nil && e.Terms.Budget != nil {
 		s.budget, s.warned = *e.Terms.Budget, false
 	}
+	s.sinceReply += len(e.Input)
 	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms, span: spanOf(e)})
 	return nil
 }
@@ -207,19 +218,28 @@ func (s *session) addReply(e *Event) error {
 		s.taken[c.ID] = true
 	}
 	t.steps = append(t.steps, next)
+	s.lastTokens, s.sinceReply = 0, 0
 	if e.Usage != nil {
-		t.usage = t.usage.Add(*e.Usage)
+		t.usage, s.lastTokens = t.usage.Add(*e.Usage), e.Usage.Total()
 	}
-	switch {
-	case e.CostUSD == nil:
-		t.cost = nil
-	case t.cost != nil:
-		sum := *t.cost + *e.CostUSD
-		t.cost = &sum
-	case len(t.steps) == 1:
-		t.cost = e.CostUSD
+	if s.summary != nil && s.summary.tokens == 0 {
+		s.summary.tokens = s.tokens()
 	}
+	t.addCost(e.CostUSD)
 	return nil
+}
+
+// addCost adds what a reply cost; nil is unknown, as the sum is from then on.
+func (t *turn) addCost(cost *float64) {
+	switch {
+	case cost == nil:
+		t.cost, t.costless = nil, true
+	case t.costless:
+	case t.cost == nil:
+		t.cost = cost
+	default:
+		t.cost = new(*t.cost + *cost)
+	}
 }
 
 func (s *session) updateCall(e *Event, update func(*stepCall) error) error {
@@ -270,14 +290,26 @@ func (s *session) ended(id protocol.CallID) *TurnResult {
 }
 
 // conversation returns what a model is shown: every step has its results behind
-// it, in the order of its calls. What it thought is shown of the last turn only.
+// it, in the order of its calls, and a summary may stand for the first ones. What it thought is
+// shown of the last turn only.
 func (s *session) conversation(system string) []Message {
 	messages := []Message{{Role: RoleSystem, Text: system}}
 	for i := range s.turns {
 		t := &s.turns[i]
+		if s.summary != nil && s.summary.turn == i && s.summary.step == 0 {
+			messages = append(messages, s.summary.message())
+		}
 		messages = append(messages, Message{Role: RoleUser, Text: t.input.Text})
-		messages = appendNotes(messages, t.notes)
+		if !s.summary.covers(i, 0) {
+			messages = appendNotes(messages, t.notes)
+		}
 		for j := range t.steps {
+			if s.summary.covers(i, j) {
+				continue
+			}
+			if s.summary != nil && s.summary.turn == i && s.summary.step == j && j > 0 {
+				messages = append(messages, s.summary.message())
+			}
 			messages = t.steps[j].appendTo(messages, i == len(s.turns)-1)
 			messages = appendNotes(messages, slices.Concat(t.wordAfter(j), t.steps[j].notes))
 		}

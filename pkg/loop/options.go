@@ -53,6 +53,8 @@ type Options struct {
 	Budget *protocol.Spending
 	// Price is what the model's replies cost; nil is unknown, which a budget in dollars refuses.
 	Price *Price
+	// Compaction says when a conversation is compacted; nil is only by [Runner.Compact].
+	Compaction *Compaction
 	// Timeout bounds the time that one Run spends on a turn, and is the deadline of
 	// its calls; 0 is no bound.
 	Timeout time.Duration
@@ -117,6 +119,9 @@ func (o *Options) validate() error {
 	}
 	if o.Budget != nil && o.Budget.USD > 0 && o.Price == nil {
 		errs = append(errs, fmt.Errorf("budget: usd %v: the price of model %s is unknown", o.Budget.USD, o.ModelName))
+	}
+	if c := o.Compaction; c != nil && c.At < 0 {
+		errs = append(errs, fmt.Errorf("compaction: at %d: must not be negative", c.At))
 	}
 	errs = append(errs, validateBudget(o.Budget), o.Settings.Validate(), wire.ValidateAuthor(o.Author))
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {

@@ -79,6 +79,8 @@ type Request struct {
 	Messages []Message
 	// Tools are sorted by name. There may be none although the conversation has tool calls.
 	Tools []tools.Definition
+	// Replies is how many replies the conversation had, those that a summary stands for included.
+	Replies int
 	// Settings are those of [Options]; an adapter leaves out what its provider does not know.
 	Settings Settings
 }

@@ -15,10 +15,11 @@ type turnRun struct {
 	*Runner
 	*recorder
 
-	followed followers
-	since    time.Time       // when it began, or its last reply was journaled
-	cuts     int             // how often the conversation was too long for the model
-	refused  map[Part]string // what the model's server refused in this run, and is not journaled
+	followed  followers
+	since     time.Time       // when it began, or its last reply was journaled
+	compacted bool            // this run asks for no further summary
+	cuts      int             // how often the conversation was too long for the model
+	refused   map[Part]string // what the model's server refused in this run, and is not journaled
 }
 
 // ending is a decision to end the turn.
@@ -116,6 +117,9 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		if err := t.tellJobs(ctx); err != nil {
 			return nil, err
 		}
+		if _, err := t.compactLong(ctx, false); err != nil {
+			return nil, err
+		}
 		return t.ask(ctx)
 	}
 }
@@ -168,7 +172,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
 	at.Reasoning = reply.Reasoning.valid()
-	t.spend(&at)
+	t.spend(&at, t.opts.Price)
 	if reply.Cut {
 		at.Finish = FinishLength
 	}

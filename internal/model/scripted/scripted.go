@@ -43,7 +43,7 @@ func Parse(name string, data []byte) (*Model, error) {
 }
 
 // Reply implements [loop.Model]. It gives step n+1 to a conversation with n
-// assistant messages, its text a word at a time with the step's delay before each.
+// replies, its text a word at a time with the step's delay before each.
 // Behind the last step it returns an [*EndError].
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	done := 0
@@ -52,6 +52,7 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 			done++
 		}
 	}
+	done = max(done, req.Replies) // a summary may stand for the first ones
 	if done >= len(m.steps) {
 		return loop.Reply{}, &EndError{Script: m.name, Steps: len(m.steps), Asked: done + 1}
 	}

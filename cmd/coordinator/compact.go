@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// costFlags are about what models cost and how much they take.
+type costFlags struct {
+	Prices       string `placeholder:"FILE" help:"JSON file with prices and windows of models, which replaces that of this version (docs/cli.md, Budgets)."`
+	CompactAt    string `default:"80%" placeholder:"N" help:"When older replies are replaced by a summary (docs/cli.md, Compaction): at a share of the model's window (--prices), such as 80%, or at a number of tokens, such as 150000. none never does it."`
+	CompactModel string `placeholder:"M" help:"Model that writes the summaries. Default: that of the session."`
+}
+
+// known is what the flags say about models.
+type known struct {
+	prices *model.Prices
+	writer loop.Compaction // without At
+	share  float64         // of a window, at which a conversation is compacted; 0 is none
+	tokens int64           // at which it is; 0 is none
+	never  bool
+}
+
+// openCosts checks the flags, and opens the model of summaries.
+func (f *costFlags) openCosts(opener model.Opener) (k known, err error) {
+	if k.prices, err = model.LoadPrices(f.Prices); err != nil {
+		return k, cli.Usagef("--prices %s: %v", f.Prices, err)
+	}
+	percent, isShare := strings.CutSuffix(f.CompactAt, "%")
+	switch n, err := strconv.ParseInt(percent, 10, 64); {
+	case f.CompactAt == "none":
+		k.never = true
+	case err != nil || n < 1 || isShare && n > 100:
+		return k, cli.Usagef("--compact-at %s: must be 1%% to 100%%, a number of tokens, or none", f.CompactAt)
+	case isShare:
+		k.share = float64(n) / 100
+	default:
+		k.tokens = n
+	}
+	if f.CompactModel == "" {
+		return k, nil
+	}
+	if k.writer.Model, k.writer.ModelName, err = opener.Open(f.CompactModel); err != nil {
+		return k, cli.Usagef("--compact-model: %v", err)
+	}
+	k.writer.Price, _ = k.prices.Of(k.writer.ModelName)
+	return k, nil
+}
+
+// about is what is known of a model: its price, nil when that is unknown, and when its
+// conversations are compacted, nil for never.
+func (k known) about(name string) (*loop.Price, *loop.Compaction) {
+	price, window := k.prices.Of(name)
+	if k.never {
+		return price, nil
+	}
+	compaction := k.writer
+	compaction.At = max(k.tokens, int64(k.share*float64(window)))
+	return price, &compaction
+}
+
+type sessionCompact struct {
+	ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	Model string `placeholder:"M" help:"Model that writes the summary. Default: that of the session; with --nats the coordinator's."`
+}
+
+// compact replaces older replies of a session by a summary.
+func (c *sessionCommand) compact(ctx context.Context, p program, desk sessionDesk) error {
+	done, err := c.compacted(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, struct {
+			Compacted bool `json:"compacted"`
+		}{done})
+	}
+	what := "there is nothing to replace by a summary"
+	if done {
+		what = "a summary stands for its older replies"
+	}
+	_, err = fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
+	return err
+}
+
+func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionDesk) (bool, error) {
+	if c.Nats != "" {
+		fl, err := c.connect(ctx, p, natsio.CallRights(desk.fleet, protocol.SessionPool))
+		if err != nil {
+			return false, err
+		}
+		defer fl.Close()
+		call := serve.NewCall(desk.id, wire.TurnRun{Compact: true, Model: c.Compact.Model}, c.Timeout)
+		result, err := fl.Dispatcher.One(ctx, &call)
+		if err == nil && result.Error != nil {
+			err = result.Error
+		}
+		if err != nil {
+			return false, fmt.Errorf("session %s: %w", desk.id, err)
+		}
+		value, _ := result.Value.(wire.TurnRunResult)
+		return value.Compacted, nil
+	}
+	local, err := c.local(p, desk)
+	if err != nil {
+		return false, err
+	}
+	name := c.Compact.Model
+	if name == "" {
+		info, err := local.Show(ctx, desk.id)
+		if err != nil {
+			return false, err
+		}
+		name = info.Model
+	}
+	logger := p.common.Logger(p.Program)
+	writer, name, err := model.Opener{Env: p.Getenv, Logger: logger}.Open(name)
+	if err != nil {
+		return false, cli.Usagef("--model: %v", err)
+	}
+	fl, err := local.Open(ctx, desk.id)
+	if err != nil {
+		return false, err
+	}
+	defer fl.Close()
+	return compactLocal(ctx, fl.Dispatcher, fl.Journal, writer, name, desk.id, logger)
+}
+
+// compactLocal has a model write the summary of a session whose journal is this process's own.
+func compactLocal(
+	ctx context.Context, dispatcher loop.Dispatcher, journal loop.Journal, writer loop.Model, name string, id protocol.SessionID, logger *slog.Logger,
+) (bool, error) {
+	none, err := tools.NewTable()
+	if err != nil {
+		return false, err
+	}
+	prices, err := model.LoadPrices("")
+	if err != nil {
+		return false, err
+	}
+	price, _ := prices.Of(name)
+	runner, err := loop.New(writer, dispatcher, journal, none, &loop.Options{ModelName: name, Price: price, Logger: logger})
+	if err != nil {
+		return false, err
+	}
+	done, err := runner.Compact(ctx, id, "")
+	if err != nil {
+		return false, fmt.Errorf("session %s: %w", id, err)
+	}
+	return done, nil
+}
