@@ -222,7 +222,7 @@ func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 	acks := f.overhear("$JS.ACK." + wire.CallsStream(factFleet) + ".>")
 	p := f.publisher()
 	f.hold(succeeds, lane.Options{Slots: 32})
-	for _, lanes := range []int{1, 1000} {
+	for _, lanes := range []int{1, 300} {
 		var calls []*protocol.Call
 		for i := range lanes {
 			calls = append(calls, newCall("s", exclusive(fmt.Sprintf("account/%d", i))))
@@ -244,7 +244,7 @@ func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 				released++
 			}
 		}
-		return released >= 1001
+		return released >= 301
 	}, patience, 5*time.Millisecond, "releases are not acknowledged")
 }
 
@@ -259,7 +259,7 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1000, small.CachedInfo().Config.MaxAckPending, "the default")
 
-	const lanes = 1500
+	const lanes = 1100
 	p := f.publisher()
 	var arrived atomic.Int32
 	all := make(chan struct{})
