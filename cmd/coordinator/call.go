@@ -55,6 +55,7 @@ type callOutput struct {
 	Level     string             `json:"level,omitempty"`
 	QueueMS   float64            `json:"queue_ms"`
 	RunMS     float64            `json:"run_ms"`
+	Waits     protocol.Waits     `json:"waits,omitzero"`
 	TraceID   string             `json:"trace_id,omitempty"` // when this process exports traces
 }
 
@@ -184,7 +185,7 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 		return nil
 	}
 	o.CallID, o.WorkerID, o.Attempt, o.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
-	o.QueueMS, o.RunMS = r.QueueMS, r.RunMS
+	o.QueueMS, o.RunMS, o.Waits = r.QueueMS, r.RunMS, r.Waits
 	if r.Value == nil {
 		return nil
 	}

@@ -293,13 +293,14 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 	if f.span.IsRecording() {
 		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
 			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
+		f.span.SetAttributes(waited(&r.Waits)...)
 		ctx = trace.ContextWithSpan(ctx, f.span) // what is measured then leads to the trace
 	}
 	if r.Error != nil {
 		telemetry.Fail(f.span, r.Error)
 	}
 	f.span.End()
-	b.dispatcher.metrics.Ended(ctx, string(f.call.Pool), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
+	b.dispatcher.metrics.Ended(ctx, string(f.call.Pool), string(f.call.Tenant), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
 	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
 }
 
@@ -377,8 +378,20 @@ func (b *batch) abandon(ctx context.Context) {
 	for _, f := range b.unfinished() {
 		b.close(f)
 		f.span.End()
-		b.dispatcher.metrics.Left(ctx, string(f.call.Pool))
+		b.dispatcher.metrics.Left(ctx, string(f.call.Pool), string(f.call.Tenant))
 	}
+}
+
+// waited is attributes that say for how long a call waited, and why.
+func waited(w *protocol.Waits) (all []attribute.KeyValue) {
+	for why, ms := range map[string]float64{
+		"not_before_ms": w.NotBeforeMS, "slot_ms": w.SlotMS, "lane_ms": w.LaneMS, "limit_ms": w.LimitMS, "rate_ms": w.RateMS, "pause_ms": w.PauseMS,
+	} {
+		if ms > 0 {
+			all = append(all, attribute.Float64(telemetry.KeyWait+why, ms))
+		}
+	}
+	return all
 }
 
 func attributes(c *protocol.Call) []attribute.KeyValue {
@@ -386,6 +399,9 @@ func attributes(c *protocol.Call) []attribute.KeyValue {
 		telemetry.KeyCallID.String(string(c.ID)), telemetry.KeyGenAIConversation.String(string(c.SessionID)),
 		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyPayload.String(string(wire.KindOf(c.Payload))),
 		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
+	}
+	if c.Tenant != "" {
+		attributes = append(attributes, telemetry.KeyTenant.String(string(c.Tenant)))
 	}
 	if c.ToolCallID != "" { // else no model asked for it
 		attributes = append(attributes, telemetry.KeyGenAIToolCallID.String(c.ToolCallID))

@@ -232,7 +232,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		b.mu.Lock()
 		b.open[call.ID] = all[i]
 		b.mu.Unlock()
-		b.dispatcher.metrics.Begun(ctx, string(call.Pool))
+		b.dispatcher.metrics.Begun(ctx, string(call.Pool), string(call.Tenant))
 	}
 	return b.send(ctx, all)
 }
@@ -253,7 +253,7 @@ func (b *batch) send(ctx context.Context, all []*followed) error {
 		}
 		telemetry.Fail(f.publish, fault)
 		f.publish.End()
-		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), string(code))
+		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), string(f.call.Tenant), string(code))
 		switch {
 		case code == "":
 			f.accepted = true

@@ -2,6 +2,7 @@ package dispatch_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 
@@ -57,6 +58,24 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 		"error.type=fleet_full," + testTool + ",toolfleet.status=rejected": 1,
 	}, m.Read(t, telemetry.MetricCallDuration))
 	require.Equal(t, map[string]int64{pool: 0}, m.Read(t, telemetry.MetricCallActive))
+}
+
+// Metrics name a bounded number of tenants.
+func TestMetrics_NameTheFirstTenants(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	m := metrictest.New(t)
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Meter: m})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	calls := newCalls(25)
+	for i := range calls {
+		calls[i].Tenant = protocol.Tenant(fmt.Sprint("t", i))
+	}
+	_, err := r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	sent := m.Read(t, telemetry.MetricSentMessages)
+	require.Len(t, sent, 21)
+	require.EqualValues(t, 5, sent[publish+",toolfleet.tenant=other"])
 }
 
 func TestMetrics_TellWhatWasLeft(t *testing.T) {

@@ -192,8 +192,28 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	waited := begun.Sub(now)
 	result.QueueMS, result.LaneMS = core.Millis(run.Queued+waited), core.Millis(run.InLane+waited)
 	result.RunMS = core.Millis(time.Since(begun))
+	result.Waits = waitsOf(e, run, now)
 	run.WillRetry(&result)
 	return &result
+}
+
+// waitsOf is what an attempt that started at a time waited for. Before this worker claimed the
+// lane, the call waited for its time and for a slot.
+func waitsOf(e *core.Entry, run *Run, started time.Time) protocol.Waits {
+	millis := func(d time.Duration) float64 {
+		if d < time.Millisecond {
+			return 0
+		}
+		return core.Millis(d)
+	}
+	return protocol.Waits{
+		NotBeforeMS: millis(e.Call.Delay()),
+		SlotMS:      millis(run.Queued - run.InLane + e.Waited[core.WaitsForSlot]),
+		LaneMS:      millis(run.InLane - started.Sub(e.FreeSince)),
+		LimitMS:     millis(e.Waited[core.WaitsForLimit]),
+		RateMS:      millis(e.Waited[core.WaitsForRate]),
+		PauseMS:     millis(e.Waited[core.WaitsForResume]),
+	}
 }
 
 // willRetry is [Run.WillRetry] for an attempt that started at a time. If the call is started again,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
@@ -29,8 +30,10 @@ type heldLane struct {
 	garbage  garbage
 	usage    usage
 	limit    laneLimit
-	flow     wire.Flow // of the ready message
-	unmet    *Need     // requirements of a call that this worker cannot run; nil if it can run all
+	waits    core.WaitClock
+	flow     wire.Flow   // of the ready message
+	unmet    *Need       // requirements of a call that this worker cannot run; nil if it can run all
+	slotless atomic.Bool // the next call waits for a slot
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
 	retryAt time.Time
 }
@@ -152,8 +155,32 @@ func (l *heldLane) isIdle() bool {
 	return l.slots.used == 0 && !l.slots.wanting && l.schedule.Len() == 0 && l.ready.call == nil && l.mail.caughtUp
 }
 
-// start starts the calls that may run, as far as there are slots.
+// start starts the calls that may run, and notes what the others wait for.
 func (l *heldLane) start() {
+	l.startCalls()
+	now, wait := time.Now(), core.WaitsForNothing
+	switch {
+	case l.schedule.Len() <= l.slots.used:
+	case l.control.paused.Load():
+		wait = core.WaitsForResume
+	case l.limit.wait == core.BlockedConcurrent:
+		wait = core.WaitsForLimit
+	case l.limit.wait == core.BlockedRate:
+		wait = core.WaitsForRate
+	case l.slots.wanting || l.slots.isYielding(now):
+		wait = core.WaitsForSlot
+	}
+	l.waits.Set(wait, now)
+	if l.slotless.Store(wait == core.WaitsForSlot); wait == core.WaitsForNothing {
+		return
+	}
+	for _, e := range l.schedule.Startable() {
+		l.waits.Free(e, now)
+	}
+}
+
+// startCalls starts the calls that may run, as far as there are slots.
+func (l *heldLane) startCalls() {
 	l.refuseDue()
 	l.retryAt = time.Time{}
 	if !l.isStopping() && !l.control.paused.Load() && !l.isLimited() && !l.yields() {
@@ -166,7 +193,7 @@ func (l *heldLane) start() {
 			}
 			if !l.canRun(e) {
 				if l.skipSettled(e) {
-					l.start() // more calls may be startable now
+					l.startCalls() // more calls may be startable now
 					return
 				}
 				continue
@@ -187,6 +214,7 @@ func (l *heldLane) start() {
 			l.slots.unspent = max(l.slots.unspent-1, 0)
 			asked := l.lookups.take(e, l.schedule.Entries())
 			e.Running = true
+			l.waits.Start(e, time.Now())
 			l.limit.reserve(e)
 			l.slots.free--
 			l.slots.used++

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -87,11 +88,32 @@ type CallMetrics struct {
 	sent     metric.Int64Counter
 	active   metric.Int64UpDownCounter
 	duration metric.Float64Histogram
+
+	mu      sync.Mutex
+	tenants map[string]bool // that have a name in metrics
+}
+
+// maxTenants bounds the tenants that metrics of a process name: the first ones. The rest is
+// "other".
+const maxTenants = 20
+
+// tenant is the attribute of a tenant; "" has none.
+func (m *CallMetrics) tenant(name string) attribute.KeyValue {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if name != "" && !m.tenants[name] {
+		if len(m.tenants) >= maxTenants {
+			return KeyTenant.String("other")
+		}
+		m.tenants[name] = true
+	}
+	return KeyTenant.String(name)
 }
 
 // NewCallMetrics makes the instruments of a caller.
 func NewCallMetrics(meter metric.Meter) *CallMetrics {
 	return &CallMetrics{
+		tenants:  map[string]bool{},
 		sent:     newCounter(meter, MetricSentMessages, "{message}", "Calls that were published, or could not be."),
 		active:   newUpDown(meter, MetricCallActive, "{call}", "Calls without a result that this process waits for."),
 		duration: newDuration(meter, MetricCallDuration, "Time from the publishing of a call to its result here."),
@@ -99,33 +121,33 @@ func NewCallMetrics(meter metric.Meter) *CallMetrics {
 }
 
 // Begun records a call that is about to be published; Ended or Left follows.
-func (m *CallMetrics) Begun(ctx context.Context, pool string) {
+func (m *CallMetrics) Begun(ctx context.Context, pool, tenant string) {
 	if m.active.Enabled(ctx) {
-		m.active.Add(ctx, 1, with(KeyPool.String(pool)))
+		m.active.Add(ctx, 1, with(KeyPool.String(pool), m.tenant(tenant)))
 	}
 }
 
 // Sent records that a call was published. code is why it could not be, "" when it was.
-func (m *CallMetrics) Sent(ctx context.Context, pool, code string) {
+func (m *CallMetrics) Sent(ctx context.Context, pool, tenant, code string) {
 	if m.sent.Enabled(ctx) {
 		m.sent.Add(ctx, 1, with(KeyMessagingSystem.String(MessagingNATS), KeyMessagingOperation.String(SpanPublish),
-			KeyPool.String(pool), KeyErrorType.String(code)))
+			KeyPool.String(pool), m.tenant(tenant), KeyErrorType.String(code)))
 	}
 }
 
 // Ended records the result of a call. code is why it is not ok, "" when it is.
-func (m *CallMetrics) Ended(ctx context.Context, pool, tool, status, code string, took time.Duration) {
+func (m *CallMetrics) Ended(ctx context.Context, pool, tenant, tool, status, code string, took time.Duration) {
 	if m.duration.Enabled(ctx) {
 		m.duration.Record(ctx, took.Seconds(),
-			with(KeyPool.String(pool), KeyGenAIToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
+			with(KeyPool.String(pool), m.tenant(tenant), KeyGenAIToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
 	}
-	m.Left(ctx, pool)
+	m.Left(ctx, pool, tenant)
 }
 
 // Left records a call that is not waited for any more, though it has no result.
-func (m *CallMetrics) Left(ctx context.Context, pool string) {
+func (m *CallMetrics) Left(ctx context.Context, pool, tenant string) {
 	if m.active.Enabled(ctx) {
-		m.active.Add(ctx, -1, with(KeyPool.String(pool)))
+		m.active.Add(ctx, -1, with(KeyPool.String(pool), m.tenant(tenant)))
 	}
 }
 

@@ -103,6 +103,8 @@ const (
 	KeyQueueMS       = attribute.Key("toolfleet.queue_ms")
 	KeyLaneMS        = attribute.Key("toolfleet.lane_ms")
 	KeyRunMS         = attribute.Key("toolfleet.run_ms")
+	KeyWait          = "toolfleet.wait." // begins the keys of what a call waited for, such as slot_ms
+	KeyTenant        = attribute.Key("toolfleet.tenant")
 	KeySandboxDriver = attribute.Key("toolfleet.sandbox.driver")
 	KeySandboxLevel  = attribute.Key("toolfleet.sandbox.level")
 )

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,7 +29,7 @@ type plain struct {
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
 		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline Again Payload"
-	plainResult = "CallID SessionID Status Error WorkerID Attempt Tries Level QueueMS LaneMS RunMS FinishedAt Kept Value"
+	plainResult = "CallID SessionID Status Error WorkerID Attempt Tries Level QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
 )
 
 var (
@@ -82,9 +83,10 @@ func (p *plain) resultFieldsOf(r *protocol.Result) {
 	p.text("worker_id", (*string)(&r.WorkerID), ifSet)
 	whole(p, "attempt", &r.Attempt)
 	p.text("level", &r.Level, ifSet)
-	p.number("queue_ms", &r.QueueMS)
-	p.number("lane_ms", &r.LaneMS)
-	p.number("run_ms", &r.RunMS)
+	p.number("queue_ms", &r.QueueMS, always)
+	p.number("lane_ms", &r.LaneMS, always)
+	p.number("run_ms", &r.RunMS, always)
+	p.waits(&r.Waits)
 	p.time("finished_at", &r.FinishedAt, always)
 }
 
@@ -175,7 +177,7 @@ func (p *plain) text(name string, s *string, empty bool) {
 
 // token reads a number.
 func (p *plain) token() string {
-	end := strings.IndexByte(p.rest, ',')
+	end := strings.IndexAny(p.rest, ",}")
 	if end < 0 {
 		end = len(p.rest)
 	}
@@ -197,9 +199,30 @@ func whole[T ~int | ~int64](p *plain, name string, n *T) {
 	}
 }
 
-func (p *plain) number(name string, n *float64) {
+// waits visits an object that is left out if it is empty. Its first field has no comma.
+func (p *plain) waits(w *protocol.Waits) {
+	if !p.field("waits", *w != protocol.Waits{}) || !p.literal("{") {
+		return
+	}
+	begin := len(p.body)
+	if p.reads {
+		p.rest = "," + p.rest
+	}
+	p.number("not_before_ms", &w.NotBeforeMS, ifSet)
+	p.number("slot_ms", &w.SlotMS, ifSet)
+	p.number("lane_ms", &w.LaneMS, ifSet)
+	p.number("limit_ms", &w.LimitMS, ifSet)
+	p.number("rate_ms", &w.RateMS, ifSet)
+	p.number("pause_ms", &w.PauseMS, ifSet)
+	if !p.reads {
+		p.body = slices.Delete(p.body, begin, begin+1)
+	}
+	p.literal("}")
+}
+
+func (p *plain) number(name string, n *float64, zero bool) {
 	switch {
-	case !p.field(name, true):
+	case !p.field(name, zero || *n != 0):
 	case p.reads:
 		token := p.token()
 		read, err := strconv.ParseFloat(token, 64)

@@ -110,6 +110,14 @@ func TestPlain_ForgetsNoField(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, jsonOf(t, r), string(body), reflect.TypeFor[protocol.Result]().Field(i).Name)
 	}
+	for i := range reflect.TypeFor[protocol.Waits]().NumField() {
+		r := usualResult()
+		fill(reflect.ValueOf(&r.Waits).Elem().Field(i))
+		body, err := EncodeResult(r)
+		require.NoError(t, err)
+		require.Equal(t, jsonOf(t, r), string(body), reflect.TypeFor[protocol.Waits]().Field(i).Name)
+		require.Equal(t, r.Waits, readPlainResult(body).Waits)
+	}
 }
 
 // fill sets what is empty.
@@ -128,8 +136,16 @@ func fill(v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+	case reflect.Float64:
+		v.SetFloat(1.5)
 	case reflect.Struct:
-		v.Set(reflect.ValueOf(time.Unix(1e9, 0).UTC())) // it is a time
+		if _, is := reflect.TypeAssert[time.Time](v); is {
+			v.Set(reflect.ValueOf(time.Unix(1e9, 0).UTC()))
+			return
+		}
+		for _, field := range v.Fields() {
+			fill(field)
+		}
 	}
 }
 

@@ -141,12 +141,24 @@ type Result struct {
 	QueueMS    float64   `json:"queue_ms"`
 	LaneMS     float64   `json:"lane_ms"`
 	RunMS      float64   `json:"run_ms"`
+	Waits      Waits     `json:"waits,omitzero"`
 	FinishedAt time.Time `json:"finished_at"`
 	// Kept is set when more of Value is kept than a reader may be shown, or Value has.
 	Kept *Kept `json:"kept,omitempty"`
 
 	// Value is what the payload returned; it may be set beside an Error (partial output).
 	Value Value `json:"-"`
+}
+
+// Waits is what a call waited for until its last start, in milliseconds; times below one are left
+// out.
+type Waits struct {
+	NotBeforeMS float64 `json:"not_before_ms,omitempty"` // its time; not of QueueMS
+	SlotMS      float64 `json:"slot_ms,omitempty"`       // a worker with a free slot, in its tenant's turn
+	LaneMS      float64 `json:"lane_ms,omitempty"`       // earlier calls of its lane that it conflicts with
+	LimitMS     float64 `json:"limit_ms,omitempty"`      // a limit of calls at once
+	RateMS      float64 `json:"rate_ms,omitempty"`       // a limit of starts in a time
+	PauseMS     float64 `json:"pause_ms,omitempty"`      // an operator, who paused the lane
 }
 
 // Kept says that the fleet keeps a result whole until its session is removed, because it

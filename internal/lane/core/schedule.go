@@ -8,6 +8,7 @@
 //	what to do about a stored claim         Claiming.Decide: replace, keep, wait or decline
 //	start a call, or answer it unstarted    Entry.Begin
 //	may one more call of a lane start       Limit: concurrent calls, and a rate that outlives holders
+//	for how long a call waits, and why      WaitClock
 //	let a lane go                           Release: delete ready message, last look, delete claim
 //
 // An [Entry] is one call of a held lane, from its read until its result is stored.
@@ -56,6 +57,7 @@ type Progress struct {
 	Stop      func(error)
 	Cancelled bool // a cancel request was read
 	Reserved  bool // a token of the lane's rate is reserved for it, see [Limit]
+	Waits
 	// Unsettled says that the call certainly had no result when it started here. The goroutine that
 	// runs the call sets it.
 	Unsettled atomic.Bool
@@ -72,6 +74,14 @@ func (e *Entry) MayHaveResult() bool { return e.MayHaveStarted || e.MayBeOld || 
 
 // MayHaveRun reports whether another holder may have started the call.
 func (e *Entry) MayHaveRun() bool { return e.MayHaveStarted || e.Marked }
+
+// Waits is for how long a call waited under this holder, see [WaitClock].
+type Waits struct {
+	FreeSince time.Time // when no earlier call held it up any more; zero before
+	Waited    Waited    // from then until it started
+
+	waited Waited // what the lane had waited then
+}
 
 // Schedule decides which calls of a lane may run. It has the unfinished entries in sequence order;
 // an entry may start when it conflicts with no earlier one. So conflicting calls run in order, and

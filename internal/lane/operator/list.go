@@ -51,7 +51,8 @@ type Status struct {
 	// that is lost, the one that its claim names; empty when there is none.
 	Holder protocol.WorkerID `json:"holder,omitempty"`
 	HeldMS int64             `json:"held_ms,omitempty"`
-	// WaitsFor is the limit that the lane's next call waits for, as its holder says; "" is none.
+	// WaitsFor is the limit or the slot that the lane's next call waits for, as its holder says; ""
+	// is none.
 	WaitsFor string             `json:"waits_for,omitempty"`
 	Running  []lane.RunningCall `json:"running"` // the longest first
 
@@ -289,6 +290,8 @@ func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (St
 		status.Holder, status.HeldMS, status.WaitsFor, status.Running = holder.worker, holder.HeldMS, holder.WaitsFor, holder.longestFirst()
 	case s.claim != nil && s.claim.Life != "":
 		status.Holder = s.claim.WorkerID
+	case status.State == StateReady:
+		status.WaitsFor = "a slot: no worker has claimed the lane"
 	}
 	calls := 0 // unless they ended meanwhile
 	if s.first != nil {
