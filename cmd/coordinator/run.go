@@ -26,7 +26,7 @@ import (
 )
 
 type runCommand struct {
-	Model string `placeholder:"M" brief:"openai:NAME, anthropic:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL) or script:FILE. Required."`
+	Model string `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY) or script:FILE. Required."`
 
 	turnFlags
 	costFlags `group:"Model:"`

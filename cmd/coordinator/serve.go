@@ -34,7 +34,7 @@ import (
 )
 
 type serveCommand struct {
-	Model     []string      `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME or script:FILE. The first one is the default. May be given several times. Required."`
+	Model     []string      `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Required."`
 	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
 	Sessions  int           `default:"64" help:"Concurrent turns."`
 	MaxSteps  int           `default:"64" help:"Maximum number of model requests per turn."`

@@ -5,6 +5,7 @@
 //	script:FILE     replies from a script, see package scripted
 //	openai:NAME     the model NAME of OpenAI, or of any compatible server, see package openai
 //	anthropic:NAME  one of Anthropic, see package anthropic
+//	google:NAME     one of Google (Gemini), see package google
 //
 // Providers read their settings from the environment, under the names that their own tools use, as
 // OPENAI_API_KEY and OPENAI_BASE_URL. A key is required for a provider's own server; others may do
@@ -12,6 +13,7 @@
 package model
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +28,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model/anthropic"
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/google"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -60,6 +63,12 @@ func providers() []provider {
 			[]string{"ANTHROPIC_API_KEY"},
 			"ANTHROPIC_BASE_URL", anthropic.DefaultBaseURL, "http://localhost:4000",
 			func(_ Opener, _ string, opts endpoint.Options) (loop.Model, error) { return anthropic.New(opts) },
+		},
+		{
+			"google", "Google",
+			[]string{"GEMINI_API_KEY", "GOOGLE_API_KEY"},
+			"GOOGLE_GEMINI_BASE_URL", google.DefaultBaseURL, "http://localhost:4000",
+			func(_ Opener, _ string, opts endpoint.Options) (loop.Model, error) { return google.New(opts) },
 		},
 	}
 }
@@ -148,7 +157,11 @@ func (o Opener) openAI(name string, opts endpoint.Options) (loop.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openai.New(openai.Options{Options: opts, Organization: o.env("OPENAI_ORG_ID"), Images: images})
+	api := cmp.Or(o.env("OPENAI_API"), openai.Auto)
+	if !slices.Contains([]string{openai.Auto, openai.Responses, openai.Chat}, api) {
+		return nil, &settingError{"OPENAI_API", api, "auto, responses or chat"}
+	}
+	return openai.New(openai.Options{Options: opts, API: api, Organization: o.env("OPENAI_ORG_ID"), Images: images})
 }
 
 // settingError is an error of a setting that its text names.

@@ -107,7 +107,7 @@ func TestOpen_SaysWhatCanBeGiven(t *testing.T) {
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.json")
 	require.NoError(t, os.WriteFile(bad, []byte(`{}`), 0o600))
-	forms := []string{"script:FILE", "openai:NAME", "anthropic:NAME"}
+	forms := []string{"script:FILE", "openai:NAME", "anthropic:NAME", "google:NAME"}
 	tests := map[string]struct {
 		spec string
 		env  func(string) string
@@ -128,6 +128,7 @@ func TestOpen_SaysWhatCanBeGiven(t *testing.T) {
 			"openai:m", environment("OPENAI_BASE_URL", "https://api.openai.com/v1/"), model.ErrNoAPIKey, []string{"OPENAI_BASE_URL"},
 		},
 		"bad server": {"openai:m", environment("OPENAI_BASE_URL", "localhost:11434"), nil, []string{`OPENAI_BASE_URL: openai options: base URL "localhost:11434"`}},
+		"bad API":    {"openai:m", environment("OPENAI_API_KEY", "k", "OPENAI_API", "soap"), nil, []string{`OPENAI_API "soap": must be auto, responses or chat`}},
 		"bad images": {"openai:m", environment("OPENAI_API_KEY", "k", "OPENAI_IMAGES", "maybe"), nil, []string{`OPENAI_IMAGES "maybe": must be true or false`}},
 	}
 	for name, test := range tests {

@@ -215,8 +215,8 @@ func (c *Client) Close() error {
 	return cleanup()
 }
 
-// OpenModel opens a model by its spec, "openai:NAME" or "script:FILE", with the
-// settings of the environment (OPENAI_API_KEY, OPENAI_BASE_URL). Any [loop.Model] of
+// OpenModel opens a model by its spec, such as "openai:NAME", "anthropic:NAME", "google:NAME" or
+// "script:FILE", with the settings of the environment (OPENAI_API_KEY, OPENAI_BASE_URL). Any [loop.Model] of
 // yours will do as well.
 func OpenModel(spec string) (loop.Model, error) {
 	opened, _, err := model.Open(spec, os.Getenv)

@@ -276,6 +276,12 @@ func (e *Endpoint) refuse(resp *http.Response) *Error {
 	return refused
 }
 
+// Told is the error of a message that a server sent in a stream, in a form of its API.
+func (e *Endpoint) Told(message, code, kind string) *Error {
+	told := serverReply{Message: message, Code: code, Type: kind}
+	return e.serverError(typeInStream(told), told)
+}
+
 func (e *Endpoint) serverError(kind string, told serverReply) *Error {
 	failure := e.NewError(kind, told.Message)
 	failure.Code, failure.param = told.Code, told.Param

@@ -118,6 +118,8 @@ func typeOf(status int, failure serverReply) string {
 	switch {
 	case tooLong(status, failure.Message):
 		return TypeContextLength
+	case strings.Contains(failure.Message, "API key not valid"): // of Google, with status 400
+		return TypeAuthentication
 	case status == http.StatusTooManyRequests:
 		return TypeRateLimited
 	case status == http.StatusRequestTimeout:

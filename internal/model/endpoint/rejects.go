@@ -148,7 +148,7 @@ func (s *Sent) Refused(err error, inMessage, inContent *regexp.Regexp) error {
 			return nil
 		}
 		i, named := IndexIn(inContent, text, len(s.Messages[at]))
-		if !named {
+		if !named && len(s.Messages[at]) != 1 { // the only part needs no position
 			return nil
 		}
 		switch part := s.Messages[at][i]; {

@@ -29,7 +29,7 @@ const Key = "sk-very-secret-key"
 type Dialect struct {
 	// New makes a model of the adapter.
 	New func(opts endpoint.Options) (loop.Model, error)
-	// Base ends the base URL, and Path is the rest of the URL of requests.
+	// Base ends the base URL, and Path is the rest of the URL of requests; "" takes any.
 	Base, Path string
 
 	Begin   []string
@@ -93,7 +93,8 @@ func Serve(t *testing.T, d *Dialect, answers ...Answer) *Server {
 
 func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	raw, err := io.ReadAll(r.Body)
-	if err != nil || r.URL.Path != s.dialect.Base+s.dialect.Path || r.Method != http.MethodPost {
+	wrong := s.dialect.Path != "" && r.URL.Path != s.dialect.Base+s.dialect.Path
+	if err != nil || wrong || r.Method != http.MethodPost {
 		http.Error(w, "unexpected request "+r.Method+" "+r.URL.Path, http.StatusTeapot)
 		return
 	}

@@ -1,5 +1,6 @@
-// Package openai is a model behind an OpenAI-compatible HTTP API: chat completions, streamed, with
-// tools. A base URL makes it vLLM, Ollama, a gateway, or any other server that speaks the same.
+// Package openai is a model behind an OpenAI-compatible HTTP API, streamed, with tools: the
+// Responses API (responses.go) or chat completions. A base URL makes it vLLM, Ollama, a gateway, or
+// any other server that speaks the same.
 // Package endpoint has what adapters share: HTTP, retries, and the assembly of a reply.
 //
 // Chunks are decoded leniently in form and strictly in meaning (package lenient).

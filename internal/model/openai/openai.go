@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,9 +16,11 @@ import (
 type Model struct {
 	*endpoint.Endpoint
 
+	api          string // Auto, Responses or Chat
 	images       bool
 	organization string
 	rejects      rejects
+	responses    responsesRejects
 }
 
 var (
@@ -41,7 +44,9 @@ func api() endpoint.API {
 type Options struct {
 	endpoint.Options
 
-	// Images says that the model takes images: those of tool results are sent behind them.
+	// API is [Auto], [Responses] or [Chat]; "" means Auto.
+	API string
+	// Images says that the model takes images: those of tool results are sent with them.
 	Images bool
 	// Organization is sent as OpenAI-Organization; "" sends none.
 	Organization string
@@ -54,7 +59,11 @@ func New(opts Options) (*Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("openai options: %w", err)
 	}
-	return &Model{Endpoint: server, images: opts.Images, organization: opts.Organization}, nil
+	m := &Model{Endpoint: server, api: cmp.Or(opts.API, Auto), images: opts.Images, organization: opts.Organization}
+	if m.api == Auto && server.Options().BaseURL != DefaultBaseURL {
+		m.api = Chat
+	}
+	return m, nil
 }
 
 // Provider implements [loop.Provider].
@@ -64,14 +73,30 @@ func (m *Model) Provider() string { return nativeProvider }
 // [*endpoint.Error]. After a broken attempt, delta gets the text from its start again.
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	reply, err := m.Endpoint.Reply(ctx, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
-	if err != nil {
+	switch {
+	case err == nil:
+		return reply, nil
+	case m.usesResponses():
+		return reply, m.responsesRequest(req).sent.Refused(err, inInput, inOutput)
+	default:
 		return reply, m.refused(req, err)
 	}
-	return reply, nil
+}
+
+// usesResponses reports whether the Responses API is asked.
+func (m *Model) usesResponses() bool {
+	return m.api != Chat && !m.responses.absent.Load()
 }
 
 // attempt asks once, and again without what the server turns out to reject.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	for m.usesResponses() {
+		sent := m.responsesRequest(req)
+		reply, err := m.askResponses(ctx, sent, delta)
+		if !m.learnResponses(err, sent) {
+			return reply, err
+		}
+	}
 	for {
 		sent := m.request(req)
 		reply, err := m.ask(ctx, sent, delta)

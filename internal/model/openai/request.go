@@ -174,11 +174,8 @@ func messageOf(asked *loop.Message, without omitted) message {
 		}
 	case loop.RoleSystem, loop.RoleUser:
 	}
-	switch {
-	case asked.Text != "":
-		out.Content = asked.Text
-	case len(out.ToolCalls) == 0:
-		out.Content = endpoint.NoText
+	if asked.Text != "" || len(out.ToolCalls) == 0 {
+		out.Content = textOf(asked.Text)
 	}
 	return out
 }

@@ -1,0 +1,253 @@
+package google
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// provider is the name under which tools are declared that the provider runs.
+const provider = "google"
+
+// skipSignature is the signature of a call that has none, where the server insists on one.
+const skipSignature = "skip_thought_signature_validator"
+
+// request is one request, and what its errors may be about.
+type request struct {
+	body     map[string]any
+	contents []content
+	sent     endpoint.Sent
+	omitted  omitted
+	offered  []tools.Definition // those of body
+	effort   bool               // it was asked for
+	levels   bool               // and is sent as a level
+	nested   bool               // images go into results, not behind them
+}
+
+type content struct {
+	Role  string `json:"role"`
+	Parts []part `json:"parts"`
+}
+
+// part is a part of a content as the API wants it. The SDK's type has arguments as a map, whose
+// numbers are floats.
+type part struct {
+	Text             *string          `json:"text,omitempty"`
+	FunctionCall     *functionCall    `json:"functionCall,omitempty"`     //nolint:tagliatelle // of the API
+	FunctionResponse *functionResult  `json:"functionResponse,omitempty"` //nolint:tagliatelle // of the API
+	InlineData       *inlineData      `json:"inlineData,omitempty"`       //nolint:tagliatelle // of the API
+	ThoughtSignature string           `json:"thoughtSignature,omitempty"` //nolint:tagliatelle // of the API
+	Raw              *json.RawMessage `json:"-"`                          // instead of all else
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (p part) MarshalJSON() ([]byte, error) {
+	if p.Raw != nil {
+		return *p.Raw, nil
+	}
+	type plain part
+	return json.Marshal(plain(p))
+}
+
+type functionCall struct {
+	ID   string          `json:"id,omitempty"`
+	Name string          `json:"name"`
+	Args json.RawMessage `json:"args"`
+}
+
+type functionResult struct {
+	ID       string            `json:"id,omitempty"`
+	Name     string            `json:"name"`
+	Response map[string]string `json:"response"`
+	Parts    []part            `json:"parts,omitempty"`
+}
+
+type inlineData struct {
+	MIMEType string `json:"mimeType"` //nolint:tagliatelle // of the API
+	Data     []byte `json:"data"`
+}
+
+// request is req as the API wants it.
+func (m *Model) request(req loop.Request) *request {
+	name := strings.ToLower(m.Options().Model)
+	older := strings.HasPrefix(name, "gemini-1") || strings.HasPrefix(name, "gemini-2")
+	out := &request{omitted: m.rejects.omitted(), body: map[string]any{}, nested: !older}
+	out.sent.Images = map[string]bool{}
+	out.omitted.levels = out.omitted.levels || older
+	var system strings.Builder
+	for i := range req.Messages {
+		if req.Messages[i].Role == loop.RoleSystem {
+			system.WriteString(req.Messages[i].Text)
+			continue
+		}
+		out.add(&req.Messages[i])
+	}
+	out.body["contents"] = out.contents
+	out.body["generationConfig"] = out.config(req.Settings)
+	out.offered = m.rejects.tools.Offered(req.Tools, func(definition tools.Definition) bool {
+		_, declared := nativeOf(definition)
+		return declared || len(definition.Native) == 0
+	})
+	if declared := toolsOf(out.offered); len(declared) > 0 {
+		out.body["tools"] = declared
+	}
+	system.WriteString(m.rejects.tools.Notes(req.Tools))
+	if text := strings.TrimSpace(system.String()); text != "" {
+		out.body["systemInstruction"] = content{Role: "user", Parts: []part{{Text: &text}}}
+	}
+	return out
+}
+
+func (r *request) config(settings loop.Settings) map[string]any {
+	config := map[string]any{}
+	if settings.Temperature != nil {
+		config["temperature"] = *settings.Temperature
+	}
+	if settings.MaxOutput > 0 {
+		config["maxOutputTokens"] = settings.MaxOutput
+	}
+	if r.omitted.thinking {
+		return config
+	}
+	thinking := map[string]any{"includeThoughts": true}
+	config["thinkingConfig"] = thinking
+	budgets := map[string]int{"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
+	budget, asked := budgets[settings.Effort]
+	r.effort = asked
+	switch {
+	case !asked:
+	case r.omitted.levels:
+		thinking["thinkingBudget"] = budget
+	default:
+		r.levels = true
+		thinking["thinkingLevel"] = map[string]string{"none": "MINIMAL", "minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM"}[settings.Effort]
+		if thinking["thinkingLevel"] == "" {
+			thinking["thinkingLevel"] = "HIGH"
+		}
+	}
+	return config
+}
+
+// add adds a message; what the same side says in a row is one content of the API.
+func (r *request) add(message *loop.Message) {
+	switch message.Role {
+	case loop.RoleAssistant:
+		parts, of := r.assistant(message)
+		r.append("model", parts, of)
+	case loop.RoleTool:
+		result := loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult}
+		answer := functionResult{ID: message.ToolCallID, Name: endpoint.ToolName(message.Name), Response: map[string]string{"output": message.Text}}
+		parts, of := []part{{FunctionResponse: &answer}}, []loop.Part{result}
+		if image := message.Image; image != nil {
+			r.sent.Images[message.ToolCallID] = true
+			shown := part{InlineData: &inlineData{image.MediaType, image.Data}}
+			if r.nested {
+				answer.Parts = []part{shown}
+			} else {
+				parts, of = append(parts, shown), append(of, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartImage})
+			}
+		}
+		r.append("user", parts, of)
+	case loop.RoleUser, loop.RoleSystem:
+		r.append("user", []part{{Text: textOf(message.Text)}}, []loop.Part{{}})
+	}
+}
+
+func (r *request) append(role string, parts []part, of []loop.Part) {
+	if n := len(r.contents); n > 0 && r.contents[n-1].Role == role {
+		r.contents[n-1].Parts = append(r.contents[n-1].Parts, parts...)
+		r.sent.Messages[n-1] = append(r.sent.Messages[n-1], of...)
+		return
+	}
+	r.contents = append(r.contents, content{role, parts})
+	r.sent.Messages = append(r.sent.Messages, of)
+}
+
+// assistant is what the model said, with the signatures that it came with.
+func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part) {
+	text, calls := message.Text, message.ToolCalls
+	add := func(p part, about loop.Part) { parts, of = append(parts, p), append(of, about) }
+	first := true
+	addCall := func(signature string) {
+		if len(calls) == 0 {
+			return
+		}
+		call := calls[0]
+		calls = calls[1:]
+		if signature == "" && first && r.omitted.unsigned {
+			signature = skipSignature
+		}
+		first = false
+		add(part{ThoughtSignature: signature, FunctionCall: &functionCall{
+			call.ID, endpoint.ToolName(call.Name), json.RawMessage(endpoint.Arguments(call.Arguments)),
+		}}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+	}
+	for _, kept := range keptOf(message) {
+		if r.omitted.signatures {
+			kept.Signature = ""
+		}
+		switch {
+		case kept.Type == typeCall:
+			addCall(kept.Signature)
+		case kept.Raw != nil:
+			add(part{Raw: &kept.Raw}, loop.Part{})
+		case kept.Text <= len(text):
+			if said := text[:kept.Text]; said != "" || kept.Signature != "" {
+				add(part{Text: &said, ThoughtSignature: kept.Signature}, loop.Part{})
+			}
+			text = text[kept.Text:]
+		}
+	}
+	if text != "" || len(parts) == 0 && len(calls) == 0 {
+		add(part{Text: textOf(text)}, loop.Part{})
+	}
+	for len(calls) > 0 {
+		addCall("")
+	}
+	return parts, of
+}
+
+func textOf(text string) *string {
+	if text == "" {
+		text = endpoint.NoText
+	}
+	return &text
+}
+
+// toolsOf declares tools: all functions in one, and each that the provider runs by itself.
+func toolsOf(definitions []tools.Definition) []map[string]any {
+	var declared []map[string]any
+	var functions []map[string]any
+	for _, definition := range definitions {
+		if native, is := nativeOf(definition); is {
+			declared = append(declared, native)
+			continue
+		}
+		schema := definition.Schema
+		if len(schema) == 0 {
+			schema = json.RawMessage(`{"type":"object","properties":{}}`)
+		}
+		functions = append(functions, map[string]any{
+			"name": definition.Name, "description": definition.Description, "parametersJsonSchema": schema,
+		})
+	}
+	if len(functions) > 0 {
+		declared = append(declared, map[string]any{"functionDeclarations": functions})
+	}
+	return declared
+}
+
+// nativeOf declares a tool that the provider runs: {"type": T, ...} is {T: {...}} in the API.
+func nativeOf(definition tools.Definition) (declared map[string]any, is bool) {
+	object, err := lenient.Object("", definition.Native[provider])
+	kind := lenient.String(object["type"])
+	if err != nil || kind == "" {
+		return nil, false
+	}
+	delete(object, "type")
+	return map[string]any{kind: object}, true
+}

@@ -1,0 +1,166 @@
+package google
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Types of parts as [kept] has them.
+const (
+	typeText = "text"
+	typeCall = "call"
+)
+
+// assembler puts a reply together from the chunks of a stream.
+type assembler struct {
+	endpoint.Assembler
+
+	endpoint *endpoint.Endpoint
+	parts    []kept
+	calls    int
+}
+
+// read adds the next chunk, and passes its text to delta.
+func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
+	var chunk lenient.Fields
+	if err := json.Unmarshal(data, &chunk); err != nil {
+		if json.Valid(data) {
+			return lenient.WrongForm("a chunk", data, "an object")
+		}
+		return err
+	}
+	if a.Model == "" {
+		a.Model = lenient.String(chunk["modelVersion"])
+	}
+	a.count(chunk["usageMetadata"])
+	if feedback, err := lenient.Object("promptFeedback", chunk["promptFeedback"]); err == nil {
+		if reason := lenient.String(feedback["blockReason"]); reason != "" {
+			return a.endpoint.NewError(endpoint.TypeContentFilter, fmt.Sprintf("the provider blocked the prompt (blockReason %q)", reason))
+		}
+	}
+	candidates, err := lenient.List("candidates", chunk["candidates"])
+	for i := 0; err == nil && i < min(len(candidates), 1); i++ { // others were never asked for
+		err = a.readCandidate(candidates[i])
+	}
+	a.Tell(delta)
+	return err
+}
+
+func (a *assembler) readCandidate(raw json.RawMessage) error {
+	candidate, err := lenient.Object("candidates[0]", raw)
+	if err != nil {
+		return err
+	}
+	said, err := lenient.Object("candidates[0].content", candidate["content"])
+	if err != nil {
+		return err
+	}
+	parts, err := lenient.List("candidates[0].content.parts", said["parts"])
+	for i := 0; err == nil && i < len(parts); i++ {
+		err = a.readPart(fmt.Sprintf("candidates[0].content.parts[%d]", i), parts[i])
+	}
+	if reason := lenient.String(candidate["finishReason"]); reason != "" {
+		a.Finish = reason
+	}
+	return err
+}
+
+func (a *assembler) readPart(where string, raw json.RawMessage) error {
+	part, err := lenient.Object(where, raw)
+	if err != nil {
+		return err
+	}
+	signature := lenient.String(part["thoughtSignature"])
+	switch {
+	case lenient.IsSet(part["functionCall"]):
+		call, err := lenient.Object(where+".functionCall", part["functionCall"])
+		if err != nil {
+			return err
+		}
+		a.AddCall(endpoint.CallPiece{
+			Index: a.calls, ID: lenient.String(call["id"]), Name: lenient.String(call["name"]), Arguments: lenient.Written(call["args"]),
+		})
+		a.calls++
+		a.parts = append(a.parts, kept{Type: typeCall, Signature: signature})
+	case lenient.IsSet(part["executableCode"]), lenient.IsSet(part["codeExecutionResult"]),
+		lenient.IsSet(part["toolCall"]), lenient.IsSet(part["toolResponse"]):
+		a.parts = append(a.parts, kept{Type: "raw", Raw: raw})
+	case string(part["thought"]) == "true":
+		a.Thought.Add(lenient.Piece(part["text"]))
+	default:
+		text := lenient.Piece(part["text"])
+		a.Text.Add(text)
+		a.addText(len(text), signature)
+	}
+	return nil
+}
+
+// addText notes where a text of a length stands; texts in a row are one until it is signed.
+func (a *assembler) addText(length int, signature string) {
+	n := len(a.parts)
+	if n == 0 || a.parts[n-1].Type != typeText || a.parts[n-1].Signature != "" {
+		a.parts = append(a.parts, kept{Type: typeText})
+		n++
+	}
+	a.parts[n-1].Text += length
+	a.parts[n-1].Signature = signature
+}
+
+// count takes in what the API counts, of the whole reply so far. Thoughts count as output here.
+func (a *assembler) count(raw json.RawMessage) {
+	counts, err := lenient.Object("usageMetadata", raw)
+	if err != nil || len(counts) == 0 {
+		return
+	}
+	thought := lenient.Count(counts, "thoughtsTokenCount")
+	a.Usage = protocol.Usage{
+		InputTokens:     lenient.Count(counts, "promptTokenCount") + lenient.Count(counts, "toolUsePromptTokenCount"),
+		OutputTokens:    lenient.Count(counts, "candidatesTokenCount") + thought,
+		CachedTokens:    lenient.Count(counts, "cachedContentTokenCount"),
+		ReasoningTokens: thought,
+	}
+}
+
+// kept is a part of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
+// conversation's; only their signatures and where they stood are kept.
+type kept struct {
+	Type      string          `json:"type"`
+	Text      int             `json:"text,omitempty"` // its length in bytes
+	Signature string          `json:"signature,omitempty"`
+	Raw       json.RawMessage `json:"raw,omitempty"`
+}
+
+// opaque is what [loop.Reasoning].Opaque holds.
+type opaque struct {
+	Google []kept `json:"google,omitempty"`
+}
+
+// reasoning is what the reply has beside its text and tool calls; nil when there is nothing.
+func (a *assembler) reasoning() *loop.Reasoning {
+	matters := false
+	for _, p := range a.parts {
+		matters = matters || p.Signature != "" || p.Raw != nil
+	}
+	var encoded json.RawMessage
+	if matters {
+		encoded, _ = json.Marshal(opaque{a.parts}) // of JSON and strings
+	}
+	if a.Thought.IsEmpty() && encoded == nil {
+		return nil
+	}
+	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
+}
+
+// keptOf are the parts of a message of this turn; none of another adapter's.
+func keptOf(message *loop.Message) []kept {
+	var held opaque
+	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
+		return nil
+	}
+	return held.Google
+}

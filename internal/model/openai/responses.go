@@ -1,0 +1,445 @@
+package openai
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync/atomic"
+
+	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// The values of [Options].API.
+const (
+	// Auto is the Responses API at OpenAI itself, and chat completions where that is not found, and
+	// at other servers.
+	Auto = "auto"
+	// Responses and Chat are these APIs, at every server.
+	Responses = "responses"
+	Chat      = "chat"
+)
+
+// responsesRejects is what a server has rejected of requests to its Responses API.
+type responsesRejects struct {
+	absent    atomic.Bool // the whole API
+	encrypted atomic.Bool // reasoning.encrypted_content
+	summary   atomic.Bool // reasoning.summary
+	reasoning atomic.Bool // items of reasoning in the input
+}
+
+// responsesOmitted is what a request is without.
+type responsesOmitted struct{ encrypted, summary, reasoning bool }
+
+// responsesRequest is the body of a request, and what its errors may be about.
+type responsesRequest struct {
+	Model           string            `json:"model"`
+	Instructions    string            `json:"instructions,omitempty"`
+	Input           []any             `json:"input"`
+	Tools           []any             `json:"tools,omitempty"`
+	Stream          bool              `json:"stream"`
+	Store           bool              `json:"store"` // false: the conversation is in our journal
+	Include         []string          `json:"include,omitempty"`
+	Reasoning       map[string]string `json:"reasoning,omitempty"`
+	Temperature     *float64          `json:"temperature,omitempty"`
+	MaxOutputTokens int64             `json:"max_output_tokens,omitempty"`
+
+	sent    endpoint.Sent
+	omitted responsesOmitted
+	offered []tools.Definition // those of Tools
+}
+
+type inputMessage struct {
+	Type    string    `json:"type"`
+	Role    loop.Role `json:"role"`
+	Content string    `json:"content"`
+}
+
+type inputCall struct {
+	Type      string `json:"type"`
+	CallID    string `json:"call_id"`
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+type inputResult struct {
+	Type   string `json:"type"`
+	CallID string `json:"call_id"`
+	Output any    `json:"output"` // a string, or a []inputPart
+}
+
+type inputPart struct {
+	Type     string `json:"type"`
+	Text     string `json:"text,omitempty"`
+	ImageURL string `json:"image_url,omitempty"`
+}
+
+type responsesTool struct {
+	Type        string          `json:"type"`
+	Name        string          `json:"name"`
+	Description string          `json:"description,omitempty"`
+	Parameters  json.RawMessage `json:"parameters"`
+	Strict      bool            `json:"strict"` // false: schemas of tools are not of the strict form
+}
+
+// responsesRequest is req as the Responses API wants it.
+func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
+	r := &m.responses
+	out := &responsesRequest{
+		Model: m.Options().Model, Stream: true, Temperature: req.Settings.Temperature, MaxOutputTokens: req.Settings.MaxOutput,
+		Reasoning: map[string]string{}, omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load()},
+	}
+	out.sent.Images = map[string]bool{}
+	if !out.omitted.encrypted {
+		out.Include = []string{"reasoning.encrypted_content"}
+	}
+	if req.Settings.Effort != "" {
+		out.Reasoning["effort"] = req.Settings.Effort
+	}
+	if !out.omitted.summary {
+		out.Reasoning["summary"] = "auto"
+	}
+	var system strings.Builder
+	for i := range req.Messages {
+		switch message := &req.Messages[i]; message.Role {
+		case loop.RoleSystem:
+			system.WriteString(message.Text)
+		case loop.RoleAssistant:
+			out.assistant(message)
+		case loop.RoleTool:
+			out.result(message, m.images)
+		case loop.RoleUser:
+			out.add(inputMessage{"message", loop.RoleUser, textOf(message.Text)}, loop.Part{})
+		}
+	}
+	out.offered = m.rejects.offered(req.Tools)
+	for _, definition := range out.offered {
+		tool, _ := toolOf(definition)
+		if function, is := tool.(functionTool); is {
+			tool = responsesTool{"function", function.Function.Name, function.Function.Description, function.Function.Parameters, false}
+		}
+		out.Tools = append(out.Tools, tool)
+	}
+	out.Instructions = strings.TrimSpace(system.String() + m.rejects.tools.Notes(req.Tools))
+	return out
+}
+
+func (r *responsesRequest) add(item any, of loop.Part) {
+	r.Input = append(r.Input, item)
+	r.sent.Messages = append(r.sent.Messages, []loop.Part{of})
+}
+
+// assistant adds what the model said: items that are only the provider's stand where they stood.
+func (r *responsesRequest) assistant(message *loop.Message) {
+	text, calls, added := message.Text, message.ToolCalls, false
+	addText := func(said string) {
+		r.add(inputMessage{"message", loop.RoleAssistant, said}, loop.Part{})
+		added = true
+	}
+	addCall := func() {
+		if len(calls) > 0 {
+			call := calls[0]
+			calls, added = calls[1:], true
+			r.add(inputCall{"function_call", call.ID, endpoint.ToolName(call.Name), endpoint.Arguments(call.Arguments)},
+				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+		}
+	}
+	var held responsesOpaque
+	if message.Reasoning != nil && !r.omitted.reasoning && json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
+		held = responsesOpaque{}
+	}
+	for _, item := range held.Responses {
+		switch {
+		case item.Type == typeCall:
+			addCall()
+		case item.Raw != nil:
+			r.add(item.Raw, loop.Part{})
+		case item.Text > 0 && item.Text <= len(text):
+			addText(text[:item.Text])
+			text = text[item.Text:]
+		}
+	}
+	if text != "" || !added && len(calls) == 0 {
+		addText(textOf(text))
+	}
+	for len(calls) > 0 {
+		addCall()
+	}
+}
+
+func (r *responsesRequest) result(message *loop.Message, images bool) {
+	answer := inputResult{"function_call_output", message.ToolCallID, textOf(message.Text)}
+	if image := message.Image; image != nil && images {
+		r.sent.Images[message.ToolCallID] = true
+		answer.Output = []inputPart{{Type: "input_text", Text: textOf(message.Text)}, {
+			Type: "input_image", ImageURL: "data:" + image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(image.Data),
+		}}
+	}
+	r.add(answer, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult})
+}
+
+func textOf(text string) string {
+	if text == "" {
+		return endpoint.NoText
+	}
+	return text
+}
+
+// askResponses sends one request to the Responses API and reads its stream to the end.
+func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta func(loop.Delta)) (loop.Reply, error) {
+	events, err := m.post(ctx, "/responses", sent)
+	if err != nil {
+		return loop.Reply{}, err
+	}
+	parts := responsesAssembler{endpoint: m.Endpoint, byIndex: map[int]*outputItem{}}
+	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
+	if err != nil {
+		return loop.Reply{}, err
+	}
+	parts.Reasoning = parts.reasoning()
+	return m.Finish(&parts.Assembler)
+}
+
+// learnResponses is [rejects.learn] of the Responses API. It also learns that there is none.
+func (m *Model) learnResponses(err error, sent *responsesRequest) bool {
+	failure, ok := errors.AsType[*endpoint.Error](err)
+	switch {
+	case !ok:
+		return false
+	case m.api == Auto && (failure.Type == endpoint.TypeNotFound || failure.Status == http.StatusMethodNotAllowed || failure.Status == http.StatusNotImplemented):
+		m.responses.absent.Store(true)
+		return true
+	case failure.Type != endpoint.TypeInvalidRequest:
+		return false
+	}
+	r := &m.responses
+	text := strings.ToLower(failure.Text())
+	switch {
+	case strings.Contains(text, "encrypted"):
+		r.encrypted.Store(true)
+		r.reasoning.Store(true) // nothing is kept without
+		return !sent.omitted.encrypted || !sent.omitted.reasoning
+	case strings.Contains(text, "summary"):
+		r.summary.Store(true)
+		return !sent.omitted.summary
+	case strings.Contains(text, "effort"): // which the user asked for
+		return false
+	case strings.Contains(text, "reasoning"):
+		r.reasoning.Store(true)
+		return !sent.omitted.reasoning
+	case inInput.MatchString(text):
+		return false
+	default:
+		return m.rejects.tools.Learn(failure.Text(), sent.offered)
+	}
+}
+
+// Where the Responses API says that something is wrong.
+var (
+	inInput  = regexp.MustCompile(`input\W{1,3}(\d+)`)
+	inOutput = regexp.MustCompile(`(?:output|content)\W{1,3}(\d+)`)
+)
+
+// Types of items as [keptItem] has them.
+const (
+	typeText = "text"
+	typeCall = "call"
+)
+
+// responsesAssembler puts a reply together from the events of a stream.
+type responsesAssembler struct {
+	endpoint.Assembler
+
+	endpoint *endpoint.Endpoint
+	items    []*outputItem
+	byIndex  map[int]*outputItem
+}
+
+// outputItem is one item of the output.
+type outputItem struct {
+	kind      string
+	number    int // from 0, in the reply
+	text      int // bytes of text so far
+	arguments bool
+	raw       json.RawMessage // once it is done
+}
+
+// read adds the next event, and passes its text to delta.
+func (a *responsesAssembler) read(data []byte, delta func(loop.Delta)) error {
+	var event lenient.Fields
+	if err := json.Unmarshal(data, &event); err != nil {
+		if json.Valid(data) {
+			return lenient.WrongForm("an event", data, "an object")
+		}
+		return err
+	}
+	index, err := lenient.Index("output_index", event["output_index"])
+	if err != nil {
+		return err
+	}
+	switch kind := lenient.String(event["type"]); kind {
+	case "response.created", "response.in_progress":
+		err = a.readResponse("", event)
+	case "response.completed", "response.incomplete", "response.failed", "response.done":
+		err = a.readResponse(kind, event)
+	case "error":
+		err = a.failed(event)
+	case "response.output_item.added":
+		err = a.readItem(index, event, false)
+	case "response.output_item.done":
+		err = a.readItem(index, event, true)
+	case "response.output_text.delta", "response.refusal.delta":
+		a.say(a.item(index, "message"), lenient.Piece(event["delta"]))
+	case "response.reasoning_summary_text.delta", "response.reasoning_text.delta":
+		a.Thought.Add(lenient.Piece(event["delta"]))
+	case "response.function_call_arguments.delta":
+		item := a.item(index, "function_call")
+		item.arguments = true
+		a.AddCall(endpoint.CallPiece{Index: item.number, Arguments: lenient.Written(event["delta"])})
+	}
+	a.Tell(delta)
+	return err
+}
+
+func (a *responsesAssembler) say(item *outputItem, text string) {
+	item.text += len(text)
+	a.Text.Add(text)
+}
+
+// item is the item with an index; a new one unless the stream has begun it.
+func (a *responsesAssembler) item(index int, kind string) *outputItem {
+	if item := a.byIndex[index]; item != nil {
+		return item
+	}
+	return a.newItem(index, kind)
+}
+
+func (a *responsesAssembler) newItem(index int, kind string) *outputItem {
+	item := &outputItem{kind: kind, number: len(a.items)}
+	a.items, a.byIndex[index] = append(a.items, item), item
+	return item
+}
+
+func (a *responsesAssembler) readItem(index int, event lenient.Fields, done bool) error {
+	fields, err := lenient.Object("item", event["item"])
+	if err != nil {
+		return err
+	}
+	kind := lenient.String(fields["type"])
+	item := a.byIndex[index]
+	if item == nil || !done || item.raw != nil { // an index that comes twice is another item
+		item = a.newItem(index, kind)
+	}
+	if done {
+		item.raw = event["item"]
+	}
+	switch kind {
+	case "function_call":
+		piece := endpoint.CallPiece{Index: item.number, ID: lenient.String(fields["call_id"]), Name: lenient.String(fields["name"])}
+		if piece.ID == "" {
+			piece.ID = lenient.String(fields["id"])
+		}
+		if arguments := lenient.Written(fields["arguments"]); !item.arguments && arguments != "" {
+			item.arguments, piece.Arguments = true, arguments
+		}
+		a.AddCall(piece)
+	case "message":
+		if text, _, err := spoken("item.content", fields["content"]); err == nil && done && item.text == 0 {
+			a.say(item, text)
+		}
+	case "reasoning":
+		if text, thought, err := spoken("item.summary", fields["summary"]); err == nil && done && a.Thought.IsEmpty() {
+			a.Thought.Add(text + thought)
+		}
+	}
+	return nil
+}
+
+// readResponse reads the whole response, as the first and the last events have it.
+func (a *responsesAssembler) readResponse(end string, event lenient.Fields) error {
+	response, err := lenient.Object("response", event["response"])
+	if err != nil {
+		return err
+	}
+	if a.Model == "" {
+		a.Model = lenient.String(response["model"])
+	}
+	if usage, is := usageOf(response["usage"]); is {
+		a.Usage = usage
+	}
+	if end == "" {
+		return nil
+	}
+	output, err := lenient.List("response.output", response["output"])
+	for i := 0; err == nil && len(a.byIndex) == 0 && i < len(output); i++ { // of a server that sends no items
+		err = a.readItem(i, lenient.Fields{"item": output[i]}, true)
+		delete(a.byIndex, i)
+	}
+	if err != nil {
+		return err
+	}
+	if failure, err := lenient.Object("error", response["error"]); err == nil && len(failure) > 0 {
+		return a.failed(failure)
+	}
+	details, err := lenient.Object("incomplete_details", response["incomplete_details"])
+	if err != nil {
+		return err
+	}
+	a.Finish = strings.TrimPrefix(end, "response.")
+	if reason := lenient.String(details["reason"]); reason != "" {
+		a.Finish = reason
+	}
+	return nil
+}
+
+// failed is an error that came instead of the rest of the stream.
+func (a *responsesAssembler) failed(failure lenient.Fields) error {
+	return a.endpoint.Told(lenient.String(failure["message"]), lenient.String(failure["code"]), lenient.String(failure["type"]))
+}
+
+// keptItem is an item of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
+// conversation's; only where they stood is kept.
+type keptItem struct {
+	Type string          `json:"type"`
+	Text int             `json:"text,omitempty"` // its length in bytes
+	Raw  json.RawMessage `json:"raw,omitempty"`
+}
+
+// responsesOpaque is what [loop.Reasoning].Opaque holds of the Responses API.
+type responsesOpaque struct {
+	Responses []keptItem `json:"responses,omitempty"`
+}
+
+// reasoning is what the reply has beside its text and tool calls; nil when there is nothing.
+// Reasoning without its encrypted content is not kept: the server, which stores nothing, would not
+// know it.
+func (a *responsesAssembler) reasoning() *loop.Reasoning {
+	var items []keptItem
+	matters := false
+	for _, item := range a.items {
+		fields, _ := lenient.Object("item", item.raw)
+		switch {
+		case item.kind == "message":
+			items = append(items, keptItem{Type: typeText, Text: item.text})
+		case item.kind == "function_call":
+			items = append(items, keptItem{Type: typeCall})
+		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == "image_generation_call":
+		default:
+			items, matters = append(items, keptItem{Type: item.kind, Raw: item.raw}), true
+		}
+	}
+	var encoded json.RawMessage
+	if matters {
+		encoded, _ = json.Marshal(responsesOpaque{items}) // of JSON and strings
+	}
+	if a.Thought.IsEmpty() && encoded == nil {
+		return nil
+	}
+	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
+}
