@@ -178,7 +178,7 @@ func (b *batch) follow(ctx context.Context) error {
 		if b.how.alone && !f.accepted && !f.cancelled {
 			return maySent(ctx, f.call)
 		}
-		r := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, b.unanswered(context.WithoutCancel(ctx), f))
+		r := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, b.dispatcher.unanswered(context.WithoutCancel(ctx), f))
 		b.done(context.WithoutCancel(ctx), &r)
 	}
 	return nil
@@ -283,24 +283,7 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 		return
 	}
 	b.close(f)
-	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
-		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
-			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
-			level, r.WorkerID, r.Level))
-		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt
-		r = &worse
-	}
-	if f.span.IsRecording() {
-		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
-			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
-		f.span.SetAttributes(waited(&r.Waits)...)
-		ctx = trace.ContextWithSpan(ctx, f.span) // what is measured then leads to the trace
-	}
-	if r.Error != nil {
-		telemetry.Fail(f.span, r.Error)
-	}
-	f.span.End()
-	b.dispatcher.metrics.Ended(ctx, string(f.call.Pool), string(f.call.Tenant), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
+	r = b.dispatcher.ended(ctx, f, r)
 	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
 }
 
@@ -311,12 +294,6 @@ func (b *batch) close(f *followed) {
 	if f.accepted {
 		b.dispatcher.publisher.Ended(f.call)
 	}
-}
-
-// refuse ends a call that the fleet did not accept.
-func (b *batch) refuse(ctx context.Context, f *followed, code protocol.Code, message string) {
-	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
-	b.done(ctx, &r)
 }
 
 // known ends a call whose result is stored, and reports whether there is one.
@@ -338,9 +315,7 @@ func (b *batch) look(ctx context.Context) {
 	for _, f := range b.unfinished() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
 		if errors.Is(err, wire.ErrInvalidResult) { // it is there for good, and none will be that can be read
-			unread := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
-				"the call has a result that this coordinator cannot read, as of a newer worker: %v", err))
-			b.done(ctx, &unread)
+			b.done(ctx, unreadable(f.call, err))
 			continue
 		}
 		if err != nil {
@@ -356,11 +331,23 @@ func (b *batch) look(ctx context.Context) {
 			continue
 		}
 		if b.dispatcher.publisher.Lost(ctx, f.call, f.since) {
-			lost := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
-				"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
-			b.done(ctx, &lost)
+			b.done(ctx, lostWithStream(f.call))
 		}
 	}
+}
+
+// unreadable is the result of a call whose stored result this version cannot read.
+func unreadable(call *protocol.Call, err error) *protocol.Result {
+	r := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+		"the call has a result that this coordinator cannot read, as of a newer worker: %v", err))
+	return &r
+}
+
+// lostWithStream is the result of a call that was deleted with its stream.
+func lostWithStream(call *protocol.Call) *protocol.Result {
+	r := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+		"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
+	return &r
 }
 
 // unfinished returns the open calls that the fleet may have, in the order of the step.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -31,15 +30,9 @@ func (b *batch) holdBack(f *followed, fault error) bool {
 	if !ok {
 		return false
 	}
-	end := f.call.Deadline
-	if wait := f.call.QueueTimeout.Duration(); wait > 0 {
-		if last := f.since.Add(wait); end.IsZero() || last.Before(end) {
-			end = last
-		}
-	}
 	h := &b.heldBack
 	pause := cmp.Or(h.pause, bound.After)
-	if !end.IsZero() && time.Now().Add(pause).After(end) {
+	if !f.mayWait(pause) {
 		return false
 	}
 	h.calls = append(h.calls, f)
@@ -50,6 +43,17 @@ func (b *batch) holdBack(f *followed, fault error) bool {
 	}
 	b.heed(map[protocol.CallID]string{f.call.ID: bound.Error()})
 	return true
+}
+
+// mayWait reports whether a call that was not sent could be sent after a pause.
+func (f *followed) mayWait(pause time.Duration) bool {
+	end := f.call.Deadline
+	if wait := f.call.QueueTimeout.Duration(); wait > 0 {
+		if last := f.since.Add(wait); end.IsZero() || last.Before(end) {
+			end = last
+		}
+	}
+	return end.IsZero() || !time.Now().Add(pause).After(end)
 }
 
 // sendAgain sends the calls that were held back.
@@ -74,14 +78,4 @@ func (b *batch) takeHeldBack() []*followed {
 	calls := slices.DeleteFunc(b.heldBack.calls, func(f *followed) bool { return b.open[f.call.ID] != f })
 	b.heldBack.calls, b.heldBack.again = nil, nil
 	return calls
-}
-
-// refuseBound ends a call that met a bound or a quota.
-func (b *batch) refuseBound(ctx context.Context, f *followed, code protocol.Code, fault error) {
-	bound := &lane.BoundError{}
-	_ = errors.As(fault, &bound) // it is one
-	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s; the call was not run, try again in %s",
-		bound.Bound, bound.After.Round(time.Millisecond)))
-	r.Error.RetryAfter = protocol.MillisOf(bound.After)
-	b.done(ctx, &r)
 }

@@ -75,6 +75,7 @@ type Dispatcher struct {
 	fleet     protocol.Fleet
 	publisher *lane.Publisher
 	results   *Results
+	futures   *futures
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
@@ -103,12 +104,14 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	}
 	logger := o.Logger
 	results := NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
-	return &Dispatcher{
+	d := &Dispatcher{
 		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter),
 		publish: []trace.SpanStartOption{
 			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(wire.CallsStream(fleet))...),
 		},
-	}, nil
+	}
+	d.futures = newFutures(d)
+	return d, nil
 }
 
 // Keep implements [loop.Keeper]. What it keeps is read by workers of the default pool.
@@ -220,19 +223,11 @@ func codeOf(fault error) protocol.Code {
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	all := make([]*followed, len(calls))
 	for i := range calls {
-		call := &calls[i]
-		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch(call.Tool))
-		if span.IsRecording() {
-			span.SetAttributes(attributes(call)...)
-		}
-		header := nats.Header{}
-		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, b.dispatcher.publish...)
-		telemetry.Inject(publishCtx, header)
-		all[i] = &followed{at: i, call: call, header: header, since: time.Now(), span: span, publish: publish, state: loop.StateQueued}
+		f := b.dispatcher.begin(ctx, &calls[i])
+		f.at, all[i] = i, f
 		b.mu.Lock()
-		b.open[call.ID] = all[i]
+		b.open[f.call.ID] = f
 		b.mu.Unlock()
-		b.dispatcher.metrics.Begun(ctx, string(call.Pool), string(call.Tenant))
 	}
 	return b.send(ctx, all)
 }
@@ -247,23 +242,15 @@ func (b *batch) send(ctx context.Context, all []*followed) error {
 	unreachable := 0
 	for i, fault := range faults {
 		f := all[i]
-		code := codeOf(fault)
-		if code == protocol.CodeBusy && b.holdBack(f, fault) {
+		if errors.Is(fault, lane.ErrBusy) && b.holdBack(f, fault) {
 			continue
 		}
-		telemetry.Fail(f.publish, fault)
-		f.publish.End()
-		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), string(f.call.Tenant), string(code))
+		refused := b.dispatcher.sent(ctx, f, fault)
 		switch {
-		case code == "":
-			f.accepted = true
+		case f.accepted:
 			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateQueued})
-		case code == protocol.CodeBusy, code == protocol.CodeQuota:
-			b.refuseBound(ctx, f, code, fault)
-		case code == protocol.CodeFleetFull:
-			b.refuse(ctx, f, code, "the fleet's queue is full; the call was not run, try again later")
-		case code == protocol.CodePayloadTooLarge:
-			b.refuse(ctx, f, code, fault.Error()+"; it was not run, send less at once")
+		case refused != nil:
+			b.done(ctx, refused)
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent) && b.how.alone:
 			return b.notSent(ctx, f, fault)
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):
@@ -288,6 +275,75 @@ func (b *batch) stopUnsent(ctx context.Context, f *followed) {
 		r = wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
 	}
 	b.done(ctx, &r)
+}
+
+// begin starts the spans and metrics of a call that is sent and followed, with the headers that
+// carry its trace context.
+func (d *Dispatcher) begin(ctx context.Context, call *protocol.Call) *followed {
+	spanCtx, span := d.options.Tracer.Start(ctx, telemetry.SpanDispatch(call.Tool))
+	if span.IsRecording() {
+		span.SetAttributes(attributes(call)...)
+	}
+	header := nats.Header{}
+	publishCtx, publish := d.options.Tracer.Start(spanCtx, telemetry.SpanPublish, d.publish...) //nolint:spancheck // sent ends it
+	telemetry.Inject(publishCtx, header)
+	d.metrics.Begun(ctx, string(call.Pool), string(call.Tenant))
+	return &followed{ //nolint:spancheck // see above
+		call: call, header: header, since: time.Now(), span: span, publish: publish, state: loop.StateQueued,
+	}
+}
+
+// sent notes that a call was enqueued, or not because of a fault. It returns a result if the fleet
+// refused the call.
+func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refused *protocol.Result) {
+	telemetry.Fail(f.publish, fault)
+	f.publish.End()
+	code := codeOf(fault)
+	d.metrics.Sent(ctx, string(f.call.Pool), string(f.call.Tenant), string(code))
+	message, after := "", time.Duration(0)
+	switch code {
+	case "":
+		f.accepted = true
+		return nil
+	case protocol.CodeBusy, protocol.CodeQuota:
+		if bound, ok := errors.AsType[*lane.BoundError](fault); ok {
+			after = bound.After
+			message = fmt.Sprintf("%s; the call was not run, try again in %s", bound.Bound, after.Round(time.Millisecond))
+		}
+	case protocol.CodeFleetFull:
+		message = "the fleet's queue is full; the call was not run, try again later"
+	case protocol.CodePayloadTooLarge:
+		message = fault.Error() + "; it was not run, send less at once"
+	default:
+		return nil
+	}
+	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
+	r.Error.RetryAfter = protocol.MillisOf(after)
+	return &r
+}
+
+// ended ends the spans and metrics of a call that has a result, and returns the result as the
+// caller may believe it.
+func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result) *protocol.Result {
+	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
+		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
+			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
+			level, r.WorkerID, r.Level))
+		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt
+		r = &worse
+	}
+	if f.span.IsRecording() {
+		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
+			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
+		f.span.SetAttributes(waited(&r.Waits)...)
+		ctx = trace.ContextWithSpan(ctx, f.span) // what is measured then leads to the trace
+	}
+	if r.Error != nil {
+		telemetry.Fail(f.span, r.Error)
+	}
+	f.span.End()
+	d.metrics.Ended(ctx, string(f.call.Pool), string(f.call.Tenant), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
+	return r
 }
 
 // notSent is the error of a single call whose context ended before the fleet could be reached, if

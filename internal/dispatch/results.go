@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // Results passes on results and live frames of sessions as they come. Some may be missing, because
-// NATS may lose messages: the results stream is the truth, and [lane.Publisher.Result] asks it.
+// NATS may lose messages: the results stream is authoritative, and [lane.Publisher.Result] reads
+// it. The subscriptions of all sessions share two goroutines.
 type Results struct {
 	nc    *nats.Conn
 	fleet protocol.Fleet
@@ -24,7 +26,22 @@ type Results struct {
 
 	mu       sync.Mutex
 	sessions map[protocol.SessionID]*sessionWatch
+	inbound  *inbound // nil while there are no sessions
 }
+
+// inbound is what the subscriptions have received and is not passed on yet. Results and frames are
+// apart, so that much output delays no result.
+type inbound struct {
+	results, frames chan *nats.Msg
+	stop            chan struct{} // closed when the last session is forgotten
+}
+
+const (
+	// inboundSize is how many results, or frames, may wait to be passed on; more are lost.
+	inboundSize = 1 << 16
+	// maxLoads bounds the large values that are loaded at the same time.
+	maxLoads = 8
+)
 
 // sessionWatch is the subscriptions of a session with a waiting caller, or one that
 // waited a moment ago.
@@ -120,45 +137,105 @@ func (r *Results) forget(session protocol.SessionID, state *sessionWatch) {
 	for _, subscription := range state.subscriptions {
 		_ = subscription.Unsubscribe() // fails only when the connection is closed
 	}
+	r.endIfIdle()
 }
 
-func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
-	done, err := r.nc.Subscribe(wire.DoneFilter(r.fleet, session), func(msg *nats.Msg) {
-		result, err := wire.DecodeResult(msg.Data)
-		if err == nil && msg.Subject != wire.DoneSubject(r.fleet, result.SessionID, result.CallID) {
-			err = fmt.Errorf("%w: it is of call %s", wire.ErrInvalidResult, result.CallID)
-		}
-		if err == nil {
-			err = r.value(result)
-		}
-		if err != nil {
-			r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
-			return
-		}
-		r.each(session, func(w *Watch) { w.result(result) })
-	})
-	if err != nil {
-		return fmt.Errorf("listen to results of session %s: %w", session, err)
+// endIfIdle ends the goroutines if there is no session; the lock is held.
+func (r *Results) endIfIdle() {
+	if len(r.sessions) == 0 && r.inbound != nil {
+		close(r.inbound.stop)
+		r.inbound = nil
 	}
-	state.subscriptions = []*nats.Subscription{done}
-	for _, subject := range []wire.Subject{wire.OutputFilter(r.fleet, session), wire.LiveFilter(r.fleet, session)} {
-		frames, err := r.nc.Subscribe(subject, func(msg *nats.Msg) { r.frame(session, msg) })
+}
+
+// subscribe subscribes to a session; the lock is held.
+func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
+	if r.inbound == nil {
+		r.inbound = &inbound{results: make(chan *nats.Msg, inboundSize), frames: make(chan *nats.Msg, inboundSize), stop: make(chan struct{})}
+		go r.pass(r.inbound, r.nc.StatusChanged(nats.CLOSED))
+	}
+	for _, to := range []struct {
+		subject wire.Subject
+		channel chan *nats.Msg
+	}{
+		{wire.DoneFilter(r.fleet, session), r.inbound.results},
+		{wire.OutputFilter(r.fleet, session), r.inbound.frames},
+		{wire.LiveFilter(r.fleet, session), r.inbound.frames},
+	} {
+		subscription, err := r.nc.ChanSubscribe(to.subject, to.channel)
 		if err != nil {
 			for _, begun := range state.subscriptions {
 				_ = begun.Unsubscribe() // fails only when the connection is closed
 			}
-			return fmt.Errorf("listen to output of session %s: %w", session, err)
+			r.endIfIdle()
+			return fmt.Errorf("listen to session %s: %w", session, err)
 		}
-		state.subscriptions = append(state.subscriptions, frames)
+		state.subscriptions = append(state.subscriptions, subscription)
 	}
 	return nil
+}
+
+// pass passes on what is received until the last session is forgotten or the connection is closed.
+func (r *Results) pass(in *inbound, closed chan nats.Status) {
+	defer r.nc.RemoveStatusListener(closed)
+	over := make(chan struct{})
+	var frames sync.WaitGroup
+	frames.Go(func() {
+		for {
+			select {
+			case msg := <-in.frames:
+				r.frame(msg)
+			case <-over:
+				return
+			}
+		}
+	})
+	defer frames.Wait()
+	defer close(over)
+	loads := make(chan struct{}, maxLoads)
+	for {
+		select {
+		case msg := <-in.results:
+			r.result(msg, loads)
+		case <-in.stop:
+			return
+		case <-closed:
+			return
+		}
+	}
+}
+
+// result passes a result on. A large value is loaded concurrently.
+func (r *Results) result(msg *nats.Msg, loads chan struct{}) {
+	result, err := wire.DecodeResult(msg.Data)
+	if err == nil && msg.Subject != wire.DoneSubject(r.fleet, result.SessionID, result.CallID) {
+		err = fmt.Errorf("%w: it is of call %s", wire.ErrInvalidResult, result.CallID)
+	}
+	if err != nil {
+		r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
+		return
+	}
+	if _, large := result.Value.(wire.Stored); !large {
+		r.each(result.SessionID, func(w *Watch) { w.result(result) })
+		return
+	}
+	loads <- struct{}{}
+	go func() {
+		defer func() { <-loads }()
+		if err := r.value(result); err != nil {
+			r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
+			return
+		}
+		r.each(result.SessionID, func(w *Watch) { w.result(result) })
+	}()
 }
 
 var errMalformedFrame = errors.New("malformed frame")
 
 // frame passes a frame on, if it is of the call that its subject names. Workers may publish output
 // of any session, so events of a turn, which may ask a person something, come on their own subject.
-func (r *Results) frame(session protocol.SessionID, msg *nats.Msg) {
+func (r *Results) frame(msg *nats.Msg) {
+	session := protocol.SessionID(strings.SplitN(msg.Subject, ".", 4)[2]) // FLEET.output.SESSION.CALL
 	frame, err := wire.DecodeFrame(msg.Data)
 	switch {
 	case err != nil:
@@ -179,12 +256,8 @@ func (r *Results) frame(session protocol.SessionID, msg *nats.Msg) {
 	})
 }
 
-// value puts a large value back into its result. It may take a moment, in which only
-// this session waits.
+// value puts a large value back into its result.
 func (r *Results) value(result *protocol.Result) error {
-	if _, large := result.Value.(wire.Stored); !large {
-		return nil
-	}
 	b, err := natsio.NewBlobs(r.nc, r.fleet)
 	if err != nil {
 		return err
@@ -214,7 +287,7 @@ const whoWait = 2 * time.Second
 
 // unanswered is why there is no result of a call that was cancelled. Of a call that
 // another process sent before this one, it is not known what was seen.
-func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
+func (d *Dispatcher) unanswered(ctx context.Context, f *followed) *protocol.Error {
 	switch {
 	case !f.cancelled:
 		return protocol.Errorf(protocol.CodeOutcomeUnknown,
@@ -225,7 +298,7 @@ func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 	case f.call.Again:
 		return protocol.Errorf(protocol.CodeOutcomeUnknown,
 			"no worker answered in time; a request to cancel the call is stored, but it may have had effects")
-	case b.dispatcher.deserted(ctx, f.call.Pool):
+	case d.deserted(ctx, f.call.Pool):
 		return protocol.Errorf(protocol.CodeNoWorker,
 			"no worker of pool %s is there, and none was seen to take the call; a request to cancel it is stored, so that whoever comes does not run it", f.call.Pool)
 	default:

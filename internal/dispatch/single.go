@@ -105,9 +105,13 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	return &unknown, nil
 }
 
-// Close waits until the requests to cancel calls are stored whose callers did not wait for that,
-// for a few seconds at most. No call may be dispatched meanwhile.
-func (d *Dispatcher) Close() { d.left.Wait() }
+// Close ends all futures with [ErrClosed]; their calls continue. It waits until the requests to cancel
+// calls are stored whose callers did not wait for that, for a few seconds at most. No call may be
+// dispatched meanwhile.
+func (d *Dispatcher) Close() {
+	d.futures.close()
+	d.left.Wait()
+}
 
 // maySent is the error of a call that may have been sent.
 func maySent(ctx context.Context, call *protocol.Call) error {

@@ -71,6 +71,9 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 type Outgoing struct {
 	Call   *protocol.Call
 	Header nats.Header
+	// Findable says that [Publisher.Find] finds the call by its id while it has no result. That
+	// costs a write when the lane is idle.
+	Findable bool
 	// Followed says that, if the call is accepted, [Publisher.Ended] is called once: when the
 	// caller has its result, or gives it up. That saves ready messages.
 	Followed bool
@@ -126,7 +129,7 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 			if !used { // the last message that a full stream accepts must make its lane ready
 				inline, used = wire.FlowOf(calls[i].Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()), true
 			}
-			if faults[i] = p.enqueue(ctx, calls[i], inline); faults[i] == nil {
+			if faults[i] = p.enqueue(ctx, calls[i], inline && (!calls[i].Findable || p.isFull())); faults[i] == nil {
 				inline = false
 				if calls[i].Followed {
 					p.lanes.begun(lane)
@@ -364,6 +367,40 @@ func (p *Publisher) roomForLater(ctx context.Context) error {
 		return ErrFull
 	}
 	return nil
+}
+
+// Find returns a stored call without a result; nil if there is none in this account. A call that is
+// the ready message of its lane is found by reading all ready messages.
+func (p *Publisher) Find(ctx context.Context, session protocol.SessionID, id protocol.CallID) (*protocol.Call, error) {
+	fleet := p.store.Fleet
+	for _, filter := range []string{wire.CallSubject(fleet, "*", "*", id), wire.LaterSubject(fleet, "*", "*", id)} {
+		for seq := uint64(0); ; {
+			msg, err := p.store.Next(ctx, filter, seq)
+			if err != nil {
+				return nil, fmt.Errorf("find call %s: %w", id, err)
+			}
+			if msg == nil {
+				break
+			}
+			if call, err := wire.DecodeCall(msg.Data); err == nil && call.SessionID == session && call.ID == id {
+				return call, nil
+			}
+			seq = msg.Sequence + 1
+		}
+	}
+	var found *protocol.Call
+	err := p.store.EachReady(ctx, func(msg *message) {
+		if msg.Header.Get(wire.HeaderCall) != string(id) || msg.Header.Get(wire.HeaderSession) != string(session) {
+			return
+		}
+		if call, err := wire.DecodeCall(msg.Data); err == nil {
+			found = call
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find call %s: %w", id, err)
+	}
+	return found, nil
 }
 
 // Cancel requests that a call ends as cancelled. The request is durable: once Cancel returns nil, a

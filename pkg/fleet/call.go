@@ -72,7 +72,7 @@ type Call struct {
 	Policy loop.Policy
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
 	Approve loop.ApproveFunc
-	// Observe gets questions that the tool asks a person while it runs, as
+	// Observe gets questions that the tool asks a person while [Client.Call] waits for it, as
 	// [loop.EventQuestionAsked]; nil declines them. The call waits for Observe to return.
 	Observe func(loop.Event)
 	// Guard is what the session must know of a file before a tool may change it; "" means nothing.
@@ -86,7 +86,7 @@ type Call struct {
 type Result struct {
 	protocol.Result
 
-	// Text is what a model would read; for a payload, its value as JSON.
+	// Text is what a model would read. For payloads and attached calls it is the value as JSON.
 	Text string
 }
 
@@ -97,6 +97,10 @@ var (
 	ErrNotSent = lane.ErrNotSent
 	// ErrUnreachable means that the fleet did not answer.
 	ErrUnreachable = dispatch.ErrUnreachable
+	// ErrClosed means that the client is closed; calls that were sent continue.
+	ErrClosed = dispatch.ErrClosed
+	// ErrNoCall means that a call does not exist, or that its result is not stored any more.
+	ErrNoCall = dispatch.ErrNoCall
 	// ErrNoStream means that a stream of the fleet was deleted; it comes with [ErrUnreachable].
 	ErrNoStream = natsio.ErrNoStream
 )
@@ -230,21 +234,17 @@ func (p *planned) failed(err error) Result {
 // that time, or is [protocol.StatusOutcomeUnknown]. While the server is away, Call tries until ctx
 // ends.
 func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
-	call, err := c.withDefaults(call)
+	f, err := c.prepare(ctx, call)
 	if err != nil {
-		return failed(call.Session, err), err
+		return f.result, err
 	}
-	if ctx.Err() != nil { // before a policy or a person is asked
-		err := fmt.Errorf("call: %w: %w", ErrNotSent, context.Cause(ctx))
-		return failed(call.Session, err), err
-	}
-	p, err := c.plan(ctx, &call)
-	if err != nil {
-		return failed(call.Session, err), err
-	}
+	p := f.plan
 	if p.call == nil {
 		return resultOf(p.session, p.single.Outcome), nil
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })() //nolint:contextcheck // of the client
 	result, err := c.inner.Dispatcher.Promptly(ctx, p.call, p.update)
 	if err != nil {
 		return p.failed(err), err

@@ -61,8 +61,8 @@ func TestCall_InvalidInputSendsNothingAndNamesEachField(t *testing.T) {
 	}
 }
 
-// A payload runs without a tool, in the sandbox that the call names; what a call names replaces what
-// its tool defines.
+// A payload runs without a tool, in the sandbox that the call names; what a call names replaces
+// what its tool defines.
 func TestCall_RunsAPayload(t *testing.T) {
 	t.Parallel()
 	client := started(t)

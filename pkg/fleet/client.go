@@ -7,6 +7,9 @@
 // The ways in:
 //
 //   - [Client.Call] runs one call and waits for its [Result].
+//   - [Client.Go] starts a call and returns a [Future]: wait for it, cancel it, read its output.
+//   - [Client.Submit] stores a call that outlives this process, and [Client.Attach] follows a call
+//     that any process has sent.
 //   - [Client.Runner] runs sessions: a model calls the tools of a table.
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
 //   - [Client.Answer] and [Client.Approve] answer what calls and sessions ask a person.
@@ -112,6 +115,9 @@ type Client struct {
 	logger  *slog.Logger
 	session protocol.SessionID // of calls that name none
 
+	open  context.Context //nolint:containedctx // ends when the client is closed
+	close context.CancelFunc
+
 	elsewhere bool        // it may have workers that this process does not know
 	named     atomic.Bool // a worker without isolation was started here, by its name
 }
@@ -203,12 +209,15 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 	if c.inner, err = fleet.Connect(ctx, options.inner(name, c)); err != nil {
 		return nil, errors.Join(err, c.cleanup())
 	}
+	c.open, c.close = context.WithCancel(context.WithoutCancel(ctx))
 	return c, nil
 }
 
 // Close ends the workers of this process, the embedded server, and the connection. Calls that still
-// run in such a worker have 5 s to end. A second Close does nothing.
+// run in such a worker have 5 s to end. [Client.Call] cancels its call; futures end with
+// [ErrClosed], and their calls continue. A second Close does nothing.
 func (c *Client) Close() error {
+	c.close()
 	c.inner.Close()
 	cleanup := c.cleanup
 	c.cleanup = func() error { return nil }

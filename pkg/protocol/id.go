@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -51,6 +52,23 @@ func ParseCallID(s string) (CallID, error) {
 		return "", err
 	}
 	return CallID(s), nil
+}
+
+// CallRef names one call of a session.
+type CallRef struct {
+	SessionID SessionID `json:"session_id"`
+	ID        CallID    `json:"call_id"`
+}
+
+// String returns "SESSION/CALL", which [ParseCallRef] reads.
+func (r CallRef) String() string { return string(r.SessionID) + "/" + string(r.ID) }
+
+// ParseCallRef reads "SESSION/CALL". The error wraps [ErrInvalidName].
+func ParseCallRef(s string) (CallRef, error) {
+	session, id, _ := strings.Cut(s, "/")
+	_, sessionErr := ParseSessionID(session)
+	_, idErr := ParseCallID(id)
+	return CallRef{SessionID(session), CallID(id)}, errors.Join(sessionErr, idErr)
 }
 
 // WorkerID names one worker process; it is chosen anew at every start.

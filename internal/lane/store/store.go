@@ -261,6 +261,11 @@ func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream
 	return s.calls.next(ctx, filter, seq)
 }
 
+// EachReady passes the ready messages of all pools.
+func (s *Store) EachReady(ctx context.Context, visit func(*jetstream.RawStreamMsg)) error {
+	return s.calls.each(ctx, wire.CallsSubjects(s.Fleet)[1], visit)
+}
+
 // Ready returns the ready message of a lane; nil when there is none.
 func (s *Store) Ready(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (*jetstream.RawStreamMsg, error) {
 	return s.Next(ctx, wire.ReadySubject(s.Fleet, pool, lane), 0)

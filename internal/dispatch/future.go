@@ -1,0 +1,628 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+var (
+	// ErrClosed says that the client of the fleet is closed.
+	ErrClosed = errors.New("the client is closed")
+	// ErrNoCall says that a call has no result and is not stored.
+	ErrNoCall = errors.New("no such call")
+)
+
+const (
+	// maxSenders bounds the goroutines that enqueue and cancel calls of futures.
+	maxSenders = 16
+	// maxLooks bounds the results that are looked up at the same time.
+	maxLooks = 4
+	// longestLook is the longest time between two lookups of the result of one future.
+	longestLook = 30 * time.Second
+)
+
+// Future is a call that is followed without a goroutine of its own.
+type Future struct {
+	Call *protocol.Call
+
+	futures *futures
+	ctx     context.Context //nolint:containedctx // its end cancels the call
+	done    chan struct{}   // closed when result and err are set
+	result  *protocol.Result
+	err     error
+
+	// The lock of futures guards the rest.
+	*followed
+	state  futureState
+	stop   func() bool   // ends the wait for the end of ctx
+	wait   time.Duration // before the next lookup, or before it is sent again to a full lane
+	lookAt time.Time
+	giveUp time.Time         // when it ends as unknown, after a cancel; zero is never
+	watch  func(*wire.Frame) // may be nil
+}
+
+type futureState uint8
+
+const (
+	futureQueued  futureState = iota // not sent yet
+	futureSending                    // a sender has it
+	futureSent                       // it may be enqueued
+	futureDone
+)
+
+// futures are the futures of a dispatcher. Results arrive by the subscriptions of their sessions. A
+// few senders enqueue calls, those of one lane in order, and one goroutine looks up results that
+// may have been missed.
+type futures struct {
+	d      *Dispatcher
+	ctx    context.Context //nolint:containedctx // ends when the dispatcher is closed
+	cancel context.CancelCauseFunc
+	group  sync.WaitGroup
+
+	mu       sync.Mutex
+	open     map[protocol.CallRef][]*Future
+	sessions map[protocol.SessionID]*futureSession
+	lanes    map[futureLane][]*Future // to be sent, in order
+	turns    []futureLane             // lanes with calls to be sent that no sender has
+	cancels  []*Future
+	senders  int
+	looking  bool
+	closed   bool
+}
+
+type futureLane struct {
+	pool protocol.Pool
+	lane protocol.Lane
+}
+
+// futureSession is the watch of a session that has open futures.
+type futureSession struct {
+	ready chan struct{} // closed when watch or err is set
+	watch *Watch
+	err   error
+	users int
+}
+
+func newFutures(d *Dispatcher) *futures {
+	t := &futures{
+		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, lanes: map[futureLane][]*Future{},
+	}
+	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
+	return t
+}
+
+// Go enqueues a call, after those of its lane that were enqueued so before, and follows it. It does
+// not wait. When ctx ends the call is cancelled; it ends as unknown if that is not answered for the
+// time of [Options].CancelWait.
+func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
+	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
+	d = d.of(call.Pool)
+	t := d.futures
+	f := &Future{Call: call, futures: t, ctx: ctx, done: make(chan struct{})}
+	f.followed = d.begin(ctx, call)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.closed:
+		t.end(f, nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed))
+		return f
+	case ctx.Err() != nil:
+		t.end(f, nil, notSent(ctx, call))
+		return f
+	}
+	t.add(f)
+	at := futureLane{call.Pool, call.Lane()}
+	queue, had := t.lanes[at]
+	t.lanes[at] = append(queue, f)
+	if !had {
+		t.turns = append(t.turns, at)
+		t.startSender()
+	}
+	f.stop = context.AfterFunc(ctx, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.cancelled(f)
+	})
+	return f
+}
+
+// Submit enqueues a call that is not followed. Once it returns nil the call is stored.
+func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
+	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
+	d = d.of(call.Pool)
+	f := d.begin(ctx, call)
+	fault := d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: call, Header: f.header, Findable: true}})[0]
+	refused := d.sent(ctx, f, fault)
+	f.span.End()
+	d.metrics.Left(ctx, string(call.Pool), string(call.Tenant))
+	switch {
+	case refused != nil:
+		return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, refused.Error, fault)
+	case fault == nil || errors.Is(fault, lane.ErrFullAgain) && d.hasResult(ctx, call):
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, fault)
+}
+
+func (d *Dispatcher) hasResult(ctx context.Context, call *protocol.Call) bool {
+	r, err := d.publisher.Result(ctx, call.SessionID, call.ID)
+	return err == nil && r != nil
+}
+
+// Attach follows a call that any process has sent. The error wraps [ErrNoCall] if it has no result
+// and is not stored; the result of such a call may have been deleted.
+func (d *Dispatcher) Attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
+	parts := []*Dispatcher{d}
+	for _, other := range d.others {
+		if !slices.Contains(parts, other) {
+			parts = append(parts, other)
+		}
+	}
+	for _, part := range parts {
+		f, err := part.attach(ctx, ref)
+		if f != nil || err != nil {
+			return f, err
+		}
+	}
+	return nil, fmt.Errorf("%w: %s: it has no result and does not wait", ErrNoCall, ref)
+}
+
+func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
+	call := &protocol.Call{ID: ref.ID, SessionID: ref.SessionID, Pool: protocol.DefaultPool}
+	t := d.futures
+	f := &Future{Call: call, futures: t, ctx: t.ctx, done: make(chan struct{}), state: futureSent, stop: func() bool { return true }}
+	f.followed = d.begin(ctx, call)
+	f.publish.End()
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		return nil, ErrClosed
+	}
+	t.add(f)
+	t.mu.Unlock()
+	found, err := f.find(ctx)
+	if err != nil || !found {
+		t.mu.Lock()
+		t.end(f, nil, err)
+		t.mu.Unlock()
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+		}
+		return nil, nil //nolint:nilnil // not in this part
+	}
+	return f, nil
+}
+
+// find looks where an attached call is: it has a result, or is stored. A call ends in between, so
+// the result is looked up once more.
+func (f *Future) find(ctx context.Context) (found bool, err error) {
+	t := f.futures
+	if err := t.listen(ctx, f.Call.SessionID); err != nil {
+		return false, err
+	}
+	for range 2 {
+		r, err := t.d.publisher.Result(ctx, f.Call.SessionID, f.Call.ID)
+		if r != nil && err == nil {
+			t.onResult(r)
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		call, err := t.d.publisher.Find(ctx, f.Call.SessionID, f.Call.ID)
+		if err != nil {
+			return false, err
+		}
+		if call != nil {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			f.Call, f.call = call, call
+			t.schedule(f)
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Done is closed when the call has ended.
+func (f *Future) Done() <-chan struct{} { return f.done }
+
+// Result is the result of a call that has ended, or why there is none.
+func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
+
+// Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
+// the call was not sent.
+func (f *Future) Cancel(ctx context.Context) error {
+	t := f.futures
+	t.mu.Lock()
+	state := f.state
+	if state == futureQueued {
+		r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
+		t.end(f, &r, nil)
+	}
+	t.mu.Unlock()
+	if state == futureQueued || state == futureDone {
+		return nil
+	}
+	return t.d.publisher.Cancel(ctx, f.Call)
+}
+
+// Watch passes on the live frames of the call. frame must not block.
+func (f *Future) Watch(frame func(*wire.Frame)) {
+	f.futures.mu.Lock()
+	defer f.futures.mu.Unlock()
+	f.watch = frame
+}
+
+func refOf(c *protocol.Call) protocol.CallRef {
+	return protocol.CallRef{SessionID: c.SessionID, ID: c.ID}
+}
+
+// add opens a future; the lock is held.
+func (t *futures) add(f *Future) {
+	ref := refOf(f.Call)
+	t.open[ref] = append(t.open[ref], f)
+	s := t.sessions[ref.SessionID]
+	if s == nil {
+		s = &futureSession{}
+		t.sessions[ref.SessionID] = s
+	}
+	s.users++
+}
+
+// end ends a future; the lock is held.
+func (t *futures) end(f *Future, r *protocol.Result, err error) {
+	if f.state == futureDone {
+		return
+	}
+	f.state = futureDone
+	if f.stop != nil {
+		f.stop()
+	}
+	ref := refOf(f.Call)
+	if left := slices.DeleteFunc(slices.Clone(t.open[ref]), func(o *Future) bool { return o == f }); len(left) < len(t.open[ref]) {
+		if t.open[ref] = left; len(left) == 0 {
+			delete(t.open, ref)
+		}
+		s := t.sessions[ref.SessionID]
+		if s.users--; s.users == 0 {
+			delete(t.sessions, ref.SessionID)
+			if s.watch != nil {
+				s.watch.Stop()
+			}
+		}
+	}
+	if f.accepted {
+		t.d.publisher.Ended(f.Call)
+	}
+	if r != nil {
+		f.result = t.d.ended(f.ctx, f.followed, r)
+	} else {
+		f.span.End()
+		t.d.metrics.Left(f.ctx, string(f.Call.Pool), string(f.Call.Tenant))
+	}
+	f.err = err
+	close(f.done)
+}
+
+// listen returns when the results of a session arrive.
+func (t *futures) listen(ctx context.Context, session protocol.SessionID) error {
+	t.mu.Lock()
+	s := t.sessions[session]
+	if s == nil {
+		t.mu.Unlock()
+		return nil // its future has ended
+	}
+	first := s.ready == nil
+	if first {
+		s.ready = make(chan struct{})
+	}
+	ready := s.ready
+	t.mu.Unlock()
+	if !first {
+		select {
+		case <-ready:
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			return s.err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	watch, err := t.d.results.Watch(ctx, session, t.onResult, func(frame *wire.Frame) { t.onFrame(session, frame) })
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.watch, s.err = watch, err
+	close(ready)
+	if err != nil { // another call tries again
+		s.ready = nil
+	} else if t.sessions[session] != s {
+		watch.Stop()
+	}
+	return err
+}
+
+func (t *futures) onResult(r *protocol.Result) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range slices.Clone(t.open[protocol.CallRef{SessionID: r.SessionID, ID: r.CallID}]) {
+		t.end(f, r, nil)
+	}
+}
+
+func (t *futures) onFrame(session protocol.SessionID, frame *wire.Frame) {
+	t.mu.Lock()
+	var watches []func(*wire.Frame)
+	for _, f := range t.open[protocol.CallRef{SessionID: session, ID: frame.CallID}] {
+		if frame.Kind == wire.FrameStarted {
+			f.followed.state = loop.StateRunning
+		}
+		if f.watch != nil {
+			watches = append(watches, f.watch)
+		}
+	}
+	t.mu.Unlock()
+	for _, watch := range watches {
+		watch(frame)
+	}
+}
+
+// cancelled cancels a call whose context has ended; the lock is held.
+func (t *futures) cancelled(f *Future) {
+	switch f.state {
+	case futureQueued:
+		t.end(f, nil, notSent(f.ctx, f.Call))
+	case futureSent:
+		t.cancels = append(t.cancels, f)
+		t.startSender()
+	case futureSending, futureDone: // the sender sees it
+	}
+}
+
+// startSender starts a sender if one more is useful; the lock is held.
+func (t *futures) startSender() {
+	if t.closed || t.senders >= maxSenders || t.senders >= len(t.turns)+len(t.cancels) {
+		return
+	}
+	t.senders++
+	t.group.Go(t.send)
+}
+
+// send enqueues and cancels calls until there is none left.
+func (t *futures) send() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ; len(t.cancels)+len(t.turns) > 0 && !t.closed; t.startLooking() {
+		if len(t.cancels) > 0 {
+			f := t.cancels[0]
+			t.cancels = t.cancels[1:]
+			t.sendCancel(f)
+			continue
+		}
+		at := t.turns[0]
+		t.turns = t.turns[1:]
+		f := t.lanes[at][0]
+		if f.state == futureQueued && !t.sendCall(f) {
+			time.AfterFunc(f.wait, func() { t.sendAgain(at) })
+			continue
+		}
+		if t.lanes[at] = t.lanes[at][1:]; len(t.lanes[at]) == 0 {
+			delete(t.lanes, at)
+		} else {
+			t.turns = append(t.turns, at)
+		}
+	}
+	t.senders--
+}
+
+// sendAgain sends the calls of a lane that was full.
+func (t *futures) sendAgain(at futureLane) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turns = append(t.turns, at)
+	t.startSender()
+}
+
+// sendCall enqueues a call; the lock is held, and released meanwhile. It reports false for a call
+// that is to be sent again after a wait, because its lane or pool is full.
+func (t *futures) sendCall(f *Future) bool {
+	f.state = futureSending
+	t.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(f.ctx)
+	stop := context.AfterFunc(t.ctx, func() { cancel(ErrClosed) })
+	fault := t.listen(ctx, f.Call.SessionID)
+	heard := fault == nil
+	if heard {
+		fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: f.Call, Header: f.header, Followed: true, Findable: true}})[0]
+	}
+	if bound, ok := errors.AsType[*lane.BoundError](fault); ok && errors.Is(fault, lane.ErrBusy) && ctx.Err() == nil {
+		if pause := min(max(2*f.wait, bound.After), maxBusyPause); f.mayWait(pause) {
+			stop()
+			cancel(nil)
+			t.mu.Lock()
+			f.wait, f.state = pause, futureQueued
+			if t.closed {
+				t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
+			} else if f.ctx.Err() != nil {
+				t.cancelled(f)
+			}
+			return false
+		}
+	}
+	refused := t.d.sent(ctx, f.followed, fault)
+	stop()
+	known := errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call)
+	cancel(nil)
+	t.mu.Lock()
+	f.state = futureSent
+	switch {
+	case refused != nil:
+		t.end(f, refused, nil)
+	case t.closed:
+		t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
+	case f.accepted || known:
+		t.schedule(f)
+	case f.ctx.Err() != nil && (!heard || errors.Is(fault, lane.ErrNotSent)):
+		t.end(f, nil, notSent(f.ctx, f.Call))
+	case f.ctx.Err() != nil: // whether it was enqueued is unknown, and cancelling it settles that
+		t.schedule(f)
+	case !heard:
+		t.end(f, nil, fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, fault))
+	default:
+		t.end(f, nil, fmt.Errorf("%w: %w", ErrUnreachable, fault))
+	}
+	if f.state == futureSent && f.ctx.Err() != nil {
+		t.cancels = append(t.cancels, f)
+	}
+	return true
+}
+
+// sendCancel stores a request to cancel a call; the lock is held, and released meanwhile.
+func (t *futures) sendCancel(f *Future) {
+	if f.state == futureDone {
+		return
+	}
+	t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.ctx, t.d.options.CancelWait)
+	err := t.d.publisher.Cancel(ctx, f.Call)
+	cancel()
+	t.mu.Lock()
+	f.cancelled = err == nil
+	f.giveUp = time.Now().Add(t.d.options.CancelWait)
+	f.lookAt = time.Now()
+	if errors.Is(f.ctx.Err(), context.DeadlineExceeded) && f.Call.Deadline.IsZero() && !t.d.nc.IsConnected() {
+		f.giveUp = time.Now().Add(time.Second)
+	}
+}
+
+// schedule has the result of a call looked up; the lock is held.
+func (t *futures) schedule(f *Future) {
+	if f.state == futureDone {
+		return
+	}
+	f.wait = t.d.options.LookAfter
+	f.lookAt = time.Now().Add(f.wait)
+	t.startLooking()
+}
+
+// startLooking starts the goroutine that looks up results; the lock is held.
+func (t *futures) startLooking() {
+	if !t.looking && !t.closed && len(t.open) > 0 {
+		t.looking = true
+		t.group.Go(t.look)
+	}
+}
+
+// look looks up the results of open futures now and then: each after a second, and then less and
+// less often, because a result is seldom missed. After a reconnect all are looked up.
+func (t *futures) look() {
+	period := time.NewTicker(t.d.options.LookAfter / 4)
+	defer period.Stop()
+	reconnects := t.d.nc.Stats().Reconnects
+	for {
+		select {
+		case <-period.C:
+		case <-t.ctx.Done():
+			return
+		}
+		again := reconnects != t.d.nc.Stats().Reconnects
+		reconnects = t.d.nc.Stats().Reconnects
+		now := time.Now()
+		var due []*Future
+		t.mu.Lock()
+		if len(t.open) == 0 {
+			t.looking = false
+			t.mu.Unlock()
+			return
+		}
+		for _, same := range t.open {
+			for _, f := range same {
+				if f.state != futureSent || now.Before(f.lookAt) && !again {
+					continue
+				}
+				f.wait = min(2*f.wait, longestLook)
+				if f.lookAt = now.Add(f.wait); !f.giveUp.IsZero() {
+					f.lookAt = now
+				}
+				due = append(due, f)
+			}
+		}
+		t.mu.Unlock()
+		t.lookUp(due)
+	}
+}
+
+func (t *futures) lookUp(due []*Future) {
+	if len(due) == 0 {
+		return
+	}
+	if err := t.d.publisher.Streams(t.ctx); err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for _, f := range due {
+			t.end(f, nil, fmt.Errorf("%w: %w", ErrUnreachable, err))
+		}
+		return
+	}
+	var group errgroup.Group
+	group.SetLimit(maxLooks)
+	for _, f := range due {
+		group.Go(func() error {
+			t.lookUpOne(f)
+			return nil
+		})
+	}
+	_ = group.Wait() // they return none
+}
+
+func (t *futures) lookUpOne(f *Future) {
+	r, err := t.d.publisher.Result(t.ctx, f.Call.SessionID, f.Call.ID)
+	switch {
+	case err == nil && r != nil:
+	case errors.Is(err, wire.ErrInvalidResult):
+		r = unreadable(f.Call, err)
+	case err == nil && t.d.publisher.Lost(t.ctx, f.Call, f.since):
+		r = lostWithStream(f.Call)
+	case !f.giveUp.IsZero() && time.Now().After(f.giveUp):
+		unknown := wire.NewResult(f.Call, protocol.StatusOutcomeUnknown, t.d.unanswered(t.ctx, f.followed))
+		r = &unknown
+	default:
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end(f, r, nil)
+}
+
+// close ends all futures with [ErrClosed]. Their calls continue.
+func (t *futures) close() {
+	t.cancel(ErrClosed)
+	t.mu.Lock()
+	t.closed = true
+	var open []*Future
+	for _, same := range t.open {
+		open = append(open, same...)
+	}
+	for _, f := range open {
+		switch f.state {
+		case futureQueued:
+			t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
+		case futureSent:
+			t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
+		case futureSending, futureDone: // its sender ends it
+		}
+	}
+	t.mu.Unlock()
+	t.group.Wait()
+}

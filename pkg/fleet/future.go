@@ -1,0 +1,259 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Future is a call that was sent, by this or by another process. It needs no goroutine, and may be
+// used by several.
+type Future struct {
+	ref    protocol.CallRef
+	plan   *planned         // nil when attached
+	follow *dispatch.Future // nil when the call was not sent
+	output output
+
+	done   <-chan struct{}
+	result Result // of a call that was not sent
+	err    error
+}
+
+// Go starts a call and returns without waiting for it: calls of one lane are sent in the order of
+// Go. What Policy, Approve and tools that run in this process have to do is done before Go returns.
+// Invalid input and other errors are those of [Future.Wait]. When ctx ends, the call is cancelled;
+// when the process ends, it continues.
+func (c *Client) Go(ctx context.Context, call Call) *Future {
+	f, err := c.prepare(ctx, call)
+	if f.done != nil {
+		return f
+	}
+	if err == nil && f.plan.call == nil {
+		return f.end(resultOf(f.plan.session, f.plan.single.Outcome), nil)
+	}
+	return f.started(c.inner.Dispatcher.Go(ctx, f.plan.call))
+}
+
+// prepare plans a call. The future has ended if that fails.
+func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
+	f := &Future{ref: protocol.CallRef{SessionID: call.Session, ID: call.ID}}
+	call, err := c.withDefaults(call)
+	f.ref.SessionID = call.Session
+	switch { // before a policy or a person is asked
+	case err != nil:
+	case ctx.Err() != nil:
+		err = fmt.Errorf("call: %w: %w", ErrNotSent, context.Cause(ctx))
+	case c.open.Err() != nil:
+		err = fmt.Errorf("call: %w: %w", ErrNotSent, ErrClosed)
+	}
+	if err == nil {
+		f.plan, err = c.plan(ctx, &call)
+	}
+	if err != nil {
+		return f.end(failed(call.Session, err), err), err
+	}
+	if f.plan.call != nil {
+		f.ref.ID = f.plan.call.ID
+	}
+	return f, nil
+}
+
+// end is the future of a call that was not sent.
+func (f *Future) end(r Result, err error) *Future {
+	done := make(chan struct{})
+	close(done)
+	f.done, f.result, f.err = done, r, err
+	return f
+}
+
+// Submit stores a call with the fleet and returns its reference, for [Client.Attach] and
+// [Call].After. When Submit returns nil the call will get exactly one result, whatever becomes of
+// this process. A tool that runs in this process cannot be submitted. Submitting a call again with
+// its ID does nothing, as long as its result is stored.
+func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
+	f, err := c.prepare(ctx, call)
+	switch {
+	case err != nil:
+		return f.ref, err
+	case f.plan.call != nil:
+		return f.ref, c.inner.Dispatcher.Submit(ctx, f.plan.call)
+	case f.plan.single.Outcome.Error != nil:
+		return f.ref, fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Outcome.Error)
+	}
+	return f.ref, fmt.Errorf("%w: tool %q: runs in this process, and cannot be submitted", protocol.ErrInvalidCall, call.Tool)
+}
+
+// Attach returns the future of a call that any process has sent. ctx bounds the attaching only. The
+// error wraps [ErrNoCall] if the call does not exist or its result is not stored any more.
+func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
+	if _, err := protocol.ParseCallRef(ref.String()); err != nil {
+		return nil, err
+	}
+	follow, err := c.inner.Dispatcher.Attach(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return (&Future{ref: ref}).started(follow), nil
+}
+
+// started is the future of a call that was sent.
+func (f *Future) started(follow *dispatch.Future) *Future {
+	f.follow, f.done = follow, follow.Done()
+	f.output.wake = make(chan struct{}, 1)
+	follow.Watch(f.output.frame)
+	return f
+}
+
+// Ref names the call for [Client.Attach].
+func (f *Future) Ref() protocol.CallRef { return f.ref }
+
+// Done is closed when the call has ended.
+func (f *Future) Done() <-chan struct{} { return f.done }
+
+// Wait returns the result of the call, with errors as [Client.Call]. It returns earlier when ctx
+// ends, with the cause; the call continues.
+func (f *Future) Wait(ctx context.Context) (Result, error) {
+	select {
+	case <-f.done:
+	default:
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return Result{}, context.Cause(ctx)
+		}
+	}
+	if f.follow == nil {
+		return f.result, f.err
+	}
+	plan := f.plan
+	if plan == nil {
+		plan = &planned{session: f.ref.SessionID, call: &protocol.Call{ID: f.ref.ID}}
+	}
+	result, err := f.follow.Result()
+	if err != nil {
+		return plan.failed(err), err
+	}
+	return plan.finish(ctx, result), nil
+}
+
+// Cancel requests that the call ends as cancelled. When it returns nil the request is stored: the
+// call will not start, or will be killed, unless it ends first. [Future.Wait] says which.
+func (f *Future) Cancel(ctx context.Context) error {
+	if f.follow == nil {
+		return nil
+	}
+	err := f.follow.Cancel(ctx)
+	if err != nil && !errors.Is(err, ErrUnreachable) {
+		err = fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return err
+}
+
+// Output is a piece of what a running call writes.
+type Output struct {
+	Stream  string // stdout or stderr
+	Data    []byte
+	Attempt int  // the start of the call that wrote it, from 1
+	Gap     bool // something before it was lost
+}
+
+// How many bytes of output wait for the reader of a future, before and after it begins to read.
+const (
+	maxUnread = 4 << 10
+	maxOutput = 1 << 20
+)
+
+// Output returns what the call writes while it runs: the loop ends when the call has ended or ctx
+// ends. Output is live and some may be lost: the last 4 KiB wait until Output is called, and 1 MiB
+// while a reader is slow. The [Result] has what counts. Several readers share the pieces.
+func (f *Future) Output(ctx context.Context) iter.Seq[Output] {
+	if f.follow == nil {
+		return func(func(Output) bool) {}
+	}
+	o := &f.output
+	o.mu.Lock()
+	o.read = true
+	o.mu.Unlock()
+	return func(yield func(Output) bool) {
+		for over := false; !over; {
+			select {
+			case <-o.wake:
+			case <-f.done:
+				over = true
+			case <-ctx.Done():
+				return
+			}
+			for {
+				piece, ok := o.next()
+				if !ok {
+					break
+				}
+				if !yield(piece) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// output is the output of a call that its reader has not read.
+type output struct {
+	wake chan struct{}
+
+	mu      sync.Mutex
+	read    bool // there is a reader
+	pieces  []Output
+	size    int
+	lost    bool
+	attempt int
+	last    uint64 // frame of the attempt
+}
+
+func (o *output) frame(frame *wire.Frame) {
+	o.mu.Lock()
+	if frame.Attempt != o.attempt {
+		o.attempt, o.last = frame.Attempt, frame.Seq-1
+	}
+	o.lost = o.lost || frame.Seq > o.last+1
+	o.last = frame.Seq
+	if frame.Kind != wire.FrameStdout && frame.Kind != wire.FrameStderr {
+		o.mu.Unlock()
+		return
+	}
+	limit := maxUnread
+	if o.read {
+		limit = maxOutput
+	}
+	for o.size+len(frame.Data) > limit && len(o.pieces) > 0 {
+		o.size -= len(o.pieces[0].Data)
+		if o.pieces = o.pieces[1:]; len(o.pieces) > 0 {
+			o.pieces[0].Gap = true
+		} else {
+			o.lost = true
+		}
+	}
+	o.pieces = append(o.pieces, Output{Stream: string(frame.Kind), Data: frame.Data, Attempt: frame.Attempt, Gap: o.lost})
+	o.size, o.lost = o.size+len(frame.Data), false
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (o *output) next() (Output, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.pieces) == 0 {
+		return Output{}, false
+	}
+	first := o.pieces[0]
+	o.pieces, o.size = o.pieces[1:], o.size-len(first.Data)
+	return first, true
+}
