@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
@@ -23,7 +24,7 @@ import (
 )
 
 type callCommand struct {
-	Tool      string        `arg:"" help:"Name of the tool."`
+	Tool      string        `arg:"" optional:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
 	Workspace string        `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
 	Session   string        `placeholder:"ID" help:"Session whose sandbox the call uses. Default: a new session, which is removed after the call."`
@@ -32,6 +33,9 @@ type callCommand struct {
 
 	ID        string     `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. Arguments are not compared."`
 	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
+
+	Batch   string `placeholder:"FILE" brief:"Make the calls of the file, a JSON object in each line." help:"Make the calls of the file, or of stdin with -, concurrently as far as their resources allow: in each line a JSON object with tool, arguments and, with --session, id. Results are printed as JSON lines, with the number of their line, as they end. A bad line is an error before any call is sent."`
+	Ordered bool   `help:"Print the results of --batch in the order of the lines."`
 
 	shareFlags               `group:"Fleet:"`
 	environment.TemplateFlag `group:"Workspace:"`
@@ -43,6 +47,7 @@ type callCommand struct {
 
 // callOutput is the JSON object that a call prints.
 type callOutput struct {
+	Line      int                `json:"line,omitempty"` // of a batch, from 1
 	Status    protocol.Status    `json:"status"`
 	Content   string             `json:"content"`
 	Result    json.RawMessage    `json:"result,omitempty"`
@@ -81,6 +86,9 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
+	if err := c.checkBatch(); err != nil {
+		return err
+	}
 	if c.ID != "" && c.Session == "" {
 		return cli.Usagef("--id %s: needs --session: an id is one of a session", c.ID)
 	}
@@ -101,6 +109,9 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	c.WarnUnmatched(box, warn)
+	if c.Batch != "" {
+		return c.runBatch(ctx, p, box, session, workspace)
+	}
 	arguments := c.Arguments
 	if arguments == "-" {
 		content, err := io.ReadAll(p.Stdin)
@@ -113,13 +124,20 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(output); err != nil {
-		return fmt.Errorf("print result: %w", err)
+	if err := output.print(p); err != nil {
+		return err
 	}
 	if output.Status != protocol.StatusOK {
 		return &cli.ExitError{Code: cli.ExitFailed}
+	}
+	return nil
+}
+
+func (o *callOutput) print(p program) error {
+	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(o); err != nil {
+		return fmt.Errorf("print result: %w", err)
 	}
 	return nil
 }
@@ -160,15 +178,27 @@ func (c *callCommand) call(ctx context.Context, p program, box *environment.Tool
 	if !ofServer && plan(ctx, box.Table) == nil {
 		return output, output.take(single.Outcome)
 	}
-	result, err := c.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, warn func(string)) (*protocol.Call, error) {
-		if !ofServer {
-			return single.Call, nil
+	var result *protocol.Result
+	err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, fl *fleet.Fleet, show view) (call *protocol.Call, err error) {
+		output.TraceID = telemetry.TraceID(ctx)
+		if ofServer {
+			if err := box.List(ctx, fl, session, show.warn); err != nil {
+				return nil, err
+			}
+			plan(ctx, box.Table)
 		}
-		if err := box.List(ctx, fl, session, warn); err != nil {
+		if single.Call == nil {
+			return nil, nil //nolint:nilnil // it has run, or was refused
+		}
+		if err := c.bind(single.Call); err != nil {
 			return nil, err
 		}
-		return plan(ctx, box.Table), nil
-	}, workspace, output)
+		if until := untilThen(single.Call); until != "" {
+			show.warn(c.Tool + ": " + until)
+		}
+		result, err = c.observed(ctx, fl, single.Call, show)
+		return single.Call, err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -194,56 +224,52 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 	return err
 }
 
-// dispatch runs the call that planned returns, in the fleet or in one of its own. It returns nil if
-// there is no call, and writes the id of the trace to output.
-func (c *callCommand) dispatch(
-	ctx context.Context, p program, session protocol.SessionID,
-	planned func(context.Context, *fleet.Fleet, func(string)) (*protocol.Call, error), workspace string, output *callOutput,
-) (_ *protocol.Result, err error) {
+// bind sets when a call starts at the earliest, and when it has to end.
+func (c *callCommand) bind(call *protocol.Call) error {
+	call.NotBefore = c.NotBefore.From(time.Now())
+	if c.Timeout > 0 {
+		call.Deadline = call.IssuedAt.Add(call.Delay() + c.Timeout)
+	}
+	if fault := call.Validate(); fault != nil && call.Delay() > 0 {
+		return cli.Usagef("--not-before: %v", fault)
+	}
+	return nil
+}
+
+// inFleet opens the fleet, or one of its own, with the workspace, and calls do, which returns one
+// of the calls that it made; nil if it made none.
+func (c *callCommand) inFleet(
+	ctx context.Context, p program, session protocol.SessionID, workspace string,
+	do func(context.Context, *fleet.Fleet, view) (*protocol.Call, error),
+) (err error) {
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer show.screen.Close()
 	if ctx, err = c.share(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Program: p.Program, Logger: p.common.Logger(p.Program), Client: "coordinator call " + c.Tool, Span: "call", Flags: &c.Flags, Session: &c.SessionFlags,
+		Program: p.Program, Logger: p.common.Logger(p.Program), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call", Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Template: &c.TemplateFlag, Temporary: c.Session == "", Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { env.Close(err) }()
-	output.TraceID = telemetry.TraceID(ctx)
 	limited, done := within(ctx, c.Timeout)
 	defer done()
 	if err := env.Begin(limited, c.Timeout > 0); err != nil {
-		return nil, err
+		return err
 	}
 	fl, running := env.Fleet, ctx
-	notBefore := c.NotBefore.From(time.Now())
 	if c.Timeout > 0 { // which begins when the workspace is there, and not before it may start
 		var cancel context.CancelFunc
-		running, cancel = context.WithTimeout(ctx, c.Timeout+max(time.Until(notBefore), 0))
+		running, cancel = context.WithTimeout(ctx, c.Timeout+max(time.Until(c.NotBefore.From(time.Now())), 0))
 		defer cancel()
 	}
-	var result *protocol.Result
-	call, err := planned(running, fl, show.warn)
-	if call != nil {
-		call.NotBefore = notBefore
-		if c.Timeout > 0 {
-			call.Deadline = call.IssuedAt.Add(call.Delay() + c.Timeout)
-		}
-		if fault := call.Validate(); fault != nil && call.Delay() > 0 {
-			return nil, cli.Usagef("--not-before: %v", fault)
-		}
-		if until := untilThen(call); until != "" {
-			show.warn(c.Tool + ": " + until)
-		}
-		result, err = c.observed(running, fl, call, show)
-	}
+	call, err := do(running, fl, show)
 	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
 	if c.Nats != "" && c.Session == "" && err == nil && (call == nil || call.Lane() == protocol.SandboxKey(string(session)).Lane()) {
 		pool := protocol.DefaultPool
@@ -254,7 +280,7 @@ func (c *callCommand) dispatch(
 	}
 	fl.Close() // with everything of the session that still runs
 	env.Git.Alert(env.Git.Findings(ctx))
-	return result, err
+	return err
 }
 
 // observed runs a call, reports what it waits for, and answers what it asks.

@@ -135,7 +135,7 @@ func run(p cli.Program) int {
 	var g grammar
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
-			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
+			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call": &g.Call, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
 			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "completion <shell>": &g.Completion, "workers": &g.Workers, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())

@@ -77,8 +77,7 @@ func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Too
 		return err
 	}
 	session := protocol.NewSessionID()
-	_, err = call.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, _ func(string)) (*protocol.Call, error) {
+	return call.inFleet(ctx, p, session, workspace, func(ctx context.Context, fl *fleet.Fleet, _ view) (*protocol.Call, error) {
 		return nil, box.List(ctx, fl, session, warn)
-	}, workspace, &callOutput{})
-	return err
+	})
 }

@@ -35,6 +35,7 @@ type batch struct {
 	wondered   time.Time   // when it was asked last who could run what waits
 	doubting   atomic.Bool // heartbeats are read
 	heldBack   heldBack
+	looked     int // see nextLooked
 
 	mu   sync.Mutex // guards open, and heard of each: callbacks ask whether a call is theirs
 	open map[protocol.CallID]*followed
@@ -312,7 +313,7 @@ func (b *batch) look(ctx context.Context) {
 		b.fault = fmt.Errorf("%w: %w", ErrUnreachable, err)
 		return
 	}
-	for _, f := range b.unfinished() {
+	for _, f := range b.nextLooked() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
 		if errors.Is(err, wire.ErrInvalidResult) { // it is there for good, and none will be that can be read
 			b.done(ctx, unreadable(f.call, err))
@@ -348,6 +349,23 @@ func lostWithStream(call *protocol.Call) *protocol.Result {
 	r := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
 	return &r
+}
+
+// maxLooked bounds the results that are looked up in a round.
+const maxLooked = 256
+
+// nextLooked returns the calls whose results are looked up next, in turns if there are many.
+func (b *batch) nextLooked() []*followed {
+	all := b.unfinished()
+	if len(all) <= maxLooked {
+		return all
+	}
+	first, _ := slices.BinarySearchFunc(all, b.looked, func(f *followed, at int) int { return f.at - at })
+	first = min(first, len(all)-maxLooked)
+	if b.looked = 0; first+maxLooked < len(all) {
+		b.looked = all[first+maxLooked].at
+	}
+	return all[first : first+maxLooked]
 }
 
 // unfinished returns the open calls that the fleet may have, in the order of the step.

@@ -23,6 +23,26 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// Thousands of calls are dispatched at once, and each result is found, also one that NATS lost.
+func TestDispatch_ThousandsAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(2000)
+	for i := 0; i < len(calls); i += 7 { // stored before anybody listens
+		result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
+		body, err := wire.EncodeResult(&result)
+		require.NoError(t, err)
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)
+		require.NoError(t, err)
+	}
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	o, err := r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	for i := range calls {
+		requireDone(t, o, calls[i], protocol.StatusOK, "")
+	}
+}
+
 func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
