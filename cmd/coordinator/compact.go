@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/model"
@@ -22,6 +23,28 @@ type costFlags struct {
 	Prices       string `placeholder:"FILE" help:"JSON file with prices and windows of models, which replaces that of this version (docs/cli.md, Budgets)."`
 	CompactAt    string `default:"80%" placeholder:"N" help:"When older replies are replaced by a summary (docs/cli.md, Compaction): at a share of the model's window (--prices), such as 80%, or at a number of tokens, such as 150000. none never does it."`
 	CompactModel string `placeholder:"M" help:"Model that writes the summaries. Default: that of the session."`
+}
+
+// downFlags are about providers that are down.
+type downFlags struct {
+	FallbackModel string        `placeholder:"M" help:"Model that replies while the provider of the model is down: after its attempts, and for a minute without asking it."`
+	ModelWait     time.Duration `default:"0s" help:"How long a turn waits for a provider that is down. At least six attempts are made."`
+}
+
+// withFallback is a model with the other one of the flags.
+func (f *downFlags) withFallback(opener model.Opener, k known, name string, m loop.Model) (loop.Model, error) {
+	if f.ModelWait < 0 {
+		return nil, cli.Usagef("--model-wait %s: must not be negative", f.ModelWait)
+	}
+	if f.FallbackModel == "" {
+		return m, nil
+	}
+	other, otherName, err := opener.Open(f.FallbackModel)
+	if err != nil {
+		return nil, cli.Usagef("--fallback-model: %v", err)
+	}
+	price, _ := k.prices.Of(otherName)
+	return model.WithFallback(m, name, other, loop.Fallback{Model: otherName, Price: price}), nil
 }
 
 // known is what the flags say about models.

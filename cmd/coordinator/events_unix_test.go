@@ -60,7 +60,9 @@ command: [sh, -c, "echo 1"]
 	delete(events, "question_asked") // nor by a server
 	delete(events, "question_answered")
 	delete(events, "part_left_out") // which refuses nothing either
-	delete(events, "worker_lost")   // TestWorker_ThatIsLostIsTold has it
+	delete(events, "model_waits")   // nor is a provider down
+	delete(events, "conversation_compacted")
+	delete(events, "worker_lost") // TestWorker_ThatIsLostIsTold has it
 	for kind := range events {
 		require.True(t, seen[kind], "%s is missing in:\n%s", kind, out)
 	}

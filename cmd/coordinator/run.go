@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -30,6 +29,7 @@ type runCommand struct {
 
 	turnFlags
 	costFlags `group:"Model:"`
+	downFlags `group:"Model:"`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -49,7 +49,7 @@ type prepared struct {
 }
 
 // prepare checks the flags and opens what they name; it connects to nothing, and writes nothing.
-func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) (turn prepared, err error) {
+func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err error) {
 	if c.Workspace, err = c.FindWorkspace(c.Workspace, c.Session, warn); err != nil {
 		return turn, err
 	}
@@ -80,12 +80,15 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if err := c.CheckHost(c.Nats != ""); err != nil {
 		return turn, err
 	}
-	opener := model.Opener{Env: p.Getenv, Logger: logger}
+	opener := model.Opener{Env: p.Getenv, MaxWait: c.ModelWait} // the screen shows retries
 	if turn.model, turn.modelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
 	known, err := c.openCosts(opener)
 	if err != nil {
+		return turn, err
+	}
+	if turn.model, err = c.withFallback(opener, known, turn.modelName, turn.model); err != nil {
 		return turn, err
 	}
 	turn.price, turn.compact = known.about(turn.modelName)
@@ -123,7 +126,7 @@ func (c *runCommand) with(
 	if c.Session, err = continued(ctx, p, &c.FleetFlags, c.Session); err != nil {
 		return err
 	}
-	turn, err := c.prepare(p, logger, show.warn)
+	turn, err := c.prepare(p, show.warn)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,7 @@ type serveCommand struct {
 	environment.FleetFlags  `group:"Fleet:"`
 	replyFlags              `group:"Model:"`
 	costFlags               `group:"Model:"`
+	downFlags               `group:"Model:"`
 	environment.ToolFlags   `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
 	httpFlags               `group:"MCP over HTTP:"`
@@ -61,7 +62,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	logger := p.common.Logger(p.Program)
-	opener := model.Opener{Env: p.Getenv, Logger: logger}
+	opener := model.Opener{Env: p.Getenv, Logger: logger, MaxWait: c.ModelWait}
 	models, first, err := c.openModels(opener)
 	if err != nil {
 		return err
@@ -69,6 +70,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	known, err := c.openCosts(opener)
 	if err != nil {
 		return err
+	}
+	for name, opened := range models {
+		if models[name], err = c.withFallback(opener, known, name, opened); err != nil {
+			return err
+		}
 	}
 	rules, err := readLimits(c.Limits)
 	if err != nil {

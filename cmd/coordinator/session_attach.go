@@ -257,7 +257,7 @@ func (a *attached) live(e loop.Event) {
 func (a *attached) once(e loop.Event) {
 	key := func(t loop.EventType) string { return eventKey(t, e) }
 	switch e.Type {
-	case loop.EventTextDelta, loop.EventReasoningDelta:
+	case loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelWaits:
 		if !a.seen[key(loop.EventModelReply)] {
 			a.show(e)
 		}

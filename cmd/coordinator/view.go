@@ -238,7 +238,7 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
 	case loop.EventCompacted:
 		return []field{{"text", `""`}, {"kept_turn", `0`}, {"kept_step", `0`}}, true
-	case loop.EventBudgetLow, loop.EventBudgetSpent:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventModelWaits:
 		return []field{{"text", `""`}}, true
 	case loop.EventPolicyDecision:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true

@@ -90,6 +90,8 @@ type Opener struct {
 	HTTPClient *http.Client
 	// Logger is told about retries; nil discards them.
 	Logger *slog.Logger
+	// MaxWait is that of [endpoint.Options].
+	MaxWait time.Duration
 	// Meter makes the metrics of replies; nil is what the process has installed.
 	Meter metric.Meter
 }
@@ -135,7 +137,7 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 
 // of opens a model of a provider.
 func (o Opener) of(p provider, name string) (loop.Model, error) {
-	opts := endpoint.Options{Model: name, BaseURL: strings.TrimRight(o.env(p.base), "/"), HTTPClient: o.HTTPClient, Logger: o.Logger}
+	opts := endpoint.Options{Model: name, BaseURL: strings.TrimRight(o.env(p.base), "/"), HTTPClient: o.HTTPClient, Logger: o.Logger, MaxWait: o.MaxWait}
 	for _, key := range p.keys {
 		if opts.APIKey == "" {
 			opts.APIKey = o.env(key)
@@ -212,8 +214,10 @@ func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.D
 }
 
 // Provider implements [loop.Provider] with what the model says; "" when it says nothing.
-func (m measured) Provider() string {
-	if provider, is := m.Model.(loop.Provider); is {
+func (m measured) Provider() string { return providerOf(m.Model) }
+
+func providerOf(m loop.Model) string {
+	if provider, is := m.(loop.Provider); is {
 		return provider.Provider()
 	}
 	return ""

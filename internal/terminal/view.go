@@ -179,6 +179,8 @@ func (v *View) show(e *loop.Event) {
 		v.decided(e)
 	case loop.EventAnswered:
 		v.answered(e)
+	case loop.EventModelWaits:
+		v.remark(e.Text)
 	case loop.EventCompacted:
 		v.line(v.ink.paint(yellow, "  (a summary stands for the older replies now)"))
 	case loop.EventBudgetLow, loop.EventBudgetSpent:
@@ -221,7 +223,7 @@ func (v *View) answered(e *loop.Event) {
 	v.remark(said)
 }
 
-// remark shows what became of a question to a person.
+// remark shows what became of a question to a person, or of one to a model.
 func (v *View) remark(said string) {
 	v.pause()
 	text := v.flow(v.ink.paint(yellow, "?")+" ", "  ")

@@ -31,6 +31,7 @@ const (
 
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
 	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
+	EventModelWaits     EventType = "model_waits"     // live: no reply yet; Text says why, and what comes next
 	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
 	EventToolRunning    EventType = "tool_running"    // live: a worker started it, or a lost worker came back
 	EventWorkerLost     EventType = "worker_lost"     // live: the call's worker is lost; Text says what comes next
@@ -80,7 +81,8 @@ type Event struct {
 	ResultFields
 }
 
-// SessionFields describe a session (session_started).
+// SessionFields describe a session (session_started). Model is also that of a model_reply which a
+// [Fallback] made.
 type SessionFields struct {
 	Model     string   `json:"model,omitempty"`
 	Tools     []string `json:"tools,omitempty"`

@@ -26,6 +26,14 @@ type Model interface {
 type Delta struct {
 	// Text is of what the model says, Reasoning of what it thinks before; either may be empty.
 	Text, Reasoning string
+	// Waits says why there is no reply yet, and what comes next, as while the provider is down.
+	Waits string
+}
+
+// Fallback is a model that replies when the one that was asked cannot.
+type Fallback struct {
+	Model string // its name
+	Price *Price // nil is unknown
 }
 
 // Provider is implemented by a [Model] whose provider runs tools itself. The tools of a
@@ -117,6 +125,8 @@ type Reply struct {
 	// Cut says that the reply ended at a limit of output tokens, not because it was complete.
 	// Its last tool call may be half.
 	Cut bool
+	// Fallback is the model that replied instead of the one that was asked; nil when none did.
+	Fallback *Fallback
 }
 
 // Dispatcher carries calls to workers and results back. Implementations are safe for

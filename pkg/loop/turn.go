@@ -172,7 +172,11 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
 	at.Reasoning = reply.Reasoning.valid()
-	t.spend(&at, t.opts.Price)
+	price := t.opts.Price
+	if reply.Fallback != nil {
+		at.Model, price = reply.Fallback.Model, reply.Fallback.Price
+	}
+	t.spend(&at, price)
 	if reply.Cut {
 		at.Finish = FinishLength
 	}
@@ -232,6 +236,9 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *endi
 	reply, err := t.reply(ctx, word, func(d Delta) {
 		if d.Reasoning != "" {
 			t.tell(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
+		}
+		if d.Waits != "" {
+			t.tell(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: validText(d.Waits)})
 		}
 		if d.Text != "" {
 			t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: d.Text})

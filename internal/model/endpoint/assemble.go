@@ -20,9 +20,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Reply makes attempts until one of them returns a reply, or an error that is not worth another. An
-// error is the cause of ctx's end or wraps an [*Error].
-func (e *Endpoint) Reply(ctx context.Context, attempt func() (loop.Reply, error)) (loop.Reply, error) {
+// Reply makes attempts until one of them returns a reply, or an error that is not worth another;
+// delta is notified of each wait. An error is the cause of ctx's end or wraps an [*Error].
+func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt func() (loop.Reply, error)) (loop.Reply, error) {
+	begun := time.Now()
 	delays := &backoff.ExponentialBackOff{
 		InitialInterval: e.opts.RetryDelay, MaxInterval: e.opts.MaxRetryDelay,
 		Multiplier: 2, RandomizationFactor: backoff.DefaultRandomizationFactor,
@@ -36,13 +37,14 @@ func (e *Endpoint) Reply(ctx context.Context, attempt func() (loop.Reply, error)
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w", e.opts.Model, context.Cause(ctx))
 		}
 		failure, ok := errors.AsType[*Error](err)
-		if !ok || !failure.retryable() || number >= e.opts.MaxAttempts {
+		if !ok || !failure.retryable() || number >= e.opts.MaxAttempts && time.Since(begun) >= e.opts.MaxWait {
 			return loop.Reply{}, afterAttempts(err, number)
 		}
 		delay := e.delay(failure, delays)
 		e.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
 			slog.String("error_type", failure.Type), slog.String("error", failure.Error()),
 			slog.Int("attempt", number), slog.Int64("delay_ms", delay.Milliseconds()))
+		delta(loop.Delta{Waits: fmt.Sprintf("%v; next attempt in %v", failure, delay.Round(100*time.Millisecond))})
 		if !pause.For(ctx, delay) {
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w (attempt %d: %w)", e.opts.Model, context.Cause(ctx), number, err)
 		}

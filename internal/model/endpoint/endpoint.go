@@ -68,6 +68,8 @@ type Options struct {
 
 	// MaxAttempts bounds the requests for one reply; 0 means 6.
 	MaxAttempts int
+	// MaxWait is the time for which further attempts are made all the same; 0 is none.
+	MaxWait time.Duration
 	// RetryDelay is the mean delay before the second attempt; it doubles with each
 	// further one. 0 means 500 ms.
 	RetryDelay time.Duration
@@ -137,7 +139,7 @@ func (o Options) validate() error {
 	}
 	for name, d := range map[string]time.Duration{
 		"retry delay": o.RetryDelay, "max retry delay": o.MaxRetryDelay,
-		"start timeout": o.StartTimeout, "idle timeout": o.IdleTimeout,
+		"start timeout": o.StartTimeout, "idle timeout": o.IdleTimeout, "max wait": o.MaxWait,
 	} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("%s %v: must not be negative", name, d))

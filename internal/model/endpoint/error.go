@@ -79,6 +79,9 @@ func (e *Error) Is(target error) bool {
 	return target == loop.ErrTooLong && e.Type == TypeContextLength
 }
 
+// Down reports whether the provider is the reason, so that another one may reply.
+func (e *Error) Down() bool { return e.retryable() || e.Type == TypeQuotaExceeded }
+
 // ErrorType is the error's low-cardinality name.
 func (e *Error) ErrorType() string { return e.Type }
 

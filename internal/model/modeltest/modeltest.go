@@ -183,7 +183,11 @@ func Hello() loop.Request {
 type Pieces []string
 
 // Add is for [loop.Model.Reply].
-func (p *Pieces) Add(piece loop.Delta) { *p = append(*p, piece.Text) }
+func (p *Pieces) Add(piece loop.Delta) {
+	if piece.Waits == "" {
+		*p = append(*p, piece.Text)
+	}
+}
 
 // String has the pieces apart.
 func (p *Pieces) String() string { return strings.Join(*p, "|") }

@@ -301,6 +301,35 @@ func backsOff(t *testing.T, d *Dialect) {
 	})
 }
 
+// A provider that is down is waited for, up to a bound, and whoever watches is notified.
+func waitsForProvider(t *testing.T, d *Dialect) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		start, back := time.Now(), 5*time.Minute
+		var waits []string
+		m := offline(t, d, func(*http.Request) (*http.Response, error) {
+			if time.Since(start) < back {
+				return respond(http.StatusServiceUnavailable, strings.NewReader("down")), nil
+			}
+			return respond(http.StatusOK, d.goodBody()), nil
+		}, func(o *endpoint.Options) { o.MaxWait = 10 * time.Minute })
+		watch := func(piece loop.Delta) {
+			if piece.Waits != "" {
+				waits = append(waits, piece.Waits)
+			}
+		}
+		_, err := m.Reply(t.Context(), Hello(), watch)
+		require.NoError(t, err)
+		require.Greater(t, len(waits), 6)
+		require.Contains(t, waits[0], "503 Service Unavailable: down; next attempt in ")
+		back = time.Hour
+		start = time.Now()
+		_, err = m.Reply(t.Context(), Hello(), Ignore)
+		RequireType(t, endpoint.TypeServerError, err)
+		require.InDelta(t, 10*time.Minute, time.Since(start), float64(2*time.Minute))
+	})
+}
+
 func jitter(t *testing.T, d *Dialect) {
 	t.Helper()
 	for name, bad := range map[string]roundTrip{

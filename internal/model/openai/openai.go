@@ -72,7 +72,7 @@ func (m *Model) Provider() string { return nativeProvider }
 // Reply implements [loop.Model]. An error is the cause of ctx's end or wraps an
 // [*endpoint.Error]. After a broken attempt, delta gets the text from its start again.
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
-	reply, err := m.Endpoint.Reply(ctx, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
+	reply, err := m.Endpoint.Reply(ctx, delta, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
 	switch {
 	case err == nil:
 		return reply, nil

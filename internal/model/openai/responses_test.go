@@ -180,7 +180,7 @@ func (e elsewhere) RoundTrip(r *http.Request) (*http.Response, error) {
 	return e.to.Client().Transport.RoundTrip(r)
 }
 
-// Where the Responses API is not found, the same reply comes from chat completions, as later ones do.
+// Where the Responses API is not found, chat completions give the same reply, and all later ones.
 func TestResponses_FallsBackToChat(t *testing.T) {
 	t.Parallel()
 	d := chat()
