@@ -10,9 +10,11 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -55,8 +57,9 @@ func (e *Exec) validate(work, slowLane time.Duration, payload int) error {
 // one beside another.
 func startWorker(ctx context.Context, nc *nats.Conn, o Options, overlaps *atomic.Int64) (runner, error) {
 	return worker.New(ctx, nc, worker.Options{
-		Fleet: o.Fleet, ID: wire.NewWorkerID("bench"), Keys: o.Keys, Slots: o.Slots, Data: o.Exec.Data,
-		Driver: watchedDriver{Driver: o.Exec.Driver, overlaps: overlaps}, Caps: o.Exec.Caps, Linger: o.Linger, Logger: o.Logger,
+		Options:  lane.Options{Fleet: o.Fleet, Worker: wire.NewWorkerID("bench"), Keys: o.Keys, Slots: o.Slots, Linger: o.Linger, Logger: o.Logger},
+		Settings: sandboxes.Settings{Driver: watchedDriver{Driver: o.Exec.Driver, overlaps: overlaps}, Caps: o.Exec.Caps},
+		Data:     o.Exec.Data,
 	})
 }
 

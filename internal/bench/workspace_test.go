@@ -17,12 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -258,7 +260,8 @@ func (f *benchFleet) work(b *testing.B, inPlace func(string) (string, bool)) (dr
 	opened, caps, err := driver.Open(b.Context(), driver.Auto, &driver.Options{Logger: logger})
 	require.NoError(b, err)
 	w, err := worker.New(b.Context(), nc, worker.Options{
-		Fleet: f.name, ID: wire.NewWorkerID("bench"), Data: b.TempDir(), Driver: opened, Caps: caps, Workspace: inPlace, Logger: logger,
+		Options:  lane.Options{Fleet: f.name, Worker: wire.NewWorkerID("bench"), Logger: logger},
+		Settings: sandboxes.Settings{Driver: opened, Caps: caps, Workspace: inPlace}, Data: b.TempDir(),
 	})
 	require.NoError(b, err)
 	ctx, cancel := context.WithCancel(context.Background())

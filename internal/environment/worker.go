@@ -12,11 +12,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -108,8 +111,13 @@ func (w *worker) start(ctx context.Context, e *Environment) error {
 	maps.Copy(env, w.flags.Env)
 	store, _ := Logins() // without a home they are in the data directory
 	_, err := e.Fleet.StartWorker(ctx, internal.Options{
-		Logins: store, Slots: w.flags.Slots, Data: e.Data, Driver: w.driver, Caps: w.caps, Env: env, MCPEnv: w.flags.McpEnv, Limits: w.limits,
-		Alone: true, CacheBytes: math.MaxInt64, Mounts: e.Host.mounts, Tools: w.tools, Workspace: inPlace, Allow: w.allow, AllowPrivate: w.private, Protect: e.protect, Publish: e.Host.access.forwards(o.ID, o.Warn),
+		Options: lane.Options{Slots: w.flags.Slots},
+		Settings: sandboxes.Settings{
+			Driver: w.driver, Caps: w.caps, Env: env, Limits: w.limits, Mounts: e.Host.mounts, Tools: w.tools, Protect: e.protect,
+			Workspace: inPlace, CacheBytes: math.MaxInt64,
+		},
+		Capabilities: kinds.Capabilities{Logins: store, MCPEnv: w.flags.McpEnv},
+		Data:         e.Data, Alone: true, Allow: w.allow, AllowPrivate: w.private, Publish: e.Host.access.forwards(o.ID, o.Warn),
 	})
 	return err
 }

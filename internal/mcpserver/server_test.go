@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -27,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -50,13 +52,15 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	tb.Cleanup(fl.Close)
 	workspace, driver := tb.TempDir(), process.New(nil)
 	_, err = fl.StartWorker(tb.Context(), worker.Options{
-		Slots: 16, Data: tb.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Alone: true,
-		Env:      map[string]string{"PATH": os.Getenv("PATH")},
-		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{"echo": echo}},
-		Workspace: func(sandbox string) (string, bool) {
-			dir := filepath.Join(workspace, sandbox)
-			return dir, os.MkdirAll(dir, 0o755) == nil
+		Options: lane.Options{Slots: 16}, Data: tb.TempDir(), Alone: true,
+		Settings: sandboxes.Settings{
+			Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
+			Workspace: func(sandbox string) (string, bool) {
+				dir := filepath.Join(workspace, sandbox)
+				return dir, os.MkdirAll(dir, 0o755) == nil
+			},
 		},
+		Capabilities: kinds.Capabilities{Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{"echo": echo}}},
 	})
 	require.NoError(tb, err)
 	set, err := toolset.Named("core", "jobs")

@@ -31,6 +31,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -70,7 +71,8 @@ func newRig(t *testing.T, steps string) *rig {
 	r.dispatcher = r.newDispatcher(r.NC, patience)
 	driver := process.New(nil)
 	w, err := worker.New(t.Context(), r.Connect(), worker.Options{
-		Data: r.data, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
+		Options:  lane.Options{AckWait: patience, Logger: r.Logger},
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: r.data,
 	})
 	require.NoError(t, err)
 	r.run(w.Run)

@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -233,7 +234,8 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 
 	driver := process.New(nil)
 	_, err = r.StartWorker(t.Context(), worker.Options{
-		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute,
+		Options:  lane.Options{Pool: "idle", AckWait: time.Minute},
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: t.TempDir(),
 	})
 	require.NoError(t, err)
 	calls, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
@@ -276,7 +278,8 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	}
 	driver := process.New(nil)
 	_, err = r.StartWorker(t.Context(), worker.Options{
-		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: time.Minute,
+		Options:  lane.Options{Pool: "idle", AckWait: time.Minute},
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: t.TempDir(),
 	})
 	require.NoError(t, err)
 	var result *protocol.Result

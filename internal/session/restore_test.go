@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -16,7 +17,7 @@ import (
 func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	r := rigOf(t, worker.Options{Workspace: func(string) (string, bool) { return dir, true }})
+	r := rigOf(t, worker.Options{Settings: sandboxes.Settings{Workspace: func(string) (string, bool) { return dir, true }}})
 	journaled(t, r.Fleet, "open", time.Now(), loop.OutcomeAnswered, "")
 	_, err := Restore(t.Context(), r.Fleet, "open", "", "c-1")
 	require.ErrorIs(t, err, ErrBusy)

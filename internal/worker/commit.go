@@ -54,7 +54,7 @@ func (w *Worker) commit(run *lane.Run, lease *checkpoint.Lease, r *protocol.Resu
 		return
 	}
 	if r.WorkerID == "" {
-		r.WorkerID, r.Attempt = w.options.ID, run.Attempt
+		r.WorkerID, r.Attempt = w.options.Worker, run.Attempt
 	}
 	lost := r.Error != nil && r.Error.Code == protocol.CodeSandboxLost && run.Call.Delivery != protocol.AtMostOnce
 	if !lease.Valid() || lost { // it was killed, and runs again in the workspace as it was

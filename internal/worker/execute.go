@@ -56,7 +56,7 @@ func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
 	return append(telemetry.Processed(wire.CallsStream(w.options.Fleet)),
 		telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
 		telemetry.KeyPayload.String(string(wire.KindOf(run.Call.Payload))), telemetry.KeyLane.String(string(run.Call.Lane())),
-		telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(w.options.ID)),
+		telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(w.options.Worker)),
 		telemetry.KeyAttempt.Int(run.Attempt),
 		telemetry.KeyQueueMS.Float64(float64(run.Queued)/float64(time.Millisecond)),
 		telemetry.KeyLaneMS.Float64(float64(run.InLane)/float64(time.Millisecond)))

@@ -17,22 +17,16 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// network has the ways in which calls reach the network.
-type network struct {
-	sandboxes isolation.Network // from inside of sandboxes
-	servers   *http.Transport   // to MCP servers by URL; nil when nothing may be reached
-	pages     *http.Transport   // to pages of the web: only listed hosts, and no private addresses
-}
-
 // network returns what the options allow.
-func (o Options) network(nc *nats.Conn) (network, error) {
+func (o Options) network(nc *nats.Conn) (kinds.Network, error) {
 	own := &servers{list: func() []string { return append(nc.Servers(), nc.DiscoveredServers()...) }, resolve: net.DefaultResolver.LookupNetIP}
 	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: own.deny, Logger: o.Logger})
 	if err != nil {
-		return network{}, err
+		return kinds.Network{}, err
 	}
 	pages := &http.Transport{IdleConnTimeout: idleConn, MaxIdleConns: idleConns, TLSHandshakeTimeout: handshakeTime, MaxResponseHeaderBytes: maxHeaders, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := proxy.DialContext(ctx, network, address)
@@ -43,22 +37,22 @@ func (o Options) network(nc *nats.Conn) (network, error) {
 	}}
 	switch {
 	case o.Allow.All():
-		return network{sandboxes: isolation.Network{Mode: isolation.NetworkAll}, servers: &http.Transport{}, pages: pages}, nil
+		return kinds.Network{Allow: o.Allow, Sandboxes: isolation.Network{Mode: isolation.NetworkAll}, Servers: &http.Transport{}, Pages: pages}, nil
 	case o.Allow.Empty():
-		return network{sandboxes: isolation.Network{Mode: isolation.NetworkNone}, pages: pages}, nil
+		return kinds.Network{Allow: o.Allow, Sandboxes: isolation.Network{Mode: isolation.NetworkNone}, Pages: pages}, nil
 	}
 	ended := func(ctx context.Context, err error) {
 		if err != nil {
 			o.Logger.WarnContext(ctx, "the network of a sandbox ended", slog.Any("error", err))
 		}
 	}
-	return network{
-		sandboxes: isolation.Network{
+	return kinds.Network{
+		Allow: o.Allow, Servers: pages, Pages: pages,
+		Sandboxes: isolation.Network{
 			Mode: isolation.NetworkProxy, Addresses: o.Allow.Addresses(),
 			Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
 			ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
 		},
-		servers: pages, pages: pages,
 	}, nil
 }
 

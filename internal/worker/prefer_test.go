@@ -27,7 +27,7 @@ func (r *rig) fleetOf(ids ...protocol.WorkerID) map[protocol.WorkerID]one {
 	workers := map[protocol.WorkerID]one{}
 	for _, id := range ids {
 		o, _ := r.fleeting()
-		o.ID, o.Slots = id, 1
+		o.Worker, o.Slots = id, 1
 		w, stop := r.work(o)
 		workers[id] = one{w, o.Data, stop}
 	}
@@ -84,7 +84,7 @@ func TestPrefer_TheDiskThatHasTheWorkspace(t *testing.T) {
 	before["before"].stop()
 	workers := r.fleetOf("other")
 	o, _ := r.fleeting()
-	o.ID, o.Slots, o.Data = "again", 1, before["before"].data
+	o.Worker, o.Slots, o.Data = "again", 1, before["before"].data
 	w, stop := r.work(o)
 	workers["again"] = one{w, o.Data, stop}
 	r.home(workers, "t-1", "t-2", "t-3") // they know each other

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -21,13 +22,13 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	paid := worker.Options{
-		Fleet: r.Name, ID: "paying", Data: t.TempDir(), AckWait: patience, Logger: r.Logger,
-		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
+		Options: lane.Options{Fleet: r.Name, Worker: "paying", AckWait: patience, Logger: r.Logger}, Data: t.TempDir(),
+		Capabilities: kinds.Capabilities{Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
 			"refund": func(ctx context.Context, h *kinds.Attempt, _ json.RawMessage) (json.RawMessage, error) {
 				_, err := h.Sandbox(ctx)
 				return nil, err
 			},
-		}},
+		}}},
 	}
 	var err error
 	paid.Driver, paid.Caps, err = worker.OpenDriver(t.Context(), worker.NoSandboxes, nil, paid.Handlers)
@@ -53,12 +54,12 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	require.Equal(t, protocol.WorkerID("paying"), got.WorkerID)
 
 	weak := r.options()
-	weak.ID = "weak"
+	weak.Worker = "weak"
 	r.work(weak)
 	require.Equal(t, "2 workers of pool default, none offers level paths; a sandbox is offered by weak", <-waits)
 
 	strong := r.options()
-	strong.ID, strong.Caps.Level = "strong", isolation.LevelPaths
+	strong.Worker, strong.Caps.Level = "strong", isolation.LevelPaths
 	r.work(strong)
 	got = <-ran
 	requireOK(t, got)

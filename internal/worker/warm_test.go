@@ -150,12 +150,12 @@ func TestWarm_NotWithWhatAnotherWorkerHasChanged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o, watched := r.fleeting()
-	o.Slots, o.ID = 1, "first"
+	o.Slots, o.Worker = 1, "first"
 	first, _ := r.work(o)
 	r.alone(first, "s-1", "echo first > f")
 	free := r.occupy(o.Data)
 	other, _ := r.fleeting()
-	other.Slots, other.ID = 1, "second"
+	other.Slots, other.Worker = 1, "second"
 	second, stop := r.work(other)
 	require.Equal(t, "first\n", r.alone(second, "s-1", "cat f; echo second >> f; rm -f g; mkdir g"))
 	stop()

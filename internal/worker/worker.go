@@ -39,12 +39,10 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -53,7 +51,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 const flushTimeout = 2 * time.Second
@@ -64,81 +61,32 @@ const MaxSlots = 4096
 // DefaultLinger is how long an idle lane is held.
 const DefaultLinger = 5 * time.Second
 
-// DefaultBackground is the longest life of a background process.
-const DefaultBackground = time.Hour
-
 // Options of a [Worker]; zero values mean the documented default.
 type Options struct {
-	Fleet protocol.Fleet    // default tf
-	Pool  protocol.Pool     // default "default"
-	ID    protocol.WorkerID // default host name and a random suffix
-	// Build is the version of the program, told to those who ask about the worker.
+	// Options are those of the lanes. Defaults: Worker is the host name and a random suffix, Slots
+	// 4, Linger [DefaultLinger]. With a negative Linger an idle lane is not held, and its sandbox is
+	// closed. The worker sets Disk.
+	lane.Options
+	// Settings are those of sandboxes. Driver and Caps are required.
+	sandboxes.Settings
+	// Capabilities are what calls can use in addition to a sandbox. Without Logins.Dir, logins are
+	// in Data.
+	kinds.Capabilities
+
+	// Build is the version of the program, which the worker reports.
 	Build string
-	// Keys are whose calls are run; others are rejected. nil means every call that is in the fleet.
-	Keys *signing.Keys
-	// Slots is how many calls run at once; default 4.
-	Slots int
 	// Data is the directory of workspaces. Required.
 	Data string
-	// Driver opens sandboxes, and Caps is what it has proven. Required.
-	Driver isolation.Driver
-	Caps   isolation.Caps
-	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM, and
-	// without any network what keeps package managers from trying to reach it.
-	Env map[string]string
-	// MCPEnv are the variables of this process that servers of the Model Context Protocol may be
-	// given, where their configuration names them.
-	MCPEnv []string
-	// Logins are those of people at servers of the Model Context Protocol. Without a directory they
-	// are in Data, and "worker login" puts them there.
-	Logins login.Store
-	// Limits bound every command and sandbox; calls can only tighten them.
-	Limits sandbox.Limits
-	// Allow is what sandboxes reach of the network; the zero value is nothing. Hosts are reached
-	// through a proxy, and only at public addresses or in the ranges of AllowPrivate; never
-	// the fleet's own servers.
+	// Allow is what calls reach of the network; the zero value is nothing. Hosts are reached
+	// through a proxy, and only at public addresses or in the ranges of AllowPrivate; never the
+	// fleet's own servers.
 	Allow        egress.Allow
 	AllowPrivate []netip.Prefix
-	// Protect are places of every workspace that nothing changes, see [isolation.Spec]; the driver
-	// must be able to. nil means those of [gitguard.Protected] in a directory that is used
-	// in place, as they are when it is first used, and none elsewhere; empty means none.
-	Protect []string
-	// Mounts are what every sandbox sees of the host beside its workspace.
-	Mounts []isolation.Mount
 	// Publish are ports of sandboxes that this host reaches.
 	Publish []Published
-	// Tools is the absolute path of the folder with the programs of the user's own tools,
-	// which sandboxes can read; "" for none.
-	Tools string
-	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
-	// false for sandboxes that live under Data.
-	Workspace func(sandbox string) (dir string, ok bool)
-	// InPlace orders the calls in such directories among the processes of this machine; nil is no
-	// order.
-	InPlace *inplace.Queue
-	// CacheBytes is how much of workspaces that are closed, and kept with the fleet, the worker
-	// leaves in Data for when they come back; 0 means [sandboxes.DefaultCacheBytes], negative none.
-	CacheBytes int64
-	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot
-	// run are refused instead of left for others.
+	// Alone says that the pool never has another worker: calls that this one cannot run are
+	// refused.
 	Alone bool
-	// Handlers execute payloads of kinds of the user's own; see [wire.ParseUserKind].
-	Handlers kinds.Handlers
-	// Linger is how long an idle lane is held; 0 means [DefaultLinger], negative not at all, and
-	// then its sandbox is closed with it.
-	Linger time.Duration
-	// WarmBytes is the memory for open sandboxes in which no call runs, [sandboxes.WarmSandbox]
-	// each, in addition to as many as there are Slots. Beyond it, those that have been idle for the
-	// longest time are closed. 0 means [sandboxes.DefaultWarmBytes], negative none.
-	WarmBytes int64
-	// Background is the longest life of a background process, which keeps its sandbox
-	// open; 0 means [DefaultBackground].
-	Background time.Duration
-	// AckWait is the length of leases; 0 takes what the pool has.
-	AckWait time.Duration
-	// Origin is that of [lane.Options].
-	Origin string
-	Logger *slog.Logger
 	// Tracer and Meter make spans and metrics; nil is what the process has installed.
 	Tracer trace.Tracer
 	Meter  metric.Meter
@@ -155,12 +103,12 @@ func (o Options) withDefaults() Options {
 	if o.Pool == "" {
 		o.Pool = protocol.DefaultPool
 	}
-	if o.ID == "" {
+	if o.Worker == "" {
 		host, err := os.Hostname()
 		if err != nil {
 			host = "worker"
 		}
-		o.ID = wire.NewWorkerID(host)
+		o.Worker = wire.NewWorkerID(host)
 	}
 	if o.Slots <= 0 {
 		o.Slots = 4
@@ -175,12 +123,12 @@ func (o Options) withDefaults() Options {
 		o.WarmBytes = sandboxes.DefaultWarmBytes()
 	}
 	if o.Background <= 0 {
-		o.Background = DefaultBackground
+		o.Background = kinds.DefaultBackground
 	}
 	if o.Logins.Dir == "" {
 		o.Logins = LoginsIn(o.Data)
 		o.Logins.Advice = func(server string) string {
-			return fmt.Sprintf(`run "worker login %s --data %s --mcp-config FILE" where worker %s runs`, server, o.Data, o.ID)
+			return fmt.Sprintf(`run "worker login %s --data %s --mcp-config FILE" where worker %s runs`, server, o.Data, o.Worker)
 		}
 	}
 	if o.Logger == nil {
@@ -212,7 +160,7 @@ type Worker struct {
 	holder    *lane.Holder
 	sandboxes *sandboxes.Set
 	host      *kinds.Host
-	network   network
+	network   kinds.Network
 	metrics   *telemetry.WorkerMetrics
 }
 
@@ -252,29 +200,25 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		return nil, err
 	}
 	w.sandboxes, err = sandboxes.New(sandboxes.Options{
-		Worker: o.ID, Data: o.Data, Records: records, Workspaces: workspaces, InPlace: o.Workspace, Queue: o.InPlace,
-		Driver: o.Driver, Caps: o.Caps, Network: w.network.sandboxes, Env: o.Env, Limits: o.Limits, Mounts: o.Mounts, Tools: o.Tools, Protect: o.Protect,
-		Idle: o.Linger > 0, Slots: o.Slots, WarmBytes: o.WarmBytes, CacheBytes: o.CacheBytes, Logger: o.Logger,
+		Settings: o.Settings, Worker: o.Worker, Data: o.Data, Records: records, Workspaces: workspaces,
+		Network: w.network.Sandboxes, Idle: o.Linger > 0, Slots: o.Slots, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
 	w.host = &kinds.Host{
-		ID: o.ID, Fleet: o.Fleet, Caps: o.Caps, Limits: o.Limits, Env: o.Env, MCPEnv: o.MCPEnv, Logins: o.Logins, Allow: o.Allow,
-		Background: o.Background, Handlers: o.Handlers, Logger: o.Logger,
+		Capabilities: o.Capabilities, Sandbox: o.Settings, Network: w.network, ID: o.Worker, Fleet: o.Fleet, Logger: o.Logger,
 		NC: nc, JS: js, Results: stored, Sandboxes: w.sandboxes, Workspaces: workspaces,
-		Network: w.network.sandboxes.Mode, Servers: w.network.servers, Pages: w.network.pages,
 		Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 			return w.holder.Result(ctx, session, call)
 		},
 	}
-	if err := w.host.Open(ctx, o.Driver, isolation.Spec{Env: o.Env, Limits: o.Limits, Mounts: o.Mounts}, o.Data); err != nil { // calls fail for the same reason
+	if err := w.host.Open(ctx, o.Data); err != nil { // calls fail for the same reason
 		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))
 	}
-	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
-		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
-		Linger: max(o.Linger, 0), Disk: w.sandboxes.Disk(), Keys: o.Keys, Logger: o.Logger,
-	})
+	lanes := o.Options
+	lanes.Linger, lanes.Disk = max(o.Linger, 0), w.sandboxes.Disk()
+	w.holder, err = lane.NewHolder(ctx, nc, w, lanes)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +226,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 }
 
 // ID is the worker's id.
-func (w *Worker) ID() protocol.WorkerID { return w.options.ID }
+func (w *Worker) ID() protocol.WorkerID { return w.options.Worker }
 
 // Languages are those that code_run can run in this worker's sandboxes, sorted.
 func (w *Worker) Languages() []string { return w.host.Languages() }
@@ -305,9 +249,9 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	evicting.Wait()
 	unpublish()
 	w.sandboxes.CloseAll()
-	w.network.pages.CloseIdleConnections()
-	if w.network.servers != nil {
-		w.network.servers.CloseIdleConnections()
+	w.network.Pages.CloseIdleConnections()
+	if w.network.Servers != nil {
+		w.network.Servers.CloseIdleConnections()
 	}
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection
 	// ends.
@@ -318,13 +262,13 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 // Info is what the worker says about itself.
 func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
-	network := cmp.Or(w.network.sandboxes.Mode, isolation.NetworkNone)
+	network := cmp.Or(w.network.Sandboxes.Mode, isolation.NetworkNone)
 	if !o.Caps.Enforces(network) { // what is not kept away is reached
 		network = isolation.NetworkAll
 	}
 	l := o.Limits
 	return wire.WorkerInfo{
-		WorkerID: o.ID, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
+		WorkerID: o.Worker, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(network), ReadOnly: o.Caps.ReadOnly,
 		LimitKinds: w.host.LimitKinds(), Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.Kinds(),
 		Limits: protocol.Limits{

@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -72,7 +73,8 @@ func (r *rig) options() worker.Options {
 	r.t.Helper()
 	driver := process.New(nil)
 	return worker.Options{
-		Fleet: r.Name, Data: r.t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
+		Options:  lane.Options{Fleet: r.Name, AckWait: patience, Logger: r.Logger},
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: r.t.TempDir(),
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/doctor"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -218,8 +219,13 @@ func (f *flags) options() (worker.Options, error) {
 		}
 	}
 	return worker.Options{
-		Fleet: fleet, Keys: keys, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, MCPEnv: f.McpEnv, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
-		Allow: allow, AllowPrivate: private, Protect: protect, CacheBytes: cmp.Or(int64(f.DataCache), -1),
+		Options: lane.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Keys: keys, AckWait: f.Lease},
+		Settings: sandboxes.Settings{
+			Env: f.Env, Limits: limits, Tools: tools, Protect: protect,
+			WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), CacheBytes: cmp.Or(int64(f.DataCache), -1),
+		},
+		Capabilities: kinds.Capabilities{MCPEnv: f.McpEnv, Background: f.Background},
+		Data:         data, Allow: allow, AllowPrivate: private,
 	}, nil
 }
 
@@ -252,13 +258,13 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	if name == "" {
 		name, _ = os.Hostname() // only a name
 	}
-	o.ID = wire.NewWorkerID(name)
+	o.Worker = wire.NewWorkerID(name)
 	drain, abort := context.WithCancel(ctx)
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 
-	end, err := p.Telemetry(ctx, "toolfleet-worker", telemetry.Options{Instance: string(o.ID), Serves: true, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-worker", telemetry.Options{Instance: string(o.Worker), Serves: true, Logger: logger})
 	if err != nil {
 		return err
 	}
@@ -271,7 +277,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	for _, warning := range append(cli.Warnings(o.Limits, o.Caps), cli.FewFiles(o.Slots)...) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
-	nc, err := Join(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger}, natsio.Topology{
+	nc, err := Join(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.Worker), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger}, natsio.Topology{
 		Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
 		ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Bounded: true, Logger: o.Logger,
 	}, f.Bodies)

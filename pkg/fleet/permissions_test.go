@@ -18,11 +18,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -201,7 +203,7 @@ func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
 	opened, caps, err := driver.Open(t.Context(), "process", &driver.Options{Logger: logger, Data: t.TempDir()})
 	require.NoError(t, err)
-	w, err := worker.New(t.Context(), nc, worker.Options{Driver: opened, Caps: caps, Data: t.TempDir(), Logger: logger})
+	w, err := worker.New(t.Context(), nc, worker.Options{Options: lane.Options{Logger: logger}, Settings: sandboxes.Settings{Driver: opened, Caps: caps}, Data: t.TempDir()})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

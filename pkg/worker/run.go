@@ -13,11 +13,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -113,7 +115,7 @@ func Run(ctx context.Context, o Options) error {
 		}
 	}
 	server := natsio.ConnectOptions{
-		Name: "worker " + string(setup.ID), Creds: o.Server.Creds, Logger: setup.Logger,
+		Name: "worker " + string(setup.Worker), Creds: o.Server.Creds, Logger: setup.Logger,
 		TLS: natsio.TLS{CA: o.Server.TLSCA, Cert: o.Server.TLSCert, Key: o.Server.TLSKey},
 	}
 	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Sandbox, &driver.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
@@ -175,12 +177,13 @@ func (o *Options) setup() (setup internal.Options, err error) {
 		note(err)
 	}
 	setup = internal.Options{
-		Pool: o.Pool, Slots: o.Slots, Data: o.Data, Env: o.Env, Tools: o.Tools, Workspace: o.Workspace, Protect: o.Protect, Logger: o.Logger,
+		Options:  lane.Options{Pool: o.Pool, Slots: o.Slots, Logger: o.Logger},
+		Settings: sandboxes.Settings{Env: o.Env, Tools: o.Tools, Workspace: o.Workspace, Protect: o.Protect}, Data: o.Data,
 	}
 	switch {
 	case o.Name == "":
 	case workerName.MatchString(o.Name):
-		setup.ID = wire.NewWorkerID(o.Name)
+		setup.Worker = wire.NewWorkerID(o.Name)
 	default:
 		note(fmt.Errorf("name %q: must be 1 to 32 letters, digits, '-' or '_'", o.Name))
 	}
@@ -210,9 +213,9 @@ func (s *Server) setup(setup *internal.Options) error {
 		setup.Keys, problems[2] = signing.Open(s.CallKeys)
 	}
 	setup.Logger = cmp.Or(setup.Logger, slog.New(slog.DiscardHandler))
-	if setup.ID == "" {
+	if setup.Worker == "" {
 		host, _ := os.Hostname() // only a name
-		setup.ID = wire.NewWorkerID(host)
+		setup.Worker = wire.NewWorkerID(host)
 	}
 	return errors.Join(problems[:]...)
 }

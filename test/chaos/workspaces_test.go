@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -28,6 +29,7 @@ import (
 	plain "github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -47,8 +49,8 @@ func (m *machineRole) run(ctx context.Context) error {
 	defer nc.Close()
 	driver := plain.New(nil)
 	options := worker.Options{
-		ID: m.Worker, Data: m.Data, Slots: 8, Driver: driver, Caps: isolation.Caps{Driver: driver.Name()},
-		Linger: 300 * time.Millisecond, Logger: logger,
+		Options:  lane.Options{Worker: m.Worker, Slots: 8, Linger: 300 * time.Millisecond, Logger: logger},
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: m.Data,
 	}
 	w, err := worker.New(ctx, nc, options)
 	for ; err != nil; w, err = worker.New(ctx, nc, options) { // the server may be away

@@ -19,12 +19,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -59,16 +61,16 @@ func startFixture(t *testing.T) (url string) {
 		return nil, nil, nil
 	}}
 	_, err = fl.StartWorker(t.Context(), worker.Options{
-		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Alone: true,
-		Env: map[string]string{"PATH": os.Getenv("PATH")},
-		Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
+		Options: lane.Options{Slots: 16}, Data: t.TempDir(), Alone: true,
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")}},
+		Capabilities: kinds.Capabilities{Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{
 			fixtureKind: func(ctx context.Context, h *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
 				if run := set[h.Run.Call.Tool].run; run != nil {
 					return run(ctx, h, arguments)
 				}
 				return says(h.Run.Call.Tool)(ctx, h, arguments)
 			},
-		}},
+		}}},
 	})
 	require.NoError(t, err)
 	table, more := fixtureTable(t, set), fixtureTable(t, set, "transient")

@@ -17,11 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -43,10 +45,13 @@ func startWorker(t *testing.T, session string, o fleet.Options) (fl *fleet.Fleet
 	t.Cleanup(fl.Close)
 	driver, dir := process.New(nil), t.TempDir()
 	_, err = fl.StartWorker(t.Context(), worker.Options{
-		Slots: 4, Data: t.TempDir(), Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
-		Workspace: func(sandbox string) (string, bool) {
-			dir := filepath.Join(dir, sandbox)
-			return dir, os.MkdirAll(dir, 0o755) == nil
+		Options: lane.Options{Slots: 4}, Data: t.TempDir(),
+		Settings: sandboxes.Settings{
+			Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
+			Workspace: func(sandbox string) (string, bool) {
+				dir := filepath.Join(dir, sandbox)
+				return dir, os.MkdirAll(dir, 0o755) == nil
+			},
 		},
 	})
 	require.NoError(t, err)

@@ -68,10 +68,8 @@ type step[H any] struct {
 
 // dialog is one that lives, or has just ended.
 type dialog[H any] struct {
-	id      protocol.CallID
-	session protocol.SessionID
-	lane    protocol.Lane
-	kind    protocol.Kind
+	Opening[H]
+
 	idle    time.Duration
 	opened  trace.Link     // to the call that opened it
 	life    *resident.Life // over when the function has returned
@@ -116,14 +114,14 @@ func (d *dialog[H]) tired() {
 
 // state is how the dialog stands with its answer.
 func (d *dialog[H]) state(output json.RawMessage) wire.DialogState {
-	return wire.DialogState{Dialog: d.id, Output: output, Idle: protocol.MillisOf(d.idle)}
+	return wire.DialogState{Dialog: d.ID, Output: output, Idle: protocol.MillisOf(d.idle)}
 }
 
 // last is the state after the function has returned, and why it failed. That it returned
 // because it was told to end is no failure of its own.
 func (d *dialog[H]) last() (wire.DialogState, error) {
 	<-d.life.Done()
-	state, err := wire.DialogState{Dialog: d.id, Output: d.output, Ending: d.ending}, d.err
+	state, err := wire.DialogState{Dialog: d.ID, Output: d.output, Ending: d.ending}, d.err
 	if d.ending == wire.DialogFailed || !errors.Is(err, ErrOver) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		return state, err
 	}

@@ -106,7 +106,7 @@ func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (wire.Dia
 		before.life.Stop(0, over{wire.DialogLost})
 	}
 	d := &dialog[H]{
-		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle), opened: trace.LinkFromContext(ctx),
+		Opening: o, idle: cmp.Or(tool.Idle, DefaultIdle), opened: trace.LinkFromContext(ctx),
 		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage),
 		life: resident.NewLife(ctx, cmp.Or(tool.Life, DefaultLife), over{wire.DialogExpired}),
 	}
@@ -140,7 +140,7 @@ func (s *Set[H]) Continue(
 	ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane, call H, input json.RawMessage,
 ) (wire.DialogState, error) {
 	d := s.find(id)
-	if d == nil || d.session != session || d.lane != l {
+	if d == nil || d.Session != session || d.Lane != l {
 		return s.gone(id, session)
 	}
 	if !d.take(ctx) {
@@ -164,7 +164,7 @@ func (s *Set[H]) Continue(
 // not there any more is fine.
 func (s *Set[H]) End(ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane) (wire.DialogState, error) {
 	d := s.find(id)
-	if d == nil || d.session != session || d.lane != l {
+	if d == nil || d.Session != session || d.Lane != l {
 		state, _ := s.gone(id, session)
 		return state, nil
 	}
@@ -182,7 +182,7 @@ func (s *Set[H]) Release(l protocol.Lane) {
 	s.mu.Lock()
 	var all []*dialog[H]
 	for _, d := range s.live {
-		if d.lane == l {
+		if d.Lane == l {
 			all = append(all, d)
 			d.life.End(over{wire.DialogLost})
 		}
@@ -239,9 +239,9 @@ func (s *Set[H]) add(d *dialog[H], live, perSession int) error {
 	defer s.mu.Unlock()
 	all, own := 0, 0
 	for _, other := range s.live {
-		if other.kind == d.kind {
+		if other.Kind == d.Kind {
 			all++
-			if other.session == d.session {
+			if other.Session == d.Session {
 				own++
 			}
 		}
@@ -254,8 +254,8 @@ func (s *Set[H]) add(d *dialog[H], live, perSession int) error {
 		return protocol.Errorf(protocol.CodeLimitReached,
 			"the worker has %d handles of the tool that can be continued, and that is the limit; end one of yours, or try again later", all)
 	}
-	s.live[d.id] = d
-	s.lanes[d.lane]++
+	s.live[d.ID] = d
+	s.lanes[d.Lane]++
 	return nil
 }
 
@@ -263,14 +263,14 @@ func (s *Set[H]) add(d *dialog[H], live, perSession int) error {
 func (s *Set[H]) remove(d *dialog[H]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.live, d.id)
-	if s.lanes[d.lane]--; s.lanes[d.lane] == 0 {
-		delete(s.lanes, d.lane)
+	delete(s.live, d.ID)
+	if s.lanes[d.Lane]--; s.lanes[d.Lane] == 0 {
+		delete(s.lanes, d.Lane)
 	}
-	if _, known := s.past[d.id]; !known {
-		s.order = append(s.order, d.id)
+	if _, known := s.past[d.ID]; !known {
+		s.order = append(s.order, d.ID)
 	}
-	s.past[d.id] = past{session: d.session, ending: d.ending}
+	s.past[d.ID] = past{session: d.Session, ending: d.ending}
 	if len(s.order) > maxPast {
 		delete(s.past, s.order[0])
 		s.order = slices.Delete(s.order, 0, 1)

@@ -46,9 +46,9 @@ func (h *Host) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly 
 	if err := wire.ValidateLimits(limits); err != nil {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", kind, err)
 	}
-	if readOnly && !h.Caps.ReadOnly {
+	if readOnly && !h.Sandbox.Caps.ReadOnly {
 		return protocol.Errorf(protocol.CodeSandboxUnsupported,
-			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", h.Caps.Driver)
+			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", h.Sandbox.Caps.Driver)
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, 
 	} else {
 		_ = written.Close() // nobody needs it
 	}
-	return value, endFault(&r, isolation.Tighten(h.Limits, cmd.Limits))
+	return value, endFault(&r, isolation.Tighten(h.Sandbox.Limits, cmd.Limits))
 }
 
 // spooled runs a command, shows what it writes while it runs, and returns all of it, which is to be
@@ -212,13 +212,13 @@ var unreached = regexp.MustCompile(`(?i)(could not|couldn't|cannot|unable to|fai
 // networkNote says what a command could have reached if its output shows that it could not reach
 // something; "" otherwise.
 func (h *Host) networkNote(r *sandbox.Result) string {
-	mode := cmp.Or(h.Network, isolation.NetworkNone)
-	if mode == isolation.NetworkAll || !h.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
+	mode := cmp.Or(h.Network.Sandboxes.Mode, isolation.NetworkNone)
+	if mode == isolation.NetworkAll || !h.Sandbox.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
 		return ""
 	}
 	reached := "This sandbox has no network: commands reach nothing outside of it."
 	if mode == isolation.NetworkProxy {
-		reached = fmt.Sprintf("This sandbox reaches only %s.", h.Allow)
+		reached = fmt.Sprintf("This sandbox reaches only %s.", h.Network.Allow)
 	}
 	return reached + " The operator of the worker can allow more with --allow-net."
 }

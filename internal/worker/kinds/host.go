@@ -23,31 +23,49 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Host is what kinds use of their worker. Fields without a comment are as in the worker's options.
-type Host struct {
-	ID         protocol.WorkerID
-	Fleet      protocol.Fleet
-	Caps       isolation.Caps
-	Limits     sandbox.Limits
-	Env        map[string]string
-	MCPEnv     []string
-	Logins     login.Store
-	Allow      egress.Allow
+// Capabilities are what calls of a worker can use in addition to a sandbox.
+type Capabilities struct {
+	// Handlers execute payloads of the user's own kinds; see [wire.ParseUserKind].
+	Handlers Handlers
+	// MCPEnv are the variables of this process that MCP servers may get where their configuration
+	// names them.
+	MCPEnv []string
+	// Logins are those of people at MCP servers. Without a directory they are in the worker's data
+	// directory, and "worker login" puts them there.
+	Logins login.Store
+	// Background is the longest life of a background process, which keeps its sandbox open; 0 means
+	// [DefaultBackground].
 	Background time.Duration
-	Handlers   Handlers
-	Logger     *slog.Logger
+}
+
+// DefaultBackground is the longest life of a background process.
+const DefaultBackground = time.Hour
+
+// Network has the ways in which calls reach the network.
+type Network struct {
+	Allow     egress.Allow
+	Sandboxes isolation.Network // from inside of sandboxes
+	Servers   *http.Transport   // to MCP servers by URL; nil if nothing may be reached
+	Pages     *http.Transport   // to pages of the web: only listed hosts, no private addresses
+}
+
+// Host is what kinds use of their worker.
+type Host struct {
+	Capabilities
+
+	Sandbox sandboxes.Settings
+	Network Network
+	ID      protocol.WorkerID
+	Fleet   protocol.Fleet
+	Logger  *slog.Logger
 
 	NC         *nats.Conn
 	JS         jetstream.JetStream
 	Results    *results.Store
 	Sandboxes  *sandboxes.Set
 	Workspaces *workspace.Store
-	Network    isolation.NetworkMode // of sandboxes
-	Servers    *http.Transport       // to MCP servers by URL; nil if nothing may be reached
-	Pages      *http.Transport       // to pages of the web
 	// Result returns the stored result of a call; nil if there is none.
 	Result func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error)
 
@@ -57,16 +75,15 @@ type Host struct {
 	dialogs    *dialog.Set[*Attempt]
 }
 
-// Open prepares the table of kinds, and finds the languages of sandboxes that driver opens as spec
-// says, in the directory data. Without languages the host works, and the error says why there are
-// none.
-func (h *Host) Open(ctx context.Context, driver isolation.Driver, spec isolation.Spec, data string) (err error) {
-	h.kinds, h.limitKinds, h.dialogs = table(h.Handlers), limitKinds(h.Caps.Limits.Words()), dialog.New[*Attempt](graceAfter, h.Logger)
+// Open prepares the table of kinds, and finds the languages of sandboxes, in a sandbox below the
+// directory data. If it fails, the host works without languages.
+func (h *Host) Open(ctx context.Context, data string) (err error) {
+	h.kinds, h.limitKinds, h.dialogs = table(h.Handlers), limitKinds(h.Sandbox.Caps.Limits.Words()), dialog.New[*Attempt](graceAfter, h.Logger)
 	h.languages = languagesOf(func(string) bool { return false })
-	if h.Caps.Driver == sandboxes.NoDriver {
+	if h.Sandbox.Caps.Driver == sandboxes.NoDriver {
 		return nil
 	}
-	found, err := findLanguages(ctx, driver, spec, data)
+	found, err := findLanguages(ctx, h.Sandbox.Driver, isolation.Spec{Env: h.Sandbox.Env, Limits: h.Sandbox.Limits, Mounts: h.Sandbox.Mounts}, data)
 	if err == nil {
 		h.languages = found
 	}
@@ -82,7 +99,7 @@ func (h *Host) LimitKinds() map[string]string { return h.limitKinds }
 // CanRun reports whether this worker runs calls that need this: it has the function, the level, and
 // sandboxes. It accepts calls that no worker could run, to refuse them.
 func (h *Host) CanRun(n lane.Need) bool {
-	if level, err := isolation.ParseLevel(n.Level); err == nil && level > h.Caps.Level {
+	if level, err := isolation.ParseLevel(n.Level); err == nil && level > h.Sandbox.Caps.Level {
 		return false
 	}
 	if n.Handler {
@@ -91,7 +108,7 @@ func (h *Host) CanRun(n lane.Need) bool {
 	if k := h.kinds[n.Kind]; k != nil && k.Needs <= NeedsFunction {
 		return true
 	}
-	return h.Caps.Driver != sandboxes.NoDriver
+	return h.Sandbox.Caps.Driver != sandboxes.NoDriver
 }
 
 // NoFiles reports whether payloads of a kind touch no file of the workspace. Background processes
@@ -112,8 +129,8 @@ func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
 	}
-	if level > h.Caps.Level {
-		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, h.Caps.Level)
+	if level > h.Sandbox.Caps.Level {
+		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, h.Sandbox.Caps.Level)
 	}
 	if (k.Needs == NeedsSandbox || k.Needs == NeedsLane) && sandboxes.ID(c.Lane()) == "" {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", name, c.Lane())

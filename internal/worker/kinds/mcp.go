@@ -64,8 +64,8 @@ func (h *Host) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 // and nobody asked.
 func (a *Attempt) serverPlace(live *Live) toolserver.Surroundings {
 	h := a.host
-	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: h.Servers, Logins: h.Logins, Variable: h.serverVariable}
-	if h.Caps.Level < isolation.LevelFull {
+	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: h.Network.Servers, Logins: h.Logins, Variable: h.serverVariable}
+	if h.Sandbox.Caps.Level < isolation.LevelFull {
 		place.Root = a.box.Workspace()
 	}
 	if live != nil {
@@ -173,7 +173,7 @@ func (h *Host) tellAnswered(call *protocol.Call, answered protocol.Answer) {
 
 // httpFetch requests a page of the web, outside of any sandbox.
 func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error) {
-	return valued(webfetch.Get(ctx, a.host.Pages, p))
+	return valued(webfetch.Get(ctx, a.host.Network.Pages, p))
 }
 
 // pageSize is the length of the text of a page.

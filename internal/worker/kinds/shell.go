@@ -153,7 +153,7 @@ func (h *Host) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellS
 
 // ownVariable reports whether a variable is what the worker, the sandbox or the shell makes it.
 func (h *Host) ownVariable(name, value string) bool {
-	if given, ok := h.Env[name]; ok && given == value {
+	if given, ok := h.Sandbox.Env[name]; ok && given == value {
 		return true
 	}
 	switch strings.ToUpper(name) {

@@ -51,7 +51,7 @@ func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Valu
 	_ = written.Close() // it was read
 	output, fault := toolOutput(&whole, p.Text)
 	value := toolValue(execution, whole, output)
-	err = endFault(&r, isolation.Tighten(h.Limits, cmd.Limits))
+	err = endFault(&r, isolation.Tighten(h.Sandbox.Limits, cmd.Limits))
 	switch {
 	case err != nil:
 		return value, err

@@ -46,8 +46,44 @@ import (
 // NoDriver is the driver of a worker that runs its handlers only.
 const NoDriver = "none"
 
-// Options of a [Set]. Those without a comment are as of the worker.
+// Settings are what the sandboxes of a worker have in common.
+type Settings struct {
+	// Driver opens sandboxes, and Caps is what it has proven.
+	Driver isolation.Driver
+	Caps   isolation.Caps
+	// Env is the environment of sandboxes. A worker adds PATH, LANG and TERM. Without any network it
+	// also adds variables that keep package managers from trying to reach it.
+	Env map[string]string
+	// Limits bound every command and sandbox; calls can only tighten them.
+	Limits sandbox.Limits
+	// Mounts are what every sandbox sees of the host in addition to its workspace.
+	Mounts []isolation.Mount
+	// Tools is the absolute path of the folder with the programs of the user's own tools, which
+	// sandboxes can read; "" for none.
+	Tools string
+	// Protect are paths of every workspace that nothing changes, see [isolation.Spec]; the driver
+	// must be able to. nil means those of [gitguard.Protected] in a directory that is used in
+	// place, as they are at its first use, and none elsewhere; empty means none.
+	Protect []string
+	// Workspace, when set, returns the directory that the sandbox of an id uses in place; ok is
+	// false for one with a directory of its own.
+	Workspace func(id string) (dir string, ok bool)
+	// InPlace orders the calls in such directories among the processes of this machine; nil is no
+	// order.
+	InPlace *inplace.Queue
+	// WarmBytes is the memory for open sandboxes in which no call runs, [WarmSandbox] each, in
+	// addition to one for each slot of the worker. Beyond it, those that have been idle longest are
+	// closed. 0 means [DefaultWarmBytes], negative none.
+	WarmBytes int64
+	// CacheBytes is how much of closed workspaces that the fleet stores stays in the data directory;
+	// 0 means [DefaultCacheBytes], negative none.
+	CacheBytes int64
+}
+
+// Options of a [Set].
 type Options struct {
+	Settings
+
 	Worker protocol.WorkerID
 	Data   string // the data directory
 	// Records is the bucket in which earlier versions recorded which data directory has a workspace
@@ -55,26 +91,11 @@ type Options struct {
 	Records jetstream.KeyValue
 	// Workspaces are those that the fleet stores; nil in tests without.
 	Workspaces *workspace.Store
-	// InPlace returns the directory that the sandbox of an id uses in place; ok is false for one
-	// with a directory of its own.
-	InPlace func(id string) (dir string, ok bool)
-	Queue   *inplace.Queue
-
-	Driver  isolation.Driver
-	Caps    isolation.Caps
-	Network isolation.Network
-	Env     map[string]string
-	Limits  sandbox.Limits
-	Mounts  []isolation.Mount
-	Tools   string
-	Protect []string
-
+	Network    isolation.Network
 	// Idle says that sandboxes of idle lanes may stay open, as far as Slots and WarmBytes allow.
-	Idle       bool
-	Slots      int
-	WarmBytes  int64
-	CacheBytes int64
-	Logger     *slog.Logger
+	Idle   bool
+	Slots  int // of the worker
+	Logger *slog.Logger
 }
 
 // Set has the open sandboxes of a worker: one for each lane that is held, and idle ones. It is safe
@@ -142,7 +163,7 @@ func (s *Set) InPlace(l protocol.Lane) (dir string, ok bool) {
 	if id == "" {
 		return "", false
 	}
-	return s.options.InPlace(id)
+	return s.options.Workspace(id)
 }
 
 // home is the directory of a lane in the data directory.
@@ -285,11 +306,11 @@ func (s *Set) Owner(l protocol.Lane) string {
 // env is the environment of a lane's sandbox. Where commands see the host as it is they may start a
 // coordinator in the directory that they have to themselves.
 func (s *Set) env(l protocol.Lane) map[string]string {
-	if _, is := s.InPlace(l); !is || s.options.Queue == nil || s.options.Caps.Level > isolation.LevelNone {
+	if _, is := s.InPlace(l); !is || s.options.InPlace == nil || s.options.Caps.Level > isolation.LevelNone {
 		return s.options.Env
 	}
 	env := maps.Clone(s.options.Env)
-	env[inplace.Env] = s.options.Queue.EnvOf(s.Owner(l))
+	env[inplace.Env] = s.options.InPlace.EnvOf(s.Owner(l))
 	return env
 }
 

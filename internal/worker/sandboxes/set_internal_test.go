@@ -17,7 +17,7 @@ func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	t.Parallel()
 	workspace, other := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(other, "a"), nil, 0o600))
-	o := Options{Data: t.TempDir(), Driver: process.New(nil), InPlace: func(string) (string, bool) { return workspace, true }}
+	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return workspace, true }}}
 	s, err := New(o)
 	require.NoError(t, err)
 	ctx, lose := context.WithCancel(t.Context())
@@ -50,7 +50,7 @@ func (c full) Err() error {
 
 func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	t.Parallel()
-	o := Options{Data: t.TempDir(), Driver: process.New(nil), InPlace: func(string) (string, bool) { return "", false }}
+	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
 	s, err := New(o)
 	require.NoError(t, err)
 	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
