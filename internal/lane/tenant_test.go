@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -126,6 +127,33 @@ func TestTenant_Priorities(t *testing.T) {
 	}
 	require.Less(t, sum[protocol.Interactive], sum[protocol.Normal])
 	require.Less(t, sum[protocol.Normal], sum[protocol.Batch])
+}
+
+// Law: a session with many lanes delays one of the same tenant little, unless both are of one
+// share.
+func TestTenant_ASessionWithManyLanesDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	r := &ranBy{takes: 10 * time.Millisecond}
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: 2})
+	p := f.publisher()
+	many := flood(t, p, "acme", 400, 400)
+	require.Eventually(t, func() bool { return len(r.all()) > 20 }, patience, time.Millisecond)
+	sharing := func(session protocol.SessionID) uint8 {
+		return wire.FlowOf(&protocol.Call{Tenant: "acme", SessionID: session}).Share
+	}
+	other := protocol.SessionID("t")
+	for i := 0; sharing(other) == sharing(many[0].SessionID); i++ {
+		other = protocol.SessionID(fmt.Sprint("t", i))
+	}
+	before := len(r.all())
+	for i := range 3 {
+		single := newCall(other, exclusive(fmt.Sprint("lane-other/", i)))
+		single.Tenant = "acme"
+		put(t, p, single)
+		f.await(p, single)
+	}
+	require.Less(t, len(r.all())-before, 100, "calls of the other session before them")
 }
 
 // Law: two tenants that wait get slots by their weights, within a tenth.

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -19,9 +20,10 @@ import (
 // The consumer of a pool delivers ready lanes in their order, so a tenant with many of them would
 // delay all others. The lanes of calls with a tenant or a priority therefore get no ready message
 // at first, but a ticket: a message that is stored only while the lane has no ready message, at a
-// subject of its flow (tenant and priority). Each worker waits for a slot once for each tenant
-// that has tickets, in fair queueing with its own lanes. When it is the turn of a tenant, the
-// worker takes a ticket: it makes the lane ready, deletes the ticket, and claims the lane as if
+// subject of its flow (tenant, priority, and a share of the sessions). Each worker waits for a slot
+// once for each tenant that has tickets, in fair queueing with its own lanes. When it is the turn
+// of a tenant, the worker takes a ticket, of the priority whose turn it is, from the shares of
+// sessions in turns: it makes the lane ready, deletes the ticket, and claims the lane as if
 // the ready message had been delivered to it. One worker succeeds in making it ready; others take
 // the next ticket.
 //
@@ -39,6 +41,7 @@ type tickets struct {
 	mu      sync.Mutex
 	flows   map[wire.Flow]*flowTickets
 	serving map[protocol.Tenant]bool // a goroutine waits for a slot
+	shares  map[protocol.Tenant]*core.Fair[uint8]
 	taking  map[wire.LaneHash]struct{}
 	latest  time.Time // when a ticket was last seen
 	listed  time.Time // when all were last listed
@@ -46,8 +49,9 @@ type tickets struct {
 
 // flowTickets is what is known of the tickets of a flow. At most maxFlows are remembered.
 type flowTickets struct {
-	cursor uint64 // the next sequence to read
-	waits  bool   // there may be a ticket at or after cursor
+	cursor uint64    // the next sequence to read
+	waits  bool      // there may be a ticket at or after cursor
+	first  time.Time // when the next ticket was stored; zero until it is read
 	hinted time.Time
 }
 
@@ -56,7 +60,7 @@ const (
 	recheckPause = 5 * time.Millisecond
 	recheckFor   = 200 * time.Millisecond
 	// maxFlows bounds the flows of a pool.
-	maxFlows = 3000
+	maxFlows = 10_000
 	// ticketPeriod is how often tickets are looked for without a hint.
 	ticketPeriod = time.Second
 	// listPeriod is how often all tickets, at most maxTickets, are listed to find flows: their
@@ -72,7 +76,7 @@ const (
 )
 
 func newTickets(h *Holder) *tickets {
-	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, taking: map[wire.LaneHash]struct{}{}}
+	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, shares: map[protocol.Tenant]*core.Fair[uint8]{}, taking: map[wire.LaneHash]struct{}{}}
 }
 
 // shared reports whether tickets were seen a moment ago.
@@ -86,7 +90,7 @@ func (t *tickets) shared() bool {
 func (t *tickets) run(ctx context.Context) {
 	h := t.holder
 	hints := make(chan wire.Flow, 1024) // one that has no room is found later
-	subscription, err := h.store.NC.Subscribe(wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.Flow{Tenant: "*", Priority: "*"}), func(msg *nats.Msg) {
+	subscription, err := h.store.NC.Subscribe(wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.AnyFlow()), func(msg *nats.Msg) {
 		if flow, ok := wire.FlowOfSubject(msg.Subject); ok {
 			select {
 			case hints <- flow:
@@ -145,14 +149,14 @@ func (t *tickets) onHint(flow wire.Flow) {
 // find looks for tickets whose hints were lost, and for those that were passed over.
 func (t *tickets) find(ctx context.Context) {
 	h := t.holder
-	all := wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.Flow{Tenant: "*", Priority: "*"})
+	all := wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.AnyFlow())
 	first, err := h.store.Next(ctx, all, 0)
 	if err != nil || first == nil {
 		return
 	}
 	t.mu.Lock()
 	for _, flow := range t.flows {
-		flow.cursor, flow.waits = 0, true
+		flow.cursor, flow.waits, flow.first = 0, true, time.Time{}
 	}
 	listed := time.Since(t.listed) < listPeriod
 	t.mu.Unlock()
@@ -236,47 +240,101 @@ func (t *tickets) isTaken(ready *readyMessage) bool {
 	return held != nil && held.ready.seq == ready.seq
 }
 
-// next returns the ticket of a tenant that comes first by its time and its priority, and passes it;
-// nil when there is none.
-func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (first *message, of wire.Flow, err error) {
+// next returns the ticket of a tenant that comes first by its time and its priority, of the share
+// of sessions whose turn it is, and passes it; nil when there is none.
+func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (found *message, of wire.Flow, err error) {
 	t.reading.Lock()
 	defer t.reading.Unlock()
-	h := t.holder
-	var firstDue time.Time
-	for _, priority := range protocol.Priorities() {
-		flow := wire.Flow{Tenant: tenant, Priority: priority}
-		t.mu.Lock()
-		known := t.flows[flow]
-		waits := known != nil && known.waits
-		cursor := uint64(0)
-		if waits {
-			cursor, known.waits = known.cursor, false
+	for {
+		fresh := map[wire.Flow]*message{}
+		for _, flow := range t.unread(tenant) {
+			if fresh[flow], err = t.read(ctx, flow); err != nil {
+				return nil, flow, err // find comes back to it
+			}
 		}
-		t.mu.Unlock()
-		if !waits {
-			continue
+		flow, ok := t.choose(tenant)
+		if !ok {
+			return nil, flow, nil
 		}
-		found, err := h.store.Next(ctx, wire.TicketsFilter(h.options.Fleet, h.options.Pool, flow), cursor)
-		if err != nil {
-			return nil, flow, err // find comes back to it
+		if found = fresh[flow]; found == nil { // another worker may have taken it since it was read
+			if found, err = t.read(ctx, flow); err != nil {
+				return nil, flow, err
+			}
 		}
-		if found == nil {
+		if found != nil {
 			t.mu.Lock()
-			known.waits = known.waits || time.Since(known.hinted) < recheckFor
-			t.mu.Unlock()
+			defer t.mu.Unlock()
+			t.shares[tenant].Grant(flow.Share)
+			known := t.flows[flow]
+			known.cursor, known.first = max(known.cursor, found.Sequence+1), time.Time{}
+			return found, flow, nil
+		}
+	}
+}
+
+// unread returns the flows of a tenant that may have a ticket, of which the next one is not known.
+func (t *tickets) unread(tenant protocol.Tenant) (flows []wire.Flow) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for flow, known := range t.flows {
+		if flow.Tenant == tenant && known.waits && known.first.IsZero() {
+			flows = append(flows, flow)
+		}
+	}
+	return flows
+}
+
+// read reads the next ticket of a flow; nil when there is none.
+func (t *tickets) read(ctx context.Context, flow wire.Flow) (*message, error) {
+	h := t.holder
+	t.mu.Lock()
+	known := t.flows[flow]
+	cursor := known.cursor
+	known.waits = false // a hint that comes meanwhile sets it again
+	t.mu.Unlock()
+	found, err := h.store.Next(ctx, wire.TicketsFilter(h.options.Fleet, h.options.Pool, flow), cursor)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case err != nil:
+	case found == nil:
+		known.first = time.Time{}
+		known.waits = known.waits || time.Since(known.hinted) < recheckFor
+	default:
+		t.latest = time.Now()
+		known.waits, known.first = true, found.Time
+	}
+	return found, err
+}
+
+// choose chooses a flow of a tenant with a known ticket: the priority whose first ticket is due
+// first, and of that the share whose turn it is.
+func (t *tickets) choose(tenant protocol.Tenant) (of wire.Flow, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var due time.Time
+	for flow, known := range t.flows {
+		if flow.Tenant != tenant || known.first.IsZero() {
 			continue
 		}
-		t.note(flow)
-		if due := found.Time.Add(patienceOf(priority)); first == nil || due.Before(firstDue) {
-			first, of, firstDue = found, flow, due
+		if at := known.first.Add(patienceOf(flow.Priority)); !ok || at.Before(due) {
+			of, due, ok = flow, at, true
 		}
 	}
-	if first != nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.flows[of].cursor = max(t.flows[of].cursor, first.Sequence+1)
+	shares := t.shares[tenant]
+	if shares == nil {
+		if len(t.shares) >= maxFlows {
+			clear(t.shares)
+		}
+		shares = &core.Fair[uint8]{}
+		t.shares[tenant] = shares
 	}
-	return first, of, nil
+	for flow, known := range t.flows {
+		if flow.Tenant == tenant && flow.Priority == of.Priority && !known.first.IsZero() && shares.Before(flow.Share, of.Share) {
+			of = flow
+		}
+	}
+	return of, ok
 }
 
 func patienceOf(p protocol.Priority) time.Duration {
@@ -362,7 +420,7 @@ func (c *reaper) ticketOf(ctx context.Context, lane protocol.Lane, entries []jet
 
 // readyOfTicket makes a lane ready that has a ticket alone, and reports whether it did.
 func (h *Holder) readyOfTicket(ctx context.Context, hash wire.LaneHash) bool {
-	filter := wire.TicketSubject(h.options.Fleet, h.options.Pool, hash, wire.Flow{Tenant: "*", Priority: "*"})
+	filter := wire.TicketSubject(h.options.Fleet, h.options.Pool, hash, wire.AnyFlow())
 	ticket, err := h.store.Next(ctx, filter, 0)
 	if err != nil || ticket == nil {
 		return false

@@ -180,7 +180,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 		Subscribe: []string{
 			wire.WhoSubject(fleet, pool), wire.AskAllSubject(fleet, pool), wire.AskFilter(fleet, pool), wire.StoredFilter(fleet, pool, probed),
 			wire.BeatFilter(fleet, pool), wire.AnswerSubject(fleet, pool, probed, probed), wire.LimitsSubject(fleet),
-			wire.TicketsFilter(fleet, pool, wire.Flow{Tenant: "*", Priority: "*"}),
+			wire.TicketsFilter(fleet, pool, wire.AnyFlow()),
 		},
 	}
 }

@@ -23,8 +23,7 @@ const (
 	// "toolfleet call 1", the fleet, that time, a line each, and the body; signed are the line
 	// "toolfleet calls 1" and the root.
 	HeaderSigned = "Tf-Signed"
-	// HeaderFlow is the tenant and the priority of the call, with a slash between; calls of the
-	// default flow have none.
+	// HeaderFlow is the [Flow.Header] of the call; calls of the default flow have none.
 	HeaderFlow = "Tf-Flow"
 	// HeaderInFlight is set on a call that has a mark at its [InFlightSubject].
 	HeaderInFlight = "Tf-In-Flight"

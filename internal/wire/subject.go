@@ -210,7 +210,7 @@ func ReadyFilter(f protocol.Fleet, pool protocol.Pool) Subject {
 // TicketSubject asks for a lane to be made ready when it is the turn of a flow. A ticket is stored
 // only while the lane has no ready message; each lane has one of a flow at most.
 func TicketSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, c Flow) Subject {
-	return ReadySubject(f, pool, lane) + "." + string(c.Tenant) + "." + string(c.Priority)
+	return ReadySubject(f, pool, lane) + "." + string(c.Tenant) + "." + c.token()
 }
 
 // TicketsFilter matches the tickets of a flow in a pool; "*" stands for any tenant or priority.
@@ -224,7 +224,7 @@ func FlowOfSubject(subject Subject) (c Flow, ok bool) {
 	if len(tokens) != 6 || tokens[1] != "ready" {
 		return Flow{}, false
 	}
-	return Flow{Tenant: protocol.Tenant(tokens[4]), Priority: protocol.Priority(tokens[5])}, true
+	return parseFlow(tokens[4], tokens[5]), true
 }
 
 // WhoSubject asks every worker of a pool, on core NATS, for its [WorkerInfo].

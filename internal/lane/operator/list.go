@@ -137,7 +137,7 @@ type sighting struct {
 // and lane too. complete is false when there were too many subjects to read them all.
 func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*sighting, complete bool, err error) {
 	fleet := o.store.Fleet
-	tickets := wire.TicketSubject(fleet, pool, lane, wire.Flow{Tenant: "*", Priority: "*"})
+	tickets := wire.TicketSubject(fleet, pool, lane, wire.AnyFlow())
 	filters := []string{wire.ReadySubject(fleet, pool, lane), tickets, wire.MailboxFilter(fleet, pool, lane), wire.LaterFilter(fleet, pool, lane)}
 	if lane == "*" {
 		filters = []string{filters[0], tickets, wire.MailboxesFilter(fleet, pool)}
