@@ -82,7 +82,7 @@ const (
 	// with counting at most.
 	countFor   = 50 * time.Millisecond
 	countShare = 20
-	// maxCounts bounds the lanes of which counts are remembered.
+	// maxCounts bounds the counts that are remembered.
 	maxCounts = 10_000
 	// busyPause is after how long a caller may try again when too many calls wait or are in flight.
 	busyPause = 250 * time.Millisecond

@@ -272,7 +272,7 @@ func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (found *mess
 	}
 }
 
-// unread returns the flows of a tenant that may have a ticket, of which the next one is not known.
+// unread returns the flows of a tenant that may have a ticket, and whose next one is not known.
 func (t *tickets) unread(tenant protocol.Tenant) (flows []wire.Flow) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
