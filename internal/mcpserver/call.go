@@ -67,6 +67,7 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if single.Call == nil {
 		return finish(ctx, single.Outcome)
 	}
+	single.Call.Tenant = tenantOf(request)
 	if read, ok := single.Call.Payload.(wire.ResultRead); ok {
 		turn.sent() // it may take long
 		switch instead, err := s.await(ctx, session, &read); {

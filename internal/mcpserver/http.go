@@ -19,6 +19,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 
 	"github.com/toolfleet/toolfleet/internal/openfiles"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // MaxBody bounds the body of a request over HTTP, in bytes.
@@ -40,7 +41,9 @@ const (
 type Token struct {
 	Name string // of the client; clients of one name share their keys
 	Role string
-	hash [sha256.Size]byte
+	// Tenant is that of the client's calls; "" is the default one.
+	Tenant protocol.Tenant
+	hash   [sha256.Size]byte
 }
 
 // ErrTokens is wrapped by every error of [ReadTokens].
@@ -49,9 +52,9 @@ var ErrTokens = errors.New("invalid tokens")
 // minToken is the least length of a token, in bytes.
 const minToken = 16
 
-// ReadTokens reads tokens, one a line: a name, a role ([RoleRead] or [RoleUse]) and the token,
-// between spaces. Empty lines and those that begin with # are skipped. The error has every error,
-// and no token.
+// ReadTokens reads tokens, one a line: a name, a role ([RoleRead] or [RoleUse]), the token and, if
+// the client has one, its tenant, between spaces. Empty lines and those that begin with # are
+// skipped. The error has every error, and no token.
 func ReadTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
 	var errs []error
@@ -66,14 +69,21 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 			errs = append(errs, fmt.Errorf("%w: line %d: "+format, append([]any{ErrTokens, n}, args...)...))
 		}
 		switch {
-		case len(fields) != 3:
-			failure("must have a name, a role and a token, but has %d words", len(fields))
+		case len(fields) != 3 && len(fields) != 4:
+			failure("must have a name, a role and a token, and may have a tenant, but has %d words", len(fields))
 		case fields[1] != RoleRead && fields[1] != RoleUse:
 			failure("role %q: must be %s or %s", fields[1], RoleRead, RoleUse)
 		case len(fields[2]) < minToken:
 			failure("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
 		default:
 			token := Token{Name: fields[0], Role: fields[1], hash: sha256.Sum256([]byte(fields[2]))}
+			if len(fields) == 4 {
+				tenant, err := protocol.ParseTenant(fields[3])
+				if err != nil {
+					failure("%w", err)
+				}
+				token.Tenant = tenant
+			}
 			if other, taken := names[token.hash]; taken {
 				failure("the token of %q is that of %q, too: each line must have its own", token.Name, other)
 			}
@@ -156,6 +166,18 @@ func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	return unread(mux)
 }
 
+// tenantExtra is where the information about a token has the tenant.
+const tenantExtra = "tenant"
+
+// tenantOf is the tenant of the token of a request; "" is the default one.
+func tenantOf(request mcp.Request) protocol.Tenant {
+	if extra := request.GetExtra(); extra != nil && extra.TokenInfo != nil {
+		tenant, _ := extra.TokenInfo.Extra[tenantExtra].(protocol.Tenant)
+		return tenant
+	}
+	return ""
+}
+
 // verifier knows tokens by their digests: how long a look takes says nothing about them.
 func verifier(tokens []Token) auth.TokenVerifier {
 	known := map[[sha256.Size]byte]Token{}
@@ -167,7 +189,7 @@ func verifier(tokens []Token) auth.TokenVerifier {
 		if !ok {
 			return nil, auth.ErrInvalidToken
 		}
-		return &auth.TokenInfo{UserID: token.Name, Scopes: []string{token.Role}, Expiration: time.Now().Add(time.Hour)}, nil
+		return &auth.TokenInfo{UserID: token.Name, Scopes: []string{token.Role}, Expiration: time.Now().Add(time.Hour), Extra: map[string]any{tenantExtra: token.Tenant}}, nil
 	}
 }
 

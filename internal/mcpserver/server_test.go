@@ -398,6 +398,21 @@ func TestHTTP_EachClientHasItsSandbox(t *testing.T) {
 	require.Equal(t, "2\n", text(t, bash(t, again, "cat f")), "the key of the URL is that of the sandbox")
 }
 
+// A client's calls are of the tenant of its token.
+func TestHTTP_TheTokenSaysTheTenant(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared, offerEcho(t))
+	tokens, err := mcpserver.ReadTokens(strings.NewReader("ann use " + useToken + " acme\nbob use " + readToken + "\n"))
+	require.NoError(t, err)
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+	t.Cleanup(web.Close)
+	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
+	for token, tenant := range map[string]string{useToken: "acme", readToken: ""} {
+		result := call(t, client(t, overHTTP(web.URL+"/mcp", token), nil), "echo", json.RawMessage(`{"whose": "?", "tenant": "other"}`))
+		require.Equal(t, map[string]any{"tenant": tenant}, as[map[string]any](t, field(t, result, "value"))["output"])
+	}
+}
+
 // Whoever may read only never gets a tool that changes something, also not later.
 func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
 	t.Parallel()
@@ -502,17 +517,22 @@ func TestReadTokens_EveryFault(t *testing.T) {
 	t.Parallel()
 	_, err := mcpserver.ReadTokens(strings.NewReader("ann use\nbob admin 0123456789abcdef\ncid read short\n"))
 	require.ErrorIs(t, err, mcpserver.ErrTokens)
-	require.ErrorContains(t, err, "line 1: must have a name, a role and a token, but has 2 words")
+	require.ErrorContains(t, err, "line 1: must have a name, a role and a token, and may have a tenant, but has 2 words")
 	require.ErrorContains(t, err, `line 2: role "admin": must be read or use`)
 	require.ErrorContains(t, err, "line 3")
+	_, err = mcpserver.ReadTokens(strings.NewReader("ann use 0123456789abcdef ACME\n"))
+	require.ErrorContains(t, err, `line 1: invalid name: tenant "ACME"`)
 	_, err = mcpserver.ReadTokens(strings.NewReader("ann use 0123456789abcdef\nbob read 0123456789abcdef\n"))
 	require.ErrorContains(t, err, `line 2: the token of "bob" is that of "ann", too`)
 	_, err = mcpserver.ReadTokens(strings.NewReader("\n"))
 	require.ErrorContains(t, err, "there is none")
 }
 
-// echo answers with its arguments.
-func echo(_ context.Context, _ *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+// echo answers with its arguments, or with the tenant of its call if it is asked for that.
+func echo(_ context.Context, a *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+	if strings.Contains(string(arguments), `"whose"`) {
+		return json.Marshal(map[string]protocol.Tenant{"tenant": a.Run.Call.Tenant})
+	}
 	return arguments, nil
 }
 

@@ -1,8 +1,10 @@
 package signing
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,6 +13,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,11 +25,21 @@ type Keys struct {
 	file string
 
 	mu     sync.Mutex
-	keys   map[string]ed25519.PublicKey // by their ids
-	roots  map[signed]bool              // that are known to be signed; bounded by maxRoots
-	stamp  time.Time                    // of the file
+	keys   map[string]trusted // by their ids
+	roots  map[signed]bool    // that are known to be signed; bounded by maxRoots
+	stamp  time.Time          // of the file
 	looked time.Time
 }
+
+// trusted is a key, and the tenant whose calls alone it signs; "" is any.
+type trusted struct {
+	ed25519.PublicKey
+
+	tenant protocol.Tenant
+}
+
+// tenantHeader is the header of a PEM block that names the tenant of its key.
+const tenantHeader = "Tenant"
 
 // signed is the root of a batch, and whose key has signed it.
 type signed struct {
@@ -38,7 +51,8 @@ const maxRoots = 4096
 
 // Open reads public keys: PEM with a block for each, as "openssl pkey -pubout" writes it. Several
 // are there while keys change. The file is read again when it has changed; while it cannot be read,
-// the keys are those of before.
+// the keys are those of before. A block with a header "Tenant: acme" is a key of that tenant, which
+// signs no calls of others.
 func Open(file string) (*Keys, error) {
 	k := &Keys{file: file}
 	return k, k.read()
@@ -53,9 +67,9 @@ func (k *Keys) read() error {
 	if err != nil {
 		return err
 	}
-	keys := map[string]ed25519.PublicKey{}
+	keys := map[string]trusted{}
 	for i, block := range blocks {
-		parsed, err := x509.ParsePKIXPublicKey(block)
+		parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
 		if err != nil {
 			return fmt.Errorf("%s: key %d: %w", k.file, i+1, err)
 		}
@@ -63,14 +77,18 @@ func (k *Keys) read() error {
 		if !ok {
 			return fmt.Errorf("%s: key %d is of type %T: must be of Ed25519 (openssl genpkey -algorithm ed25519)", k.file, i+1, parsed)
 		}
-		keys[idOf(key)] = key
+		tenant := protocol.Tenant(block.Headers[tenantHeader])
+		if _, err := protocol.ParseTenant(string(tenant)); tenant != "" && err != nil {
+			return fmt.Errorf("%s: key %d: %w", k.file, i+1, err)
+		}
+		keys[idOf(key)] = trusted{key, tenant}
 	}
 	k.keys, k.stamp, k.roots = keys, info.ModTime(), map[signed]bool{}
 	return nil
 }
 
 // key returns the key of an id, nil when there is none, and whether it is known to have signed.
-func (k *Keys) key(s signed) (key ed25519.PublicKey, known bool) {
+func (k *Keys) key(s signed) (key trusted, known bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if time.Since(k.looked) >= readAgain {
@@ -89,7 +107,7 @@ func (k *Keys) remember(s signed) {
 	if len(k.roots) >= maxRoots {
 		clear(k.roots)
 	}
-	if k.keys[s.id] != nil { // it may have gone meanwhile
+	if k.keys[s.id].PublicKey != nil { // it may have gone meanwhile
 		k.roots[s] = true
 	}
 }
@@ -110,14 +128,14 @@ func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored tim
 	}
 	root := signed{s.id, s.root}
 	key, known := k.key(root)
-	if key == nil {
+	if key.PublicKey == nil {
 		return fault("the call is signed with key %.16q, which is none of the worker's (--call-keys)", s.id)
 	}
 	if tlog.CheckRecord(s.proof, s.size, s.root, s.index, tlog.RecordHash(message(fleet, s.at, body))) != nil {
 		return fault("the signature of the call is not that of its content")
 	}
 	if !known {
-		if !ed25519.Verify(key, rooted(s.root), s.sig) {
+		if !ed25519.Verify(key.PublicKey, rooted(s.root), s.sig) {
 			return fault("the signature of the call is not that of its key")
 		}
 		k.remember(root)
@@ -128,6 +146,17 @@ func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored tim
 	}
 	if apart := stored.Sub(time.UnixMilli(millis)).Abs(); apart > Window {
 		return fault("the call was signed %s from the time at which it was enqueued; at most %s are allowed: clocks differ, or it is a copy", apart.Round(time.Second), Window)
+	}
+	if key.tenant != "" {
+		var call struct {
+			Tenant protocol.Tenant `json:"tenant"`
+		}
+		if err := json.Unmarshal(body, &call); err != nil {
+			return fault("the call cannot be checked: %v", err)
+		}
+		if of := cmp.Or(call.Tenant, wire.DefaultTenant); of != key.tenant {
+			return fault("the call is of tenant %s, and is signed with a key of tenant %s", of, key.tenant)
+		}
 	}
 	return nil
 }

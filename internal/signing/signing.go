@@ -75,7 +75,7 @@ func Load(file string) (*Signer, error) {
 	if len(blocks) != 1 {
 		return nil, fmt.Errorf("%s has %d private keys: must be 1", file, len(blocks))
 	}
-	parsed, err := x509.ParsePKCS8PrivateKey(blocks[0])
+	parsed, err := x509.ParsePKCS8PrivateKey(blocks[0].Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -177,7 +177,7 @@ func idOf(key ed25519.PublicKey) string {
 }
 
 // read returns the blocks of a type of a PEM file.
-func read(file, kind string) ([][]byte, error) {
+func read(file, kind string) ([]*pem.Block, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, errors.Unwrap(err))
@@ -185,12 +185,12 @@ func read(file, kind string) ([][]byte, error) {
 	if len(content) > maxFile {
 		return nil, fmt.Errorf("%s has %d bytes: at most %d are allowed", file, len(content), maxFile)
 	}
-	var blocks [][]byte
+	var blocks []*pem.Block
 	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != kind {
 			return nil, fmt.Errorf("%s has a block %q: must be %q", file, block.Type, kind)
 		}
-		blocks = append(blocks, block.Bytes)
+		blocks = append(blocks, block)
 	}
 	if len(blocks) == 0 {
 		return nil, fmt.Errorf("%s has no block %q (PEM)", file, kind)
