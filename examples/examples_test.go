@@ -93,3 +93,18 @@ func goCommand(t *testing.T, dir string, args ...string) (output string, passed 
 	out, err := cmd.CombinedOutput()
 	return string(out), err == nil
 }
+
+// TestReviewer_SubAgentsAnswer runs the reviewer with its three sub-agents, as docs/agents.md shows it.
+func TestReviewer_SubAgentsAnswer(t *testing.T) {
+	t.Parallel()
+	coordinator := filepath.Join(t.TempDir(), "coordinator")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", coordinator, "../cmd/coordinator").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	run := exec.CommandContext(t.Context(), coordinator, "run", "--json", "--sandbox", "process", "--data", t.TempDir(),
+		"--model", "script:examples/reviewer/parent.json", "--toolset", "core,agents", "--agents", "examples/reviewer/agents",
+		"--workspace", "examples/wordstats", "Review it.")
+	run.Dir = ".."
+	out, err = run.Output()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, 3, strings.Count(string(out), `"content":"I read every function: see the list above."`), "%s", out)
+}

@@ -30,6 +30,7 @@ type runCommand struct {
 	turnFlags
 	costFlags `group:"Model:"`
 	downFlags `group:"Model:"`
+	agentFlag `group:"Tools:"`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -45,6 +46,7 @@ type prepared struct {
 	modelName string
 	price     *loop.Price // nil is unknown
 	compact   *loop.Compaction
+	agents    []loop.Agent
 	project   []protocol.InstructionFile
 }
 
@@ -92,6 +94,9 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 		return turn, err
 	}
 	turn.price, turn.compact = known.about(turn.modelName)
+	if turn.agents, err = c.openAgents(opener, known, warn); err != nil {
+		return turn, err
+	}
 	if price, err := c.price(); err != nil || price != nil {
 		turn.price = price
 	}
@@ -205,7 +210,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 		commits = environment.Author(ctx, turn.workspace)
 	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.Table, &loop.Options{
-		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact,
+		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact, Agents: turn.agents,
 		System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
 	})
 	if err != nil {

@@ -52,6 +52,7 @@ type serveCommand struct {
 	costFlags               `group:"Model:"`
 	downFlags               `group:"Model:"`
 	environment.ToolFlags   `group:"Tools:"`
+	agentFlag               `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
 	httpFlags               `group:"MCP over HTTP:"`
 	taskFlag                `group:"MCP over HTTP:"`
@@ -75,6 +76,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		if models[name], err = c.withFallback(opener, known, name, opened); err != nil {
 			return err
 		}
+	}
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	agents, err := c.openAgents(opener, known, warn)
+	if err != nil {
+		return err
 	}
 	rules, err := readLimits(c.Limits)
 	if err != nil {
@@ -104,7 +110,6 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	ctx, env, err := environment.Open(ctx, environment.Options{
 		Program: p.Program, Logger: logger, Client: "coordinator serve", Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: warn,
 	})
@@ -128,7 +133,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, About: known.about, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, About: known.about, Agents: agents, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

@@ -250,7 +250,7 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"question", `{}`}, {"status", `""`}}, true
 	case loop.EventWorkerLost:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"worker_id", `""`}, {"attempt", `0`}, {"text", `""`}}, true
-	case loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning:
+	case loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved:
 	}
 	return nil, false
 }

@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -141,8 +142,8 @@ func TestServer_CompactsASession(t *testing.T) {
 	require.Nil(t, ask(wire.TurnRun{Prompt: "go"}).Error)
 	got := ask(wire.TurnRun{Compact: true}) // the script's first step is the summary
 	require.Nil(t, got.Error)
-	require.True(t, got.Value.(wire.TurnRunResult).Compacted)
-	require.False(t, ask(wire.TurnRun{Compact: true}).Value.(wire.TurnRunResult).Compacted, "there is nothing left to replace")
+	require.Equal(t, wire.TurnRunResult{Outcome: "answered", Compacted: true}, got.Value)
+	require.Equal(t, wire.TurnRunResult{Outcome: "answered"}, ask(wire.TurnRun{Compact: true}).Value, "there is nothing left to replace")
 	j, err := journal.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
 	history, err := j.Load(t.Context(), session)
@@ -151,4 +152,73 @@ func TestServer_CompactsASession(t *testing.T) {
 	require.Equal(t, loop.EventCompacted, last.Type)
 	require.Contains(t, last.Text, "One.")
 	require.Equal(t, 1, last.Turn)
+}
+
+// byPrompt is a model that has a script for each first message of a user.
+type byPrompt map[string]loop.Model
+
+func (m byPrompt) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	return m[req.Messages[1].Text].Reply(ctx, req, delta)
+}
+
+// A sub-agent is in the process of its parent, and continues with it in another one: the command
+// that ran there is not started twice, and both sessions have one turn each.
+func TestServer_SubAgentContinuesElsewhere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	script := func(steps string) loop.Model {
+		m, err := scripted.Parse("script", []byte(`{"steps":[`+steps+`]}`))
+		require.NoError(t, err)
+		return m
+	}
+	models := byPrompt{
+		"go": script(`{"text": "d", "tool_calls": [{"name": "agent", "arguments": {"prompt": "count"}}]}, {"text": "It was counted."}`),
+		"count": script(`{"text": "c", "tool_calls": [{"name": "bash", "arguments": {"command": "echo x >> log; until [ -e go ]; do sleep 0.05; done; cat log"}}]},
+			{"text": "One."}`),
+	}
+	change := func(o *serve.Options) { o.Models = map[string]loop.Model{"script": models} }
+	stop := r.serve(r.Connect(), "a", change)
+	session := protocol.NewSessionID()
+	call := serve.NewCall(session, wire.TurnRun{Prompt: "go", Toolsets: []string{"core", "agents"}}, 0)
+	results := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := r.dispatcher.One(t.Context(), &call)
+		if err != nil {
+			t.Errorf("turn: %v", err)
+		}
+		results <- result
+	}()
+	awaitFile(t, r.file(session, "log"))
+	stop(0)
+	r.serve(r.Connect(), "b", change)
+	require.NoError(t, os.WriteFile(r.file(session, "go"), nil, 0o600))
+	result := <-results
+	require.NotNil(t, result)
+	require.Nil(t, result.Error)
+	value, _ := result.Value.(wire.TurnRunResult)
+	require.Equal(t, "It was counted.", value.Text)
+	log, err := os.ReadFile(r.file(session, "log"))
+	require.NoError(t, err)
+	require.Equal(t, "x\n", string(log))
+
+	j, err := journal.Open(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	for _, e := range history.Events {
+		if e.Type != loop.EventToolResult {
+			continue
+		}
+		require.Equal(t, "One.", e.Content)
+		child, err := j.Load(t.Context(), protocol.SessionID(e.CallID))
+		require.NoError(t, err)
+		require.Equal(t, session, child.Events[0].Parent.SessionID)
+		turns := 0
+		for _, c := range child.Events {
+			if c.Type == loop.EventTurnStarted {
+				turns++
+			}
+		}
+		require.Equal(t, 1, turns)
+	}
 }

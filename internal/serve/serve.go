@@ -99,6 +99,8 @@ type Options struct {
 	// About returns what a model costs, nil when that is unknown, and when its conversations are
 	// compacted, nil for never. A nil About knows nothing.
 	About func(model string) (*loop.Price, *loop.Compaction)
+	// Agents are the kinds of sub-agents that turns with the toolset agents can start.
+	Agents []loop.Agent
 	// Settings are for turns that leave them open; the lesser MaxOutput holds.
 	Settings loop.Settings
 	// Tracer and Meter make spans and metrics; nil is what the process has installed.

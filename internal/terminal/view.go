@@ -173,6 +173,11 @@ func (v *View) show(e *loop.Event) {
 		v.modelReply(e)
 	case loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
 		v.callMoved(e)
+	case loop.EventAgentMoved:
+		if text := strings.Join(strings.Fields(e.Text), " "); text != "" {
+			label := v.labels.of(e, v.width)
+			v.line(v.ink.paint(dim, label+" "+fit(text, max(v.width-columns(label)-2, minWidth/2))))
+		}
 	case loop.EventToolResult:
 		v.callEnded(e)
 	case loop.EventPolicyDecision:

@@ -48,6 +48,17 @@ type TurnRunResult struct {
 	Compacted bool `json:"compacted,omitempty"`
 }
 
+// AgentRequest is the plan of the tool that starts a sub-agent. The session runs it.
+type AgentRequest struct {
+	Prompt string
+	Agent  string // its kind; "" is as its parent
+	// Workspace is [AgentWorkspaceEmpty], or that of the parent.
+	Workspace string
+}
+
+// AgentWorkspaceEmpty is the workspace of a sub-agent that has one of its own.
+const AgentWorkspaceEmpty = "empty"
+
 // JobVerb is a request about a job: a call of a tool that runs in the background.
 type JobVerb string
 

@@ -80,13 +80,18 @@ func validateBudget(b *protocol.Spending) error {
 }
 
 // budgeted keeps the turn in the budget of its session. It reports whether the model may be asked;
-// else the turn ends, or something was journaled and the turn goes on with what follows from that.
+// else the turn ends, or something was journaled and the turn continues with what follows from
+// that.
 func (t *turnRun) budgeted(ctx context.Context) (may bool, end *ending, err error) {
 	turn, budget := t.session.open(), t.session.budget
 	used := t.session.spent
 	used.TimeMS += t.elapsed()
 	event := Event{Turn: turn.number, Step: len(turn.steps)}
-	switch spent := reached(budget, used, 1); {
+	spent := reached(budget, used, 1)
+	if spent == "" {
+		spent = t.lineage.overAbove()
+	}
+	switch {
 	case turn.lastAt > 0: // the answer to budget_spent is asked for
 		return true, nil, nil
 	case budget.USD > 0 && t.opts.Price == nil:
@@ -148,6 +153,9 @@ func (s *session) noteSpent(e *Event) {
 	case EventToolResult:
 		if protocol.Status(e.Status) != protocol.StatusRejected {
 			s.spent.Calls++
+		}
+		if e.Spent != nil {
+			s.spent = s.spent.Add(*e.Spent)
 		}
 	default:
 	}

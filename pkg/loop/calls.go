@@ -192,6 +192,9 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	}
 	for _, p := range b.asking {
 		group.Go(func() error {
+			if _, is := p.plan.Session.(wire.AgentRequest); is {
+				return t.runAgent(ctx, p, settle)
+			}
 			t.runJobTool(ctx, p, settle)
 			return nil
 		})

@@ -38,6 +38,11 @@
 // to the model, or with the job_wait or job_cancel that answered it. The run of the next turn
 // follows the jobs without an end under the same ids.
 //
+// # Sub-agents
+//
+// The tool agent is answered by the loop as well: it runs another session inside the turn, under
+// all that binds the turn. Its id is that of the tool call, so a resumed turn finds it; see [Agent].
+//
 // # Stateful tools
 //
 // A tool result may name a handle. A tool call that goes on with it becomes a call with the

@@ -32,6 +32,7 @@ const (
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
 	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
 	EventModelWaits     EventType = "model_waits"     // live: no reply yet; Text says why, and what comes next
+	EventAgentMoved     EventType = "agent_moved"     // live: what the sub-agent of the call says or does
 	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
 	EventToolRunning    EventType = "tool_running"    // live: a worker started it, or a lost worker came back
 	EventWorkerLost     EventType = "worker_lost"     // live: the call's worker is lost; Text says what comes next
@@ -52,8 +53,9 @@ type Event struct {
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
 	// session_ended), what it reads (budget_low, budget_spent, conversation_compacted), the reason
-	// (policy_decision, approval_asked, part_left_out), what follows (worker_lost), or the
-	// requirement that no worker meets (tool_queued; "" when one does).
+	// (policy_decision, approval_asked, part_left_out), what follows (worker_lost), what a
+	// sub-agent says or does (agent_moved), or the requirement that no worker meets (tool_queued;
+	// "" when one does).
 	// turn_ended has none where the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
 
@@ -89,6 +91,8 @@ type SessionFields struct {
 	Workspace string   `json:"workspace,omitempty"`
 	// Instructions are the names of the files of [Options].Project.
 	Instructions []string `json:"instructions,omitempty"`
+	// Parent is the tool call that started a sub-agent; nil for other sessions.
+	Parent *Parent `json:"parent,omitempty"`
 }
 
 // TurnFields describe a turn (turn_started). The event's CallID is [Input].ID, its By the name of
@@ -119,6 +123,8 @@ type SpentFields struct {
 	CostUSD *float64 `json:"cost_usd,omitempty"`
 	// ElapsedMS is the time since the reply before in the same run.
 	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
+	// Spent is what a sub-agent has used (tool_result), whose Usage and CostUSD are there, too.
+	Spent *protocol.Spending `json:"spent,omitempty"`
 }
 
 // CallFields identify a tool call (every event about a call; part_left_out has only ToolCallID and

@@ -123,6 +123,13 @@ func (s *session) apply(e *Event) error {
 				j.Arguments = c.Arguments
 				s.jobs = append(s.jobs, j)
 			}
+			if e.Spent != nil { // of a sub-agent
+				t := s.open()
+				if e.Usage != nil {
+					t.usage = t.usage.Add(*e.Usage)
+				}
+				t.addCost(e.CostUSD)
+			}
 			s.noteDialog(e, c)
 			return nil
 		})

@@ -247,7 +247,7 @@ func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, settle func(Ev
 	ctx, span := t.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	request, _ := p.plan.Session.(wire.JobRequest) // the only request that is left here
+	request, _ := p.plan.Session.(wire.JobRequest) // the only other request
 	status, text, failure := t.aboutJob(ctx, request)
 	if detached(ctx) {
 		return // the next run of the session asks again

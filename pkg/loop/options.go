@@ -62,6 +62,9 @@ type Options struct {
 	// Settings tune the model's replies.
 	Settings Settings
 
+	// Agents are the kinds of sub-agents that the tool agent can start by name.
+	Agents []Agent
+
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
 	// bind the turns that begin under it until their ends; see [Terms].
 	Policy Policy
@@ -123,7 +126,7 @@ func (o *Options) validate() error {
 	if c := o.Compaction; c != nil && c.At < 0 {
 		errs = append(errs, fmt.Errorf("compaction: at %d: must not be negative", c.At))
 	}
-	errs = append(errs, validateBudget(o.Budget), o.Settings.Validate(), wire.ValidateAuthor(o.Author))
+	errs = append(errs, validateAgents(o.Agents), validateBudget(o.Budget), o.Settings.Validate(), wire.ValidateAuthor(o.Author))
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
 		errs = append(errs, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}

@@ -106,6 +106,9 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 	}
 	verdicts := make(map[int]verdict)
 	used := t.session.used()
+	for name, n := range t.lineage.used {
+		used[name] += n
+	}
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
 		p := t.plan(call)

@@ -34,6 +34,7 @@ type recorder struct {
 	session *session // written under mu; the turn reads it while nothing else runs
 	last    uint64   // sequence that the next append builds on
 	lost    error    // the first failed append; nothing is journaled after it
+	above   *account // of the parents of a sub-agent; nil without
 }
 
 // newRecorder loads a session.
@@ -123,10 +124,12 @@ const tooLargeForJournal = "the session journal takes no more at once"
 // publish folds and logs what has been journaled, and passes it to the observer.
 func (r *recorder) publish(ctx context.Context, events []Event) error {
 	for i := range events {
+		before := r.session.spent
 		if err := r.session.apply(&events[i]); err != nil {
 			r.lost = err
 			return err
 		}
+		r.above.add(timeless(less(r.session.spent, before)))
 		if events[i].Type == EventToolResult {
 			r.logResult(ctx, &events[i])
 		}

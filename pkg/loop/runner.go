@@ -25,6 +25,7 @@ type Runner struct {
 	journal    Journal
 	table      *tools.Table
 	opts       Options
+	lineage    lineage // of a sub-agent
 }
 
 // New returns a Runner. It fails when one of the first four is nil, and on options out of
@@ -110,6 +111,11 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 	if err != nil {
 		return unfinished(ctx, TurnResult{}, err), err
 	}
+	return r.runLoaded(ctx, rec, input)
+}
+
+// runLoaded is [Runner.Run] for a session that has been loaded.
+func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (TurnResult, error) {
 	if result := rec.session.ended(input.ID); result != nil {
 		return *result, nil
 	}
@@ -201,7 +207,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	if rec.last == 0 {
 		events = append(events, Event{
 			Type: EventSessionStarted, SessionFields: SessionFields{
-				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project),
+				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project), Parent: r.lineage.parent,
 			},
 		})
 	}

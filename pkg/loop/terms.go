@@ -148,6 +148,9 @@ func (t *turnRun) system() string {
 	if hints := t.table.Hints(t.provider()); hints != "" {
 		parts = append(parts, hints)
 	}
+	if hint := t.agentsHint(); hint != "" {
+		parts = append(parts, hint)
+	}
 	if len(t.session.project) > 0 {
 		parts = append(parts, projectHead)
 	}

@@ -3,6 +3,8 @@ package loop
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -17,6 +19,9 @@ type turnRun struct {
 
 	followed  followers
 	since     time.Time       // when it began, or its last reply was journaled
+	account   account         // of what its sub-agents use
+	agents    atomic.Int32    // that it started or resumed, in the whole tree
+	asking    sync.Mutex      // held while a person is asked for a sub-agent
 	compacted bool            // this run asks for no further summary
 	cuts      int             // how often the conversation was too long for the model
 	refused   map[Part]string // what the model's server refused in this run, and is not journaled
@@ -54,6 +59,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
 	}
 	t := &turnRun{Runner: bound, recorder: rec, since: time.Now()}
+	t.account.rec, t.account.above, t.account.began = rec, r.lineage.above, r.lineage.began
 	if r.opts.Timeout > 0 {
 		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
 		defer cancel()

@@ -234,7 +234,7 @@ func (p Plan) needsSession(tool string, at Place) *protocol.Error {
 	case continues, opens && at == Place{}:
 		return protocol.Errorf(protocol.CodeInternal, "The tool %s keeps its state in a session, and works only there.", tool)
 	case p.Session != nil:
-		return protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", tool)
+		return protocol.Errorf(protocol.CodeInternal, "The tool %s belongs to the turns of a session, and works only there.", tool)
 	default:
 		return nil
 	}

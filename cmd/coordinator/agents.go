@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// agentFlag names the folder of sub-agents.
+type agentFlag struct {
+	Agents string `placeholder:"DIR" help:"Folder of sub-agents for the toolset agents, such as .claude/agents: a Markdown file each, see docs/agents.md."`
+}
+
+// openAgents reads the folder. What a file asks for that cannot be had is reported, and left out.
+func (f *agentFlag) openAgents(opener model.Opener, known known, warn func(string)) ([]loop.Agent, error) {
+	if f.Agents == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(f.Agents)
+	if err != nil {
+		return nil, cli.Usagef("--agents %s: %v", f.Agents, errors.Unwrap(err))
+	}
+	var agents []loop.Agent
+	for _, entry := range entries {
+		if filepath.Ext(entry.Name()) != ".md" || entry.IsDir() {
+			continue
+		}
+		path := filepath.Join(f.Agents, entry.Name())
+		agent, err := readAgent(path, opener, known, func(problem string) { warn(path + ": " + problem) })
+		if err != nil {
+			return nil, cli.Usagef("--agents: %s: %v", path, err)
+		}
+		if slices.ContainsFunc(agents, func(other loop.Agent) bool { return other.Name == agent.Name }) {
+			return nil, cli.Usagef("--agents: %s: there are two agents with the name %s", path, agent.Name)
+		}
+		agents = append(agents, agent)
+	}
+	return agents, nil
+}
+
+// agentHead is the front matter of an agent's file; fields of other programs are ignored.
+type agentHead struct {
+	Name            string    `yaml:"name"`
+	Description     string    `yaml:"description"`
+	Tools           yaml.Node `yaml:"tools"`
+	DisallowedTools yaml.Node `yaml:"disallowedTools"` //nolint:tagliatelle // the name that people have
+	Model           string    `yaml:"model"`
+	MaxTurns        int       `yaml:"maxTurns"` //nolint:tagliatelle // as above
+	Budget          string    `yaml:"budget"`
+}
+
+// maxAgent bounds the size of an agent's file, in bytes.
+const maxAgent = 256 << 10
+
+// readAgent reads one file: front matter between two lines of ---, and the system prompt.
+func readAgent(path string, opener model.Opener, known known, warn func(string)) (loop.Agent, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return loop.Agent{}, errors.Unwrap(err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxAgent+1))
+	if err != nil {
+		return loop.Agent{}, err
+	}
+	if len(content) > maxAgent {
+		return loop.Agent{}, fmt.Errorf("is larger than %d KiB", maxAgent>>10)
+	}
+	content = bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n"))
+	head, system, ok := bytes.Cut(bytes.TrimPrefix(content, []byte("---\n")), []byte("\n---\n"))
+	if !bytes.HasPrefix(content, []byte("---\n")) || !ok {
+		return loop.Agent{}, errors.New("must begin with front matter: a line ---, fields such as name and description, a line ---")
+	}
+	var fields agentHead
+	if err := yaml.Unmarshal(head, &fields); err != nil {
+		return loop.Agent{}, fmt.Errorf("front matter: %w", err)
+	}
+	agent := loop.Agent{
+		Name: strings.TrimSpace(fields.Name), Description: strings.TrimSpace(fields.Description), System: strings.TrimSpace(string(system)), MaxSteps: fields.MaxTurns,
+	}
+	switch {
+	case agent.Name == "" || agent.Description == "":
+		return agent, errors.New("name and description are required")
+	case agent.MaxSteps < 0:
+		return agent, fmt.Errorf("maxTurns %d: must not be negative", agent.MaxSteps)
+	}
+	if agent.Tools, err = toolNames(&fields.Tools, func(name string) (string, error) {
+		warn(fmt.Sprintf("tool %q is left out: the agent would get more than that", name))
+		return "", nil
+	}); err != nil {
+		return agent, fmt.Errorf("tools: %w", err)
+	}
+	if agent.Without, err = toolNames(&fields.DisallowedTools, func(name string) (string, error) {
+		tool, _, ok := strings.Cut(name, "(")
+		if !ok {
+			return "", fmt.Errorf("%q: must be the name of a tool", name)
+		}
+		return tool, nil // all of it: less than the file allows
+	}); err != nil {
+		return agent, fmt.Errorf("disallowedTools: %w", err)
+	}
+	if agent.Budget, err = parseBudget(fields.Budget); err != nil {
+		return agent, err
+	}
+	if !strings.Contains(fields.Model, ":") {
+		if fields.Model != "" && fields.Model != "inherit" {
+			warn(fmt.Sprintf("model %q names no provider, as in openai:gpt-4.1: the agent has the model of its parent", fields.Model))
+		}
+		return agent, nil
+	}
+	if agent.Model, agent.ModelName, err = opener.Open(fields.Model); err != nil {
+		return agent, fmt.Errorf("model: %w", err)
+	}
+	agent.Price, agent.Compaction = known.about(agent.ModelName)
+	return agent, nil
+}
+
+// ourNames are our tools by the names that they have in other agents' files.
+func ourNames() map[string]string {
+	return map[string]string{
+		"Read": "read", "Write": "write", "Edit": "edit", "MultiEdit": "multi_edit", "Bash": "bash", "BashOutput": "process", "KillShell": "process",
+		"Grep": "grep", "Glob": "glob", "LS": "list", "WebFetch": "web_fetch", "WebSearch": "web_search", "Task": "agent", "Agent": "agent",
+	}
+}
+
+// toolNames reads names of tools: a list, or a text with commas. nil is a field that is not there.
+// pattern returns the name that stands for one with a pattern, as in Bash(git:*); "" is none.
+func toolNames(node *yaml.Node, pattern func(name string) (string, error)) ([]string, error) {
+	if node.IsZero() {
+		return nil, nil
+	}
+	var listed []string
+	if node.Kind == yaml.ScalarNode {
+		listed = strings.Split(node.Value, ",")
+	} else if err := node.Decode(&listed); err != nil {
+		return nil, errors.New("must be a list of names, or names with commas")
+	}
+	names := []string{}
+	for _, name := range listed {
+		name = strings.TrimSpace(name)
+		if strings.ContainsAny(name, "()*") {
+			var err error
+			if name, err = pattern(name); err != nil {
+				return nil, err
+			}
+		}
+		if ours, known := ourNames()[name]; known {
+			name = ours
+		}
+		if name != "" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}

@@ -1,0 +1,324 @@
+package loop
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Agent is a kind of sub-agent that a model starts by its name with the tool agent. A sub-agent is
+// a session of its own, whose id is the id of the tool call that started it. It runs in the process
+// that runs its parent, under everything that binds the parent: policies, approvals, deadline,
+// budget and cancel. It never has a tool that its parent does not have. A resumed parent resumes
+// its sub-agents: the id of the call derives from the parent's journal, and a session answers the
+// input of one call once, so none is started twice.
+type Agent struct {
+	Name        string
+	Description string // when to start it, for the model of the parent
+	System      string // system prompt; "" means that of the parent
+	// Model replies instead of the parent's, which nil means; then ModelName, Price and Compaction
+	// are those of the parent, too.
+	Model      Model
+	ModelName  string
+	Price      *Price
+	Compaction *Compaction
+	// Tools are the names of the tools that it has, of those of its parent; nil means all of them.
+	// Without are the names of those that it does not have.
+	Tools, Without []string
+	// MaxSteps is how often its model is asked; 0 means as often as its parent's.
+	MaxSteps int
+	// Budget bounds it in addition to the budgets of its parents; nil does not.
+	Budget *protocol.Spending
+}
+
+// Parent is the tool call that started a session.
+type Parent struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"`
+	Agent     string             `json:"agent,omitempty"` // its [Agent].Name
+}
+
+// Bounds of sub-agents.
+const (
+	maxAgentDepth = 3  // parents that a session may have
+	maxAgents     = 64 // that one run of the first session starts or resumes
+)
+
+// lineage is what a sub-agent's run knows of its parents; the zero value is a session without.
+type lineage struct {
+	parent  *Parent
+	depth   int
+	started *atomic.Int32 // in the whole tree; nil without parents
+	asking  *sync.Mutex   // held while a person is asked, in the whole tree
+	above   *account      // nil without parents
+	began   time.Time
+	used    map[string]int // calls of the parents, by tool
+}
+
+// account counts what running sub-agents of a session use that its journal does not have yet.
+type account struct {
+	rec   *recorder
+	above *account
+	began time.Time // when its own call began
+
+	mu      sync.Mutex
+	running protocol.Spending
+}
+
+// add counts for the session and all above it.
+func (a *account) add(s protocol.Spending) {
+	for ; a != nil; a = a.above {
+		a.mu.Lock()
+		a.running = a.running.Add(s)
+		a.mu.Unlock()
+	}
+}
+
+// overAbove describes the bounds of the budgets of parents that are used up.
+func (l lineage) overAbove() string {
+	began := l.began
+	for a := l.above; a != nil; a = a.above {
+		a.rec.mu.Lock()
+		used, budget := a.rec.session.spent, a.rec.session.budget
+		a.rec.mu.Unlock()
+		a.mu.Lock()
+		used = used.Add(a.running)
+		a.mu.Unlock()
+		used.TimeMS += protocol.MillisOf(time.Since(began))
+		began = a.began
+		if spent := reached(budget, used, 1); spent != "" {
+			return spent + ", of the session that started this one"
+		}
+	}
+	return ""
+}
+
+// agentNamed returns the kind of that name; "" is one that is as its parent.
+func (r *Runner) agentNamed(name string) (Agent, *protocol.Error) {
+	if name == "" {
+		return Agent{}, nil
+	}
+	names := []string{}
+	for _, a := range r.opts.Agents {
+		if a.Name == name {
+			return a, nil
+		}
+		names = append(names, a.Name)
+	}
+	if len(names) == 0 {
+		return Agent{}, protocol.Errorf(protocol.CodeNotFound, "There is no agent %q, and no other one: leave agent out.", name)
+	}
+	return Agent{}, protocol.Errorf(protocol.CodeNotFound, "There is no agent %q. The agents are: %s.", name, strings.Join(names, ", "))
+}
+
+// runAgent has a sub-agent work on its prompt, and settles the call that asked for that. An error
+// is one of the fleet or of a journal: then the call has no result, and the next run resumes it.
+func (t *turnRun) runAgent(ctx context.Context, p *pendingCall, settle func(Event)) error {
+	ctx, span := t.startTool(ctx, p)
+	defer span.End()
+	request, _ := p.plan.Session.(wire.AgentRequest)
+	start := time.Now()
+	event, err := t.agent(ctx, p, request)
+	if err != nil {
+		return err
+	}
+	event.RunMS = new(float64(time.Since(start)) / float64(time.Millisecond))
+	if event.Error != nil {
+		failSpan(span, event.Error)
+	}
+	settle(event)
+	return nil
+}
+
+// agent runs a sub-agent to its end, which is the result of its call.
+func (t *turnRun) agent(ctx context.Context, p *pendingCall, request wire.AgentRequest) (Event, error) {
+	child := protocol.SessionID(p.event.CallID)
+	kind, unknown := t.agentNamed(request.Agent)
+	runner := t.subRunner(kind, p, request)
+	loading, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout) // a stopped one has to be ended
+	rec, err := runner.newRecorder(loading, child)
+	cancel()
+	begun := rec != nil && rec.last > 0
+	switch {
+	case err != nil:
+		return Event{}, err
+	case detached(ctx):
+		return Event{}, context.Cause(ctx)
+	case !begun && unknown != nil:
+		return p.local(protocol.StatusRejected, "", unknown, 0), nil
+	case !begun && context.Cause(ctx) != nil: // the call's result says so
+		return p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0), nil //nolint:nilerr // the result says it
+	case !begun && int(runner.lineage.started.Load()) >= maxAgents:
+		return p.local(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0), nil
+	}
+	runner.lineage.started.Add(1)
+	rec.above = runner.lineage.above
+	rec.above.add(timeless(rec.session.spent))
+	result, err := runner.runLoaded(ctx, rec, Input{Text: request.Prompt, ID: p.event.CallID})
+	if err != nil {
+		return Event{}, fmt.Errorf("agent %s: %w", child, err)
+	}
+	used := timeless(rec.session.spent)
+	rec.above.add(less(protocol.Spending{}, used)) // the event has it from now on
+	return t.agentEnded(ctx, p, result, used), nil
+}
+
+// timeless is an amount without its time, which is part of the parent's.
+func timeless(s protocol.Spending) protocol.Spending {
+	s.TimeMS = 0
+	return s
+}
+
+// less is a without b.
+func less(a, b protocol.Spending) protocol.Spending {
+	return a.Add(protocol.Spending{Steps: -b.Steps, Calls: -b.Calls, Tokens: -b.Tokens, TimeMS: -b.TimeMS, USD: -b.USD})
+}
+
+// agentEnded is the result of the call of a sub-agent.
+func (t *turnRun) agentEnded(ctx context.Context, p *pendingCall, result TurnResult, used protocol.Spending) Event {
+	keeper, _ := t.dispatcher.(Keeper)
+	text := keeping{p.tool, keeper, t.opts.Logger, t.id}.fitted(ctx, p.event.CallID, result.Text)
+	event := p.local(protocol.StatusOK, text, nil, 0)
+	if result.Outcome != OutcomeAnswered {
+		failure := result.Error
+		if failure == nil {
+			failure = protocol.Errorf(protocol.CodeToolFailed, "The agent ended as %s.", result.Outcome)
+		}
+		status := protocol.StatusFailed
+		if result.Outcome == OutcomeInterrupted {
+			status = protocol.StatusCancelled
+		}
+		event = p.local(status, "", failure, 0)
+		if text != "" {
+			event.Content += "\n\nThe last that the agent said:\n" + text
+		}
+	}
+	event.Usage, event.CostUSD, event.Spent = &result.Usage, result.CostUSD, &used
+	return event
+}
+
+// subRunner makes the runner of a sub-agent, which is bound by all that binds this turn.
+func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentRequest) *Runner {
+	child := *t.Runner
+	child.opts.System = cmp.Or(kind.System, t.session.system, t.opts.System)
+	child.opts.Project = t.session.project
+	child.opts.Budget = kind.Budget
+	child.opts.Sandbox = ""
+	if request.Workspace != wire.AgentWorkspaceEmpty {
+		child.opts.Sandbox = t.scope(t.id).Sandbox
+	}
+	if kind.Model != nil {
+		child.model, child.opts.ModelName, child.opts.Price, child.opts.Compaction = kind.Model, kind.ModelName, kind.Price, kind.Compaction
+	}
+	if kind.MaxSteps > 0 {
+		child.opts.MaxSteps = least(t.opts.MaxSteps, kind.MaxSteps)
+	}
+	child.opts.Timeout = 0 // the parent's ends ctx
+	child.opts.Observe = t.relay(p)
+	child.lineage = lineage{
+		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.started(), asking: t.lineage.asking,
+		above: &t.account, began: time.Now(), used: t.session.used(),
+	}
+	if child.lineage.asking == nil {
+		child.lineage.asking = &t.asking
+	}
+	for name, n := range t.lineage.used {
+		child.lineage.used[name] += n
+	}
+	if child.opts.Approve != nil {
+		child.opts.Approve = t.oneAtATime(child.opts.Approve)
+	}
+	names := slices.DeleteFunc(t.table.Names(), func(name string) bool {
+		return kind.Tools != nil && !slices.Contains(kind.Tools, name) || slices.Contains(kind.Without, name) ||
+			name == agentTool && child.lineage.depth >= maxAgentDepth
+	})
+	child.table = t.table.Only(names)
+	return &child
+}
+
+// agentTool is the name of the tool that starts sub-agents.
+const agentTool = "agent"
+
+// started counts the sub-agents of the whole tree.
+func (t *turnRun) started() *atomic.Int32 {
+	if t.lineage.started != nil {
+		return t.lineage.started
+	}
+	return &t.agents
+}
+
+// oneAtATime has a person asked one question at a time, whichever sub-agent asks.
+func (t *turnRun) oneAtATime(approve ApproveFunc) ApproveFunc {
+	if t.lineage.asking != nil {
+		return approve // it is already
+	}
+	return func(ctx context.Context, request ApprovalRequest) (Approval, error) {
+		t.asking.Lock()
+		defer t.asking.Unlock()
+		return approve(ctx, request)
+	}
+}
+
+// relay tells the observer of a session what its sub-agent does: questions as they are, since they
+// are answered by session and call, and all else as a sentence about the call.
+func (t *turnRun) relay(p *pendingCall) func(Event) {
+	return func(e Event) {
+		about := p.as(EventAgentMoved)
+		switch e.Type {
+		case EventQuestionAsked, EventAnswered, EventApprovalAsked:
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.observe(e)
+			return
+		case EventAgentMoved: // of a sub-agent of its own
+			about.Text = e.Text
+		case EventModelReply:
+			about.Text = e.Text
+		case EventToolCall:
+			about.Text = e.Name + " " + e.Arguments
+		default:
+			return
+		}
+		t.tell(about)
+	}
+}
+
+// agentsHint names the agents, for the system prompt of a session that can start them.
+func (t *turnRun) agentsHint() string {
+	if _, has := t.table.Lookup(agentTool); !has || len(t.opts.Agents) == 0 {
+		return ""
+	}
+	lines := []string{"Agents that the tool agent can start:"}
+	for _, a := range t.opts.Agents {
+		lines = append(lines, "- "+a.Name+": "+strings.Join(strings.Fields(a.Description), " "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// validateAgents returns every fault of agents.
+func validateAgents(agents []Agent) error {
+	var errs []error
+	names := map[string]bool{}
+	for _, a := range agents {
+		switch {
+		case strings.TrimSpace(a.Name) == "":
+			errs = append(errs, errors.New("agent: name: missing"))
+		case names[a.Name]:
+			errs = append(errs, fmt.Errorf("agent %s: is there twice", a.Name))
+		case a.MaxSteps < 0:
+			errs = append(errs, fmt.Errorf("agent %s: max steps %d: must not be negative", a.Name, a.MaxSteps))
+		}
+		names[a.Name] = true
+		errs = append(errs, validateBudget(a.Budget))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,254 @@
+package loop_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// byPrompt is a model that has a script for each first message of a user.
+type byPrompt map[string]*script
+
+func (m byPrompt) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	s := m[req.Messages[1].Text]
+	if s == nil {
+		return loop.Reply{}, fmt.Errorf("no script for %q", req.Messages[1].Text)
+	}
+	return s.Reply(ctx, req, delta)
+}
+
+// delegates is a reply that starts a sub-agent for each of the arguments.
+func delegates(prefix string, arguments ...string) loop.Reply {
+	reply := loop.Reply{Text: "delegating", Usage: protocol.Usage{InputTokens: 10, OutputTokens: 1}}
+	for i, a := range arguments {
+		reply.ToolCalls = append(reply.ToolCalls, loop.ToolCall{ID: fmt.Sprint(prefix, i), Name: "agent", Arguments: a})
+	}
+	return reply
+}
+
+// family is a rig whose first session starts sub-agents.
+type family struct {
+	*rig
+
+	models byPrompt
+}
+
+func newFamily(t *testing.T, models byPrompt) *family {
+	t.Helper()
+	r := newRig()
+	set, err := toolset.Named("agents")
+	require.NoError(t, err)
+	r.tools = set
+	return &family{r, models}
+}
+
+func (f *family) run(ctx context.Context, t *testing.T) (loop.TurnResult, error) {
+	t.Helper()
+	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
+	require.NoError(t, err)
+	return runner.Run(ctx, f.session, loop.Input{Text: "go"})
+}
+
+// child is the journal of the sub-agent that a call of the first turn started.
+func (f *family) child(t *testing.T, step, index int) []loop.Event {
+	t.Helper()
+	history, err := f.journal.Load(context.Background(), protocol.SessionID(f.callID(t, 1, step, index)))
+	require.NoError(t, err)
+	return history.Events
+}
+
+// two has two sub-agents work, one after the other has begun.
+func two() byPrompt {
+	return byPrompt{
+		"go": {replies: []loop.Reply{
+			delegates("d", `{"prompt":"left"}`, `{"prompt":"right","workspace":"empty"}`, `{"prompt":"x","agent":"nobody"}`), asks("w", "work"), says("both are done"),
+		}},
+		"left":  {replies: []loop.Reply{asks("l", "work", "work"), asks("m", "work"), says("left is done")}},
+		"right": {replies: []loop.Reply{asks("r", "greedy"), says("right is done")}},
+	}
+}
+
+func TestAgent_WorksInASessionOfItsOwn(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, two())
+	f.opts.Price = &loop.Price{Input: 100_000}
+	var both sync.WaitGroup // each waits for the other one
+	both.Add(2)
+	for _, prompt := range []string{"left", "right"} {
+		var once sync.Once
+		f.models[prompt].before = func(context.Context) { once.Do(func() { both.Done(); both.Wait() }) }
+	}
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, "both are done", result.Text)
+	require.Equal(t, 3, result.Steps)
+	require.Equal(t, int64(8*11), result.Usage.Total(), "what sub-agents use counts")
+	require.InDelta(t, 8.0, *result.CostUSD, 1e-9)
+
+	said := texts(f.models["go"].lastSeen())
+	require.Contains(t, said, "tool: left is done")
+	require.Contains(t, said, "tool: right is done")
+	require.Contains(t, strings.Join(said, "\n"), `There is no agent "nobody", and no other one`)
+	requireProtocol(t, f.models["go"].lastSeen())
+	events := f.child(t, 1, 0)
+	require.Equal(t, &loop.Parent{SessionID: f.session, CallID: f.callID(t, 1, 1, 0)}, events[0].Parent)
+	require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type)
+	require.Equal(t, f.callID(t, 1, 1, 0), events[1].CallID)
+	for _, e := range f.watch.events {
+		require.Equal(t, f.session, e.SessionID, "observers see the session that they observe")
+	}
+	require.Contains(t, fmt.Sprint(f.watch.of(loop.EventAgentMoved)), "work {")
+	for _, e := range f.watch.of(loop.EventToolResult) {
+		if e.Index == 0 && e.Step == 1 {
+			require.Equal(t, &protocol.Spending{Steps: 3, Calls: 3, Tokens: 33, USD: 3}, e.Spent)
+		}
+	}
+	// Calls in the workspace of the parent have its key; an empty one is the sub-agent's own.
+	for _, call := range f.fleet.runs {
+		if call.Tool == "greedy" {
+			require.Equal(t, protocol.ResourceKey("sandbox/"+call.SessionID), call.Resources[0].Key)
+			require.NotEqual(t, f.session, call.SessionID)
+		}
+	}
+	require.Len(t, f.fleet.runs, 5)
+}
+
+func TestAgent_CrashAtAnyAppendStartsNoneTwice(t *testing.T) {
+	t.Parallel()
+	session := protocol.NewSessionID()
+	clean := newFamily(t, two())
+	clean.session = session
+	want, err := clean.run(t.Context(), t)
+	require.NoError(t, err)
+	conversation := clean.placed(t, clean.models["go"].lastSeen())
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 3 {
+			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
+			f, journal := newFamily(t, two()), &crashingJournal{untilCrash: n, kept: kept}
+			f.session, f.journal = session, journal
+			got, err := f.run(t.Context(), t)
+			for tries := 0; err != nil && tries < 5; tries++ {
+				crashed = true
+				require.ErrorIs(t, err, errCrash, name)
+				got, err = f.run(t.Context(), t)
+			}
+			require.NoError(t, err, name)
+			if got.Turn == 2 {
+				continue // the end of the turn was stored before the crash
+			}
+			require.Equal(t, want, got, name)
+			require.Equal(t, conversation, f.placed(t, f.models["go"].lastSeen()), name)
+			require.Equal(t, clean.fleet.ran(), f.fleet.ran(), name)
+			for i, steps := range []int{3, 2} {
+				events, replies := f.child(t, 1, i), 0
+				requireOneResultEach(t, events)
+				for _, e := range events {
+					if e.Type == loop.EventModelReply {
+						replies++
+					}
+				}
+				require.Equal(t, steps, replies, name)
+				require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type, name)
+			}
+		}
+		if !crashed {
+			require.Greater(t, n, 25)
+			break
+		}
+	}
+}
+
+func TestAgent_IsStoppedWithItsParent(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, two())
+	ctx, stop := context.WithCancel(t.Context())
+	var once sync.Once
+	f.models["left"].before = func(context.Context) { once.Do(stop) }
+	result, err := f.run(ctx, t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	events := f.child(t, 1, 0)
+	require.Equal(t, string(loop.OutcomeInterrupted), events[len(events)-1].Status)
+}
+
+// A parent that is ended without its coordinator ends what it had started.
+func TestAgent_OfAParentThatIsGivenUpEnds(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, two())
+	ctx, leave := context.WithCancelCause(t.Context())
+	f.models["left"].before = func(context.Context) { leave(loop.ErrDetached) }
+	_, err := f.run(ctx, t)
+	require.ErrorIs(t, err, loop.ErrDetached)
+	require.NotEqual(t, loop.EventTurnEnded, f.child(t, 1, 0)[len(f.child(t, 1, 0))-1].Type)
+
+	stopped, stop := context.WithCancel(t.Context())
+	f.models["left"].before = func(context.Context) { stop() }
+	result, err := f.run(stopped, t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	events := f.child(t, 1, 0)
+	require.Equal(t, string(loop.OutcomeInterrupted), events[len(events)-1].Status)
+}
+
+func TestAgent_IsBoundByTheBudgetOfItsParent(t *testing.T) {
+	t.Parallel()
+	endless := hungry(30)
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left"}`), says("not asked")}},
+		"left": {replies: endless},
+	})
+	f.opts.Budget = &protocol.Spending{Steps: 5}
+	f.models["left"].replies[4] = says("as far as I came")
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+	last := f.models["left"].seen[len(f.models["left"].seen)-1]
+	require.Empty(t, last.Tools, "it is asked for an answer without tools")
+	require.Contains(t, last.Messages[len(last.Messages)-1].Text, "5 steps of 5 steps, of the session that started this one")
+	require.Len(t, f.models["left"].seen, 5)
+	require.Contains(t, f.watch.of(loop.EventToolResult)[0].Content, "as far as I came")
+}
+
+func TestAgent_HasNothingThatItsParentHasNot(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left","agent":"reader"}`), says("done")}},
+		"left": {replies: []loop.Reply{asks("l", "work", "greedy", "inline"), says("left is done")}},
+	})
+	f.opts.Policy = denying(t, "greedy")
+	f.opts.Agents = []loop.Agent{{Name: "reader", Description: "Reads.", System: "You read.", Tools: []string{"work", "greedy", "magic"}}}
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Contains(t, f.models["go"].lastSeen()[0].Text, "- reader: Reads.")
+	require.Contains(t, f.models["left"].lastSeen()[0].Text, "You read.")
+	var names []string
+	for _, d := range f.models["left"].seen[0].Tools {
+		names = append(names, d.Name)
+	}
+	require.Equal(t, []string{"greedy", "work"}, names)
+	said := texts(f.models["left"].lastSeen())
+	require.Contains(t, said[4], "[rejected: policy_denied]")
+	require.Contains(t, said[5], "There is no tool")
+}
+
+func TestAgent_DepthIsBounded(t *testing.T) {
+	t.Parallel()
+	deeper := []loop.Reply{delegates("d", `{"prompt":"deeper"}`), says("end")}
+	f := newFamily(t, byPrompt{"go": {replies: deeper}, "deeper": {replies: deeper}})
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Len(t, f.models["deeper"].seen, 6)
+	text, err := json.Marshal(f.models["deeper"].seen)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `There is no tool \"agent\"`)
+}
