@@ -9,11 +9,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/lane/operator"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -64,16 +62,16 @@ func (a laneArg) parse() (protocol.Lane, error) {
 type laneVerb struct {
 	command *laneCommand
 	arg     *laneArg // nil when it is about no lane
-	act     func(ctx context.Context, p program, desk laneDesk) error
+	act     func(ctx context.Context, p program, of laneTarget) error
 }
 
-// laneDesk is what a verb works with.
-type laneDesk struct {
-	fleet    *fleet.Fleet
-	operator *operator.Operator
-	pool     protocol.Pool
-	lane     protocol.Lane   // "" when the verb is about none
-	call     protocol.CallID // of skip
+// laneTarget is what a verb works with.
+type laneTarget struct {
+	fleet.Lanes
+
+	pool protocol.Pool
+	lane protocol.Lane   // "" when the verb is about none
+	call protocol.CallID // of skip
 }
 
 // commands are the subcommands as kong names them.
@@ -91,56 +89,49 @@ func (c *laneCommand) commands() map[string]command {
 
 func (v laneVerb) run(ctx context.Context, p program) error {
 	c := v.command
-	desk, err := v.check()
+	of, err := v.check()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	rights := []natsio.Rights{natsio.LaneRights(protocol.Fleet(c.Fleet), desk.pool)}
-	if v.arg != nil && v.arg != &c.Show.laneArg {
-		rights = append(rights, natsio.LaneChangeRights(protocol.Fleet(c.Fleet), desk.pool))
-	}
-	fl, err := c.Connect(ctx, "lane", p.common.Logger(p.Program), rights...)
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	desk.fleet = fl
-	if desk.operator, err = operator.New(ctx, fl.Conn(desk.pool), fl.Name); err != nil {
-		return err
-	}
-	return v.act(ctx, p, desk)
+	defer func() { _ = client.Close() }() // nothing of it is in this process
+	of.Lanes = client.Lanes(of.pool)
+	return v.act(ctx, p, of)
 }
 
 // check reads the flags and arguments; nothing is connected yet.
-func (v laneVerb) check() (desk laneDesk, err error) {
+func (v laneVerb) check() (of laneTarget, err error) {
 	c := v.command
 	if err := checkTimeout(c.Timeout); err != nil {
-		return desk, err
+		return of, err
 	}
 	if c.Ls.Limit < 1 || c.Show.Limit < 1 {
-		return desk, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))
+		return of, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))
 	}
-	if desk.pool, err = protocol.ParsePool(c.Pool); err != nil {
-		return desk, cli.Usagef("--pool: %v", err)
+	if of.pool, err = protocol.ParsePool(c.Pool); err != nil {
+		return of, cli.Usagef("--pool: %v", err)
 	}
 	if v.arg == nil {
-		return desk, nil
+		return of, nil
 	}
-	if desk.lane, err = v.arg.parse(); err != nil {
-		return desk, err
+	if of.lane, err = v.arg.parse(); err != nil {
+		return of, err
 	}
 	if v.arg == &c.Skip.laneArg {
-		if desk.call, err = protocol.ParseCallID(c.Skip.Call); err != nil {
-			return desk, cli.Usagef("CALL: %v", err)
+		if of.call, err = protocol.ParseCallID(c.Skip.Call); err != nil {
+			return of, cli.Usagef("CALL: %v", err)
 		}
 	}
-	return desk, nil
+	return of, nil
 }
 
-func (c *laneCommand) list(ctx context.Context, p program, desk laneDesk) error {
-	list, err := desk.operator.List(ctx, desk.pool, c.Ls.Limit)
+func (c *laneCommand) list(ctx context.Context, p program, of laneTarget) error {
+	list, err := of.List(ctx, c.Ls.Limit)
 	if err != nil {
 		return err
 	}
@@ -156,44 +147,43 @@ func (c *laneCommand) list(ctx context.Context, p program, desk laneDesk) error 
 	return printLanes(p.out(), list.Lanes)
 }
 
-func (c *laneCommand) show(ctx context.Context, p program, desk laneDesk) error {
-	view, err := desk.operator.Show(ctx, desk.pool, desk.lane, c.Show.Limit)
+func (c *laneCommand) show(ctx context.Context, p program, of laneTarget) error {
+	shown, err := of.Show(ctx, of.lane, c.Show.Limit)
 	if err != nil {
 		return err
 	}
-	if view.LeftOut > 0 {
-		_, _ = fmt.Fprintf(p.Stderr, "%d more calls are not shown; --limit shows more\n", view.LeftOut)
+	if shown.LeftOut > 0 {
+		_, _ = fmt.Fprintf(p.Stderr, "%d more calls are not shown; --limit shows more\n", shown.LeftOut)
 	}
-	addUnmet(ctx, desk.fleet, desk.pool, view.Calls)
 	if c.JSON {
-		return printJSON(p, view)
+		return printJSON(p, shown)
 	}
-	return printLane(p.out(), view)
+	return printLane(p.out(), shown)
 }
 
 // laneDone is what a verb that changes something prints.
 type laneDone struct {
-	Lane      protocol.Lane      `json:"lane"`
-	Pool      protocol.Pool      `json:"pool"`
-	Confirmed *bool              `json:"confirmed,omitempty"`  // of pause: no call starts any more
-	WasPaused *bool              `json:"was_paused,omitempty"` // of resume
-	MadeReady *bool              `json:"made_ready,omitempty"` // of wake: it had no ready message
-	CallID    protocol.CallID    `json:"call_id,omitempty"`    // of skip
-	Killed    []lane.RunningCall `json:"killed,omitempty"`     // of kill
+	Lane      protocol.Lane        `json:"lane"`
+	Pool      protocol.Pool        `json:"pool"`
+	Confirmed *bool                `json:"confirmed,omitempty"`  // of pause: no call starts any more
+	WasPaused *bool                `json:"was_paused,omitempty"` // of resume
+	MadeReady *bool                `json:"made_ready,omitempty"` // of wake: it had no ready message
+	CallID    protocol.CallID      `json:"call_id,omitempty"`    // of skip
+	Killed    []report.RunningCall `json:"killed,omitempty"`     // of kill
 }
 
 // done prints what was done, for scripts or as a sentence.
-func (c *laneCommand) done(p program, desk laneDesk, done laneDone, sentence string) error {
+func (c *laneCommand) done(p program, of laneTarget, done laneDone, sentence string) error {
 	if c.JSON {
-		done.Lane, done.Pool = desk.lane, desk.pool
+		done.Lane, done.Pool = of.lane, of.pool
 		return printJSON(p, done)
 	}
-	_, err := fmt.Fprintf(p.Stdout, "lane %s %s\n", printableName(string(desk.lane)), sentence)
+	_, err := fmt.Fprintf(p.Stdout, "lane %s %s\n", printableName(string(of.lane)), sentence)
 	return err
 }
 
-func (c *laneCommand) pause(ctx context.Context, p program, desk laneDesk) error {
-	confirmed, err := desk.operator.Pause(ctx, desk.pool, desk.lane)
+func (c *laneCommand) pause(ctx context.Context, p program, of laneTarget) error {
+	confirmed, err := of.Pause(ctx, of.lane)
 	if err != nil {
 		return err
 	}
@@ -201,11 +191,11 @@ func (c *laneCommand) pause(ctx context.Context, p program, desk laneDesk) error
 	if !confirmed {
 		sentence = "is paused, but its holder does not answer: until its lease has ended it may still start calls"
 	}
-	return c.done(p, desk, laneDone{Confirmed: &confirmed}, sentence)
+	return c.done(p, of, laneDone{Confirmed: &confirmed}, sentence)
 }
 
-func (c *laneCommand) resume(ctx context.Context, p program, desk laneDesk) error {
-	was, err := desk.operator.Resume(ctx, desk.pool, desk.lane)
+func (c *laneCommand) resume(ctx context.Context, p program, of laneTarget) error {
+	was, err := of.Resume(ctx, of.lane)
 	if err != nil {
 		return err
 	}
@@ -213,11 +203,11 @@ func (c *laneCommand) resume(ctx context.Context, p program, desk laneDesk) erro
 	if !was {
 		sentence = "was not paused"
 	}
-	return c.done(p, desk, laneDone{WasPaused: &was}, sentence)
+	return c.done(p, of, laneDone{WasPaused: &was}, sentence)
 }
 
-func (c *laneCommand) wake(ctx context.Context, p program, desk laneDesk) error {
-	made, err := desk.operator.Wake(ctx, desk.pool, desk.lane)
+func (c *laneCommand) wake(ctx context.Context, p program, of laneTarget) error {
+	made, err := of.Wake(ctx, of.lane)
 	if err != nil {
 		return err
 	}
@@ -225,18 +215,18 @@ func (c *laneCommand) wake(ctx context.Context, p program, desk laneDesk) error 
 	if made {
 		sentence = "is ready now"
 	}
-	return c.done(p, desk, laneDone{MadeReady: &made}, sentence)
+	return c.done(p, of, laneDone{MadeReady: &made}, sentence)
 }
 
-func (c *laneCommand) skip(ctx context.Context, p program, desk laneDesk) error {
-	if err := desk.operator.Skip(ctx, desk.pool, desk.lane, desk.call); err != nil {
+func (c *laneCommand) skip(ctx context.Context, p program, of laneTarget) error {
+	if err := of.Cancel(ctx, of.lane, of.call); err != nil {
 		return err
 	}
-	return c.done(p, desk, laneDone{CallID: desk.call}, "skips call "+string(desk.call)+": it ends cancelled as soon as a worker holds the lane")
+	return c.done(p, of, laneDone{CallID: of.call}, "skips call "+string(of.call)+": it ends cancelled as soon as a worker holds the lane")
 }
 
-func (c *laneCommand) kill(ctx context.Context, p program, desk laneDesk) error {
-	killed, err := desk.operator.Kill(ctx, desk.pool, desk.lane)
+func (c *laneCommand) kill(ctx context.Context, p program, of laneTarget) error {
+	killed, err := of.CancelRunning(ctx, of.lane)
 	if err != nil {
 		return err
 	}
@@ -244,7 +234,7 @@ func (c *laneCommand) kill(ctx context.Context, p program, desk laneDesk) error 
 	for i, run := range killed {
 		ids[i] = string(run.CallID)
 	}
-	return c.done(p, desk, laneDone{Killed: killed}, "cancels what ran: "+strings.Join(ids, " "))
+	return c.done(p, of, laneDone{Killed: killed}, "cancels what ran: "+strings.Join(ids, " "))
 }
 
 // printJSON prints one value on one line.

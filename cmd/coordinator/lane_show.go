@@ -1,26 +1,19 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/lane/operator"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
 // printLanes prints a table of lanes.
-func printLanes(w io.Writer, lanes []operator.Status) error {
+func printLanes(w io.Writer, lanes []report.Lane) error {
 	if len(lanes) == 0 {
 		_, err := fmt.Fprintln(w, "no lane has anything")
 		return err
@@ -30,7 +23,7 @@ func printLanes(w io.Writer, lanes []operator.Status) error {
 	for _, s := range lanes {
 		name := printableName(string(s.Lane))
 		if s.Lane == "" {
-			name = "(hash " + string(s.Hash) + ")"
+			name = "(hash " + s.Hash + ")"
 		}
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n",
 			name, s.Pool, s.State, s.Waiting, age(s.OldestMS), orDash(string(s.Holder)), age(s.HeldMS), running(s.Running))
@@ -39,8 +32,8 @@ func printLanes(w io.Writer, lanes []operator.Status) error {
 }
 
 // printLane prints a lane and a table of its calls.
-func printLane(w io.Writer, v *operator.View) error {
-	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", printableName(string(v.Lane)), v.Pool, v.State) // Flush tells of errors
+func printLane(w io.Writer, v *report.LaneCalls) error {
+	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", printableName(string(v.Lane.Lane)), v.Pool, v.State) // Flush tells of errors
 	if v.Holder != "" {
 		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
 	}
@@ -69,21 +62,21 @@ func printLane(w io.Writer, v *operator.View) error {
 	return table.Flush()
 }
 
-func state(c operator.CallStatus) string {
-	if c.State == operator.CallDelayed && !c.NotBefore.IsZero() {
-		return string(c.State) + " until " + c.NotBefore.UTC().Format(time.RFC3339)
+func state(c report.Call) string {
+	if !c.NotBefore.IsZero() {
+		return c.State + " until " + c.NotBefore.UTC().Format(time.RFC3339)
 	}
-	return string(c.State)
+	return c.State
 }
 
-func attempt(c operator.CallStatus) string {
+func attempt(c report.Call) string {
 	if c.Attempt == 0 {
 		return "-"
 	}
 	return fmt.Sprintf("%d (%s)", c.Attempt, age(c.RunningMS))
 }
 
-func starts(marks []operator.StartMark) string {
+func starts(marks []report.Start) string {
 	words := make([]string, len(marks))
 	for i, mark := range marks {
 		words[i] = fmt.Sprintf("%d by %s", mark.Attempt, printableName(string(mark.WorkerID)))
@@ -94,7 +87,7 @@ func starts(marks []operator.StartMark) string {
 // shownUses bounds the resources of a call in a table.
 const shownUses = 3
 
-func resources(c operator.CallStatus) string {
+func resources(c report.Call) string {
 	if c.Fault != "" {
 		return "(not readable: " + printableName(c.Fault) + ")"
 	}
@@ -110,7 +103,7 @@ func resources(c operator.CallStatus) string {
 }
 
 // running names the call that has been running longest.
-func running(calls []lane.RunningCall) string {
+func running(calls []report.RunningCall) string {
 	if len(calls) == 0 {
 		return "-"
 	}
@@ -155,59 +148,7 @@ func printableName(s string) string {
 	return s
 }
 
-// Bounds of the waiting calls that [unmet] reads.
-const (
-	maxIdleLanes = 32
-	maxIdleCalls = 16
-)
-
-// addUnmet adds to calls the requirements that no worker of their pool meets, if workers answer.
-func addUnmet(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool, calls []operator.CallStatus) {
-	if !slices.ContainsFunc(calls, func(c operator.CallStatus) bool { return c.Needs != nil }) {
-		return
-	}
-	missing := dispatch.Lacking(ctx, fl.Conn(pool), fl.Name, pool)
-	for i := range calls {
-		if missing != nil && calls[i].Needs != nil {
-			calls[i].WaitsFor = missing(*calls[i].Needs)
-		}
-	}
-}
-
-// unmet returns a sentence about each call of a pool that none of its workers can run, of the lanes
-// that have waited longest. The error wraps [natsio.ErrRights] if rights are missing.
-func unmet(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool) ([]string, error) {
-	if err := fl.CheckRights(ctx, natsio.LaneRights(fl.Name, pool)); err != nil {
-		return nil, err
-	}
-	desk, err := operator.New(ctx, fl.Conn(pool), fl.Name)
-	if err != nil {
-		return nil, err
-	}
-	list, err := desk.List(ctx, pool, maxIdleLanes)
-	if err != nil {
-		return nil, err
-	}
-	var calls []operator.CallStatus
-	for _, status := range list.Lanes {
-		if status.Lane == "" || status.Waiting == 0 || len(status.Running) > 0 || status.State == operator.StatePaused {
-			continue
-		}
-		if view, err := desk.Show(ctx, pool, status.Lane, maxIdleCalls); err == nil { // else it is empty by now
-			calls = append(calls, view.Calls...)
-		}
-	}
-	addUnmet(ctx, fl, pool, calls)
-	var sentences []string
-	for i := range calls {
-		if c := &calls[i]; c.WaitsFor != "" {
-			sentences = append(sentences, fmt.Sprintf("session %s: %s", c.SessionID, waitsFor(c)))
-		}
-	}
-	return sentences, nil
-}
-
 // waitsFor is a sentence about a call that waits for a worker that meets its requirements.
-func waitsFor(c *operator.CallStatus) string {
+func waitsFor(c *report.Call) string {
 	return fmt.Sprintf("%s, call %s, waits for: %s", printableName(c.Tool), c.CallID, printableName(c.WaitsFor))
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
@@ -102,8 +103,8 @@ func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk session
 	if info.State == session.StateOpen {
 		info.State = session.StateInUse
 	}
-	addUnmet(ctx, fl, protocol.SessionPool, turns)
-	addUnmet(ctx, fl, desk.pool, calls)
+	dispatch.AddUnmet(ctx, fl.Conn(protocol.SessionPool), fl.Name, protocol.SessionPool, turns)
+	dispatch.AddUnmet(ctx, fl.Conn(desk.pool), fl.Name, desk.pool, calls)
 	calls = append(turns, calls...)
 	for i := range calls {
 		if calls[i].WaitsFor != "" {

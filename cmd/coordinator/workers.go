@@ -9,14 +9,12 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -36,13 +34,13 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	if c.Wait <= 0 {
 		return cli.Usagef("--wait %s: must be more than 0", c.Wait)
 	}
-	fl, err := c.Connect(ctx, "workers", p.common.Logger(p.Program), natsio.WorkersRights(protocol.Fleet(c.Fleet), pool))
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	workers, err := dispatch.Workers(ctx, fl.Conn(pool), fl.Name, pool, c.Wait)
-	if err != nil && !errors.Is(err, nats.ErrNoResponders) {
+	defer func() { _ = client.Close() }() // nothing of it is in this process
+	workers, err := client.Workers(ctx, pool, c.Wait)
+	if err != nil {
 		return err
 	}
 	if c.JSON {
@@ -61,21 +59,21 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		if err := table(p.out(), workers); err != nil {
 			return err
 		}
-		sentences, err := unmet(ctx, fl, pool)
-		for _, sentence := range sentences {
-			_, _ = fmt.Fprintln(p.out(), sentence) // as every command prints
+		calls, err := client.Lanes(pool).Unmet(ctx)
+		for i := range calls {
+			_, _ = fmt.Fprintf(p.out(), "session %s: %s\n", calls[i].SessionID, waitsFor(&calls[i])) // as every command prints
 		}
-		if err != nil && !errors.Is(err, natsio.ErrRights) { // who may not look sees the workers alone
+		if err != nil && !errors.Is(err, fleet.ErrRights) { // who may not look sees the workers alone
 			return err
 		}
 	}
 	if len(workers) == 0 {
-		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, fl.Name, c.Wait)
+		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, c.Fleet, c.Wait)
 	}
 	return nil
 }
 
-func printWorkers(out io.Writer, workers []*wire.WorkerInfo) error {
+func printWorkers(out io.Writer, workers []*report.Worker) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
 	for _, w := range workers {
@@ -95,7 +93,7 @@ func printWorkers(out io.Writer, workers []*wire.WorkerInfo) error {
 	return table.Flush()
 }
 
-func printCoordinators(out io.Writer, coordinators []*wire.WorkerInfo) error {
+func printCoordinators(out io.Writer, coordinators []*report.Worker) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS") // Flush tells
 	for _, c := range coordinators {
@@ -104,6 +102,9 @@ func printCoordinators(out io.Writer, coordinators []*wire.WorkerInfo) error {
 	}
 	return table.Flush()
 }
+
+// pingWait is how long ping waits for answers of workers that are there.
+const pingWait = 50 * time.Millisecond
 
 type pingCommand struct {
 	environment.ExistingFleet
@@ -118,19 +119,16 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	start := time.Now()
-	fl, err := c.Connect(ctx, "ping", p.common.Logger(p.Program))
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
+	defer func() { _ = client.Close() }() // nothing of it is in this process
 	workers := ""
 	took := time.Since(start)
-	if fl.CheckRights(ctx, natsio.WorkersRights(fl.Name, protocol.DefaultPool)) == nil {
-		_, err := fl.Conn(protocol.DefaultPool).RequestWithContext(ctx, wire.WhoSubject(fl.Name, protocol.DefaultPool), nil)
-		if errors.Is(err, nats.ErrNoResponders) {
-			workers = "; no worker of pool " + string(protocol.DefaultPool) + " is there: its calls wait"
-		}
+	if there, err := client.Workers(ctx, protocol.DefaultPool, pingWait); err == nil && there == nil {
+		workers = "; no worker of pool " + string(protocol.DefaultPool) + " is there: its calls wait"
 	}
-	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)%s\n", fl.Name, took.Round(time.Millisecond), workers)
+	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)%s\n", c.Fleet, took.Round(time.Millisecond), workers)
 	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -75,6 +76,20 @@ func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 		return nil
 	}
 	return func(n lane.Need) string { return lacks(pool, workers, n) }
+}
+
+// AddUnmet sets WaitsFor of calls whose requirements no worker of their pool meets, if workers
+// answer.
+func AddUnmet(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, calls []report.Call) {
+	if !slices.ContainsFunc(calls, func(c report.Call) bool { return c.Needs != nil }) {
+		return
+	}
+	missing := Lacking(ctx, nc, fleet, pool)
+	for i := range calls {
+		if missing != nil && calls[i].Needs != nil {
+			calls[i].WaitsFor = missing(*calls[i].Needs)
+		}
+	}
 }
 
 // wonder asks, once in a while and beside everything else, whether there are workers for the calls

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -44,30 +45,57 @@ type ExistingFleet struct {
 // Connect reaches the fleet for a subcommand, which needs rights there in addition to those to look
 // at its streams.
 func (f *ExistingFleet) Connect(ctx context.Context, subcommand string, logger *slog.Logger, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	name, err := protocol.ParseFleet(f.Fleet)
+	name, err := f.check()
 	if err != nil {
-		return nil, cli.Usagef("--fleet: %v", err)
-	}
-	if f.Nats == "" { // kong accepts an empty required flag
-		return nil, cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
-	}
-	if err := errors.Join(f.Check(), f.CheckPools(f.Nats), f.CheckKey()); err != nil {
 		return nil, err
 	}
 	fl, err := fleet.Connect(ctx, fleet.Options{
 		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: "coordinator " + subcommand, Existing: true, Logger: logger,
 	})
-	if errors.Is(err, natsio.ErrNoFleet) {
-		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", name, natsio.Redact(f.Nats), err)
-	}
 	if err != nil {
-		return nil, err
+		return nil, f.missing(err)
 	}
 	if err := fl.CheckRights(ctx, rights...); err != nil { // without rights the server never answers requests
 		fl.Close()
 		return nil, err
 	}
 	return fl, nil
+}
+
+// Client reaches the fleet as a program does that has no more than the public API.
+func (f *ExistingFleet) Client(ctx context.Context, logger *slog.Logger) (*public.Client, error) {
+	name, err := f.check()
+	if err != nil {
+		return nil, err
+	}
+	pools := map[protocol.Pool]public.Server{}
+	for pool, server := range f.Servers() {
+		pools[pool] = public.Server(server)
+	}
+	client, err := public.Connect(ctx, public.Options{
+		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: public.TLS(f.Files()), Pools: pools, Existing: true, Logger: logger,
+	})
+	return client, f.missing(err)
+}
+
+// check checks the flags before anything is connected.
+func (f *ExistingFleet) check() (protocol.Fleet, error) {
+	name, err := protocol.ParseFleet(f.Fleet)
+	if err != nil {
+		return "", cli.Usagef("--fleet: %v", err)
+	}
+	if f.Nats == "" { // kong accepts an empty required flag
+		return "", cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
+	}
+	return name, errors.Join(f.Check(), f.CheckPools(f.Nats), f.CheckKey())
+}
+
+// missing explains the error about a fleet that does not exist.
+func (f *ExistingFleet) missing(err error) error {
+	if errors.Is(err, natsio.ErrNoFleet) {
+		return fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", f.Fleet, natsio.Redact(f.Nats), err)
+	}
+	return err
 }
 
 // consistent returns a usage error for flags that make no sense, alone or together.

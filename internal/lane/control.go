@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -162,14 +163,7 @@ func (l *heldLane) recomputeDue() {
 }
 
 // RunningCall is a call that a worker executes.
-type RunningCall struct {
-	CallID    protocol.CallID    `json:"call_id"`
-	SessionID protocol.SessionID `json:"session_id"`
-	Tool      string             `json:"tool"`
-	Attempt   int                `json:"attempt"` // from 1
-	// RunningMS is how long this attempt has been running, in milliseconds.
-	RunningMS int64 `json:"running_ms"`
-}
+type RunningCall = report.RunningCall
 
 // Answer lists lanes that a worker holds. It has durations, because the clocks of machines differ.
 // It may be outdated; the streams are authoritative.

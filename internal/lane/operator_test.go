@@ -148,7 +148,7 @@ func TestOperator_ListWithoutAnyWorker(t *testing.T) {
 	byName, names := f.list(o)
 	require.Equal(t, []protocol.Lane{"account/stalled", "account/one", "account/many", `account/an "odd" näme`}, names, "the oldest first")
 	for name, want := range map[protocol.Lane]struct {
-		state   operator.State
+		state   string
 		waiting int
 	}{
 		"account/stalled":       {operator.StateStalled, 2},
@@ -196,7 +196,7 @@ func TestOperator_TellsWhoHoldsALaneAndWhatRuns(t *testing.T) {
 
 	view := f.shown(o, "account/a", func(v *operator.View) bool { return v.Holder != "" && len(v.Calls) == 2 })
 	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
-	require.Equal(t, []operator.CallState{operator.CallRunning, operator.CallWaiting}, []operator.CallState{view.Calls[0].State, view.Calls[1].State})
+	require.Equal(t, []string{operator.CallRunning, operator.CallWaiting}, []string{view.Calls[0].State, view.Calls[1].State})
 	require.Equal(t, 1, view.Calls[0].Attempt)
 	require.Equal(t, third.Resources, view.Calls[1].Resources)
 	g.letGo <- struct{}{}

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,18 +23,7 @@ const offerPeriod = time.Second
 // which it cannot run starts the other calls that may start, and hands the lane back; that counts
 // as no start. It publishes the requirements on core NATS, and a holder that meets them claims the
 // lane at once. If no worker does, the consumer delivers the lane again after offerPeriod.
-type Need struct {
-	// Kind is that of the payload, or of the handler that runs it, if Handler says so.
-	Kind    protocol.Kind `json:"kind"`
-	Handler bool          `json:"handler,omitempty"`
-	// Level is the least level of the sandbox; "" is any.
-	Level string `json:"level,omitempty"`
-	// Model is the one that a turn names; "" is any.
-	Model string `json:"model,omitempty"`
-	// Disk, if set, addresses only the worker with that disk, which answers; "" addresses all
-	// workers that meet the rest.
-	Disk string `json:"disk,omitempty"`
-}
+type Need = report.Need
 
 // NeedOf returns the requirements of a call.
 func NeedOf(c *protocol.Call) Need {
@@ -98,7 +88,7 @@ func (h *Holder) onOffer(ctx context.Context, hash wire.LaneHash, msg *nats.Msg)
 		return
 	}
 	if !h.slots.tryAcquire() {
-		need.respondRefused(msg)
+		respondRefused(need, msg)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
@@ -109,7 +99,7 @@ func (h *Holder) onOffer(ctx context.Context, hash wire.LaneHash, msg *nats.Msg)
 	h.mu.Unlock()
 	if err != nil || ready == nil || !living {
 		h.slots.release()
-		need.respondRefused(msg)
+		respondRefused(need, msg)
 		return
 	}
 	ready.asked = msg.Reply
@@ -154,7 +144,7 @@ func (h *Holder) notifyClaimed(r *readyMessage) {
 }
 
 // respondRefused tells the worker that offered a lane that it is not claimed.
-func (n Need) respondRefused(msg *nats.Msg) {
+func respondRefused(n Need, msg *nats.Msg) {
 	if n.Disk != "" {
 		_ = msg.Respond([]byte(answerRefused)) // if it is lost, the worker waits for preferFor
 	}

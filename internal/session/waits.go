@@ -79,7 +79,7 @@ func (r *Reader) seeWorkers(ctx context.Context, infos ...*Info) error {
 	}
 	if len(waiting) == 1 {
 		view, err := o.Show(ctx, r.Pool, sandboxLane(waiting[0].SessionID), 1)
-		if err == nil && untaken(&view.Status) {
+		if err == nil && untaken(&view.Lane) {
 			waiting[0].State = StateWaitsForWorker
 		}
 		if errors.Is(err, operator.ErrNoLane) {

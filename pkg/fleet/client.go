@@ -12,6 +12,7 @@
 //     that any process has sent.
 //   - [Client.Runner] runs sessions: a model calls the tools of a table.
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
+//   - [Client.Lanes] and [Client.Workers] report what waits, what runs and who runs it.
 //   - [Client.Answer] and [Client.Approve] answer what calls and sessions ask a person.
 //
 // Without a URL the NATS server is inside the process too, so one program can be a whole fleet.
@@ -65,6 +66,9 @@ type Options struct {
 	SignKey string
 	// Name is the name of the fleet; "" means [protocol.DefaultFleet].
 	Name protocol.Fleet
+	// Existing makes a fleet that does not exist an error, which wraps [ErrNoFleet], instead of
+	// creating it. It needs a URL or Conn.
+	Existing bool
 	// Data is the directory of the embedded server and of workers; "" means a temporary one, which
 	// Close removes with all sessions and workspaces.
 	Data string
@@ -147,6 +151,7 @@ func (o *Options) validate() error {
 		fault(pool == protocol.SessionPool, "pools: %q is that of the coordinators, at the URL of the fleet", pool)
 		fault(o.URL == "" && o.Conn == nil || server.URL == "", "pools: %s needs the URL of its servers, and that of the fleet", pool)
 	}
+	fault(o.Existing && o.URL == "" && o.Conn == nil, "existing: needs a URL or a connection; a fleet inside this process is created")
 	s := &o.Storage
 	fault(s.Replicas != 0 && s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "replicas %d: must be 1, 3 or 5", s.Replicas)
 	fault(s.KeepAge < 0, "keep age %s: must not be negative", s.KeepAge)
@@ -161,7 +166,7 @@ func (o *Options) validate() error {
 // inner are the options of the connection, for a client with a name and a directory.
 func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	inner := fleet.Options{
-		Name: name, URL: o.URL, Conn: o.Conn, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS(o.TLS),
+		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS(o.TLS),
 		Client: filepath.Base(os.Args[0]), Data: c.data, Replicas: o.Storage.Replicas,
 		KeepAge: o.Storage.KeepAge, KeepBytes: o.Storage.KeepBytes,
 		ResultAge: o.Storage.ResultAge, ResultBytes: o.Storage.ResultBytes, Logger: c.logger,
@@ -180,6 +185,15 @@ func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	}
 	return inner
 }
+
+// Errors of [Connect], and of methods that need rights of their own.
+var (
+	// ErrNoFleet means that there is no fleet of that name.
+	ErrNoFleet = natsio.ErrNoFleet
+	// ErrRights means that the user of the connection may not do this. The error names the
+	// subjects that are missing.
+	ErrRights = natsio.ErrRights
+)
 
 // Connect connects to a fleet, or starts one inside this process, and creates its streams if they
 // are missing. ctx bounds only the connecting, and each server is tried for at most 5 s. Invalid

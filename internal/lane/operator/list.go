@@ -16,56 +16,25 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// State says what stands between a lane's calls and a worker.
-type State string
-
 // Every state of a lane that has anything.
 const (
-	StateReady   State = "ready"   // waits for a worker with a free slot
-	StateHeld    State = "held"    // a worker holds it
-	StateLost    State = "lost"    // its holder does not answer: taken over when its heartbeat has stood still for a lease
-	StateStalled State = "stalled" // has calls and no ready message: a worker makes it ready within a second or two
-	StatePaused  State = "paused"  // starts nothing until it is resumed; it may be held or not
-	StateDelayed State = "delayed" // has only calls that wait for their time
+	StateReady   = "ready"
+	StateHeld    = "held"
+	StateLost    = "lost"
+	StateStalled = "stalled"
+	StatePaused  = "paused"
+	StateDelayed = "delayed"
 )
 
-// Status is what is known of a lane that has anything. The streams are not read in one moment, so a
-// lane that changes hands may look lost or stalled.
-type Status struct {
-	// Lane is empty when nothing that is stored names it.
-	Lane  protocol.Lane `json:"lane"`
-	Hash  wire.LaneHash `json:"hash"` // as in subjects
-	Pool  protocol.Pool `json:"pool"`
-	State State         `json:"state"`
-	// Waiting is the number of unfinished calls that do not run.
-	Waiting int `json:"waiting"`
-	// Delayed is the number of calls that wait for their time; they are not of Waiting.
-	Delayed int `json:"delayed,omitempty"`
-	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without
-	// one.
-	OldestMS int64 `json:"oldest_ms"`
-	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds, or, of a lane
-	// that is lost, the one that its claim names; empty when there is none.
-	Holder protocol.WorkerID `json:"holder,omitempty"`
-	HeldMS int64             `json:"held_ms,omitempty"`
-	// WaitsFor is the limit or the slot that the lane's next call waits for, as its holder says; ""
-	// is none.
-	WaitsFor string             `json:"waits_for,omitempty"`
-	Running  []lane.RunningCall `json:"running"` // the longest first
-
-	oldest time.Time // when that call was accepted, by the server's clock; zero without one
-}
+// Status is what is known of a lane that has anything.
+type Status = report.Lane
 
 // List is the answer of [Operator.List].
-type List struct {
-	Lanes   []Status
-	LeftOut int // lanes beyond the limit
-	// Incomplete says that there may be lanes that are not even counted.
-	Incomplete bool
-}
+type List = report.LaneList
 
 const (
 	// DefaultLaneLimit is how many lanes [Operator.List] returns by default.
@@ -207,7 +176,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 	if err != nil {
 		return nil, err
 	}
-	lanes := []Status{}
+	lanes := []aged{}
 	for _, s := range found {
 		if s.ready == nil && s.first == nil && !s.paused && s.claim == nil && len(s.delayed) == 0 {
 			continue
@@ -223,11 +192,23 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 	}
 	// Only the server's clock tells which is older: what this machine takes for ages is as wrong as
 	// its measure of that clock, and 0 for all that it takes to be of the future.
-	slices.SortFunc(lanes, func(a, b Status) int {
+	slices.SortFunc(lanes, func(a, b aged) int {
 		return cmp.Or(falseFirst(a.oldest.IsZero(), b.oldest.IsZero()), a.oldest.Compare(b.oldest),
 			cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
 	})
-	return lanes, nil
+	statuses := make([]Status, len(lanes))
+	for i := range lanes {
+		statuses[i] = lanes[i].Status
+	}
+	return statuses, nil
+}
+
+// aged is a lane, and when its oldest unfinished call was accepted, by the server's clock; zero
+// without one.
+type aged struct {
+	Status
+
+	oldest time.Time
 }
 
 func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
@@ -283,8 +264,8 @@ func readableLane(header nats.Header, hash wire.LaneHash) protocol.Lane {
 	return ""
 }
 
-func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (Status, error) {
-	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}
+func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (aged, error) {
+	status := aged{Status: Status{Lane: s.lane, Hash: string(s.hash), Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}}
 	switch {
 	case holder != nil:
 		status.Holder, status.HeldMS, status.WaitsFor, status.Running = holder.worker, holder.HeldMS, holder.WaitsFor, holder.longestFirst()
@@ -313,7 +294,7 @@ func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (St
 	return status, nil
 }
 
-func (s *sighting) state(holder *holding) State {
+func (s *sighting) state(holder *holding) string {
 	switch {
 	case s.paused:
 		return StatePaused

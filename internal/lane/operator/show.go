@@ -12,62 +12,27 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// CallState says what happens to an unfinished call.
-type CallState string
-
 // Every state of an unfinished call.
 const (
-	CallWaiting    CallState = "waiting"
-	CallDelayed    CallState = "delayed" // waits for its time
-	CallRunning    CallState = "running"
-	CallCancelling CallState = "cancelling" // somebody asked to cancel it
+	CallWaiting    = "waiting"
+	CallDelayed    = "delayed"
+	CallRunning    = "running"
+	CallCancelling = "cancelling"
 )
 
-// CallStatus is an unfinished call of a lane.
-type CallStatus struct {
-	CallID     protocol.CallID    `json:"call_id"`
-	SessionID  protocol.SessionID `json:"session_id"`
-	Tool       string             `json:"tool"`
-	Resources  []protocol.Use     `json:"resources"`
-	Delivery   protocol.Delivery  `json:"delivery"`
-	State      CallState          `json:"state"`
-	AcceptedAt time.Time          `json:"accepted_at"` // by the server's clock
-	AgeMS      int64              `json:"age_ms"`      // since then, in milliseconds
-	// Attempt is the attempt that runs, for RunningMS milliseconds; 0 when none does.
-	Attempt   int   `json:"attempt"`
-	RunningMS int64 `json:"running_ms,omitempty"`
-	// NotBefore is when a delayed call enters its lane, by the server's clock; zero for others.
-	NotBefore time.Time `json:"not_before,omitzero"`
-	// Starts are the start marks that are stored. A first start has one only when the
-	// call must not start twice.
-	Starts []StartMark `json:"starts"`
-	// Needs is what a call that does not run needs of the worker that takes it.
-	Needs *lane.Need `json:"needs,omitempty"`
-	// WaitsFor is what all workers of the pool lack of that, if somebody asked them.
-	WaitsFor string `json:"waits_for,omitempty"`
-	// Payload is the call's; nil when it cannot be read.
-	Payload protocol.Payload `json:"-"`
-	// Fault says why the call cannot be read; then it will be rejected.
-	Fault string `json:"fault,omitempty"`
-}
-
-// StartMark is the stored mark of a start of a call.
-type StartMark struct {
-	Attempt  int               `json:"attempt"`
-	WorkerID protocol.WorkerID `json:"worker_id"`
-	At       time.Time         `json:"at"`
-}
-
-// View is a lane with its unfinished calls.
-type View struct {
-	Status
-
-	Calls   []CallStatus `json:"calls"`    // in their order, delayed ones last
-	LeftOut int          `json:"left_out"` // calls beyond the limit, finished ones among them
-}
+// Types of what is reported.
+type (
+	// CallStatus is an unfinished call of a lane.
+	CallStatus = report.Call
+	// StartMark is the stored mark of a start of a call.
+	StartMark = report.Start
+	// View is a lane with its unfinished calls.
+	View = report.LaneCalls
+)
 
 // DefaultCallLimit is how many calls [Operator.Show] returns by default.
 const DefaultCallLimit = 256
@@ -90,8 +55,8 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	case len(lanes) == 0:
 		return nil, fmt.Errorf("show: %w", noLane(pool, lane))
 	}
-	view := &View{Status: lanes[0], Calls: []CallStatus{}}
-	view.Lane = lane
+	view := &View{Lane: lanes[0], Calls: []CallStatus{}}
+	view.Lane.Lane = lane
 	if err := o.readCalls(ctx, found[0], view, limit, at); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}

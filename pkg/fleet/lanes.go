@@ -1,0 +1,198 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Errors of [Lanes].
+var (
+	// ErrNoLane means that a lane has nothing in its pool.
+	ErrNoLane = operator.ErrNoLane
+	// ErrNoCall means that a lane does not have a call, or has its result already.
+	ErrNoCall = operator.ErrNoCall
+	// ErrNothingRuns means that no call of a lane runs, as far as its holder says.
+	ErrNothingRuns = operator.ErrNothingRuns
+)
+
+// Lanes reports the lanes of a pool, and changes what happens in them. It needs no worker. A method
+// whose rights the user of the connection lacks sends nothing, and its error wraps [ErrRights].
+type Lanes struct {
+	client *Client
+	pool   protocol.Pool
+}
+
+// Lanes returns the lanes of a pool; "" means [protocol.DefaultPool].
+func (c *Client) Lanes(pool protocol.Pool) Lanes {
+	return Lanes{c, cmp.Or(pool, protocol.DefaultPool)}
+}
+
+// open checks the pool, and the rights to change lanes if change is set.
+func (l Lanes) open(ctx context.Context, change bool) (*operator.Operator, error) {
+	if _, err := protocol.ParsePool(string(l.pool)); err != nil {
+		return nil, err
+	}
+	f := l.client.inner
+	rights := []natsio.Rights{natsio.LaneRights(f.Name, l.pool)}
+	if change {
+		rights = append(rights, natsio.LaneChangeRights(f.Name, l.pool))
+	}
+	if err := f.CheckRights(ctx, rights...); err != nil { // without rights the server never answers
+		return nil, err
+	}
+	return operator.New(ctx, f.Conn(l.pool), f.Name)
+}
+
+// of is open for a method about one lane.
+func (l Lanes) of(ctx context.Context, lane protocol.Lane, change bool) (*operator.Operator, error) {
+	key, err := protocol.ParseResourceKey(string(lane))
+	if err == nil && key.Lane() != lane {
+		err = fmt.Errorf("lane %s: must be the first two segments of a resource key: %s", lane, key.Lane())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.open(ctx, change)
+}
+
+// List returns the lanes that have calls, are held or paused, the one with the oldest call first;
+// a limit of 0 means 100. When more than 4,096 lanes have something, the others are only counted.
+func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
+	o, err := l.open(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	return o.List(ctx, l.pool, limit)
+}
+
+// Show returns a lane with its first unfinished calls; a limit of 0 means 256. It asks the workers
+// which requirements of waiting calls none of them meets, which takes half a second. A lane that
+// has nothing is [ErrNoLane].
+func (l Lanes) Show(ctx context.Context, lane protocol.Lane, limit int) (*report.LaneCalls, error) {
+	o, err := l.of(ctx, lane, false)
+	if err != nil {
+		return nil, err
+	}
+	shown, err := o.Show(ctx, l.pool, lane, limit)
+	if err != nil {
+		return nil, err
+	}
+	dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
+	return shown, nil
+}
+
+// Bounds of the waiting calls that [Lanes.Unmet] reads.
+const (
+	maxIdleLanes = 32
+	maxIdleCalls = 16
+)
+
+// Unmet returns waiting calls that none of the pool's workers can run, with WaitsFor set: at most
+// 16 of each of the 32 lanes that have waited longest.
+func (l Lanes) Unmet(ctx context.Context) ([]report.Call, error) {
+	o, err := l.open(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	list, err := o.List(ctx, l.pool, maxIdleLanes)
+	if err != nil {
+		return nil, err
+	}
+	var calls []report.Call
+	for _, status := range list.Lanes {
+		if status.Lane == "" || status.Waiting == 0 || len(status.Running) > 0 || status.State == operator.StatePaused {
+			continue
+		}
+		if shown, err := o.Show(ctx, l.pool, status.Lane, maxIdleCalls); err == nil { // else it is empty by now
+			calls = append(calls, shown.Calls...)
+		}
+	}
+	dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, calls)
+	return slices.DeleteFunc(calls, func(c report.Call) bool { return c.WaitsFor == "" }), nil
+}
+
+// Pause keeps the calls of a lane from starting until Resume; running calls continue. Calls are
+// accepted and wait. A pause is stored, and may come before the lane's first call. confirmed means
+// that no call starts any more; it is false when the lane's holder did not answer within 3 s.
+func (l Lanes) Pause(ctx context.Context, lane protocol.Lane) (confirmed bool, err error) {
+	o, err := l.of(ctx, lane, true)
+	if err != nil {
+		return false, err
+	}
+	return o.Pause(ctx, l.pool, lane)
+}
+
+// Resume ends a pause, and reports whether the lane was paused.
+func (l Lanes) Resume(ctx context.Context, lane protocol.Lane) (paused bool, err error) {
+	o, err := l.of(ctx, lane, true)
+	if err != nil {
+		return false, err
+	}
+	return o.Resume(ctx, l.pool, lane)
+}
+
+// Wake publishes a lane's ready message if it is missing, and reports whether it was. Workers do
+// that themselves within a second or two. A lane that has nothing is [ErrNoLane].
+func (l Lanes) Wake(ctx context.Context, lane protocol.Lane) (missing bool, err error) {
+	o, err := l.of(ctx, lane, true)
+	if err != nil {
+		return false, err
+	}
+	return o.Wake(ctx, l.pool, lane)
+}
+
+// Cancel cancels one call of a lane: it does not start, or is killed. That is stored, and happens
+// when a worker holds the lane. The error is [ErrNoCall] when the call is unknown or has a result.
+func (l Lanes) Cancel(ctx context.Context, lane protocol.Lane, call protocol.CallID) error {
+	if _, err := protocol.ParseCallID(string(call)); err != nil {
+		return err
+	}
+	o, err := l.of(ctx, lane, true)
+	if err != nil {
+		return err
+	}
+	return o.Skip(ctx, l.pool, lane, call)
+}
+
+// CancelRunning cancels the running calls of a lane, and returns them. Those behind them start
+// next, unless the lane is paused. The error is [ErrNothingRuns] when there is none.
+func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.RunningCall, error) {
+	o, err := l.of(ctx, lane, true)
+	if err != nil {
+		return nil, err
+	}
+	return o.Kill(ctx, l.pool, lane)
+}
+
+// Workers returns the workers of a pool that answer within a time, sorted by their ids. The list is
+// nil, at once, when no worker is there. A pool of "" means [protocol.DefaultPool], and 0 waits a
+// second. The workers of [protocol.SessionPool] are the coordinators that take turns.
+func (c *Client) Workers(ctx context.Context, pool protocol.Pool, wait time.Duration) ([]*report.Worker, error) {
+	pool = cmp.Or(pool, protocol.DefaultPool)
+	if _, err := protocol.ParsePool(string(pool)); err != nil {
+		return nil, err
+	}
+	if wait < 0 {
+		return nil, fmt.Errorf("wait %s: must not be negative", wait)
+	}
+	if err := c.inner.CheckRights(ctx, natsio.WorkersRights(c.inner.Name, pool)); err != nil {
+		return nil, err
+	}
+	workers, err := dispatch.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))
+	if errors.Is(err, nats.ErrNoResponders) {
+		return nil, nil
+	}
+	return append([]*report.Worker{}, workers...), err
+}
