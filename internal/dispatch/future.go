@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -20,7 +21,7 @@ var (
 	// ErrClosed says that the client of the fleet is closed.
 	ErrClosed = errors.New("the client is closed")
 	// ErrNoCall says that a call has no result and is not stored.
-	ErrNoCall = errors.New("no such call")
+	ErrNoCall = operator.ErrNoCall
 )
 
 const (

@@ -78,7 +78,7 @@ func (f *fleet) list(o *operator.Operator) (map[protocol.Lane]operator.Status, [
 	byName, names := map[protocol.Lane]operator.Status{}, []protocol.Lane{}
 	for _, status := range list.Lanes {
 		require.Equal(f.t, pool, status.Pool)
-		require.Equal(f.t, wire.HashLane(status.Lane), status.Hash)
+		require.Equal(f.t, string(wire.HashLane(status.Lane)), status.Hash)
 		byName[status.Lane] = status
 		names = append(names, status.Lane)
 	}

@@ -21,8 +21,6 @@ import (
 var (
 	// ErrNoLane means that a lane has nothing in its pool.
 	ErrNoLane = operator.ErrNoLane
-	// ErrNoCall means that a lane does not have a call, or has its result already.
-	ErrNoCall = operator.ErrNoCall
 	// ErrNothingRuns means that no call of a lane runs, as far as its holder says.
 	ErrNothingRuns = operator.ErrNothingRuns
 )
