@@ -104,6 +104,10 @@ limits: ## Hold the limits of lanes while workers and the server are killed, CAL
 	go test ./internal/lane -run TestLimits_HoldWhileWorkersAreKilled -count=1 -timeout=6h -v -args -limited=$(CALLS)
 	go test ./internal/lane/core -run TestSimulation_LimitsHold -count=1 -timeout=6h -v -args -seeds=20000
 
+.PHONY: flood
+flood: ## Time a single call while CALLS calls of another tenant wait (such as 100000); needs a quiet machine
+	go test ./internal/lane -run TestTenant_ASingleCallBehindAFlood -count=1 -timeout=1h -v -args -flood=$(CALLS)
+
 .PHONY: escape
 escape: program ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user); abuse one, and time calls beside it
 	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./test/escapetest ./internal/sandbox/ns ./internal/sandbox/landlock

@@ -78,6 +78,8 @@ type counted struct {
 const (
 	// rulesFor is how long rules are used that were read.
 	rulesFor = 500 * time.Millisecond
+	// rulesPause is for how much longer, when they could not be read.
+	rulesPause = 5 * time.Second
 	// countFor is how long a count is used at least; countShare is what part of the time is spent
 	// with counting at most.
 	countFor   = 50 * time.Millisecond
@@ -100,8 +102,10 @@ func (a *admission) rules(ctx context.Context) *limits.Rules {
 	a.refresh.Lock()
 	defer a.refresh.Unlock()
 	if time.Since(a.read) >= rulesFor {
-		_ = a.watch.Load(ctx)
-		a.read = time.Now()
+		err := a.watch.Load(ctx)
+		if a.read = time.Now(); err != nil { // each try may take long
+			a.read = a.read.Add(rulesPause)
+		}
 	}
 	return a.watch.Rules()
 }

@@ -2,6 +2,7 @@ package lane_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
 	"sync"
@@ -76,6 +77,40 @@ func TestTenant_AFloodDelaysNobodyElse(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+var floodCalls = flag.Int("flood", 0, "waiting calls of TestTenant_ASingleCallBehindAFlood, which then checks times, too")
+
+// Law: a single call waits for the length of one running call and a moment, however many calls of
+// another tenant wait. Times are checked on request only: a busy machine makes them longer.
+func TestTenant_ASingleCallBehindAFlood(t *testing.T) {
+	t.Parallel()
+	const takes, moment, slots = 100 * time.Millisecond, 50 * time.Millisecond, 4
+	calls := max(*floodCalls, 1000)
+	f := newFleet(t)
+	p := f.publisher()
+	all := make([]*protocol.Call, calls)
+	for i := range all {
+		all[i] = newCall(protocol.SessionID(fmt.Sprint("s", i%100)), exclusive(fmt.Sprint("lane-big/", i%1000)))
+		all[i].Tenant = "big"
+	}
+	putAtOnce(t, p, all)
+	r := &ranBy{takes: takes}
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: slots})
+	require.Eventually(t, func() bool { return len(r.all()) > slots }, patience, time.Millisecond)
+	var waits []float64
+	for i := range 10 {
+		single := newCall("t", exclusive(fmt.Sprint("lane-small/", i)))
+		single.Tenant = "small"
+		before := len(r.all())
+		put(t, p, single)
+		waits = append(waits, f.await(p, single).QueueMS)
+		require.Less(t, len(r.all())-before, 8*slots, "calls before it")
+	}
+	t.Logf("%d calls wait; single calls wait for %.0f ms", calls, waits)
+	if *floodCalls > 0 {
+		require.LessOrEqual(t, slices.Max(waits), float64((takes + moment).Milliseconds()))
 	}
 }
 
