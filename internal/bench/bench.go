@@ -41,7 +41,7 @@ type Options struct {
 	Signer *signing.Signer
 	Keys   *signing.Keys
 	// Waiting is how many calls wait in one more lane when the workers start. They are run before
-	// the callers begin, beside calls of another lane.
+	// the callers begin, concurrently with calls of another lane.
 	Waiting int
 	// Rate is how many calls are begun a second at most; 0 is as many as go.
 	Rate int

@@ -31,7 +31,7 @@ type Exec struct {
 	Data string
 }
 
-// ExecBaseline is what a fleet that runs commands is measured beside, in the same run.
+// ExecBaseline is what a fleet that runs commands is compared with, in the same run.
 type ExecBaseline struct {
 	// PlainPerS is how often a process of this program starts a shell that does nothing and
 	// waits for it, without any sandbox, as many at a time as the fleet can run.

@@ -11,7 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Lanes beside those of the callers.
+// Lanes in addition to those of the callers.
 const (
 	slowKey  = "bench/slow"  // is kept busy with slow calls
 	deepKey  = "bench/deep"  // has many calls waiting when the workers start

@@ -134,7 +134,7 @@ func (o *Outside) Reserve(ctx context.Context) (places []string, free func() err
 	return r.places, r.free, nil
 }
 
-// reservation are the places of a repository that are reserved.
+// reservation are the reserved paths of a repository.
 type reservation struct {
 	gitDir string
 	lock   *flock.Flock // of the directory, held shared
@@ -185,7 +185,7 @@ func (r *reservation) reserve(ctx context.Context, o *Outside) error {
 	return nil
 }
 
-// standIn adds a place, and makes it if it is missing.
+// standIn adds a path, and makes a file or directory there if it is missing.
 func (r *reservation) standIn(name string, content []byte) error {
 	r.places, r.stand = append(r.places, name), append(r.stand, name)
 	at := filepath.Join(r.gitDir, name)
@@ -220,7 +220,7 @@ func (r *reservation) make(at string, content []byte) error {
 	return nil
 }
 
-// free removes what stands in the place of nothing, unless another process has reserved it.
+// free removes what was made at a missing path, unless another process has reserved it.
 func (r *reservation) free() error {
 	if last, err := r.lock.TryLock(); err != nil || !last {
 		return errors.Join(err, r.lock.Close())

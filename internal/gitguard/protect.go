@@ -139,14 +139,14 @@ func (p *collector) named(ctx context.Context, r *repository) error {
 	return nil
 }
 
-// add adds a place, unless it is elsewhere.
+// add adds a path, unless it is outside of the workspace.
 func (p *collector) add(path string) {
 	if name, here := p.inside(path); here && !slices.Contains(p.all, name) {
 		p.all = append(p.all, name)
 	}
 }
 
-// addMissing adds a place in which a file with that content stands if there is none.
+// addMissing adds a path where a file with that content is made if there is none.
 func (p *collector) addMissing(path, content string) {
 	p.add(path)
 	if name, here := p.inside(path); here {
@@ -173,7 +173,7 @@ func (p *collector) result() (Protection, error) {
 	return result, err
 }
 
-// linked reports whether a symbolic link is on the way to a place, or in it.
+// linked reports whether a path is, or leads through, a symbolic link.
 func (p *collector) linked(name string) bool {
 	for at := name; at != "."; at = filepath.Dir(at) {
 		if info, err := os.Lstat(filepath.Join(p.dir, at)); err == nil && info.Mode()&os.ModeSymlink != 0 {

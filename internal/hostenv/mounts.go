@@ -36,7 +36,7 @@ func ParseMount(text string) (isolation.Mount, error) {
 	return m, nil
 }
 
-// Limits of the host's places that sandboxes get.
+// Limits of the host's paths that sandboxes get.
 type Limits struct {
 	View View
 	// Home is the user's home directory, Workspace the directory that is worked on in place, and
@@ -45,7 +45,7 @@ type Limits struct {
 	Data            []string
 }
 
-// ofTheHost are places where the host's processes and devices can be reached.
+// ofTheHost are paths where the host's processes and devices can be reached.
 var ofTheHost = []string{"/proc", "/sys", "/dev", "/run", "/var/run"} //nolint:gochecknoglobals // a constant
 
 // Check refuses a mount that would let commands out of their sandbox, or that a sandbox cannot
@@ -135,7 +135,7 @@ func checkKinds(host string) error {
 	return err
 }
 
-// CheckAll parses and checks mounts, and refuses two in one place.
+// CheckAll parses and checks mounts, and refuses two at one path.
 func (l Limits) CheckAll(texts []string) ([]isolation.Mount, error) {
 	var mounts []isolation.Mount
 	for _, text := range texts {

@@ -55,7 +55,7 @@ func (v View) hides(path string) string {
 	return ""
 }
 
-// hides reports whether a place of the sandbox's own has no room for a path of the host.
+// hides reports whether a directory of the sandbox's own hides a path of the host.
 func hides(own, path string) bool {
 	return path == own || own != guestTemp && within(path, own)
 }

@@ -128,8 +128,8 @@ func (s *Server) leave(request *mcp.CallToolRequest) (after time.Duration, tell 
 
 func (s *Server) patience() time.Duration { return cmp.Or(s.options.Patience, DefaultPatience) }
 
-// orLater answers a call by what work returns, which follows it, or after some time by what tell
-// says. The call is stored by then, which its client may rely on.
+// orLater answers a call by the result of work, which follows it, or after some time by that of
+// tell. The call is stored by then, and its client may rely on that.
 func (s *Server) orLater(
 	ctx context.Context, call *protocol.Call, after time.Duration, tell func(context.Context, *protocol.Call) *mcp.CallToolResult,
 	stored <-chan struct{}, work func(context.Context) (*mcp.CallToolResult, error),
@@ -180,9 +180,9 @@ func whereLater(call protocol.CallID) string {
 	return "To wait for its result, read the path " + render.Handle(call, "", 0, 0) + " by the tool that reads files."
 }
 
-// await waits for the result of a call that goes on here, as long as a client does, before it is
-// read. What it returns is to be answered instead: that the call still goes on, or what the call
-// itself would have been answered with. nil is neither.
+// await waits, as long as the client does, for the result of a call that still runs here, before the
+// result is read. A non-nil outcome is the answer instead: that the call still runs, or what the
+// call itself would have returned.
 func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wire.ResultRead) (*loop.SingleOutcome, error) {
 	call := s.following.of(session, read.CallID)
 	if call == nil {

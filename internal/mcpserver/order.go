@@ -19,7 +19,7 @@ type order struct {
 	next  float64
 }
 
-// turn is the place of a call in its stream.
+// turn is the position of a call in its stream.
 type turn struct {
 	before <-chan struct{} // nil for one that nothing is before
 	done   chan struct{}

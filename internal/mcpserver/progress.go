@@ -72,7 +72,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 	return p, nil
 }
 
-// hear receives a piece of live output, if it is of the call.
+// hear receives a message of live output, and ignores that of other calls.
 func (p *progress) hear(message *nats.Msg) {
 	f, err := wire.DecodeFrame(message.Data)
 	if err != nil || f.CallID != p.call.ID || f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {
@@ -98,7 +98,7 @@ func (p *progress) state(u *loop.Update) {
 	}
 }
 
-// tell sends what is new, until the call has ended: its output came before its result.
+// tell sends new output until the call has ended. Output arrives before the result.
 func (p *progress) tell(ended <-chan struct{}, say func(said string, output bool)) {
 	ticker := time.NewTicker(pace)
 	defer ticker.Stop()

@@ -84,9 +84,9 @@ func (q *question) put() *mcp.CallToolResult {
 	}}}
 }
 
-// elicit puts what a call asks while it runs to the client's person. Where the client cannot do so
-// in the middle of a request, as since 2026-07-28, [Options].Ask may know somebody else; without it
-// the question is declined.
+// elicit passes the question of a running call to the client's person. If the client cannot ask in
+// the middle of a request, as since 2026-07-28, [Options].Ask gets the question; without it the
+// question is declined.
 func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call *protocol.Call, q *protocol.Question) {
 	asked := approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}
 	warn := func(err error) {

@@ -41,7 +41,7 @@ type Options struct {
 	Key []byte
 	// Session is the sandbox of every client; "" gives each client its own, see [Server.session].
 	Session protocol.SessionID
-	// Instructions tell models what the tools are about; "" says nothing.
+	// Instructions describe the tools to models; "" for none.
 	Instructions string
 	// Guard, Policy and MinLevel are those of [loop.SingleOptions].
 	Guard    protocol.Guard

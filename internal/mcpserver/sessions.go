@@ -55,7 +55,7 @@ func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// open answers a request of no session, which may make one. Its place is taken before.
+// open answers a request without a session, which may create one. It reserves the slot before.
 func (o *openSessions) open(w http.ResponseWriter, r *http.Request, owner string) {
 	place := "opening " + rand.Text()
 	if !o.makeRoom(r, owner, place) {
@@ -90,7 +90,7 @@ func (o *openSessions) use(owner, id string) (done func()) {
 	}
 }
 
-// makeRoom has place for another session, and takes it. It reports whether there is some.
+// makeRoom reserves a slot for another session. It reports whether there is one.
 func (o *openSessions) makeRoom(r *http.Request, owner, place string) bool {
 	oldest := ""
 	o.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Bounds of what has a place in a line, in columns.
+// Maximum widths of the sections of a line, in columns.
 const (
 	maxName   = 24
 	maxWorker = 40
@@ -97,7 +97,7 @@ func (v *View) callMoved(e *loop.Event) {
 			v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + fit(what, room))
 		}
 	case loop.EventToolQueued:
-		if c.waits != e.Text || e.Text != "" { // it was told before that it waits
+		if c.waits != e.Text || e.Text != "" { // an earlier event said that it waits
 			v.callWaits(c, e.Text, label)
 			return
 		}
@@ -114,7 +114,7 @@ func (v *View) callMoved(e *loop.Event) {
 			return
 		}
 		c.running, c.attempt, c.lost = e.Time, e.Attempt, time.Time{}
-		if e.Attempt > 1 { // what the first one writes may come before it is told of
+		if e.Attempt > 1 { // output of the first one may come before its event
 			c.output = tail{}
 		}
 		v.callRuns(e, label)
@@ -174,8 +174,8 @@ func (v *View) callEnded(e *loop.Event) {
 	v.resultBody(e, v.indent(label))
 }
 
-// resultHead shows in a line how a call ended. One that was not told before is told here, what it
-// is about.
+// resultHead shows in a line how a call ended. For a call without an earlier line, it also shows
+// what the call is about.
 func (v *View) resultHead(e *loop.Event, label, what string, head part) {
 	parts := []part{{bold, label}, {plain, " "}}
 	mark, outcome, _ := strings.Cut(head.text, " ")

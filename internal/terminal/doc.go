@@ -13,18 +13,18 @@
 //	[1.1 bash] ✓ ok · on w1, attempt 1 · ran 1.2 s
 //	           │ FAIL
 //
-// A [View] is told of everything as [loop.Event] values and keeps no more than
-// what its next line and its summary need. It is for reading only: the journal is
+// A [View] gets everything as [loop.Event] values and keeps only what its next
+// line and its summary need. It is for reading only: the journal is
 // the truth, and `--json` is for programs.
 //
 // # What is shown is never trusted
 //
 // Models, tools and the files they read may contain anything. Whatever comes from
 // them is made visible before it is written: escape sequences and other control
-// characters, marks that turn the direction of text, and what is not UTF-8. And
-// it has its place: only the view itself writes in the first column, the model's
-// text is indented, and what a tool returned stands behind a bar. So neither can
-// draw lines that look like the view's.
+// characters, marks that turn the direction of text, and what is not UTF-8. Only
+// the view itself writes in the first column; the model's text is indented, and
+// what a tool returned stands behind a bar. So neither can draw lines that look
+// like the view's.
 //
 // # What happens on failure
 //

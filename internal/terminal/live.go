@@ -111,8 +111,8 @@ func (v *View) Waits(what string) {
 	v.flush()
 }
 
-// Output shows a piece of what a running call writes. It may come late, not at all, or before the
-// call is told of: workers say it, and coordinators the rest.
+// Output shows a piece of a running call's output. It comes from the worker, the events of the call
+// from the coordinator: so it may come late, never, or before the first event.
 func (v *View) Output(id protocol.CallID, piece []byte) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -121,13 +121,13 @@ func (v *View) Output(id protocol.CallID, piece []byte) {
 		c = v.unknown(id)
 		v.early = append(v.early[max(0, len(v.early)-maxLiveCalls+1):], c) // the oldest of many is forgotten
 	}
-	if c.running.IsZero() { // its start was told before anybody watched
+	if c.running.IsZero() { // it started before the view was opened
 		c.running = v.now()
 	}
 	c.output.add(string(piece))
 }
 
-// unknown returns a call that was not told of, with what it has written, and forgets it.
+// unknown removes a call without an event so far, and returns it with its output.
 func (v *View) unknown(id protocol.CallID) *call {
 	i := slices.IndexFunc(v.early, func(c *call) bool { return c.id == id })
 	if i < 0 {
@@ -138,8 +138,8 @@ func (v *View) unknown(id protocol.CallID) *call {
 	return c
 }
 
-// Waiting tells of a call that has not begun: what it is about, and what it is behind, "" when that
-// is nothing of its session. about is "" for a call that has begun, or is not known.
+// Waiting describes a call that has not begun: what it is about, and which call of its session it
+// waits for, "" for none. about is "" for a call that has begun, or is not known.
 func (v *View) Waiting(id protocol.CallID) (about, behind string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -275,13 +275,13 @@ func (v *View) textNow(most int) []string {
 	return all
 }
 
-// spinner is one frame of what shows that something goes on.
+// spinner is one frame of the sign that something runs.
 func spinner(now time.Time) string {
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 	return string(frames[int(now.UnixMilli()/frameTime.Milliseconds())%len(frames)])
 }
 
-// elapsed is a time that still goes on, in whole seconds.
+// elapsed is the time since a start, in whole seconds.
 func elapsed(d time.Duration) string {
 	d = max(d, 0).Truncate(time.Second)
 	if d < time.Minute {

@@ -14,7 +14,7 @@ import (
 )
 
 // markdown shows a text of the model as its Markdown is meant. Every piece of it goes through
-// [flow], so it is as safe, and stands in the same place, as one that is shown as it was written.
+// [flow], so it is as safe, and in the same columns, as text that is shown as it was written.
 func (v *View) markdown(said string) {
 	said = strings.ToValidUTF8(said, "\uFFFD")
 	if strings.TrimSpace(said) == "" {

@@ -194,7 +194,7 @@ func diffParts(diff string) []part {
 	return all
 }
 
-// rest is the arguments beside those that were shown.
+// rest is the arguments other than those that were shown.
 func rest(args arguments, shown ...string) []part {
 	for _, name := range shown {
 		delete(args, name)

@@ -97,7 +97,7 @@ func prefixed(prefix, s string) string {
 }
 
 // exitOf says how a command ended that ran and did not succeed: "exit code 2", "ended by signal
-// KILL"; "" for all else. What a model is told of a result ends with that, in brackets.
+// KILL"; "" for all else. The text that a model reads of a result ends with that, in brackets.
 func exitOf(e *loop.Event) string {
 	if e.Status != string(protocol.StatusOK) {
 		return ""

@@ -11,7 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// What the lane engine asks of a worker, beside [Worker.Execute].
+// The methods that the lane engine needs, in addition to [Worker.Execute].
 var _ lane.Host = (*Worker)(nil)
 
 // CanRun implements [lane.Host]. A worker that is alone accepts every call, to refuse it.

@@ -94,7 +94,7 @@ func (s *servers) deny(to netip.AddrPort) bool {
 	return s.known[to] || s.ports[to.Port()]
 }
 
-// look finds the addresses anew.
+// look finds the addresses again.
 func (s *servers) look() {
 	ctx, cancel := context.WithTimeout(context.Background(), serversWait) //nolint:forbidigo // asked for by connections of their own life
 	defer cancel()

@@ -73,7 +73,7 @@ func (w *Worker) forward(ctx context.Context, p Published) {
 	}
 }
 
-// awaitServer tells when something listens in the sandbox.
+// awaitServer calls Listens when something listens in the sandbox.
 func (w *Worker) awaitServer(ctx context.Context, p Published) {
 	for pause.For(ctx, listenPeriod) {
 		if dialer := w.dialer(p); dialer != nil && dialer.Listens(p.Port) {

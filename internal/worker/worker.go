@@ -278,7 +278,7 @@ func (w *Worker) Info() wire.WorkerInfo {
 	}
 }
 
-// tell answers those who ask which workers there are, until stop is called.
+// tell answers requests for the list of workers, until stop is called.
 func (w *Worker) tell(ctx context.Context) (stop func()) {
 	asked, err := w.nc.Subscribe(wire.WhoSubject(w.options.Fleet, w.options.Pool), func(question *nats.Msg) {
 		info := w.Info()

@@ -103,36 +103,37 @@ type Spec struct {
 	// Scratch is an existing host directory for the home and temporary files of
 	// the sandbox; the sandbox may fill it, its owner removes it.
 	Scratch string
-	// Owned says that both directories are nobody else's and stay on their file system: a driver
-	// may give them to a project of the file system, to bound what they take up. What is in them
-	// can then not be moved in from elsewhere by rename(2), only copied. It is not for directories
-	// that are used in place.
+	// Owned says that both directories belong to the sandbox alone and stay on their file system. A
+	// driver may make them a project of the file system, to bound their size. Then rename(2) cannot
+	// move files into them from elsewhere. It is not for directories that are used in place.
 	Owned bool
 	// Env is the complete environment of commands, but for HOME and TMPDIR, which
 	// the driver sets when they are absent. Nothing is inherited.
 	Env map[string]string
 	// Mounts are further host directories and files that the sandbox sees.
 	Mounts []Mount
-	// Protect are places of the workspace, files or directories with all that is in them, that
-	// neither commands nor file operations change, make or move: relative paths, at most
-	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
-	// the first directory on the way that is missing (where it may not, the directory above is
-	// protected as a whole), and removes it when it is closed, if it is still empty. The
-	// directories that a place is in cannot be moved either, and nothing can be renamed between
-	// them and the rest of the workspace. Where a file is on the way to a place, that is protected.
-	// A place that is a symbolic link, or that one leads to, cannot be protected and is refused.
-	// Who changes the workspace from outside is not bound; what he has replaced is protected again
-	// before the next operation that begins while no other is under way. A driver that cannot
-	// enforce it (see [Caps].Protect) refuses with [sandbox.ErrUnsupported].
+	// Protect are paths of files or directories, with all that is in them, that neither commands
+	// nor file operations change, create or move. They are relative to the workspace, at most
+	// [MaxProtected].
+	//
+	// Instead of a missing path the sandbox makes an empty directory, there or at the first missing
+	// parent, and removes it at the end if it is still empty. If it may not make one, the directory
+	// above is protected as a whole. If a parent is a file, that file is protected. The parents of
+	// a path cannot be moved, and nothing can be renamed between them and the rest of the
+	// workspace. A path that is, or leads through, a symbolic link is refused.
+	//
+	// Programs outside of the sandbox can change the paths. What they replaced is protected again
+	// before the next operation that begins while no other runs. A driver that cannot enforce it
+	// (see [Caps].Protect) refuses with [sandbox.ErrUnsupported].
 	Protect []string
-	// Missing are the contents of files that stand in protected places that are missing, by the
-	// places in canonical form, instead of empty directories. A file that is there with just that
-	// content is taken for one that a sandbox has made, and is removed as well.
+	// Missing are the contents of files that the sandbox makes instead of empty directories, by
+	// missing protected paths in canonical form. An existing file with exactly that content counts
+	// as made by a sandbox, and is removed as well.
 	Missing map[string]string
-	// Copies are protected files, in canonical form, in whose place the sandbox has a symbolic link
-	// to a file that commands may change: a program that changes a file by renaming another over it
-	// follows a link, and cannot replace a mount. The caller puts the file at [CopyOf] before the
-	// sandbox is opened. A driver without [Caps].Copies refuses with [sandbox.ErrUnsupported].
+	// Copies are protected files, in canonical form, that the sandbox replaces by symbolic links to
+	// files that commands may change: a program that renames a new file over an old one follows a
+	// link, but cannot replace a mount. The caller writes the files at [CopyOf] before it opens the
+	// sandbox. A driver without [Caps].Copies refuses with [sandbox.ErrUnsupported].
 	Copies []string
 	// Network is what of the network commands reach; the zero value is nothing. A driver
 	// that isolates and cannot enforce it refuses with [sandbox.ErrUnsupported].
@@ -162,9 +163,9 @@ type Mount struct {
 	// Cache lets those change it as well, as they may change home and temporary files; it goes with
 	// Write.
 	Cache bool
-	// AsOwner has commands be the owner of the mount in it, where the worker is root and the file
-	// system can do that: otherwise they read what everybody may. A mount that they write to is
-	// always so, or refused.
+	// AsOwner has commands own the files of the mount, if the worker is root and the file system
+	// supports that. Otherwise they read what all users may read. A mount that they write to is
+	// always theirs, or refused.
 	AsOwner bool
 }
 

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of protected places.
+// Bounds of protected paths.
 const (
 	// MaxProtected is the most that a sandbox can have.
 	MaxProtected = 256
@@ -20,7 +20,7 @@ const (
 )
 
 // CleanProtected returns the canonical form of [Spec].Protect: clean, sorted, without what is
-// below another place. The error names a place that cannot be one and says what is allowed.
+// below another path. The error names an invalid path and says what is allowed.
 func CleanProtected(places []string) ([]string, error) {
 	if len(places) > MaxProtected {
 		return nil, fmt.Errorf("%d protected places: at most %d are possible", len(places), MaxProtected)
@@ -61,8 +61,8 @@ func checkPlace(place string) error {
 	return nil
 }
 
-// CopyOf is where the file is that a sandbox has in the place of one of [Spec].Copies, relative to
-// [Spec].Scratch. Commands may put anything there, or remove it.
+// CopyOf is the path of the file that replaces one of [Spec].Copies, relative to [Spec].Scratch.
+// Commands may change or remove it.
 func CopyOf(place string) string { return path.Join("home", CopyInHome(place)) }
 
 // CopyInHome is [CopyOf] relative to the home directory of the sandbox.

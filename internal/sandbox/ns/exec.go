@@ -140,8 +140,8 @@ func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 }
 
 // openFiles is the most that commands may have open. The kernel counts descriptors that are on
-// their way through sockets for each user, and lets nobody send one who may have fewer open: so
-// commands that have the worker's user may have fewer than the worker, which sends some with every
+// their way through sockets for each user, and refuses to send more than the sender's limit. So
+// commands with the worker's user may have fewer than the worker, which sends some with every
 // command.
 var openFiles = sync.OnceValue(func() uint64 { //nolint:gochecknoglobals // a constant
 	const more = 512 // twice what one message takes

@@ -18,15 +18,15 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// guard are the protected places of a workspace on the host, see [isolation.Spec].Protect. It knows
-// which files they are: what is put in their place from outside has no mount in the sandbox, which
-// is then restarted. It is not safe for concurrent use.
+// guard has the protected paths of a workspace on the host, see [isolation.Spec].Protect, and the
+// identities of the files there. A file that replaces one from outside has no mount in the sandbox,
+// which is then restarted. It is not safe for concurrent use.
 type guard struct {
 	dir    string
 	places []string          // as they were asked for, in canonical form
-	stand  map[string]string // what files are made of in places that are missing
+	stand  map[string]string // contents of files that are made at missing paths
 
-	protected []string // the places, or what stands for them
+	protected []string // the paths, or what is protected instead
 	pinned    []string // the directories that they are in
 	found     map[string]fs.FileInfo
 	made      map[string]fs.FileInfo // what was made, to be removed
@@ -42,7 +42,7 @@ func newGuard(dir string, spec *isolation.Spec) (*guard, error) {
 	return g, g.look()
 }
 
-// look finds the places, and makes those that are missing.
+// look finds the paths, and makes those that are missing.
 func (g *guard) look() error {
 	root, err := os.OpenRoot(g.dir)
 	if err != nil {
@@ -75,7 +75,7 @@ func (g *guard) look() error {
 	return nil
 }
 
-// find returns what stands for a place, and notes that and what is above it.
+// find returns what is protected for a path, and records its identity and those of its parents.
 func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) (string, error) {
 	parts := strings.Split(place, "/")
 	for i := range parts {
@@ -102,8 +102,8 @@ func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) 
 	return place, nil
 }
 
-// make makes what stands in the place of something that is missing: an empty directory, unless the
-// caller has said which file. Git does not see one, and no program takes it for its settings.
+// make makes what replaces a missing path: an empty directory, unless the caller has given the
+// content of a file. Git does not see one, and no program takes it for its settings.
 func (g *guard) make(root *os.Root, at string) (fs.FileInfo, error) {
 	if err := g.makeEntry(root, at); err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (g *guard) wire(places []string) []wire.Identity {
 	return all
 }
 
-// stale reports whether something else stands in a place than what was found there.
+// stale reports whether a path has another file or directory than the one that was found.
 func (g *guard) stale() bool {
 	if g == nil {
 		return false
@@ -192,7 +192,7 @@ func (g *guard) close() error {
 	return err
 }
 
-// removeMade removes what was made if it is as it was made. What else is there is somebody's.
+// removeMade removes what was made, unless it was changed or replaced since.
 func (g *guard) removeMade(root *os.Root, at string, made fs.FileInfo) error {
 	info, err := root.Lstat(at)
 	if err != nil || !os.SameFile(info, made) || !info.IsDir() && !g.left(root, at, info) {

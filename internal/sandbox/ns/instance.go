@@ -225,8 +225,8 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 
 // sending calls send, which sends a message. When ctx has ended and the first process does not take
 // it, that is killed after a moment: a part of a message cannot be taken back, and all that comes
-// behind it would wait. After an error it is known that the sandbox is gone, if it is: whoever
-// comes next gets another one.
+// behind it would wait. When sending returns an error and the sandbox is lost, that is recorded:
+// the next caller gets another sandbox.
 func (i *instance) sending(ctx context.Context, send func() error) error {
 	sent := make(chan struct{})
 	defer close(sent)
@@ -250,8 +250,8 @@ func (i *instance) sending(ctx context.Context, send func() error) error {
 	return err
 }
 
-// keep tells the first process until when the sandbox may run, now and whenever that moves. It ends
-// with the first process, or that with it.
+// keep sends the end of the lease to the first process, now and whenever it moves. It ends with the
+// first process; if it fails, the first process ends.
 func (i *instance) keep(end func() time.Time) {
 	if end == nil {
 		return
@@ -277,7 +277,7 @@ func (i *instance) wait() error {
 }
 
 // postMortem ends what is left of a sandbox that is lost, and says how its first process has ended,
-// as far as its parent can tell, and what was wrong with the connection.
+// as far as its parent knows, and what was wrong with the connection.
 func (i *instance) postMortem() string {
 	if err := i.close(); err != nil {
 		return err.Error()
@@ -356,8 +356,8 @@ func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*ins
 	return i, nil
 }
 
-// spareMemory is what the first process of a sandbox, and the kernel for it, may hold beside
-// the commands.
+// spareMemory is what the first process of a sandbox, and the kernel for it, may hold in addition
+// to the commands.
 const spareMemory = 16 << 20
 
 // limitKinds says by what limits are enforced.

@@ -116,7 +116,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
 	return caps, nil
 }
 
-// copies reports whether links can stand in the places of files: not every kernel mounts one.
+// copies reports whether links can replace files: not every kernel mounts one.
 func (d *Driver) copies(ctx context.Context, workspace, scratch string) bool {
 	const place = "probe.txt"
 	spec := isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protect: []string{place}, Copies: []string{place}}

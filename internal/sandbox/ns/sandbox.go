@@ -78,7 +78,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 	return nil
 }
 
-// link has links stand in the places of copies.
+// link makes the links of copies.
 func (s *Sandbox) link() {
 	for i, place := range s.config.Protected {
 		if slices.Contains(s.spec.Copies, place.Path) && s.guard.found[place.Path].Mode().IsRegular() {
@@ -294,7 +294,7 @@ func (s *Sandbox) Close() error {
 	return nil
 }
 
-// closeDirs lets go of the directories, once.
+// closeDirs closes the directories, once.
 func (s *Sandbox) closeDirs() error {
 	if s.released {
 		return nil

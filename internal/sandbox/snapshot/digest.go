@@ -121,9 +121,9 @@ func (n Node) contentDigest(ctx context.Context, bodies Bodies) (string, error) 
 	return d.sum(), nil
 }
 
-// Index remembers the content of files by what they were like when it was read or written, so that
-// those which have not changed since need not be read. It is of one directory; whoever loses it has
-// every file read again, and nothing else.
+// Index maps the files of one directory to the content and the stamp that they had when they were
+// read or written. Files with the same stamp need not be read again. Without it every file is read
+// again.
 type Index map[string]Known
 
 // Known is what is remembered of a file.
@@ -135,8 +135,8 @@ type Known struct {
 }
 
 // Stamp is what changes when a file is written to: its size, its times in nanoseconds since 1970,
-// and its number in the file system. Where the system does not tell the time of a file's last
-// change, nothing is remembered.
+// and its number in the file system. On systems that do not report the time of a file's last
+// change, the index stays empty.
 type Stamp struct {
 	Size   int64  `json:"size"`
 	Mod    int64  `json:"mod"`

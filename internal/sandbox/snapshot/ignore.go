@@ -192,7 +192,7 @@ func (i *Ignore) rulesIn(dir string) gitignore.Rules {
 	return rules
 }
 
-// maxNamed is how many paths are told by name.
+// maxNamed is how many paths are named.
 const maxNamed = 4
 
 // LeftOut says what was left out and not told before, as in ".env (secrets), a, b, c, d and 3 more
@@ -215,9 +215,9 @@ func (i *Ignore) LeftOut() string {
 	return strings.Join(told, ", ")
 }
 
-// guarded reports whether something at a path would change one of the places: it is one, or below
-// one, or leads elsewhere on the way to one. File systems differ in which names they take for the
-// same; whatever any of them may take for a place is it here.
+// guarded reports whether a file at a path would change one of the protected paths: it is one, or
+// below one, or a link on the way to one. File systems differ in which names they treat as the
+// same; a name that any of them may treat as protected is protected here.
 func guarded(places []string, name string, is protocol.FileType) bool {
 	return slices.ContainsFunc(places, func(place string) bool {
 		want, have := strings.Split(place, "/"), strings.Split(name, "/")
@@ -234,7 +234,7 @@ func guarded(places []string, name string, is protocol.FileType) bool {
 }
 
 // alike reports whether two names may be one: letters that differ in case only are the same for the
-// file systems of macOS and Windows, characters that nobody sees are nothing for some, and so are
+// file systems of macOS and Windows, invisible characters are nothing for some, and so are
 // dots and spaces at the end for others, which also know a file under a short name.
 func alike(a, b string) bool {
 	a, b = bare(a), bare(b)

@@ -63,9 +63,9 @@ type Options struct {
 	// Skip names paths that do not take part: they are neither written nor removed. A directory is
 	// skipped with all that is below it.
 	Skip func(path string, isDir bool) bool
-	// Protect are places that [Sync] leaves as they are, whatever the tree has there, with all
-	// that is below them: paths in the form of isolation.CleanProtected. What a file system may
-	// take for the same name, such as .GIT for .git, counts too.
+	// Protect are paths, in the form of isolation.CleanProtected, that [Sync] does not change, with
+	// all that is below them. Names that a file system may treat as the same, such as .GIT and
+	// .git, count as the same.
 	Protect []string
 }
 

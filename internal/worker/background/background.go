@@ -73,7 +73,7 @@ func (ps *Processes) living() int {
 	return n
 }
 
-// Command is what a process is told to run.
+// Command is the command of a process.
 type Command struct {
 	Handle string
 	// Text is what people call it.
@@ -85,15 +85,15 @@ type Command struct {
 	TTY bool
 	// Written gets all that the process writes. It is closed when the process has ended.
 	Written *spool.Spool
-	// Keep keeps all of that under an id, once the process has ended and if it is much; it is not
-	// told of a process that could not be started.
+	// Keep stores all of that under an id when the process has ended, if it is much. It is not
+	// called for a process that could not be started.
 	Keep func(*spool.Spool) (protocol.CallID, error)
-	// Live is told what the process writes, piece by piece and as it comes; it may be nil.
+	// Live gets the output of the process piece by piece; it may be nil.
 	Live func(stream sandbox.Stream, data []byte)
 }
 
-// Start runs a command in the background and waits for its end for a moment, so that
-// one that fails at once is told at once. What is returned is as Read returns it. The
+// Start runs a command in the background and waits a moment for its end, so that the caller
+// sees a command that fails at once. The result is as that of Read. The
 // error is a *[protocol.Error] or wraps [sandbox.ErrUnsupported] when the command cannot
 // be started, and a *[protocol.Error] when too many live.
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (wire.ProcessReadResult, error) {

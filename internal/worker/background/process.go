@@ -67,7 +67,7 @@ func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, l
 // returns under which id; "" when it is not kept.
 func (p *process) kept() (id protocol.CallID) {
 	if total := p.written.Total(sandbox.Stdout, sandbox.Stderr); total > plain.MaxShown && p.written.Err() == nil {
-		id, _ = p.keep(p.written) // which tells of its error
+		id, _ = p.keep(p.written) // which logs its error
 	}
 	_ = p.written.Close() // it is not read any more
 	return id

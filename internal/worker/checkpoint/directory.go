@@ -3,7 +3,7 @@
 //	Open ──► claim the journal, restore its last checkpoint into the directory
 //	call ends ──► Commit ──► changed files ──► journal of the workspace ──► result
 //	                 │ fails ──► Undo: the directory is restored, the call fails
-//	lane held again ──► Reclaim: nobody else has written the journal, nothing is restored
+//	lane held again ──► Reclaim: no other worker has written the journal, nothing is restored
 //
 // The journal of package workspace is authoritative; the directory is a copy of its last state,
 // with what running calls change. Calls that end at the same time share a commit. A checkpoint has

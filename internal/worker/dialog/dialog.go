@@ -117,8 +117,8 @@ func (d *dialog[H]) state(output json.RawMessage) wire.DialogState {
 	return wire.DialogState{Dialog: d.ID, Output: output, Idle: protocol.MillisOf(d.idle)}
 }
 
-// last is the state after the function has returned, and why it failed. That it returned
-// because it was told to end is no failure of its own.
+// last is the state after the function has returned, and why it failed. A function that returned
+// because its dialog ended has not failed.
 func (d *dialog[H]) last() (wire.DialogState, error) {
 	<-d.life.Done()
 	state, err := wire.DialogState{Dialog: d.ID, Output: d.output, Ending: d.ending}, d.err

@@ -8,9 +8,9 @@
 //
 // A dialog lives in the worker that opened it, and as long as one lives the worker keeps
 // the lane that it was opened in, although no call comes. So calls that continue it are
-// ordinary calls of that lane: they come here by the lane alone, in its order, and
-// whoever has the lane after a lost worker does not know the dialog, and says so. What
-// touches the dialog's resource meanwhile is ordered with it like any call.
+// ordinary calls of that lane, and come here in its order. After the loss of the worker, the
+// next holder of the lane does not know the dialog, and says so. Other calls that use the
+// dialog's resource are ordered with its calls.
 //
 // A dialog ends when its function returns, on request, after its idle time or its life,
 // with the lane, and when a call is stopped and the function does not answer within

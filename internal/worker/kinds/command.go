@@ -131,8 +131,8 @@ func limitKinds(words map[string]string) map[string]string {
 	return words
 }
 
-// exec runs a command and makes its value. A value beside an error is what it wrote until it was
-// stopped.
+// exec runs a command and makes its value. A value returned with an error has the output until the
+// command was stopped.
 func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, valueOf func(protocol.Execution) protocol.Value) (protocol.Value, error) {
 	h := a.host
 	r, written, err := h.spooled(ctx, s, cmd, a.Live)
@@ -145,7 +145,7 @@ func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, 
 	if execution.Truncated {
 		value = results.Partial{Value: value, Whole: results.Output(written)}
 	} else {
-		_ = written.Close() // nobody needs it
+		_ = written.Close() // it was not used
 	}
 	return value, endFault(&r, isolation.Tighten(h.Sandbox.Limits, cmd.Limits))
 }
@@ -271,7 +271,7 @@ func diskFault(r *sandbox.Result, limits sandbox.Limits) error {
 	return protocol.Errorf(protocol.CodeDiskLimit, "the command used up what its sandbox may have on disk%s; remove what is not needed, or write less", atMost(limits.Disk))
 }
 
-// atMost puts a limit in bytes beside what it bounds; nothing when there is none.
+// atMost writes a limit in bytes behind the name of what it bounds; "" without a limit.
 func atMost(limit int64) string {
 	if limit <= 0 {
 		return ""

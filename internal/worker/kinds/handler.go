@@ -22,8 +22,8 @@ import (
 // Handler executes payloads of a kind of the user's own. It runs in the worker's
 // process, not in a sandbox. arguments and the output are JSON values. An error
 // that is a *[protocol.Error] is the result's as it is; any
-// other is "tool_failed" with its text. When ctx ends, the call is over whatever the
-// handler returns; one that goes on then holds a slot, and what it does is not undone.
+// other is "tool_failed" with its text. When ctx ends, the call is over, whatever the
+// handler returns. A handler that does not return then holds a slot, and its effects stay.
 type Handler func(ctx context.Context, a *Attempt, arguments json.RawMessage) (json.RawMessage, error)
 
 // Handlers are what executes payloads of kinds of the user's own, each kind in one way.
@@ -168,7 +168,7 @@ func (f *Live) frame(kind wire.FrameKind, data []byte) {
 	if err != nil {
 		panic(fmt.Sprintf("encode frame: %v", err)) // strings and numbers always encode
 	}
-	// Lossy by contract: without a connection nobody listens.
+	// Frames may be lost by contract, so an error is ignored.
 	_ = f.host.NC.Publish(wire.OutputSubject(f.host.Fleet, f.run.Call.SessionID, f.run.Call.ID), body)
 }
 

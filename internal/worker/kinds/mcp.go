@@ -90,19 +90,19 @@ func (h *Host) serverVariable(name string) (string, error) {
 	return value, nil
 }
 
-// errNobody is why a question is declined that nobody takes on.
+// errNobody is why a question is declined if no client takes it on.
 var errNobody = errors.New("nobody who follows the call can be asked")
 
 // askPart is the part of a call's remaining time that a question may take. The rest is for what
 // becomes of the answer.
 const askPart = 2
 
-// tellTimeout bounds how long a call waits until the end of its question is told.
+// tellTimeout bounds how long a call waits until the end of its question is sent.
 const tellTimeout = time.Second
 
-// ask puts a question of a running call to whoever follows it, and waits for an answer that fits.
-// One that does not is refused with that error, and the question stays. The error says why there is
-// none.
+// ask sends a question of a running call to those who follow it, and waits for an answer that fits.
+// An answer that does not fit is refused with that error, and the question stays. The error says
+// why there is no answer.
 func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
 	body, err := wire.EncodeQuestion(q)
 	if err != nil {
@@ -133,7 +133,7 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 		select {
 		case message := <-answers:
 			answer, err := wire.DecodeAnswer(message.Data)
-			if err == nil { // else somebody only looks whether the question is put
+			if err == nil { // otherwise a client only checks that the question is open
 				unheard.Stop()
 			}
 			switch {
@@ -143,7 +143,7 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 				err = fits(&answer)
 			}
 			if err != nil {
-				_ = message.Respond([]byte(err.Error())) // whoever answered wrongly has gone or reads it
+				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it
 				continue
 			}
 			_ = message.Respond([]byte(wire.AnswerTaken)) // the answer counts in any case
@@ -159,8 +159,8 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 	}
 }
 
-// tellAnswered tells whoever follows a call what came of its question, without the content of the
-// answer, which may be a secret.
+// tellAnswered reports the answer to those who follow a call, without its content, which may be a
+// secret.
 func (h *Host) tellAnswered(call *protocol.Call, answered protocol.Answer) {
 	body, err := wire.EncodeAnswer(answered)
 	if err == nil {

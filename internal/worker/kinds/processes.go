@@ -19,8 +19,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// earlyEnd is how long the start of a background process waits for its end: one that
-// fails at once is told at once.
+// earlyEnd is how long the start of a background process waits for its end, so that the call
+// reports a process that fails at once.
 const earlyEnd = 150 * time.Millisecond
 
 // terminalType is what terminals of processes are called: programs may move the cursor there.

@@ -17,19 +17,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// searchPatience is how long a search goes on: after that it has an answer of what was
-// found, instead of none.
+// searchPatience is the longest time of a search. After it, the search returns what it has found.
 const searchPatience = 15 * time.Second
 
 // Bounds of the use of ripgrep.
 const (
 	ripgrepFiles = 300              // searched without it when there are no more
-	ripgrepWall  = 10 * time.Second // then the search goes on without it
+	ripgrepWall  = 10 * time.Second // then the search continues without it
 )
 
-// search finds matching lines. Where there are many files, ripgrep tells in the sandbox
-// which of them can have a match, and only those are read here: which files are
-// searched, and every line of the result, come from one place, with ripgrep and without.
+// search finds matching lines. If there are many files, ripgrep lists in the sandbox those that can
+// have a match, and only those are read here. The list of files and the lines of the result come
+// from the same code, with ripgrep and without.
 func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch) (protocol.Value, error) {
 	limit := p.Limit
 	p.Limit = 0

@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// toolsVar tells the command of a tool where the folder of tools is.
+	// toolsVar is the variable with the path of the folder of tools, for the command of a tool.
 	toolsVar = "TOOLFLEET_TOOLS"
 	// toolsPlace stands for that folder in the command.
 	toolsPlace = "{tools}"
 	// maxComplaint is how much of what a failed tool wrote goes into the error, in characters.
 	maxComplaint = 2000
-	// maxToolOutput is how much a tool may return, and may write of which all is kept, in bytes.
+	// maxToolOutput bounds what a tool may return, and the output that is stored whole, in bytes.
 	maxToolOutput = 512 << 10
 )
 
@@ -85,8 +85,8 @@ func (h *Host) ofTools(argv []string, env map[string]string) ([]string, map[stri
 	return argv, env, nil
 }
 
-// wholeOf is an execution with all that was written in the place of what was kept, where that is
-// not too much.
+// wholeOf returns an execution with its whole output instead of the shortened one, unless that is
+// too much.
 func wholeOf(e protocol.Execution, written *spool.Spool) protocol.Execution {
 	if !e.Truncated {
 		return e

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// Person is how somebody logs in.
+// Person is how a person logs in.
 type Person struct {
 	// ClientID is a client that the authorization server knows, or the URL of a document about one;
 	// without it, or when documents are not taken, one is registered. ClientSecret is its secret.
@@ -36,9 +36,8 @@ type Person struct {
 	Show func(page, back string)
 }
 
-// Ask has a person log in, keeps what that gives, and returns how many tools the server then tells
-// of, and where the login is renewed, which is "" when it cannot be. It waits for the person until
-// ctx ends.
+// Ask has a person log in and stores the login. It returns how many tools the server then has, and
+// where the login is renewed, "" if it cannot be. It waits for the person until ctx ends.
 func (l *Login) Ask(ctx context.Context, p Person) (tools int, renewedAt string, err error) {
 	if tools, err = l.ask(ctx, p); err != nil {
 		return 0, "", spoken(err)
@@ -132,13 +131,13 @@ func (l *Login) keep(ctx context.Context, c *oauth2.Config, token *oauth2.Token)
 	return l.write(r)
 }
 
-// count is how many tools a server tells of.
+// count is how many tools a server has.
 func count(ctx context.Context, transport mcp.Transport) (tools int, err error) {
 	session, err := mcp.NewClient(&mcp.Implementation{Name: "toolfleet", Version: "1"}, nil).Connect(ctx, transport, nil)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = session.Close() }() // a server that does not hear it forgets the session some day
+	defer func() { _ = session.Close() }() // if it fails, the server forgets the session later
 	if session.InitializeResult().Capabilities.Tools == nil {
 		return 0, nil
 	}

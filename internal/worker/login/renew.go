@@ -24,7 +24,7 @@ func authorityClient(transport http.RoundTripper) *http.Client {
 	}}
 }
 
-// token is the access token of now; nil when nobody has logged in. authority reaches authorization
+// token returns the current access token; nil without a login. authority reaches authorization
 // servers.
 func (l *Login) token(ctx context.Context, authority http.RoundTripper) (*oauth2.Token, error) {
 	r, err := l.read()
@@ -37,8 +37,8 @@ func (l *Login) token(ctx context.Context, authority http.RoundTripper) (*oauth2
 	return l.renewed(ctx, authority, r.Token)
 }
 
-// renewed replaces a token that has expired or is not accepted, unless somebody else has: of many
-// that want it at once, one asks.
+// renewed replaces a token that has expired or is not accepted. If several callers need it at the
+// same time, one of them requests it.
 func (l *Login) renewed(ctx context.Context, authority http.RoundTripper, old *oauth2.Token) (*oauth2.Token, error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -56,8 +56,7 @@ func (l *Login) renewed(ctx context.Context, authority http.RoundTripper, old *o
 	case r.Token.RefreshToken == "":
 		return nil, l.needed("its login has ended")
 	}
-	// The old refresh token may be spent by this: whoever gave up must not keep the new one from
-	// being written.
+	// This may use up the old refresh token, so the new one is written even if the caller gives up.
 	asking := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, authorityClient(authority))
 	config := oauth2.Config{
 		ClientID: r.ClientID, ClientSecret: r.ClientSecret, Endpoint: oauth2.Endpoint{TokenURL: r.TokenURL, AuthStyle: r.AuthStyle},

@@ -25,8 +25,8 @@ type Store struct {
 	Advice func(server string) string
 }
 
-// Login is what somebody's login at a server gave, if there was one. It is safe for concurrent use,
-// also by several processes.
+// Login is a person's login at a server, if there was one. It is safe for concurrent use, also by
+// several processes.
 type Login struct {
 	server, url string
 	file        string
@@ -52,11 +52,11 @@ type record struct {
 	TokenURL     string           `json:"token_url"`
 	AuthStyle    oauth2.AuthStyle `json:"auth_style"`
 	Token        *oauth2.Token    `json:"token"`
-	// Lacking are scopes for the lack of which calls were refused; logins ask for them, too.
+	// Lacking are scopes that refused calls needed; logins request them, too.
 	Lacking []string `json:"lacking,omitempty"`
 }
 
-// read returns the record; nil when nobody has logged in.
+// read returns the record; nil without a login.
 func (l *Login) read() (*record, error) {
 	data, err := os.ReadFile(l.file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -99,7 +99,7 @@ func (l *Login) write(r *record) error {
 // lockPeriod is how often a lock is tried that another one holds.
 const lockPeriod = 10 * time.Millisecond
 
-// lock waits until nobody else changes the login.
+// lock waits until no other caller or process changes the login.
 func (l *Login) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(l.file), 0o700); err != nil {
 		return nil, err

@@ -41,8 +41,8 @@ func File(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
 // whole reports whether all of the text of a file was read.
 func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && !v.Truncated }
 
-// file keeps the content of a file, of which the call's text is a link: a file that is
-// read again and again is kept once for each content that it had.
+// file stores the content of a file. A file that is read again and again is stored once for each
+// content that it had.
 func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
 	kept := &protocol.Kept{Lines: v.TotalLines}
 	name := wire.KeptFile(c.SessionID, v.SHA256)
@@ -108,7 +108,7 @@ func (b *base64Reader) Read(p []byte) (int, error) {
 
 // fileReader reads a file of a sandbox, and fails at its end when it was another.
 type fileReader struct {
-	ctx    context.Context //nolint:containedctx // a reader has no other way to be told of it
+	ctx    context.Context //nolint:containedctx // a reader gets it in no other way
 	fs     sandbox.FS
 	file   protocol.FilesReadResult
 	digest hash.Hash

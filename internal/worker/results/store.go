@@ -29,8 +29,8 @@ import (
 // Timeout bounds the storing of what does not fit into a result: it may be 128 MiB.
 const Timeout = 2 * time.Minute
 
-// Partial is a value of which a message carries less than there is, or a reader may be
-// shown less.
+// Partial is a value that is larger than what a message carries, or than what a reader may be
+// shown.
 type Partial struct {
 	protocol.Value
 
@@ -114,7 +114,7 @@ func Text(text []byte, kept *protocol.Kept) Func {
 	}
 }
 
-// Value stores a value, of which any section can be read.
+// Value stores a value; any section of it can be read.
 func Value(whole protocol.Value) Func {
 	return func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
 		body, err := wire.EncodeValue(whole)
@@ -160,8 +160,8 @@ const (
 	mostCarried = 5000
 )
 
-// List is a list of n entries, of which there are total, as a message carries it: first
-// returns the first of them. It is stored if that, or what a reader is shown, is not all.
+// List is a list with n of total entries, as a message carries it: first returns its first entries.
+// The list is stored if the message, or what a reader is shown, does not have all entries.
 func List[V protocol.Value](all V, n, total, limit int, first func(V, int) V) (protocol.Value, error) {
 	carried := maxCarried
 	if limit > 0 {

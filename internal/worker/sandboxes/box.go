@@ -47,7 +47,7 @@ type Box struct {
 	workspace   string
 	scratch     string
 	protect     []string              // paths that nothing changes
-	settings    *gitguard.Copies      // of git, of which the sandbox has copies; nil without any
+	settings    *gitguard.Copies      // copies of git's settings in the sandbox; nil for none
 	temporary   string                // removed when the sandbox is closed; "" for sandboxes of sessions
 	checkpoints *checkpoint.Directory // nil if the workspace is stored in the data directory only
 }
@@ -146,7 +146,7 @@ func (b *Box) Staging() (string, error) {
 	return os.MkdirTemp(at, "import-")
 }
 
-// Replace puts another directory in the place of an empty workspace. It closes the sandbox, and the
+// Replace replaces an empty workspace by another directory. It closes the sandbox, and the
 // next call opens it again. Once ctx has ended the workspace stays: it may be another worker's.
 func (b *Box) Replace(ctx context.Context, dir string) error {
 	b.mu.Lock()

@@ -169,7 +169,7 @@ func (s *Spool) read(at int, streams []sandbox.Stream) io.Reader {
 	return &reader{frames: bufio.NewReader(io.MultiReader(frames...)), streams: streams}
 }
 
-// Close lets go of the file.
+// Close closes the file.
 func (s *Spool) Close() error {
 	if s.file == nil {
 		return nil

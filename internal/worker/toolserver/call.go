@@ -94,11 +94,11 @@ func failureOf(value *protocol.MCPCallResult) string {
 	return "the tool failed, and did not say why"
 }
 
-// shown is what happens while a call runs, for whoever watches it.
+// shown has the progress and the logs of a running call, for those who follow it.
 type shown struct {
 	call   context.Context //nolint:containedctx // that of the call, for what its server asks
-	ask    AskFunc         // nil asks nobody
-	asking sync.Mutex      // held while somebody is asked
+	ask    AskFunc         // nil declines questions
+	asking sync.Mutex      // held while a person is asked
 
 	mu    sync.Mutex
 	to    func(string) // nil after the call

@@ -7,9 +7,9 @@
 //
 // A server lives in one sandbox, with its state, until it has had no call for a while, its sandbox
 // is closed, or it ends by itself; while one lives the worker keeps the lane, as for background
-// processes. One that has died is started again by the next call, later and later if it goes on
-// dying. What calls may overlap is the matter of their resource keys, not of this package.
+// processes. One that has died is started again by the next call, with growing delays if it dies
+// again and again. What calls may overlap is the matter of their resource keys, not of this package.
 //
-// A call that is stopped is told to the server, which is ended after a moment unless the tool only
-// reads: nobody knows whether it listens, and what goes on would change things behind its result.
+// When a call is stopped, the server is notified, and ended after a moment unless the tool only
+// reads: it might ignore the notification, and change files after the call's result.
 package toolserver

@@ -28,8 +28,8 @@ func (l *live) elicited(ctx context.Context, r *mcp.ElicitRequest) (*mcp.ElicitR
 	return &mcp.ElicitResult{Action: string(protocol.ActionDecline)}, nil
 }
 
-// ask asks whoever follows the call that runs. A server does not say for which call it asks, so
-// there must be one.
+// ask passes a question to those who follow the running call. A server does not say for which call
+// it asks, so exactly one must run.
 func (l *live) ask(ctx context.Context, params *mcp.ElicitParams) (*mcp.ElicitResult, error) {
 	var one *shown
 	l.mu.Lock()

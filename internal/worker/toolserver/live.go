@@ -303,7 +303,7 @@ func (m *messages) write(data []byte) {
 		}
 		line := m.line[:end+1]
 		if m.line = m.line[end+1:]; bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("{")) {
-			_, _ = m.to.Write(append(adapted(bytes.TrimSpace(line)), '\n')) // fails when nobody reads any more
+			_, _ = m.to.Write(append(adapted(bytes.TrimSpace(line)), '\n')) // fails when the session has ended
 		} else {
 			m.rest(line)
 		}
@@ -317,8 +317,8 @@ func (m *messages) write(data []byte) {
 // maxSaid is how much of a server's complaints goes into an error, in bytes.
 const maxSaid = 2000
 
-// Resolved puts variables of this process in their places. The error of variable says why one is
-// not to be had.
+// Resolved replaces references to variables by their values. The error of variable says why one
+// cannot be used.
 func Resolved(spec protocol.MCPServer, variable func(string) (string, error)) (protocol.MCPServer, error) {
 	var faults []error
 	fill := func(field, text string) string {

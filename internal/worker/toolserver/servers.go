@@ -23,7 +23,7 @@ import (
 const (
 	// MaxServers is how many servers may live in a sandbox.
 	MaxServers = 32
-	// maxTools is how many tools of a server are told of.
+	// maxTools is the maximum number of a server's tools.
 	maxTools = 1000
 	// startTimeout bounds the start of a server: some install themselves first.
 	startTimeout = 2 * time.Minute
@@ -52,11 +52,11 @@ type Surroundings struct {
 	// overlap, and none comes after the call has returned; nil shows nothing.
 	Show func(text string)
 	// Ask puts a question of a call that runs to a person, and returns an answer that fits, which
-	// may complete it. It ends with ctx; the error says why nobody answered. nil asks nobody.
+	// may complete it. It ends with ctx; the error says why there is no answer. nil declines.
 	Ask AskFunc
 }
 
-// AskFunc is [Place].Ask.
+// AskFunc is the type of [Surroundings].Ask.
 type AskFunc = func(ctx context.Context, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error)
 
 // Servers are the servers of one sandbox. It is safe for concurrent use.
@@ -99,7 +99,7 @@ func (s *Servers) Living() int {
 	return n
 }
 
-// End ends all servers; later calls start them anew.
+// End ends all servers; later calls start them again.
 func (s *Servers) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +136,8 @@ func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPSe
 }
 
 // Call calls a tool. again says that a call during which the server dies may be made again. A value
-// beside an error is what the tool said of its failure. Errors are as those of [Servers.List], with
-// outcome_unknown for a server that died.
+// returned with an error is what the tool said of its failure. Errors are as those of
+// [Servers.List], with outcome_unknown for a server that died.
 func (s *Servers) Call(ctx context.Context, at Surroundings, p protocol.MCPCall, again bool) (value *protocol.MCPCallResult, err error) {
 	err = s.with(ctx, at, p.Server, manner{again: again, harmless: p.ReadOnly}, func(l *live) error {
 		show := newShown(ctx, at)
@@ -157,7 +157,7 @@ func (s *Servers) Call(ctx context.Context, at Surroundings, p protocol.MCPCall,
 // manner is what may be done about a request that did not come to its end.
 type manner struct {
 	again    bool // it may be made again
-	harmless bool // it may go on when nobody waits for it
+	harmless bool // it may continue after its call was stopped
 }
 
 // with has a server that lives do something, and sees what became of it.

@@ -165,8 +165,8 @@ func (p *Location) enable(dir string) error {
 	return nil
 }
 
-// moveAway moves this process into a group below its own; in a container everybody, for there
-// the group is theirs together.
+// moveAway moves this process into a group below its own; in a container all processes, because
+// they share the group.
 func (p *Location) moveAway() error {
 	leaf := filepath.Join(p.Own, workerName)
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as all groups

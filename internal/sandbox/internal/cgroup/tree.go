@@ -127,8 +127,8 @@ func control(dir string, controllers []string) error {
 	return put(dir, "cgroup.subtree_control", strings.Join(missing, " "))
 }
 
-// removeStale removes the groups of processes that are gone. What cannot be removed is left:
-// somebody else does it, or the next one.
+// removeStale removes the groups of processes that are gone. What it cannot remove, another worker
+// or the next start removes.
 func removeStale(dir string) {
 	found, _ := filepath.Glob(filepath.Join(dir, prefix+"*")) // the pattern is right
 	for _, path := range found {

@@ -1,4 +1,4 @@
-// Package gitignore tells which names the rules of ignore files exclude, with the meaning that Git
+// Package gitignore decides which names the rules of ignore files exclude, with the meaning that Git
 // gives them (gitignore(5)).
 package gitignore
 

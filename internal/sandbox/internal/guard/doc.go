@@ -8,7 +8,7 @@
 // It is a stage of the program of package initd: one that starts fast.
 package guard
 
-// StatusFD is the descriptor on which what a driver starts instead of a command tells why it could
-// not become the command: the number of the error of exec, or a text when it could not get that
-// far. It says nothing and closes it (on exec) when all is well.
+// StatusFD is the descriptor on which a driver's stage reports why it could not become the command:
+// the number of the error of exec, or a text if it failed before. If all is well, it is closed by
+// exec without a report.
 const StatusFD = 3

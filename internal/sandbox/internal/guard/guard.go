@@ -50,9 +50,8 @@ type Begun struct {
 }
 
 // guard is the parent of one command, and adopts what loses its parent. So its descendants are the
-// command's processes, whatever they do, and when it has no child there is none. It kills them when
-// the command has ended, when it is told to, when the worker is gone, and when the worker's lease
-// has ended.
+// command's processes, whatever they do; without a child there are none. It kills them when the
+// command has ended, on request, when the worker is gone, and when the worker's lease has ended.
 type guard struct {
 	conn  *wire.Conn
 	lease *start.Watchdog

@@ -72,11 +72,11 @@ func SettingsOf(config wire.Config) []string {
 // Devices are the device files of a sandbox.
 var Devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nolint:gochecknoglobals // a constant
 
-// rootPlace is where the new root is mounted while it is built: it covers what nobody has a
-// directory for sandboxes in.
+// rootPlace is where the new root is mounted while it is built: no directory of a sandbox is below
+// it.
 const rootPlace = "/proc"
 
-// Pressure is where the kernel tells how busy the host is, if it does, and lets everybody ask to be
+// Pressure is where the kernel may report how busy the host is, and lets any process request to be
 // woken for that. Such requests are the host's, and each of them takes so long to end that a
 // process with thousands of them outlives its kill by minutes.
 const Pressure = "/proc/pressure"

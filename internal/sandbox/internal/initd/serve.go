@@ -23,7 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Bounds of what goes on in a sandbox at once. The first process must never need a thread
+// Bounds of what runs in a sandbox at once. The first process must never need a thread
 // more than it has: when commands have used up the processes of the sandbox, it would not get
 // it, and end.
 const (
@@ -46,7 +46,7 @@ type server struct {
 	readersErr error
 
 	calls    chan fileCall // file operations that wait
-	messages chan struct{} // a place for each other message that is dealt with
+	messages chan struct{} // full while the maximum of other messages is handled
 	busy     atomic.Int64  // how many of both there are
 }
 
@@ -247,12 +247,12 @@ func startThreads() {
 // sandbox.
 func outOfReach() error { return confine.Untouchable(max(1, lastPID())) }
 
-// ExitLease is with what the first process ends when the worker's lease has: the kernel kills
-// everybody else.
+// ExitLease is the exit code of the first process when the worker's lease has ended. The kernel then
+// kills all others.
 const ExitLease = 3
 
-// take deals with a request: here and now when nothing else goes on and it takes no time, for then
-// nobody can be kept waiting, and no other thread has to be woken; otherwise beside others.
+// take handles a request: at once if no other runs and it takes no time, so that no other thread has
+// to be woken; otherwise concurrently with others.
 func (s *server) take(m *wire.Message) {
 	if m.Kind == wire.KindFiles {
 		s.takeFiles(m)
@@ -273,7 +273,7 @@ func (s *server) take(m *wire.Message) {
 	}()
 }
 
-// idle reports whether nothing goes on. What begins later begins in take.
+// idle reports whether nothing runs. Only take starts something.
 func (s *server) idle() bool { return s.busy.Load() == 0 && s.commands.none() }
 
 // fileCall is a file operation that waits.

@@ -87,9 +87,8 @@ func (t *commands) stop(c *command, why sandbox.Reason) {
 	t.send(c, syscall.SIGKILL)
 }
 
-// memory is how much the processes of a sandbox hold together, with the shared memory that they
-// have let go, if those of c hold more than those of any other command: that is who has to end.
-// Otherwise it is how much those of c hold.
+// memory is the memory of all processes of a sandbox, with shared memory that they no longer map, if
+// c has more than any other command: then c has to end. Otherwise it is the memory of c.
 func (t *commands) memory(c *command) uint64 {
 	t.mu.Lock()
 	members := t.allMembers(c)
@@ -108,8 +107,8 @@ func (t *commands) memory(c *command) uint64 {
 	return mine
 }
 
-// held is what processes hold that is theirs: pages of programs and files are everybody's. The
-// tables of what they have mapped count, which take far more than memory that is only read.
+// held is the memory of processes without pages of programs and files, which all share. Page tables
+// count: those of large mappings that are only read take far more than the memory.
 func held(pids []int) uint64 {
 	var total uint64
 	shared := map[int]uint64{}

@@ -100,8 +100,8 @@ func programs() []string {
 	return []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/opt"}
 }
 
-// settings are what programs need of /etc, and what tells nothing that the network would
-// not tell.
+// settings are the files of /etc that programs need, and that show nothing that the network would
+// not show.
 func settings() []string {
 	return append(slices.Clone(initd.Settings), "passwd", "group", "hosts", "host.conf")
 }

@@ -60,7 +60,7 @@ func (s *Dir) fill() error {
 	return nil
 }
 
-// LinkTemp makes a symbolic link among the temporary files, in the place of what has that name.
+// LinkTemp makes a symbolic link among the temporary files, and replaces what has that name.
 func (s *Dir) LinkTemp(name, target string) error {
 	at := filepath.Join(TempName, name)
 	if leads, err := s.root.Readlink(at); err == nil && leads == target {
@@ -79,7 +79,7 @@ func (s *Dir) LinkTemp(name, target string) error {
 	return s.root.Symlink(target, at)
 }
 
-// Empty removes everything in home and tmp, and everything beside them.
+// Empty removes everything in home and tmp, and everything next to them.
 func (s *Dir) Empty() error {
 	err := s.emptyDir(".", func(name string) bool {
 		info, err := s.root.Lstat(name)
