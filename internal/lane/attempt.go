@@ -265,6 +265,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 		return false
 	}
 	l.holder.host.OnSettled(l.ctx, e.Call, r)
+	l.holder.awaited.look(protocol.CallRef{SessionID: r.SessionID, ID: r.CallID})
 	l.dropPayload(e)
 	l.unmark(e)
 	return true

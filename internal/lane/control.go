@@ -184,7 +184,7 @@ type HeldLane struct {
 	HeldMS  int64         `json:"held_ms"`
 	Paused  bool          `json:"paused"`
 	Running []RunningCall `json:"running"`
-	// WaitsFor is the limit or the slot that the lane's next call waits for; "" is none.
+	// WaitsFor is the limit, the slot or the call that the lane's next call waits for; "" is none.
 	WaitsFor string `json:"waits_for,omitempty"`
 }
 
@@ -267,6 +267,9 @@ func (l *heldLane) describe() HeldLane {
 	tells := HeldLane{
 		Lane: l.lane, Epoch: l.claim.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
 		Paused: l.control.paused.Load(), Running: []RunningCall{}, WaitsFor: l.limit.describe(),
+	}
+	if text := l.awaits.Load(); tells.WaitsFor == "" && text != nil {
+		tells.WaitsFor = *text
 	}
 	if tells.WaitsFor == "" && l.slotless.Load() {
 		tells.WaitsFor = fmt.Sprintf("a slot: worker %s has %d", l.holder.options.Worker, l.holder.options.Slots)

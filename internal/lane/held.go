@@ -31,9 +31,11 @@ type heldLane struct {
 	usage    usage
 	limit    laneLimit
 	waits    core.WaitClock
-	flow     wire.Flow   // of the ready message
-	unmet    *Need       // requirements of a call that this worker cannot run; nil if it can run all
-	slotless atomic.Bool // the next call waits for a slot
+	after    laneAfter
+	awaits   atomic.Pointer[string] // which call the lane waits for
+	flow     wire.Flow              // of the ready message
+	unmet    *Need                  // requirements of a call that this worker cannot run; nil if it can run all
+	slotless atomic.Bool            // the next call waits for a slot
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
 	retryAt time.Time
 }
@@ -82,6 +84,7 @@ func (l *heldLane) serve() (left bool) {
 	defer l.cancel(nil)
 	defer l.mail.close()
 	defer l.returnSlots()
+	defer l.holder.awaited.drop(l)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	l.decodeReady()
@@ -130,6 +133,7 @@ func (l *heldLane) work() (time.Duration, error) {
 	if l.usage.served > 0 && l.isIdle() && !l.mail.listens() && l.lingerFor() == 0 {
 		return nothingToDo, nil // the last look of the release finds what came meanwhile
 	}
+	l.applyEnded()
 	if l.applyCancels(); l.mail.isDeep() && !l.control.queried.Load() {
 		l.start() // before the long read
 	}
@@ -141,7 +145,7 @@ func (l *heldLane) work() (time.Duration, error) {
 	case l.slots.used > 0 || l.slots.wanting || l.schedule.Len() > 0 && l.slots.isYielding(time.Now()):
 		return l.waitBusy(), nil
 	case l.isStopping():
-	case !l.schedule.RetryAt().IsZero():
+	case !l.schedule.RetryAt().IsZero() || l.schedule.Awaiting() != nil:
 		return l.waitBusy(), nil
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
@@ -158,6 +162,7 @@ func (l *heldLane) isIdle() bool {
 // start starts the calls that may run, and notes what the others wait for.
 func (l *heldLane) start() {
 	l.startCalls()
+	l.noteAwaiting()
 	now, wait := time.Now(), core.WaitsForNothing
 	switch {
 	case l.schedule.Len() <= l.slots.used:
@@ -422,7 +427,7 @@ func (l *heldLane) yields() bool {
 		l.slots.turnBegan = now.Add(-quantum * 3 / 4) // check again soon
 		return false
 	}
-	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() && l.schedule.RetryAt().IsZero() {
+	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() && l.schedule.RetryAt().IsZero() && l.schedule.Awaiting() == nil {
 		l.stop()
 	} else {
 		l.slots.turnBegan = now.Add(yieldFor)

@@ -37,6 +37,7 @@ type Holder struct {
 	retryLog retryLog
 	limits   *limits.Watch
 	tickets  *tickets
+	awaited  *awaited
 	inLine   atomic.Bool // a ready message that was delivered waits for a slot
 	streams  *natsio.Streams
 	backlog  backlog
@@ -77,7 +78,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.slots = newSlots(o.Slots, func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) })
-	h.tickets = newTickets(h)
+	h.tickets, h.awaited = newTickets(h), newAwaited(h)
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers.replace = h.replaceReady
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
@@ -132,6 +133,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	group.Go(func() error { h.monitor(beside); return nil })
 	group.Go(func() error { h.limits.Run(beside); return nil })
 	group.Go(func() error { h.removeSpent(beside); return nil })
+	group.Go(func() error { h.awaited.run(beside); return nil })
 	group.Go(func() error { h.removeMarks(beside); return nil })
 	group.Go(func() error { h.reaper.run(ctx); return nil })
 	for ctx.Err() == nil {

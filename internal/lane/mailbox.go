@@ -58,7 +58,7 @@ func (l *heldLane) readMailbox() error {
 }
 
 func (l *heldLane) isFull() bool {
-	return l.schedule.Len() >= window || l.schedule.Bytes() >= windowBytes
+	return l.schedule.Len() >= window && !l.schedule.Stuck() || l.schedule.Bytes() >= windowBytes
 }
 
 // openLane finds out, once, what was stored before the claim: whether the ready message is there,
@@ -187,6 +187,7 @@ func (l *heldLane) enqueue(e *core.Entry) bool {
 	e.MayHaveStarted = !l.mail.caughtUp && l.claim.Interrupted
 	e.MayBeOld = l.mail.snapshot.MayBeOld(e.Seq)
 	l.noteDue(e)
+	l.holder.awaited.add(l, e.Missing)
 	return true
 }
 

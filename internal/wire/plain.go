@@ -28,7 +28,7 @@ type plain struct {
 // nothing is plain.
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
-		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline Again Payload"
+		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After Again Payload"
 	plainResult = "CallID SessionID Status Error WorkerID Attempt Tries Level QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
 )
 
@@ -48,7 +48,7 @@ func fieldsOf[T any]() string {
 
 // callFieldsOf visits the fields of a call but for its payload.
 func (p *plain) callFieldsOf(c *protocol.Call) {
-	p.differs = p.differs || !knowsCalls || len(c.Roots) > 0 || c.Retry != nil
+	p.differs = p.differs || !knowsCalls || len(c.Roots) > 0 || c.Retry != nil || len(c.After) > 0
 	p.text("id", (*string)(&c.ID), always)
 	p.text("session_id", (*string)(&c.SessionID), always)
 	p.text("tool_call_id", &c.ToolCallID, ifSet)

@@ -62,6 +62,12 @@ type Call struct {
 	NotBefore time.Time
 	// Deadline is when the result is of no more use; zero means never.
 	Deadline time.Time
+	// After are calls that must have ended with status ok before this one starts, up to
+	// [protocol.MaxAfter], in any lane and session of pools on the same servers; see [Future.Ref].
+	// A call that waits keeps no worker busy. If one of them ends otherwise, or has not ended when
+	// the time of this call is over (QueueTimeout, Deadline, else [protocol.DefaultAfterTimeout]),
+	// this call is rejected with [protocol.CodeAfterUnmet].
+	After []protocol.CallRef
 	// Tenant is for whom the call runs: tenants share the slots of workers. Priority orders the
 	// calls of a tenant.
 	Tenant   protocol.Tenant
@@ -160,7 +166,7 @@ func (call *Call) set(planned *protocol.Call) {
 	planned.RunTimeout = cmp.Or(protocol.MillisOf(call.Timeout), planned.RunTimeout)
 	planned.QueueTimeout = protocol.MillisOf(call.QueueTimeout)
 	planned.NotBefore, planned.Deadline = call.NotBefore, call.Deadline
-	planned.Tenant, planned.Priority = call.Tenant, call.Priority
+	planned.Tenant, planned.Priority, planned.After = call.Tenant, call.Priority, call.After
 }
 
 // planned is a call that was planned and judged.

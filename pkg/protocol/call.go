@@ -14,6 +14,10 @@ const (
 	defaultMaxAttempts = 5
 	// DefaultRunTimeout bounds one attempt of a call that names no run timeout.
 	DefaultRunTimeout = 2 * time.Minute
+	// MaxAfter bounds the calls that a call waits for.
+	MaxAfter = 64
+	// DefaultAfterTimeout bounds how long a call waits for others that names no time itself.
+	DefaultAfterTimeout = 24 * time.Hour
 	// MaxUses bounds the resource list of a call.
 	MaxUses = 64
 	// MaxDelay bounds how long a call may wait for its time.
@@ -105,6 +109,12 @@ type Call struct {
 	// Deadline is when the result is of no more use; zero is never.
 	Deadline time.Time `json:"deadline,omitzero"`
 
+	// After are calls, up to [MaxAfter], that must have ended with status ok before this one
+	// starts; it occupies no slot while it waits. If one of them ends otherwise, or has not ended
+	// when the time of this call is over (QueueTimeout, Deadline, else [DefaultAfterTimeout]), this
+	// one is rejected with after_unmet.
+	After []CallRef `json:"after,omitempty"`
+
 	// Again says that the call may have been enqueued before, by an earlier life
 	// of its coordinator or because an acknowledgement was lost: whoever takes
 	// it looks for a stored result first.
@@ -167,6 +177,14 @@ func (c *Call) LifeTime() time.Duration {
 	return max(left, time.Millisecond)
 }
 
+// MaxQueue is the longest time from acceptance to the first start; 0 is no bound.
+func (c *Call) MaxQueue() time.Duration {
+	if c.QueueTimeout == 0 && c.Deadline.IsZero() && len(c.After) > 0 {
+		return DefaultAfterTimeout
+	}
+	return c.QueueTimeout.Duration()
+}
+
 // Expired reports whether the call's result is of no more use, at an age since it entered its lane.
 func (c *Call) Expired(age time.Duration) bool {
 	left, bounded := c.Left()
@@ -215,10 +233,26 @@ func (c *Call) Validate() error {
 	if left, bounded := c.Left(); bounded && left <= 0 && c.Delay() > 0 {
 		fault(fmt.Errorf("not_before %s: must be before deadline %s", c.NotBefore.Format(time.RFC3339), c.Deadline.Format(time.RFC3339)))
 	}
+	fault(c.validateAfter())
 	if c.Payload == nil {
 		fault(errors.New("payload: missing"))
 	}
 	return errors.Join(faults...)
+}
+
+func (c *Call) validateAfter() error {
+	if len(c.After) > MaxAfter {
+		return fmt.Errorf("after: %d calls, must be at most %d", len(c.After), MaxAfter)
+	}
+	for i, ref := range c.After {
+		if _, err := ParseCallRef(ref.String()); err != nil {
+			return fmt.Errorf("after[%d]: %w", i, err)
+		}
+		if ref == (CallRef{c.SessionID, c.ID}) {
+			return fmt.Errorf("after[%d]: %s is the call itself", i, ref)
+		}
+	}
+	return nil
 }
 
 func (c *Call) validateResources() error {

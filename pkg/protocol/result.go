@@ -53,6 +53,7 @@ const (
 	CodeRunTimeout   Code = "run_timeout"
 	CodeDeadline     Code = "deadline_exceeded"
 	CodeQueueTimeout Code = "queue_timeout"
+	CodeAfterUnmet   Code = "after_unmet"
 	CodeDiskLimit    Code = "disk_limit"
 	CodeOOM          Code = "out_of_memory"
 	CodeCancelled    Code = "cancelled"

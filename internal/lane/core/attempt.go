@@ -99,7 +99,10 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 			len(e.Tries), last.Error)
 	case last != nil:
 		return nil
-	case e.MayHaveRun() && e.Call.Expired(age):
+	case e.unmetError(age) != nil:
+		r := wire.NewResult(e.Call, protocol.StatusRejected, e.unmetError(age))
+		return &r
+	case e.MayHaveRun() && (e.Call.Expired(age) || len(e.Missing) > 0 && age >= e.Call.MaxQueue()):
 		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
 			"the call's deadline passed, and it is not started again; a worker that was lost may have started it")
 	case e.Call.Expired(age):
@@ -162,7 +165,7 @@ func (e *Entry) outcomeUnknown() *protocol.Result {
 // DueAfter is the age at which a waiting call has to be answered; ok is false if it may wait for
 // ever.
 func (e *Entry) DueAfter() (age time.Duration, ok bool) {
-	if age = e.Call.QueueTimeout.Duration(); age > 0 && !e.MayHaveRun() && e.Failed == nil {
+	if age = e.Call.MaxQueue(); age > 0 && (!e.MayHaveRun() || len(e.Missing) > 0) && e.Failed == nil {
 		ok = true
 	}
 	if left, bounded := e.Call.Left(); bounded {

@@ -58,6 +58,7 @@ type Progress struct {
 	Cancelled bool // a cancel request was read
 	Reserved  bool // a token of the lane's rate is reserved for it, see [Limit]
 	Waits
+	Awaits
 	// Unsettled says that the call certainly had no result when it started here. The goroutine that
 	// runs the call sets it.
 	Unsettled atomic.Bool
@@ -84,12 +85,15 @@ type Waits struct {
 }
 
 // Schedule decides which calls of a lane may run. It has the unfinished entries in sequence order;
-// an entry may start when it conflicts with no earlier one. So conflicting calls run in order, and
-// a call waits only for calls that it conflicts with. It is not safe for concurrent use.
+// an entry may start when it conflicts with no earlier one, and waits for no other call. So
+// conflicting calls run in order, and a call waits only for calls that it conflicts with, or names.
+// It is not safe for concurrent use.
 type Schedule struct {
 	entries []*Entry
 	byID    map[protocol.CallID]*Entry
 	bytes   int
+
+	awaiting int // entries that wait for other calls
 }
 
 // NewSchedule is one without entries.
@@ -106,6 +110,9 @@ func (s *Schedule) Add(e *Entry) bool {
 			e.blockers++
 		}
 	}
+	if e.Missing = slices.Clone(e.Call.After); len(e.Missing) > 0 {
+		s.awaiting++
+	}
 	s.entries = append(s.entries, e)
 	s.byID[e.Call.ID] = e
 	s.bytes += e.Size
@@ -117,7 +124,7 @@ func (s *Schedule) Add(e *Entry) bool {
 func (s *Schedule) Startable() []*Entry {
 	var out []*Entry
 	for _, e := range s.entries {
-		if !e.Running && e.blockers == 0 {
+		if e.startable() {
 			out = append(out, e)
 		}
 	}
@@ -136,6 +143,9 @@ func (s *Schedule) Finish(e *Entry) {
 			// A previous holder cannot have started it before this one had a result.
 			later.MayHaveStarted = later.MayHaveStarted && e.SettledBefore
 		}
+	}
+	if len(e.Missing) > 0 {
+		s.awaiting--
 	}
 	s.entries = slices.Delete(s.entries, at, at+1)
 	delete(s.byID, e.Call.ID)

@@ -312,6 +312,43 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 	return r, s.Blobs.Value(ctx, r)
 }
 
+// Ended returns how calls ended; those without a result are left out. A result that cannot be read
+// counts as an unknown outcome.
+func (s *Store) Ended(ctx context.Context, refs []protocol.CallRef) (map[protocol.CallRef]protocol.Status, error) {
+	filters, bySubject := make([]string, len(refs)), make(map[string]protocol.CallRef, len(refs))
+	for i, ref := range refs {
+		filters[i] = wire.ResultSubject(s.Fleet, ref.SessionID, ref.ID)
+		bySubject[filters[i]] = ref
+	}
+	found, err := s.results.lookup(filters...).Wait(ctx)
+	if errors.Is(err, ErrNotAtOnce) {
+		found, err = nil, nil
+		for _, filter := range filters {
+			msg, err := s.results.next(ctx, filter, 0)
+			if err != nil {
+				return nil, err
+			}
+			if msg != nil {
+				found = append(found, msg)
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	ended := map[protocol.CallRef]protocol.Status{}
+	for _, msg := range found {
+		status := protocol.StatusOutcomeUnknown
+		if r, err := wire.DecodeResult(msg.Data); err == nil {
+			status = r.Status
+		}
+		if ref, asked := bySubject[msg.Subject]; asked {
+			ended[ref] = status
+		}
+	}
+	return ended, nil
+}
+
 // LookUpResults asks whether calls have results.
 func (s *Store) LookUpResults(calls ...*protocol.Call) *Lookup {
 	filters := make([]string, len(calls))

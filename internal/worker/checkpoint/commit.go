@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -199,7 +200,7 @@ func Changes(call *protocol.Call) (only []string, ok bool) {
 			continue
 		}
 		below, is := strings.CutPrefix(string(use.Key), string(lane)+"/")
-		if !is {
+		if !is || wire.IsStreamKey(use.Key) {
 			return nil, true
 		}
 		only, ok = append(only, path.Join(WorkspaceDir, below)), true

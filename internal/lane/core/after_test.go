@@ -1,0 +1,148 @@
+package core_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// afterLane is a lane of a random program: calls of several streams, which wait for calls of any.
+type afterLane struct {
+	*core.Schedule
+
+	queue []*core.Entry // not read yet
+}
+
+// TestAfter_RandomProgramsEnd runs random programs of calls that wait for calls, on a worker with
+// one slot and a small window. No call starts before what it waits for ended ok, nor out of its stream's
+// order; and every call ends, although what fails, never comes or is a cycle has others wait for it.
+func TestAfter_RandomProgramsEnd(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(3000) {
+		runAfterProgram(t, seed)
+	}
+}
+
+const afterWindow = 3
+
+func runAfterProgram(t *testing.T, seed uint64) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 1))
+	lanes := []*afterLane{{Schedule: core.NewSchedule()}, {Schedule: core.NewSchedule()}}
+	status := map[protocol.CallRef]protocol.Status{}
+	ref := func(i int) protocol.CallRef {
+		return protocol.CallRef{SessionID: "s", ID: protocol.CallID(fmt.Sprint(i))}
+	}
+	const calls = 12
+	sound := seed%2 == 0 // nothing fails, and nothing waits for what waits for it
+	streams, ranks := [calls]int{}, r.Perm(calls)
+	for i := range calls {
+		streams[i] = r.IntN(2 * len(lanes))
+	}
+	for i := range calls { // the order of a stream is one in which its calls can end
+		for j := range i {
+			if streams[i] == streams[j] && ranks[i] < ranks[j] {
+				ranks[i], ranks[j] = ranks[j], ranks[i]
+			}
+		}
+	}
+	for i := range calls {
+		at := streams[i] % len(lanes)
+		c := &protocol.Call{
+			ID: ref(i).ID, SessionID: "s", QueueTimeout: 1000,
+			Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("lane/%d/%d", at, streams[i])), Access: protocol.Exclusive}},
+		}
+		for range r.IntN(3) {
+			switch other := r.IntN(calls + 1); { // also a later one, and one that there is not
+			case other == i, sound && (other == calls || ranks[other] > ranks[i]):
+			default:
+				c.After = append(c.After, ref(other))
+			}
+		}
+		lanes[at].queue = append(lanes[at].queue, &core.Entry{Seq: uint64(i + 1), Call: c})
+	}
+	end := func(l *afterLane, e *core.Entry, s protocol.Status) {
+		l.Finish(e)
+		status[ref0(e)] = s
+		for _, other := range lanes {
+			other.Ended(ref0(e), s)
+		}
+	}
+	for age, idle := time.Duration(0), 0; len(status) < calls; idle++ {
+		require.Less(t, idle, 100, "seed %d: nothing happens", seed)
+		for _, l := range lanes {
+			for len(l.queue) > 0 && (l.Len() < afterWindow || l.Stuck()) {
+				e := l.queue[0]
+				l.queue = l.queue[1:]
+				require.True(t, l.Add(e))
+				for _, after := range e.Call.After { // as a look for what ended before
+					if s, has := status[after]; has {
+						l.Ended(after, s)
+					}
+				}
+				idle = 0
+			}
+			for _, e := range append([]*core.Entry(nil), l.Entries()...) {
+				if refusal := e.Refuse(age); refusal != nil && l.MayRefuse(e) {
+					waits := len(e.Missing) > 0 || e.Unmet != nil // else it is behind one that waits
+					require.Equal(t, waits, refusal.Error.Code == protocol.CodeAfterUnmet, "seed %d: %v", seed, refusal.Error)
+					end(l, e, refusal.Status)
+					idle = 0
+				}
+			}
+			can := l.Startable()
+			if len(can) == 0 {
+				continue
+			}
+			e := can[r.IntN(len(can))]
+			if refusal := e.Refuse(age); refusal != nil { // as [core.Entry.Begin] asks
+				end(l, e, refusal.Status)
+				idle = 0
+				continue
+			}
+			for _, after := range e.Call.After {
+				require.Equal(t, protocol.StatusOK, status[after], "seed %d: call %s starts before %s", seed, e.Call.ID, after)
+			}
+			for _, earlier := range l.Entries() {
+				require.False(t, earlier.Seq < e.Seq && earlier.Call.ConflictsWith(e.Call), "seed %d: out of order", seed)
+			}
+			s := protocol.StatusOK
+			if !sound && r.IntN(4) == 0 {
+				s = protocol.StatusFailed
+			}
+			end(l, e, s)
+			idle = 0
+		}
+		if idle > 0 { // only time helps
+			require.False(t, sound, "seed %d: calls wait for ever", seed)
+			require.Zero(t, age, "seed %d: the time of all calls is over", seed)
+			age = time.Second
+		}
+	}
+}
+
+func ref0(e *core.Entry) protocol.CallRef {
+	return protocol.CallRef{SessionID: e.Call.SessionID, ID: e.Call.ID}
+}
+
+// A call that another holder may have started is not reported as without effect.
+func TestAfter_NeverSaysNoEffectOfWhatMayHaveRun(t *testing.T) {
+	t.Parallel()
+	e := &core.Entry{Call: &protocol.Call{After: []protocol.CallRef{{SessionID: "s", ID: "gone"}}}}
+	e.MayHaveStarted = true
+	s := core.NewSchedule()
+	require.True(t, s.Add(e))
+	require.Nil(t, e.Refuse(protocol.DefaultAfterTimeout-1))
+	age, bounded := e.DueAfter()
+	require.True(t, bounded)
+	require.Equal(t, protocol.DefaultAfterTimeout, age)
+	require.Equal(t, protocol.StatusOutcomeUnknown, e.Refuse(age).Status)
+	e.MayHaveStarted = false
+	require.Equal(t, protocol.CodeAfterUnmet, e.Refuse(age).Error.Code)
+}

@@ -1,0 +1,116 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Stream is a queue of calls that run first in, first out, one at a time. Streams run side by side,
+// also on one sandbox; events order calls of different streams. The queue is in the fleet: it
+// survives this process and every worker, and streams of one sandbox and name are the same stream
+// in every process.
+//
+// A stream orders its calls by nothing but itself: two streams that change the same file of a
+// sandbox need an event between them. Calls without a stream that use the sandbox wait for those of
+// its streams, and the other way round, in the order in which they were sent.
+type Stream struct {
+	client        *Client
+	sandbox, name string
+
+	mu    sync.Mutex
+	last  Event              // the last call that was sent
+	waits []protocol.CallRef // what the next call waits for
+}
+
+// Event stands for the end of a call of a stream, see [Stream.Record]. It may be sent to other
+// processes. The zero value stands for nothing, and nothing waits for it.
+type Event struct {
+	Call protocol.CallRef `json:"call"`
+}
+
+// Stream returns the stream of a sandbox with a name, both of 1 to 64 letters, digits, '-' and '_'.
+// A stream without a sandbox ("") is for payloads and tools of your own: their calls run on any
+// worker. An invalid name is reported by the calls of the stream.
+func (c *Client) Stream(sandbox, name string) *Stream {
+	return &Stream{client: c, sandbox: sandbox, name: name}
+}
+
+// Go is [Client.Go] for the next call of the stream. The call uses the stream and nothing else: its
+// Sandbox is that of the stream, and it must not name Resources.
+func (s *Stream) Go(ctx context.Context, call Call) *Future {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	call, err := s.next(call)
+	if err != nil {
+		return (&Future{}).end(failed(call.Session, err), err)
+	}
+	f := s.client.Go(ctx, call)
+	s.sent(f)
+	return f
+}
+
+// Submit is [Client.Submit] for the next call of the stream, as [Stream.Go] makes it.
+func (s *Stream) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	call, err := s.next(call)
+	if err != nil {
+		return protocol.CallRef{}, err
+	}
+	ref, err := s.client.Submit(ctx, call)
+	if err == nil {
+		s.last, s.waits = Event{ref}, nil
+	}
+	return ref, err
+}
+
+// Record returns the event of all calls that this value has sent so far: it happens when the last
+// of them ends with status ok.
+func (s *Stream) Record() Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// Wait has the next call that this value sends, and so all after it, wait for events of any stream.
+// A call whose event can never happen, because its call ended otherwise than ok, is rejected with
+// [protocol.CodeAfterUnmet], and so is one whose event has not happened when its time is over, as
+// [Call].After says. The calls after it run.
+func (s *Stream) Wait(events ...Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range events {
+		if e != (Event{}) && !slices.Contains(s.waits, e.Call) {
+			s.waits = append(s.waits, e.Call)
+		}
+	}
+}
+
+// next makes a call the next one of the stream; the lock is held.
+func (s *Stream) next(call Call) (Call, error) {
+	_, err := protocol.ParseSessionID(s.name)
+	switch {
+	case err != nil:
+		return call, fmt.Errorf("%w: stream name: %w", protocol.ErrInvalidCall, err)
+	case len(call.Resources) > 0:
+		return call, fmt.Errorf("%w: resources: a call of a stream uses the stream only", protocol.ErrInvalidCall)
+	case call.Sandbox != "" && call.Sandbox != s.sandbox:
+		return call, fmt.Errorf("%w: sandbox %q: must be %q, that of the stream", protocol.ErrInvalidCall, call.Sandbox, s.sandbox)
+	}
+	call.Sandbox = s.sandbox
+	call.After = append(slices.Clone(call.After), s.waits...)
+	call.Resources = []protocol.Use{{Key: wire.StreamKey(s.sandbox, s.name), Access: protocol.Exclusive}}
+	return call, nil
+}
+
+// sent notes a call that was sent, unless it was invalid; the lock is held.
+func (s *Stream) sent(f *Future) {
+	if f.follow != nil {
+		s.last, s.waits = Event{f.ref}, nil
+	}
+}
