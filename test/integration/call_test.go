@@ -282,7 +282,7 @@ func TestCall_UsageErrors(t *testing.T) {
 	}{
 		"no isolation":       {[]string{"bash", `{"command":"true"}`}, `--sandbox auto: .*no isolating sandbox driver(?s:.*)--sandbox process`},
 		"missing workspace":  {[]string{"--sandbox", "process", "--workspace", "/no/such/place", "list"}, `--workspace /no/such/place: no such file`},
-		"no tool":            {nil, `<tool>`},
+		"no tool":            {nil, `expected the name of a tool, or --batch FILE`},
 		"too many arguments": {[]string{"list", "{}", "{}"}, `unexpected argument`},
 		"bad session":        {[]string{"--session", "../x", "list"}, `--session`},
 		"negative timeout":   {[]string{"--timeout=-1s", "list"}, `--timeout`},
