@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -401,15 +402,15 @@ func waited(w *protocol.Waits) (all []attribute.KeyValue) {
 
 func attributes(c *protocol.Call) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
-		telemetry.KeyCallID.String(string(c.ID)), telemetry.KeyGenAIConversation.String(string(c.SessionID)),
-		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyPayload.String(string(wire.KindOf(c.Payload))),
+		telemetry.KeyCallID.String(string(c.ID)), genaiconv.ConversationID.String(string(c.SessionID)),
+		genaiconv.ToolName.String(c.Tool), telemetry.KeyPayload.String(string(wire.KindOf(c.Payload))),
 		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
 	}
 	if c.Tenant != "" {
 		attributes = append(attributes, telemetry.KeyTenant.String(string(c.Tenant)))
 	}
 	if c.ToolCallID != "" { // else no model asked for it
-		attributes = append(attributes, telemetry.KeyGenAIToolCallID.String(c.ToolCallID))
+		attributes = append(attributes, genaiconv.ToolCallID.String(c.ToolCallID))
 	}
 	if c.Turn > 0 {
 		attributes = append(attributes, telemetry.KeyTurn.Int(c.Turn), telemetry.KeyStep.Int(c.Step))

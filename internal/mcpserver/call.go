@@ -9,9 +9,12 @@ import (
 	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -31,9 +34,28 @@ type structured struct {
 	Value     json.RawMessage    `json:"value,omitempty"`
 }
 
-// call answers tools/call. Calls are sent to the fleet in the order in which they
-// came: each waits until those before it have been sent.
+// call answers tools/call, in the trace of its client if the request has one (SEP-414).
 func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	ctx = telemetry.ExtractMeta(ctx, request.Params.Meta)
+	name, attributes := genaiconv.MethodCallTool, telemetry.CalledTool("")
+	if _, known := s.offer.tools.Load().Lookup(request.Params.Name); known { // one that a model made up stays out of it
+		name, attributes = telemetry.SpanCallTool(request.Params.Name), telemetry.CalledTool(request.Params.Name)
+	}
+	ctx, span := telemetry.Tracer().Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attributes...))
+	defer span.End()
+	result, err := s.ordered(ctx, request)
+	switch {
+	case err != nil:
+		telemetry.Fail(span, err)
+	case result.IsError:
+		telemetry.FailAs(span, telemetry.TypeTool)
+	}
+	return result, err
+}
+
+// ordered sends calls to the fleet in the order in which they came: each waits until those before
+// it have been sent.
+func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	turn := s.order.of(request.Params.Meta)
 	defer turn.sent()
 	session := s.session(request)

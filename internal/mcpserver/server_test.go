@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -528,10 +529,28 @@ func TestReadTokens_EveryFault(t *testing.T) {
 	require.ErrorContains(t, err, "there is none")
 }
 
-// echo answers with its arguments, or with the tenant of its call if it is asked for that.
-func echo(_ context.Context, a *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
-	if strings.Contains(string(arguments), `"whose"`) {
+// A call continues the trace that its client names in _meta, up to the worker.
+func TestCall_ContinuesTheTraceOfItsClient(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared, offerEcho(t))
+	c := connect(t, s, nil)
+	const traceID = "4bf92f3577b34da6a3ce929d0e0e4736"
+	result, err := c.CallTool(t.Context(), &mcp.CallToolParams{
+		Meta: mcp.Meta{"traceparent": "00-" + traceID + "-00f067aa0ba902b7-01"}, Name: "echo", Arguments: json.RawMessage(`{"trace": true}`),
+	})
+	require.NoError(t, err)
+	require.Contains(t, text(t, result), traceID)
+	require.NotContains(t, text(t, call(t, c, "echo", json.RawMessage(`{"trace": true}`))), traceID)
+}
+
+// echo answers with its arguments, or with the tenant or the trace of its call if it is asked for
+// that.
+func echo(ctx context.Context, a *kinds.Attempt, arguments json.RawMessage) (json.RawMessage, error) {
+	switch {
+	case strings.Contains(string(arguments), `"whose"`):
 		return json.Marshal(map[string]protocol.Tenant{"tenant": a.Run.Call.Tenant})
+	case strings.HasPrefix(string(arguments), `{"trace"`):
+		return json.Marshal(telemetry.TraceID(ctx))
 	}
 	return arguments, nil
 }

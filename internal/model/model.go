@@ -209,7 +209,10 @@ var _ loop.Provider = measured{}
 func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	begun := time.Now()
 	reply, err := m.Model.Reply(ctx, req, delta)
-	m.metrics.Replied(ctx, time.Since(begun), reply.Usage.InputTokens, reply.Usage.OutputTokens, err)
+	m.metrics.Replied(ctx, time.Since(begun), telemetry.Tokens{
+		Input: reply.Usage.InputTokens, Output: reply.Usage.OutputTokens,
+		Cached: reply.Usage.CachedTokens, Reasoning: reply.Usage.ReasoningTokens,
+	}, err)
 	return reply, err
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
-	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -63,9 +63,11 @@ func TestOpen_RepliesAreMeasured(t *testing.T) {
 	require.Error(t, err)
 
 	chat, of := "gen_ai.operation.name=chat,gen_ai.provider.name=script,gen_ai.request.model=", name
-	require.Equal(t, map[string]int64{chat + of: 1, "error.type=script_ended," + chat + of: 1}, meter.Read(t, telemetry.MetricModelDuration))
-	require.Equal(t, map[string]int64{chat + of + ",gen_ai.token.type=input": 1, chat + of + ",gen_ai.token.type=output": 1},
-		meter.Read(t, telemetry.MetricModelTokens))
+	require.Equal(t, map[string]int64{chat + of: 1, "error.type=script_ended," + chat + of: 1}, meter.Read(t, genaiconv.MetricModel))
+	require.Equal(t, map[string]int64{chat + of + ",gen_ai.token.modality=unknown": 7}, meter.Read(t, genaiconv.MetricInputTokens))
+	require.Equal(t, map[string]int64{chat + of + ",gen_ai.token.modality=unknown": 2}, meter.Read(t, genaiconv.MetricOutputTokens))
+	require.Empty(t, meter.Read(t, genaiconv.MetricCacheReadTokens))
+	require.Equal(t, map[string]int64{chat + of: 1}, meter.Read(t, genaiconv.MetricReplyInput))
 	provider, is := m.(loop.Provider)
 	require.True(t, is)
 	require.Empty(t, provider.Provider())

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -287,7 +288,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}()
 	ctx, process := s.options.Tracer.Start(telemetry.Extract(ctx, run.Header), telemetry.SpanProcess,
 		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(append(telemetry.Processed(wire.CallsStream(s.options.Fleet)),
-			telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
+			telemetry.KeyCallID.String(string(run.Call.ID)), genaiconv.ConversationID.String(string(run.Call.SessionID)),
 			telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(s.options.ID)), telemetry.KeyAttempt.Int(run.Attempt))...))
 	defer func() {
 		if r.Error != nil {

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
@@ -239,7 +240,7 @@ func TestTurn_Failures(t *testing.T) {
 	const turn, tool = "gen_ai.request.model=script,toolfleet.outcome=", "gen_ai.tool.name=turn_run,toolfleet.pool=session,toolfleet.status="
 	require.Equal(t, map[string]int64{
 		"error.type=model_failed," + turn + "failed": 1, "error.type=limit_reached," + turn + "limit_reached": 1,
-	}, meter.Read(t, telemetry.MetricInvokeAgent), "what was refused was no turn")
+	}, meter.Read(t, genaiconv.MetricAgent), "what was refused was no turn")
 	require.Equal(t, map[string]int64{
 		"error.type=model_failed," + tool + "failed": 1, "error.type=limit_reached," + tool + "failed": 1,
 		"error.type=invalid_payload," + tool + "rejected": 2,

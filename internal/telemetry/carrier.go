@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -68,4 +69,37 @@ func Inject(ctx context.Context, header nats.Header) {
 // parent, or ctx itself when there is none or it is malformed. Header may be nil.
 func Extract(ctx context.Context, header nats.Header) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, Carrier(header))
+}
+
+// meta carries the trace context in the _meta of MCP messages (SEP-414).
+type meta map[string]any
+
+// Get implements [propagation.TextMapCarrier].
+func (m meta) Get(key string) string {
+	value, _ := m[key].(string)
+	return value
+}
+
+// Set implements [propagation.TextMapCarrier].
+func (m meta) Set(key, value string) { m[key] = value }
+
+// Keys implements [propagation.TextMapCarrier].
+func (m meta) Keys() []string { return slices.Sorted(maps.Keys(m)) }
+
+// InjectMeta returns the _meta of an MCP message with the trace context of ctx; values is nil or is
+// extended.
+func InjectMeta(ctx context.Context, values map[string]any) map[string]any {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return values
+	}
+	if values == nil {
+		values = map[string]any{}
+	}
+	propagation.TraceContext{}.Inject(ctx, meta(values))
+	return values
+}
+
+// ExtractMeta is [Extract] for the _meta of an MCP message.
+func ExtractMeta(ctx context.Context, values map[string]any) context.Context {
+	return propagation.TraceContext{}.Extract(ctx, meta(values))
 }

@@ -9,14 +9,12 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 )
 
-// Names of metrics: those of the conventions where there is one. Durations are in seconds.
+// Names of metrics beside those of package genaiconv. Durations are in seconds.
 const (
-	MetricExecuteTool    = "gen_ai.execute_tool.duration"
-	MetricInvokeAgent    = "gen_ai.invoke_agent.duration"
-	MetricModelDuration  = "gen_ai.client.operation.duration"
-	MetricModelTokens    = "gen_ai.client.token.usage" //nolint:gosec // no credential
 	MetricSentMessages   = "messaging.client.sent.messages"
 	MetricCallDuration   = "toolfleet.call.duration"
 	MetricCallActive     = "toolfleet.call.active"
@@ -139,7 +137,7 @@ func (m *CallMetrics) Sent(ctx context.Context, pool, tenant, code string) {
 func (m *CallMetrics) Ended(ctx context.Context, pool, tenant, tool, status, code string, took time.Duration) {
 	if m.duration.Enabled(ctx) {
 		m.duration.Record(ctx, took.Seconds(),
-			with(KeyPool.String(pool), m.tenant(tenant), KeyGenAIToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
+			with(KeyPool.String(pool), m.tenant(tenant), genaiconv.ToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
 	}
 	m.Left(ctx, pool, tenant)
 }
@@ -156,38 +154,50 @@ type TurnMetrics struct{ duration metric.Float64Histogram }
 
 // NewTurnMetrics makes the instruments of a runner of turns.
 func NewTurnMetrics(meter metric.Meter) *TurnMetrics {
-	return &TurnMetrics{duration: newDuration(meter, MetricInvokeAgent, "Time that this process has run a turn to its end.")}
+	return &TurnMetrics{duration: newDuration(meter, genaiconv.MetricAgent, "Time that this process has run a turn to its end.")}
 }
 
 // Ended records the end of a turn. code is why its outcome is not an answer, "" when it is.
 func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, took time.Duration) {
 	if m.duration.Enabled(ctx) {
-		m.duration.Record(ctx, took.Seconds(), with(KeyGenAIRequestModel.String(model), KeyOutcome.String(outcome), KeyErrorType.String(code)))
+		m.duration.Record(ctx, took.Seconds(), with(genaiconv.RequestModel.String(model), KeyOutcome.String(outcome), KeyErrorType.String(code)))
 	}
 }
 
 // ModelMetrics are those of one model. They are safe for concurrent use.
 type ModelMetrics struct {
-	duration metric.Float64Histogram
-	tokens   metric.Int64Histogram
-	model    []attribute.KeyValue
+	duration                         metric.Float64Histogram
+	input, output, cached, reasoning metric.Int64Counter
+	replyInput, replyOutput          metric.Int64Histogram
+	model                            []attribute.KeyValue
 }
 
 // NewModelMetrics makes the instruments of a model, as it is named on the command line, of a
 // provider.
 func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
+	tokens := func(name, is string) metric.Int64Histogram {
+		return made(meter.Int64Histogram(name, metric.WithUnit("{token}"), metric.WithDescription(is),
+			metric.WithExplicitBucketBoundaries(tokenBuckets()...)))
+	}
 	return &ModelMetrics{
-		duration: newDuration(meter, MetricModelDuration, "Time that a model took for a reply, with its retries."),
-		tokens: made(meter.Int64Histogram(MetricModelTokens, metric.WithUnit("{token}"), metric.WithDescription("Tokens of a reply of a model."),
-			metric.WithExplicitBucketBoundaries(tokenBuckets()...))),
+		duration:    newDuration(meter, genaiconv.MetricModel, "Time that a model took for a reply, with its retries."),
+		input:       newCounter(meter, genaiconv.MetricInputTokens, "{token}", "Input tokens, with those from a cache."),
+		output:      newCounter(meter, genaiconv.MetricOutputTokens, "{token}", "Output tokens, with those of reasoning."),
+		cached:      newCounter(meter, genaiconv.MetricCacheReadTokens, "{token}", "Input tokens from a cache of the provider."),
+		reasoning:   newCounter(meter, genaiconv.MetricReasoningTokens, "{token}", "Output tokens of reasoning."),
+		replyInput:  tokens(genaiconv.MetricReplyInput, "Input tokens of a reply."),
+		replyOutput: tokens(genaiconv.MetricReplyOutput, "Output tokens of a reply."),
 		model: []attribute.KeyValue{
-			KeyGenAIOperation.String(OperationChat), KeyGenAIProvider.String(provider), KeyGenAIRequestModel.String(model),
+			genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.Provider.String(provider), genaiconv.RequestModel.String(model),
 		},
 	}
 }
 
-// Replied records a reply, or the err in its place. Tokens that the model has not told are 0.
-func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, input, output int64, err error) {
+// Tokens are those of a reply; 0 where the model has not told.
+type Tokens struct{ Input, Output, Cached, Reasoning int64 }
+
+// Replied records a reply, or the err in its place.
+func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, t Tokens, err error) {
 	if !m.duration.Enabled(ctx) {
 		return
 	}
@@ -196,10 +206,15 @@ func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, input, o
 		return
 	}
 	m.duration.Record(ctx, took.Seconds(), with(m.model...))
-	for kind, tokens := range map[string]int64{"input": input, "output": output} {
+	counted := with(append(slices.Clip(m.model), genaiconv.TokenModality.String(genaiconv.ModalityUnknown))...)
+	for counter, tokens := range map[metric.Int64Counter]int64{m.input: t.Input, m.output: t.Output, m.cached: t.Cached, m.reasoning: t.Reasoning} {
 		if tokens > 0 {
-			m.tokens.Record(ctx, tokens, with(append(slices.Clip(m.model), KeyGenAITokenType.String(kind))...))
+			counter.Add(ctx, tokens, counted)
 		}
+	}
+	if t.Input > 0 || t.Output > 0 {
+		m.replyInput.Record(ctx, t.Input, with(m.model...))
+		m.replyOutput.Record(ctx, t.Output, with(m.model...))
 	}
 }
 
@@ -226,7 +241,7 @@ func NewWorkerMetrics(meter metric.Meter, pool, driver, level string) *WorkerMet
 	return &WorkerMetrics{
 		HolderMetrics: NewHolderMetrics(meter, pool), driver: driver, level: level,
 		ofDriver:  with(KeySandboxDriver.String(driver), KeySandboxLevel.String(level)),
-		executed:  newDuration(meter, MetricExecuteTool, "Time that an attempt of a call ran."),
+		executed:  newDuration(meter, genaiconv.MetricTool, "Time that an attempt of a call ran."),
 		opens:     newDuration(meter, MetricSandboxOpening, "Time to open a sandbox."),
 		sandboxes: newUpDown(meter, MetricSandboxCount, "{sandbox}", "Sandboxes that are open."),
 		commands:  newCounter(meter, MetricCommandEnded, "{command}", "Commands that ended in sandboxes."),
@@ -236,7 +251,7 @@ func NewWorkerMetrics(meter metric.Meter, pool, driver, level string) *WorkerMet
 // Executed records an attempt that ended here. code is why it is not ok, "" when it is.
 func (m *WorkerMetrics) Executed(ctx context.Context, tool, code string, took time.Duration) {
 	if m.executed.Enabled(ctx) {
-		m.executed.Record(ctx, took.Seconds(), with(KeyPool.String(m.pool), KeyGenAIToolName.String(tool), KeyErrorType.String(code)))
+		m.executed.Record(ctx, took.Seconds(), with(KeyPool.String(m.pool), genaiconv.ToolName.String(tool), KeyErrorType.String(code)))
 	}
 }
 
@@ -293,7 +308,7 @@ func (m *HolderMetrics) Started(ctx context.Context, tool string, attempt int, q
 		return
 	}
 	if attempt > 1 {
-		m.repeated.Add(ctx, 1, with(KeyPool.String(m.pool), KeyGenAIToolName.String(tool)))
+		m.repeated.Add(ctx, 1, with(KeyPool.String(m.pool), genaiconv.ToolName.String(tool)))
 	}
 	m.queueTime.Record(ctx, queued.Seconds(), m.ofPool)
 	m.laneTime.Record(ctx, inLane.Seconds(), m.ofPool)
@@ -302,7 +317,7 @@ func (m *HolderMetrics) Started(ctx context.Context, tool string, attempt int, q
 // Ended records a call whose result is stored. code is why it is not ok, "" when it is.
 func (m *HolderMetrics) Ended(ctx context.Context, tool, status, code string) {
 	if m.ended.Enabled(ctx) {
-		m.ended.Add(ctx, 1, with(KeyPool.String(m.pool), KeyGenAIToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
+		m.ended.Add(ctx, 1, with(KeyPool.String(m.pool), genaiconv.ToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 )
 
 // Scope is the instrumentation scope of every span and metric of this module.
@@ -24,16 +26,9 @@ func Meter() metric.Meter { return otel.Meter(Scope) }
 
 // Names of spans, from the outside in. Those that carry a name are functions.
 const (
-	SpanInvokeAgent = "invoke_agent" // a turn
 	SpanPublish     = "publish"      // its way into JetStream; kind producer
 	SpanProcess     = "process"      // one attempt at a worker; kind consumer, child of publish
 	SpanSandboxExec = "sandbox exec" // the command or file operation itself
-)
-
-// Values of [KeyGenAIOperation].
-const (
-	OperationChat        = "chat"         // replies of models
-	OperationExecuteTool = "execute_tool" // also what the span's name begins with
 )
 
 // SpanDispatch names one call, from enqueueing it to its result.
@@ -44,7 +39,22 @@ func SpanDispatch(tool string) string { return "dispatch " + tool }
 const EventStarted = "toolfleet.attempt.started"
 
 // SpanExecuteTool names the execution of one call by its tool.
-func SpanExecuteTool(tool string) string { return OperationExecuteTool + " " + tool }
+func SpanExecuteTool(tool string) string { return genaiconv.OperationTool + " " + tool }
+
+// SpanCallTool names the call of a tool of an MCP server, on either side.
+func SpanCallTool(tool string) string { return genaiconv.MethodCallTool + " " + tool }
+
+// CalledTool are the attributes of that span; "" is a tool that is not known.
+func CalledTool(tool string) []attribute.KeyValue {
+	attributes := []attribute.KeyValue{genaiconv.MCPMethod.String(genaiconv.MethodCallTool), genaiconv.Operation.String(genaiconv.OperationTool)}
+	if tool != "" {
+		attributes = append(attributes, genaiconv.ToolName.String(tool))
+	}
+	return attributes
+}
+
+// TypeTool is the [ErrorType] of an MCP call whose tool failed.
+const TypeTool = "tool_error"
 
 // Attributes that every operation may have.
 const (
@@ -74,18 +84,6 @@ func messaging(operation, kind, stream string) []attribute.KeyValue {
 		KeyMessagingOperation.String(operation), KeyMessagingType.String(kind),
 	}
 }
-
-// Attributes of models, agents and tools: the gen_ai conventions, spelled out here
-// because the semconv package of Go no longer has them.
-const (
-	KeyGenAIOperation    = attribute.Key("gen_ai.operation.name") // invoke_agent, chat or execute_tool
-	KeyGenAIProvider     = attribute.Key("gen_ai.provider.name")
-	KeyGenAIConversation = attribute.Key("gen_ai.conversation.id") // the session id
-	KeyGenAIRequestModel = attribute.Key("gen_ai.request.model")
-	KeyGenAITokenType    = attribute.Key("gen_ai.token.type") // input or output
-	KeyGenAIToolName     = attribute.Key("gen_ai.tool.name")
-	KeyGenAIToolCallID   = attribute.Key("gen_ai.tool.call.id") // the model's own id
-)
 
 // Attributes of toolfleet. Durations are in milliseconds, as floating point numbers.
 const (
@@ -122,7 +120,11 @@ func Fail(span trace.Span, err error) {
 	if err == nil {
 		return
 	}
-	kind := ErrorType(err)
+	FailAs(span, ErrorType(err))
+}
+
+// FailAs marks the span as failed with a word of low cardinality.
+func FailAs(span trace.Span, kind string) {
 	span.SetStatus(codes.Error, kind)
 	span.SetAttributes(KeyErrorType.String(kind))
 }

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -26,7 +27,8 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		trace.WithAttributes(w.attributes(run)...))
 	defer process.End()
 	ctx, tool := w.options.Tracer.Start(ctx, telemetry.SpanExecuteTool(run.Call.Tool), trace.WithAttributes(
-		telemetry.KeyGenAIOperation.String(telemetry.OperationExecuteTool), telemetry.KeyGenAIToolName.String(run.Call.Tool), telemetry.KeyGenAIToolCallID.String(run.Call.ToolCallID)))
+		genaiconv.Operation.String(genaiconv.OperationTool), genaiconv.ToolType.String(genaiconv.ToolFunction),
+		genaiconv.ToolName.String(run.Call.Tool), genaiconv.ToolCallID.String(run.Call.ToolCallID)))
 	defer tool.End()
 
 	w.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
@@ -54,7 +56,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 
 func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
 	return append(telemetry.Processed(wire.CallsStream(w.options.Fleet)),
-		telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
+		telemetry.KeyCallID.String(string(run.Call.ID)), genaiconv.ConversationID.String(string(run.Call.SessionID)),
 		telemetry.KeyPayload.String(string(wire.KindOf(run.Call.Payload))), telemetry.KeyLane.String(string(run.Call.Lane())),
 		telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(w.options.Worker)),
 		telemetry.KeyAttempt.Int(run.Attempt),

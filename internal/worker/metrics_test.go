@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
@@ -46,7 +47,7 @@ func TestMetrics_TellWhatWasDone(t *testing.T) {
 	require.Equal(t, map[string]int64{
 		test + "," + pool: 2, "error.type=run_timeout," + test + "," + pool: 1, "error.type=not_found," + test + "," + pool: 1,
 		"error.type=sandbox_level," + test + "," + pool: 1,
-	}, m.Read(t, telemetry.MetricExecuteTool))
+	}, m.Read(t, genaiconv.MetricTool))
 	require.Equal(t, map[string]int64{pool: 5}, m.Read(t, telemetry.MetricQueueTime))
 	require.Equal(t, map[string]int64{pool: 5}, m.Read(t, telemetry.MetricLaneTime))
 	require.Equal(t, map[string]int64{none: 2}, m.Read(t, telemetry.MetricSandboxOpening), "one looked for languages")

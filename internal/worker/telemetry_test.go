@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -210,8 +211,8 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	require.Contains(t, process.Attributes(), telemetry.KeyCallID.String(string(call.ID)))
 	require.Contains(t, process.Attributes(), telemetry.KeyAttempt.Int(1))
 	tool := byName[telemetry.SpanExecuteTool("read")]
-	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIToolCallID.String("c1"))
-	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIOperation.String("execute_tool"))
+	require.Contains(t, tool.Attributes(), genaiconv.ToolCallID.String("c1"))
+	require.Contains(t, tool.Attributes(), genaiconv.Operation.String("execute_tool"))
 	require.Subset(t, process.Attributes(), telemetry.Processed(wire.CallsStream(r.Name)))
 	exec := byName[telemetry.SpanSandboxExec]
 	require.Contains(t, exec.Attributes(), telemetry.KeySandboxDriver.String(o.Driver.Name()))

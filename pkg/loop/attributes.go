@@ -2,46 +2,55 @@ package loop
 
 import (
 	"errors"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 )
 
-// Keys of span attributes. Prompts, arguments and outputs never are attributes.
+// Keys of span attributes that package genaiconv does not have. Prompts, arguments and outputs
+// never are attributes.
 const (
-	keyErrorType      = attribute.Key("error.type")
-	keyOperation      = attribute.Key("gen_ai.operation.name")
-	keyProvider       = attribute.Key("gen_ai.provider.name")
-	keyRequestModel   = attribute.Key("gen_ai.request.model")
-	keyResponseModel  = attribute.Key("gen_ai.response.model")
-	keyInputTokens    = attribute.Key("gen_ai.usage.input_tokens")
-	keyOutputTokens   = attribute.Key("gen_ai.usage.output_tokens")
-	keyConversationID = attribute.Key("gen_ai.conversation.id")
-	keyToolName       = attribute.Key("gen_ai.tool.name")
-	keyToolCallID     = attribute.Key("gen_ai.tool.call.id")
-	keyTurn           = attribute.Key("toolfleet.turn")
-	keyStep           = attribute.Key("toolfleet.step")
-	keySteps          = attribute.Key("toolfleet.steps")
-	keyOutcome        = attribute.Key("toolfleet.outcome")
-	keyCallID         = attribute.Key("toolfleet.call_id")
-	keyToolNames      = attribute.Key("toolfleet.tool_names")
-)
-
-// Values of gen_ai.operation.name, which also start the names of spans.
-const (
-	operationAgent = "invoke_agent"
-	operationChat  = "chat"
-	operationTool  = "execute_tool"
+	keyErrorType = attribute.Key("error.type")
+	keyTurn      = attribute.Key("toolfleet.turn")
+	keyStep      = attribute.Key("toolfleet.step")
+	keySteps     = attribute.Key("toolfleet.steps")
+	keyOutcome   = attribute.Key("toolfleet.outcome")
+	keyCallID    = attribute.Key("toolfleet.call_id")
+	keyToolNames = attribute.Key("toolfleet.tool_names")
 )
 
 // attributes are those of an operation of the turn's model.
 func (t *turnRun) attributes(operation string) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
-		keyOperation.String(operation), keyConversationID.String(string(t.id)), keyRequestModel.String(t.opts.ModelName),
+		genaiconv.Operation.String(operation), genaiconv.ConversationID.String(string(t.id)), genaiconv.RequestModel.String(t.opts.ModelName),
 	}
 	if provider := t.provider(); provider != "" {
-		attributes = append(attributes, keyProvider.String(provider))
+		attributes = append(attributes, genaiconv.Provider.String(provider))
+	}
+	return attributes
+}
+
+// replyAttributes are those that only some providers and replies have.
+func replyAttributes(reply *Reply, first time.Duration) []attribute.KeyValue {
+	var attributes []attribute.KeyValue
+	if reply.ID != "" {
+		attributes = append(attributes, genaiconv.ResponseID.String(reply.ID))
+	}
+	if reply.Finish != "" {
+		attributes = append(attributes, genaiconv.FinishReasons.StringSlice([]string{reply.Finish}))
+	}
+	if first > 0 {
+		attributes = append(attributes, genaiconv.TimeToFirstChunk.Float64(first.Seconds()))
+	}
+	if n := reply.Usage.CachedTokens; n > 0 {
+		attributes = append(attributes, genaiconv.CacheReadTokens.Int64(n))
+	}
+	if n := reply.Usage.ReasoningTokens; n > 0 {
+		attributes = append(attributes, genaiconv.ReasoningTokens.Int64(n))
 	}
 	return attributes
 }

@@ -11,6 +11,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -158,8 +159,8 @@ func summarizedParts() []int { return []int{8000, 1000} }
 
 // summarize has a model write the summary of what comes before a step.
 func (t *turnRun) summarize(ctx context.Context, writer Model, name string, turn, step int) (reply Reply, err error) {
-	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, name), trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithAttributes(keyOperation.String(operationChat), keyConversationID.String(string(t.id)), keyRequestModel.String(name)))
+	ctx, span := t.opts.Tracer.Start(ctx, spanName(genaiconv.OperationChat, name), trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.ConversationID.String(string(t.id)), genaiconv.RequestModel.String(name)))
 	defer span.End()
 	for _, most := range summarizedParts() {
 		reply, err = writer.Reply(ctx, Request{Messages: []Message{
@@ -176,7 +177,7 @@ func (t *turnRun) summarize(ctx context.Context, writer Model, name string, turn
 		failSpan(span, err)
 		return reply, err
 	}
-	span.SetAttributes(keyInputTokens.Int64(reply.Usage.InputTokens), keyOutputTokens.Int64(reply.Usage.OutputTokens))
+	span.SetAttributes(genaiconv.InputTokens.Int64(reply.Usage.InputTokens), genaiconv.OutputTokens.Int64(reply.Usage.OutputTokens))
 	return reply, nil
 }
 

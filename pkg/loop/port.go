@@ -118,8 +118,9 @@ type Reply struct {
 	// Usage is what this reply took; the zero value when the provider does not say, and then
 	// [Options].MaxTokens bounds nothing.
 	Usage protocol.Usage
-	// Model is the name by which the provider calls itself; may be empty.
-	Model string
+	// Model is the name by which the provider calls itself, ID what it calls the reply, and Finish
+	// why that ended, in its word; each may be empty.
+	Model, ID, Finish string
 	// Reasoning is what the model thought before; nil when it does not say.
 	Reasoning *Reasoning
 	// Cut says that the reply ended at a limit of output tokens, not because it was complete.

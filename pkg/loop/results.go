@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -89,15 +90,15 @@ func (p *pendingCall) local(status protocol.Status, text string, callErr *protoc
 
 // startTool starts the span of a tool call that no worker runs.
 func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Context, trace.Span) {
-	name, attributes := operationTool, []attribute.KeyValue{
-		keyOperation.String(operationTool),
-		keyToolCallID.String(p.event.ToolCallID),
+	name, attributes := genaiconv.OperationTool, []attribute.KeyValue{
+		genaiconv.Operation.String(genaiconv.OperationTool), genaiconv.ToolType.String(genaiconv.ToolFunction),
+		genaiconv.ToolCallID.String(p.event.ToolCallID),
 		keyCallID.String(string(p.event.CallID)),
 		keyTurn.Int(p.event.Turn), keyStep.Int(p.event.Step),
 	}
 	if p.tool != nil && p.tool.Name != "" { // a name that a model made up stays out of it
-		name = spanName(operationTool, p.tool.Name)
-		attributes = append(attributes, keyToolName.String(p.tool.Name))
+		name = spanName(genaiconv.OperationTool, p.tool.Name)
+		attributes = append(attributes, genaiconv.ToolName.String(p.tool.Name), genaiconv.ToolDescription.String(p.tool.Description))
 	}
 	return t.opts.Tracer.Start(ctx, name, trace.WithAttributes(attributes...)) //nolint:spancheck // the caller ends it
 }

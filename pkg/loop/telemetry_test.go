@@ -43,7 +43,8 @@ func TestRun_OneTraceATurn(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 	first := asks("a", "work", "inline_fails", "secret-tool")
-	first.Text, first.Model = "secret-text", "m-2026"
+	first.Text, first.Model, first.ID, first.Finish = "secret-text", "m-2026", "resp-1", "tool_use"
+	first.Usage.CachedTokens, first.Usage.ReasoningTokens = 4, 3
 	first.ToolCalls[1].Arguments = `{"secret-argument":1}`
 	r := newRig(first, asks("b", "inline_fails"))
 	r.opts.Tracer, r.opts.ModelName = provider.Tracer("test"), "m"
@@ -86,6 +87,14 @@ func TestRun_OneTraceATurn(t *testing.T) {
 	require.Equal(t, "m-2026", chat["gen_ai.response.model"])
 	require.Equal(t, "10", chat["gen_ai.usage.input_tokens"])
 	require.Contains(t, chat["toolfleet.tool_names"], "work")
+	require.Equal(t, "resp-1", chat["gen_ai.response.id"])
+	require.Contains(t, chat["gen_ai.response.finish_reasons"], "tool_use")
+	require.NotEmpty(t, chat["gen_ai.response.time_to_first_chunk"])
+	require.Equal(t, "4", chat["gen_ai.usage.cache_read.input_tokens"])
+	require.Equal(t, "3", chat["gen_ai.usage.reasoning.output_tokens"])
+	inline := attributes(byName["execute_tool inline_fails"][0])
+	require.Equal(t, "function", inline["gen_ai.tool.type"])
+	require.NotEmpty(t, inline["gen_ai.tool.description"])
 	require.Equal(t, "unknown_tool", attributes(byName["execute_tool"][0])["error.type"])
 }
 

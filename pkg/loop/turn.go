@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -36,12 +37,12 @@ type ending struct {
 // startTurn starts the span of a turn. One that was begun in another trace goes on in that.
 func (r *Runner) startTurn(ctx context.Context, rec *recorder, number int, begun trace.SpanContext) (context.Context, trace.Span) {
 	t := &turnRun{Runner: r, recorder: rec}
-	options := []trace.SpanStartOption{trace.WithAttributes(append(t.attributes(operationAgent), keyTurn.Int(number))...)}
+	options := []trace.SpanStartOption{trace.WithAttributes(append(t.attributes(genaiconv.OperationAgent), keyTurn.Int(number))...)}
 	if begun.IsValid() && begun.TraceID() != trace.SpanContextFromContext(ctx).TraceID() {
 		options = append(options, trace.WithLinks(trace.LinkFromContext(ctx)))
 		ctx = trace.ContextWithRemoteSpanContext(ctx, begun)
 	}
-	return r.opts.Tracer.Start(ctx, operationAgent, options...) //nolint:spancheck // the caller ends it
+	return r.opts.Tracer.Start(ctx, genaiconv.OperationAgent, options...) //nolint:spancheck // the caller ends it
 }
 
 // runTurn brings the open turn to its end.
@@ -69,8 +70,8 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 	span.SetAttributes(
 		keyOutcome.String(string(result.Outcome)),
 		keySteps.Int(result.Steps),
-		keyInputTokens.Int64(result.Usage.InputTokens),
-		keyOutputTokens.Int64(result.Usage.OutputTokens),
+		genaiconv.InputTokens.Int64(result.Usage.InputTokens),
+		genaiconv.OutputTokens.Int64(result.Usage.OutputTokens),
 	)
 	if result.Error != nil {
 		failSpan(span, result.Error)
@@ -235,11 +236,15 @@ func (t *turnRun) provider() string {
 
 // chat asks the model once, with a word to it behind the conversation unless that is "".
 func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *ending) {
-	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, t.opts.ModelName),
+	ctx, span := t.opts.Tracer.Start(ctx, spanName(genaiconv.OperationChat, t.opts.ModelName),
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
-			append(t.attributes(operationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
+			append(t.attributes(genaiconv.OperationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
 	defer span.End()
+	begun, first := time.Now(), time.Duration(0)
 	reply, err := t.reply(ctx, word, func(d Delta) {
+		if first == 0 && d.Waits == "" {
+			first = time.Since(begun)
+		}
 		if d.Reasoning != "" {
 			t.tell(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
 		}
@@ -261,10 +266,11 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *endi
 		}
 	}
 	span.SetAttributes(
-		keyResponseModel.String(reply.Model),
-		keyInputTokens.Int64(reply.Usage.InputTokens),
-		keyOutputTokens.Int64(reply.Usage.OutputTokens),
+		genaiconv.ResponseModel.String(reply.Model),
+		genaiconv.InputTokens.Int64(reply.Usage.InputTokens),
+		genaiconv.OutputTokens.Int64(reply.Usage.OutputTokens),
 		keyToolNames.StringSlice(names),
 	)
+	span.SetAttributes(replyAttributes(&reply, first)...)
 	return reply, nil
 }

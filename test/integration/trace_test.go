@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
 )
@@ -32,21 +33,21 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 2+2+2*spansOfCall })
 	tree := otlptest.Tree(spans)
 	oneTrace(t, spans, "run")
-	root := only(t, spans, telemetry.SpanInvokeAgent)
+	root := only(t, spans, genaiconv.OperationAgent)
 	require.Equal(t, "run", parent(t, spans, root).Name, tree)
 	list := events(t, got.stdout)
 	ended := list[len(list)-1]
 	require.Equal(t, root.TraceID, ended.TraceID)
 	show := execute(t, coordinator, launch{args: append([]string{"session", "show", ended.SessionID}, b.flags...)})
 	require.Regexp(t, `(?m)^1 +answered .* `+root.TraceID+` +do it$`, show.stdout)
-	chats := otlptest.Find(spans, telemetry.OperationChat+" "+model)
+	chats := otlptest.Find(spans, genaiconv.OperationChat+" "+model)
 	require.Len(t, chats, 2, tree)
 	for _, chat := range chats {
 		require.True(t, chat.ChildOf(root), tree)
 	}
 	for id, name := range map[string]string{"c1": "bash", "c2": "write"} {
 		tool := only(t, spans, telemetry.SpanExecuteTool(name))
-		require.Equal(t, id, tool.Attributes[string(telemetry.KeyGenAIToolCallID)], tree)
+		require.Equal(t, id, tool.Attributes[string(genaiconv.ToolCallID)], tree)
 		process := parent(t, spans, tool)
 		require.Equal(t, telemetry.SpanProcess, process.Name, tree)
 		require.Equal(t, "consumer", process.Kind)
@@ -86,11 +87,11 @@ func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
 	}
 
 	got := submit(receiver.Env())
-	spans := receiver.WaitFor(t, otlptest.Has("submit", telemetry.SpanInvokeAgent, telemetry.SpanSandboxExec, telemetry.SpanDispatch("workspace_export")))
+	spans := receiver.WaitFor(t, otlptest.Has("submit", genaiconv.OperationAgent, telemetry.SpanSandboxExec, telemetry.SpanDispatch("workspace_export")))
 	tree := otlptest.Tree(spans)
 	root := oneTrace(t, spans, "submit")
 	require.Contains(t, got.stderr, "trace "+root.TraceID)
-	turn := only(t, spans, telemetry.SpanInvokeAgent)
+	turn := only(t, spans, genaiconv.OperationAgent)
 	process := parent(t, spans, turn)
 	require.Equal(t, telemetry.SpanProcess, process.Name, tree)
 	require.Equal(t, "toolfleet-coordinator", process.Service, tree)
@@ -102,9 +103,9 @@ func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
 	ended := list[len(list)-1]
 	require.NotEqual(t, root.TraceID, ended.TraceID)
 	spans = receiver.WaitFor(t, func(spans []*otlptest.Span) bool {
-		return len(otlptest.Find(spans, telemetry.SpanInvokeAgent)) == 2
+		return len(otlptest.Find(spans, genaiconv.OperationAgent)) == 2
 	})
-	require.Equal(t, otlptest.Find(spans, telemetry.SpanInvokeAgent)[1].TraceID, ended.TraceID)
+	require.Equal(t, otlptest.Find(spans, genaiconv.OperationAgent)[1].TraceID, ended.TraceID)
 }
 
 // TestTelemetry_SpansSurviveTheirWorker: a worker that is killed when a call has ended has exported

@@ -57,7 +57,7 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 	case "message_start":
 		var message lenient.Fields
 		if message, err = lenient.Object("message", event["message"]); err == nil {
-			a.Model = lenient.String(message["model"])
+			a.Model, a.ID = lenient.String(message["model"]), lenient.String(message["id"])
 			a.count(message["usage"])
 		}
 	case "content_block_start":

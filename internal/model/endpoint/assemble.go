@@ -106,6 +106,7 @@ type Assembler struct {
 	Finish  string       // why the reply ended, in the server's word; "" when it does not say
 	Usage   protocol.Usage
 	Model   string
+	ID      string // of the reply; "" when the server does not say
 	// Reasoning is [loop.Reply].Reasoning.
 	Reasoning *loop.Reasoning
 
@@ -256,6 +257,7 @@ func EndOf(reason string) Ending {
 // Finish judges a reply by the reason for which it ended.
 func (e *Endpoint) Finish(parts *Assembler) (loop.Reply, error) {
 	reply := parts.Reply()
+	reply.ID, reply.Finish = parts.ID, parts.Finish
 	end := EndOf(parts.Finish)
 	switch {
 	case parts.Finish == "" && reply.Text == "" && len(reply.ToolCalls) == 0:

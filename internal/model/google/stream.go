@@ -35,7 +35,7 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 		return err
 	}
 	if a.Model == "" {
-		a.Model = lenient.String(chunk["modelVersion"])
+		a.Model, a.ID = lenient.String(chunk["modelVersion"]), lenient.String(chunk["responseId"])
 	}
 	a.count(chunk["usageMetadata"])
 	if feedback, err := lenient.Object("promptFeedback", chunk["promptFeedback"]); err == nil {

@@ -43,6 +43,7 @@ func streamsText(t *testing.T, d *Dialect) {
 	require.Equal(t, "Hel|lo |wörld", got.String())
 	require.Equal(t, protocol.Usage{InputTokens: 12, OutputTokens: 3}, reply.Usage, "which may come only at the end")
 	require.Equal(t, "m-1-2026", reply.Model)
+	require.Equal(t, d.Whole, reply.Finish)
 	require.Empty(t, reply.ToolCalls)
 	require.False(t, reply.Cut)
 }

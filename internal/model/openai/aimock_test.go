@@ -73,7 +73,9 @@ func TestAimock_Session(t *testing.T) {
 	var got pieces
 	reply, err := m.Reply(t.Context(), says("greet me"), got.add)
 	require.NoError(t, err)
+	require.NotEmpty(t, reply.ID)
 	require.Equal(t, loop.Reply{
+		ID: reply.ID, Finish: "stop",
 		Text: "Grüß dich, Welt! How are you today?", Model: "mock-2026-01-01",
 		Usage: protocol.Usage{InputTokens: 21, OutputTokens: 8},
 	}, reply)

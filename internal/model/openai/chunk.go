@@ -29,7 +29,7 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 		return err
 	}
 	if a.Model == "" {
-		a.Model = lenient.String(chunk["model"])
+		a.Model, a.ID = lenient.String(chunk["model"]), lenient.String(chunk["id"])
 	}
 	if usage, is := usageOf(chunk["usage"]); is { // of the whole reply so far; the last one counts
 		a.Usage = usage

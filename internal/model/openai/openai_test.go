@@ -22,7 +22,7 @@ func TestReply_StreamsText(t *testing.T) {
 	reply, err := s.model(t).Reply(t.Context(), hello(), got.add)
 	require.NoError(t, err)
 	require.Equal(t, loop.Reply{
-		Text: "Hello wörld", Model: "m-1-2026", Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3},
+		Text: "Hello wörld", Model: "m-1-2026", Finish: "stop", Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3},
 	}, reply)
 	require.Equal(t, "Hel|lo |wörld", got.String())
 	require.Equal(t, "Bearer "+key, s.header.Get("Authorization"))

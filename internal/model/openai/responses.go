@@ -368,7 +368,7 @@ func (a *responsesAssembler) readResponse(end string, event lenient.Fields) erro
 		return err
 	}
 	if a.Model == "" {
-		a.Model = lenient.String(response["model"])
+		a.Model, a.ID = lenient.String(response["model"]), lenient.String(response["id"])
 	}
 	if usage, is := usageOf(response["usage"]); is {
 		a.Usage = usage

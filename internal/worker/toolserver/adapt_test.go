@@ -2,16 +2,19 @@ package toolserver_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -144,4 +147,45 @@ func TestCall_WhatTheSDKDoesNotCarry(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A call names its trace to its server, in _meta.
+func TestCall_NamesItsTrace(t *testing.T) {
+	t.Parallel()
+	requests := make(chan string, 16)
+	answers := oddURL(t, false)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		requests <- string(body)
+		request, err := http.NewRequestWithContext(r.Context(), r.Method, answers, bytes.NewReader(body))
+		if err != nil {
+			return
+		}
+		response, err := http.DefaultTransport.RoundTrip(request)
+		if err != nil {
+			return
+		}
+		defer func() { _ = response.Body.Close() }()
+		w.Header().Set("Content-Type", response.Header.Get("Content-Type"))
+		w.WriteHeader(response.StatusCode)
+		_, _ = io.Copy(w, response.Body)
+	}))
+	t.Cleanup(proxy.Close)
+	servers := toolserver.New()
+	t.Cleanup(func() { servers.End(); servers.Wait() })
+	base := &http.Transport{}
+	t.Cleanup(base.CloseIdleConnections)
+	const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	ctx := telemetry.ExtractMeta(t.Context(), map[string]any{"traceparent": parent})
+	_, err := servers.Call(ctx, toolserver.Surroundings{HTTP: base},
+		protocol.MCPCall{Server: protocol.MCPServer{Name: "odd", URL: proxy.URL}, Tool: "numbers"}, false)
+	require.NoError(t, err)
+	sent := ""
+	for len(requests) > 0 {
+		if request := <-requests; strings.Contains(request, `"tools/call"`) {
+			sent = request
+		}
+	}
+	require.Contains(t, sent, `"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-`)
+	require.Contains(t, sent, `"progressToken"`)
 }

@@ -10,7 +10,9 @@ import (
 	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -26,11 +28,17 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*prot
 		defer l.mu.Unlock()
 		delete(l.shown, token)
 	}()
-	params := &mcp.CallToolParams{Name: p.Tool, Arguments: p.Arguments}
+	ctx, span := telemetry.Tracer().Start(ctx, telemetry.SpanCallTool(p.Tool), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(telemetry.CalledTool(p.Tool)...)) //nolint:spancheck // Fail sets the status
+	defer span.End()
+	params := &mcp.CallToolParams{Name: p.Tool, Arguments: p.Arguments, Meta: telemetry.InjectMeta(ctx, nil)}
 	params.SetProgressToken(token)
 	result, err := l.session.CallTool(ctx, params)
 	if err != nil {
-		return nil, err
+		telemetry.Fail(span, err)
+		return nil, err //nolint:spancheck // likewise
+	}
+	if result.IsError {
+		telemetry.FailAs(span, telemetry.TypeTool)
 	}
 	value := &protocol.MCPCallResult{
 		Content: []protocol.MCPContent{}, IsError: result.IsError, ToolsChanged: l.changed.Load(), Notes: show.taken(),
