@@ -115,7 +115,7 @@ func (a *admission) rules(ctx context.Context) *limits.Rules {
 // [ErrQuota].
 func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) (marked bool, err error) {
 	rules := a.rules(ctx)
-	if !rules.BoundCallers() || again {
+	if !rules.BoundCallers() || again || endsSomething(call) {
 		return false, nil
 	}
 	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())
@@ -153,6 +153,16 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 		return false, nil
 	}
 	return true, a.mark(ctx, tenant, call)
+}
+
+// endsSomething reports whether a call only ends what earlier calls left: no bound keeps that from
+// ending.
+func endsSomething(call *protocol.Call) bool {
+	switch wire.KindOf(call.Payload) {
+	case wire.KindWorkspaceRemove, wire.KindDialogEnd, wire.KindProcessKill:
+		return true
+	}
+	return false
 }
 
 func busy(what string, n, most int) error {

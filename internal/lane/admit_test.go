@@ -67,6 +67,9 @@ func TestQuota_InFlight(t *testing.T) {
 	bound, ok := errors.AsType[*lane.BoundError](refusal)
 	require.True(t, ok)
 	require.Positive(t, bound.After)
+	cleanup := ofTenant("acme", 1)[0]
+	cleanup.ID, cleanup.Payload = "cleanup", wire.WorkspaceRemove{}
+	put(t, p, cleanup) // no quota keeps what was begun from ending
 	others, refusal := send(t, p, ofTenant("other", 5)...)
 	require.NoError(t, refusal)
 	require.Equal(t, 5, others)
@@ -151,7 +154,7 @@ func TestQuota_Rate(t *testing.T) {
 				}
 			}
 			w := last.ended.Sub(first.began)
-			require.LessOrEqual(t, float64(n), max(burst+rate*w.Seconds()+0.1, 0), "in %s", w) // clocks differ a little
+			require.LessOrEqual(t, float64(n), burst+rate*w.Seconds()+2, "in %s", w) // a busy machine knows the clock of the server to some 10 ms
 		}
 	}
 	require.Greater(t, len(seen), rate, "the rate is reached")
