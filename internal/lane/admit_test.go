@@ -154,7 +154,8 @@ func TestQuota_Rate(t *testing.T) {
 				}
 			}
 			w := last.ended.Sub(first.began)
-			require.LessOrEqual(t, float64(n), max(burst+rate*w.Seconds()+2, 0), "in %s", w) // a busy machine knows the clock of the server to some 10 ms
+			// A busy machine knows the clock of the server to some 10 ms.
+			require.LessOrEqual(t, float64(n), max(burst+rate*w.Seconds()+2, 0), "in %s", w)
 		}
 	}
 	require.Greater(t, len(seen), rate, "the rate is reached")
