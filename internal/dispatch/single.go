@@ -105,8 +105,8 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	return &unknown, nil
 }
 
-// Close ends all futures with [ErrClosed]; their calls continue. It waits until the requests to cancel
-// calls are stored whose callers did not wait for that, for a few seconds at most. No call may be
+// Close ends all futures with [ErrClosed]; their calls continue. Requests to cancel calls whose
+// callers did not wait are stored first, which takes a few seconds at most. No call may be
 // dispatched meanwhile.
 func (d *Dispatcher) Close() {
 	d.futures.close()

@@ -50,7 +50,7 @@ const (
 	MetricInputTokens     = "gen_ai.client.inference.usage.input_tokens"            //nolint:gosec // no credential
 	MetricOutputTokens    = "gen_ai.client.inference.usage.output_tokens"           //nolint:gosec // likewise
 	MetricCacheReadTokens = "gen_ai.client.inference.usage.cache_read.input_tokens" //nolint:gosec // likewise
-	MetricReasoningTokens = "gen_ai.client.inference.usage.reasoning.output_tokens"
+	MetricReasoningTokens = "gen_ai.client.inference.usage.reasoning.output_tokens" //nolint:gosec // likewise
 	MetricReplyInput      = "gen_ai.client.inference.operation.input_tokens"
 	MetricReplyOutput     = "gen_ai.client.inference.operation.output_tokens"
 )

@@ -240,8 +240,8 @@ func (c *Client) Close() error {
 }
 
 // OpenModel opens a model by its spec, such as "openai:NAME", "anthropic:NAME", "google:NAME" or
-// "script:FILE", with the settings of the environment (OPENAI_API_KEY, OPENAI_BASE_URL). Any [loop.Model] of
-// yours will do as well.
+// "script:FILE", with the settings of the environment (such as OPENAI_API_KEY and OPENAI_BASE_URL).
+// Runner takes any [loop.Model] of yours as well.
 func OpenModel(spec string) (loop.Model, error) {
 	opened, _, err := model.Open(spec, os.Getenv)
 	return opened, err

@@ -20,8 +20,9 @@ type afterLane struct {
 }
 
 // TestAfter_RandomProgramsEnd runs random programs of calls that wait for calls, on a worker with
-// one slot and a small window. No call starts before what it waits for ended ok, nor out of its stream's
-// order; and every call ends, although what fails, never comes or is a cycle has others wait for it.
+// one slot and a small window. No call starts before what it waits for ended ok, nor out of its
+// stream's order; and every call ends, although others wait for calls that fail, never come or wait
+// in a cycle.
 func TestAfter_RandomProgramsEnd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(3000) {

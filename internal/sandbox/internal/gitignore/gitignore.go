@@ -1,5 +1,5 @@
-// Package gitignore decides which names the rules of ignore files exclude, with the meaning that Git
-// gives them (gitignore(5)).
+// Package gitignore decides which names the rules of ignore files exclude, as Git does
+// (gitignore(5)).
 package gitignore
 
 import (
