@@ -13,9 +13,9 @@ import (
 //
 // A call with after waits in its lane until other calls, of any lane and session, have ended with
 // status ok. Its lane is held without a slot if nothing else of it runs, so waiting calls never
-// keep a worker from running what they wait for. The results stream says how the others ended. A holder
-// looks there for all of its lanes together, at growing intervals, and at once after it stored a
-// result that one of them waits for.
+// keep a worker from running what they wait for. The results stream says how the others ended. A
+// holder looks there for all of its lanes together, at growing intervals, and at once after it
+// stored a result that one of them waits for.
 
 const (
 	// awaitedFirst and awaitedLast are the shortest and the longest time between two looks for the

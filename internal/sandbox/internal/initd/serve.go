@@ -247,8 +247,8 @@ func startThreads() {
 // sandbox.
 func outOfReach() error { return confine.Untouchable(max(1, lastPID())) }
 
-// ExitLease is the exit code of the first process when the worker's lease has ended. The kernel then
-// kills all others.
+// ExitLease is the exit code of the first process when the worker's lease has ended. The kernel
+// then kills all others.
 const ExitLease = 3
 
 // take handles a request: at once if no other runs and it takes no time, so that no other thread has

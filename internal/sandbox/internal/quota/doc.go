@@ -18,7 +18,7 @@
 // replaced when the directory is used again; when it was removed since, the next process removes
 // them ([Open] the first time).
 //
-// Processes with the capability CAP_SYS_RESOURCE, such as the worker, are counted and not limited by
-// quotas; and in the first user namespace the owner of a file may give it to another project. So
+// Processes with the capability CAP_SYS_RESOURCE, such as the worker, are counted and not limited
+// by quotas; and in the first user namespace the owner of a file may give it to another project. So
 // quotas are for isolated commands.
 package quota
