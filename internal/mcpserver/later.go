@@ -181,8 +181,8 @@ func whereLater(call protocol.CallID) string {
 }
 
 // await waits, as long as the client does, for the result of a call that still runs here, before
-// the result is read. A non-nil outcome is the answer instead: that the call still runs, or what the
-// call itself would have returned.
+// the result is read. A non-nil outcome is the answer instead: that the call still runs, or what
+// the call itself would have returned.
 func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wire.ResultRead) (*loop.SingleOutcome, error) {
 	call := s.following.of(session, read.CallID)
 	if call == nil {

@@ -40,8 +40,9 @@
 //
 // # Sub-agents
 //
-// The tool agent is answered by the loop as well: it runs another session inside the turn, under
-// all that binds the turn. Its id is that of the tool call, so a resumed turn finds it; see [Agent].
+// The tool agent is answered by the loop as well: it runs another session inside the turn,
+// under all that binds the turn. Its id is that of the tool call, so a resumed turn finds it; see
+// [Agent].
 //
 // # Stateful tools
 //

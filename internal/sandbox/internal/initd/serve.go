@@ -251,8 +251,8 @@ func outOfReach() error { return confine.Untouchable(max(1, lastPID())) }
 // then kills all others.
 const ExitLease = 3
 
-// take handles a request: at once if no other runs and it takes no time, so that no other thread has
-// to be woken; otherwise concurrently with others.
+// take handles a request: at once if no other runs and it takes no time, so that no other thread
+// has to be woken; otherwise concurrently with others.
 func (s *server) take(m *wire.Message) {
 	if m.Kind == wire.KindFiles {
 		s.takeFiles(m)

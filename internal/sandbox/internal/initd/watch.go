@@ -87,8 +87,8 @@ func (t *commands) stop(c *command, why sandbox.Reason) {
 	t.send(c, syscall.SIGKILL)
 }
 
-// memory is the memory of all processes of a sandbox, with shared memory that they no longer map, if
-// c has more than any other command: then c has to end. Otherwise it is the memory of c.
+// memory is the memory of all processes of a sandbox, with shared memory that they no longer map,
+// if c has more than any other command: then c has to end. Otherwise it is the memory of c.
 func (t *commands) memory(c *command) uint64 {
 	t.mu.Lock()
 	members := t.allMembers(c)
