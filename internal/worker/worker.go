@@ -64,8 +64,8 @@ const DefaultLinger = 5 * time.Second
 // Options of a [Worker]; zero values mean the documented default.
 type Options struct {
 	// Options are those of the lanes. Defaults: Worker is the host name and a random suffix, Slots
-	// 4, Linger [DefaultLinger]. With a negative Linger an idle lane is not held, and its sandbox is
-	// closed. The worker sets Disk.
+	// 4, Linger [DefaultLinger]. With a negative Linger an idle lane is not held, and its sandbox
+	// is closed. The worker sets Disk.
 	lane.Options
 	// Settings are those of sandboxes. Driver and Caps are required.
 	sandboxes.Settings

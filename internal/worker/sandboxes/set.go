@@ -51,8 +51,8 @@ type Settings struct {
 	// Driver opens sandboxes, and Caps is what it has proven.
 	Driver isolation.Driver
 	Caps   isolation.Caps
-	// Env is the environment of sandboxes. A worker adds PATH, LANG and TERM. Without any network it
-	// also adds variables that keep package managers from trying to reach it.
+	// Env is the environment of sandboxes. A worker adds PATH, LANG and TERM. Without any network
+	// it also adds variables that keep package managers from trying to reach it.
 	Env map[string]string
 	// Limits bound every command and sandbox; calls can only tighten them.
 	Limits sandbox.Limits
@@ -75,8 +75,8 @@ type Settings struct {
 	// addition to one for each slot of the worker. Beyond it, those that have been idle longest are
 	// closed. 0 means [DefaultWarmBytes], negative none.
 	WarmBytes int64
-	// CacheBytes is how much of closed workspaces that the fleet stores stays in the data directory;
-	// 0 means [DefaultCacheBytes], negative none.
+	// CacheBytes is how much of closed workspaces that the fleet stores stays in the data
+	// directory; 0 means [DefaultCacheBytes], negative none.
 	CacheBytes int64
 }
 
