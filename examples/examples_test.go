@@ -98,7 +98,9 @@ func goCommand(t *testing.T, dir string, args ...string) (output string, passed 
 func TestReviewer_SubAgentsAnswer(t *testing.T) {
 	t.Parallel()
 	coordinator := filepath.Join(t.TempDir(), "coordinator")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", coordinator, "../cmd/coordinator").CombinedOutput()
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", coordinator, "../cmd/coordinator")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does, so nothing is compiled twice
+	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	run := exec.CommandContext(t.Context(), coordinator, "run", "--json", "--sandbox", "process", "--data", t.TempDir(),
 		"--model", "script:examples/reviewer/parent.json", "--toolset", "core,agents", "--agents", "examples/reviewer/agents",
