@@ -15,15 +15,15 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A lane that is held costs nothing: its worker's one heartbeat is renewed for all of them, so a
-// thousand lanes take fewer than a hundred messages a second, and fewer than twenty on a machine
+// A lane that is held costs nothing: its worker's one heartbeat is renewed for all of them, so four
+// hundred lanes take fewer than a hundred messages a second, and fewer than twenty on a machine
 // that does little else.
 func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
 	nc := f.connect()
-	const lanes, lease, most = 1000, natsio.DefaultAckWait, 100.0 // one for each lane in a fifth of a lease is 500 a second
+	const lanes, lease, most = 400, natsio.DefaultAckWait, 100.0 // one for each lane in a fifth of a lease is 200 a second
 	var started atomic.Int32
 	release := make(chan struct{})
 	h, err := lane.NewHolder(t.Context(), nc, hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
