@@ -31,9 +31,9 @@ SYSTEMS  := darwin/arm64 windows/amd64
 # Many tests wait, for leases and processes: three packages for two processors.
 WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))) -timeout 30m
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
-# long, and what they are made of is tested with it.
-PROCESSES = ./cmd/... ./test/...
-PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/'),$(PKG))
+# long, and what they are made of is tested with it. Likewise what mostly parses: models and pages.
+PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch
+PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch)(/|$$$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
