@@ -33,7 +33,7 @@ WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
 # long, and what they are made of is tested with it. Likewise what mostly parses: models and pages.
 PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch
-PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch)(/|$$$$)'),$(PKG))
+PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch)(/|$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
