@@ -88,7 +88,7 @@ type Opener struct {
 	Env func(name string) string
 	// HTTPClient carries requests to providers; nil means the default transport.
 	HTTPClient *http.Client
-	// Logger is told about retries; nil discards them.
+	// Logger gets a warning about each retry; nil discards them.
 	Logger *slog.Logger
 	// MaxWait is that of [endpoint.Options].
 	MaxWait time.Duration

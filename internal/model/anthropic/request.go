@@ -33,7 +33,6 @@ type request struct {
 // request is req as the API wants it.
 func (m *Model) request(req loop.Request) *request {
 	out := &request{omitted: m.rejects.omitted()}
-	out.sent.Images = map[string]bool{}
 	out.params.Model = m.Options().Model
 	if t := req.Settings.Temperature; t != nil {
 		out.params.Temperature = param.NewOpt(*t)
@@ -108,7 +107,7 @@ func (r *request) add(message *loop.Message) {
 			Content:   []sdk.ToolResultBlockParamContentUnion{{OfText: &sdk.TextBlockParam{Text: textOf(message.Text)}}},
 		}
 		if image := message.Image; image != nil {
-			r.sent.Images[message.ToolCallID] = true
+			r.sent.AddImage(message.ToolCallID)
 			shown := sdk.NewImageBlockBase64(image.MediaType, base64.StdEncoding.EncodeToString(image.Data))
 			block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfImage: shown.OfImage})
 		}
@@ -179,8 +178,8 @@ func (r *request) resume(blocks []*block) {
 	}
 }
 
-// mark sets the four caching marks that the API takes: behind tools and instructions, and behind
-// the last two messages of the user, of which the older one was the last in the request before.
+// mark sets the four caching marks that the API takes: after tools, after instructions, and after
+// each of the user's last two messages. The older one ended the request before, so it is cached.
 func (r *request) mark() {
 	mark := sdk.NewCacheControlEphemeralParam()
 	if n := len(r.params.Tools); n > 0 {
@@ -212,11 +211,7 @@ func toolOf(definition tools.Definition) (tool sdk.ToolUnionParam, declared bool
 		object, err := lenient.Object("", native)
 		return param.Override[sdk.ToolUnionParam](native), err == nil && lenient.String(object["type"]) != ""
 	}
-	schema := definition.Schema
-	if len(schema) == 0 {
-		schema = json.RawMessage(`{"type":"object","properties":{}}`)
-	}
-	declaration := sdk.ToolParam{Name: definition.Name, InputSchema: param.Override[sdk.ToolInputSchemaParam](schema)}
+	declaration := sdk.ToolParam{Name: definition.Name, InputSchema: param.Override[sdk.ToolInputSchemaParam](endpoint.SchemaOf(definition))}
 	if definition.Description != "" {
 		declaration.Description = param.NewOpt(definition.Description)
 	}

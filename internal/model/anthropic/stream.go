@@ -45,14 +45,10 @@ func (a *assembler) begin() {
 
 // read adds the next event, and passes its text to delta.
 func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
-	var event lenient.Fields
-	if err := json.Unmarshal(data, &event); err != nil {
-		if json.Valid(data) {
-			return lenient.WrongForm("an event", data, "an object")
-		}
+	event, err := lenient.Event("an event", data)
+	if err != nil {
 		return err
 	}
-	var err error
 	switch lenient.String(event["type"]) {
 	case "message_start":
 		var message lenient.Fields
@@ -212,32 +208,24 @@ func (a *assembler) count(raw json.RawMessage) {
 	})
 }
 
-// kept is a block of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
-// conversation's; only where they stood is kept.
-type kept struct {
-	Type string          `json:"type"`
-	Text int             `json:"text,omitempty"` // its length in bytes
-	Raw  json.RawMessage `json:"raw,omitempty"`
-}
-
 // opaque is what [loop.Reasoning].Opaque holds.
 type opaque struct {
-	Anthropic []kept `json:"anthropic,omitempty"`
+	Anthropic []endpoint.Kept `json:"anthropic,omitempty"`
 }
 
-// reasoning is what the reply has beside its text and tool calls; nil when there is nothing.
+// reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
 func (a *assembler) reasoning() *loop.Reasoning {
-	var blocks []kept
+	var blocks []endpoint.Kept
 	matters := false
 	for _, b := range a.blocks {
 		switch b.kind {
 		case typeText:
-			blocks = append(blocks, kept{Type: typeText, Text: len(b.grown["text"].String())})
+			blocks = append(blocks, endpoint.Kept{Type: typeText, Text: len(b.grown["text"].String())})
 		case typeToolUse:
-			blocks = append(blocks, kept{Type: typeToolUse})
+			blocks = append(blocks, endpoint.Kept{Type: typeToolUse})
 		default:
 			if raw := b.whole(); raw != nil {
-				blocks, matters = append(blocks, kept{Type: b.kind, Raw: raw}), true
+				blocks, matters = append(blocks, endpoint.Kept{Type: b.kind, Raw: raw}), true
 			}
 		}
 	}
@@ -252,7 +240,7 @@ func (a *assembler) reasoning() *loop.Reasoning {
 }
 
 // keptOf are the blocks of a message of this turn; none of another adapter's, or without thoughts.
-func keptOf(message *loop.Message, withoutThoughts bool) []kept {
+func keptOf(message *loop.Message, withoutThoughts bool) []endpoint.Kept {
 	var held opaque
 	if message.Reasoning == nil || withoutThoughts || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		return nil

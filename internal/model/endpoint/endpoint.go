@@ -63,7 +63,7 @@ type Options struct {
 	// HTTPClient carries the requests; nil means a client with the default
 	// transport. Its Timeout should be 0, since it would cut off long replies.
 	HTTPClient *http.Client
-	// Logger is told about retries, as warnings; nil discards them.
+	// Logger gets a warning about each retry; nil discards them.
 	Logger *slog.Logger
 
 	// MaxAttempts bounds the requests for one reply; 0 means 6.

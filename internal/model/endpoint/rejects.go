@@ -137,7 +137,15 @@ func IndexIn(list *regexp.Regexp, text string, length int) (index int, named boo
 // zero [loop.Part] stands for what cannot be left out.
 type Sent struct {
 	Messages [][]loop.Part
-	Images   map[string]bool // the tool calls with an image
+	images   map[string]bool // the tool calls with an image
+}
+
+// AddImage notes that the result of a tool call is sent with its image.
+func (s *Sent) AddImage(toolCallID string) {
+	if s.images == nil {
+		s.images = map[string]bool{}
+	}
+	s.images[toolCallID] = true
 }
 
 // Refused is [Refused] for an API whose errors name a message and the position in it.
@@ -154,7 +162,7 @@ func (s *Sent) Refused(err error, inMessage, inContent *regexp.Regexp) error {
 		switch part := s.Messages[at][i]; {
 		case part.ToolCallID == "":
 			return nil
-		case aboutImages && s.Images[part.ToolCallID] && part.Kind == loop.PartResult:
+		case aboutImages && s.images[part.ToolCallID] && part.Kind == loop.PartResult:
 			return ImageParts([]string{part.ToolCallID})
 		default:
 			return []loop.Part{part}
@@ -167,7 +175,7 @@ func (s *Sent) imageGroups() [][]string {
 	for _, message := range s.Messages {
 		var ids []string
 		for _, part := range message {
-			if part.Kind == loop.PartResult && s.Images[part.ToolCallID] {
+			if part.Kind == loop.PartResult && s.images[part.ToolCallID] {
 				ids = append(ids, part.ToolCallID)
 			}
 		}

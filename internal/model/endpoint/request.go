@@ -5,10 +5,37 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // NoText stands for a text that is empty: servers reject a message without a content.
 const NoText = "(empty)"
+
+// TextOf is a text, or what stands for one that is empty.
+func TextOf(text string) string {
+	if text == "" {
+		return NoText
+	}
+	return text
+}
+
+// SchemaOf is the schema of a tool's arguments; an object without properties if it has none.
+func SchemaOf(definition tools.Definition) json.RawMessage {
+	if len(definition.Schema) > 0 {
+		return definition.Schema
+	}
+	return json.RawMessage(`{"type":"object","properties":{}}`)
+}
+
+// Kept is a piece of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
+// conversation's; only their signatures and positions are kept.
+type Kept struct {
+	Type      string          `json:"type"`
+	Text      int             `json:"text,omitempty"` // its length in bytes
+	Signature string          `json:"signature,omitempty"`
+	Raw       json.RawMessage `json:"raw,omitempty"` // of a piece that is only the provider's
+}
 
 // maxName is how many characters a name may have.
 const maxName = 64

@@ -76,7 +76,6 @@ func (m *Model) request(req loop.Request) *request {
 	name := strings.ToLower(m.Options().Model)
 	older := strings.HasPrefix(name, "gemini-1") || strings.HasPrefix(name, "gemini-2")
 	out := &request{omitted: m.rejects.omitted(), body: map[string]any{}, nested: !older}
-	out.sent.Images = map[string]bool{}
 	out.omitted.levels = out.omitted.levels || older
 	var system strings.Builder
 	for i := range req.Messages {
@@ -143,7 +142,7 @@ func (r *request) add(message *loop.Message) {
 		answer := functionResult{ID: message.ToolCallID, Name: endpoint.ToolName(message.Name), Response: map[string]string{"output": message.Text}}
 		parts, of := []part{{FunctionResponse: &answer}}, []loop.Part{result}
 		if image := message.Image; image != nil {
-			r.sent.Images[message.ToolCallID] = true
+			r.sent.AddImage(message.ToolCallID)
 			shown := part{InlineData: &inlineData{image.MediaType, image.Data}}
 			if r.nested {
 				answer.Parts = []part{shown}
@@ -153,7 +152,7 @@ func (r *request) add(message *loop.Message) {
 		}
 		r.append("user", parts, of)
 	case loop.RoleUser, loop.RoleSystem:
-		r.append("user", []part{{Text: textOf(message.Text)}}, []loop.Part{{}})
+		r.append("user", []part{{Text: new(endpoint.TextOf(message.Text))}}, []loop.Part{{}})
 	}
 }
 
@@ -203,19 +202,12 @@ func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part
 		}
 	}
 	if text != "" || len(parts) == 0 && len(calls) == 0 {
-		add(part{Text: textOf(text)}, loop.Part{})
+		add(part{Text: new(endpoint.TextOf(text))}, loop.Part{})
 	}
 	for len(calls) > 0 {
 		addCall("")
 	}
 	return parts, of
-}
-
-func textOf(text string) *string {
-	if text == "" {
-		text = endpoint.NoText
-	}
-	return &text
 }
 
 // toolsOf declares tools: all functions in one, and each that the provider runs by itself.
@@ -227,12 +219,8 @@ func toolsOf(definitions []tools.Definition) []map[string]any {
 			declared = append(declared, native)
 			continue
 		}
-		schema := definition.Schema
-		if len(schema) == 0 {
-			schema = json.RawMessage(`{"type":"object","properties":{}}`)
-		}
 		functions = append(functions, map[string]any{
-			"name": definition.Name, "description": definition.Description, "parametersJsonSchema": schema,
+			"name": definition.Name, "description": definition.Description, "parametersJsonSchema": endpoint.SchemaOf(definition),
 		})
 	}
 	if len(functions) > 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Types of parts as [kept] has them.
+// Types of parts as [endpoint.Kept] has them.
 const (
 	typeText = "text"
 	typeCall = "call"
@@ -21,17 +21,14 @@ type assembler struct {
 	endpoint.Assembler
 
 	endpoint *endpoint.Endpoint
-	parts    []kept
+	parts    []endpoint.Kept
 	calls    int
 }
 
 // read adds the next chunk, and passes its text to delta.
 func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
-	var chunk lenient.Fields
-	if err := json.Unmarshal(data, &chunk); err != nil {
-		if json.Valid(data) {
-			return lenient.WrongForm("a chunk", data, "an object")
-		}
+	chunk, err := lenient.Event("a chunk", data)
+	if err != nil {
 		return err
 	}
 	if a.Model == "" {
@@ -86,10 +83,10 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 			Index: a.calls, ID: lenient.String(call["id"]), Name: lenient.String(call["name"]), Arguments: lenient.Written(call["args"]),
 		})
 		a.calls++
-		a.parts = append(a.parts, kept{Type: typeCall, Signature: signature})
+		a.parts = append(a.parts, endpoint.Kept{Type: typeCall, Signature: signature})
 	case lenient.IsSet(part["executableCode"]), lenient.IsSet(part["codeExecutionResult"]),
 		lenient.IsSet(part["toolCall"]), lenient.IsSet(part["toolResponse"]):
-		a.parts = append(a.parts, kept{Type: "raw", Raw: raw})
+		a.parts = append(a.parts, endpoint.Kept{Type: "raw", Raw: raw})
 	case string(part["thought"]) == "true":
 		a.Thought.Add(lenient.Piece(part["text"]))
 	default:
@@ -104,7 +101,7 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 func (a *assembler) addText(length int, signature string) {
 	n := len(a.parts)
 	if n == 0 || a.parts[n-1].Type != typeText || a.parts[n-1].Signature != "" {
-		a.parts = append(a.parts, kept{Type: typeText})
+		a.parts = append(a.parts, endpoint.Kept{Type: typeText})
 		n++
 	}
 	a.parts[n-1].Text += length
@@ -126,21 +123,12 @@ func (a *assembler) count(raw json.RawMessage) {
 	}
 }
 
-// kept is a part of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
-// conversation's; only their signatures and where they stood are kept.
-type kept struct {
-	Type      string          `json:"type"`
-	Text      int             `json:"text,omitempty"` // its length in bytes
-	Signature string          `json:"signature,omitempty"`
-	Raw       json.RawMessage `json:"raw,omitempty"`
-}
-
 // opaque is what [loop.Reasoning].Opaque holds.
 type opaque struct {
-	Google []kept `json:"google,omitempty"`
+	Google []endpoint.Kept `json:"google,omitempty"`
 }
 
-// reasoning is what the reply has beside its text and tool calls; nil when there is nothing.
+// reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
 func (a *assembler) reasoning() *loop.Reasoning {
 	matters := false
 	for _, p := range a.parts {
@@ -157,7 +145,7 @@ func (a *assembler) reasoning() *loop.Reasoning {
 }
 
 // keptOf are the parts of a message of this turn; none of another adapter's.
-func keptOf(message *loop.Message) []kept {
+func keptOf(message *loop.Message) []endpoint.Kept {
 	var held opaque
 	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		return nil

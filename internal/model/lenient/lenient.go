@@ -42,6 +42,16 @@ func Object(where string, raw json.RawMessage) (Fields, error) {
 	return object, nil
 }
 
+// Event returns the fields of an event of a stream. Only an event that is JSON has a [*FormError].
+func Event(what string, data []byte) (Fields, error) {
+	var event Fields
+	err := json.Unmarshal(data, &event)
+	if err != nil && json.Valid(data) {
+		err = WrongForm(what, data, "an object")
+	}
+	return event, err
+}
+
 // List returns the elements of a list. An object alone is a list of one.
 func List(where string, raw json.RawMessage) ([]json.RawMessage, error) {
 	var list []json.RawMessage

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model/aimocktest"
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/modeltest"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -87,7 +88,7 @@ func TestAimock_Session(t *testing.T) {
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
 		Tools:    []tools.Definition{{Name: "bash", Description: "Runs.", Schema: object}, {Name: "read", Schema: object}},
 	}
-	reply, err = m.Reply(t.Context(), req, ignore)
+	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "Let me look.", reply.Text)
 	require.Equal(t, []loop.ToolCall{
@@ -99,7 +100,7 @@ func TestAimock_Session(t *testing.T) {
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_tests", Name: "bash"},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_file", Name: "read", Text: "package a\n"})
-	reply, err = m.Reply(t.Context(), req, ignore)
+	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "All is well.", reply.Text)
 	require.Empty(t, reply.ToolCalls)
@@ -110,7 +111,7 @@ func TestAimock_TriesAgain(t *testing.T) {
 	m, _ := aimock(t)
 
 	start := time.Now()
-	reply, err := m.Reply(t.Context(), says("are you busy?"), ignore)
+	reply, err := m.Reply(t.Context(), says("are you busy?"), modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "Here I am.", reply.Text)
 	require.GreaterOrEqual(t, time.Since(start), time.Second, "the server asked for a second")
@@ -138,7 +139,7 @@ func TestAimock_Errors(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := m.Reply(t.Context(), says(test.says), ignore)
+			_, err := m.Reply(t.Context(), says(test.says), modeltest.Ignore)
 			requireType(t, test.wantType, err)
 			require.ErrorContains(t, err, test.want)
 			require.ErrorContains(t, err, "model mock at "+base)
@@ -146,15 +147,15 @@ func TestAimock_Errors(t *testing.T) {
 		})
 	}
 
-	reply, err := m.Reply(t.Context(), says("a long story"), ignore)
+	reply, err := m.Reply(t.Context(), says("a long story"), modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "It goes on and", reply.Text)
 
-	_, err = aimockModel(t, base, "another-key").Reply(t.Context(), says("greet"), ignore)
+	_, err = aimockModel(t, base, "another-key").Reply(t.Context(), says("greet"), modeltest.Ignore)
 	requireType(t, endpoint.TypeAuthentication, err)
 	require.ErrorContains(t, err, "401 Unauthorized: Invalid API key (check the API key)")
 
-	_, err = aimockModel(t, base+"/nowhere", aimocktest.APIKey).Reply(t.Context(), says("greet"), ignore)
+	_, err = aimockModel(t, base+"/nowhere", aimocktest.APIKey).Reply(t.Context(), says("greet"), modeltest.Ignore)
 	requireType(t, endpoint.TypeNotFound, err)
 	require.ErrorContains(t, err, "usually ends in /v1")
 }

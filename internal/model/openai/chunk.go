@@ -21,11 +21,8 @@ type assembler struct {
 
 // read adds the next chunk, and passes its text to delta.
 func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
-	var chunk lenient.Fields
-	if err := json.Unmarshal(data, &chunk); err != nil {
-		if json.Valid(data) {
-			return lenient.WrongForm("a chunk", data, "an object")
-		}
+	chunk, err := lenient.Event("a chunk", data)
+	if err != nil {
 		return err
 	}
 	if a.Model == "" {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/modeltest"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -17,20 +18,20 @@ import (
 
 func TestReply_StreamsText(t *testing.T) {
 	t.Parallel()
-	s := serve(t, stream(": keep-alive", "event: message\nid: 1\n"+text("Hel"), "", text("lo "), text("wörld"), stop, usage(12, 3), done))
+	s := serve(t, modeltest.Stream(": keep-alive", "event: message\nid: 1\n"+text("Hel"), "", text("lo "), text("wörld"), stop, usage(12, 3), done))
 	var got pieces
-	reply, err := s.model(t).Reply(t.Context(), hello(), got.add)
+	reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), got.add)
 	require.NoError(t, err)
 	require.Equal(t, loop.Reply{
 		Text: "Hello wörld", Model: "m-1-2026", Finish: "stop", Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3},
 	}, reply)
 	require.Equal(t, "Hel|lo |wörld", got.String())
-	require.Equal(t, "Bearer "+key, s.header.Get("Authorization"))
+	require.Equal(t, "Bearer "+key, s.Header().Get("Authorization"))
 }
 
 func TestReply_SendsTheConversation(t *testing.T) {
 	t.Parallel()
-	s := serve(t, stream(text("ok"), stop, done))
+	s := serve(t, modeltest.Stream(text("ok"), stop, done))
 	m := s.model(t, func(o *openai.Options) { o.Organization = "org-1" })
 	_, err := m.Reply(t.Context(), loop.Request{
 		Messages: []loop.Message{
@@ -54,10 +55,10 @@ func TestReply_SendsTheConversation(t *testing.T) {
 			{Name: "web", Native: map[string]json.RawMessage{"openai": json.RawMessage(`{"type":"web_search","search_context_size":"low"}`)}},
 			{Name: "elsewhere", Native: map[string]json.RawMessage{"other": json.RawMessage(`{"type":"x"}`)}},
 		},
-	}, ignore)
+	}, modeltest.Ignore)
 	require.NoError(t, err)
 
-	sent, err := json.Marshal(s.asked()[0])
+	sent, err := json.Marshal(s.Asked()[0])
 	require.NoError(t, err)
 	require.JSONEq(t, `{
 		"model": "m-1", "stream": true, "stream_options": {"include_usage": true},
@@ -83,7 +84,7 @@ func TestReply_SendsTheConversation(t *testing.T) {
 			{"type": "web_search", "search_context_size": "low"}
 		]
 	}`, string(sent))
-	require.Equal(t, "org-1", s.header.Get("OpenAI-Organization"))
+	require.Equal(t, "org-1", s.Header().Get("OpenAI-Organization"))
 }
 
 // Images of tool results go behind the last tool message of their step, where the API
@@ -99,11 +100,11 @@ func TestReply_SendsImages(t *testing.T) {
 		{Role: loop.RoleAssistant, Text: "I see."},
 	}}
 	for _, takes := range []bool{true, false} {
-		s := serve(t, stream(text("ok"), stop, done))
+		s := serve(t, modeltest.Stream(text("ok"), stop, done))
 		m := s.model(t, func(o *openai.Options) { o.Images = takes })
-		_, err := m.Reply(t.Context(), request, ignore)
+		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 		require.NoError(t, err)
-		messages, ok := s.asked()[0]["messages"].([]any)
+		messages, ok := s.Asked()[0]["messages"].([]any)
 		require.True(t, ok)
 		if !takes {
 			require.Len(t, messages, 5)
@@ -121,13 +122,13 @@ func TestReply_SendsImages(t *testing.T) {
 
 func TestReply_SendsNoEmptyListsAndNoEmptyKey(t *testing.T) {
 	t.Parallel()
-	s := serve(t, stream(text("ok"), stop, done))
+	s := serve(t, modeltest.Stream(text("ok"), stop, done))
 	m := s.model(t, func(o *openai.Options) { o.APIKey = "" })
-	_, err := m.Reply(t.Context(), loop.Request{Messages: []loop.Message{{Role: loop.RoleSystem}, {Role: loop.RoleUser, Text: "x"}}}, ignore)
+	_, err := m.Reply(t.Context(), loop.Request{Messages: []loop.Message{{Role: loop.RoleSystem}, {Role: loop.RoleUser, Text: "x"}}}, modeltest.Ignore)
 	require.NoError(t, err)
-	require.NotContains(t, s.asked()[0], "tools", "several servers reject an empty list")
-	require.Len(t, s.asked()[0]["messages"], 1, "an empty system message says nothing")
-	require.NotContains(t, s.header, "Authorization")
+	require.NotContains(t, s.Asked()[0], "tools", "several servers reject an empty list")
+	require.Len(t, s.Asked()[0]["messages"], 1, "an empty system message says nothing")
+	require.NotContains(t, s.Header(), "Authorization")
 }
 
 func TestReply_PutsToolCallsTogether(t *testing.T) {
@@ -226,8 +227,8 @@ func TestReply_PutsToolCallsTogether(t *testing.T) {
 			if reason == "" {
 				reason = "tool_calls"
 			}
-			s := serve(t, stream(append(lines, finish(reason), done)...))
-			reply, err := s.model(t).Reply(t.Context(), hello(), ignore)
+			s := serve(t, modeltest.Stream(append(lines, finish(reason), done)...))
+			reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
 			require.NoError(t, err)
 			requireCalls(t, test.want, reply.ToolCalls)
 		})
@@ -284,9 +285,9 @@ func TestReply_HowItEnds(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, stream(test.lines...))
-			reply, err := s.model(t).Reply(t.Context(), hello(), ignore)
-			require.Len(t, s.asked(), 1, "none of these may be tried again")
+			s := serve(t, modeltest.Stream(test.lines...))
+			reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
+			require.Len(t, s.Asked(), 1, "none of these may be tried again")
 			if test.wantType != "" {
 				requireType(t, test.wantType, err)
 				return
@@ -308,15 +309,15 @@ func requireType(t *testing.T, want string, err error) {
 
 func TestReply_ServerWithoutStreamOptions(t *testing.T) {
 	t.Parallel()
-	good := stream(text("ok"), stop, done)
-	s := serve(t, status(http.StatusBadRequest, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`), good)
+	good := modeltest.Stream(text("ok"), stop, done)
+	s := serve(t, modeltest.Status(http.StatusBadRequest, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`), good)
 	m := s.model(t, func(o *openai.Options) { o.MaxAttempts = 1 })
 	for range 2 {
-		reply, err := m.Reply(t.Context(), hello(), ignore)
+		reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
 		require.NoError(t, err)
 		require.Equal(t, "ok", reply.Text)
 	}
-	asked := s.asked()
+	asked := s.Asked()
 	require.Len(t, asked, 3, "it must remember what the server rejects")
 	require.Contains(t, asked[0], "stream_options")
 	require.NotContains(t, asked[1], "stream_options")

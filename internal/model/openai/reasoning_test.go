@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/modeltest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -59,40 +60,40 @@ func TestReply_ReasoningOfEveryServer(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, stream(append(test.lines, text("done"), stop, done)...))
+			s := serve(t, modeltest.Stream(append(test.lines, text("done"), stop, done)...))
 			thought := ""
-			reply, err := s.model(t).Reply(t.Context(), hello(), func(d loop.Delta) { thought += d.Reasoning })
+			reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), func(d loop.Delta) { thought += d.Reasoning })
 			require.NoError(t, err)
 			require.Equal(t, test.text, thought)
 			require.Equal(t, test.back == nil, reply.Reasoning == nil)
 
-			next := hello()
+			next := modeltest.Hello()
 			next.Messages = append(next.Messages, loop.Message{Role: loop.RoleAssistant, Text: "done", Reasoning: reply.Reasoning})
-			_, err = s.model(t).Reply(t.Context(), next, ignore)
+			_, err = s.model(t).Reply(t.Context(), next, modeltest.Ignore)
 			require.NoError(t, err)
 			want := map[string]any{"role": "assistant", "content": "done"}
 			maps.Copy(want, test.back)
-			require.Equal(t, want, s.asked()[1]["messages"].([]any)[1]) //nolint:errcheck // it panics
+			require.Equal(t, want, s.Asked()[1]["messages"].([]any)[1]) //nolint:errcheck // it panics
 		})
 	}
 }
 
 func TestReply_ReasoningThatAServerRejectsIsLeftOut(t *testing.T) {
 	t.Parallel()
-	good := stream(text("a"), stop, done)
-	s := serve(t, status(http.StatusBadRequest, `{"error":{"message":"'messages.1' : property 'reasoning_content' is unsupported"}}`), good)
+	good := modeltest.Stream(text("a"), stop, done)
+	s := serve(t, modeltest.Status(http.StatusBadRequest, `{"error":{"message":"'messages.1' : property 'reasoning_content' is unsupported"}}`), good)
 	m := s.model(t)
-	request := hello()
+	request := modeltest.Hello()
 	request.Messages = append(request.Messages, loop.Message{
 		Role: loop.RoleAssistant, Text: "x", Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"field":"reasoning_content"}`)},
 	})
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, ignore)
+		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 		require.NoError(t, err)
 	}
-	require.Len(t, s.asked(), 3)
+	require.Len(t, s.Asked(), 3)
 	for i, there := range []bool{true, false, false} {
-		_, has := s.asked()[i]["messages"].([]any)[1].(map[string]any)["reasoning_content"] //nolint:errcheck // it panics
+		_, has := s.Asked()[i]["messages"].([]any)[1].(map[string]any)["reasoning_content"] //nolint:errcheck // it panics
 		require.Equal(t, there, has, "request %d", i+1)
 	}
 }
@@ -101,26 +102,26 @@ func TestReply_ReasoningThatAServerRejectsIsLeftOut(t *testing.T) {
 func TestReply_RejectedSettingsAreErrors(t *testing.T) {
 	t.Parallel()
 	for _, message := range []string{"Unsupported value: 'reasoning_effort' does not support 'max'", "temperature is fixed at 1"} {
-		s := serve(t, status(http.StatusBadRequest, `{"error":{"message":"`+message+`"}}`))
-		_, err := s.model(t).Reply(t.Context(), hello(), ignore)
+		s := serve(t, modeltest.Status(http.StatusBadRequest, `{"error":{"message":"`+message+`"}}`))
+		_, err := s.model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
 		requireType(t, endpoint.TypeInvalidRequest, err)
-		require.Len(t, s.asked(), 1)
+		require.Len(t, s.Asked(), 1)
 	}
 }
 
 func TestReply_Settings(t *testing.T) {
 	t.Parallel()
 	cold := 0.0
-	request := hello()
+	request := modeltest.Hello()
 	request.Settings = loop.Settings{Temperature: &cold, Effort: "high", MaxOutput: 300}
-	good := stream(text("a"), stop, done)
-	s := serve(t, good, status(http.StatusBadRequest, `{"error":{"message":"Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}`), good)
+	good := modeltest.Stream(text("a"), stop, done)
+	s := serve(t, good, modeltest.Status(http.StatusBadRequest, `{"error":{"message":"Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}`), good)
 	m := s.model(t)
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, ignore)
+		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 		require.NoError(t, err)
 	}
-	asked := s.asked()
+	asked := s.Asked()
 	require.Len(t, asked, 3)
 	require.Equal(t, 0.0, asked[0]["temperature"], "0 is not nothing") //nolint:testifylint // it is what was sent
 	require.Equal(t, "high", asked[0]["reasoning_effort"])
@@ -129,9 +130,9 @@ func TestReply_Settings(t *testing.T) {
 	require.EqualValues(t, 300, asked[2]["max_completion_tokens"])
 	require.NotContains(t, asked[2], "max_tokens")
 
-	_, err := m.Reply(t.Context(), hello(), ignore)
+	_, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
 	require.NoError(t, err)
 	for _, field := range []string{"temperature", "reasoning_effort", "max_tokens", "max_completion_tokens"} {
-		require.NotContains(t, s.asked()[3], field)
+		require.NotContains(t, s.Asked()[3], field)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/model/modeltest"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -58,9 +59,9 @@ func TestReply_RefusalsNameParts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, status(test.code, test.body))
+			s := serve(t, modeltest.Status(test.code, test.body))
 			m := s.model(t, func(o *openai.Options) { o.Images, o.MaxAttempts = true, 1 })
-			_, err := m.Reply(t.Context(), request, ignore)
+			_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 			var fault *endpoint.Error
 			require.ErrorAs(t, err, &fault)
 			var refused *loop.RefusedError
@@ -70,7 +71,7 @@ func TestReply_RefusalsNameParts(t *testing.T) {
 			}
 			require.ErrorAs(t, err, &refused)
 			require.Equal(t, test.want, refused.Parts)
-			require.Len(t, s.asked(), 1)
+			require.Len(t, s.Asked(), 1)
 		})
 	}
 }
@@ -81,17 +82,17 @@ func TestReply_ToolThatAServerRejectsIsLeftOut(t *testing.T) {
 	for _, message := range []string{
 		`"Invalid schema for function 'b': ..."`, `"bad","param":"tools[1].function.name"`, `"tools.1.type: Input should be 'function'"`,
 	} {
-		s := serve(t, status(http.StatusBadRequest, `{"error":{"message":`+message+`}}`), stream(text("ok"), stop, done))
+		s := serve(t, modeltest.Status(http.StatusBadRequest, `{"error":{"message":`+message+`}}`), modeltest.Stream(text("ok"), stop, done))
 		m := s.model(t)
-		request := hello()
+		request := modeltest.Hello()
 		request.Tools = []tools.Definition{
 			{Name: "0", Native: map[string]json.RawMessage{"other": json.RawMessage(`{"type":"x"}`)}}, {Name: "a"}, {Name: "b"}, {Name: "c"},
 		}
 		for range 2 {
-			_, err := m.Reply(t.Context(), request, ignore)
+			_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 			require.NoError(t, err)
 		}
-		asked := s.asked()
+		asked := s.Asked()
 		require.Len(t, asked, 3)
 		for i, count := range []int{3, 2, 2} {
 			require.Len(t, asked[i]["tools"], count, "request %d", i+1)
@@ -100,29 +101,29 @@ func TestReply_ToolThatAServerRejectsIsLeftOut(t *testing.T) {
 		require.Contains(t, fmt.Sprint(asked[1]["messages"]), "[The tool b is left out, because the model's server refuses it:")
 
 		request.Tools[2].Description = "Another declaration."
-		_, err := m.Reply(t.Context(), request, ignore)
+		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 		require.NoError(t, err)
-		require.Len(t, s.asked()[3]["tools"], 3, "may do")
+		require.Len(t, s.Asked()[3]["tools"], 3, "may do")
 	}
 }
 
 // Fields of messages that a server does not know, and ids that it does not take, are sent once.
 func TestReply_FieldsThatAServerRejects(t *testing.T) {
 	t.Parallel()
-	request := hello()
+	request := modeltest.Hello()
 	request.Messages = append(request.Messages,
 		loop.Message{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "toolu_01-of-another-server", Name: "read"}}},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "toolu_01-of-another-server", Name: "read", Text: "x"})
 	s := serve(t,
-		status(http.StatusUnprocessableEntity, `{"detail":[{"loc":["body","messages",2,"name"],"msg":"Extra inputs are not permitted"}]}`),
-		status(http.StatusBadRequest, `{"message":"Tool call id was toolu_01-of-another-server but must be a-z, A-Z, 0-9, with a length of 9."}`),
-		stream(text("ok"), stop, done))
+		modeltest.Status(http.StatusUnprocessableEntity, `{"detail":[{"loc":["body","messages",2,"name"],"msg":"Extra inputs are not permitted"}]}`),
+		modeltest.Status(http.StatusBadRequest, `{"message":"Tool call id was toolu_01-of-another-server but must be a-z, A-Z, 0-9, with a length of 9."}`),
+		modeltest.Stream(text("ok"), stop, done))
 	m := s.model(t)
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, ignore)
+		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 		require.NoError(t, err)
 	}
-	asked := s.asked()
+	asked := s.Asked()
 	require.Len(t, asked, 4)
 	for i, last := range asked {
 		messages, _ := last["messages"].([]any)
@@ -149,21 +150,21 @@ func TestReply_RejectedOfSeveralAtOnce(t *testing.T) {
 			rejected := func(w http.ResponseWriter, r *http.Request) {
 				arrived.Done()
 				arrived.Wait()
-				status(http.StatusBadRequest, `{"error":{"message":`+message+`}}`)(w, r)
+				modeltest.Status(http.StatusBadRequest, `{"error":{"message":`+message+`}}`)(w, r)
 			}
-			s := serve(t, rejected, rejected, rejected, rejected, stream(text("ok"), stop, done))
+			s := serve(t, rejected, rejected, rejected, rejected, modeltest.Stream(text("ok"), stop, done))
 			m := s.model(t)
 			var asking errgroup.Group
 			for range several {
 				asking.Go(func() error {
-					request := hello()
+					request := modeltest.Hello()
 					request.Tools = []tools.Definition{{Name: "a"}, {Name: "b"}, {Name: "c"}}
-					_, err := m.Reply(t.Context(), request, ignore)
+					_, err := m.Reply(t.Context(), request, modeltest.Ignore)
 					return err
 				})
 			}
 			require.NoError(t, asking.Wait())
-			asked := s.asked()
+			asked := s.Asked()
 			require.Len(t, asked, 2*several)
 			for _, again := range asked[several:] {
 				_, has := again["stream_options"]

@@ -175,7 +175,7 @@ func messageOf(asked *loop.Message, without omitted) message {
 	case loop.RoleSystem, loop.RoleUser:
 	}
 	if asked.Text != "" || len(out.ToolCalls) == 0 {
-		out.Content = textOf(asked.Text)
+		out.Content = endpoint.TextOf(asked.Text)
 	}
 	return out
 }
@@ -191,9 +191,5 @@ func toolOf(definition tools.Definition) (tool any, declared bool) {
 		object, err := lenient.Object("", native)
 		return native, err == nil && lenient.String(object["type"]) != ""
 	}
-	schema := definition.Schema
-	if len(schema) == 0 {
-		schema = json.RawMessage(`{"type":"object","properties":{}}`)
-	}
-	return functionTool{"function", function{definition.Name, definition.Description, schema}}, true
+	return functionTool{"function", function{definition.Name, definition.Description, endpoint.SchemaOf(definition)}}, true
 }

@@ -95,7 +95,6 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 		Model: m.Options().Model, Stream: true, Temperature: req.Settings.Temperature, MaxOutputTokens: req.Settings.MaxOutput,
 		Reasoning: map[string]string{}, omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load()},
 	}
-	out.sent.Images = map[string]bool{}
 	if !out.omitted.encrypted {
 		out.Include = []string{"reasoning.encrypted_content"}
 	}
@@ -115,7 +114,7 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 		case loop.RoleTool:
 			out.result(message, m.images)
 		case loop.RoleUser:
-			out.add(inputMessage{"message", loop.RoleUser, textOf(message.Text)}, loop.Part{})
+			out.add(inputMessage{"message", loop.RoleUser, endpoint.TextOf(message.Text)}, loop.Part{})
 		}
 	}
 	out.offered = m.rejects.offered(req.Tools)
@@ -166,7 +165,7 @@ func (r *responsesRequest) assistant(message *loop.Message) {
 		}
 	}
 	if text != "" || !added && len(calls) == 0 {
-		addText(textOf(text))
+		addText(endpoint.TextOf(text))
 	}
 	for len(calls) > 0 {
 		addCall()
@@ -174,21 +173,14 @@ func (r *responsesRequest) assistant(message *loop.Message) {
 }
 
 func (r *responsesRequest) result(message *loop.Message, images bool) {
-	answer := inputResult{"function_call_output", message.ToolCallID, textOf(message.Text)}
+	answer := inputResult{"function_call_output", message.ToolCallID, endpoint.TextOf(message.Text)}
 	if image := message.Image; image != nil && images {
-		r.sent.Images[message.ToolCallID] = true
-		answer.Output = []inputPart{{Type: "input_text", Text: textOf(message.Text)}, {
+		r.sent.AddImage(message.ToolCallID)
+		answer.Output = []inputPart{{Type: "input_text", Text: endpoint.TextOf(message.Text)}, {
 			Type: "input_image", ImageURL: "data:" + image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(image.Data),
 		}}
 	}
 	r.add(answer, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult})
-}
-
-func textOf(text string) string {
-	if text == "" {
-		return endpoint.NoText
-	}
-	return text
 }
 
 // askResponses sends one request to the Responses API and reads its stream to the end.
@@ -246,7 +238,7 @@ var (
 	inOutput = regexp.MustCompile(`(?:output|content)\W{1,3}(\d+)`)
 )
 
-// Types of items as [keptItem] has them.
+// Types of items as [endpoint.Kept] has them.
 const (
 	typeText = "text"
 	typeCall = "call"
@@ -272,11 +264,8 @@ type outputItem struct {
 
 // read adds the next event, and passes its text to delta.
 func (a *responsesAssembler) read(data []byte, delta func(loop.Delta)) error {
-	var event lenient.Fields
-	if err := json.Unmarshal(data, &event); err != nil {
-		if json.Valid(data) {
-			return lenient.WrongForm("an event", data, "an object")
-		}
+	event, err := lenient.Event("an event", data)
+	if err != nil {
 		return err
 	}
 	index, err := lenient.Index("output_index", event["output_index"])
@@ -403,35 +392,27 @@ func (a *responsesAssembler) failed(failure lenient.Fields) error {
 	return a.endpoint.Told(lenient.String(failure["message"]), lenient.String(failure["code"]), lenient.String(failure["type"]))
 }
 
-// keptItem is an item of a reply as [loop.Reasoning].Opaque has it. Texts and tool calls are the
-// conversation's; only where they stood is kept.
-type keptItem struct {
-	Type string          `json:"type"`
-	Text int             `json:"text,omitempty"` // its length in bytes
-	Raw  json.RawMessage `json:"raw,omitempty"`
-}
-
 // responsesOpaque is what [loop.Reasoning].Opaque holds of the Responses API.
 type responsesOpaque struct {
-	Responses []keptItem `json:"responses,omitempty"`
+	Responses []endpoint.Kept `json:"responses,omitempty"`
 }
 
-// reasoning is what the reply has beside its text and tool calls; nil when there is nothing.
+// reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
 // Reasoning without its encrypted content is not kept: the server, which stores nothing, would not
 // know it.
 func (a *responsesAssembler) reasoning() *loop.Reasoning {
-	var items []keptItem
+	var items []endpoint.Kept
 	matters := false
 	for _, item := range a.items {
 		fields, _ := lenient.Object("item", item.raw)
 		switch {
 		case item.kind == "message":
-			items = append(items, keptItem{Type: typeText, Text: item.text})
+			items = append(items, endpoint.Kept{Type: typeText, Text: item.text})
 		case item.kind == "function_call":
-			items = append(items, keptItem{Type: typeCall})
+			items = append(items, endpoint.Kept{Type: typeCall})
 		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == "image_generation_call":
 		default:
-			items, matters = append(items, keptItem{Type: item.kind, Raw: item.raw}), true
+			items, matters = append(items, endpoint.Kept{Type: item.kind, Raw: item.raw}), true
 		}
 	}
 	var encoded json.RawMessage

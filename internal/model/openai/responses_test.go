@@ -209,14 +209,14 @@ func TestResponses_FallsBackToChat(t *testing.T) {
 		}})
 		require.NoError(t, err)
 		for range 2 {
-			reply, err := m.Reply(t.Context(), hello(), ignore)
+			reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
 			require.NoError(t, err, name)
 			require.Equal(t, "ok", reply.Text)
 		}
 		require.Equal(t, test.paths, paths, name)
 	}
 	s := modeltest.Serve(t, responses(), modeltest.Status(http.StatusNotFound, "404 page not found"))
-	_, err := s.Model(t).Reply(t.Context(), hello(), ignore)
+	_, err := s.Model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
 	modeltest.RequireType(t, endpoint.TypeNotFound, err)
 }
 
@@ -232,7 +232,7 @@ func TestResponses_AimockSession(t *testing.T) {
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
 		Tools:    []tools.Definition{{Name: "bash", Description: "Runs."}, {Name: "read"}},
 	}
-	reply, err := m.Reply(t.Context(), req, ignore)
+	reply, err := m.Reply(t.Context(), req, modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "Let me look.", reply.Text)
 	require.Equal(t, []loop.ToolCall{
@@ -243,12 +243,12 @@ func TestResponses_AimockSession(t *testing.T) {
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls, Reasoning: reply.Reasoning},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_tests", Name: "bash"},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_file", Name: "read", Text: "package a\n"})
-	reply, err = m.Reply(t.Context(), req, ignore)
+	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "All is well.", reply.Text)
-	reply, err = m.Reply(t.Context(), says("a long story"), ignore)
+	reply, err = m.Reply(t.Context(), says("a long story"), modeltest.Ignore)
 	require.NoError(t, err)
 	require.Equal(t, "It goes on and", reply.Text)
-	_, err = m.Reply(t.Context(), says("forbidden things"), ignore)
+	_, err = m.Reply(t.Context(), says("forbidden things"), modeltest.Ignore)
 	modeltest.RequireType(t, endpoint.TypePermission, err)
 }
