@@ -164,13 +164,7 @@ func (d *Dispatcher) hasResult(ctx context.Context, call *protocol.Call) bool {
 // Attach follows a call that any process has sent. The error wraps [ErrNoCall] if it has no result
 // and is not stored; the result of such a call may have been deleted.
 func (d *Dispatcher) Attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
-	parts := []*Dispatcher{d}
-	for _, other := range d.others {
-		if !slices.Contains(parts, other) {
-			parts = append(parts, other)
-		}
-	}
-	for _, part := range parts {
+	for _, part := range d.parts() {
 		f, err := part.attach(ctx, ref)
 		if f != nil || err != nil {
 			return f, err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -32,6 +33,17 @@ func (d *Dispatcher) of(pool protocol.Pool) *Dispatcher {
 		return other
 	}
 	return d
+}
+
+// parts are the dispatcher itself and those that carry the calls of other pools, each once.
+func (d *Dispatcher) parts() []*Dispatcher {
+	parts := []*Dispatcher{d}
+	for _, other := range d.others {
+		if !slices.Contains(parts, other) {
+			parts = append(parts, other)
+		}
+	}
+	return parts
 }
 
 // dispatch has each call dispatched by whose it is.
@@ -74,11 +86,7 @@ func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol
 	if there, err := reader.copyKept(ctx, reader, names); there || err != nil {
 		return err
 	}
-	parts := []*Dispatcher{d}
-	for _, other := range d.others {
-		parts = append(parts, other)
-	}
-	for _, part := range parts {
+	for _, part := range d.parts() {
 		if part == reader {
 			continue
 		}

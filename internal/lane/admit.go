@@ -261,7 +261,7 @@ const (
 // removeMarks deletes marks whose call is not stored, until ctx ends. Every worker does.
 func (h *Holder) removeMarks(ctx context.Context) {
 	for next := uint64(0); pause.For(ctx, marksPeriod); {
-		if hasQuotas(h.limits.Rules()) {
+		if h.limits.Rules().BoundInFlight() {
 			next = h.sweepMarks(ctx, next)
 		}
 	}
@@ -301,14 +301,4 @@ func isStored(ctx context.Context, s *store.Store, pool protocol.Pool, lane prot
 		}
 	}
 	return false, nil
-}
-
-// hasQuotas reports whether tenants may have marks.
-func hasQuotas(rules *limits.Rules) bool {
-	for _, rule := range rules.List() {
-		if rule.Concurrent > 0 && rule.Tenant != "" || rule.Sessions > 0 {
-			return true
-		}
-	}
-	return false
 }

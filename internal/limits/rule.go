@@ -353,6 +353,11 @@ func (r *Rules) Weight(tenant protocol.Tenant) int {
 // BoundCallers reports whether a rule bounds what callers may send.
 func (r *Rules) BoundCallers() bool { return r != nil && r.bounds }
 
+// BoundInFlight reports whether a rule bounds how many calls or turns of a tenant are in flight.
+func (r *Rules) BoundInFlight() bool {
+	return slices.ContainsFunc(r.List(), func(rule Rule) bool { return rule.Tenant != "" && rule.Concurrent > 0 || rule.Sessions > 0 })
+}
+
 // isQuota reports whether the rule bounds what a tenant may send.
 func (r *Rule) isQuota() bool {
 	return r.Tenant != "" && (r.Concurrent > 0 || r.Sessions > 0 || !r.Rate.IsZero())
