@@ -259,7 +259,7 @@ func (b *batch) handle(ctx context.Context, n news) {
 		return
 	}
 	if n.frame == nil {
-		b.heed(n.waits)
+		b.reportWaits(n.waits)
 		b.believe(n.attempts)
 		return
 	}
@@ -269,7 +269,7 @@ func (b *batch) handle(ctx context.Context, n news) {
 	}
 	if n.frame.Kind == wire.FrameWaiting {
 		f.taken = true
-		b.heed(map[protocol.CallID]string{f.call.ID: string(n.frame.Data)})
+		b.reportWaits(map[protocol.CallID]string{f.call.ID: string(n.frame.Data)})
 		return
 	}
 	f.state, f.attempt = loop.StateRunning, attempt{worker: n.frame.WorkerID, number: n.frame.Attempt}

@@ -41,7 +41,7 @@ func (b *batch) holdBack(f *followed, fault error) bool {
 		h.again = time.After(pause + rand.N(pause/part)) //nolint:gosec // no secret
 		h.pause = min(2*pause, maxBusyPause)
 	}
-	b.heed(map[protocol.CallID]string{f.call.ID: bound.Error()})
+	b.reportWaits(map[protocol.CallID]string{f.call.ID: bound.Error()})
 	return true
 }
 
@@ -64,7 +64,7 @@ func (b *batch) sendAgain(ctx context.Context) error {
 	}
 	for _, f := range calls {
 		if f.accepted {
-			b.heed(map[protocol.CallID]string{f.call.ID: ""})
+			b.reportWaits(map[protocol.CallID]string{f.call.ID: ""})
 		}
 	}
 	if b.heldBack.again == nil {

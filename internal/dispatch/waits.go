@@ -126,8 +126,8 @@ func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 	})
 }
 
-// heed tells what calls wait for, where that has changed.
-func (b *batch) heed(waits map[protocol.CallID]string) {
+// reportWaits reports what calls wait for, where that has changed.
+func (b *batch) reportWaits(waits map[protocol.CallID]string) {
 	for id, why := range waits {
 		if f := b.open[id]; f != nil && f.state != loop.StateRunning && f.waits != why {
 			f.waits = why

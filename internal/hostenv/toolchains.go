@@ -218,7 +218,7 @@ func (f *finder) add(root string, k kind) error {
 		t.Parts = append(t.Parts, f.within(root, part)...)
 	}
 	env := map[string]string{}
-	if b := k.beside; b != nil {
+	if b := k.companion; b != nil {
 		at := f.host.Env(b.root)
 		if at == "" && f.host.Home != "" {
 			at = filepath.Join(f.host.Home, b.home)

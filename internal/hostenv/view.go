@@ -109,12 +109,12 @@ type kind struct {
 	// over as they are.
 	root  string
 	keeps []string
-	// beside is another installation that this one needs. A variable names its directory; without
-	// the variable it is below the home directory.
-	beside *beside
+	// companion is another installation that this one needs. A variable names its directory;
+	// without the variable it is below the home directory.
+	companion *companion
 }
 
-type beside struct {
+type companion struct {
 	root  string // the variable
 	home  string // relative to the home directory
 	parts []string
@@ -144,7 +144,7 @@ var kinds = []kind{ //nolint:gochecknoglobals // a constant table
 	},
 	{
 		name: "rust", marks: []string{"bin/cargo"}, parts: []string{"bin", "lib", "libexec"}, keeps: []string{"RUSTUP_TOOLCHAIN"},
-		beside: &beside{root: "RUSTUP_HOME", home: ".rustup", parts: []string{"toolchains", "settings.toml", "update-hashes"}},
+		companion: &companion{root: "RUSTUP_HOME", home: ".rustup", parts: []string{"toolchains", "settings.toml", "update-hashes"}},
 	},
 	{name: "go", marks: []string{"VERSION", "pkg/tool"}, parts: []string{"bin", "pkg", "src", "lib", "misc", "api", "go.env", "VERSION"}},
 	{name: "maven", marks: []string{"bin/mvn", "boot"}, parts: []string{"bin", "boot", "lib", "conf/logging"}},

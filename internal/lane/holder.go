@@ -127,14 +127,14 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 		return err
 	}
 	defer silence()
-	beside, stop := context.WithCancel(context.WithoutCancel(ctx))
+	tasks, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var group errgroup.Group
-	group.Go(func() error { return h.peers.run(beside) })
-	group.Go(func() error { h.monitor(beside); return nil })
-	group.Go(func() error { h.limits.Run(beside); return nil })
-	group.Go(func() error { h.removeSpent(beside); return nil })
-	group.Go(func() error { h.awaited.run(beside); return nil })
-	group.Go(func() error { h.removeMarks(beside); return nil })
+	group.Go(func() error { return h.peers.run(tasks) })
+	group.Go(func() error { h.monitor(tasks); return nil })
+	group.Go(func() error { h.limits.Run(tasks); return nil })
+	group.Go(func() error { h.removeSpent(tasks); return nil })
+	group.Go(func() error { h.awaited.run(tasks); return nil })
+	group.Go(func() error { h.removeMarks(tasks); return nil })
 	group.Go(func() error { h.reaper.run(ctx); return nil })
 	for ctx.Err() == nil {
 		h.serveIncarnation(ctx, drain)
