@@ -186,6 +186,10 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 			answer.Content = blocks(o.Text, called)
 			called.Content, image = []protocol.MCPContent{}, false
 			value = called
+		case image && mediaType == render.MediaPDF:
+			answer.Content = append(answer.Content, &mcp.EmbeddedResource{
+				Resource: &mcp.ResourceContents{URI: resultURI(r.CallID), MIMEType: mediaType, Blob: data},
+			})
 		case image:
 			answer.Content = append(answer.Content, &mcp.ImageContent{MIMEType: mediaType, Data: data})
 		}

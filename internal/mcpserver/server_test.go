@@ -191,6 +191,13 @@ func TestCall_AnswersTextAndTypes(t *testing.T) {
 	image := as[*mcp.ImageContent](t, result.Content[1])
 	require.Equal(t, "image/png", image.MIMEType)
 	require.Equal(t, png, string(image.Data))
+
+	require.Equal(t, "ok", field(t, bash(t, c, `echo %PDF-1.7 >a.pdf`), "status"))
+	result = call(t, c, "read", map[string]any{"path": "a.pdf"})
+	require.Len(t, result.Content, 2)
+	document := as[*mcp.EmbeddedResource](t, result.Content[1]).Resource
+	require.Equal(t, "application/pdf", document.MIMEType)
+	require.Equal(t, "%PDF-1.7\n", string(document.Blob))
 }
 
 // TestCall_KeepsTheOrderOfItsStream writes many calls at once, without a wait for any answer.

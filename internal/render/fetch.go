@@ -32,7 +32,8 @@ func Fetch(v protocol.HTTPFetchResult, r rest) string {
 	text := prose.Plain(string(v.Content))
 	switch {
 	case v.Image != "":
-		about, text = append(about, "an image: here it is, if you take images"), ""
+		one, several := mediaKind(v.Image)
+		about, text = append(about, one+": here it is, if you take "+several), ""
 	case text == "" && v.Bytes > 0:
 		about = append(about, "not text: not shown")
 	}

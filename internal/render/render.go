@@ -43,8 +43,19 @@ func outcome(result *protocol.Result, text string) string {
 // markRoom is more than a mark of what was cut ever has.
 const markRoom = 300
 
-// MaxImageBytes is the largest image that a model is shown.
+// MaxImageBytes is the largest image or document that a model is shown.
 const MaxImageBytes = 4 << 20
+
+// MediaPDF is the media type of documents that models take.
+const MediaPDF = "application/pdf"
+
+// mediaKind is what people and models call a file of a media type.
+func mediaKind(mediaType string) (one, several string) {
+	if mediaType == MediaPDF {
+		return "a PDF document", "documents"
+	}
+	return "an image", "images"
+}
 
 // Of makes a Render function from the text of a value of type V.
 func Of[V protocol.Value](text func(V) string) func(*protocol.Result) string {

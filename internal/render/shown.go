@@ -46,16 +46,16 @@ func Diff(result *protocol.Result) string {
 	}
 }
 
-// Image returns the image that a result is, or the first that it has, and its media type, as in
-// "image/png"; ok is false for every other result, for images that are too large to be shown, and
-// for those of a type that models do not take, as SVG.
+// Image returns the image or document that a result is, or the first that it has, and its media
+// type, as in "image/png" or [MediaPDF]; ok is false for every other result, for those that are too
+// large to be shown, and for types that models do not take, as SVG.
 func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 	if result == nil {
 		return "", nil, false
 	}
 	if called, isCall := result.Value.(protocol.MCPCallResult); isCall {
 		for _, part := range called.Content {
-			if mediaType := imageType(part.MediaType); part.Type == "image" && mediaType != "" &&
+			if mediaType := imageType(part.MediaType); (part.Type == "image" || part.Type == "resource") && mediaType != "" &&
 				len(part.Data) > 0 && len(part.Data) <= MaxImageBytes {
 				return mediaType, part.Data, true
 			}
@@ -71,10 +71,10 @@ func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 	return read.Image, read.Content, true
 }
 
-// imageType is a media type as models take it; "" when they do not.
+// imageType is the media type of an image or document as models take it; "" when they do not.
 func imageType(mediaType string) string {
 	switch mediaType = strings.ToLower(mediaType); mediaType {
-	case "image/png", "image/jpeg", "image/gif", "image/webp":
+	case "image/png", "image/jpeg", "image/gif", "image/webp", MediaPDF:
 		return mediaType
 	case "image/jpg":
 		return "image/jpeg"

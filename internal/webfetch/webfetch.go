@@ -1,5 +1,5 @@
 // Package webfetch requests one page of the web for a tool call, and returns it as a model can read
-// it: HTML as Markdown, other text in UTF-8, images as they are.
+// it: HTML as Markdown, other text in UTF-8, images and PDF documents as they are.
 //
 // It runs in the worker, outside of any sandbox. The transport decides which hosts may be reached;
 // since every connection goes through it, each redirect is judged again.
@@ -172,7 +172,7 @@ func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response
 	switch {
 	case len(body) == 0:
 		return nil
-	case slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, sniffed):
+	case slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"}, sniffed):
 		if len(body) <= isolation.MaxImageSize && !result.Truncated {
 			result.Image, result.Content = sniffed, body
 		}

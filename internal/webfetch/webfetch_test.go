@@ -67,6 +67,7 @@ func TestGet_Bodies(t *testing.T) {
 		"not UTF-8":     {"text/plain; charset=utf-8", "a\xffb", "a\ufffdb", ""},
 		"image":         {"image/png", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
 		"image as text": {"text/plain", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
+		"document":      {"application/pdf", "%PDF-1.7\n....", "%PDF-1.7\n....", "application/pdf"},
 		"binary":        {"application/zip", "PK\x03\x04\x00\x00", "", ""},
 		"too deep":      {"text/html", strings.Repeat("<div>", 600) + "x", strings.Repeat("<div>", 600) + "x", ""},
 		"empty":         {"text/html", "", "", ""},

@@ -37,7 +37,7 @@ type PartKind string
 
 // Every kind.
 const (
-	PartImage  PartKind = "image"     // the image of its result
+	PartImage  PartKind = "image"     // the image or document of its result
 	PartResult PartKind = "result"    // the text of its result, and the image
 	PartCall   PartKind = "tool_call" // its tool's name and arguments
 )

@@ -182,7 +182,7 @@ type DecisionFields struct {
 type ResultFields struct {
 	// Content is what the model sees.
 	Content string `json:"content,omitempty"`
-	// Image is what a model with vision sees next to Content. Its Data is missing from live events,
+	// Image is what a model that takes images or documents sees next to Content. Its Data is missing from live events,
 	// and from events older than the fleet's retention of results if the journal had no room.
 	Image    *Image            `json:"image,omitempty"`
 	Error    *protocol.Error   `json:"error,omitempty"`

@@ -67,13 +67,14 @@ type Message struct {
 	// ToolCallID and Name say which tool call a tool message answers.
 	ToolCallID string
 	Name       string
-	// Image is what a tool message shows beside its text, to models that take images.
+	// Image is what a tool message shows beside its text, to models that take images, or documents
+	// if it is one.
 	Image *Image
 }
 
-// Image is a picture that a tool returned.
+// Image is a picture or a document that a tool returned.
 type Image struct {
-	// MediaType is image/png, image/jpeg, image/gif or image/webp.
+	// MediaType is image/png, image/jpeg, image/gif, image/webp or application/pdf.
 	MediaType string `json:"media_type"`
 	// Data is the file; at most [render.MaxImageBytes].
 	Data []byte `json:"data,omitempty"`

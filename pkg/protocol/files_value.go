@@ -27,7 +27,8 @@ type FilesReadResult struct {
 	BOM bool `json:"bom,omitempty"`
 	// LineEnds is "CRLF" or "mixed"; empty when no line ends in CRLF.
 	LineEnds string `json:"line_ends,omitempty"`
-	// Image is the media type of an image that models take; Content is all of it unless Truncated.
+	// Image is the media type of an image or document (PDF) that models take; Content is all of it
+	// unless Truncated.
 	Image string `json:"image,omitempty"`
 	Raw   bool   `json:"raw,omitempty"`
 }

@@ -28,10 +28,10 @@ type HTTPFetchResult struct {
 	MediaType string `json:"media_type,omitempty"`
 	// Title is the title of an HTML page.
 	Title string `json:"title,omitempty"`
-	// Content is the body: Markdown for HTML, other text in UTF-8, an image as it is. It is empty
-	// for everything else, and for HEAD.
+	// Content is the body: Markdown for HTML, other text in UTF-8, an image or a PDF document as it
+	// is. It is empty for everything else, and for HEAD.
 	Content Bytes `json:"content,omitempty"`
-	// Image is the media type of an image that models can see, such as "image/png".
+	// Image is the media type of an image or document that models take, such as "image/png".
 	Image string `json:"image,omitempty"`
 	// Bytes is how many bytes of the body were read.
 	Bytes int64 `json:"bytes"`

@@ -241,6 +241,7 @@ func readImages(t *testing.T, f *tree) {
 		"\xff\xd8\xff\xe0....":             "image/jpeg",
 		"GIF89a....":                       "image/gif",
 		"RIFF\x00\x00\x00\x00WEBPVP8 ....": "image/webp",
+		"%PDF-1.7\n....":                   "application/pdf",
 		"\x89PNG\x00":                      "",
 		"RIFF\x00\x00\x00\x00WAVEfmt ":     "",
 	} {

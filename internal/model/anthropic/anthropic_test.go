@@ -59,7 +59,7 @@ func messages() *modeltest.Dialect {
 			}
 		},
 		Empty: []string{modeltest.Data(`{"type":"ping"}`), modeltest.Data(`{"type":"a_new_one","x":1}`), modeltest.Data(`{}`)},
-		Whole: "end_turn", Length: "max_tokens", Filtered: "refusal", Failed: "error", MayCut: true,
+		Whole: "end_turn", Length: "max_tokens", Filtered: "refusal", Failed: "error", MayCut: true, Document: `"type":"document"`,
 	}
 }
 

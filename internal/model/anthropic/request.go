@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -108,8 +109,14 @@ func (r *request) add(message *loop.Message) {
 		}
 		if image := message.Image; image != nil {
 			r.sent.AddImage(message.ToolCallID)
-			shown := sdk.NewImageBlockBase64(image.MediaType, base64.StdEncoding.EncodeToString(image.Data))
-			block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfImage: shown.OfImage})
+			data := base64.StdEncoding.EncodeToString(image.Data)
+			var shown sdk.ToolResultBlockParamContentUnion
+			if image.MediaType == render.MediaPDF {
+				shown.OfDocument = sdk.NewDocumentBlock(sdk.Base64PDFSourceParam{Data: data}).OfDocument
+			} else {
+				shown.OfImage = sdk.NewImageBlockBase64(image.MediaType, data).OfImage
+			}
+			block.Content = append(block.Content, shown)
 		}
 		r.append(sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{{OfToolResult: &block}},
 			[]loop.Part{{ToolCallID: message.ToolCallID, Kind: loop.PartResult}})

@@ -18,7 +18,7 @@ import (
 // Where a server says that something is wrong.
 var (
 	inTool     = regexp.MustCompile(`tools\W{1,3}(\d+)`)
-	imageWord  = regexp.MustCompile(`(?i)image|vision|multi-?modal`)
+	imageWord  = regexp.MustCompile(`(?i)image|vision|multi-?modal|document|\bpdf\b|input_file`)
 	tooManyFor = regexp.MustCompile(`(?i)at most|too many|more than`)
 )
 

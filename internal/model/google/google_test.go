@@ -54,7 +54,7 @@ func gemini() *modeltest.Dialect {
 			}
 		},
 		Empty: []string{modeltest.Data(`{"candidates":[]}`), modeltest.Data(`{}`), parts(`{}`), modeltest.Data(`{"usageMetadata":{}}`)},
-		Whole: "STOP", Length: "MAX_TOKENS", Filtered: "SAFETY", Failed: "MALFORMED_FUNCTION_CALL",
+		Whole: "STOP", Length: "MAX_TOKENS", Filtered: "SAFETY", Failed: "MALFORMED_FUNCTION_CALL", Document: `"mimeType":"application/pdf"`,
 	}
 }
 

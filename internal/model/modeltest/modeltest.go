@@ -49,6 +49,8 @@ type Dialect struct {
 
 	// The reasons for which a reply ends: it is whole, at a limit of tokens, filtered, failed.
 	Whole, Length, Filtered, Failed string
+	// Document is how a request has the PDF document of a tool result; "" if it is not sent.
+	Document string
 	// MayCut says that arguments come in pieces, so that a reply can end within them.
 	MayCut bool
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -20,7 +21,7 @@ func Run(t *testing.T, d *Dialect) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, *Dialect){
 		"streams text": streamsText, "forms of a stream": forms, "tool calls": toolCalls, "ends": ends,
-		"a large reply": largeReply, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
+		"a large reply": largeReply, "documents": documents, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
 		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "silence": silence, "slow": slowIsNotSilent,
@@ -174,6 +175,30 @@ func ends(t *testing.T, d *Dialect) {
 		require.ErrorContains(t, err, `"`+reason+`"`, "it is named")
 		require.Len(t, s.Asked(), 1)
 	}
+}
+
+// A document goes to servers that take it, and is left out once one refuses it.
+func documents(t *testing.T, d *Dialect) {
+	t.Helper()
+	asked := Hello()
+	asked.Messages = append(asked.Messages,
+		loop.Message{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "read", Arguments: "{}"}}},
+		loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Name: "read", Text: "a.pdf", Image: &loop.Image{MediaType: render.MediaPDF, Data: []byte("%PDF-")}})
+	s := Serve(t, d, Stream(d.Stream(d.Text("ok"))...), Status(http.StatusBadRequest, `{"error":{"message":"This model does not take PDF documents"}}`))
+	_, err := s.Model(t).Reply(t.Context(), asked, Ignore)
+	require.NoError(t, err)
+	body, err := json.Marshal(s.Asked()[0])
+	require.NoError(t, err)
+	require.Contains(t, string(body), "a.pdf")
+	if d.Document == "" {
+		require.NotContains(t, string(body), render.MediaPDF)
+		return
+	}
+	require.Contains(t, string(body), d.Document)
+	_, err = s.Model(t).Reply(t.Context(), asked, Ignore)
+	var refused *loop.RefusedError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, []loop.Part{{ToolCallID: "c1", Kind: loop.PartImage}}, refused.Parts)
 }
 
 func largeReply(t *testing.T, d *Dialect) {

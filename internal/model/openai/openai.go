@@ -46,7 +46,8 @@ type Options struct {
 
 	// API is [Auto], [Responses] or [Chat]; "" means Auto.
 	API string
-	// Images says that the model takes images: those of tool results are sent with them.
+	// Images says that the model takes images: those of tool results are sent with them, and
+	// documents where the API has them.
 	Images bool
 	// Organization is sent as OpenAI-Organization; "" sends none.
 	Organization string

@@ -2,6 +2,7 @@ package openai_test
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -119,6 +120,27 @@ func TestReply_SendsImages(t *testing.T) {
 		]}`, string(sent))
 	}
 }
+
+// Chat completions take documents at OpenAI alone.
+func TestReply_SendsDocumentsToOpenAI(t *testing.T) {
+	t.Parallel()
+	var sent []byte
+	m, err := openai.New(openai.Options{API: openai.Chat, Images: true, Options: endpoint.Options{Model: "m-1", HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		sent, _ = io.ReadAll(r.Body)
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text("ok") + "\n\n" + stop + "\n\n" + done + "\n"))}, nil
+	})}}})
+	require.NoError(t, err)
+	_, err = m.Reply(t.Context(), loop.Request{Messages: []loop.Message{
+		{Role: loop.RoleTool, ToolCallID: "c1", Name: "read", Text: "a.pdf", Image: &loop.Image{MediaType: "application/pdf", Data: []byte("%PDF-")}},
+	}}, modeltest.Ignore)
+	require.NoError(t, err)
+	require.Contains(t, string(sent), `{"type":"text","text":"The document of tool call c1:"},`+
+		`{"type":"file","file":{"filename":"document.pdf","file_data":"data:application/pdf;base64,JVBERi0="}}`)
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestReply_SendsNoEmptyListsAndNoEmptyKey(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -51,6 +52,12 @@ type contentPart struct {
 	Type     string    `json:"type"`
 	Text     string    `json:"text,omitempty"`
 	ImageURL *imageURL `json:"image_url,omitempty"`
+	File     *fileData `json:"file,omitempty"`
+}
+
+type fileData struct {
+	FileName string `json:"filename"`
+	FileData string `json:"file_data"`
 }
 
 type imageURL struct {
@@ -109,7 +116,7 @@ func (m *Model) request(req loop.Request) *request {
 		out.Messages = append(out.Messages, next)
 		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
 		if m.images && asked.Role == loop.RoleTool && last {
-			out.Messages = appendImages(out.Messages, req.Messages[:i+1])
+			out.Messages = appendImages(out.Messages, req.Messages[:i+1], m.Options().BaseURL == DefaultBaseURL)
 		}
 	}
 	for _, definition := range out.offered {
@@ -131,9 +138,18 @@ func (r *request) tell(notes string) {
 	}
 }
 
-// appendImages adds the images of the tool messages at the end of a conversation, in a
-// message of the user: the API takes them there only.
-func appendImages(out []message, conversation []loop.Message) []message {
+// documentName is the name of a document that has none: the API wants one.
+const documentName = "document.pdf"
+
+// dataURL is an image or document as the APIs take it.
+func dataURL(image *loop.Image) string {
+	return "data:" + image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(image.Data)
+}
+
+// appendImages adds the images and documents of the tool messages at the end of a conversation, in
+// a message of the user: the API takes them there only. Documents are an extension that servers
+// other than OpenAI's mostly refuse.
+func appendImages(out []message, conversation []loop.Message, documents bool) []message {
 	first := len(conversation)
 	for first > 0 && conversation[first-1].Role == loop.RoleTool {
 		first--
@@ -141,15 +157,15 @@ func appendImages(out []message, conversation []loop.Message) []message {
 	var parts []contentPart
 	var images []string
 	for _, result := range conversation[first:] {
-		if result.Image == nil {
+		if result.Image == nil || result.Image.MediaType == render.MediaPDF && !documents {
 			continue
 		}
 		images = append(images, result.ToolCallID)
-		parts = append(parts,
-			contentPart{Type: "text", Text: "The image of tool call " + result.ToolCallID + ":"},
-			contentPart{Type: "image_url", ImageURL: &imageURL{
-				"data:" + result.Image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(result.Image.Data),
-			}})
+		what, shown := "image", contentPart{Type: "image_url", ImageURL: &imageURL{dataURL(result.Image)}}
+		if result.Image.MediaType == render.MediaPDF {
+			what, shown = "document", contentPart{Type: "file", File: &fileData{documentName, dataURL(result.Image)}}
+		}
+		parts = append(parts, contentPart{Type: "text", Text: "The " + what + " of tool call " + result.ToolCallID + ":"}, shown)
 	}
 	if len(parts) == 0 {
 		return out

@@ -2,7 +2,6 @@ package openai
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -78,6 +78,8 @@ type inputPart struct {
 	Type     string `json:"type"`
 	Text     string `json:"text,omitempty"`
 	ImageURL string `json:"image_url,omitempty"`
+	FileName string `json:"filename,omitempty"`
+	FileData string `json:"file_data,omitempty"`
 }
 
 type responsesTool struct {
@@ -176,9 +178,11 @@ func (r *responsesRequest) result(message *loop.Message, images bool) {
 	answer := inputResult{"function_call_output", message.ToolCallID, endpoint.TextOf(message.Text)}
 	if image := message.Image; image != nil && images {
 		r.sent.AddImage(message.ToolCallID)
-		answer.Output = []inputPart{{Type: "input_text", Text: endpoint.TextOf(message.Text)}, {
-			Type: "input_image", ImageURL: "data:" + image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(image.Data),
-		}}
+		shown := inputPart{Type: "input_image", ImageURL: dataURL(image)}
+		if image.MediaType == render.MediaPDF {
+			shown = inputPart{Type: "input_file", FileName: documentName, FileData: dataURL(image)}
+		}
+		answer.Output = []inputPart{{Type: "input_text", Text: endpoint.TextOf(message.Text)}, shown}
 	}
 	r.add(answer, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult})
 }

@@ -55,7 +55,7 @@ func responses() *modeltest.Dialect {
 			return []string{modeltest.Data(`{"type":"response.incomplete","response":{"status":"incomplete","incomplete_details":{"reason":"%s"}}}`, reason)}
 		},
 		Empty: []string{modeltest.Data(`{"type":"response.in_progress","response":{}}`), modeltest.Data(`{"type":"response.new_one","x":1}`), modeltest.Data(`{}`)},
-		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error", MayCut: true,
+		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error", MayCut: true, Document: `"file_data":"data:application/pdf;base64,JVBERi0="`,
 	}
 }
 

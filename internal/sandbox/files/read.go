@@ -193,7 +193,7 @@ func (c *textCheck) take(chunk []byte) {
 
 func (c *textCheck) binary() bool { return c.bad || len(c.rest) > 0 }
 
-// imageType is the media type of an image of a kind that models take, or "".
+// imageType is the media type of an image or document of a kind that models take, or "".
 func imageType(head []byte) string {
 	switch {
 	case bytes.HasPrefix(head, []byte("\x89PNG\r\n\x1a\n")):
@@ -204,6 +204,8 @@ func imageType(head []byte) string {
 		return "image/gif"
 	case len(head) >= 12 && string(head[:4]) == "RIFF" && string(head[8:12]) == "WEBP":
 		return "image/webp"
+	case bytes.HasPrefix(head, []byte("%PDF-")):
+		return "application/pdf"
 	default:
 		return ""
 	}

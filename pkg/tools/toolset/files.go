@@ -26,7 +26,7 @@ func read() tools.Tool {
 			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
 				"Text in UTF-16 with a byte order mark, GBK, Latin-1 or Windows-1252 is shown as text, and the end names the encoding, and line ends that are not LF. "+
 				"At most about 12,000 characters come back at once: read on with the offset that is named. "+
-				"An image (PNG, JPEG, GIF, WebP) comes back as an image where you can take one; of any other binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
+				"An image (PNG, JPEG, GIF, WebP) or a PDF document comes back as such where you can take one; of any other binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
 			`{
 				"type": "object",
 				"properties": {
