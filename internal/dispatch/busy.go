@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -26,12 +25,12 @@ const maxBusyPause = 2 * time.Second
 // holdBack keeps a call that met a full lane or pool, and reports false if its time ends before it
 // could be sent again.
 func (b *batch) holdBack(f *followed, fault error) bool {
-	bound, ok := errors.AsType[*lane.BoundError](fault)
+	bound, ok := errors.AsType[*protocol.Error](fault)
 	if !ok {
 		return false
 	}
 	h := &b.heldBack
-	pause := cmp.Or(h.pause, bound.After)
+	pause := cmp.Or(h.pause, bound.RetryAfter.Duration())
 	if !f.mayWait(pause) {
 		return false
 	}

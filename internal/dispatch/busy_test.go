@@ -66,7 +66,7 @@ func TestDispatch_ABusyPoolIsWaitedForUntilTheDeadline(t *testing.T) {
 	require.NoError(t, err)
 	result := requireDone(t, o, calls[2], protocol.StatusRejected, protocol.CodeBusy)
 	require.Positive(t, result.Error.RetryAfter)
-	require.ErrorIs(t, result.Error, protocol.ErrBusy)
+	require.ErrorIs(t, result.Error, lane.ErrBusy)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
@@ -93,7 +93,7 @@ func TestDispatch_AQuotaRefuses(t *testing.T) {
 	result := requireDone(t, o, calls[1], protocol.StatusRejected, protocol.CodeQuota)
 	require.Contains(t, result.Error.Message, "tenant acme has used its rate of 1/h, burst 1; the call was not run, try again in ")
 	require.Greater(t, result.Error.RetryAfter.Duration(), 30*time.Minute)
-	require.ErrorIs(t, result.Error, protocol.ErrQuota)
+	require.ErrorIs(t, result.Error, lane.ErrQuota)
 }
 
 // publish enqueues a call as another process would, and does not follow it.

@@ -300,15 +300,15 @@ func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refuse
 	f.publish.End()
 	code := codeOf(fault)
 	d.metrics.Sent(ctx, string(f.call.Pool), string(f.call.Tenant), string(code))
-	message, after := "", time.Duration(0)
+	message, after := "", protocol.Millis(0)
 	switch code {
 	case "":
 		f.accepted = true
 		return nil
 	case protocol.CodeBusy, protocol.CodeQuota:
-		if bound, ok := errors.AsType[*lane.BoundError](fault); ok {
-			after = bound.After
-			message = fmt.Sprintf("%s; the call was not run, try again in %s", bound.Bound, after.Round(time.Millisecond))
+		if bound, ok := errors.AsType[*protocol.Error](fault); ok {
+			after = bound.RetryAfter
+			message = fmt.Sprintf("%s; the call was not run, try again in %s", bound.Message, after.Duration())
 		}
 	case protocol.CodeFleetFull:
 		message = "the fleet's queue is full; the call was not run, try again later"
@@ -318,7 +318,7 @@ func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refuse
 		return nil
 	}
 	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
-	r.Error.RetryAfter = protocol.MillisOf(after)
+	r.Error.RetryAfter = after
 	return &r
 }
 

@@ -149,7 +149,7 @@ func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
 	d.metrics.Left(ctx, string(call.Pool), string(call.Tenant))
 	switch {
 	case refused != nil:
-		return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, refused.Error, fault)
+		return fmt.Errorf("%w: %w", lane.ErrNotSent, refused.Error)
 	case fault == nil || errors.Is(fault, lane.ErrFullAgain) && d.hasResult(ctx, call):
 		return nil
 	}
@@ -208,6 +208,9 @@ func (f *Future) find(ctx context.Context) (found bool, err error) {
 	}
 	for range 2 {
 		r, err := t.d.publisher.Result(ctx, f.Call.SessionID, f.Call.ID)
+		if errors.Is(err, wire.ErrInvalidResult) {
+			r, err = unreadable(f.Call, err), nil
+		}
 		if r != nil && err == nil {
 			t.onResult(r)
 			return true, nil
@@ -441,8 +444,8 @@ func (t *futures) sendCall(f *Future) bool {
 	if heard {
 		fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: f.Call, Header: f.header, Followed: true, Findable: true}})[0]
 	}
-	if bound, ok := errors.AsType[*lane.BoundError](fault); ok && errors.Is(fault, lane.ErrBusy) && ctx.Err() == nil {
-		if pause := min(max(2*f.wait, bound.After), maxBusyPause); f.mayWait(pause) {
+	if bound, ok := errors.AsType[*protocol.Error](fault); ok && errors.Is(fault, lane.ErrBusy) && ctx.Err() == nil {
+		if pause := min(max(2*f.wait, bound.RetryAfter.Duration()), maxBusyPause); f.mayWait(pause) {
 			stop()
 			cancel(nil)
 			t.mu.Lock()

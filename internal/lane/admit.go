@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -33,26 +32,20 @@ import (
 // All of this is before the acceptance of a call, and no worker looks at it: a program that
 // publishes calls by itself is not bounded.
 
-// Errors about calls that were not sent.
+// Errors about calls that met a bound and were not sent. They match each [protocol.Error] with
+// their code, which says which bound that is and, with RetryAfter, when it is worth trying again.
 var (
-	// ErrBusy says that as many calls wait as a lane or a pool may have.
-	ErrBusy = errors.New("busy")
-	// ErrQuota says that a tenant has used a quota.
-	ErrQuota = errors.New("quota exceeded")
+	ErrBusy  error = &protocol.Error{Code: protocol.CodeBusy, Message: "as many calls wait as a lane or a pool may have"}
+	ErrQuota error = &protocol.Error{Code: protocol.CodeQuota, Message: "the tenant has used a quota"}
 )
 
-// BoundError says which bound a call met. It wraps [ErrBusy] or [ErrQuota].
-type BoundError struct {
-	Kind  error
-	Bound string        // such as: tenant acme has 100 of 100 calls in flight
-	After time.Duration // when it is worth trying again
+// refuse is the error of a call that met a bound, such as: tenant acme has 100 of 100 calls in
+// flight.
+func refuse(code protocol.Code, after time.Duration, format string, args ...any) error {
+	err := protocol.Errorf(code, format, args...)
+	err.RetryAfter = protocol.MillisOf(after)
+	return err
 }
-
-func (e *BoundError) Error() string {
-	return fmt.Sprintf("%v: %s; try again in %s", e.Kind, e.Bound, e.After.Round(time.Millisecond))
-}
-
-func (e *BoundError) Unwrap() error { return e.Kind }
 
 // admission is what a publisher knows of rules and counts. It is safe for concurrent use.
 type admission struct {
@@ -141,7 +134,7 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 			if call.Pool == protocol.SessionPool {
 				what = "sessions"
 			}
-			return false, &BoundError{ErrQuota, fmt.Sprintf("tenant %s has %d of %d %s in flight", tenant, n, most, what), busyPause}
+			return false, refuse(protocol.CodeQuota, busyPause, "tenant %s has %d of %d %s in flight", tenant, n, most, what)
 		}
 	}
 	if !rule.Rate.IsZero() {
@@ -166,7 +159,7 @@ func endsSomething(call *protocol.Call) bool {
 }
 
 func busy(what string, n, most int) error {
-	return &BoundError{ErrBusy, fmt.Sprintf("%s has %d of %d waiting calls", what, n, most), busyPause}
+	return refuse(protocol.CodeBusy, busyPause, "%s has %d of %d waiting calls", what, n, most)
 }
 
 // mark stores the mark of a call.
@@ -202,7 +195,7 @@ func (a *admission) spend(ctx context.Context, tenant protocol.Tenant, rule *lim
 		return err
 	}
 	_, burst := rule.PerSecond()
-	return &BoundError{ErrQuota, fmt.Sprintf("tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst), wait}
+	return refuse(protocol.CodeQuota, wait, "tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst)
 }
 
 // count returns how many messages match a filter, and counts one more if there are fewer than most.

@@ -63,10 +63,10 @@ func TestQuota_InFlight(t *testing.T) {
 	accepted, refusal := send(t, p, calls...)
 	require.Equal(t, 3, accepted)
 	require.ErrorIs(t, refusal, lane.ErrQuota)
-	require.ErrorContains(t, refusal, "tenant acme has 3 of 3 calls in flight; try again in 250ms")
-	bound, ok := errors.AsType[*lane.BoundError](refusal)
+	require.ErrorContains(t, refusal, "tenant acme has 3 of 3 calls in flight")
+	bound, ok := errors.AsType[*protocol.Error](refusal)
 	require.True(t, ok)
-	require.Positive(t, bound.After)
+	require.Equal(t, 250*time.Millisecond, bound.RetryAfter.Duration())
 	cleanup := ofTenant("acme", 1)[0]
 	cleanup.ID, cleanup.Payload = "cleanup", wire.WorkspaceRemove{}
 	put(t, p, cleanup) // no quota keeps what was begun from ending
@@ -129,8 +129,8 @@ func TestQuota_Rate(t *testing.T) {
 			for ctx.Err() == nil {
 				began := time.Now()
 				err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: ofTenant("acme", 1)[0]}})[0]
-				if bound, ok := errors.AsType[*lane.BoundError](err); ok {
-					if !errors.Is(bound, lane.ErrQuota) || bound.After > time.Second {
+				if bound, ok := errors.AsType[*protocol.Error](err); ok {
+					if !errors.Is(bound, lane.ErrQuota) || bound.RetryAfter.Duration() > time.Second {
 						t.Errorf("refusal %v", err)
 					}
 					continue

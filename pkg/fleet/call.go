@@ -96,11 +96,36 @@ type Result struct {
 	Text string
 }
 
-// Errors of [Client.Call] that callers branch on.
+// Err is nil for a call with status ok. Otherwise it wraps Error, and [ErrUnknownOutcome] if the
+// call may have had effects, or [ErrNotSent] if it was not sent, as with [ErrBusy].
+func (r Result) Err() error {
+	switch {
+	case r.Error == nil:
+		return nil
+	case r.Status == protocol.StatusOutcomeUnknown:
+		return mayRun(r.Error)
+	case r.Status == protocol.StatusRejected && r.WorkerID == "":
+		return fmt.Errorf("%w: %w", ErrNotSent, r.Error)
+	}
+	return r.Error
+}
+
+// Errors that callers branch on, with [errors.Is], by what they can do. [Result.Err] and the errors
+// of all methods that send calls wrap them.
 var (
-	// ErrNotSent means that the call was not sent: it does not run. The error also wraps the
-	// reason: the cause of an ended context, or [ErrUnreachable].
+	// ErrNotSent means that the call was not sent: it does not run, and can be sent again. The
+	// error also wraps the reason: [ErrBusy], [ErrQuota], [ErrUnreachable], [ErrClosed], or the
+	// cause of an ended context.
 	ErrNotSent = lane.ErrNotSent
+	// ErrUnknownOutcome means that the call may run, or may have run. Check its effects before it
+	// is sent again; sent again with its ID it does not run twice. If the reason is not in its
+	// result, [Client.Attach] follows the call.
+	ErrUnknownOutcome error = &protocol.Error{Code: protocol.CodeOutcomeUnknown, Message: "the call may run, or may have run"}
+	// ErrBusy means that as many calls wait as a lane or a pool may have. The error is a
+	// [protocol.Error], whose RetryAfter says when it is worth sending the call again.
+	ErrBusy = lane.ErrBusy
+	// ErrQuota means that the tenant has used a quota, with RetryAfter as [ErrBusy].
+	ErrQuota = lane.ErrQuota
 	// ErrUnreachable means that the fleet did not answer.
 	ErrUnreachable = dispatch.ErrUnreachable
 	// ErrClosed means that the client is closed; calls that were sent continue.
@@ -219,21 +244,21 @@ func (p *planned) finish(ctx context.Context, result *protocol.Result) Result {
 	return resultOf(p.session, p.single.Finish(ctx, result))
 }
 
-// failed is the result of a call that has none, because of an error.
-func (p *planned) failed(err error) Result {
-	r := failed(p.session, err)
+// failed is the result of a call that has none because of an error, and that error.
+func (p *planned) failed(err error) (Result, error) {
+	r, err := failed(p.session, err)
 	r.CallID = p.call.ID
 	if p.single != nil {
 		r.Text = p.single.Failed(r.Status, r.Error).Text
 	}
-	return r
+	return r, err
 }
 
 // Call runs a call and waits for its result. What goes wrong with the tool, or is not allowed by
-// Policy, is in the [Result]. The error means that the fleet failed, and wraps [ErrUnreachable] or
-// [ErrNotSent], or that the call is invalid, and wraps [protocol.ErrInvalidCall]. With an error the
-// Status of the Result is [protocol.StatusRejected] if the call does not run, and
-// [protocol.StatusOutcomeUnknown] if it may.
+// Policy, is in the [Result]. An error wraps one of three: [protocol.ErrInvalidCall] for wrong
+// input; [ErrNotSent] if the fleet failed and the call does not run; and [ErrUnknownOutcome] if it
+// may. The Status of the Result is then [protocol.StatusRejected], or
+// [protocol.StatusOutcomeUnknown].
 //
 // Call returns within about 0.1 s of the end of ctx. A ctx that has already ended sends nothing and
 // is [ErrNotSent]. Otherwise the call is cancelled: the Result says what a worker answered within
@@ -253,7 +278,7 @@ func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })() //nolint:contextcheck // of the client
 	result, err := c.inner.Dispatcher.Promptly(ctx, p.call, p.update)
 	if err != nil {
-		return p.failed(err), err
+		return p.failed(err)
 	}
 	return p.finish(ctx, result), nil
 }
@@ -266,8 +291,16 @@ func resultOf(session protocol.SessionID, o loop.SingleOutcome) Result {
 	return Result{Result: *o.Result, Text: o.Text}
 }
 
-// failed is what an error says about a call.
-func failed(session protocol.SessionID, err error) Result {
+// mayRun is the error of a call that may run, or nil.
+func mayRun(err error) error {
+	if err == nil || errors.Is(err, ErrUnknownOutcome) || errors.Is(err, ErrNotSent) || errors.Is(err, protocol.ErrInvalidCall) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+}
+
+// failed is what an error says about a call, and the error as [Client.Call] returns it.
+func failed(session protocol.SessionID, err error) (Result, error) {
 	status, code := protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown
 	switch {
 	case errors.Is(err, protocol.ErrInvalidCall):
@@ -276,5 +309,6 @@ func failed(session protocol.SessionID, err error) Result {
 		status, code = protocol.StatusRejected, protocol.CodeFleetUnavailable
 	}
 	fault := protocol.Errorf(code, "%v", err)
-	return Result{Result: protocol.Result{SessionID: session, Status: status, Error: fault}, Text: render.FailureText(status, fault)}
+	r := Result{Result: protocol.Result{SessionID: session, Status: status, Error: fault}, Text: render.FailureText(status, fault)}
+	return r, mayRun(err)
 }

@@ -18,8 +18,14 @@
 //
 // Without a URL the NATS server is inside the process too, so one program can be a whole fleet.
 //
-// A call that ran and failed has a [Result], whose Error says why. A Go error means that the fleet
-// failed, or that the input was wrong: then nothing was sent.
+// A call that ran and failed has a [Result], whose Error says why; [Result.Err] has it as a Go
+// error. A method returns an error when the fleet failed, or the input was wrong. Both kinds say
+// what the caller can do:
+//
+//   - [protocol.ErrInvalidCall]: correct the call; nothing was sent.
+//   - [ErrNotSent]: send the call again, it does not run; [ErrBusy] and [ErrQuota] say when.
+//   - [ErrUnknownOutcome]: check the effects first, the call may run; [Client.Attach] follows it.
+//   - [ErrNoFleet], [ErrRights], [ErrVersion]: change the options, the user's rights or the program.
 package fleet
 
 import (
@@ -191,6 +197,10 @@ func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 var (
 	// ErrNoFleet means that there is no fleet of that name.
 	ErrNoFleet = natsio.ErrNoFleet
+	// ErrVersion means that the fleet's streams are those of another version, or were edited. The
+	// error names each difference, and nothing was changed. A single result that this version
+	// cannot read is [ErrUnknownOutcome].
+	ErrVersion = natsio.ErrTopology
 	// ErrRights means that the user of the connection may not do this. The error names the
 	// subjects that are missing.
 	ErrRights = natsio.ErrRights

@@ -56,7 +56,7 @@ func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 		f.plan, err = c.plan(ctx, &call)
 	}
 	if err != nil {
-		return f.end(failed(call.Session, err), err), err
+		return f.end(failed(call.Session, err)), err
 	}
 	if f.plan.call != nil {
 		f.ref.ID = f.plan.call.ID
@@ -74,15 +74,16 @@ func (f *Future) end(r Result, err error) *Future {
 
 // Submit stores a call with the fleet and returns its reference, for [Client.Attach] and
 // [Call].After. When Submit returns nil the call will get exactly one result, whatever becomes of
-// this process. A tool that runs in this process cannot be submitted. Submitting a call again with
-// its ID does nothing, as long as its result is stored.
+// this process. Errors wrap what those of [Client.Call] do; a full lane or pool is not waited for,
+// it is [ErrBusy]. A tool that runs in this process cannot be submitted. Submitting a call again
+// with its ID does nothing, as long as its result is stored.
 func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
 	f, err := c.prepare(ctx, call)
 	switch {
 	case err != nil:
 		return f.ref, err
 	case f.plan.call != nil:
-		return f.ref, c.inner.Dispatcher.Submit(ctx, f.plan.call)
+		return f.ref, mayRun(c.inner.Dispatcher.Submit(ctx, f.plan.call))
 	case f.plan.single.Outcome.Error != nil:
 		return f.ref, fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Outcome.Error)
 	}
@@ -137,7 +138,7 @@ func (f *Future) Wait(ctx context.Context) (Result, error) {
 	}
 	result, err := f.follow.Result()
 	if err != nil {
-		return plan.failed(err), err
+		return plan.failed(err)
 	}
 	return plan.finish(ctx, result), nil
 }

@@ -47,7 +47,7 @@ func (s *Stream) Go(ctx context.Context, call Call) *Future {
 	defer s.mu.Unlock()
 	call, err := s.next(call)
 	if err != nil {
-		return (&Future{}).end(failed(call.Session, err), err)
+		return (&Future{}).end(failed(call.Session, err))
 	}
 	f := s.client.Go(ctx, call)
 	s.sent(f)

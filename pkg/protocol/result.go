@@ -96,16 +96,10 @@ type Error struct {
 // Error implements the error interface.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
-// Errors that callers branch on with [errors.Is].
-var (
-	ErrBusy  = &Error{Code: CodeBusy, Message: "as many calls wait as a lane or a pool may have"}
-	ErrQuota = &Error{Code: CodeQuota, Message: "the tenant has used a quota"}
-)
-
 // Is reports whether target is an [Error] with the same code.
 func (e *Error) Is(target error) bool {
 	other, ok := target.(*Error)
-	return ok && other.Code == e.Code
+	return ok && e != nil && other != nil && other.Code == e.Code
 }
 
 // ErrorType returns the code, a word of low cardinality for telemetry; "" for nil.

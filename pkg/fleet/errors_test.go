@@ -1,0 +1,142 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// requireRefused checks the error of a call that met a bound, however it was sent.
+func requireRefused(t *testing.T, err, kind error) {
+	t.Helper()
+	require.ErrorIs(t, err, kind)
+	require.ErrorIs(t, err, fleet.ErrNotSent)
+	require.NotErrorIs(t, err, fleet.ErrUnknownOutcome)
+	bound, ok := errors.AsType[*protocol.Error](err)
+	require.True(t, ok)
+	require.Positive(t, bound.RetryAfter, "it says when it is worth trying again")
+}
+
+// Each way to send a call has the same errors for a quota and a bound.
+func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	js := jetStream(t, server.ClientURL())
+	rules, err := limits.Open(t.Context(), js, protocol.DefaultFleet)
+	require.NoError(t, err)
+	require.NoError(t, rules.Replace(t.Context(), []limits.Rule{
+		{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, {Pool: "small", Waiting: 1},
+	}))
+	for kind, call := range map[error]fleet.Call{
+		fleet.ErrQuota: {Payload: protocol.FilesExists{Path: "a"}, Tenant: "acme"},
+		fleet.ErrBusy:  {Payload: protocol.FilesExists{Path: "a"}, Pool: "small", QueueTimeout: 100 * time.Millisecond}, // shorter than a wait
+	} {
+		require.Eventually(t, func() bool { // the rules are known within a second
+			_, err = client.Submit(t.Context(), call)
+			return err != nil
+		}, time.Minute, 10*time.Millisecond)
+		requireRefused(t, err, kind)
+		result, err := client.Call(t.Context(), call)
+		require.NoError(t, err)
+		requireRefused(t, result.Err(), kind)
+		result, err = client.Go(t.Context(), call).Wait(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, result.Err(), kind)
+		result, err = client.Stream("box", "a").Go(t.Context(), call).Wait(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, result.Err(), kind)
+	}
+}
+
+// What may have run says so, and nothing else does.
+func TestErrors_SayWhetherACallMayRun(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	result, err := client.Call(ctx, shell("box", "true")) // there is no worker
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
+	require.NotErrorIs(t, result.Err(), fleet.ErrNotSent)
+
+	rules, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{"bash"}}})
+	require.NoError(t, err)
+	result, err = client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"true"}`, Policy: rules})
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Err(), fleet.ErrNotSent)
+	require.ErrorIs(t, result.Err(), &protocol.Error{Code: protocol.CodePolicyDenied})
+
+	result, err = client.Call(t.Context(), fleet.Call{})
+	require.ErrorIs(t, err, protocol.ErrInvalidCall)
+	require.NotErrorIs(t, err, fleet.ErrUnknownOutcome)
+	require.ErrorIs(t, result.Err(), fleet.ErrNotSent)
+
+	waits := client.Go(t.Context(), shell("box", "true"))
+	require.Eventually(t, func() bool {
+		_, err := client.Attach(t.Context(), waits.Ref())
+		return err == nil
+	}, time.Minute, 5*time.Millisecond)
+	require.NoError(t, client.Close())
+	result, err = waits.Wait(t.Context())
+	require.ErrorIs(t, err, fleet.ErrClosed)
+	require.ErrorIs(t, err, fleet.ErrUnknownOutcome)
+	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
+	require.NoError(t, fleet.Result{}.Err())
+}
+
+// A fleet of another version is one error, and a result of one is an unknown outcome.
+func TestErrors_OfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	js := jetStream(t, server.ClientURL())
+	ref := protocol.CallRef{SessionID: "s", ID: "newer"}
+	_, err = js.Publish(t.Context(), wire.ResultSubject(protocol.DefaultFleet, ref.SessionID, ref.ID), []byte(`{"type":"result","version":99}`))
+	require.NoError(t, err)
+	f, err := client.Attach(t.Context(), ref)
+	require.NoError(t, err)
+	result, err := f.Wait(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
+
+	stream, err := js.Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
+	require.NoError(t, err)
+	other := stream.CachedInfo().Config
+	other.Discard = jetstream.DiscardOld
+	other.DiscardNewPerSubject = false
+	_, err = js.UpdateStream(t.Context(), other)
+	require.NoError(t, err)
+	for _, existing := range []bool{false, true} {
+		_, err = fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL(), Existing: existing})
+		require.ErrorIs(t, err, fleet.ErrVersion)
+	}
+}
+
+func jetStream(t *testing.T, url string) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	return js
+}
