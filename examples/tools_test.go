@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -86,7 +87,7 @@ func TestTools_InEverySandbox(t *testing.T) {
 			require.Equal(t, protocol.StatusFailed, missing.Status)
 			require.Contains(t, missing.Text, "b.txt cannot be counted")
 			escape := call(t, f, table, "word_count", `{"path":"/etc/passwd"}`)
-			require.Equal(t, protocol.CodePathEscape, escape.Error.Code)
+			require.Equal(t, codes.PathEscape, escape.Error.Code)
 
 			digest := call(t, f, table, "digest", `{"text":"grüße"}`)
 			require.Nil(t, digest.Error)

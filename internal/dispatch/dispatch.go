@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/signing"
@@ -212,7 +213,7 @@ func codeOf(fault error) protocol.Code {
 	case errors.Is(fault, lane.ErrFull):
 		return protocol.CodeFleetFull
 	case errors.Is(fault, lane.ErrTooLarge):
-		return protocol.CodePayloadTooLarge
+		return codes.PayloadTooLarge
 	default:
 		return protocol.CodeFleetUnavailable
 	}
@@ -312,7 +313,7 @@ func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refuse
 		}
 	case protocol.CodeFleetFull:
 		message = "the fleet's queue is full; the call was not run, try again later"
-	case protocol.CodePayloadTooLarge:
+	case codes.PayloadTooLarge:
 		message = fault.Error() + "; it was not run, send less at once"
 	default:
 		return nil
@@ -326,7 +327,7 @@ func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refuse
 // caller may believe it.
 func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result) *protocol.Result {
 	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
-		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
+		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(codes.SandboxLevel,
 			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
 			level, r.WorkerID, r.Level))
 		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -76,7 +77,7 @@ func TestDispatch_AResultOfALesserLevelIsNotBelieved(t *testing.T) {
 	}
 	o, err := r.dispatch(t.Context(), calls)
 	require.NoError(t, err)
-	refused := requireDone(t, o, calls[0], protocol.StatusFailed, protocol.CodeSandboxLevel)
+	refused := requireDone(t, o, calls[0], protocol.StatusFailed, codes.SandboxLevel)
 	require.EqualValues(t, "liar", refused.WorkerID)
 	require.Nil(t, refused.Value)
 	require.Contains(t, refused.Error.Message, `worker liar says that it ran at level "none"`)

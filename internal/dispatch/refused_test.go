@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -33,7 +34,7 @@ func TestDispatch_TooLargeIsRejectedAndTheOthersRun(t *testing.T) {
 			calls[0].Payload = tooLarge()
 			o, err := r.dispatch(t.Context(), calls)
 			require.NoError(t, err)
-			rejected := requireDone(t, o, calls[0], protocol.StatusRejected, protocol.CodePayloadTooLarge)
+			rejected := requireDone(t, o, calls[0], protocol.StatusRejected, codes.PayloadTooLarge)
 			require.Contains(t, rejected.Error.Message, "send less at once")
 			requireDone(t, o, calls[1], protocol.StatusOK, "")
 			requireDone(t, o, calls[2], protocol.StatusOK, "")

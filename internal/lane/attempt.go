@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -115,7 +116,7 @@ func (l *heldLane) unpack(e *core.Entry) (result *protocol.Result) {
 		return nil
 	}
 	reject := func(format string, args ...any) {
-		r := wire.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, format, args...))
+		r := wire.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(codes.InvalidPayload, format, args...))
 		result = &r
 	}
 	l.retry("payload cannot be read", func() error {

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -72,7 +73,7 @@ func TestLane_PayloadThatIsGoneIsRejected(t *testing.T) {
 	f.hold(succeeds, lane.Options{})
 	r := f.await(p, call)
 	require.Equal(t, protocol.StatusRejected, r.Status)
-	require.Equal(t, protocol.CodeInvalidPayload, r.Error.Code)
+	require.Equal(t, codes.InvalidPayload, r.Error.Code)
 	f.requireQuiet()
 }
 
@@ -120,7 +121,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		}), lane.Options{})
 		r := f.await(p, call)
 		require.Equal(t, protocol.StatusFailed, r.Status)
-		require.Equal(t, protocol.CodePayloadTooLarge, r.Error.Code)
+		require.Equal(t, codes.PayloadTooLarge, r.Error.Code)
 		f.requireQuiet()
 	})
 	t.Run("a payload for which there is no room is refused", func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -217,8 +218,8 @@ func TestLater_NoWorkerAtItsTime(t *testing.T) {
 		return f.await(p, call)
 	}
 	require.Equal(t, protocol.StatusOK, enters(time.Hour, "3600000").Status)
-	require.Equal(t, protocol.CodeNotSigned, enters(time.Hour, "").Error.Code)
-	require.Equal(t, protocol.CodeNotSigned, enters(48*time.Hour, "172800000").Error.Code)
+	require.Equal(t, codes.NotSigned, enters(time.Hour, "").Error.Code)
+	require.Equal(t, codes.NotSigned, enters(48*time.Hour, "172800000").Error.Code)
 }
 
 // A stream that is nearly full takes no calls that wait for their time, and has room to move those

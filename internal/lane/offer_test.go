@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -110,11 +111,11 @@ func TestOffer_NotOfALaneThatIsKept(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	host := withoutHandlers(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		return wire.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no"))
+		return wire.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(codes.UnknownPayload, "no"))
 	}))
 	host.mustHold = always
 	f.hold(host, lane.Options{})
 	call := refund(t, exclusive("account/a"))
 	put(t, p, call)
-	require.Equal(t, protocol.CodeUnknownPayload, f.await(p, call).Error.Code)
+	require.Equal(t, codes.UnknownPayload, f.await(p, call).Error.Code)
 }

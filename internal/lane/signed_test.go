@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -85,7 +86,7 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 			t.Parallel()
 			r := send(newCall("s", exclusive("b/"+name)), c.change)
 			require.Equal(t, protocol.StatusRejected, r.Status)
-			require.Equal(t, protocol.CodeNotSigned, r.Error.Code)
+			require.Equal(t, codes.NotSigned, r.Error.Code)
 			require.Contains(t, r.Error.Message, c.says)
 		})
 	}
@@ -158,5 +159,5 @@ func TestSigned_PayloadThatIsStoredApart(t *testing.T) {
 	f.hold(succeeds, lane.Options{Worker: "w"})
 	r := f.await(p, call)
 	require.Equal(t, protocol.StatusRejected, r.Status)
-	require.Equal(t, protocol.CodeInvalidPayload, r.Error.Code)
+	require.Equal(t, codes.InvalidPayload, r.Error.Code)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -24,11 +25,11 @@ const workspaceRoot = "/workspace"
 func Path(raw string) (string, *protocol.Error) {
 	switch {
 	case len(raw) > MaxPathBytes:
-		return "", protocol.Errorf(protocol.CodeInvalidPath, "The path has %d bytes; at most %d are allowed. Use a shorter one.", len(raw), MaxPathBytes)
+		return "", protocol.Errorf(codes.InvalidPath, "The path has %d bytes; at most %d are allowed. Use a shorter one.", len(raw), MaxPathBytes)
 	case !utf8.ValidString(raw):
-		return "", protocol.Errorf(protocol.CodeInvalidPath, "The path %q is not valid UTF-8. Use bash for such a file.", prose.Short(raw, 200))
+		return "", protocol.Errorf(codes.InvalidPath, "The path %q is not valid UTF-8. Use bash for such a file.", prose.Short(raw, 200))
 	case strings.ContainsRune(raw, 0):
-		return "", protocol.Errorf(protocol.CodeInvalidPath, "The path %q has a NUL character, which no path can have.", prose.Short(raw, 200))
+		return "", protocol.Errorf(codes.InvalidPath, "The path %q has a NUL character, which no path can have.", prose.Short(raw, 200))
 	}
 	path := raw
 	if strings.HasPrefix(raw, "/") {
@@ -51,14 +52,14 @@ func Path(raw string) (string, *protocol.Error) {
 }
 
 func escapes(raw string) *protocol.Error {
-	return protocol.Errorf(protocol.CodePathEscape,
+	return protocol.Errorf(codes.PathEscape,
 		"The path %q is outside the workspace. Use a path relative to the workspace, as in \"src/main.go\".", prose.Short(raw, 200))
 }
 
 // Named is [Path] for a path that must be given.
 func Named(raw string) (string, *protocol.Error) {
 	if raw == "" {
-		return "", protocol.Errorf(protocol.CodeInvalidPath, "The path is empty. Name a path relative to the workspace, as in \"src/main.go\".")
+		return "", protocol.Errorf(codes.InvalidPath, "The path is empty. Name a path relative to the workspace, as in \"src/main.go\".")
 	}
 	return Path(raw)
 }
@@ -70,7 +71,7 @@ func File(raw string) (string, *protocol.Error) {
 		return "", err
 	}
 	if path == "" {
-		return "", protocol.Errorf(protocol.CodeIsDirectory, "The path %q is the workspace itself, a directory. Name a file in it.", prose.Short(raw, 200))
+		return "", protocol.Errorf(codes.IsDirectory, "The path %q is the workspace itself, a directory. Name a file in it.", prose.Short(raw, 200))
 	}
 	return path, nil
 }
@@ -80,7 +81,7 @@ func File(raw string) (string, *protocol.Error) {
 func NewFile(raw string) (string, *protocol.Error) {
 	path, err := File(raw)
 	if err == nil && strings.HasSuffix(raw, "/") {
-		return "", protocol.Errorf(protocol.CodeInvalidPath,
+		return "", protocol.Errorf(codes.InvalidPath,
 			"The path %q ends with a slash, which means a directory. Name a file; its directories are made with it.", prose.Short(raw, 200))
 	}
 	return path, err
@@ -105,7 +106,7 @@ func Use(sandbox string, path string, access protocol.Access) ([]protocol.Use, *
 	}
 	key, err := root.Join(path)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPath, "The path %q cannot be used: %v.", prose.Short(path, 200), err)
+		return nil, protocol.Errorf(codes.InvalidPath, "The path %q cannot be used: %v.", prose.Short(path, 200), err)
 	}
 	return []protocol.Use{{Key: key, Access: access}}, nil
 }

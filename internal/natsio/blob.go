@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -162,10 +163,10 @@ func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, e
 			small.Value = stored
 		case errors.Is(err, ErrTooLarge):
 			small.Value, small.Status = nil, protocol.StatusFailed
-			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
+			small.Error = protocol.Errorf(codes.PayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
 		case errors.Is(err, ErrFull):
 			small.Value, small.Status = nil, protocol.StatusFailed
-			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but there is no room for a result as large as its: %v", err)
+			small.Error = protocol.Errorf(codes.PayloadTooLarge, "the call ran, but there is no room for a result as large as its: %v", err)
 		default:
 			return nil, err
 		}

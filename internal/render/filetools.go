@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -51,14 +52,14 @@ func fileToolsFault(tool, arguments string, result *protocol.Result) string {
 	code, message := faultOf(result)
 	path, named := argument(arguments, "path")
 	switch {
-	case code == protocol.CodeUnknownTool:
+	case code == codes.UnknownTool:
 		return fmt.Sprintf("Unknown tool '%s'", prose.Short(prose.Valid(tool), maxRepeated))
 	case !named || strings.HasPrefix(path, HandlePrefix):
-	case code == protocol.CodePathEscape, code == protocol.CodeInvalidPath:
+	case code == codes.PathEscape, code == codes.InvalidPath:
 		return fmt.Sprintf("Invalid path '%s'", path)
 	case code == protocol.CodeNotFound:
 		return fmt.Sprintf("File not found '%s'", path)
-	case code == protocol.CodeEditNotFound:
+	case code == codes.EditNotFound:
 		return fmt.Sprintf("Search string not found in '%s'", path)
 	}
 	return message

@@ -7,6 +7,7 @@ import (
 	pathpkg "path"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -247,20 +248,20 @@ func rathFault(arguments string, result *protocol.Result, limit int) rathFailure
 // rathKind is the word of that system for why a call failed.
 func rathKind(code protocol.Code, status protocol.Status) string {
 	switch code {
-	case protocol.CodeInvalidArguments, protocol.CodeUnknownTool:
+	case protocol.CodeInvalidArguments, codes.UnknownTool:
 		return string(code)
 	case protocol.CodeRunTimeout, protocol.CodeDeadline, protocol.CodeQueueTimeout:
 		return "timeout"
 	case protocol.CodeNotFound:
 		return "file_not_found"
-	case protocol.CodePathEscape, protocol.CodeInvalidPath, protocol.CodeIsDirectory, protocol.CodeNotDirectory, protocol.CodeNotRegular,
-		protocol.CodePermission, protocol.CodeProtected, protocol.CodeTooLarge, protocol.CodeDiskLimit, protocol.CodeOOM, protocol.CodeCommandNotFound:
+	case codes.PathEscape, codes.InvalidPath, codes.IsDirectory, codes.NotDirectory, codes.NotRegular,
+		protocol.CodePermission, codes.Protected, codes.TooLarge, protocol.CodeDiskLimit, protocol.CodeOOM, protocol.CodeCommandNotFound:
 		return "os_error"
-	case protocol.CodePolicyDenied, protocol.CodeNetworkOff, protocol.CodeLoginRequired, protocol.CodeFileChanged, protocol.CodeFileNotRead:
+	case protocol.CodePolicyDenied, codes.NetworkOff, codes.LoginRequired, codes.FileChanged, codes.FileNotRead:
 		return "tool_policy_denied"
 	case protocol.CodeToolFailed, protocol.CodePanic:
 		return "tool_execution_exception"
-	case protocol.CodeUnknownPayload, protocol.CodeSandboxLevel, protocol.CodeSandboxUnsupported, protocol.CodeLanguage:
+	case codes.UnknownPayload, codes.SandboxLevel, codes.SandboxUnsupported, codes.Language:
 		return "unsupported_tool"
 	case protocol.CodeSandboxLost, protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable, protocol.CodeStateLost,
 		protocol.CodeAttemptsExhausted, protocol.CodeOutcomeUnknown, protocol.CodeNoWorker, protocol.CodeFleetFull, protocol.CodeBusy, protocol.CodeQuota, protocol.CodeFleetUnavailable:

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -132,25 +133,25 @@ func codeAdvice(code protocol.Code, other string) string {
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
 	case protocol.CodeNoWorker:
 		return "nothing has run, as far as is known. Go on without it, and say that no worker was there."
-	case protocol.CodeFileChanged, protocol.CodeFileNotRead:
+	case codes.FileChanged, codes.FileNotRead:
 		return "the file is unchanged. Read it, and make the change to what it has now."
-	case protocol.CodeProtected:
+	case codes.Protected:
 		return "nothing has changed, and no other tool can change it either. Leave it as it is; if it has to change, say what and why."
 	case protocol.CodePolicyDenied:
 		return "nothing was run and nothing has changed. Reach the goal in a way that is allowed, or say what you need and why."
-	case protocol.CodeEditNotUnique:
+	case codes.EditNotUnique:
 		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
 		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
 	case protocol.CodeStateLost:
 		return "nothing was run. Begin anew with a call of the tool if you still need it."
-	case protocol.CodeLoginRequired:
+	case codes.LoginRequired:
 		return "nothing was run, and repeating the call will not help before somebody has done what the message says. Go on without it, and say that."
-	case protocol.CodeNetworkOff:
+	case codes.NetworkOff:
 		return "nothing was run. Do it without that, or leave the step out and say what could not be reached."
-	case protocol.CodeSandboxUnsupported:
+	case codes.SandboxUnsupported:
 		return "nothing was run. Make the call again without what the sandbox cannot do."
-	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:
+	case codes.SandboxLevel, codes.UnknownPayload, protocol.CodePanic, protocol.CodeInternal, codes.Language:
 		return "repeating the call will not help. Go on without it."
 	default:
 		return other

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -100,21 +101,21 @@ func smithersFileFault(tool, arguments string, result *protocol.Result) (code, t
 	fault, message := faultOf(result)
 	named, isText := argument(arguments, "path")
 	switch fault {
-	case protocol.CodePathEscape:
+	case codes.PathEscape:
 		if _, refused := modelpath.Path(named); isText && refused == nil {
 			return "TOOL_PATH_ESCAPE", "Path escapes sandbox root (via symlink)"
 		}
 		return "TOOL_PATH_ESCAPE", "Path escapes sandbox root"
-	case protocol.CodeInvalidPath:
+	case codes.InvalidPath:
 		return "TOOL_PATH_INVALID", message
 	case protocol.CodeInvalidArguments:
 		if !isText && tool != "grep" {
 			return "TOOL_PATH_INVALID", "Path must be a string"
 		}
 		return "INVALID_INPUT", message
-	case protocol.CodeTooLarge:
+	case codes.TooLarge:
 		return smithersTooLarge(tool, message)
-	case protocol.CodeEditNotFound, protocol.CodeEditNotUnique, protocol.CodeInvalidPatch:
+	case codes.EditNotFound, codes.EditNotUnique, codes.InvalidPatch:
 		return "TOOL_PATCH_FAILED", "Failed to apply patch: " + message
 	default:
 	}

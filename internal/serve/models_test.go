@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
@@ -88,7 +89,7 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	r := newRig(t, `{"text":"one"},{"text":"two"}`)
 	r.serve(r.Connect(), "a", nil)
 	refused := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "go", Toolsets: []string{"magic"}}, 0)
-	requireFault(t, r.submit(t.Context(), refused), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, r.submit(t.Context(), refused), protocol.StatusRejected, codes.InvalidPayload)
 	events := r.concluded(refused.SessionID)
 	require.Equal(t, "go", events[1].Input)
 	require.Equal(t, refused.ID, events[1].CallID)
@@ -121,7 +122,7 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	require.Equal(t, "interrupted", events[2].Status)
 
 	large := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: strings.Repeat("é", 5<<20)}, 0)
-	requireFault(t, r.submit(t.Context(), large), protocol.StatusFailed, protocol.CodePayloadTooLarge)
+	requireFault(t, r.submit(t.Context(), large), protocol.StatusFailed, codes.PayloadTooLarge)
 	events = r.concluded(large.SessionID)
 	require.Less(t, len(events[1].Input), 10_000)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -28,7 +29,7 @@ func (s *Server) runner(
 	name := s.model(turn)
 	model, known := s.options.Models[name]
 	if !known {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(s.models(), ", "))
+		return nil, protocol.Errorf(codes.InvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(s.models(), ", "))
 	}
 	toolsets := turn.Toolsets
 	if len(toolsets) == 0 {
@@ -36,7 +37,7 @@ func (s *Server) runner(
 	}
 	set, err := toolset.Named(toolsets...)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "toolsets: %v", err)
 	}
 	own, servers := s.userTools(set)
 	set = append(set, own...)
@@ -49,15 +50,15 @@ func (s *Server) runner(
 	}
 	table, err := tools.NewTable(set...)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "toolsets: %v", err)
 	}
 	judge, err := s.judge(turn)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	guard, err := protocol.ParseGuard(string(turn.Guard))
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	var price *loop.Price
 	var compaction *loop.Compaction
@@ -71,7 +72,7 @@ func (s *Server) runner(
 		Guard:    guard, Policy: judge, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	return runner, nil
 }

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
@@ -300,12 +301,12 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	turn, ok := run.Call.Payload.(wire.TurnRun)
 	if !ok {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
-			protocol.Errorf(protocol.CodeUnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
+			protocol.Errorf(codes.UnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
 	}
 	ctx = wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority)
 	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
-			protocol.Errorf(protocol.CodeInvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
+			protocol.Errorf(codes.InvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
 	}
 	events := &events{server: s, run: run}
 	events.started()

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/journal"
@@ -231,7 +232,7 @@ func TestTurn_Failures(t *testing.T) {
 		asked := r.model.asked.Load()
 		got := r.turn(test.turn)
 		t.Log(name)
-		requireFault(t, got, protocol.StatusRejected, protocol.CodeInvalidPayload)
+		requireFault(t, got, protocol.StatusRejected, codes.InvalidPayload)
 		require.Contains(t, got.Error.Message, test.says)
 		require.Equal(t, asked, r.model.asked.Load())
 	}
@@ -260,13 +261,13 @@ func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	defer cancel()
 	session := protocol.NewSessionID()
 	got := r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "go"}, 0))
-	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
+	requireFault(t, got, protocol.StatusFailed, codes.PayloadTooLarge)
 	require.Contains(t, got.Error.Message, "max_payload")
 	require.EqualValues(t, 1, r.model.asked.Load())
 	require.Nil(t, r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "shorter", Model: "brief"}, 0)).Error)
 	require.EqualValues(t, 1, r.model.asked.Load(), "nothing is left open")
 	got = r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: strings.Repeat("x", 9<<20), Model: "brief"}, 0))
-	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
+	requireFault(t, got, protocol.StatusFailed, codes.PayloadTooLarge)
 	require.Nil(t, r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "again", Model: "brief"}, 0)).Error)
 }
 
@@ -349,7 +350,7 @@ func TestServer_SettingsOfTheTurnBeforeItsOwn(t *testing.T) {
 	require.Nil(t, r.turn(wire.TurnRun{Prompt: "p"}).Error)
 	require.Equal(t, loop.Settings{Effort: "low", MaxOutput: 100}, model.settings)
 	got := r.turn(wire.TurnRun{Prompt: "p", Reasoning: "hard"})
-	requireFault(t, got, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, got, protocol.StatusRejected, codes.InvalidPayload)
 }
 
 func TestServer_InstructionsOfTheTurn(t *testing.T) {
@@ -371,10 +372,10 @@ func TestServer_RejectsWhatIsNoTurnOfItsSession(t *testing.T) {
 	session := protocol.NewSessionID()
 	noTurn := serve.NewCall(session, wire.TurnRun{}, 0)
 	noTurn.Payload = wire.Noop{}
-	requireFault(t, r.submit(t.Context(), noTurn), protocol.StatusRejected, protocol.CodeUnknownPayload)
+	requireFault(t, r.submit(t.Context(), noTurn), protocol.StatusRejected, codes.UnknownPayload)
 	elsewhere := serve.NewCall(session, wire.TurnRun{Prompt: "p"}, 0)
 	elsewhere.Resources[0].Key = serve.Key(protocol.NewSessionID())
-	requireFault(t, r.submit(t.Context(), elsewhere), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, r.submit(t.Context(), elsewhere), protocol.StatusRejected, codes.InvalidPayload)
 	require.Zero(t, r.model.asked.Load())
 }
 

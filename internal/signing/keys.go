@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -114,10 +115,10 @@ func (k *Keys) remember(s signed) {
 
 // Check returns nil for a call that one of the keys has signed when it was enqueued: value is its
 // [wire.HeaderSigned], and stored the server's time when it was enqueued. Else the error has the
-// code [protocol.CodeNotSigned].
+// code [codes.NotSigned].
 func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) *protocol.Error {
 	fault := func(format string, args ...any) *protocol.Error {
-		return protocol.Errorf(protocol.CodeNotSigned, format+"; it was not run", args...)
+		return protocol.Errorf(codes.NotSigned, format+"; it was not run", args...)
 	}
 	if value == "" {
 		return fault("the call is not signed, and the worker runs signed ones only: whoever sends it needs a key (--sign-key)")

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/signing"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestMake_KeepsItsKey(t *testing.T) {
@@ -57,7 +57,7 @@ func TestLoad_KeysOfOpenssl(t *testing.T) {
 	value, err := signer.Sign("tf", []byte("body"), now)
 	require.NoError(t, err)
 	require.Nil(t, keys.Check("tf", value, []byte("body"), now))
-	require.Equal(t, protocol.CodeNotSigned, keys.Check("tf", value, []byte("other"), now).Code)
+	require.Equal(t, codes.NotSigned, keys.Check("tf", value, []byte("other"), now).Code)
 }
 
 // Whoever signs at once gets a signature that counts, shared or not.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -40,7 +41,7 @@ func TestKeys_AKeyOfATenant(t *testing.T) {
 	for call, named := range map[string]string{`{"tenant":"other"}`: "other", `{}`: "default"} {
 		fault := check(call)
 		require.NotNil(t, fault, call)
-		require.Equal(t, protocol.CodeNotSigned, fault.Code)
+		require.Equal(t, codes.NotSigned, fault.Code)
 		require.Equal(t, "the call is of tenant "+named+", and is signed with a key of tenant acme; it was not run", fault.Message)
 	}
 	require.NoError(t, os.WriteFile(public, of("ACME"), 0o600))

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -158,7 +159,7 @@ func realistic() []loop.Event {
 		CallFields: loop.CallFields{Index: 0, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Diff: editDiff, Content: "Edited text/stats.go: 1 replacement (412 bytes).\n" + editDiff},
 	}, 1.5, 1.25)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 2, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeEditNotFound,
+		CallFields: loop.CallFields{Index: 2, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(codes.EditNotFound,
 			"text/split.go does not contain the text of old. The nearest is line 12:\n\n    nopes := strings.Fields(s)\n\nCopy the text exactly, with its white space.")}, Status: "failed",
 	}, 1.5, 1.1)
 	r.result(loop.Event{
@@ -171,7 +172,7 @@ func realistic() []loop.Event {
 	r.running(0, "bash", "worker-b", 1)
 	r.result(loop.Event{
 		CallFields: loop.CallFields{Index: 1, Name: "mcp__github__create_pull_request_review"}, Status: "rejected",
-		ResultFields: loop.ResultFields{Error: protocol.Errorf(protocol.CodeUnknownTool, "there is no tool of this name")},
+		ResultFields: loop.ResultFields{Error: protocol.Errorf(codes.UnknownTool, "there is no tool of this name")},
 	}, 0, 0)
 	r.result(loop.Event{
 		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeRunTimeout, "The call ran longer than 2s and was stopped."), Content: "[timeout: run_timeout]\nThe call ran longer than 2s and was stopped.\nNext: do less in one call.\nPartial output:\n" +

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/webfetch"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -142,12 +143,12 @@ func TestGet_Redirects(t *testing.T) {
 
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		if strings.HasPrefix(address, "away.test") {
-			return nil, protocol.Errorf(protocol.CodeNetworkOff, "away.test must not be reached")
+			return nil, protocol.Errorf(codes.NetworkOff, "away.test must not be reached")
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, address)
 	}}
 	for path, code := range map[string]protocol.Code{
-		"/loop": protocol.CodeToolFailed, "/file": protocol.CodeToolFailed, "/away": protocol.CodeNetworkOff,
+		"/loop": protocol.CodeToolFailed, "/file": protocol.CodeToolFailed, "/away": codes.NetworkOff,
 	} {
 		_, err := webfetch.Get(t.Context(), transport, protocol.HTTPFetch{URL: s.URL + path})
 		var failed *protocol.Error

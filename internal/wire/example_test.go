@@ -3,6 +3,7 @@ package wire_test
 import (
 	"fmt"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -22,7 +23,7 @@ func ExampleDecodeCall() {
 	arguments, err := refund.Arguments()
 	fmt.Println(isOurs, wire.KindOf(refund), string(arguments), err)
 
-	result := wire.NewResult(call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no handler for %s", wire.KindOf(refund)))
+	result := wire.NewResult(call, protocol.StatusRejected, protocol.Errorf(codes.UnknownPayload, "no handler for %s", wire.KindOf(refund)))
 	encoded, err := wire.EncodeResult(&result)
 	fmt.Println(string(encoded), err)
 	// Output:

@@ -3,6 +3,7 @@ package wire_test
 import (
 	"encoding/json"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -68,7 +69,7 @@ func fileValueSamples() map[string]any {
 		},
 		"value/files_edit_outcomes": protocol.FilesEditResult{
 			Path: "a", Replacements: 1, Bytes: 3, SHA256: sampleSum, Outcomes: []protocol.EditOutcome{
-				{Replacements: 1, Line: 7, Offset: -2}, {Error: protocol.Errorf(protocol.CodeEditNotFound, "not there")},
+				{Replacements: 1, Line: 7, Offset: -2}, {Error: protocol.Errorf(codes.EditNotFound, "not there")},
 			},
 		},
 		"value/files_json_read": protocol.FilesJSONReadResult{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -131,7 +132,7 @@ func TestReadOnly_IsRefusedWhereItIsNotEnforced(t *testing.T) {
 	o.Workspace = func(string) (string, bool) { return t.TempDir(), true }
 	r.work(o)
 	got := r.dispatch(t.Context(), readOnly(protocol.NewSessionID(), "touch f"))
-	requireFault(t, got, protocol.StatusRejected, protocol.CodeSandboxUnsupported)
+	requireFault(t, got, protocol.StatusRejected, codes.SandboxUnsupported)
 	require.Contains(t, got.Error.Message, "nothing was run")
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -146,7 +147,7 @@ func TestDialog_KeepsItsLaneAndItsWorker(t *testing.T) {
 	require.Equal(t, wire.DialogEnded, value[wire.DialogEndResult](t, got).Ending)
 	require.Len(t, s.ends(), 2)
 	got = r.dispatch(t.Context(), about(session, wire.DialogOpen{Tool: "nobody"}))
-	requireFault(t, got, protocol.StatusRejected, protocol.CodeUnknownPayload)
+	requireFault(t, got, protocol.StatusRejected, codes.UnknownPayload)
 }
 
 // A call that is cancelled, or out of time, in the middle: the function that answers keeps

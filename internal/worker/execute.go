@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -147,7 +148,7 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 		return r
 	}
 	if errors.Is(err, sandbox.ErrUnsupported) {
-		r.Status, r.Error = protocol.StatusRejected, protocol.Errorf(protocol.CodeSandboxUnsupported, "%v; nothing was run", err)
+		r.Status, r.Error = protocol.StatusRejected, protocol.Errorf(codes.SandboxUnsupported, "%v; nothing was run", err)
 		return r
 	}
 	if errors.Is(err, sandbox.ErrClosed) {
@@ -162,8 +163,8 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 // notRun reports whether a code says that the call was wrong in itself, so that nothing was run.
 func notRun(code protocol.Code) bool {
 	switch code {
-	case protocol.CodeUnknownPayload, protocol.CodeInvalidPayload, protocol.CodeInvalidArguments,
-		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff, protocol.CodeLoginRequired,
+	case codes.UnknownPayload, codes.InvalidPayload, protocol.CodeInvalidArguments,
+		codes.Language, codes.PathEscape, codes.SandboxUnsupported, codes.NetworkOff, codes.LoginRequired,
 		protocol.CodeStateLost, protocol.CodePolicyDenied:
 		return true
 	default:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -59,7 +60,7 @@ func TestFetch_OnlyWhatTheNetworkAllows(t *testing.T) {
 				require.Equal(t, protocol.StatusOK, got.Status)
 				return
 			}
-			requireFault(t, got, protocol.StatusRejected, protocol.CodeNetworkOff)
+			requireFault(t, got, protocol.StatusRejected, codes.NetworkOff)
 			require.Contains(t, got.Error.Message, c.want)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -72,7 +73,7 @@ func TestHandler_Results(t *testing.T) {
 		"fault":   {protocol.StatusFailed, protocol.CodePermission, "no"},
 		"panics":  {protocol.StatusFailed, protocol.CodePanic, "oh"},
 		"no_json": {protocol.StatusFailed, protocol.CodeToolFailed, "no_json"},
-		"nobody":  {protocol.StatusRejected, protocol.CodeUnknownPayload, "lack the handler"},
+		"nobody":  {protocol.StatusRejected, codes.UnknownPayload, "lack the handler"},
 		"waits":   {protocol.StatusTimeout, protocol.CodeRunTimeout, "it was not killed"},
 	} {
 		call := userCall(t, kind, `{}`)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
@@ -73,7 +74,7 @@ func TestIsolated_LanguagesAreThoseOfTheSandbox(t *testing.T) {
 	} {
 		got := r.do(session, protocol.CodeRun{Code: code, Language: language})
 		if !strings.Contains(strings.Join(w.Languages(), " "), language) {
-			requireFault(t, got, protocol.StatusRejected, protocol.CodeLanguage)
+			requireFault(t, got, protocol.StatusRejected, codes.Language)
 			require.Contains(t, got.Error.Message, "it has: "+strings.Join(w.Languages(), ", "))
 			continue
 		}
@@ -172,7 +173,7 @@ func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("b")}))
 	stop()
 	_, stop = r.work(o)
-	requireFault(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}), protocol.StatusFailed, protocol.CodeProtected)
+	requireFault(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}), protocol.StatusFailed, codes.Protected)
 	got := r.do(session, protocol.CommandRun{Command: "rm .git/config || mv .git x || echo c > .git/hooks/h || echo c > .git/index; cat .git/index; echo c > .git/config; cat .git/config"})
 	requireOK(t, got)
 	require.Equal(t, "c\nc\n", string(value[protocol.CommandRunResult](t, got).Stdout))
@@ -203,7 +204,7 @@ func TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces(t *testing.T) {
 		r.requireContent(session, "f", "content")
 	}
 	for _, name := range []string{"missing", "deep/missing", "f"} {
-		requireFault(t, r.do(session, protocol.FilesWrite{Path: name, Content: []byte("c")}), protocol.StatusFailed, protocol.CodeProtected)
+		requireFault(t, r.do(session, protocol.FilesWrite{Path: name, Content: []byte("c")}), protocol.StatusFailed, codes.Protected)
 	}
 }
 
@@ -237,5 +238,5 @@ func TestIsolated_ProgramsAreTalkedTo(t *testing.T) {
 	require.Equal(t, "4\n", string(value[protocol.FilesReadResult](t, read).Content))
 	requireOK(t, r.do(session, wire.ProcessKill{Process: shell.Process}))
 	requireFault(t, r.do(session, wire.ProcessSend{Process: shell.Process, Input: protocol.Bytes("x")}), protocol.StatusRejected, protocol.CodeInvalidArguments)
-	requireFault(t, r.do(session, protocol.CommandRun{Command: "sh", TTY: true}), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, r.do(session, protocol.CommandRun{Command: "sh", TTY: true}), protocol.StatusRejected, codes.InvalidPayload)
 }

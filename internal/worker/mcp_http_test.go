@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -52,10 +53,10 @@ func TestMCP_AServerAtAURL(t *testing.T) {
 
 	server.Headers = nil
 	stranger := r.do(session, wire.MCPList{Server: server})
-	requireFault(t, stranger, protocol.StatusRejected, protocol.CodeLoginRequired)
+	requireFault(t, stranger, protocol.StatusRejected, codes.LoginRequired)
 	require.Contains(t, stranger.Error.Message, "MCP server web needs a login: nobody has logged in (401 Unauthorized)")
 	elsewhere := r.do(session, wire.MCPList{Server: protocol.MCPServer{Name: "elsewhere", URL: "http://127.0.0.1:1/mcp"}})
-	requireFault(t, elsewhere, protocol.StatusRejected, protocol.CodeNetworkOff)
+	requireFault(t, elsewhere, protocol.StatusRejected, codes.NetworkOff)
 	require.Contains(t, elsewhere.Error.Message, "it is not listed")
 	stop() // before the server, whose streams it has
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -95,7 +96,7 @@ func TestMCP_ALogin(t *testing.T) {
 	needs := func(why string) {
 		t.Helper()
 		got := r.do(session, serverCall(server, "count", `{}`))
-		requireFault(t, got, protocol.StatusRejected, protocol.CodeLoginRequired)
+		requireFault(t, got, protocol.StatusRejected, codes.LoginRequired)
 		require.Contains(t, got.Error.Message, why)
 		require.Contains(t, got.Error.Message, fmt.Sprintf(`run "worker login web --data %s --mcp-config FILE" where worker %s runs`, o.Data, w.ID()))
 	}

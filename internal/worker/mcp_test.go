@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
@@ -315,11 +316,11 @@ func TestMCP_VariablesOfTheWorker(t *testing.T) {
 	require.Equal(t, "a "+os.Getenv("PATH")+" b", said(t, ask("a ${PATH} b")))
 	require.Equal(t, "other", said(t, ask("${TOOLFLEET_NOT_SET:-other}")))
 	refused := ask("${OPENAI_API_KEY}")
-	requireFault(t, refused, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, refused, protocol.StatusRejected, codes.InvalidPayload)
 	require.Contains(t, refused.Error.Message, "env GIVEN")
 	require.Contains(t, refused.Error.Message, "--mcp-env OPENAI_API_KEY")
 	unset := ask("${TOOLFLEET_NOT_SET}")
-	requireFault(t, unset, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, unset, protocol.StatusRejected, codes.InvalidPayload)
 	require.Contains(t, unset.Error.Message, "not set in the environment")
 }
 
@@ -337,7 +338,7 @@ func TestMCP_WhatCannotBeStarted(t *testing.T) {
 	requireFault(t, broken, protocol.StatusFailed, protocol.CodeToolFailed)
 	require.Contains(t, broken.Error.Message, "MCP server broken could not be started: it exited with code 4: no licence")
 	remote := start(protocol.MCPServer{Name: "remote", URL: "http://127.0.0.1:1/mcp"})
-	requireFault(t, remote, protocol.StatusRejected, protocol.CodeNetworkOff)
+	requireFault(t, remote, protocol.StatusRejected, codes.NetworkOff)
 }
 
 // serverTools makes a table of the tools of test servers, as a session has it.

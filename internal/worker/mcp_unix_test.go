@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -46,6 +47,6 @@ func TestMCP_AServerInTheFolderOfTools(t *testing.T) {
 
 	r.work(r.options())
 	without := r.do(protocol.NewSessionID(), wire.MCPList{Server: server})
-	requireFault(t, without, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, without, protocol.StatusRejected, codes.InvalidPayload)
 	require.Contains(t, without.Error.Message, "start it with --tools DIR")
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -29,7 +30,7 @@ func TestMetrics_TellWhatWasDone(t *testing.T) {
 	requireFault(t, r.do(session, protocol.FilesRead{Path: "missing"}), protocol.StatusFailed, protocol.CodeNotFound)
 	refused := newCall(session, wire.Noop{})
 	refused.MinLevel = isolation.LevelFull.String()
-	requireFault(t, r.dispatch(t.Context(), refused), protocol.StatusRejected, protocol.CodeSandboxLevel)
+	requireFault(t, r.dispatch(t.Context(), refused), protocol.StatusRejected, codes.SandboxLevel)
 
 	const test, none = "gen_ai.tool.name=test", "toolfleet.sandbox.driver=process,toolfleet.sandbox.level=none"
 	const pool = "toolfleet.pool=default"

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -31,7 +32,7 @@ func (o Options) network(nc *nats.Conn) (kinds.Network, error) {
 	pages := &http.Transport{IdleConnTimeout: idleConn, MaxIdleConns: idleConns, TLSHandshakeTimeout: handshakeTime, MaxResponseHeaderBytes: maxHeaders, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := proxy.DialContext(ctx, network, address)
 		if refusal, is := errors.AsType[*egress.Refusal](err); is {
-			return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
+			return nil, protocol.Errorf(codes.NetworkOff, "%v", refusal)
 		}
 		return conn, err
 	}}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -95,14 +96,14 @@ func TestPayloads_Files(t *testing.T) {
 			require.Equal(t, []protocol.Match{{Path: "a/b.txt", Line: 2, Text: "three"}}, v.Matches)
 			require.Equal(t, 1, v.Files)
 		}},
-		{name: "read outside", payload: protocol.FilesRead{Path: "../../x"}, status: protocol.StatusRejected, code: protocol.CodePathEscape},
-		{name: "write outside", payload: protocol.FilesWrite{Path: "/etc/x"}, status: protocol.StatusRejected, code: protocol.CodePathEscape},
+		{name: "read outside", payload: protocol.FilesRead{Path: "../../x"}, status: protocol.StatusRejected, code: codes.PathEscape},
+		{name: "write outside", payload: protocol.FilesWrite{Path: "/etc/x"}, status: protocol.StatusRejected, code: codes.PathEscape},
 		{name: "read nothing", payload: protocol.FilesRead{Path: "c"}, status: protocol.StatusFailed, code: protocol.CodeNotFound},
-		{name: "read a directory", payload: protocol.FilesRead{Path: "a"}, status: protocol.StatusFailed, code: protocol.CodeIsDirectory},
-		{name: "list a file", payload: protocol.FilesList{Path: "a/b.txt"}, status: protocol.StatusFailed, code: protocol.CodeNotDirectory},
-		{name: "edit what is not there", payload: protocol.FilesEdit{Path: "a/b.txt", Old: "four", New: "x"}, status: protocol.StatusFailed, code: protocol.CodeEditNotFound},
-		{name: "edit what is there twice", payload: protocol.FilesEdit{Path: "a/b.txt", Old: "\n", New: "x"}, status: protocol.StatusFailed, code: protocol.CodeEditNotUnique},
-		{name: "search for no pattern", payload: protocol.FilesSearch{Pattern: "("}, status: protocol.StatusFailed, code: protocol.CodeInvalidPattern},
+		{name: "read a directory", payload: protocol.FilesRead{Path: "a"}, status: protocol.StatusFailed, code: codes.IsDirectory},
+		{name: "list a file", payload: protocol.FilesList{Path: "a/b.txt"}, status: protocol.StatusFailed, code: codes.NotDirectory},
+		{name: "edit what is not there", payload: protocol.FilesEdit{Path: "a/b.txt", Old: "four", New: "x"}, status: protocol.StatusFailed, code: codes.EditNotFound},
+		{name: "edit what is there twice", payload: protocol.FilesEdit{Path: "a/b.txt", Old: "\n", New: "x"}, status: protocol.StatusFailed, code: codes.EditNotUnique},
+		{name: "search for no pattern", payload: protocol.FilesSearch{Pattern: "("}, status: protocol.StatusFailed, code: codes.InvalidPattern},
 		{name: "the file is as before", payload: protocol.FilesRead{Path: "a/b.txt"}, check: func(t *testing.T, r *protocol.Result) {
 			t.Helper()
 			require.Equal(t, "one\nthree\n", string(value[protocol.FilesReadResult](t, r).Content))
@@ -136,10 +137,10 @@ func TestPayloads_Commands(t *testing.T) {
 			},
 		},
 		{name: "directory that is not there", payload: protocol.CommandRun{Command: "true", Cwd: "e"}, status: protocol.StatusFailed, code: protocol.CodeNotFound},
-		{name: "directory outside", payload: protocol.CommandRun{Command: "true", Cwd: ".."}, status: protocol.StatusRejected, code: protocol.CodePathEscape},
+		{name: "directory outside", payload: protocol.CommandRun{Command: "true", Cwd: ".."}, status: protocol.StatusRejected, code: codes.PathEscape},
 		{name: "program that is not there", payload: protocol.CommandRun{Argv: []string{"no-such-program"}}, status: protocol.StatusFailed, code: protocol.CodeCommandNotFound},
-		{name: "neither command nor argv", payload: protocol.CommandRun{}, status: protocol.StatusRejected, code: protocol.CodeInvalidPayload},
-		{name: "both", payload: protocol.CommandRun{Command: "true", Argv: []string{"true"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidPayload},
+		{name: "neither command nor argv", payload: protocol.CommandRun{}, status: protocol.StatusRejected, code: codes.InvalidPayload},
+		{name: "both", payload: protocol.CommandRun{Command: "true", Argv: []string{"true"}}, status: protocol.StatusRejected, code: codes.InvalidPayload},
 		{name: "bad argument", payload: protocol.CommandRun{Argv: []string{"true", "\x00"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
 		{name: "bad environment", payload: protocol.CommandRun{Command: "true", Env: map[string]string{"A=B": ""}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
 		{name: "noop", payload: wire.Noop{WorkMS: 1}, check: func(t *testing.T, r *protocol.Result) {
@@ -171,21 +172,21 @@ func TestPayloads_RefusedByThisWorker(t *testing.T) {
 	}{
 		"unknown payload": {
 			newCall(session, protocol.UnknownPayload{Name: "teleport", Raw: json.RawMessage(`{"type":"teleport"}`)}),
-			protocol.CodeUnknownPayload, "teleport",
+			codes.UnknownPayload, "teleport",
 		},
-		"a turn":              {newCall(session, wire.TurnRun{Prompt: "hi"}), protocol.CodeUnknownPayload, `pool "session"`},
-		"level too high":      {level, protocol.CodeSandboxLevel, "needs sandbox level full, this worker has proven none"},
-		"level that is none":  {nonsense, protocol.CodeInvalidPayload, "steel"},
-		"no sandbox":          {account, protocol.CodeInvalidPayload, "sandbox/<id>"},
-		"import without name": {newCall(session, wire.WorkspaceImport{}), protocol.CodeInvalidPayload, "upload"},
-		"export without name": {newCall(session, wire.WorkspaceExport{Upload: "A.*"}), protocol.CodeInvalidPayload, "upload"},
-		"a read-only command": {newCall(session, protocol.CommandRun{Command: "true", ReadOnly: true}), protocol.CodeSandboxUnsupported, "read_only: sandbox driver process cannot"},
-		"a read-only program": {newCall(session, protocol.CodeRun{Code: "true", Language: "sh", ReadOnly: true}), protocol.CodeSandboxUnsupported, "without read_only"},
+		"a turn":              {newCall(session, wire.TurnRun{Prompt: "hi"}), codes.UnknownPayload, `pool "session"`},
+		"level too high":      {level, codes.SandboxLevel, "needs sandbox level full, this worker has proven none"},
+		"level that is none":  {nonsense, codes.InvalidPayload, "steel"},
+		"no sandbox":          {account, codes.InvalidPayload, "sandbox/<id>"},
+		"import without name": {newCall(session, wire.WorkspaceImport{}), codes.InvalidPayload, "upload"},
+		"export without name": {newCall(session, wire.WorkspaceExport{Upload: "A.*"}), codes.InvalidPayload, "upload"},
+		"a read-only command": {newCall(session, protocol.CommandRun{Command: "true", ReadOnly: true}), codes.SandboxUnsupported, "read_only: sandbox driver process cannot"},
+		"a read-only program": {newCall(session, protocol.CodeRun{Code: "true", Language: "sh", ReadOnly: true}), codes.SandboxUnsupported, "without read_only"},
 		"limits out of bounds": {
 			newCall(session, protocol.CommandRun{Command: "true", Limits: protocol.Limits{Memory: 1, Output: -1}}),
-			protocol.CodeInvalidPayload, "limits.memory_bytes 1: must be 0 (the worker's own) or 1048576",
+			codes.InvalidPayload, "limits.memory_bytes 1: must be 0 (the worker's own) or 1048576",
 		},
-		"language without any": {newCall(session, protocol.CodeRun{Code: "1"}), protocol.CodeLanguage, `language ""`},
+		"language without any": {newCall(session, protocol.CodeRun{Code: "1"}), codes.Language, `language ""`},
 	} {
 		got := r.dispatch(t.Context(), test.call)
 		t.Log(name)
@@ -215,7 +216,7 @@ func TestCodeRun_EachLanguage(t *testing.T) {
 			session := protocol.NewSessionID()
 			requireOK(t, r.do(session, protocol.FilesWrite{Path: "d/here", Content: []byte("!")}))
 			got := r.do(session, protocol.CodeRun{Code: code, Language: language, Cwd: "d"})
-			if got.Error != nil && got.Error.Code == protocol.CodeLanguage {
+			if got.Error != nil && got.Error.Code == codes.Language {
 				t.Skipf("not on this machine: %s", got.Error.Message)
 			}
 			requireOK(t, got)
@@ -259,7 +260,7 @@ func TestCodeRun_LanguageUnavailableNamesWhatThereIs(t *testing.T) {
 	session := protocol.NewSessionID()
 	for _, language := range []string{"python", "node", "cobol"} {
 		got := r.do(session, protocol.CodeRun{Code: "1", Language: language})
-		requireFault(t, got, protocol.StatusRejected, protocol.CodeLanguage)
+		requireFault(t, got, protocol.StatusRejected, codes.Language)
 		require.Contains(t, got.Error.Message, language)
 		require.True(t, strings.HasSuffix(got.Error.Message, "it has: sh"), got.Error.Message)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -76,7 +77,7 @@ func testLongCommand(t *testing.T, options func(*rig) worker.Options) {
 	got := r.do(session, protocol.CommandRun{Command: "#" + strings.Repeat("a", 128<<10-2)})
 	requireOK(t, got)
 	got = r.do(session, protocol.CommandRun{Command: long, Background: true, TTY: true})
-	require.Equal(t, protocol.CodeInvalidPayload, got.Error.Code)
+	require.Equal(t, codes.InvalidPayload, got.Error.Code)
 	require.Contains(t, got.Error.Message, "at most 131071")
 }
 
@@ -137,7 +138,7 @@ func TestShell_ExitCodesAndWhatKeepsNothing(t *testing.T) {
 	requireOK(t, r.do(session, protocol.CommandRun{Command: `[ "$X" = 1 ]; cd ../e`, Background: true, KeepShell: true}))
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "cd ../e; export X=3"})) // without keep_shell
 	require.Equal(t, []string{"d\n1\n"}, r.inShell(t, session, protocol.CommandRun{Command: `basename "$PWD"; echo $X`}))
-	requireFault(t, r.do(session, protocol.CommandRun{Argv: []string{"true"}, KeepShell: true}), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, r.do(session, protocol.CommandRun{Argv: []string{"true"}, KeepShell: true}), protocol.StatusRejected, codes.InvalidPayload)
 
 	require.NoError(t, os.WriteFile(o.Data+"/sandboxes/"+string(session)+"/shell", []byte("{"), 0o600))
 	require.Equal(t, []string{"new\n"}, r.inShell(t, session, protocol.CommandRun{Command: "echo ${X:-new}"}), "a state that cannot be read is none")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -73,7 +74,7 @@ func TestToolRun_Results(t *testing.T) {
 			require.Len(t, value[protocol.ToolRunResult](t, r).Output, 200002)
 		}},
 		{name: "too much of it", payload: script(`printf '"'; head -c 700000 /dev/zero | tr '\0' x; printf '"'`), status: failed, code: fault, check: says("wrote 700002 bytes to standard output: what it returns has 524288 bytes at most")},
-		{name: "no command", payload: protocol.ToolRun{Arguments: json.RawMessage(`{}`)}, status: protocol.StatusRejected, code: protocol.CodeInvalidPayload},
+		{name: "no command", payload: protocol.ToolRun{Arguments: json.RawMessage(`{}`)}, status: protocol.StatusRejected, code: codes.InvalidPayload},
 		{name: "no such program", payload: protocol.ToolRun{Argv: []string{"no-such-program"}, Arguments: json.RawMessage(`{}`)}, status: failed, code: protocol.CodeCommandNotFound},
 	})
 }
@@ -84,7 +85,7 @@ func TestToolRun_NeedsTheFolderThatItNames(t *testing.T) {
 	r.work(r.options())
 	payload := protocol.ToolRun{Argv: []string{"sh", "{tools}/count.sh"}, Arguments: json.RawMessage(`{}`)}
 	result := r.do(protocol.NewSessionID(), payload)
-	requireFault(t, result, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, result, protocol.StatusRejected, codes.InvalidPayload)
 	require.Contains(t, result.Error.Message, "start it with --tools DIR")
 }
 

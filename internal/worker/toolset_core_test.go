@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -32,7 +33,7 @@ func coreFiles(t *testing.T, execute executor) {
 	s.sh("chmod 750 a/b.txt")
 	s.has("write", args{"path": "a/b.txt", "content": "x", "expect_sha256": digest("one\ntwo\n")}, "Replaced the content of a/b.txt (1 byte")
 	require.Equal(t, "750\n", s.sh("stat -c %a a/b.txt 2>/dev/null || stat -f %Lp a/b.txt"), "the mode stays")
-	text := s.fails(protocol.CodeFileChanged, "write", args{"path": "a/b.txt", "content": "y", "expect_sha256": digest("one\ntwo\n")})
+	text := s.fails(codes.FileChanged, "write", args{"path": "a/b.txt", "content": "y", "expect_sha256": digest("one\ntwo\n")})
 	require.Contains(t, text, digest("x"))
 	require.Equal(t, "x", s.content("a/b.txt"))
 	s.has("write", args{"path": "empty", "content": ""}, "(0 bytes, ")
@@ -48,28 +49,28 @@ func coreFiles(t *testing.T, execute executor) {
 	require.Equal(t, "image/png", mediaType)
 	require.Len(t, data, 12)
 	s.fails(protocol.CodeNotFound, "read", args{"path": "a/c.txt"})
-	s.fails(protocol.CodeIsDirectory, "read", args{"path": "a"})
-	s.fails(protocol.CodeNotRegular, "read", args{"path": "fifo"})
-	s.fails(protocol.CodeNotDirectory, "list", args{"path": "empty"})
-	s.fails(protocol.CodeNotDirectory, "write", args{"path": "empty/x", "content": ""})
+	s.fails(codes.IsDirectory, "read", args{"path": "a"})
+	s.fails(codes.NotRegular, "read", args{"path": "fifo"})
+	s.fails(codes.NotDirectory, "list", args{"path": "empty"})
+	s.fails(codes.NotDirectory, "write", args{"path": "empty/x", "content": ""})
 }
 
 func coreEdits(t *testing.T, execute executor) {
 	s := newSession(t, execute, "core")
 	s.ok("write", args{"path": "f", "content": "one\ntwo\ntwo\nthree\n"})
 	s.has("edit", args{"path": "f", "old": "one", "new": "1"}, "Edited f: 1 replacement (16 bytes", "-one\n+1\n")
-	text := s.fails(protocol.CodeEditNotUnique, "edit", args{"path": "f", "old": "two", "new": "2"})
+	text := s.fails(codes.EditNotUnique, "edit", args{"path": "f", "old": "two", "new": "2"})
 	require.Contains(t, text, "occurs 2 times")
 	require.Contains(t, text, "at lines 2, 3")
 	s.has("edit", args{"path": "f", "old": "two", "new": "2", "replace_all": true}, "2 replacements")
-	text = s.fails(protocol.CodeEditNotFound, "edit", args{"path": "f", "old": "thrée", "new": "3"})
+	text = s.fails(codes.EditNotFound, "edit", args{"path": "f", "old": "thrée", "new": "3"})
 	require.Contains(t, text, "line 4:\nthree")
 	s.fails(protocol.CodeNotFound, "edit", args{"path": "none", "old": "a", "new": "b"})
 	s.fails(protocol.CodeInvalidArguments, "edit", args{"path": "f", "old": "a"})
 	require.Equal(t, "1\n2\n2\nthree\n", s.content("f"))
 
 	s.has("multi_edit", args{"path": "f", "edits": []args{{"old": "1", "new": "I"}, {"old": "I\n2", "new": "I\nII"}}}, "2 replacements")
-	text = s.fails(protocol.CodeEditNotFound, "multi_edit", args{"path": "f", "edits": []args{{"old": "I\nII", "new": "x"}, {"old": "no", "new": "y"}}})
+	text = s.fails(codes.EditNotFound, "multi_edit", args{"path": "f", "edits": []args{{"old": "I\nII", "new": "x"}, {"old": "no", "new": "y"}}})
 	require.Contains(t, text, "edit 2 of 2")
 	require.Equal(t, "I\nII\n2\nthree\n", s.content("f"))
 	s.has("multi_edit", args{"path": "f", "best_effort": true, "edits": []args{{"old": "no", "new": "y"}, {"old": "three", "new": "III"}}},
@@ -83,10 +84,10 @@ func corePatches(t *testing.T, execute executor) {
 	s.has("edit", args{"path": "f", "patch": "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n@@ -50,2 +50,2 @@\n 5\n-6\n+six\n"},
 		"2 replacements", "hunk 2 was applied at line 6, 45 lines further up", "+six")
 	require.Equal(t, "1\ntwo\n3\n4\n5\nsix", s.content("f"))
-	text := s.fails(protocol.CodeEditNotFound, "edit", args{"path": "f", "patch": "@@ -3,2 +3,2 @@\n 3\n-four\n+4\n"})
+	text := s.fails(codes.EditNotFound, "edit", args{"path": "f", "patch": "@@ -3,2 +3,2 @@\n 3\n-four\n+4\n"})
 	require.Contains(t, text, `the patch has "four"`)
-	s.fails(protocol.CodeInvalidPatch, "edit", args{"path": "f", "patch": "replace two by 2"})
-	s.fails(protocol.CodeInvalidPatch, "edit", args{"path": "f", "patch": " "})
+	s.fails(codes.InvalidPatch, "edit", args{"path": "f", "patch": "replace two by 2"})
+	s.fails(codes.InvalidPatch, "edit", args{"path": "f", "patch": " "})
 	require.Equal(t, "1\ntwo\n3\n4\n5\nsix", s.content("f"))
 }
 
@@ -99,14 +100,14 @@ func coreFinding(t *testing.T, execute executor) {
 	s.has("glob", args{"pattern": "**/*.go", "limit": 1}, "src/a.go\n[1 of 2 files; 2 left out by .gitignore; the others: read on with path=\"result:")
 	s.is("x.log\n[1 file]", "glob", args{"pattern": "*.log", "gitignore": false})
 	s.has("glob", args{"pattern": "*.py"}, "no files match")
-	s.fails(protocol.CodeInvalidPattern, "glob", args{"pattern": "a["})
-	s.fails(protocol.CodePathEscape, "glob", args{"pattern": "../*"})
+	s.fails(codes.InvalidPattern, "glob", args{"pattern": "a["})
+	s.fails(codes.PathEscape, "glob", args{"pattern": "../*"})
 	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 3 files searched, 1 not searched: binary; 2 left out by .gitignore]", "grep", args{"pattern": "^func"})
 	s.is("src/sub/b.go:1:func C() {}\n[1 match; 1 file searched]", "grep", args{"pattern": "FUNC", "ignore_case": true, "path": "src/sub"})
 	s.has("grep", args{"pattern": "func", "glob": "*.go", "limit": 1},
 		"src/a.go:1:func A() {}\n[1 of 3 matches; 2 files searched; 2 left out by .gitignore; the others: read on with path=\"result:")
 	s.has("grep", args{"pattern": "func", "gitignore": false}, "node_modules/m/i.js:1:func D() {}", "x.log:1:func F")
-	text := s.fails(protocol.CodeInvalidPattern, "grep", args{"pattern": "x(y"})
+	text := s.fails(codes.InvalidPattern, "grep", args{"pattern": "x(y"})
 	require.Contains(t, text, "missing closing )")
 	s.is("./\n.gitignore (20 bytes)\nbin (5 bytes)\nlink (symlink)\nsrc/\n  a.go (24 bytes)\n  sub/ (1 inside)\n[6 entries; 2 left out by .gitignore]", "tree", args{"depth": 2})
 	s.is("src/sub/\nb.go (12 bytes)\n[1 entry]", "tree", args{"path": "src/sub"})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -40,8 +41,8 @@ func hostileKinds(t *testing.T, execute executor) {
 	s := newSession(t, execute, "core")
 	s.sh("mkdir d && mkfifo d/fifo && ln -s none d/dangling && ln -s b d/a && ln -s a d/b && ln -s . d/here && ln -s d/fifo tofifo && echo x >d/f")
 	for path, code := range map[string]protocol.Code{
-		"d/fifo": protocol.CodeNotRegular, "tofifo": protocol.CodeNotRegular, "d/a": protocol.CodeInvalidPath,
-		"d/dangling": protocol.CodeNotFound, "d": protocol.CodeIsDirectory, "d/f/x": protocol.CodeNotDirectory,
+		"d/fifo": codes.NotRegular, "tofifo": codes.NotRegular, "d/a": codes.InvalidPath,
+		"d/dangling": protocol.CodeNotFound, "d": codes.IsDirectory, "d/f/x": codes.NotDirectory,
 	} {
 		for tool, a := range everyReader(path) {
 			if tool == "grep" && path == "d" {
@@ -92,8 +93,8 @@ func hostileNames(t *testing.T, execute executor) {
 		require.NotContains(t, text, "\x1b")
 	}
 	s.has("glob", args{"pattern": `d/\[x\]`}, "d/[x]\n[1 file]")
-	s.fails(protocol.CodeInvalidPath, "write", args{"path": "d/" + strings.Repeat("n", 256), "content": ""})
-	s.fails(protocol.CodeInvalidPath, "write", args{"path": "d/", "content": ""})
+	s.fails(codes.InvalidPath, "write", args{"path": "d/" + strings.Repeat("n", 256), "content": ""})
+	s.fails(codes.InvalidPath, "write", args{"path": "d/", "content": ""})
 	s.ok("write", args{"path": strings.Repeat("n", 255), "content": ""})
 }
 
@@ -125,8 +126,8 @@ func hostileBytes(t *testing.T, execute executor) {
 	s.has("grep", args{"pattern": "two$"}, "latin1:1:café two", "[1 match; ")
 	s.is("[no matches; 0 files searched, 1 not searched: binary]", "grep", args{"pattern": "two", "path": "nul"})
 	s.is("utf16:1:one\n[1 match; 1 file searched]", "grep", args{"pattern": "^one$", "path": "utf16"})
-	require.Contains(t, s.fails(protocol.CodeInvalidPattern, "grep", args{"pattern": `one\ntwo`}), "each line is searched by itself")
-	s.fails(protocol.CodeInvalidJSON, "json_read", args{"path": "utf16"})
+	require.Contains(t, s.fails(codes.InvalidPattern, "grep", args{"pattern": `one\ntwo`}), "each line is searched by itself")
+	s.fails(codes.InvalidJSON, "json_read", args{"path": "utf16"})
 	s.sh(`ln nul linked`)
 	s.has("write", args{"path": "linked", "content": "x"}, "\n[the file had 1 other name (hard links), which keep the old content]")
 }
@@ -143,7 +144,7 @@ func hostileSizes(t *testing.T, execute executor) {
 					s.sh("truncate -s 10G huge")
 					continue
 				}
-				require.Equal(t, protocol.CodeTooLarge, got.code, "%s: %s", tool, got.text)
+				require.Equal(t, codes.TooLarge, got.code, "%s: %s", tool, got.text)
 			}
 		}
 		require.Contains(t, s.quick("grep", args{"pattern": "x"}).text, "1 skipped: too large")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -25,8 +26,8 @@ func coreJSON(t *testing.T, execute executor) {
 	text := s.fails(protocol.CodeNotFound, "json_read", args{"path": "p.json", "query": "/none"})
 	require.Contains(t, text, `it has "z", "list", "a"`)
 	s.ok("write", args{"path": "broken.json", "content": "{\n,}"})
-	require.Contains(t, s.fails(protocol.CodeInvalidJSON, "json_read", args{"path": "broken.json"}), "at line 2")
-	s.fails(protocol.CodeInvalidJSON, "json_write", args{"path": "broken.json", "query": "/a", "content": 1})
+	require.Contains(t, s.fails(codes.InvalidJSON, "json_read", args{"path": "broken.json"}), "at line 2")
+	s.fails(codes.InvalidJSON, "json_write", args{"path": "broken.json", "query": "/a", "content": 1})
 
 	s.ok("write", args{"path": "long.json", "content": `{"list":[` + strings.Repeat(`"0123456789",`, 9999) + `1],"text":"` + strings.Repeat("é", 50_000) + `"}`})
 	text = s.ok("json_read", args{"path": "long.json"})
@@ -44,7 +45,7 @@ func coreCommands(t *testing.T, execute executor) {
 	s.outOfTime("echo begun; sleep 100", "begun")
 	s.is("42\n", "run_code", args{"code": "echo $((6*7))", "language": "sh"})
 	s.fails(protocol.CodeNotFound, "bash", args{"command": "true", "cwd": "none"})
-	s.fails(protocol.CodePathEscape, "bash", args{"command": "true", "cwd": "../x"})
+	s.fails(codes.PathEscape, "bash", args{"command": "true", "cwd": "../x"})
 }
 
 // corePaths: every tool that takes a path refuses one that leads outside, by its text or by a link.
@@ -62,10 +63,10 @@ func corePaths(t *testing.T, execute executor) {
 			}
 			a["path"] = path
 			got := s.call(tool, a)
-			require.Equal(t, protocol.CodePathEscape, got.code, "%s %s: %s", tool, path, got.text)
+			require.Equal(t, codes.PathEscape, got.code, "%s %s: %s", tool, path, got.text)
 			require.Equal(t, protocol.StatusRejected, got.status)
 		}
-		for path, code := range map[string]protocol.Code{"a\x00b": protocol.CodeInvalidPath, strings.Repeat("n", 300): protocol.CodeInvalidPath} {
+		for path, code := range map[string]protocol.Code{"a\x00b": codes.InvalidPath, strings.Repeat("n", 300): codes.InvalidPath} {
 			a["path"] = path
 			require.Equal(t, code, s.call(tool, a).code, "%s %.10q", tool, path)
 		}
@@ -82,7 +83,7 @@ func corePaths(t *testing.T, execute executor) {
 		s.ok("write", args{"path": path, "content": "new"})
 	}
 	require.Contains(t, s.fails(protocol.CodeNotFound, "read", args{"path": "lost"}), "it is a symbolic link to what does not exist")
-	require.Contains(t, s.fails(protocol.CodePathEscape, "read", args{"path": "outer/passwd"}),
+	require.Contains(t, s.fails(codes.PathEscape, "read", args{"path": "outer/passwd"}),
 		`goes through the symbolic link "outer" to "/etc", which is outside of the workspace`)
 }
 
@@ -154,7 +155,7 @@ func coreGuards(t *testing.T, execute executor) {
 	s := newSession(t, execute, "core")
 	s.sh("echo one two >f")
 	s.scope.Guard = protocol.GuardRead
-	text := s.fails(protocol.CodeFileNotRead, "write", args{"path": "f", "content": "x"})
+	text := s.fails(codes.FileNotRead, "write", args{"path": "f", "content": "x"})
 	require.Contains(t, text, "Read it")
 	s.ok("write", args{"path": "new", "content": "x"})
 	s.ok("write", args{"path": "new", "content": "y"})
@@ -162,7 +163,7 @@ func coreGuards(t *testing.T, execute executor) {
 	s.ok("edit", args{"path": "f", "old": "one", "new": "1"})
 	s.ok("edit", args{"path": "f", "old": "two", "new": "2"})
 	s.sh("echo changed >f")
-	s.fails(protocol.CodeFileChanged, "edit", args{"path": "f", "old": "changed", "new": "x"})
+	s.fails(codes.FileChanged, "edit", args{"path": "f", "old": "changed", "new": "x"})
 	s.ok("read", args{"path": "f"})
 	s.ok("edit", args{"path": "f", "old": "changed", "new": "x"})
 	require.Equal(t, "x\n", s.content("f"))

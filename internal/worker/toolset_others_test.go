@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,7 +23,7 @@ func openRath(t *testing.T, execute executor) {
 	require.Contains(t, s.fails(protocol.CodeInvalidArguments, "run_shell_command", args{"cmd": "a\nb"}), "multiline commands are rejected")
 	require.Contains(t, s.fails(protocol.CodeInvalidArguments, "run_shell_command", args{"cmd": strings.Repeat("x", 2049)}), "command too long")
 	s.is(`{"text":null,"stdout":"7\n","stderr":"","error":null}`, "run_code", args{"code": "echo 7", "language": "sh", "timeout": 20})
-	require.Contains(t, s.fails(protocol.CodePathEscape, "read_workspace_file", args{"path": "/etc/passwd"}), `{"ok":false,"error_kind":"os_error","message":"`)
+	require.Contains(t, s.fails(codes.PathEscape, "read_workspace_file", args{"path": "/etc/passwd"}), `{"ok":false,"error_kind":"os_error","message":"`)
 	require.Contains(t, s.fails(protocol.CodeNotFound, "list_workspace_files", args{"path": "b"}), `"error_kind":"file_not_found"`)
 }
 
@@ -31,24 +32,24 @@ func smithers(t *testing.T, execute executor) {
 	s.is("ok", "write", args{"path": "f.txt", "content": "one\ntwo\nthree\n"})
 	s.is("one\ntwo\nthree\n", "read", args{"path": "f.txt"})
 	s.is("ok", "edit", args{"path": "f.txt", "patch": "--- f.txt\n+++ f.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"})
-	text := s.fails(protocol.CodeEditNotFound, "edit", args{"path": "f.txt", "patch": "@@ -1,2 +1,2 @@\n one\n-two\n+2\n"})
+	text := s.fails(codes.EditNotFound, "edit", args{"path": "f.txt", "patch": "@@ -1,2 +1,2 @@\n one\n-two\n+2\n"})
 	require.True(t, strings.HasPrefix(text, "TOOL_PATCH_FAILED: Failed to apply patch: "), text)
 	s.is("f.txt:2:2\n", "grep", args{"pattern": "^2$"})
 	s.is("2:2\n", "grep", args{"pattern": "^2$", "path": "f.txt"})
 	s.is("", "grep", args{"pattern": "^4$"})
-	require.Contains(t, s.fails(protocol.CodeInvalidPattern, "grep", args{"pattern": "("}), "TOOL_GREP_FAILED: ")
+	require.Contains(t, s.fails(codes.InvalidPattern, "grep", args{"pattern": "("}), "TOOL_GREP_FAILED: ")
 	s.is("$HOME;* x\n", "bash", args{"cmd": "echo", "args": []string{"$HOME;*", "x"}})
 	s.sh("mkdir d; ln -s /etc out")
 	require.True(t, strings.HasSuffix(s.ok("bash", args{"cmd": "pwd", "opts": args{"cwd": "d"}}), "/d\n"))
 	s.is("TOOL_COMMAND_FAILED: Command failed with exit code 3\nx\n", "bash", args{"cmd": "sh", "args": []string{"-c", "echo x; exit 3"}})
 	require.Equal(t, "PROCESS_FAILED: Failed to spawn no-such-program", s.fails(protocol.CodeCommandNotFound, "bash", args{"cmd": "no-such-program"}))
-	require.Equal(t, "TOOL_PATH_ESCAPE: Path escapes sandbox root (via symlink)", s.fails(protocol.CodePathEscape, "read", args{"path": "out/passwd"}))
+	require.Equal(t, "TOOL_PATH_ESCAPE: Path escapes sandbox root (via symlink)", s.fails(codes.PathEscape, "read", args{"path": "out/passwd"}))
 	require.Equal(t, "ENOENT: no such file or directory, open 'none'", s.fails(protocol.CodeNotFound, "read", args{"path": "none"}))
 	s.sh("rm out; head -c 200001 /dev/zero | tr '\\0' x >big")
 	const large = "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"
-	require.Equal(t, large, s.fails(protocol.CodeTooLarge, "read", args{"path": "big"}))
-	require.Equal(t, large, s.fails(protocol.CodeTooLarge, "edit", args{"path": "big", "patch": "@@ -1 +1 @@\n-x\n+y\n"}))
-	s.fails(protocol.CodeTooLarge, "write", args{"path": "x", "content": strings.Repeat("x", 200_001)})
+	require.Equal(t, large, s.fails(codes.TooLarge, "read", args{"path": "big"}))
+	require.Equal(t, large, s.fails(codes.TooLarge, "edit", args{"path": "big", "patch": "@@ -1 +1 @@\n-x\n+y\n"}))
+	s.fails(codes.TooLarge, "write", args{"path": "x", "content": strings.Repeat("x", 200_001)})
 	s.has("bash", args{"cmd": "cat", "args": []string{"big"}}, "characters left out")
 }
 
@@ -59,7 +60,7 @@ func fileTools(t *testing.T, execute executor) {
 	s.is("Successfully edited 'src/a.go'", "edit_file", args{"path": "src/a.go", "search": "x", "replace": "y"})
 	s.is("y\nx\n", "read_file", args{"path": "src/a.go"})
 	require.Equal(t, "Error: Search string not found in 'src/a.go'",
-		s.fails(protocol.CodeEditNotFound, "edit_file", args{"path": "src/a.go", "search": "z", "replace": "y"}))
+		s.fails(codes.EditNotFound, "edit_file", args{"path": "src/a.go", "search": "z", "replace": "y"}))
 	require.Equal(t, "Error: File not found 'none'", s.fails(protocol.CodeNotFound, "read_file", args{"path": "none"}))
 	s.ok("write_file", args{"path": "b.txt", "content": "y"})
 	s.ok("write_file", args{"path": ".gitignore", "content": "*.txt\n"})

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -304,7 +305,7 @@ func failed(session protocol.SessionID, err error) (Result, error) {
 	status, code := protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown
 	switch {
 	case errors.Is(err, protocol.ErrInvalidCall):
-		status, code = protocol.StatusRejected, protocol.CodeInvalidPayload
+		status, code = protocol.StatusRejected, codes.InvalidPayload
 	case errors.Is(err, ErrNotSent):
 		status, code = protocol.StatusRejected, protocol.CodeFleetUnavailable
 	}

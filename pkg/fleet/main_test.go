@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
@@ -46,7 +47,7 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	require.Contains(t, call("read", `{"path":"a"}`).Text, "kept")
 	refused := call("read", `{"path":"../a"}`)
 	require.Equal(t, protocol.StatusRejected, refused.Status)
-	require.Equal(t, protocol.CodePathEscape, refused.Error.Code)
+	require.Equal(t, codes.PathEscape, refused.Error.Code)
 	require.Contains(t, refused.Text, "[rejected: path_escape]")
 	require.Empty(t, refused.WorkerID)
 	require.DirExists(t, data)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -82,7 +83,7 @@ func TestCall_ObeysAPolicy(t *testing.T) {
 		{"write", `{"path":"a","content":""}`, answers(false), protocol.CodePolicyDenied, "decision=refused rule=approval.tools by=ada"},
 		{"write", `{"path":"a","content":""}`, silence, protocol.CodePolicyDenied, "decision=expired rule=approval.tools"},
 		{"write", `{"path":"a","content":""}`, answers(true), "", "decision=approved rule=approval.tools by=ada"},
-		{"nosuch", `{}`, nil, protocol.CodeUnknownTool, ""},
+		{"nosuch", `{}`, nil, codes.UnknownTool, ""},
 	} {
 		b.log.Reset()
 		outcome := b.call(fleet.Call{Policy: judge, Approve: test.approve}, test.tool, test.arguments)
@@ -166,7 +167,7 @@ func TestCall_GuardsFiles(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "a"), []byte("1\n"), 0o600))
 	options := fleet.Call{Guard: protocol.GuardRead}
-	require.Equal(t, protocol.CodeFileNotRead, b.call(options, "write", `{"path":"a","content":"2"}`).Error.Code)
+	require.Equal(t, codes.FileNotRead, b.call(options, "write", `{"path":"a","content":"2"}`).Error.Code)
 	require.Equal(t, protocol.StatusOK, b.call(options, "read", `{"path":"a"}`).Status)
 	require.Equal(t, protocol.StatusOK, b.call(options, "write", `{"path":"a","content":"2"}`).Status)
 }

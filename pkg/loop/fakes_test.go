@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -279,7 +280,7 @@ func table(t *testing.T, more ...tools.Tool) *tools.Table {
 		tool("inline_panics", inline(func(context.Context) (string, *protocol.Error) { panic("ouch") })),
 		tool("plan_panics", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) { panic("ouch") }),
 		tool("plan_refuses", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
-			return tools.Plan{}, protocol.Errorf(protocol.CodePathEscape, "stay inside")
+			return tools.Plan{}, protocol.Errorf(codes.PathEscape, "stay inside")
 		}),
 	)...)
 	require.NoError(t, err)

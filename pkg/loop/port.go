@@ -210,7 +210,7 @@ type Update struct {
 var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
 
 // ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. An
-// input that is, is refused, a reply ends its turn as failed with [protocol.CodePayloadTooLarge],
+// input that is, is refused, a reply ends its turn as failed with payload_too_large,
 // and of a result the beginning is kept.
 var ErrEventTooLarge = errors.New("too large for the session journal")
 

@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -250,7 +251,7 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	case errors.Is(err, ErrDetached):
 		code = protocol.CodeCancelled
 	case errors.Is(err, ErrEventTooLarge):
-		code = protocol.CodePayloadTooLarge
+		code = codes.PayloadTooLarge
 	case errors.Is(err, ErrJournalFull):
 		code = protocol.CodeFleetFull
 	case errors.Is(err, ErrJournalConflict), errors.Is(err, ErrJournalInvalid),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -142,11 +143,11 @@ func TestRun_EveryMistakeBecomesAResult(t *testing.T) {
 		status                protocol.Status
 		code                  protocol.Code
 	}{
-		{"unknown tool", "walk", "{}", protocol.StatusRejected, protocol.CodeUnknownTool},
-		{"tool without a name", "", "{}", protocol.StatusRejected, protocol.CodeUnknownTool},
+		{"unknown tool", "walk", "{}", protocol.StatusRejected, codes.UnknownTool},
+		{"tool without a name", "", "{}", protocol.StatusRejected, codes.UnknownTool},
 		{"arguments that are no JSON", "work", "{", protocol.StatusRejected, protocol.CodeInvalidArguments},
 		{"arguments against the schema", "work", `{"n":"x","m":1}`, protocol.StatusRejected, protocol.CodeInvalidArguments},
-		{"a plan that is refused", "plan_refuses", "{}", protocol.StatusRejected, protocol.CodePathEscape},
+		{"a plan that is refused", "plan_refuses", "{}", protocol.StatusRejected, codes.PathEscape},
 		{"a plan that panics", "plan_panics", "{}", protocol.StatusFailed, protocol.CodePanic},
 		{"an inline tool that fails", "inline_fails", "{}", protocol.StatusFailed, protocol.CodeToolFailed},
 		{"an inline tool that panics", "inline_panics", "{}", protocol.StatusFailed, protocol.CodePanic},

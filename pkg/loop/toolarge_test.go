@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -56,7 +57,7 @@ func TestRun_WhateverIsTooLargeForTheJournalTheTurnEnds(t *testing.T) {
 				require.NoError(t, err, most)
 				outcomes[result.Outcome] = true
 				if result.Outcome == loop.OutcomeFailed {
-					require.Equal(t, protocol.CodePayloadTooLarge, result.Error.Code)
+					require.Equal(t, codes.PayloadTooLarge, result.Error.Code)
 					r.model.replies = []loop.Reply{says("checked")}
 				}
 				ended := r.watch.of(loop.EventTurnEnded)
@@ -77,7 +78,7 @@ func TestRun_APromptThatIsTooLargeBeginsNothing(t *testing.T) {
 	r.journal = &tightJournal{most: 1000}
 	result, err := r.run(t.Context(), t, strings.Repeat("x", 1000))
 	require.ErrorIs(t, err, loop.ErrEventTooLarge)
-	require.Equal(t, protocol.CodePayloadTooLarge, result.Error.Code)
+	require.Equal(t, codes.PayloadTooLarge, result.Error.Code)
 	require.Empty(t, r.events(t))
 	_, err = r.run(t.Context(), t, "go")
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -189,7 +190,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	err := t.record(ctx, append(t.leftOutEvents(at), at)...)
 	if errors.Is(err, ErrEventTooLarge) {
-		return &ending{OutcomeFailed, protocol.Errorf(protocol.CodePayloadTooLarge,
+		return &ending{OutcomeFailed, protocol.Errorf(codes.PayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
 	}
 	t.refused = nil // the session has it

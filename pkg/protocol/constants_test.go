@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,11 +14,15 @@ import (
 )
 
 // constants returns the values of every string constant of the named type that
-// the package's source declares: what no test may forget.
+// the package's source, and that of internal/codes, declares: what no test may forget.
 func constants(t *testing.T, typeName string) []string {
 	t.Helper()
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
+	elsewhere, err := filepath.Glob("../../internal/codes/*.go")
+	require.NoError(t, err)
+	require.NotEmpty(t, elsewhere)
+	files = append(files, elsewhere...)
 	var values []string
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
@@ -30,7 +35,7 @@ func constants(t *testing.T, typeName string) []string {
 			if !ok {
 				return true
 			}
-			if name, ok := spec.Type.(*ast.Ident); ok && name.Name == typeName {
+			if spec.Type != nil && types.ExprString(spec.Type) == typeName {
 				for _, value := range spec.Values {
 					literal, ok := value.(*ast.BasicLit)
 					require.True(t, ok, "constant of %s is not a literal", typeName)

@@ -18,36 +18,19 @@ const (
 	StatusOutcomeUnknown Status = "outcome_unknown" // nobody can tell, as of a lost worker; it may have had effects
 )
 
-// Code says why a result is not ok, in a closed set of words: it is what models,
-// scripts, logs, spans and metrics branch on.
+// Code says why a result is not ok, in a closed set of words: models, scripts, logs, spans and
+// metrics branch on it.
 type Code string
 
-// Every code.
+// Codes on which programs branch. The module's package internal/codes declares the others: they say
+// what was wrong with a file, an argument or a payload, for models and people.
 const (
-	// The model's request was wrong.
-	CodeUnknownTool      Code = "unknown_tool"
+	// The request was wrong.
 	CodeInvalidArguments Code = "invalid_tool_arguments"
-	CodePathEscape       Code = "path_escape"
-	CodeInvalidPath      Code = "invalid_path"
-	CodeInvalidPattern   Code = "invalid_pattern"
-	CodeInvalidPatch     Code = "invalid_patch"
-	CodeInvalidJSON      Code = "invalid_json"
 	CodeNotFound         Code = "not_found"
-	CodeIsDirectory      Code = "is_directory"
-	CodeNotDirectory     Code = "not_directory"
-	CodeNotRegular       Code = "not_regular_file"
 	CodePermission       Code = "permission_denied"
-	CodeProtected        Code = "protected"
-	CodeEditNotFound     Code = "edit_not_found"
-	CodeEditNotUnique    Code = "edit_not_unique"
-	CodeFileChanged      Code = "file_changed"
-	CodeFileNotRead      Code = "file_not_read"
-	CodeTooLarge         Code = "too_large"
 	CodeCommandNotFound  Code = "command_not_found"
 	CodePolicyDenied     Code = "policy_denied"
-	CodeLanguage         Code = "language_unavailable"
-	CodeNetworkOff       Code = "network_off"
-	CodeLoginRequired    Code = "login_required"
 
 	// A limit ended it.
 	CodeRunTimeout   Code = "run_timeout"
@@ -59,14 +42,9 @@ const (
 	CodeCancelled    Code = "cancelled"
 
 	// The fleet could not, or would not.
-	CodeUnknownPayload       Code = "unknown_payload"
-	CodeInvalidPayload       Code = "invalid_payload"
-	CodePayloadTooLarge      Code = "payload_too_large"
 	CodeSandboxUnavailable   Code = "sandbox_unavailable"
 	CodeSandboxLost          Code = "sandbox_lost"
 	CodeStateLost            Code = "state_lost"
-	CodeSandboxLevel         Code = "sandbox_level"
-	CodeSandboxUnsupported   Code = "sandbox_unsupported"
 	CodeWorkspaceUnavailable Code = "workspace_unavailable"
 	CodeAttemptsExhausted    Code = "attempts_exhausted"
 	CodeOutcomeUnknown       Code = "outcome_unknown"
@@ -74,7 +52,6 @@ const (
 	CodeFleetFull            Code = "fleet_full"
 	CodeBusy                 Code = "busy"           // as many calls wait as a lane or a pool may have
 	CodeQuota                Code = "quota_exceeded" // the tenant has used a quota
-	CodeNotSigned            Code = "not_signed"
 	CodeFleetUnavailable     Code = "fleet_unavailable"
 	CodeToolFailed           Code = "tool_failed"
 	CodePanic                Code = "tool_panicked"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -97,7 +98,7 @@ func ExampleTool() {
 		Plan: tools.PlanOf(func(scope tools.Scope, args arguments) (tools.Plan, *protocol.Error) {
 			key, err := protocol.SandboxKey(scope.Sandbox).Join(args.Path)
 			if err != nil {
-				return tools.Plan{}, protocol.Errorf(protocol.CodePathEscape, "%s is not in the workspace", args.Path)
+				return tools.Plan{}, protocol.Errorf(codes.PathEscape, "%s is not in the workspace", args.Path)
 			}
 			return tools.Plan{
 				Payload:   protocol.FilesRead{Path: args.Path, Limit: 10},

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -93,7 +94,7 @@ func (t *Table) Hints(provider string) string {
 // planNative refuses a call of a tool that the provider runs.
 func planNative(name string) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
 	return func(Scope, json.RawMessage) (Plan, *protocol.Error) {
-		return Plan{}, protocol.Errorf(protocol.CodeUnknownTool,
+		return Plan{}, protocol.Errorf(codes.UnknownTool,
 			"The tool %s is run by the model's provider, and cannot be called here. Use it as your provider says, or go on without it.", name)
 	}
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
@@ -44,7 +44,7 @@ func TestHelp_KnowsTheToolsOfItsTable(t *testing.T) {
 	require.Nil(t, failure)
 	require.Contains(t, text, `Example: {"a": "b"}`)
 	_, _, refusal = table.Plan(tools.Scope{}, "tool_help", `{"name":"ful"}`)
-	require.Equal(t, protocol.CodeUnknownTool, refusal.Code)
+	require.Equal(t, codes.UnknownTool, refusal.Code)
 	require.Contains(t, refusal.Message, `Did you mean "full"?`)
 	other := newTable(t, tools.Help()...)
 	_, _, refusal = other.Plan(tools.Scope{}, "tool_help", `{"name":"full"}`)

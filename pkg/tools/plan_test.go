@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -51,7 +52,7 @@ func TestPlan_UnknownToolNamesTheToolsThereAre(t *testing.T) {
 			t.Parallel()
 			got, _, err := table.Plan(scope, name, "{}")
 			require.Nil(t, got)
-			require.Equal(t, protocol.CodeUnknownTool, err.Code)
+			require.Equal(t, codes.UnknownTool, err.Code)
 			require.Contains(t, err.Message, "The tools are: bash, edit, exists, glob, grep, json_read, json_write, list, multi_edit, process, read, run_code, tree, write.")
 			require.True(t, utf8.ValidString(err.Message))
 			require.Less(t, len(err.Message), 1000)

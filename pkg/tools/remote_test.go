@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -81,7 +82,7 @@ func TestResource_Keys(t *testing.T) {
 		{"sandbox/{$sandbox}/{path...}", `{"account":"a","path":"./src//x/../a.go"}`, "sandbox/box/src/a.go", ""},
 		{"sandbox/{$sandbox}/out/{path...}", `{"account":"a","path":"/workspace/b"}`, "sandbox/box/out/b", ""},
 		{"sandbox/{$sandbox}/{path...}", `{"account":"a"}`, "sandbox/box", ""},
-		{"sandbox/{$sandbox}/{path...}", `{"account":"a","path":"../x"}`, "", protocol.CodePathEscape},
+		{"sandbox/{$sandbox}/{path...}", `{"account":"a","path":"../x"}`, "", codes.PathEscape},
 		{"sandbox/{$sandbox}/{order...}", `{"account":"a","order":1}`, "", protocol.CodeInvalidArguments},
 		{"account/{account}", `{"account":"` + strings.Repeat("a", 1100) + `"}`, "", protocol.CodeInvalidArguments},
 	} {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -200,7 +201,7 @@ func (t resourceTemplate) usePath(parts []string, name string, arguments map[str
 	base := protocol.ResourceKey(strings.Join(parts, "/"))
 	key, err := base.Join(path)
 	if err != nil {
-		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidPath, "The path %q cannot be used: %v.", prose.Short(path, 200), err)
+		return protocol.Use{}, protocol.Errorf(codes.InvalidPath, "The path %q cannot be used: %v.", prose.Short(path, 200), err)
 	}
 	return keyUse(string(key), t.access)
 }

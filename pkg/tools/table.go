@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
@@ -170,13 +171,13 @@ func (t *Table) Lookup(name string) (*Tool, bool) {
 func (t *Table) unknown(name string) *protocol.Error {
 	shown := prose.Short(prose.Valid(name), 2*maxNameLength)
 	if len(t.names) == 0 {
-		return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q: no tools are available. Answer without tools.", shown)
+		return protocol.Errorf(codes.UnknownTool, "There is no tool %q: no tools are available. Answer without tools.", shown)
 	}
 	hint := ""
 	if near, ok := prose.Nearest(name, t.names); ok {
 		hint = fmt.Sprintf(" Did you mean %q?", near)
 	}
-	return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q.%s The tools are: %s.",
+	return protocol.Errorf(codes.UnknownTool, "There is no tool %q.%s The tools are: %s.",
 		shown, hint, strings.Join(t.names, ", "))
 }
 

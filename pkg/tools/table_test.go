@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -146,6 +147,6 @@ func TestTable_OfNothingIsATable(t *testing.T) {
 	require.Empty(t, table.Names())
 	require.Empty(t, table.Definitions())
 	_, _, err := table.Plan(scope, "read", "{}")
-	require.Equal(t, protocol.CodeUnknownTool, err.Code)
+	require.Equal(t, codes.UnknownTool, err.Code)
 	require.Contains(t, err.Message, "no tools are available")
 }

@@ -40,6 +40,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
@@ -141,7 +142,7 @@ func decode[T any](kind protocol.Kind, raw json.RawMessage) (value T, err error)
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&value); err != nil {
-		return value, protocol.Errorf(protocol.CodeInvalidPayload,
+		return value, protocol.Errorf(codes.InvalidPayload,
 			"the worker's handler of %s does not take this (%v): it may be of another version than the tool", kind, err)
 	}
 	return value, nil

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -67,7 +68,7 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 
 	outcome, err = f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "greet_first", Arguments: `{"first":"Ada"}`})
 	require.NoError(t, err)
-	require.Equal(t, protocol.CodeInvalidPayload, outcome.Error.Code)
+	require.Equal(t, codes.InvalidPayload, outcome.Error.Code)
 	require.Contains(t, outcome.Error.Message, "another version")
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -178,7 +179,7 @@ func boundTests() map[string]func(*testing.T, *tree) {
 			require.NoError(t, os.Symlink("../..", f.host("src/up")))
 			fs := f.Within(protocol.Roots{Write: []string{"src"}})
 			for _, p := range []string{"src/abs/passwd", "src/up/x", "../x", "/etc/passwd"} {
-				requireFault(t, readers()["read"](t.Context(), fs, p), protocol.CodePathEscape)
+				requireFault(t, readers()["read"](t.Context(), fs, p), codes.PathEscape)
 			}
 		},
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -77,7 +78,7 @@ func editNotFound(t *testing.T, f *tree) {
 		"blank lines before":  {"a\nb\n\nc c c\n", "\n\n\nc c d\n", "", "c c c"},
 		"a line that is long": {strings.Repeat("é", 1000), strings.Repeat("é", 999) + "x", "", "é"},
 	} {
-		message := f.refused(t, test.content, protocol.FileEdit{Old: test.old, New: test.new}, protocol.CodeEditNotFound)
+		message := f.refused(t, test.content, protocol.FileEdit{Old: test.old, New: test.new}, codes.EditNotFound)
 		require.Contains(t, message, test.hint, name)
 		require.Contains(t, message, "nothing was changed", name)
 		require.Less(t, len(message), 2000, name)
@@ -85,12 +86,12 @@ func editNotFound(t *testing.T, f *tree) {
 }
 
 func editNotUnique(t *testing.T, f *tree) {
-	message := f.refused(t, "x\ny\nx\nx x\n", protocol.FileEdit{Old: "x"}, protocol.CodeEditNotUnique)
+	message := f.refused(t, "x\ny\nx\nx x\n", protocol.FileEdit{Old: "x"}, codes.EditNotUnique)
 	require.Contains(t, message, "4 times")
 	require.Contains(t, message, "at lines 1, 3, 4, 4;")
-	message = f.refused(t, "aaa", protocol.FileEdit{Old: "aa"}, protocol.CodeEditNotUnique)
+	message = f.refused(t, "aaa", protocol.FileEdit{Old: "aa"}, codes.EditNotUnique)
 	require.Contains(t, message, "2 times", "occurrences that overlap are not one")
-	message = f.refused(t, strings.Repeat("x\n", 1000), protocol.FileEdit{Old: "x"}, protocol.CodeEditNotUnique)
+	message = f.refused(t, strings.Repeat("x\n", 1000), protocol.FileEdit{Old: "x"}, codes.EditNotUnique)
 	require.Contains(t, message, "1000 times")
 	require.Less(t, len(message), 400)
 }
@@ -106,7 +107,7 @@ func editArguments(t *testing.T, f *tree) {
 
 func editTooLarge(t *testing.T, f *tree) {
 	f.refused(t, strings.Repeat("x", 10_000),
-		protocol.FileEdit{Old: "x", New: strings.Repeat("y", 2000), ReplaceAll: true}, protocol.CodeTooLarge)
+		protocol.FileEdit{Old: "x", New: strings.Repeat("y", 2000), ReplaceAll: true}, codes.TooLarge)
 }
 
 func editBytes(t *testing.T, f *tree) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -49,7 +50,7 @@ func editsStrict(t *testing.T, f *tree) {
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{
 		{Old: "one", New: "1"}, {Old: "missing", New: "x"}, {Old: "two", New: "2"}, {Old: "", New: "x"},
 	}})
-	message := requireFault(t, err, protocol.CodeEditNotFound)
+	message := requireFault(t, err, codes.EditNotFound)
 	for _, want := range []string{
 		"nothing was changed, because 3 of 4 edits cannot be made", "edit 2 of 4: ", "edit 3 of 4: the old text occurs 2 times", "edit 4 of 4: the old text is empty",
 	} {
@@ -69,7 +70,7 @@ func editsBestEffort(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	require.Equal(t, "one\n2\n", f.get(t, "file"))
 	require.Len(t, got.Outcomes, 2)
-	require.Equal(t, protocol.CodeEditNotFound, got.Outcomes[0].Error.Code)
+	require.Equal(t, codes.EditNotFound, got.Outcomes[0].Error.Code)
 	require.Contains(t, got.Outcomes[0].Error.Message, "edit 1 of 2: ")
 	require.Equal(t, protocol.EditOutcome{Replacements: 1, Line: 2}, got.Outcomes[1])
 	require.Equal(t, 1, got.Replacements)
@@ -80,7 +81,7 @@ func editsNone(t *testing.T, f *tree) {
 	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", BestEffort: true, Edits: []protocol.FileEdit{
 		{Old: "x", New: "y"}, {Old: "y", New: "z"},
 	}})
-	require.Contains(t, requireFault(t, err, protocol.CodeEditNotFound), "2 of 2 edits")
+	require.Contains(t, requireFault(t, err, codes.EditNotFound), "2 of 2 edits")
 	require.Equal(t, "one\n", f.get(t, "file"))
 }
 
@@ -91,7 +92,7 @@ func editsTooMany(t *testing.T, f *tree) {
 		edits[i] = protocol.FileEdit{Old: "one", New: "one!"}
 	}
 	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: edits})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: edits[1:]})
 	require.NoError(t, err)
 }
@@ -103,7 +104,7 @@ func editsFirst(t *testing.T, f *tree) {
 	require.Equal(t, 1, got.Replacements)
 	require.Equal(t, "a c a b", f.get(t, "file"))
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", First: true, Edits: []protocol.FileEdit{{Old: "a", New: "x"}}})
-	requireFault(t, err, protocol.CodeEditNotUnique) // it is for Old alone
+	requireFault(t, err, codes.EditNotUnique) // it is for Old alone
 	require.Equal(t, "a c a b", f.get(t, "file"))
 }
 
@@ -112,18 +113,18 @@ func expectContent(t *testing.T, f *tree) {
 	right, wrong := digest(`{"a":1}`), digest("other")
 	edits := []protocol.FileEdit{{Old: "1", New: "2"}}
 	_, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", ExpectSHA256: wrong})
-	message := requireFault(t, err, protocol.CodeFileChanged)
+	message := requireFault(t, err, codes.FileChanged)
 	require.Contains(t, message, right)
 	require.Contains(t, message, "nothing was changed")
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: edits, ExpectSHA256: wrong})
-	requireFault(t, err, protocol.CodeFileChanged)
+	requireFault(t, err, codes.FileChanged)
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@\n-{\n+[\n", ExpectSHA256: wrong})
-	requireFault(t, err, protocol.CodeFileChanged)
+	requireFault(t, err, codes.FileChanged)
 	_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "file", Content: []byte("1"), ExpectSHA256: wrong})
-	requireFault(t, err, protocol.CodeFileChanged)
+	requireFault(t, err, codes.FileChanged)
 	require.Equal(t, `{"a":1}`, f.get(t, "file"))
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "dir/missing", ExpectSHA256: right})
-	require.Contains(t, requireFault(t, err, protocol.CodeFileChanged), "no longer exists")
+	require.Contains(t, requireFault(t, err, codes.FileChanged), "no longer exists")
 	require.Equal(t, []string{"file"}, f.names(t, ""))
 
 	got, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: edits, ExpectSHA256: right})
@@ -136,7 +137,7 @@ func expectContent(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	require.NoError(t, os.Truncate(f.host("file"), isolation.MaxFileSize+1))
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "file", ExpectSHA256: right})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 }
 
 func expectAbsent(t *testing.T, f *tree) {
@@ -144,12 +145,12 @@ func expectAbsent(t *testing.T, f *tree) {
 	_, err := f.Write(t.Context(), protocol.FilesWrite{Path: "a/new", Content: []byte("x"), Guard: absent})
 	require.NoError(t, err)
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "a/new", Content: []byte("y"), Guard: absent})
-	require.Contains(t, requireFault(t, err, protocol.CodeFileNotRead), "Read it first")
+	require.Contains(t, requireFault(t, err, codes.FileNotRead), "Read it first")
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "a/new", Edits: []protocol.FileEdit{{Old: "x", New: "y"}}, Guard: absent})
-	requireFault(t, err, protocol.CodeFileNotRead)
+	requireFault(t, err, codes.FileNotRead)
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "a/none", Edits: []protocol.FileEdit{{Old: "x", New: "y"}}, Guard: absent})
 	requireFault(t, err, protocol.CodeNotFound)
 	require.NoError(t, os.Truncate(f.host("a/new"), isolation.MaxFileSize+1))
 	_, err = f.Write(t.Context(), protocol.FilesWrite{Path: "a/new", Guard: absent})
-	requireFault(t, err, protocol.CodeFileNotRead)
+	requireFault(t, err, codes.FileNotRead)
 }

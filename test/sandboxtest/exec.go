@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -125,7 +126,7 @@ func execNamesWithoutText(t *testing.T, b *box) {
 			require.Equal(t, "needle", string(read.Content))
 			continue
 		}
-		requireFault(t, err, protocol.CodeInvalidPath)
+		requireFault(t, err, codes.InvalidPath)
 	}
 	_, err = files.Tree(ctx, protocol.FilesTree{})
 	require.NoError(t, err)

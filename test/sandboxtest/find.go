@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -87,12 +88,12 @@ func globKinds(t *testing.T, f *tree) {
 func globRefused(t *testing.T, f *tree) {
 	f.put(t, "file", "x")
 	for pattern, code := range map[string]protocol.Code{
-		"a[b":                     protocol.CodeInvalidPattern,
-		"{a":                      protocol.CodeInvalidPattern,
-		strings.Repeat("x", 5000): protocol.CodeInvalidPattern,
-		"../*":                    protocol.CodePathEscape,
-		"a/../../*":               protocol.CodePathEscape,
-		"/etc/*":                  protocol.CodePathEscape,
+		"a[b":                     codes.InvalidPattern,
+		"{a":                      codes.InvalidPattern,
+		strings.Repeat("x", 5000): codes.InvalidPattern,
+		"../*":                    codes.PathEscape,
+		"a/../../*":               codes.PathEscape,
+		"/etc/*":                  codes.PathEscape,
 	} {
 		_, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: pattern})
 		require.Less(t, len(requireFault(t, err, code)), 6000)
@@ -100,9 +101,9 @@ func globRefused(t *testing.T, f *tree) {
 	_, err := f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Path: "missing"})
 	requireFault(t, err, protocol.CodeNotFound)
 	_, err = f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Path: "file"})
-	requireFault(t, err, protocol.CodeNotDirectory)
+	requireFault(t, err, codes.NotDirectory)
 	_, err = f.Glob(t.Context(), protocol.FilesGlob{Pattern: "*", Path: ".."})
-	requireFault(t, err, protocol.CodePathEscape)
+	requireFault(t, err, codes.PathEscape)
 }
 
 func globLimit(t *testing.T, f *tree) {
@@ -218,14 +219,14 @@ func treeLimit(t *testing.T, f *tree) {
 func treeRefused(t *testing.T, f *tree) {
 	f.put(t, "file", "")
 	_, err := f.Tree(t.Context(), protocol.FilesTree{Path: "file"})
-	requireFault(t, err, protocol.CodeNotDirectory)
+	requireFault(t, err, codes.NotDirectory)
 	_, err = f.Tree(t.Context(), protocol.FilesTree{Path: "missing"})
 	requireFault(t, err, protocol.CodeNotFound)
 	_, err = f.Tree(t.Context(), protocol.FilesTree{Path: "../x"})
-	requireFault(t, err, protocol.CodePathEscape)
+	requireFault(t, err, codes.PathEscape)
 	f.link(t, os.TempDir(), "out")
 	_, err = f.Tree(t.Context(), protocol.FilesTree{Path: "out"})
-	requireFault(t, err, protocol.CodePathEscape)
+	requireFault(t, err, codes.PathEscape)
 }
 
 func searchOptions(t *testing.T, f *tree) {
@@ -240,7 +241,7 @@ func searchOptions(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	require.Len(t, got.Matches, got.Total)
 	_, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "ü(", IgnoreCase: true}, sandbox.SearchOptions{})
-	require.Contains(t, requireFault(t, err, protocol.CodeInvalidPattern), "missing closing )")
+	require.Contains(t, requireFault(t, err, codes.InvalidPattern), "missing closing )")
 }
 
 func searchAmong(t *testing.T, f *tree) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -154,10 +155,10 @@ func pathOutside(t *testing.T, f *tree) {
 		outside, "../" + filepath.Base(outside),
 	} {
 		f.each(t, path, func(op string, err error) {
-			require.Contains(t, requireFault(t, err, protocol.CodePathEscape), "relative to the workspace", "%s %s", op, path)
+			require.Contains(t, requireFault(t, err, codes.PathEscape), "relative to the workspace", "%s %s", op, path)
 		})
 		_, err := f.Stat(t.Context(), protocol.FilesExists{Path: path})
-		requireFault(t, err, protocol.CodePathEscape)
+		requireFault(t, err, codes.PathEscape)
 	}
 	require.NoFileExists(t, outside)
 }
@@ -173,10 +174,10 @@ func pathInvalid(t *testing.T, f *tree) {
 	}
 	for _, path := range []string{"a\x00b", "\x00", "a\xffb", string(long), "dir/" + string(long), string(deep)} {
 		f.each(t, path, func(op string, err error) {
-			require.Less(t, len(requireFault(t, err, protocol.CodeInvalidPath)), 1000, op)
+			require.Less(t, len(requireFault(t, err, codes.InvalidPath)), 1000, op)
 		})
 		_, err := f.Stat(t.Context(), protocol.FilesExists{Path: path})
-		requireFault(t, err, protocol.CodeInvalidPath)
+		requireFault(t, err, codes.InvalidPath)
 	}
 	require.Empty(t, f.names(t, ""))
 }
@@ -201,11 +202,11 @@ func pathLinks(t *testing.T, f *tree) {
 		"file", "dir/canary", "dir/new", "dangling", "relative", "up/canary", "chain/canary", "proc/etc/passwd", "over", "beside", "root/etc/passwd",
 	} {
 		f.each(t, path, func(op string, err error) {
-			require.Contains(t, requireFault(t, err, protocol.CodePathEscape), "symbolic link", "%s %s", op, path)
+			require.Contains(t, requireFault(t, err, codes.PathEscape), "symbolic link", "%s %s", op, path)
 		})
 	}
 	_, err = f.Stat(t.Context(), protocol.FilesExists{Path: "dir/canary"})
-	requireFault(t, err, protocol.CodePathEscape)
+	requireFault(t, err, codes.PathEscape)
 	content, err := os.ReadFile(canary)
 	require.NoError(t, err)
 	require.Equal(t, "a", string(content))
@@ -295,10 +296,10 @@ func pathSpecial(t *testing.T, f *tree) {
 	for _, path := range []string{"fifo", "socket", "link"} {
 		f.each(t, path, func(op string, err error) {
 			if op == "list" {
-				requireFault(t, err, protocol.CodeNotDirectory)
+				requireFault(t, err, codes.NotDirectory)
 				return
 			}
-			requireFault(t, err, protocol.CodeNotRegular)
+			requireFault(t, err, codes.NotRegular)
 		})
 	}
 	list, err := f.List(t.Context(), protocol.FilesList{})
@@ -321,7 +322,7 @@ func pathDirectory(t *testing.T, f *tree) {
 				require.NoError(t, err)
 				return
 			}
-			requireFault(t, err, protocol.CodeIsDirectory)
+			requireFault(t, err, codes.IsDirectory)
 		})
 	}
 	require.Equal(t, "x\n", f.get(t, "dir/file"))
@@ -330,10 +331,10 @@ func pathDirectory(t *testing.T, f *tree) {
 func pathThroughFile(t *testing.T, f *tree) {
 	f.put(t, "file", "x")
 	f.each(t, "file/below", func(_ string, err error) {
-		requireFault(t, err, protocol.CodeNotDirectory)
+		requireFault(t, err, codes.NotDirectory)
 	})
 	_, err := f.List(t.Context(), protocol.FilesList{Path: "file"})
-	requireFault(t, err, protocol.CodeNotDirectory)
+	requireFault(t, err, codes.NotDirectory)
 	require.Equal(t, "x", f.get(t, "file"))
 }
 

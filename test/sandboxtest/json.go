@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -76,9 +77,9 @@ func jsonBroken(t *testing.T, f *tree) {
 	} {
 		f.put(t, "doc.json", content)
 		_, err := f.ReadJSON(t.Context(), protocol.FilesJSONRead{Path: "doc.json"})
-		require.Contains(t, requireFault(t, err, protocol.CodeInvalidJSON), want)
+		require.Contains(t, requireFault(t, err, codes.InvalidJSON), want)
 		_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Query: "/a", Content: []byte("1")})
-		requireFault(t, err, protocol.CodeInvalidJSON)
+		requireFault(t, err, codes.InvalidJSON)
 		require.Equal(t, content, f.get(t, "doc.json"))
 	}
 }
@@ -161,7 +162,7 @@ func jsonRefused(t *testing.T, f *tree) {
 	}
 	for _, value := range []string{"", "{", "1 2", "nul"} {
 		_, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "doc.json", Content: []byte(value)})
-		requireFault(t, err, protocol.CodeInvalidJSON)
+		requireFault(t, err, codes.InvalidJSON)
 	}
 	_, err := f.WriteJSON(t.Context(), protocol.FilesJSONWrite{Path: "dir/missing.json", Query: "/a", Content: []byte("1")})
 	requireFault(t, err, protocol.CodeNotFound)
@@ -169,6 +170,6 @@ func jsonRefused(t *testing.T, f *tree) {
 	_, err = f.WriteJSON(t.Context(), protocol.FilesJSONWrite{
 		Path: "doc.json", Query: "/s", Content: []byte(`"` + strings.Repeat("x", isolation.MaxFileSize) + `"`),
 	})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	require.Equal(t, content, f.get(t, "doc.json")) //nolint:testifylint // nothing is touched
 }

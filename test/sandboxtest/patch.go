@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -82,7 +83,7 @@ func patchApplied(t *testing.T, f *tree) {
 	} {
 		if name == "all hunks are off by the same" {
 			// The first hunk's lines are twice in the file, so its place cannot be told.
-			message := f.patchRefused(t, test.content, test.patch, protocol.CodeEditNotUnique)
+			message := f.patchRefused(t, test.content, test.patch, codes.EditNotUnique)
 			require.Contains(t, message, "2 times")
 			continue
 		}
@@ -126,11 +127,11 @@ func patchUnreadable(t *testing.T, f *tree) {
 		"\x00\x01\x02":                       "neither a header",
 		strings.Repeat("@@\n-a\n+b\n", 1001): "more than 1000 hunks",
 	} {
-		message := f.patchRefused(t, "a\n", patch, protocol.CodeInvalidPatch)
+		message := f.patchRefused(t, "a\n", patch, codes.InvalidPatch)
 		require.Contains(t, message, want, "%.80q", patch)
 	}
 	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file"})
-	requireFault(t, err, protocol.CodeInvalidPatch)
+	requireFault(t, err, codes.InvalidPatch)
 }
 
 func patchRefused(t *testing.T, f *tree) {
@@ -141,24 +142,24 @@ func patchRefused(t *testing.T, f *tree) {
 		says           []string
 	}{
 		"context that differs": {
-			code, "@@ -1,3 +1,3 @@\n func main() {\n-\tone(1)\n+\tONE()\n \ttwo()\n", protocol.CodeEditNotFound,
+			code, "@@ -1,3 +1,3 @@\n func main() {\n-\tone(1)\n+\tONE()\n \ttwo()\n", codes.EditNotFound,
 			[]string{"hunk 1 of 1", "line 1", `the patch has "\tone(1)"`, "func main() {\n\tone()\n"},
 		},
 		"white space that differs": {
-			code, "@@ -2,2 +2,2 @@\n-    one()\n+    ONE()\n \ttwo()\n", protocol.CodeEditNotFound, []string{"line 2", "one()"},
+			code, "@@ -2,2 +2,2 @@\n-    one()\n+    ONE()\n \ttwo()\n", codes.EditNotFound, []string{"line 2", "one()"},
 		},
-		"nothing like it": {code, "@@ -1 +1 @@\n-quite another\n+x\n", protocol.CodeEditNotFound, []string{"read the file again"}},
+		"nothing like it": {code, "@@ -1 +1 @@\n-quite another\n+x\n", codes.EditNotFound, []string{"read the file again"}},
 		"the second hunk": {
-			ten, "@@ -2 +2 @@\n-2\n+two\n@@ -5 +5 @@\n-five\n+V\n", protocol.CodeEditNotFound, []string{"hunk 2 of 2"},
+			ten, "@@ -2 +2 @@\n-2\n+two\n@@ -5 +5 @@\n-five\n+V\n", codes.EditNotFound, []string{"hunk 2 of 2"},
 		},
 		"hunks in the wrong order": {
-			ten, "@@ -8 +8 @@\n-8\n+eight\n@@ -2 +2 @@\n-2\n+two\n", protocol.CodeEditNotFound, []string{"hunk 2 of 2"},
+			ten, "@@ -8 +8 @@\n-8\n+eight\n@@ -2 +2 @@\n-2\n+two\n", codes.EditNotFound, []string{"hunk 2 of 2"},
 		},
 		"several places, none at the line": {
-			"x\ny\nx\ny\n", "@@ -2,2 +2,2 @@\n x\n-y\n+z\n", protocol.CodeEditNotUnique, []string{"2 times", "at lines 1, 3"},
+			"x\ny\nx\ny\n", "@@ -2,2 +2,2 @@\n x\n-y\n+z\n", codes.EditNotUnique, []string{"2 times", "at lines 1, 3"},
 		},
-		"additions behind the end":  {ten, "@@ -99,0 +100 @@\n+x\n", protocol.CodeEditNotFound, []string{"which has 10"}},
-		"additions without a place": {ten, "@@\n+x\n", protocol.CodeEditNotFound, []string{"give lines of context"}},
+		"additions behind the end":  {ten, "@@ -99,0 +100 @@\n+x\n", codes.EditNotFound, []string{"which has 10"}},
+		"additions without a place": {ten, "@@\n+x\n", codes.EditNotFound, []string{"give lines of context"}},
 	} {
 		message := f.patchRefused(t, test.content, test.patch, test.code)
 		for _, says := range test.says {
@@ -204,25 +205,25 @@ func patchAndTexts(t *testing.T, f *tree) {
 	_, err := f.Edit(t.Context(), protocol.FilesEdit{
 		Path: "file", Patch: "@@ -1 +1 @@\n-a\n+b\n", Edits: []protocol.FileEdit{{Old: "a", New: "c"}},
 	})
-	requireFault(t, err, protocol.CodeInvalidPayload)
+	requireFault(t, err, codes.InvalidPayload)
 	require.Equal(t, "a\n", f.get(t, "file"))
 }
 
 func patchTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "a\n")
 	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: strings.Repeat("x", isolation.MaxPatch+1)})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	f.put(t, "file", strings.Repeat("x", isolation.MaxFileSize-2)+"\n")
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1,0 +2 @@\n+yy\n"})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 }
 
 func patchMaxSize(t *testing.T, f *tree) {
 	f.put(t, "file", "12345\n")
 	_, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1 +1 @@\n-12345\n+1\n", MaxBytes: 5})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	_, err = f.Read(t.Context(), protocol.FilesRead{Path: "file", MaxBytes: 5})
-	require.Contains(t, requireFault(t, err, protocol.CodeTooLarge), "at most 5")
+	require.Contains(t, requireFault(t, err, codes.TooLarge), "at most 5")
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Patch: "@@ -1 +1 @@\n-12345\n+1\n", MaxBytes: 6})
 	require.NoError(t, err)
 }

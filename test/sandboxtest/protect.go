@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -256,7 +257,7 @@ mv d e
 echo x > d/hooks/h
 ln d/config d/other && echo x > d/other/x`, append([]string{"cross-device", "not permitted", "Not a directory"}, shut...)...)
 	_, err = b.FS().Write(t.Context(), protocol.FilesWrite{Path: "d/config", Content: []byte("x")})
-	requireFault(t, err, protocol.CodeProtected)
+	requireFault(t, err, codes.Protected)
 	require.NoError(t, b.Close())
 	changed, err := os.ReadFile(kept)
 	require.NoError(t, err)
@@ -308,11 +309,11 @@ func protectFiles(t *testing.T, s suite) {
 		"missing": "missing", "missing/x": "missing", "link/h": "d/hooks", "link/new": "d/hooks", "absolute": "d/config",
 	} {
 		_, err := files.Write(ctx, protocol.FilesWrite{Path: name, Content: []byte("x")})
-		require.Contains(t, requireFault(t, err, protocol.CodeProtected), place, name)
+		require.Contains(t, requireFault(t, err, codes.Protected), place, name)
 		_, err = files.Edit(ctx, protocol.FilesEdit{Path: name, Edits: []protocol.FileEdit{{Old: "o", New: "x"}}})
-		requireFault(t, err, protocol.CodeProtected)
+		requireFault(t, err, codes.Protected)
 		_, err = files.WriteJSON(ctx, protocol.FilesJSONWrite{Path: name, Content: []byte("{}")})
-		requireFault(t, err, protocol.CodeProtected)
+		requireFault(t, err, codes.Protected)
 	}
 	read, err := files.Read(ctx, protocol.FilesRead{Path: "link/h"})
 	require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -128,7 +129,7 @@ func readAt(t *testing.T, f *tree) {
 	f.put(t, "dir/x", "")
 	f.link(t, "/etc/passwd", "out")
 	for path, code := range map[string]protocol.Code{
-		"none": protocol.CodeNotFound, "dir": protocol.CodeIsDirectory, "out": protocol.CodePathEscape, "../x": protocol.CodePathEscape,
+		"none": protocol.CodeNotFound, "dir": codes.IsDirectory, "out": codes.PathEscape, "../x": codes.PathEscape,
 	} {
 		_, err := f.ReadAt(t.Context(), path, 0, 0)
 		requireFault(t, err, code)
@@ -159,10 +160,10 @@ func readTooLarge(t *testing.T, f *tree) {
 	require.True(t, got.Binary)
 	require.EqualValues(t, isolation.MaxFileSize+1, got.Bytes)
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "b"}}})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	require.NoError(t, os.Truncate(f.host("file"), isolation.MaxReadSize+1))
 	_, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Skipped: 1}, result)

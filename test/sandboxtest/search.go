@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -86,7 +87,7 @@ func searchGlobs(t *testing.T, f *tree) {
 		require.Equal(t, test.want, got, "%+v", test)
 	}
 	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Glob: "a[b"}, sandbox.SearchOptions{})
-	require.Contains(t, requireFault(t, err, protocol.CodeInvalidPattern), "a[b")
+	require.Contains(t, requireFault(t, err, codes.InvalidPattern), "a[b")
 }
 
 func searchLines(t *testing.T, f *tree) {
@@ -128,7 +129,7 @@ func searchNamed(t *testing.T, f *tree) {
 	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}))
 	require.NoError(t, os.Truncate(f.host("dir/file"), isolation.MaxFileSize+1))
 	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}, sandbox.SearchOptions{})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 }
 
 func searchBadPattern(t *testing.T, f *tree) {
@@ -142,7 +143,7 @@ func searchBadPattern(t *testing.T, f *tree) {
 		"a{5000}":  "at character 2",
 	} {
 		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, sandbox.SearchOptions{})
-		message := requireFault(t, err, protocol.CodeInvalidPattern)
+		message := requireFault(t, err, codes.InvalidPattern)
 		require.Contains(t, message, "RE2")
 		require.Contains(t, message, want)
 	}

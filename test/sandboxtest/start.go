@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -45,7 +46,7 @@ func startOutside(t *testing.T, b *box) {
 	require.NoError(t, os.Symlink("../..", b.host("relative")))
 	for _, dir := range []string{"..", "a/../..", "/", "/etc", "/workspace/..", "absolute", "relative", "relative/tmp"} {
 		_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: dir})
-		requireFault(t, err, protocol.CodePathEscape)
+		requireFault(t, err, codes.PathEscape)
 	}
 }
 
@@ -54,9 +55,9 @@ func startNoDirectory(t *testing.T, b *box) {
 	_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: "missing"})
 	requireFault(t, err, protocol.CodeNotFound)
 	_, err = b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: "file"})
-	requireFault(t, err, protocol.CodeNotDirectory)
+	requireFault(t, err, codes.NotDirectory)
 	_, err = b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}, Dir: "a\x00b"})
-	requireFault(t, err, protocol.CodeInvalidPath)
+	requireFault(t, err, codes.InvalidPath)
 }
 
 func startNotFound(t *testing.T, b *box) {
@@ -109,7 +110,7 @@ func startInvalid(t *testing.T, b *box) {
 		requireFault(t, err, protocol.CodeInvalidArguments)
 	}
 	_, err := b.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true", string(make4MiB())}})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 }
 
 // make4MiB is more than a system passes as one argument.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -212,7 +213,7 @@ func textLineEnds(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Replacements)
 	require.Equal(t, "1\r\n2\r\n3\r\n1\n2\n3\nx\r\n", f.get(t, "file"))
-	message := f.refused(t, "x\r\ny\r\nx\ny\n", protocol.FileEdit{Old: "x\ny", New: "z"}, protocol.CodeEditNotUnique)
+	message := f.refused(t, "x\r\ny\r\nx\ny\n", protocol.FileEdit{Old: "x\ny", New: "z"}, codes.EditNotUnique)
 	require.Contains(t, message, "at lines 1, 3;")
 	f.put(t, "file", "a\r\nb\r\n")
 	_, err = f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "1\n2"}, {Old: "2\nb", New: "2\n3"}}})
@@ -271,7 +272,7 @@ func textNoLine(t *testing.T, f *tree) {
 		`$user`: `put a \`, `(x|y)$z`: `put a \`, `b ^x`: `put a \`, `^a$b|$c`: `put a \`,
 	} {
 		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, sandbox.SearchOptions{})
-		require.Contains(t, requireFault(t, err, protocol.CodeInvalidPattern), want, pattern)
+		require.Contains(t, requireFault(t, err, codes.InvalidPattern), want, pattern)
 	}
 	for _, pattern := range []string{`a\n?`, `a|\n`, `a\s*`, `[^x]$`, `^^a$$`, `$|a`, `a(\n)*`, `x?^a`, `a$()`, `(?m)a$`} {
 		require.NotEmpty(t, f.found(t, protocol.FilesSearch{Pattern: pattern}), pattern)

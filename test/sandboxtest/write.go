@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -96,7 +97,7 @@ func writeDanglingLink(t *testing.T, f *tree) {
 func writeTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "old")
 	_, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, isolation.MaxFileSize+1)})
-	requireFault(t, err, protocol.CodeTooLarge)
+	requireFault(t, err, codes.TooLarge)
 	require.Equal(t, "old", f.get(t, "file"))
 	got, err := f.Write(t.Context(), protocol.FilesWrite{Path: "file", Content: make([]byte, isolation.MaxFileSize)})
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -122,7 +123,7 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 		if coded, ok := errors.AsType[*protocol.Error](e.Invalid); ok {
 			return reject(protocol.StatusRejected, coded.Code, "%s", coded.Message)
 		}
-		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.Invalid)
+		return reject(protocol.StatusRejected, codes.InvalidPayload, "the worker cannot read the call: %v", e.Invalid)
 	}
 	return nil
 }

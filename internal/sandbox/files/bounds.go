@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -97,7 +98,7 @@ func (f *FS) guard(name, actual string) error {
 	if actual != name {
 		leads = " leads to " + actual + ", which"
 	}
-	return protocol.Errorf(protocol.CodeProtected, "%s%s is protected: %s can be read and not be changed in this workspace.", name, leads, f.protected[at])
+	return protocol.Errorf(codes.Protected, "%s%s is protected: %s can be read and not be changed in this workspace.", name, leads, f.protected[at])
 }
 
 // judge judges what a path stands for.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -65,13 +66,13 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 func checkEdit(req protocol.FilesEdit, edits []protocol.FileEdit) error {
 	switch {
 	case (req.Old != "" || req.New != "") && len(req.Edits) > 0, req.Patch != "" && len(edits) > 0:
-		return protocol.Errorf(protocol.CodeInvalidPayload, "only one of old, edits and patch may be given")
+		return protocol.Errorf(codes.InvalidPayload, "only one of old, edits and patch may be given")
 	case len(req.Patch) > isolation.MaxPatch:
-		return protocol.Errorf(protocol.CodeTooLarge, "the patch has %d bytes, at most %d are possible", len(req.Patch), isolation.MaxPatch)
+		return protocol.Errorf(codes.TooLarge, "the patch has %d bytes, at most %d are possible", len(req.Patch), isolation.MaxPatch)
 	case req.Patch == "" && len(edits) == 0:
-		return protocol.Errorf(protocol.CodeInvalidPatch, "there is nothing to do: neither texts to replace nor a patch with any line in it")
+		return protocol.Errorf(codes.InvalidPatch, "there is nothing to do: neither texts to replace nor a patch with any line in it")
 	case len(edits) > isolation.MaxEdits:
-		return protocol.Errorf(protocol.CodeTooLarge, "there are %d edits, at most %d are possible in one call", len(edits), isolation.MaxEdits)
+		return protocol.Errorf(codes.TooLarge, "there are %d edits, at most %d are possible in one call", len(edits), isolation.MaxEdits)
 	default:
 		return nil
 	}
@@ -94,16 +95,16 @@ type expected struct {
 func checkExpected(name string, expect expected, file current) error {
 	switch {
 	case expect.guard == protocol.GuardRead && expect.sha256 == "" && file.exists:
-		return protocol.Errorf(protocol.CodeFileNotRead,
+		return protocol.Errorf(codes.FileNotRead,
 			"%q exists and has not been read in this session; nothing was changed. Read it first, then make the change", name)
 	case expect.sha256 == "":
 		return nil
 	case !file.exists:
-		return protocol.Errorf(protocol.CodeFileChanged,
+		return protocol.Errorf(codes.FileChanged,
 			"%q no longer exists, and content with the SHA-256 %s was expected; nothing was changed. Read it again, then make the change", name, expect.sha256)
 	}
 	if now := digest(file.content); !strings.EqualFold(now, expect.sha256) {
-		return protocol.Errorf(protocol.CodeFileChanged,
+		return protocol.Errorf(codes.FileChanged,
 			"%q is not as it was read: its SHA-256 is %s, expected was %s; nothing was changed. Read it again, then make the change",
 			name, now, expect.sha256)
 	}

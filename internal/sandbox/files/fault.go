@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -34,15 +35,15 @@ func (f *FS) fault(op, name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return f.notFound(name)
 	case errors.Is(err, syscall.ENOTDIR):
-		return protocol.Errorf(protocol.CodeNotDirectory, "%q goes through something that is not a directory", name)
+		return protocol.Errorf(codes.NotDirectory, "%q goes through something that is not a directory", name)
 	case errors.Is(err, syscall.EISDIR):
 		return isDirectory(name)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return protocol.Errorf(protocol.CodePermission, "%s %q: %s", op, name, cause(err))
 	case errors.Is(err, syscall.ELOOP):
-		return protocol.Errorf(protocol.CodeInvalidPath, "%q goes through a loop of symbolic links", name)
+		return protocol.Errorf(codes.InvalidPath, "%q goes through a loop of symbolic links", name)
 	case errors.Is(err, syscall.ENAMETOOLONG):
-		return protocol.Errorf(protocol.CodeInvalidPath, "%q is too long", name)
+		return protocol.Errorf(codes.InvalidPath, "%q is too long", name)
 	case errors.Is(err, syscall.ENOSPC):
 		return protocol.Errorf(protocol.CodeToolFailed, "%s %q: the disk of %s is full (%s); delete what is not needed", op, name, mount, cause(err))
 	case errors.Is(err, errQuota):
@@ -58,7 +59,7 @@ func escapes(name string, err error) error {
 	if out, is := errors.AsType[*outsideError](err); is && out.link != "" {
 		link = fmt.Sprintf("the symbolic link %q to %.200q", out.link, out.target)
 	}
-	return protocol.Errorf(protocol.CodePathEscape,
+	return protocol.Errorf(codes.PathEscape,
 		"%q goes through %s, which is outside of the workspace; use another path, or if the place is in the workspace make the link relative or begin it with %s/",
 		name, link, mount)
 }
@@ -80,11 +81,11 @@ func cause(err error) string {
 }
 
 func isDirectory(name string) error {
-	return protocol.Errorf(protocol.CodeIsDirectory, "%q is a directory; list it, or name a file in it", name)
+	return protocol.Errorf(codes.IsDirectory, "%q is a directory; list it, or name a file in it", name)
 }
 
 func notRegular(name string, mode fs.FileMode) error {
-	return protocol.Errorf(protocol.CodeNotRegular, "%q is not a regular file but a %s", name, kind(mode))
+	return protocol.Errorf(codes.NotRegular, "%q is not a regular file but a %s", name, kind(mode))
 }
 
 func kind(mode fs.FileMode) string {
@@ -101,7 +102,7 @@ func kind(mode fs.FileMode) string {
 }
 
 func tooLarge(name string, size, limit int64) error {
-	return protocol.Errorf(protocol.CodeTooLarge,
+	return protocol.Errorf(codes.TooLarge,
 		"%q has %d bytes, at most %d are possible; use a command for a part of it", name, size, limit)
 }
 

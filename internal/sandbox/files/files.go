@@ -32,7 +32,7 @@ func Open(dir string, called ...string) (*FS, error) {
 }
 
 // Protect has operations refuse to change what is at or below places, as [isolation.Spec].Protect
-// has them in canonical form, with the fault [protocol.CodeProtected]. It is called before any
+// has them in canonical form, with the code protected. It is called before any
 // operation. That a command cannot exchange a link meanwhile is up to who makes the places
 // read-only.
 func (f *FS) Protect(places []string) { f.protected = places }

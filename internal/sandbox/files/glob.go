@@ -15,6 +15,7 @@ import (
 
 	"github.com/bmatcuk/doublestar/v4"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -33,7 +34,7 @@ func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob, regu
 	if info, err := f.root.Stat(name); err != nil {
 		return result, err
 	} else if !info.IsDir() {
-		return result, protocol.Errorf(protocol.CodeNotDirectory, "%q is not a directory", name)
+		return result, protocol.Errorf(codes.NotDirectory, "%q is not a directory", name)
 	}
 	wanted, err := f.newGlob(ctx, req.Pattern, req.Names, name, req.NoIgnore)
 	if err != nil {
@@ -53,7 +54,7 @@ func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob, regu
 		return nil
 	}}
 	err = w.from(ctx, path.Join(name, wanted.base))
-	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, protocol.CodeNotDirectory)) {
+	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, codes.NotDirectory)) {
 		err = nil // nothing can match
 	}
 	result.Skipped, result.Ignored = w.skipped, w.ignored
@@ -108,15 +109,15 @@ func parseGlob(pattern string, names bool) (glob, error) {
 		return glob{}, nil
 	}
 	if len(pattern) > maxPath {
-		return glob{}, protocol.Errorf(protocol.CodeInvalidPattern, "the glob has %d bytes, at most %d are possible", len(pattern), maxPath)
+		return glob{}, protocol.Errorf(codes.InvalidPattern, "the glob has %d bytes, at most %d are possible", len(pattern), maxPath)
 	}
 	text := strings.TrimPrefix(strings.TrimPrefix(pattern, mount+"/"), "./")
 	if strings.HasPrefix(text, "/") || slices.Contains(strings.Split(text, "/"), "..") {
-		return glob{}, protocol.Errorf(protocol.CodePathEscape,
+		return glob{}, protocol.Errorf(codes.PathEscape,
 			`the glob %q leads outside of the workspace; use one that is relative to it, such as "src/**/*.go"`, pattern)
 	}
 	if !doublestar.ValidatePattern(text) {
-		return glob{}, protocol.Errorf(protocol.CodeInvalidPattern,
+		return glob{}, protocol.Errorf(codes.InvalidPattern,
 			`the glob %q is malformed; examples: "*.go", "src/**/*.{ts,tsx}"`, pattern)
 	}
 	if names && !strings.Contains(text, "/") {
@@ -149,7 +150,7 @@ func badPattern(pattern string, err error) error {
 			where = fmt.Sprintf(" at character %d, %q", utf8.RuneCountInString(pattern[:at])+1, expr)
 		}
 	}
-	return protocol.Errorf(protocol.CodeInvalidPattern,
+	return protocol.Errorf(codes.InvalidPattern,
 		`the pattern %q is malformed: %s%s; patterns are RE2 regular expressions, put a \ before a special character that is meant as it is`,
 		pattern, what, where)
 }
@@ -182,7 +183,7 @@ func canMatch(pattern string) error {
 	default:
 		return nil
 	}
-	return protocol.Errorf(protocol.CodeInvalidPattern, "no line can match the pattern %q: %s", pattern, what)
+	return protocol.Errorf(codes.InvalidPattern, "no line can match the pattern %q: %s", pattern, what)
 }
 
 // needsReturn reports whether a pattern only matches what has a carriage return.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -57,7 +58,7 @@ func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONW
 		return protocol.FilesWriteResult{}, err
 	}
 	if !json.Valid(req.Content) {
-		return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidJSON, "the new content is not JSON; nothing was changed")
+		return protocol.FilesWriteResult{}, protocol.Errorf(codes.InvalidJSON, "the new content is not JSON; nothing was changed")
 	}
 	return f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
 		after, err := replaceJSON(name, file, steps, bytes.TrimSpace(req.Content))

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -78,7 +79,7 @@ func (f *FS) openDir(name string) (*os.File, error) {
 		return nil, err
 	}
 	if !info.IsDir() {
-		return nil, protocol.Errorf(protocol.CodeNotDirectory, "%q is not a directory", name)
+		return nil, protocol.Errorf(codes.NotDirectory, "%q is not a directory", name)
 	}
 	return f.root.OpenFile(name, os.O_RDONLY|nonblock, 0)
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -109,12 +110,12 @@ func clean(base, p string) (string, error) {
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if len(part) > maxName {
-			return "", protocol.Errorf(protocol.CodeInvalidPath,
+			return "", protocol.Errorf(codes.InvalidPath,
 				"a name in the path has %d bytes, at most %d are possible: %q...", len(part), maxName, part[:32])
 		}
 	}
 	if !filepath.IsLocal(filepath.FromSlash(name)) {
-		return "", protocol.Errorf(protocol.CodeInvalidPath, "%q is not a path that this system allows", p)
+		return "", protocol.Errorf(codes.InvalidPath, "%q is not a path that this system allows", p)
 	}
 	return name, nil
 }
@@ -122,11 +123,11 @@ func clean(base, p string) (string, error) {
 func checkText(p string) error {
 	switch {
 	case len(p) > maxPath:
-		return protocol.Errorf(protocol.CodeInvalidPath, "the path has %d bytes, at most %d are possible", len(p), maxPath)
+		return protocol.Errorf(codes.InvalidPath, "the path has %d bytes, at most %d are possible", len(p), maxPath)
 	case strings.ContainsRune(p, 0):
-		return protocol.Errorf(protocol.CodeInvalidPath, "%q contains a NUL byte", p)
+		return protocol.Errorf(codes.InvalidPath, "%q contains a NUL byte", p)
 	case !utf8.ValidString(p):
-		return protocol.Errorf(protocol.CodeInvalidPath, "%q is not valid UTF-8", p)
+		return protocol.Errorf(codes.InvalidPath, "%q is not valid UTF-8", p)
 	default:
 		return nil
 	}
@@ -138,6 +139,6 @@ func outside(base, p string) error {
 	if rel, ok := strings.CutPrefix(path.Clean(p), filepath.ToSlash(base)+"/"); ok && base != "" {
 		hint = fmt.Sprintf(": %q", rel)
 	}
-	return protocol.Errorf(protocol.CodePathEscape,
+	return protocol.Errorf(codes.PathEscape,
 		"%q is outside of the workspace; use a path relative to the workspace%s", p, hint)
 }

@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -23,7 +24,7 @@ const (
 func (f *FS) Write(ctx context.Context, req protocol.FilesWrite) (protocol.FilesWriteResult, error) {
 	return operate(f, req.Path, writing, "write", func(name string) (protocol.FilesWriteResult, error) {
 		if len(req.Content) > isolation.MaxFileSize {
-			return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeTooLarge,
+			return protocol.FilesWriteResult{}, protocol.Errorf(codes.TooLarge,
 				"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
 		}
 		result, err := f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
@@ -54,7 +55,7 @@ func (f *FS) write(
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		before.exists = false
-	case isFault(err, protocol.CodeTooLarge) && expect.sha256 == "":
+	case isFault(err, codes.TooLarge) && expect.sha256 == "":
 		before.oversize = err
 	case err != nil:
 		return result, err

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -24,14 +25,14 @@ import (
 func checkCommand(h *Host, p protocol.CommandRun) *protocol.Error {
 	switch {
 	case p.KeepShell && p.Command == "":
-		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
+		return protocol.Errorf(codes.InvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
 	case p.TTY && (!p.Background || len(p.Stdin) > 0):
-		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: tty needs background, and no stdin: process_send types")
+		return protocol.Errorf(codes.InvalidPayload, "command_run: tty needs background, and no stdin: process_send types")
 	case p.TTY && len(p.Command) > maxArgument:
-		return protocol.Errorf(protocol.CodeInvalidPayload,
+		return protocol.Errorf(codes.InvalidPayload,
 			"command_run: the command has %d bytes; with tty it may have at most %d: write a script, and run that", len(p.Command), maxArgument)
 	case (p.Command == "") == (len(p.Argv) == 0):
-		return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
+		return protocol.Errorf(codes.InvalidPayload, "command_run: exactly one of command and argv must be given")
 	}
 	return h.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
@@ -44,10 +45,10 @@ func checkCode(h *Host, p protocol.CodeRun) *protocol.Error {
 // its caller holds the sandbox shared, so other calls run at the same time.
 func (h *Host) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
 	if err := wire.ValidateLimits(limits); err != nil {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", kind, err)
+		return protocol.Errorf(codes.InvalidPayload, "%s: %v", kind, err)
 	}
 	if readOnly && !h.Sandbox.Caps.ReadOnly {
-		return protocol.Errorf(protocol.CodeSandboxUnsupported,
+		return protocol.Errorf(codes.SandboxUnsupported,
 			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", h.Sandbox.Caps.Driver)
 	}
 	return nil

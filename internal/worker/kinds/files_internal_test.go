@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
@@ -128,30 +129,30 @@ func TestGuards(t *testing.T) {
 	edit := func(guard protocol.Guard, before, after string) protocol.Payload {
 		return protocol.FilesEdit{Path: "a", Old: before, New: after, Guard: guard}
 	}
-	require.Equal(t, protocol.CodeFileNotRead, do(write(protocol.GuardRead, "a")))
-	require.Equal(t, protocol.CodeFileNotRead, do(edit(protocol.GuardRead, "one", "1")))
+	require.Equal(t, codes.FileNotRead, do(write(protocol.GuardRead, "a")))
+	require.Equal(t, codes.FileNotRead, do(edit(protocol.GuardRead, "one", "1")))
 	require.Empty(t, do(write(protocol.GuardRead, "new")), "a new file needs not be read")
 	require.Empty(t, do(write(protocol.GuardRead, "new")), "nor what the session wrote itself")
 	require.Empty(t, do(protocol.FilesRead{Path: "a", Limit: 1, Guard: protocol.GuardRead}))
 	require.Empty(t, do(edit(protocol.GuardRead, "one", "1")), "it has been read")
 	require.Empty(t, do(edit(protocol.GuardRead, "two", "2")), "edits of one step all hold")
 	outside("a", "1 2 3")
-	require.Equal(t, protocol.CodeFileChanged, do(edit(protocol.GuardChanged, "3", "4")))
-	require.Equal(t, protocol.CodeFileChanged, do(edit(protocol.GuardRead, "3", "4")))
+	require.Equal(t, codes.FileChanged, do(edit(protocol.GuardChanged, "3", "4")))
+	require.Equal(t, codes.FileChanged, do(edit(protocol.GuardRead, "3", "4")))
 	require.Empty(t, do(edit(protocol.GuardNone, "3", "4")), "without a guard it is nobody's business")
-	require.Equal(t, protocol.CodeFileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
+	require.Equal(t, codes.FileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
 
 	ops.digests = sandboxes.NewDigests(filepath.Join(home, "seen.jsonl")) // as another worker finds it
 	require.Empty(t, do(write(protocol.GuardRead, "new")))
-	require.Equal(t, protocol.CodeFileChanged, do(write(protocol.GuardRead, "a")))
+	require.Equal(t, codes.FileChanged, do(write(protocol.GuardRead, "a")))
 	ops.session = "s2"
-	require.Equal(t, protocol.CodeFileNotRead, do(protocol.FilesWrite{Path: "new", Content: protocol.Bytes("y"), Guard: protocol.GuardRead}),
+	require.Equal(t, codes.FileNotRead, do(protocol.FilesWrite{Path: "new", Content: protocol.Bytes("y"), Guard: protocol.GuardRead}),
 		"another session has not read it")
 	require.Empty(t, do(write(protocol.GuardChanged, "new")))
 
 	outside("a.json", `{"a":1}`)
 	change := protocol.FilesJSONWrite{Path: "a.json", Query: "/a", Content: []byte("2"), Guard: protocol.GuardRead}
-	require.Equal(t, protocol.CodeFileNotRead, do(change))
+	require.Equal(t, codes.FileNotRead, do(change))
 	require.Empty(t, do(protocol.FilesJSONRead{Path: "a.json", Guard: protocol.GuardRead}))
 	require.Empty(t, do(change))
 	require.Empty(t, do(change))

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -72,7 +73,7 @@ var errNoSandbox = errors.New("the call has no sandbox: its resource key is not 
 func (handler Handler) run(ctx context.Context, a *Attempt, payload protocol.UnknownPayload) (protocol.Value, error) {
 	arguments, err := payload.Arguments()
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	output, err := handler(ctx, a, arguments)
 	if err == nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/plain"
@@ -127,13 +128,13 @@ func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
 	}
 	level, err := isolation.ParseLevel(c.MinLevel)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
+		return nil, protocol.Errorf(codes.InvalidPayload, "min_level: %v", err)
 	}
 	if level > h.Sandbox.Caps.Level {
-		return nil, protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, h.Sandbox.Caps.Level)
+		return nil, protocol.Errorf(codes.SandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, h.Sandbox.Caps.Level)
 	}
 	if (k.Needs == NeedsSandbox || k.Needs == NeedsLane) && sandboxes.ID(c.Lane()) == "" {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", name, c.Lane())
+		return nil, protocol.Errorf(codes.InvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", name, c.Lane())
 	}
 	if k.check != nil {
 		if refusal := k.check(h, c.Payload); refusal != nil {

@@ -17,6 +17,7 @@ package kinds
 import (
 	"context"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -121,7 +122,7 @@ func checks[P protocol.Payload](check func(*Host, P) *protocol.Error) func(*Host
 }
 
 func unknownPayload(name protocol.Kind) *protocol.Error {
-	return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q: it may be older than the coordinator, or lack the handler", name)
+	return protocol.Errorf(codes.UnknownPayload, "this worker does not know payload %q: it may be older than the coordinator, or lack the handler", name)
 }
 
 // longer reports whether a value of one type is too long to be shown whole, by its size in bytes.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -102,6 +103,6 @@ func (l languages) script(language string) (string, error) {
 	if script, known := l.scripts[language]; known {
 		return script, nil
 	}
-	return "", protocol.Errorf(protocol.CodeLanguage, "language %q cannot be run by this worker; it has: %s",
+	return "", protocol.Errorf(codes.Language, "language %q cannot be run by this worker; it has: %s",
 		language, strings.Join(l.names(), ", "))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -199,5 +200,5 @@ func noop(ctx context.Context, _ *Attempt, p wire.Noop) (protocol.Value, error) 
 
 // refuseTurn refuses a turn that was sent to a pool of workers.
 func refuseTurn(*Host, wire.TurnRun) *protocol.Error {
-	return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
+	return protocol.Errorf(codes.UnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 }

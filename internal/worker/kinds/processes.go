@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
@@ -119,7 +120,7 @@ func graceAfter(cause error) time.Duration {
 // checkDialog refuses a stateful tool that this worker does not have.
 func checkDialog(h *Host, p wire.DialogOpen) *protocol.Error {
 	if h.Handlers.Stateful[p.Tool].Run == nil {
-		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", p.Tool)
+		return protocol.Errorf(codes.UnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", p.Tool)
 	}
 	return nil
 }

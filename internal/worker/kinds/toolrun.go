@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -35,7 +36,7 @@ const (
 func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Value, error) {
 	h, c := a.host, a.Run.Call
 	if len(p.Argv) == 0 {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "tool_run: argv is empty")
+		return nil, protocol.Errorf(codes.InvalidPayload, "tool_run: argv is empty")
 	}
 	argv, env, err := h.ofTools(p.Argv, p.Env)
 	if err != nil {
@@ -71,7 +72,7 @@ func (h *Host) ofTools(argv []string, env map[string]string) ([]string, map[stri
 	argv, env = slices.Clone(argv), maps.Clone(env)
 	for i, arg := range argv {
 		if strings.Contains(arg, toolsPlace) && folder == "" {
-			return nil, nil, protocol.Errorf(protocol.CodeInvalidPayload,
+			return nil, nil, protocol.Errorf(codes.InvalidPayload,
 				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, h.ID)
 		}
 		argv[i] = strings.ReplaceAll(arg, toolsPlace, folder)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -29,7 +30,7 @@ func checkExport(_ *Host, p wire.WorkspaceExport) *protocol.Error {
 // checkUpload refuses an invalid name of an upload.
 func checkUpload(p protocol.Payload, name string) *protocol.Error {
 	if !fleetspace.IsUpload(name) {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", wire.KindOf(p), name)
+		return protocol.Errorf(codes.InvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", wire.KindOf(p), name)
 	}
 	return nil
 }

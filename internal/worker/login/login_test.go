@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/login/logintest"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
@@ -92,7 +93,7 @@ func (r *rig) isLogin(err error, why string) {
 	r.t.Helper()
 	var fault *protocol.Error
 	require.ErrorAs(r.t, err, &fault)
-	require.Equal(r.t, protocol.CodeLoginRequired, fault.Code)
+	require.Equal(r.t, codes.LoginRequired, fault.Code)
 	require.Contains(r.t, err.Error(), why)
 	r.secretFree(err.Error())
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 	"golang.org/x/oauth2"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -34,7 +35,7 @@ func Machine(alive context.Context, authority http.RoundTripper, server string, 
 		Credentials: credentials, HTTPClient: authorityClient(authority),
 	})
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "MCP server %s: client: id and secret must not be empty", server)
+		return nil, protocol.Errorf(codes.InvalidPayload, "MCP server %s: client: id and secret must not be empty", server)
 	}
 	return &machine{alive: alive, server: server, scopes: client.Scopes, inner: inner}, nil
 }
@@ -79,7 +80,7 @@ func (m *machine) plain(err error) error {
 	code, final := refused(err)
 	switch {
 	case final:
-		return protocol.Errorf(protocol.CodeLoginRequired, "MCP server %s needs a login: its client is not accepted (%s); look at clientId and clientSecret of its oauth", m.server, code)
+		return protocol.Errorf(codes.LoginRequired, "MCP server %s needs a login: its client is not accepted (%s); look at clientId and clientSecret of its oauth", m.server, code)
 	case code != "":
 		return errors.New(code)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/oauth2"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -113,5 +114,5 @@ func (l *Login) lock(ctx context.Context) (unlock func(), err error) {
 
 // needed is the error of a call that a person has to log in for.
 func (l *Login) needed(format string, args ...any) error {
-	return protocol.Errorf(protocol.CodeLoginRequired, "MCP server %s needs a login: %s; %s", l.server, fmt.Sprintf(format, args...), l.advice(l.server))
+	return protocol.Errorf(codes.LoginRequired, "MCP server %s needs a login: %s; %s", l.server, fmt.Sprintf(format, args...), l.advice(l.server))
 }

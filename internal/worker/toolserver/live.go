@@ -18,6 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -84,7 +85,7 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		if at.HTTP == nil {
 			l.End(nil)
 			endRequests()
-			return nil, protocol.Errorf(protocol.CodeNetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
+			return nil, protocol.Errorf(codes.NetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
 		}
 		if transport, err = remote(requests, at, spec); err != nil {
 			l.End(nil)
@@ -340,7 +341,7 @@ func Resolved(spec protocol.MCPServer, variable func(string) (string, error)) (p
 		spec.Client = &protocol.MCPClient{ID: fill("client id", spec.Client.ID), Secret: fill("client secret", spec.Client.Secret), Scopes: spec.Client.Scopes}
 	}
 	if len(faults) > 0 {
-		return spec, protocol.Errorf(protocol.CodeInvalidPayload, "MCP server %s: %v", spec.Name, errors.Join(faults...))
+		return spec, protocol.Errorf(codes.InvalidPayload, "MCP server %s: %v", spec.Name, errors.Join(faults...))
 	}
 	return spec, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
@@ -126,7 +127,7 @@ func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPSe
 				return err
 			}
 			if len(list.Tools) == maxTools {
-				return protocol.Errorf(protocol.CodeTooLarge, "MCP server %s has more than %d tools", spec.Name, maxTools)
+				return protocol.Errorf(codes.TooLarge, "MCP server %s has more than %d tools", spec.Name, maxTools)
 			}
 			list.Tools = append(list.Tools, toolOf(tool))
 		}
@@ -240,7 +241,7 @@ func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*liv
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	one.live = l
-	if fault, is := errors.AsType[*protocol.Error](err); !is || fault.Code != protocol.CodeLoginRequired { // a login is no death
+	if fault, is := errors.AsType[*protocol.Error](err); !is || fault.Code != codes.LoginRequired { // a login is no death
 		one.notYet = time.Now().Add(one.delays.NextBackOff()) // until it has answered
 	}
 	return l, err

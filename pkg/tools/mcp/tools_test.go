@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -105,7 +106,7 @@ func TestTools_PathOfAnArgument(t *testing.T) {
 		require.Equal(t, []protocol.Use{{Key: key, Access: protocol.Shared}}, plan.Resources, arguments)
 	}
 	_, refusal := plan(t, server, tool, `{"path": "../b"}`)
-	require.Equal(t, protocol.CodePathEscape, refusal.Code)
+	require.Equal(t, codes.PathEscape, refusal.Code)
 }
 
 // What cannot be a tool is told, and takes nothing with it.

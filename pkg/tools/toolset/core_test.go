@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -268,20 +269,20 @@ func TestCore_RefusesPathsBeforeAnythingIsSent(t *testing.T) {
 		code  protocol.Code
 		tools string // all that take a path when ""
 	}{
-		"up":                            {"..", protocol.CodePathEscape, ""},
-		"up and over":                   {"../other/a", protocol.CodePathEscape, ""},
-		"down and further up":           {"a/../../b", protocol.CodePathEscape, ""},
-		"absolute":                      {"/etc/passwd", protocol.CodePathEscape, ""},
-		"the root":                      {"/", protocol.CodePathEscape, ""},
-		"beside the workspace":          {"/workspace2/a", protocol.CodePathEscape, ""},
-		"out of the absolute workspace": {"/workspace/../etc/passwd", protocol.CodePathEscape, ""},
-		"NUL":                           {"a\x00b", protocol.CodeInvalidPath, ""},
-		"too long":                      {long, protocol.CodeInvalidPath, ""},
-		"nothing":                       {"", protocol.CodeInvalidPath, "read write edit multi_edit json_read json_write exists"},
-		"the workspace as a file":       {".", protocol.CodeIsDirectory, "read write edit multi_edit json_read json_write"},
-		"the workspace, absolutely":     {"/workspace/", protocol.CodeIsDirectory, "read write edit multi_edit json_read json_write"},
-		"there and back":                {"a/..", protocol.CodeIsDirectory, "read write edit multi_edit json_read json_write"},
-		"a new directory":               {"a/", protocol.CodeInvalidPath, "write json_write"},
+		"up":                            {"..", codes.PathEscape, ""},
+		"up and over":                   {"../other/a", codes.PathEscape, ""},
+		"down and further up":           {"a/../../b", codes.PathEscape, ""},
+		"absolute":                      {"/etc/passwd", codes.PathEscape, ""},
+		"the root":                      {"/", codes.PathEscape, ""},
+		"beside the workspace":          {"/workspace2/a", codes.PathEscape, ""},
+		"out of the absolute workspace": {"/workspace/../etc/passwd", codes.PathEscape, ""},
+		"NUL":                           {"a\x00b", codes.InvalidPath, ""},
+		"too long":                      {long, codes.InvalidPath, ""},
+		"nothing":                       {"", codes.InvalidPath, "read write edit multi_edit json_read json_write exists"},
+		"the workspace as a file":       {".", codes.IsDirectory, "read write edit multi_edit json_read json_write"},
+		"the workspace, absolutely":     {"/workspace/", codes.IsDirectory, "read write edit multi_edit json_read json_write"},
+		"there and back":                {"a/..", codes.IsDirectory, "read write edit multi_edit json_read json_write"},
+		"a new directory":               {"a/", codes.InvalidPath, "write json_write"},
 	} {
 		names := strings.Fields(test.tools)
 		if test.tools == "" {
@@ -297,7 +298,7 @@ func TestCore_RefusesPathsBeforeAnythingIsSent(t *testing.T) {
 				require.Equal(t, test.code, err.Code, err.Message)
 				require.Equal(t, tools.Plan{}, plan)
 				require.Less(t, len(err.Message), 500)
-				if test.code == protocol.CodePathEscape {
+				if test.code == codes.PathEscape {
 					require.Contains(t, err.Message, "relative to the workspace")
 				}
 			})

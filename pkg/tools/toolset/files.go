@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
@@ -123,7 +124,7 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 	line, column, isPlace := placeOf(at)
 	parts := []string{"", wire.PartText, wire.PartOutput, wire.PartStdout, wire.PartStderr, wire.PartValue}
 	if fault != nil || call == "" || hasPlace && !isPlace || !slices.Contains(parts, part) {
-		return tools.Plan{}, true, protocol.Errorf(protocol.CodeInvalidPath,
+		return tools.Plan{}, true, protocol.Errorf(codes.InvalidPath,
 			"The path %q is no result of an earlier call: want result:ID, or result:ID#text, #stdout, #stderr, #output or #value, and :LINE or :LINE@BYTE for where to begin. A file of that name is \"./%s\".",
 			prose.Short(path, 200), prose.Short(path, 200))
 	}

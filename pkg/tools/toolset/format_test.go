@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -83,14 +84,14 @@ func TestFormat_OpenRath(t *testing.T) {
 		"not there":         {"workspace_path_exists", file, ok(protocol.FilesExistsResult{}), `{"ok":false}`},
 
 		"not found":         {"read_workspace_file", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "no a"), `{"ok":false,"error_kind":"file_not_found","message":"no a","detail":"d/a"}`},
-		"a directory":       {"read_workspace_file", file, notOK(protocol.StatusFailed, protocol.CodeIsDirectory, "is one"), `{"ok":false,"error_kind":"os_error","message":"is one","detail":"d/a"}`},
+		"a directory":       {"read_workspace_file", file, notOK(protocol.StatusFailed, codes.IsDirectory, "is one"), `{"ok":false,"error_kind":"os_error","message":"is one","detail":"d/a"}`},
 		"timeout":           {"run_shell_command", run, beside(notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "too slow"), execution("half", "", -1)), `{"ok":false,"error_kind":"timeout","message":"too slow","detail":"run_timeout","stdout":"half"}`},
 		"cancelled":         {"run_shell_command", run, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"), `{"ok":false,"error_kind":"unexpected","message":"stopped","detail":"cancelled"}`},
 		"denied":            {"run_shell_command", run, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no rm"), `{"ok":false,"error_kind":"tool_policy_denied","message":"no rm","detail":"policy_denied"}`},
 		"worker lost":       {"run_shell_command", run, notOK(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "lost"), `{"ok":false,"error_kind":"sandbox_closed","message":"lost","detail":"outcome_unknown"}`},
 		"sandbox lost":      {"run_code", `{"code":"1"}`, notOK(protocol.StatusFailed, protocol.CodeSandboxLost, "lost"), `{"ok":false,"error_kind":"sandbox_closed","message":"lost","detail":"sandbox_lost"}`},
-		"no such language":  {"run_code", `{"code":"1"}`, notOK(protocol.StatusRejected, protocol.CodeLanguage, "no go"), `{"ok":false,"error_kind":"unsupported_tool","message":"no go","detail":"language_unavailable"}`},
-		"an unknown tool":   {"nope", `{}`, notOK(protocol.StatusRejected, protocol.CodeUnknownTool, "none"), `{"ok":false,"error_kind":"unknown_tool","message":"none","detail":"unknown_tool"}`},
+		"no such language":  {"run_code", `{"code":"1"}`, notOK(protocol.StatusRejected, codes.Language, "no go"), `{"ok":false,"error_kind":"unsupported_tool","message":"no go","detail":"language_unavailable"}`},
+		"an unknown tool":   {"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"), `{"ok":false,"error_kind":"unknown_tool","message":"none","detail":"unknown_tool"}`},
 		"invalid arguments": {"run_shell_command", `[`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), `{"ok":false,"error_kind":"invalid_tool_arguments","message":"bad","detail":"invalid_tool_arguments"}`},
 	})
 }
@@ -121,19 +122,19 @@ func TestFormat_Smithers(t *testing.T) {
 		"not spawned":         {"bash", bash, notOK(protocol.StatusFailed, protocol.CodeCommandNotFound, "none"), "PROCESS_FAILED: Failed to spawn curl"},
 		"invalid input":       {"bash", `{}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "INVALID_INPUT: bad"},
 		"no path":             {"read", `{"path":7}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "TOOL_PATH_INVALID: Path must be a string"},
-		"outside":             {"read", `{"path":"../a"}`, notOK(protocol.StatusRejected, protocol.CodePathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
-		"outside by a link":   {"read", file, notOK(protocol.StatusRejected, protocol.CodePathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root (via symlink)"},
-		"a directory outside": {"bash", `{"cmd":"a","opts":{"cwd":".."}}`, notOK(protocol.StatusRejected, protocol.CodePathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
-		"large file":          {"read", file, notOK(protocol.StatusFailed, protocol.CodeTooLarge, `"a" has 200001 bytes, at most 200000`), "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"},
-		"large file to edit":  {"edit", edit, notOK(protocol.StatusFailed, protocol.CodeTooLarge, `"a" has 200001 bytes, at most 200000`), "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"},
-		"not to be patched":   {"edit", edit, notOK(protocol.StatusFailed, protocol.CodeEditNotFound, "hunk 1"), "TOOL_PATCH_FAILED: Failed to apply patch: hunk 1"},
-		"no patch":            {"edit", edit, notOK(protocol.StatusFailed, protocol.CodeInvalidPatch, "line 1"), "TOOL_PATCH_FAILED: Failed to apply patch: line 1"},
-		"no expression":       {"grep", `{"pattern":"("}`, notOK(protocol.StatusFailed, protocol.CodeInvalidPattern, "missing )"), "TOOL_GREP_FAILED: missing )"},
+		"outside":             {"read", `{"path":"../a"}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
+		"outside by a link":   {"read", file, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root (via symlink)"},
+		"a directory outside": {"bash", `{"cmd":"a","opts":{"cwd":".."}}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
+		"large file":          {"read", file, notOK(protocol.StatusFailed, codes.TooLarge, `"a" has 200001 bytes, at most 200000`), "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"},
+		"large file to edit":  {"edit", edit, notOK(protocol.StatusFailed, codes.TooLarge, `"a" has 200001 bytes, at most 200000`), "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"},
+		"not to be patched":   {"edit", edit, notOK(protocol.StatusFailed, codes.EditNotFound, "hunk 1"), "TOOL_PATCH_FAILED: Failed to apply patch: hunk 1"},
+		"no patch":            {"edit", edit, notOK(protocol.StatusFailed, codes.InvalidPatch, "line 1"), "TOOL_PATCH_FAILED: Failed to apply patch: line 1"},
+		"no expression":       {"grep", `{"pattern":"("}`, notOK(protocol.StatusFailed, codes.InvalidPattern, "missing )"), "TOOL_GREP_FAILED: missing )"},
 		"not found":           {"read", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "none"), "ENOENT: no such file or directory, open 'd/a'"},
 		"cancelled":           {"bash", bash, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"), "CANCELLED: stopped"},
 		"denied":              {"write", `{"path":"a","content":""}`, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no"), "POLICY_DENIED: no"},
 		"worker lost":         {"bash", bash, notOK(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "lost"), "OUTCOME_UNKNOWN: lost"},
-		"unknown tool":        {"nope", `{}`, notOK(protocol.StatusRejected, protocol.CodeUnknownTool, "none"), "UNKNOWN_TOOL: none"},
+		"unknown tool":        {"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"), "UNKNOWN_TOOL: none"},
 	})
 	for what, raw := range map[string]string{"write": `{"path":"a","content":"%s"}`, "edit": `{"path":"a","patch":"%s"}`} {
 		tool, _, refusal := setTable(t, "smithers").Plan(scope, what, fmt.Sprintf(raw, strings.Repeat("x", 200_001)))
@@ -156,10 +157,10 @@ func TestFormat_Files(t *testing.T) {
 		"no files":        {"list_files", `{}`, ok(protocol.FilesGlobResult{}), "No files found"},
 		"matches":         {"search_files", `{"pattern":"x"}`, ok(found), "a.go:2: \tx"},
 		"no matches":      {"search_files", `{"pattern":"x"}`, ok(protocol.FilesSearchResult{Files: 3}), "No matches found"},
-		"outside":         {"read_file", `{"path":"../a"}`, notOK(protocol.StatusRejected, protocol.CodePathEscape, "bad"), "Error: Invalid path '../a'"},
+		"outside":         {"read_file", `{"path":"../a"}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "Error: Invalid path '../a'"},
 		"not found":       {"edit_file", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "none"), "Error: File not found 'd/a'"},
-		"nothing to edit": {"edit_file", file, notOK(protocol.StatusFailed, protocol.CodeEditNotFound, "none"), "Error: Search string not found in 'd/a'"},
-		"unknown tool":    {"nope", `{}`, notOK(protocol.StatusRejected, protocol.CodeUnknownTool, "none"), "Error: Unknown tool 'nope'"},
+		"nothing to edit": {"edit_file", file, notOK(protocol.StatusFailed, codes.EditNotFound, "none"), "Error: Search string not found in 'd/a'"},
+		"unknown tool":    {"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"), "Error: Unknown tool 'nope'"},
 		"timeout":         {"search_files", `{"pattern":"x"}`, notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "slow"), "Error: slow"},
 		"cancelled":       {"read_file", file, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"), "Error: stopped"},
 		"denied":          {"write_file", file, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no"), "Error: no"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -41,7 +42,7 @@ func TestRead_TakesHandlesOfEarlierResults(t *testing.T) {
 			continue
 		}
 		require.NotNil(t, err, path)
-		require.Equal(t, protocol.CodeInvalidPath, err.Code)
+		require.Equal(t, codes.InvalidPath, err.Code)
 	}
 	_, plan, err := coreTable(t).Plan(scope, "read", `{"path":"./result:c-1"}`)
 	require.Nil(t, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -132,7 +133,7 @@ func TestKeys_EveryAcceptedPathStaysInside(t *testing.T) {
 		raw := strings.Join(rapid.SliceOfN(piece, 0, 8).Draw(t, "pieces"), "/")
 		_, plan, err := table.Plan(scope, "exists", argumentsFor(t, "exists", raw))
 		if err != nil {
-			require.Contains(t, []protocol.Code{protocol.CodePathEscape, protocol.CodeInvalidPath}, err.Code)
+			require.Contains(t, []protocol.Code{codes.PathEscape, codes.InvalidPath}, err.Code)
 			return
 		}
 		payload, ok := plan.Payload.(protocol.FilesExists)

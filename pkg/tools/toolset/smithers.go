@@ -5,6 +5,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/modelpath"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/render"
@@ -60,7 +61,7 @@ func smithersWrite() tools.Tool {
 }
 
 func tooLong(what string, bytes int) *protocol.Error {
-	return protocol.Errorf(protocol.CodeTooLarge,
+	return protocol.Errorf(codes.TooLarge,
 		"The %s has %d bytes; at most %d are allowed. Do it in several calls, or with bash.", what, bytes, smithersBytes)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -256,7 +257,7 @@ func TestText_Files(t *testing.T) {
 		"some of several edits": {
 			"multi_edit",
 			protocol.FilesEditResult{Path: "a", Replacements: 2, Bytes: 5, SHA256: "5a", Diff: "-x\n+y\n", Outcomes: []protocol.EditOutcome{
-				{Replacements: 2, Line: 1}, {Error: protocol.Errorf(protocol.CodeEditNotFound, "edit 2 of 2: it is not there")},
+				{Replacements: 2, Line: 1}, {Error: protocol.Errorf(codes.EditNotFound, "edit 2 of 2: it is not there")},
 			}},
 			"Edited a: 1 of 2 edits were made (5 bytes, SHA-256 5a).\n[not made: edit 2 of 2: it is not there]\n-x\n+y\n",
 		},
@@ -342,7 +343,7 @@ func TestText_FailuresSayWhatToDoNext(t *testing.T) {
 		"an empty pool":     {protocol.StatusOutcomeUnknown, protocol.CodeNoWorker, "nothing has run, as far as is known"},
 		"unknown":           {protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "Check what is there before you repeat it"},
 		"wrong arguments":   {protocol.StatusRejected, protocol.CodeInvalidArguments, "nothing was run"},
-		"an escape":         {protocol.StatusRejected, protocol.CodePathEscape, "as the message says"},
+		"an escape":         {protocol.StatusRejected, codes.PathEscape, "as the message says"},
 		"too long in queue": {protocol.StatusRejected, protocol.CodeQueueTimeout, "Try once more"},
 		"no worker":         {protocol.StatusFailed, protocol.CodeSandboxUnavailable, "Try once more"},
 		"gave up":           {protocol.StatusFailed, protocol.CodeAttemptsExhausted, "may remain"},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -118,19 +119,19 @@ func TestToolsets_Refusals(t *testing.T) {
 		"another encoding":         {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": "latin-1"}, protocol.CodeInvalidArguments, "encoding"},
 		"a file":                   {"web", "web_fetch", map[string]any{"url": "file:///etc/passwd"}, protocol.CodeInvalidArguments, "must begin with http:// or https://"},
 		"a header":                 {"web", "web_fetch", map[string]any{"url": "http://a.test", "headers": map[string]any{"Cookie": "a"}}, protocol.CodeInvalidArguments, `"Cookie" cannot be sent`},
-		"a large content":          {"smithers", "write", map[string]any{"path": "a", "content": large}, protocol.CodeTooLarge, "200001 bytes; at most 200000"},
-		"a large patch":            {"smithers", "edit", map[string]any{"path": "a", "patch": large}, protocol.CodeTooLarge, "at most 200000"},
+		"a large content":          {"smithers", "write", map[string]any{"path": "a", "content": large}, codes.TooLarge, "200001 bytes; at most 200000"},
+		"a large patch":            {"smithers", "edit", map[string]any{"path": "a", "patch": large}, codes.TooLarge, "at most 200000"},
 		"a blank program":          {"smithers", "bash", map[string]any{"cmd": " \t"}, protocol.CodeInvalidArguments, "cmd: is blank"},
 		"a long directory":         {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": strings.Repeat("x", 1025)}}, protocol.CodeInvalidArguments, "opts.cwd: has 1025 characters"},
 		"a content that is none":   {"openrath", "write_workspace_file", map[string]any{"path": "a", "content": []int{1}}, protocol.CodeInvalidArguments, "content must be text for write_workspace_file"},
 		"too many arguments":       {"smithers", "bash", map[string]any{"cmd": "a", "args": make([]string, 129)}, protocol.CodeInvalidArguments, "has 129 items, must have 128 or fewer"},
 		"a long argument":          {"smithers", "bash", map[string]any{"cmd": "a", "args": []string{strings.Repeat("x", 8193)}}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
 		"a long program":           {"smithers", "bash", map[string]any{"cmd": strings.Repeat("x", 8193)}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
-		"a directory outside":      {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": ".."}}, protocol.CodePathEscape, "outside"},
+		"a directory outside":      {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": ".."}}, codes.PathEscape, "outside"},
 		"an unknown option":        {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"shell": true}}, protocol.CodeInvalidArguments, "opts.shell"},
-		"a path outside":           {"files", "read_file", map[string]any{"path": "../a"}, protocol.CodePathEscape, "outside"},
+		"a path outside":           {"files", "read_file", map[string]any{"path": "../a"}, codes.PathEscape, "outside"},
 		"nothing to search for":    {"files", "edit_file", map[string]any{"path": "a", "search": "", "replace": "x"}, protocol.CodeInvalidArguments, "search: has 0 characters"},
-		"a directory to be edited": {"files", "edit_file", map[string]any{"path": ".", "search": "a", "replace": "x"}, protocol.CodeIsDirectory, "directory"},
+		"a directory to be edited": {"files", "edit_file", map[string]any{"path": ".", "search": "a", "replace": "x"}, codes.IsDirectory, "directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -78,7 +79,7 @@ func Error(name string, err error) error {
 		return protocol.Errorf(protocol.CodeCommandNotFound,
 			"%q is not a program for this system; if it is a script, run it by its interpreter", name)
 	case errors.Is(err, syscall.E2BIG):
-		return protocol.Errorf(protocol.CodeTooLarge, "the arguments and the environment of %q are too long; use a file or the input", name)
+		return protocol.Errorf(codes.TooLarge, "the arguments and the environment of %q are too long; use a file or the input", name)
 	case errors.Is(err, syscall.EAGAIN):
 		return protocol.Errorf(protocol.CodeToolFailed, "%q cannot be started: the sandbox has as many processes as it may; end some of them", name)
 	default:

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,14 +29,14 @@ type member struct {
 }
 
 // Parse reads a document; name is that of its file, for messages. Its fault is
-// [protocol.CodeInvalidJSON].
+// [codes.InvalidJSON].
 func Parse(name string, text []byte) (*Document, error) {
 	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
 		where := ""
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			where = fmt.Sprintf(" at line %d", lineAt(text, min(int(syntax.Offset), len(text))))
 		}
-		return nil, protocol.Errorf(protocol.CodeInvalidJSON, "%q is not valid JSON%s: %v; nothing was changed", name, where, err)
+		return nil, protocol.Errorf(codes.InvalidJSON, "%q is not valid JSON%s: %v; nothing was changed", name, where, err)
 	}
 	return &Document{name: name, text: text}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -68,7 +69,7 @@ func substitute(name string, content []byte, edit protocol.FileEdit, first bool)
 	text := newUnixText(content, edit.Old)
 	places := occurrences(text.lines, text.old, maxPlaces+1)
 	if len(places) == 0 {
-		return nil, outcome, protocol.Errorf(protocol.CodeEditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
+		return nil, outcome, protocol.Errorf(codes.EditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
 	}
 	count := bytes.Count(text.lines, text.old)
 	switch {
@@ -81,7 +82,7 @@ func substitute(name string, content []byte, edit protocol.FileEdit, first bool)
 	outcome.Replacements, outcome.Line = count, lineAt(text.lines, places[0])
 	after, ok := text.replace(edit, count)
 	if !ok {
-		return nil, outcome, protocol.Errorf(protocol.CodeTooLarge, "%q would have more than %d bytes, which are possible at most", name, isolation.MaxFileSize)
+		return nil, outcome, protocol.Errorf(codes.TooLarge, "%q would have more than %d bytes, which are possible at most", name, isolation.MaxFileSize)
 	}
 	return after, outcome, nil
 }
@@ -109,7 +110,7 @@ func notUnique(name string, content []byte, places []int, count int) *protocol.E
 	for _, at := range places {
 		lines = append(lines, lineAt(content, at))
 	}
-	return protocol.Errorf(protocol.CodeEditNotUnique,
+	return protocol.Errorf(codes.EditNotUnique,
 		"the old text occurs %d times in %q, at lines %s; give more of the text around the one that is meant, or ask for all to be replaced",
 		count, name, lineNumbers(lines))
 }

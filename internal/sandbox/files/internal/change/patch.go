@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -102,7 +103,7 @@ func badPatch(line int, format string, args ...any) error {
 	if line >= 0 {
 		where = fmt.Sprintf(" (line %d of the patch)", line+1)
 	}
-	return protocol.Errorf(protocol.CodeInvalidPatch,
+	return protocol.Errorf(codes.InvalidPatch,
 		`the patch cannot be read: %s%s; nothing was changed. A patch is a unified diff: a header "@@ -10,3 +10,4 @@", then lines that start with " ", "-" or "+"`,
 		fmt.Sprintf(format, args...), where)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -27,7 +28,7 @@ func Patch(name string, content []byte, patch string) ([]byte, []protocol.EditOu
 	}
 	a.copyTo(len(a.lines))
 	if a.out.Len() > isolation.MaxFileSize {
-		return nil, nil, protocol.Errorf(protocol.CodeTooLarge,
+		return nil, nil, protocol.Errorf(codes.TooLarge,
 			"%q would have %d bytes, at most %d are possible; nothing was changed", name, a.out.Len(), isolation.MaxFileSize)
 	}
 	return a.out.Bytes(), outcomes, nil
@@ -113,7 +114,7 @@ func (a *applier) find(h *hunk, old []hunkLine) (int, *protocol.Error) {
 		for _, at := range places[:min(len(places), maxPlaces+1)] {
 			numbers = append(numbers, at+1)
 		}
-		return 0, protocol.Errorf(protocol.CodeEditNotUnique,
+		return 0, protocol.Errorf(codes.EditNotUnique,
 			"its old lines are %d times in %q, at lines %s, and not at the line that its header says; correct the line number or give more lines of context",
 			len(places), a.name, lineNumbers(numbers))
 	}
@@ -127,7 +128,7 @@ func (a *applier) insertion(h *hunk) (int, *protocol.Error) {
 	if len(a.lines) == 0 {
 		return 0, nil
 	}
-	return 0, protocol.Errorf(protocol.CodeEditNotFound,
+	return 0, protocol.Errorf(codes.EditNotFound,
 		"it only adds lines, and its header does not name a line of %q, which has %d, to add them behind; give lines of context", a.name, len(a.lines))
 }
 
@@ -156,15 +157,15 @@ func (a *applier) notFound(old []hunkLine) *protocol.Error {
 	rest := a.lines[a.done:]
 	at, _ := nearest(rest, texts)
 	if at < 0 {
-		return protocol.Errorf(protocol.CodeEditNotFound,
+		return protocol.Errorf(codes.EditNotFound,
 			"its old lines are not in %q, nor anything like them: read the file again", a.name)
 	}
 	if i := firstDifference(rest[at:], texts); i < len(texts) {
-		return protocol.Errorf(protocol.CodeEditNotFound,
+		return protocol.Errorf(codes.EditNotFound,
 			"its old lines are not in %q as they stand in the patch. The most similar place is line %d, where the patch has %q and the file has:\n%s",
 			a.name, a.done+at+1, shorten(texts[i]), excerpt(rest[at:], min(len(texts), hintLines)))
 	}
-	return protocol.Errorf(protocol.CodeEditNotFound, "its old lines are not in %q behind the hunk before it", a.name)
+	return protocol.Errorf(codes.EditNotFound, "its old lines are not in %q behind the hunk before it", a.name)
 }
 
 // firstDifference is the index of the first text that differs from its line.

@@ -1,0 +1,39 @@
+// Package codes has the codes of errors that models and people read: what was wrong with a file,
+// with arguments, with a payload, or with the machine. Package protocol declares the others, on
+// which programs branch. Both are values of [protocol.Code], and no code is in both.
+package codes
+
+import "github.com/toolfleet/toolfleet/pkg/protocol"
+
+// A model's request was wrong.
+const (
+	UnknownTool protocol.Code = "unknown_tool"
+	// PathEscape is a path outside of what the call may touch.
+	PathEscape     protocol.Code = "path_escape"
+	InvalidPath    protocol.Code = "invalid_path"
+	InvalidPattern protocol.Code = "invalid_pattern"
+	InvalidPatch   protocol.Code = "invalid_patch"
+	InvalidJSON    protocol.Code = "invalid_json"
+	IsDirectory    protocol.Code = "is_directory"
+	NotDirectory   protocol.Code = "not_directory"
+	NotRegular     protocol.Code = "not_regular_file"
+	Protected      protocol.Code = "protected"
+	EditNotFound   protocol.Code = "edit_not_found"
+	EditNotUnique  protocol.Code = "edit_not_unique"
+	FileChanged    protocol.Code = "file_changed"
+	FileNotRead    protocol.Code = "file_not_read"
+	TooLarge       protocol.Code = "too_large"
+	Language       protocol.Code = "language_unavailable"
+	NetworkOff     protocol.Code = "network_off"
+	LoginRequired  protocol.Code = "login_required"
+)
+
+// A worker does not run the call.
+const (
+	UnknownPayload     protocol.Code = "unknown_payload"
+	InvalidPayload     protocol.Code = "invalid_payload"
+	PayloadTooLarge    protocol.Code = "payload_too_large"
+	SandboxLevel       protocol.Code = "sandbox_level"
+	SandboxUnsupported protocol.Code = "sandbox_unsupported"
+	NotSigned          protocol.Code = "not_signed"
+)
