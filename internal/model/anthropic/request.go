@@ -137,38 +137,17 @@ func (r *request) append(role sdk.MessageParamRole, blocks []sdk.ContentBlockPar
 
 // assistant is what the model said: blocks that are only the provider's stand where they stood.
 func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {
-	text, calls := message.Text, message.ToolCalls
 	add := func(block sdk.ContentBlockParamUnion, part loop.Part) {
 		blocks, parts = append(blocks, block), append(parts, part)
 	}
-	addCall := func() {
-		if len(calls) == 0 {
-			return
-		}
-		call := calls[0]
-		calls = calls[1:]
-		add(sdk.NewToolUseBlock(idOf(call.ID), json.RawMessage(endpoint.Arguments(call.Arguments)), endpoint.ToolName(call.Name)),
-			loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
-	}
-	for _, kept := range keptOf(message, r.omitted.thinking) {
-		switch {
-		case kept.Type == typeToolUse:
-			addCall()
-		case kept.Raw != nil:
-			add(param.Override[sdk.ContentBlockParamUnion](kept.Raw), loop.Part{})
-		case kept.Text > 0 && kept.Text <= len(text):
-			if said := text[:kept.Text]; strings.TrimSpace(said) != "" {
-				add(sdk.NewTextBlock(said), loop.Part{})
-			}
-			text = text[kept.Text:]
-		}
-	}
-	if strings.TrimSpace(text) != "" || len(blocks) == 0 && len(calls) == 0 {
-		add(sdk.NewTextBlock(textOf(text)), loop.Part{})
-	}
-	for len(calls) > 0 {
-		addCall()
-	}
+	endpoint.Replay{
+		Text: func(said, _ string) { add(sdk.NewTextBlock(said), loop.Part{}) },
+		Raw:  func(piece json.RawMessage) { add(param.Override[sdk.ContentBlockParamUnion](piece), loop.Part{}) },
+		Call: func(call *loop.ToolCall, _ string) {
+			add(sdk.NewToolUseBlock(idOf(call.ID), json.RawMessage(endpoint.Arguments(call.Arguments)), endpoint.ToolName(call.Name)),
+				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+		},
+	}.Message(message, keptOf(message, r.omitted.thinking))
 	return blocks, parts
 }
 

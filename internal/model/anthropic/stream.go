@@ -220,9 +220,9 @@ func (a *assembler) reasoning() *loop.Reasoning {
 	for _, b := range a.blocks {
 		switch b.kind {
 		case typeText:
-			blocks = append(blocks, endpoint.Kept{Type: typeText, Text: len(b.grown["text"].String())})
+			blocks = append(blocks, endpoint.Kept{Type: endpoint.KeptText, Text: len(b.grown["text"].String())})
 		case typeToolUse:
-			blocks = append(blocks, endpoint.Kept{Type: typeToolUse})
+			blocks = append(blocks, endpoint.Kept{Type: endpoint.KeptCall})
 		default:
 			if raw := b.whole(); raw != nil {
 				blocks, matters = append(blocks, endpoint.Kept{Type: b.kind, Raw: raw}), true

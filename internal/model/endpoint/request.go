@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -35,6 +36,53 @@ type Kept struct {
 	Text      int             `json:"text,omitempty"` // its length in bytes
 	Signature string          `json:"signature,omitempty"`
 	Raw       json.RawMessage `json:"raw,omitempty"` // of a piece that is only the provider's
+}
+
+// The types of pieces that are texts and tool calls; all others are only the provider's.
+const (
+	KeptText = "text"
+	KeptCall = "call"
+)
+
+// Replay is how an adapter writes what the model said, piece by piece. A signature may be "".
+type Replay struct {
+	Text func(said, signature string)
+	Call func(call *loop.ToolCall, signature string)
+	Raw  func(piece json.RawMessage)
+}
+
+// Message writes an assistant message in the order in which its reply came, as far as that was
+// kept; it has at least a text or a call.
+func (r Replay) Message(message *loop.Message, kept []Kept) {
+	text, calls, written := message.Text, message.ToolCalls, false
+	addCall := func(signature string) {
+		r.Call(&calls[0], signature)
+		calls, written = calls[1:], true
+	}
+	for _, piece := range kept {
+		isCall := piece.Type == KeptCall || piece.Type == "tool_use" // of journals of Anthropic's models
+		switch {
+		case isCall && len(calls) > 0:
+			addCall(piece.Signature)
+		case isCall:
+		case piece.Raw != nil:
+			r.Raw(piece.Raw)
+		case piece.Text <= len(text):
+			if said := text[:piece.Text]; strings.TrimSpace(said) != "" || piece.Signature != "" {
+				r.Text(said, piece.Signature)
+				written = true
+			}
+			text = text[piece.Text:]
+		}
+	}
+	if strings.TrimSpace(text) != "" {
+		r.Text(text, "")
+	} else if !written && len(calls) == 0 {
+		r.Text(NoText, "")
+	}
+	for len(calls) > 0 {
+		addCall("")
+	}
 }
 
 // maxName is how many characters a name may have.

@@ -168,45 +168,28 @@ func (r *request) append(role string, parts []part, of []loop.Part) {
 
 // assistant is what the model said, with the signatures that it came with.
 func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part) {
-	text, calls := message.Text, message.ToolCalls
 	add := func(p part, about loop.Part) { parts, of = append(parts, p), append(of, about) }
-	first := true
-	addCall := func(signature string) {
-		if len(calls) == 0 {
-			return
-		}
-		call := calls[0]
-		calls = calls[1:]
-		if signature == "" && first && r.omitted.unsigned {
-			signature = skipSignature
-		}
-		first = false
-		add(part{ThoughtSignature: signature, FunctionCall: &functionCall{
-			call.ID, endpoint.ToolName(call.Name), json.RawMessage(endpoint.Arguments(call.Arguments)),
-		}}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
-	}
-	for _, kept := range keptOf(message) {
+	signed := func(signature string) string {
 		if r.omitted.signatures {
-			kept.Signature = ""
+			return ""
 		}
-		switch {
-		case kept.Type == typeCall:
-			addCall(kept.Signature)
-		case kept.Raw != nil:
-			add(part{Raw: &kept.Raw}, loop.Part{})
-		case kept.Text <= len(text):
-			if said := text[:kept.Text]; said != "" || kept.Signature != "" {
-				add(part{Text: &said, ThoughtSignature: kept.Signature}, loop.Part{})
+		return signature
+	}
+	first := true
+	endpoint.Replay{
+		Text: func(said, signature string) { add(part{Text: &said, ThoughtSignature: signed(signature)}, loop.Part{}) },
+		Raw:  func(piece json.RawMessage) { add(part{Raw: &piece}, loop.Part{}) },
+		Call: func(call *loop.ToolCall, signature string) {
+			signature = signed(signature)
+			if signature == "" && first && r.omitted.unsigned {
+				signature = skipSignature
 			}
-			text = text[kept.Text:]
-		}
-	}
-	if text != "" || len(parts) == 0 && len(calls) == 0 {
-		add(part{Text: new(endpoint.TextOf(text))}, loop.Part{})
-	}
-	for len(calls) > 0 {
-		addCall("")
-	}
+			first = false
+			add(part{ThoughtSignature: signature, FunctionCall: &functionCall{
+				call.ID, endpoint.ToolName(call.Name), json.RawMessage(endpoint.Arguments(call.Arguments)),
+			}}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+		},
+	}.Message(message, keptOf(message))
 	return parts, of
 }
 

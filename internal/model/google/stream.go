@@ -10,12 +10,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Types of parts as [endpoint.Kept] has them.
-const (
-	typeText = "text"
-	typeCall = "call"
-)
-
 // assembler puts a reply together from the chunks of a stream.
 type assembler struct {
 	endpoint.Assembler
@@ -83,7 +77,7 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 			Index: a.calls, ID: lenient.String(call["id"]), Name: lenient.String(call["name"]), Arguments: lenient.Written(call["args"]),
 		})
 		a.calls++
-		a.parts = append(a.parts, endpoint.Kept{Type: typeCall, Signature: signature})
+		a.parts = append(a.parts, endpoint.Kept{Type: endpoint.KeptCall, Signature: signature})
 	case lenient.IsSet(part["executableCode"]), lenient.IsSet(part["codeExecutionResult"]),
 		lenient.IsSet(part["toolCall"]), lenient.IsSet(part["toolResponse"]):
 		a.parts = append(a.parts, endpoint.Kept{Type: "raw", Raw: raw})
@@ -100,8 +94,8 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 // addText notes where a text of a length stands; texts in a row are one until it is signed.
 func (a *assembler) addText(length int, signature string) {
 	n := len(a.parts)
-	if n == 0 || a.parts[n-1].Type != typeText || a.parts[n-1].Signature != "" {
-		a.parts = append(a.parts, endpoint.Kept{Type: typeText})
+	if n == 0 || a.parts[n-1].Type != endpoint.KeptText || a.parts[n-1].Signature != "" {
+		a.parts = append(a.parts, endpoint.Kept{Type: endpoint.KeptText})
 		n++
 	}
 	a.parts[n-1].Text += length

@@ -138,40 +138,18 @@ func (r *responsesRequest) add(item any, of loop.Part) {
 
 // assistant adds what the model said: items that are only the provider's stand where they stood.
 func (r *responsesRequest) assistant(message *loop.Message) {
-	text, calls, added := message.Text, message.ToolCalls, false
-	addText := func(said string) {
-		r.add(inputMessage{"message", loop.RoleAssistant, said}, loop.Part{})
-		added = true
-	}
-	addCall := func() {
-		if len(calls) > 0 {
-			call := calls[0]
-			calls, added = calls[1:], true
-			r.add(inputCall{"function_call", call.ID, endpoint.ToolName(call.Name), endpoint.Arguments(call.Arguments)},
-				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
-		}
-	}
 	var held responsesOpaque
 	if message.Reasoning != nil && !r.omitted.reasoning && json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		held = responsesOpaque{}
 	}
-	for _, item := range held.Responses {
-		switch {
-		case item.Type == typeCall:
-			addCall()
-		case item.Raw != nil:
-			r.add(item.Raw, loop.Part{})
-		case item.Text > 0 && item.Text <= len(text):
-			addText(text[:item.Text])
-			text = text[item.Text:]
-		}
-	}
-	if text != "" || !added && len(calls) == 0 {
-		addText(endpoint.TextOf(text))
-	}
-	for len(calls) > 0 {
-		addCall()
-	}
+	endpoint.Replay{
+		Text: func(said, _ string) { r.add(inputMessage{"message", loop.RoleAssistant, said}, loop.Part{}) },
+		Raw:  func(piece json.RawMessage) { r.add(piece, loop.Part{}) },
+		Call: func(call *loop.ToolCall, _ string) {
+			r.add(inputCall{"function_call", call.ID, endpoint.ToolName(call.Name), endpoint.Arguments(call.Arguments)},
+				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+		},
+	}.Message(message, held.Responses)
 }
 
 func (r *responsesRequest) result(message *loop.Message, images bool) {
@@ -240,12 +218,6 @@ func (m *Model) learnResponses(err error, sent *responsesRequest) bool {
 var (
 	inInput  = regexp.MustCompile(`input\W{1,3}(\d+)`)
 	inOutput = regexp.MustCompile(`(?:output|content)\W{1,3}(\d+)`)
-)
-
-// Types of items as [endpoint.Kept] has them.
-const (
-	typeText = "text"
-	typeCall = "call"
 )
 
 // responsesAssembler puts a reply together from the events of a stream.
@@ -411,9 +383,9 @@ func (a *responsesAssembler) reasoning() *loop.Reasoning {
 		fields, _ := lenient.Object("item", item.raw)
 		switch {
 		case item.kind == "message":
-			items = append(items, endpoint.Kept{Type: typeText, Text: item.text})
+			items = append(items, endpoint.Kept{Type: endpoint.KeptText, Text: item.text})
 		case item.kind == "function_call":
-			items = append(items, endpoint.Kept{Type: typeCall})
+			items = append(items, endpoint.Kept{Type: endpoint.KeptCall})
 		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == "image_generation_call":
 		default:
 			items, matters = append(items, endpoint.Kept{Type: item.kind, Raw: item.raw}), true
