@@ -25,12 +25,13 @@ import (
 )
 
 type runCommand struct {
-	Model string `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY) or script:FILE. Required."`
+	Model string `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY), script:FILE or replay:FILE. Required."`
 
 	turnFlags
 	costFlags `group:"Model:"`
 	downFlags `group:"Model:"`
 	agentFlag `group:"Tools:"`
+	replayFlag
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -48,6 +49,7 @@ type prepared struct {
 	compact   *loop.Compaction
 	agents    []loop.Agent
 	project   []protocol.InstructionFile
+	replay    *loop.Recording // nil with other models
 }
 
 // prepare checks the flags and opens what they name; it connects to nothing, and writes nothing.
@@ -86,6 +88,11 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	if turn.model, turn.modelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
+	if turn.replay = model.RecordingOf(turn.model); turn.replay != nil {
+		turn.replay.Live, c.CompactAt = c.LiveTools, "none"
+	} else if c.LiveTools {
+		return turn, cli.Usagef("--live-tools: needs --model replay:FILE")
+	}
 	known, err := c.openCosts(opener)
 	if err != nil {
 		return turn, err
@@ -107,6 +114,10 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 }
 
 func (c *runCommand) run(ctx context.Context, p program) error {
+	if c.Prompt == "" && replays(c.Model) {
+		c.talks = true
+		return c.with(ctx, p, cli.Signals, playBack)
+	}
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
@@ -211,7 +222,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.Table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact, Agents: turn.agents,
-		System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
+		Replay: turn.replay, System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
 	})
 	if err != nil {
 		end()

@@ -236,6 +236,9 @@ func (c *serveCommand) openModels(opener model.Opener) (models map[string]loop.M
 	models = map[string]loop.Model{}
 	for _, spec := range c.Model {
 		opened, name, err := opener.Open(spec)
+		if err == nil && model.RecordingOf(opened) != nil {
+			err = fmt.Errorf("%s: a recording is played back by run", name)
+		}
 		if err != nil {
 			return nil, "", cli.Usagef("--model: %v", err)
 		}

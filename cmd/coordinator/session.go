@@ -36,8 +36,10 @@ type sessionCommand struct {
 		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Print a session as run shows it: what was asked, said and done."`
 	Export struct {
-		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
-	} `cmd:"" help:"Print a session's journal, each event as a line of JSON."`
+		ID         string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+		Transcript bool   `help:"Print only what was said: the inputs, replies and results, without times, ids of calls and workers."`
+	} `cmd:"" help:"Print a session's journal, each event as a line of JSON, for session import and --model replay:FILE."`
+	Import  sessionImport  `cmd:"" help:"Store an exported session under a new id, and print that. Its workspace and stored outputs are not part of an export."`
 	Files   sessionFiles   `cmd:"" help:"List the files of a session's workspace, or print one, now or as it was after a call. Needs no worker."`
 	Diff    sessionDiff    `cmd:"" help:"List the calls that changed a session's workspace, or show the changes of one. Needs no worker."`
 	Pull    sessionPull    `cmd:"" help:"Copy a session's workspace, or its changes, into a directory, now or as it was after a call."`
@@ -81,12 +83,13 @@ func (c *sessionCommand) commands() map[string]command {
 		"session show <id>": sessionVerb{c, &c.Show.ID, c.show},
 		"session rm <id>":   sessionVerb{c, &c.Rm.ID, c.remove},
 
-		"session log <id>":     sessionVerb{c, &c.Log.ID, c.log},
-		"session export <id>":  sessionVerb{c, &c.Export.ID, c.export},
-		"session compact <id>": sessionVerb{c, &c.Compact.ID, c.compact},
-		"session cancel <id>":  sessionVerb{c, &c.Cancel.ID, c.cancel},
-		"session attach <id>":  sessionVerb{c, &c.Attach.ID, c.attach},
-		"session files <id>":   sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
+		"session log <id>":      sessionVerb{c, &c.Log.ID, c.log},
+		"session export <id>":   sessionVerb{c, &c.Export.ID, c.export},
+		"session compact <id>":  sessionVerb{c, &c.Compact.ID, c.compact},
+		"session import <file>": sessionVerb{c, nil, c.importFile},
+		"session cancel <id>":   sessionVerb{c, &c.Cancel.ID, c.cancel},
+		"session attach <id>":   sessionVerb{c, &c.Attach.ID, c.attach},
+		"session files <id>":    sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
 		"session diff <id>": sessionVerb{c, &c.Diff.ID, c.diff}, "session diff <id> <call>": sessionVerb{c, &c.Diff.ID, c.diff},
 		"session pull <id> <dir>": sessionVerb{c, &c.Pull.ID, c.pull},
 		"session restore <id>":    sessionVerb{c, &c.Restore.ID, c.restore},

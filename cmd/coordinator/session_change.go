@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
@@ -16,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -279,4 +281,62 @@ func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDes
 	}
 	defer fl.Close()
 	return session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
+}
+
+type sessionImport struct {
+	File string `arg:"" help:"File that session export printed; - is stdin."`
+	As   string `placeholder:"ID" help:"Id of the new session. Default: a generated one."`
+}
+
+// importFile stores an exported session as a new one.
+func (c *sessionCommand) importFile(ctx context.Context, p program, desk sessionDesk) error {
+	desk.id = protocol.NewSessionID()
+	if c.Import.As != "" {
+		var err error
+		if desk.id, err = protocol.ParseSessionID(c.Import.As); err != nil {
+			return cli.Usagef("--as: %v", err)
+		}
+	}
+	events, err := readExport(p, c.Import.File)
+	if err != nil {
+		return cli.Usagef("FILE %s: %v", c.Import.File, err)
+	}
+	f, err := c.create(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	made := forked{SessionID: desk.id}
+	if made.Turns, err = session.Import(ctx, f.Journal, events, desk.id); err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, made)
+	}
+	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
+	return err
+}
+
+func readExport(p program, path string) ([]loop.Event, error) {
+	if path == "-" {
+		return loop.ReadExport(p.Stdin)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	return loop.ReadExport(file)
+}
+
+// create connects to the fleet that gets a new session, or starts the session's own.
+func (c *sessionCommand) create(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
+	if c.Nats != "" {
+		return c.connect(ctx, p, natsio.SessionRights(desk.fleet)...)
+	}
+	local, err := c.local(p, desk)
+	if err != nil {
+		return nil, err
+	}
+	return local.Create(ctx, desk.id)
 }

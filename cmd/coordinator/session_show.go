@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -190,21 +189,16 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	return printed.failed
 }
 
-// export prints all events of the journal as they are stored, one a line, without the seed.
+// export prints the journal, or the transcript.
 func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
 	history, err := c.history(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
-	encoder.SetEscapeHTML(false)
-	for _, e := range history.Events {
-		e.Seed = ""
-		if err := encoder.Encode(e); err != nil {
-			return fmt.Errorf("print the journal: %w", err)
-		}
+	if c.Export.Transcript {
+		return loop.Transcript(terminal.JSONWriter(p.Stdout), history.Events)
 	}
-	return nil
+	return loop.Export(terminal.JSONWriter(p.Stdout), desk.id, history.Events)
 }
 
 // printSessions prints a table of sessions.

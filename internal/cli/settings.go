@@ -232,8 +232,8 @@ func (s *settings) rebase(flags map[string]*kong.Flag) {
 		}
 		switch v := value.value.(type) {
 		case string:
-			if file, script := strings.CutPrefix(v, "script:"); script && key == "model" {
-				value.value = "script:" + absolute(file)
+			if kind, file, named := strings.Cut(v, ":"); named && key == "model" && (kind == "script" || kind == "replay") {
+				value.value = kind + ":" + absolute(file)
 			} else if isPath(flag) {
 				value.value = absolute(v)
 			}

@@ -140,7 +140,7 @@ func (h *hasher) named(dir string, root *yaml.Node) {
 			h.named(dir, node)
 		}
 		for _, value := range append(node.Content, node) {
-			path := strings.TrimPrefix(value.Value, "script:")
+			path := strings.TrimPrefix(strings.TrimPrefix(value.Value, "script:"), "replay:")
 			if value.Kind != yaml.ScalarNode || path == "" || !slices.Contains(obeyed(), key.Value) {
 				continue
 			}

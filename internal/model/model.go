@@ -3,6 +3,7 @@
 // A spec is "provider:name", as given on a command line:
 //
 //	script:FILE     replies from a script, see package scripted
+//	replay:FILE     plays back a session of session export, see [loop.Recording]
 //	openai:NAME     the model NAME of OpenAI, or of any compatible server, see package openai
 //	anthropic:NAME  one of Anthropic, see package anthropic
 //	google:NAME     one of Google (Gemini), see package google
@@ -19,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,7 +77,7 @@ func providers() []provider {
 
 // allowedForms ends the errors about specs.
 func allowedForms() string {
-	forms := []string{"script:FILE (replies from a JSON script)"}
+	forms := []string{"script:FILE (replies from a JSON script)", "replay:FILE (plays back what session export printed)"}
 	for _, p := range providers() {
 		forms = append(forms, fmt.Sprintf("%s:NAME (%s, or the server of %s)", p.name, p.title, p.base))
 	}
@@ -113,16 +115,19 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 	switch {
 	case strings.TrimSpace(spec) == "":
 		return nil, "", fmt.Errorf("%w: none was given; %s", ErrInvalidSpec, allowedForms())
-	case kind != "script" && known < 0:
+	case kind != "script" && kind != "replay" && known < 0:
 		return nil, "", fmt.Errorf("%w %q: unknown provider %q; %s", ErrInvalidSpec, spec, kind, allowedForms())
 	case name == "":
 		return nil, "", fmt.Errorf("%w %q: nothing behind the colon; %s", ErrInvalidSpec, spec, allowedForms())
 	}
 	var m loop.Model
 	var err error
-	if kind == "script" {
+	switch kind {
+	case "script":
 		m, err = scripted.Load(name)
-	} else {
+	case "replay":
+		m, err = loadRecording(name)
+	default:
 		m, err = o.of(providers()[known], name)
 	}
 	if err != nil {
@@ -133,6 +138,26 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 		meter = telemetry.Meter()
 	}
 	return measured{Model: m, metrics: telemetry.NewModelMetrics(meter, kind, display)}, display, nil
+}
+
+func loadRecording(path string) (*loop.Recording, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	events, err := loop.ReadExport(file)
+	if err != nil {
+		return nil, err
+	}
+	return loop.NewRecording(events)
+}
+
+// RecordingOf returns the recording of a model replay:FILE; nil for other models.
+func RecordingOf(m loop.Model) *loop.Recording {
+	opened, _ := m.(measured) // which every model of an Opener is
+	recording, _ := opened.Model.(*loop.Recording)
+	return recording
 }
 
 // of opens a model of a provider.

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -35,6 +36,28 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC()})
 	if _, err := journal.Append(ctx, to, 0, events...); err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	return turns, nil
+}
+
+// Import stores the events of an export as a new session. A turn that is open at their end is
+// interrupted. It returns how many turns these are.
+func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
+	events = until(events, "")
+	for i := range events {
+		events[i].SessionID = to
+		if events[i].Type == loop.EventTurnStarted {
+			turns++
+		}
+	}
+	if turns == 0 {
+		return 0, errors.New("the export has no turn")
+	}
+	switch _, err := journal.Append(ctx, to, 0, events...); {
+	case errors.Is(err, loop.ErrJournalConflict):
+		return 0, fmt.Errorf("session %s exists: give another id", to)
+	case err != nil:
+		return 0, fmt.Errorf("import session %s: %w", to, err)
 	}
 	return turns, nil
 }
@@ -113,7 +136,7 @@ func (l *leftOpen) ends() []loop.Event {
 	events := slices.Concat(l.calls, l.jobs)
 	for i := range events {
 		events[i].Status = string(protocol.StatusCancelled)
-		events[i].Content = "The session was forked before this call ended: it is none of this session."
+		events[i].Content = "The session was forked or exported before this call ended: it is none of this session."
 	}
 	if l.turn != nil {
 		events = append(events, loop.Event{Type: loop.EventTurnEnded, Turn: l.turn.Turn, Status: string(loop.OutcomeInterrupted)})

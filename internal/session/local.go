@@ -146,6 +146,14 @@ func (l Local) Open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, e
 	return f, nil
 }
 
+// Create starts the server of a session that this machine does not have.
+func (l Local) Create(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, error) {
+	if _, err := os.Stat(l.dir(id)); !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("session %s exists: give another id", id)
+	}
+	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
+}
+
 // Workspace returns the directory of a session's workspace. One that works on a directory of the
 // user's has none of its own, which is an error that names that directory.
 func (l Local) Workspace(ctx context.Context, id protocol.SessionID) (string, error) {

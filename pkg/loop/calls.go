@@ -47,6 +47,9 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	if err := t.record(ctx, b.events...); err != nil {
 		return err
 	}
+	if err := t.record(ctx, t.recordedEnds()...); err != nil {
+		return err
+	}
 	if err := t.startJobs(ctx, b.jobs); err != nil {
 		return err
 	}
@@ -81,6 +84,10 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 			continue
 		}
 		p, v := t.pending(turn, i), verdicts[i]
+		if t.opts.Replay.has(&call.ToolCall) {
+			b.events = append(b.events, t.recorded(p, call)...)
+			continue
+		}
 		if v.decision != nil {
 			b.events = append(b.events, *v.decision)
 		}

@@ -133,8 +133,12 @@ const maxCut = 500
 // was cut once stays cut in this run.
 func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
 	for {
-		request := Request{Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings, Replies: t.session.replies()}
-		if t.session.open().lastAt > 0 {
+		turn := t.session.open()
+		request := Request{
+			Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings,
+			Replies: t.session.replies(), Turn: turn.number, Step: len(turn.steps) + 1,
+		}
+		if turn.lastAt > 0 {
 			request.Tools = nil
 		}
 		if word != "" {

@@ -199,8 +199,11 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 // tellJobs journals the ends of jobs that have arrived, so that the model gets them in
 // its next step, and sees that all others are waited for.
 func (t *turnRun) tellJobs(ctx context.Context) error {
+	if err := t.record(ctx, t.recordedEnds()...); err != nil {
+		return err
+	}
 	for _, j := range t.jobs() {
-		if j.ended != nil {
+		if j.ended != nil || t.opts.Replay.has(&ToolCall{Name: j.Name}) {
 			continue
 		}
 		f := t.followerOf(ctx, &j)

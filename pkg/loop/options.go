@@ -62,6 +62,9 @@ type Options struct {
 	// Settings tune the model's replies.
 	Settings Settings
 
+	// Replay has the results of tool calls, which are then not made; nil makes all calls.
+	Replay *Recording
+
 	// Agents are the kinds of sub-agents that the tool agent can start by name.
 	Agents []Agent
 

@@ -111,6 +111,9 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 	}
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
+		if t.opts.Replay.has(&call.ToolCall) {
+			continue
+		}
 		p := t.plan(call)
 		if p.failure != nil {
 			continue // it is refused whatever the policy says, and does not count

@@ -90,6 +90,8 @@ type Request struct {
 	Tools []tools.Definition
 	// Replies is how many replies the conversation had, those that a summary stands for included.
 	Replies int
+	// Turn and Step are those of the reply, from 1; 0 of a request for a summary.
+	Turn, Step int
 	// Settings are those of [Options]; an adapter leaves out what its provider does not know.
 	Settings Settings
 }
