@@ -175,11 +175,14 @@ func (l *heldLane) applyEnded() {
 	}
 }
 
-// noteAwaiting notes which call the lane waits for, for operators.
-func (l *heldLane) noteAwaiting() {
+// noteAwaiting notes which call the lane waits for, for operators, and since when calls wait so.
+func (l *heldLane) noteAwaiting(now time.Time) {
 	text := ""
-	if e := l.schedule.Awaiting(); e != nil {
-		text = "call " + e.Missing[0].String()
+	for _, e := range l.schedule.Awaiting() {
+		l.waits.Await(e, now)
+		if text == "" {
+			text = "call " + e.Missing[0].String()
+		}
 	}
 	if old := l.awaits.Load(); old == nil && text != "" || old != nil && *old != text {
 		l.awaits.Store(&text)

@@ -207,10 +207,15 @@ func waitsOf(e *core.Entry, run *Run, started time.Time) protocol.Waits {
 		}
 		return core.Millis(d)
 	}
+	after := time.Duration(0)
+	if !e.AwaitsSince.IsZero() {
+		after = e.FreeSince.Sub(e.AwaitsSince)
+	}
 	return protocol.Waits{
 		NotBeforeMS: millis(e.Call.Delay()),
 		SlotMS:      millis(run.Queued - run.InLane + e.Waited[core.WaitsForSlot]),
-		LaneMS:      millis(run.InLane - started.Sub(e.FreeSince)),
+		LaneMS:      millis(run.InLane - started.Sub(e.FreeSince) - after),
+		AfterMS:     millis(after),
 		LimitMS:     millis(e.Waited[core.WaitsForLimit]),
 		RateMS:      millis(e.Waited[core.WaitsForRate]),
 		PauseMS:     millis(e.Waited[core.WaitsForResume]),
@@ -261,6 +266,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 		r.QueueMS = core.Millis(l.holder.clock.Age(e.Accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
+	r.Sequence, r.Epoch = e.Seq, l.claim.epoch.Load()
 	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })
 	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, r) }) {
 		return false

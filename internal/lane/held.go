@@ -145,7 +145,7 @@ func (l *heldLane) work() (time.Duration, error) {
 	case l.slots.used > 0 || l.slots.wanting || l.schedule.Len() > 0 && l.slots.isYielding(time.Now()):
 		return l.waitBusy(), nil
 	case l.isStopping():
-	case !l.schedule.RetryAt().IsZero() || l.schedule.Awaiting() != nil:
+	case !l.schedule.RetryAt().IsZero() || len(l.schedule.Awaiting()) > 0:
 		return l.waitBusy(), nil
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
@@ -162,8 +162,8 @@ func (l *heldLane) isIdle() bool {
 // start starts the calls that may run, and notes what the others wait for.
 func (l *heldLane) start() {
 	l.startCalls()
-	l.noteAwaiting()
 	now, wait := time.Now(), core.WaitsForNothing
+	l.noteAwaiting(now)
 	switch {
 	case l.schedule.Len() <= l.slots.used:
 	case l.control.paused.Load():
@@ -427,7 +427,7 @@ func (l *heldLane) yields() bool {
 		l.slots.turnBegan = now.Add(-quantum * 3 / 4) // check again soon
 		return false
 	}
-	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() && l.schedule.RetryAt().IsZero() && l.schedule.Awaiting() == nil {
+	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() && l.schedule.RetryAt().IsZero() && len(l.schedule.Awaiting()) == 0 {
 		l.stop()
 	} else {
 		l.slots.turnBegan = now.Add(yieldFor)

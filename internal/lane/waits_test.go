@@ -17,8 +17,11 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	t.Parallel()
 	const takes = 500 * time.Millisecond // far more than a busy machine adds
 	at := func(w *protocol.Waits) map[string]float64 {
-		return map[string]float64{"slot": w.SlotMS, "lane": w.LaneMS, "limit": w.LimitMS, "rate": w.RateMS}
+		return map[string]float64{"slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS}
 	}
+	awaited := newCall("s", exclusive("account/a"))
+	waits := newCall("s", exclusive("account/b"))
+	waits.After = []protocol.CallRef{{SessionID: awaited.SessionID, ID: awaited.ID}}
 	for want, c := range map[string]struct {
 		rule  limits.Rule
 		slots int
@@ -28,6 +31,7 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 		"lane":  {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a"))},
 		"limit": {slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a"))},
 		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: perSecond(2), Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a"))},
+		"after": {slots: 4, first: awaited, other: waits},
 		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b"))},
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -29,7 +29,7 @@ type plain struct {
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
 		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After Again Payload"
-	plainResult = "CallID SessionID Status Error WorkerID Attempt Tries Level QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
+	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
 )
 
 var (
@@ -82,6 +82,9 @@ func (p *plain) resultFieldsOf(r *protocol.Result) {
 	p.text("status", (*string)(&r.Status), always)
 	p.text("worker_id", (*string)(&r.WorkerID), ifSet)
 	whole(p, "attempt", &r.Attempt)
+	whole(p, "sequence", &r.Sequence)
+	whole(p, "epoch", &r.Epoch)
+	whole(p, "checkpoint", &r.Checkpoint)
 	p.text("level", &r.Level, ifSet)
 	p.number("queue_ms", &r.QueueMS, always)
 	p.number("lane_ms", &r.LaneMS, always)
@@ -186,7 +189,7 @@ func (p *plain) token() string {
 	return token
 }
 
-func whole[T ~int | ~int64](p *plain, name string, n *T) {
+func whole[T ~int | ~int64 | ~uint64](p *plain, name string, n *T) {
 	switch {
 	case !p.field(name, *n != 0):
 	case p.reads:
@@ -211,6 +214,7 @@ func (p *plain) waits(w *protocol.Waits) {
 	p.number("not_before_ms", &w.NotBeforeMS, ifSet)
 	p.number("slot_ms", &w.SlotMS, ifSet)
 	p.number("lane_ms", &w.LaneMS, ifSet)
+	p.number("after_ms", &w.AfterMS, ifSet)
 	p.number("limit_ms", &w.LimitMS, ifSet)
 	p.number("rate_ms", &w.RateMS, ifSet)
 	p.number("pause_ms", &w.PauseMS, ifSet)

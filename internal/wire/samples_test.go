@@ -219,6 +219,13 @@ func envelopeSamples() map[string]any {
 		"call/full": sampleCall(), "call/minimal": minimalCall(), "call/unknown_payload": unknown,
 		"result/timeout_partial": &partial, "result/ok": &ok,
 	}
+	full := ok
+	full.WorkerID, full.Attempt, full.Level, full.Sequence, full.Epoch, full.Checkpoint = sampleWorker, 2, "full", 1<<53, 41, 7
+	full.QueueMS, full.LaneMS, full.RunMS = 99.5, 42, 1.25
+	full.Waits = protocol.Waits{NotBeforeMS: 1, SlotMS: 2, LaneMS: 3, AfterMS: 4, LimitMS: 5, RateMS: 6, PauseMS: 7}
+	full.Tries = []protocol.Try{{Attempt: 1, Error: protocol.Errorf(protocol.CodeToolFailed, "why"), RunMS: 1, WaitMS: 2}}
+	full.Kept = &protocol.Kept{Lines: 1}
+	all["result/full"] = &full
 	kept := ok
 	kept.Kept = &protocol.Kept{Lines: 100_000, Truncated: true}
 	all["result/kept"] = &kept

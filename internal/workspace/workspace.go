@@ -139,7 +139,11 @@ func (w *Workspace) Result(ctx context.Context, call protocol.CallID) (*protocol
 			return nil, fmt.Errorf("result of call %s: %w", call, err)
 		}
 	}
-	return wire.DecodeResult(body)
+	r, err := wire.DecodeResult(body)
+	if r != nil {
+		r.Checkpoint = w.last
+	}
+	return r, err
 }
 
 // Settled records that the result of a call is stored: commits need not carry it any more.
@@ -148,10 +152,10 @@ func (w *Workspace) Settled(call protocol.CallID) {
 }
 
 // Commit stores what calls have changed, with their results. When it returns nil, both are safe
-// with the fleet: the next holder of the workspace has them. It continues until that is known, or
-// ctx ends. The error wraps [ErrLost] when the workspace was taken by another worker, [ErrFull]
-// when there is no room, [snapshot.ErrLimit] when it would be larger than one may be; then nothing
-// was committed.
+// with the fleet: the next holder of the workspace has them, and the results name the checkpoint.
+// It continues until that is known, or ctx ends. The error wraps [ErrLost] when the workspace was
+// taken by another worker, [ErrFull] when there is no room, [snapshot.ErrLimit] when it would be
+// larger than one may be; then nothing was committed.
 func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results ...*protocol.Result) error {
 	if err := w.tree.admits(delta); err != nil {
 		return fmt.Errorf("commit workspace: %w", err)
@@ -185,6 +189,9 @@ func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results .
 	}
 	w.tree.Apply(delta, inlineOf(w.last))
 	w.open = c.Results
+	for _, r := range results {
+		r.Checkpoint = w.last
+	}
 	return nil
 }
 

@@ -261,3 +261,27 @@ func heapBytes() int64 {
 	runtime.ReadMemStats(&stats)
 	return int64(stats.HeapAlloc)
 }
+
+// A result has what the fleet's streams know, for whoever reads it, as long as it is stored.
+func TestAttach_AStoredResultHasWhatTheStreamsKnow(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	write := client.Go(t.Context(), shell("box", "echo a > a"))
+	read := client.Go(t.Context(), fleet.Call{Sandbox: "box", Tool: "read", Arguments: `{"path":"a"}`, After: []protocol.CallRef{write.Ref()}})
+	requireOK(t, write, read)
+	ended := func(f *fleet.Future) protocol.Result {
+		f, err := client.Attach(t.Context(), f.Ref())
+		require.NoError(t, err)
+		result, err := f.Wait(t.Context())
+		require.NoError(t, err)
+		require.Positive(t, result.Epoch)
+		require.Equal(t, 1, result.Attempt)
+		require.NotEmpty(t, result.WorkerID)
+		return result.Result
+	}
+	wrote, has := ended(write), ended(read)
+	require.Positive(t, wrote.Sequence)
+	require.Greater(t, has.Sequence, wrote.Sequence)
+	require.Positive(t, wrote.Checkpoint)
+	require.Zero(t, has.Checkpoint, "it changed nothing")
+}

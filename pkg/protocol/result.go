@@ -104,6 +104,14 @@ type Result struct {
 	WorkerID WorkerID `json:"worker_id,omitempty"`
 	// Attempt is which start of the call this is the result of, from 1; 0 when it never started.
 	Attempt int `json:"attempt,omitempty"`
+	// Sequence is the position of the call in the order in which the fleet accepted calls; calls of
+	// one lane take effect in that order. 0 when the call was not accepted.
+	Sequence uint64 `json:"sequence,omitempty"`
+	// Epoch is that of the lane's holder that stored the result; it grows with each holder.
+	Epoch uint64 `json:"epoch,omitempty"`
+	// Checkpoint is the position of a checkpoint that has what the call changed; 0 when it changed
+	// nothing, or the workspace is not stored.
+	Checkpoint uint64 `json:"checkpoint,omitempty"`
 	// Tries are the attempts that failed before, of the same worker.
 	Tries []Try `json:"tries,omitempty"`
 	// Level is the sandbox level that was proven where it ran.
@@ -128,6 +136,7 @@ type Waits struct {
 	NotBeforeMS float64 `json:"not_before_ms,omitempty"` // its time; not of QueueMS
 	SlotMS      float64 `json:"slot_ms,omitempty"`       // a worker with a free slot, in its tenant's turn
 	LaneMS      float64 `json:"lane_ms,omitempty"`       // earlier calls of its lane that it conflicts with
+	AfterMS     float64 `json:"after_ms,omitempty"`      // calls of its After, once nothing else held it up
 	LimitMS     float64 `json:"limit_ms,omitempty"`      // a limit of calls at once
 	RateMS      float64 `json:"rate_ms,omitempty"`       // a limit of starts in a time
 	PauseMS     float64 `json:"pause_ms,omitempty"`      // an operator, who paused the lane

@@ -35,18 +35,17 @@ func (s *Schedule) Ended(ref protocol.CallRef, status protocol.Status) (unmet []
 	return unmet
 }
 
-// Awaiting returns the first entry that waits for other calls and for no earlier one of its lane;
-// nil if there is none.
-func (s *Schedule) Awaiting() *Entry {
+// Awaiting returns the entries that wait for other calls and for no earlier one of their lane.
+func (s *Schedule) Awaiting() (all []*Entry) {
 	if s.awaiting == 0 {
 		return nil
 	}
 	for _, e := range s.entries {
 		if len(e.Missing) > 0 && e.blockers == 0 {
-			return e
+			all = append(all, e)
 		}
 	}
-	return nil
+	return all
 }
 
 // Stuck reports whether nothing runs, and nothing can start before a call of another lane, or one

@@ -78,8 +78,9 @@ func (e *Entry) MayHaveRun() bool { return e.MayHaveStarted || e.Marked }
 
 // Waits is for how long a call waited under this holder, see [WaitClock].
 type Waits struct {
-	FreeSince time.Time // when no earlier call held it up any more; zero before
-	Waited    Waited    // from then until it started
+	AwaitsSince time.Time // when only calls of its After held it up; zero if they never did
+	FreeSince   time.Time // when no earlier call held it up any more; zero before
+	Waited      Waited    // from then until it started
 
 	waited Waited // what the lane had waited then
 }

@@ -43,6 +43,13 @@ func (c *WaitClock) read(now time.Time) Waited {
 	return total
 }
 
+// Await notes that a call waits only for calls of its After, if that was not noted before.
+func (c *WaitClock) Await(e *Entry, now time.Time) {
+	if e.AwaitsSince.IsZero() {
+		e.AwaitsSince = now
+	}
+}
+
 // Free notes that no earlier call holds a call up any more, if that was not noted before.
 func (c *WaitClock) Free(e *Entry, now time.Time) {
 	if e.FreeSince.IsZero() {
