@@ -40,7 +40,7 @@ func documented(t *testing.T) map[string]map[string]bool {
 		required := events["job_ended"][field]
 		events["job_ended"][field] = required
 	}
-	require.Len(t, events, 16)
+	require.Len(t, events, 17)
 	return events
 }
 

@@ -216,6 +216,8 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"model", `""`}, {"tools", `[]`}}, true
 	case loop.EventModelReply:
 		return []field{{"text", `""`}, {"tool_calls", `[]`}}, true
+	case loop.EventNativeCall:
+		return []field{{"name", `""`}, {"status", `""`}, {"text", `""`}, {"content", `""`}}, true
 	case loop.EventToolCall:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
 	case loop.EventToolResult:

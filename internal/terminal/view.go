@@ -171,6 +171,8 @@ func (v *View) show(e *loop.Event) {
 		v.reasoningDelta(e)
 	case loop.EventModelReply:
 		v.modelReply(e)
+	case loop.EventNativeCall:
+		v.nativeCalled(e)
 	case loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
 		v.callMoved(e)
 	case loop.EventAgentMoved:
@@ -197,6 +199,28 @@ func (v *View) show(e *loop.Event) {
 	default:
 	}
 }
+
+// nativeCalled shows a call that the model's provider ran: what the model asked, and how much came.
+func (v *View) nativeCalled(e *loop.Event) {
+	said := e.Name + " (by the provider)"
+	if asked := strings.Join(strings.Fields(e.Text), " "); asked != "" {
+		said += ": " + asked
+	}
+	v.pause()
+	v.line(v.ink.paint(dim, "  "+fit(said, max(v.width-2, minWidth/2))))
+	for i, line := range strings.Split(strings.TrimSpace(e.Content), "\n") {
+		if i == nativeLines {
+			v.line(v.ink.paint(dim, "    ..."))
+			break
+		}
+		if line = strings.Join(strings.Fields(line), " "); line != "" {
+			v.line(v.ink.paint(dim, "    "+fit(line, max(v.width-4, minWidth/2))))
+		}
+	}
+}
+
+// nativeLines bounds how many lines are shown of what a provider's tool returned.
+const nativeLines = 5
 
 // decided shows what a person, or the time for an answer, has decided about a call. What a rule
 // denies is in the call's result.

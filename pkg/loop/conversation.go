@@ -259,7 +259,7 @@ const emptyReply = "[Your last reply was empty. Answer, or ask for a tool.]"
 
 // empty reports whether the reply says nothing at all.
 func (r *Reply) empty() bool {
-	return strings.TrimSpace(r.Text) == "" && len(r.ToolCalls) == 0 && !r.Cut
+	return strings.TrimSpace(r.Text) == "" && len(r.ToolCalls) == 0 && !r.Cut && !slices.ContainsFunc(r.Native, func(c NativeCall) bool { return c.Image != nil })
 }
 
 // What a model is told behind a reply that was cut.

@@ -68,6 +68,9 @@ type planned struct {
 // call to where that tool's state is. What the same step does to a handle does not count,
 // so that a resumed turn plans what it planned before.
 func (t *turnRun) plan(call *stepCall) planned {
+	if p, is := t.planImage(call); is {
+		return p
+	}
 	var p planned
 	scope := t.scope(t.id)
 	p.tool, p.plan, p.failure = t.table.Plan(scope, call.Name, call.Arguments)

@@ -14,6 +14,7 @@ const (
 	EventSessionStarted EventType = "session_started"
 	EventTurnStarted    EventType = "turn_started"
 	EventModelReply     EventType = "model_reply"
+	EventNativeCall     EventType = "native_call" // the provider ran it for the reply that follows
 	EventToolCall       EventType = "tool_call"
 	EventToolResult     EventType = "tool_result"
 	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call, once more after a lost coordinator
@@ -53,7 +54,8 @@ type Event struct {
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
 	// session_ended), what it reads (budget_low, budget_spent, conversation_compacted), the reason
-	// (policy_decision, approval_asked, part_left_out), what follows (worker_lost), what a
+	// (policy_decision, approval_asked, part_left_out), what the model asked of its provider's tool
+	// (native_call), what follows (worker_lost), what a
 	// sub-agent says or does (agent_moved), or the requirement that no worker meets (tool_queued;
 	// "" when one does).
 	// turn_ended has none where the journal could not store it a second time.
@@ -128,7 +130,7 @@ type SpentFields struct {
 }
 
 // CallFields identify a tool call (every event about a call; part_left_out has only ToolCallID and
-// Name).
+// Name). A native_call has only Name, and those of the tool call that stores its image.
 type CallFields struct {
 	CallID     protocol.CallID `json:"call_id,omitempty"`
 	ToolCallID string          `json:"tool_call_id,omitempty"`
@@ -177,13 +179,14 @@ type DecisionFields struct {
 	Note string `json:"note,omitempty"`
 }
 
-// ResultFields are the result of a call (tool_result, job_ended). Error is also that of turn_ended
-// and session_ended, WorkerID and Attempt also those of tool_running and worker_lost.
+// ResultFields are the result of a call (tool_result, job_ended, native_call). Error is also that
+// of turn_ended and session_ended, WorkerID and Attempt also those of tool_running and worker_lost.
 type ResultFields struct {
 	// Content is what the model sees.
 	Content string `json:"content,omitempty"`
-	// Image is what a model that takes images or documents sees next to Content. Its Data is missing from live events,
-	// and from events older than the fleet's retention of results if the journal had no room.
+	// Image is what a model that takes images or documents sees next to Content. Its Data is
+	// missing from live events, and from events older than the fleet's retention of results if the
+	// journal had no room.
 	Image    *Image            `json:"image,omitempty"`
 	Error    *protocol.Error   `json:"error,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`

@@ -55,6 +55,8 @@ type turn struct {
 	notes    []string    // of jobs that ended before the first step
 	lastAt   int         // steps at which the budget was used up; 0 while it is not
 	result   *TurnResult // nil while the turn is open
+	// images are those that the provider made and no call has stored yet, by the call that does.
+	images map[string]*Image
 }
 
 // step is one reply of the model and what became of its tool calls.
@@ -106,6 +108,13 @@ func (s *session) apply(e *Event) error {
 		err = s.startTurn(e)
 	case EventModelReply:
 		err = s.addReply(e)
+	case EventNativeCall:
+		if t := s.open(); t != nil && e.Image != nil {
+			if t.images == nil {
+				t.images = make(map[string]*Image)
+			}
+			t.images[e.ToolCallID] = e.Image
+		}
 	case EventToolCall:
 		err = s.updateCall(e, func(c *stepCall) error {
 			c.planned, c.sent, c.about, c.lane = true, e.Status == "", e.About, e.Lane
@@ -118,6 +127,7 @@ func (s *session) apply(e *Event) error {
 			}
 			s.sinceReply += len(e.Content)
 			c.content, c.image, c.status = &e.Content, e.Image, protocol.Status(e.Status)
+			delete(s.open().images, e.ToolCallID)
 			if e.Job != "" {
 				j := &job{CallFields: e.CallFields, name: e.Job, turn: e.Turn, step: e.Step, lane: c.lane, since: e.Time}
 				j.Arguments = c.Arguments

@@ -129,6 +129,8 @@ type Reply struct {
 	// Cut says that the reply ended at a limit of output tokens, not because it was complete.
 	// Its last tool call may be half.
 	Cut bool
+	// Native are the calls that the provider ran for the reply.
+	Native []NativeCall
 	// Fallback is the model that replied instead of the one that was asked; nil when none did.
 	Fallback *Fallback
 }

@@ -107,7 +107,7 @@ func lean(events []Event) []Event {
 			e.Text = ""
 		case EventModelReply:
 			e.Reasoning = nil
-		case EventToolResult, EventJobEnded:
+		case EventToolResult, EventJobEnded, EventNativeCall:
 			e.Content, e.Diff, e.Image = cut(e.Content, tooLargeForJournal), "", nil
 			if e.Error != nil {
 				e.Error = &protocol.Error{Code: e.Error.Code, Message: cut(e.Error.Message, tooLargeForJournal)}

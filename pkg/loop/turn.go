@@ -178,6 +178,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	usage := counted(reply.Usage)
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
+	native := t.nativeEvents(at, &reply)
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
 	at.Reasoning = reply.Reasoning.valid()
 	price := t.opts.Price
@@ -188,7 +189,12 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if reply.Cut {
 		at.Finish = FinishLength
 	}
-	err := t.record(ctx, append(t.leftOutEvents(at), at)...)
+	for i := range native {
+		if native[i].Arguments != "" {
+			native[i].ToolCallID = at.ToolCalls[native[i].Index].ID
+		}
+	}
+	err := t.record(ctx, append(append(t.leftOutEvents(at), native...), at)...)
 	if errors.Is(err, ErrEventTooLarge) {
 		return &ending{OutcomeFailed, protocol.Errorf(codes.PayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil

@@ -101,7 +101,7 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 		case parts.Finish == "pause_turn" && parts.continued < maxContinued:
 			parts.continued++
 		default:
-			parts.Reasoning = parts.reasoning()
+			parts.Reasoning, parts.Native = parts.reasoning(), parts.native(sent.offered)
 			return m.Finish(&parts.Assembler)
 		}
 	}

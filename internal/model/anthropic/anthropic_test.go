@@ -59,6 +59,20 @@ func messages() *modeltest.Dialect {
 			}
 		},
 		Empty: []string{modeltest.Data(`{"type":"ping"}`), modeltest.Data(`{"type":"a_new_one","x":1}`), modeltest.Data(`{}`)},
+		Native: []string{
+			modeltest.Data(`{"type":"content_block_start","index":20,"content_block":{"type":"server_tool_use","id":"srv_1","name":"web_search","input":{}}}`),
+			modeltest.Data(`{"type":"content_block_delta","index":20,"delta":{"type":"input_json_delta","partial_json":"{\"query\":\"go 1.27\"}"}}`),
+			modeltest.Data(`{"type":"content_block_start","index":21,"content_block":{"type":"web_search_tool_result","tool_use_id":"srv_1","content":[{"type":"web_search_result","title":"Go","url":"https://go.dev/"}]}}`),
+			modeltest.Data(`{"type":"content_block_start","index":22,"content_block":{"type":"server_tool_use","id":"srv_2","name":"bash_code_execution","input":{"command":"echo 1; exit 3"}}}`),
+			modeltest.Data(`{"type":"content_block_start","index":23,"content_block":{"type":"bash_code_execution_tool_result","tool_use_id":"srv_2","content":{"type":"bash_code_execution_result","stdout":"1","stderr":"","return_code":3}}}`),
+			modeltest.Data(`{"type":"content_block_start","index":24,"content_block":{"type":"server_tool_use","id":"srv_3","name":"web_search","input":{"query":"x"}}}`),
+			modeltest.Data(`{"type":"content_block_start","index":25,"content_block":{"type":"web_search_tool_result","tool_use_id":"srv_3","content":{"type":"web_search_tool_result_error","error_code":"unavailable"}}}`),
+		},
+		NativeCalls: []loop.NativeCall{
+			{Name: "own_0", Input: "go 1.27", Output: "Go https://go.dev/"},
+			{Name: "own_1", Input: "echo 1; exit 3", Output: "1", Failed: true},
+			{Name: "own_0", Input: "x", Output: "unavailable", Failed: true},
+		},
 		Whole: "end_turn", Length: "max_tokens", Filtered: "refusal", Failed: "error", MayCut: true, Document: `"type":"document"`,
 	}
 }

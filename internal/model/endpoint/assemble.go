@@ -107,8 +107,9 @@ type Assembler struct {
 	Usage   protocol.Usage
 	Model   string
 	ID      string // of the reply; "" when the server does not say
-	// Reasoning is [loop.Reply].Reasoning.
+	// Reasoning is [loop.Reply].Reasoning, and Native its calls that the provider ran.
 	Reasoning *loop.Reasoning
+	Native    []loop.NativeCall
 
 	calls   []*partialCall
 	byIndex map[int]*partialCall
@@ -193,7 +194,7 @@ func begins(piece CallPiece, call *partialCall) bool {
 // Reply is what has been put together, with ids that are unique. Arguments with half a character
 // stay so: they are refused when they are parsed.
 func (a *Assembler) Reply() loop.Reply {
-	reply := loop.Reply{Text: a.Text.String(), Usage: a.Usage, Model: a.Model, Reasoning: a.Reasoning, Cut: EndOf(a.Finish) == EndCut}
+	reply := loop.Reply{Text: a.Text.String(), Usage: a.Usage, Model: a.Model, Reasoning: a.Reasoning, Native: a.Native, Cut: EndOf(a.Finish) == EndCut}
 	taken := make(map[string]bool, len(a.calls))
 	for _, partial := range a.calls {
 		call := loop.ToolCall{ID: partial.id, Name: partial.name, Arguments: partial.arguments.Raw()}
@@ -260,7 +261,7 @@ func (e *Endpoint) Finish(parts *Assembler) (loop.Reply, error) {
 	reply.ID, reply.Finish = parts.ID, parts.Finish
 	end := EndOf(parts.Finish)
 	switch {
-	case parts.Finish == "" && reply.Text == "" && len(reply.ToolCalls) == 0:
+	case parts.Finish == "" && reply.Text == "" && len(reply.ToolCalls) == 0 && len(reply.Native) == 0:
 		return loop.Reply{}, e.NewError(TypeStreamBroken, "the answer was empty")
 	case end == EndWhole, end == EndCut:
 		return reply, nil

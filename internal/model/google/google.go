@@ -111,12 +111,15 @@ func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) 
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	parts := assembler{endpoint: m.Endpoint}
+	parts := assembler{endpoint: m.Endpoint, offered: sent.offered}
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
 		return loop.Reply{}, err
 	}
 	parts.Reasoning = parts.reasoning()
+	if parts.searched != nil {
+		parts.Native = append(parts.Native, *parts.searched)
+	}
 	return m.Finish(&parts.Assembler)
 }
 

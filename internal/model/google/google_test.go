@@ -54,6 +54,15 @@ func gemini() *modeltest.Dialect {
 			}
 		},
 		Empty: []string{modeltest.Data(`{"candidates":[]}`), modeltest.Data(`{}`), parts(`{}`), modeltest.Data(`{"usageMetadata":{}}`)},
+		Native: []string{
+			modeltest.Data(`{"candidates":[{"content":{"parts":[{"executableCode":{"language":"PYTHON","code":"plot()"}},{"codeExecutionResult":{"outcome":"OUTCOME_OK","output":"1"}},{"inlineData":{"mimeType":"image/png","data":"iVBORw=="}}]}}]}`),
+			modeltest.Data(`{"candidates":[{"content":{"parts":[{"executableCode":{"language":"PYTHON","code":"x"}},{"codeExecutionResult":{"outcome":"OUTCOME_FAILED","output":"boom"}}]},"groundingMetadata":{"webSearchQueries":["go 1.27","go"],"groundingChunks":[{"web":{"uri":"https://go.dev/","title":"Go"}}]}}]}`),
+		},
+		NativeCalls: []loop.NativeCall{
+			{Name: "own_1", Input: "plot()", Output: "1", Image: &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}},
+			{Name: "own_1", Input: "x", Output: "boom", Failed: true},
+			{Name: "own_0", Input: "go 1.27; go", Output: "Go https://go.dev/"},
+		},
 		Whole: "STOP", Length: "MAX_TOKENS", Filtered: "SAFETY", Failed: "MALFORMED_FUNCTION_CALL", Document: `"mimeType":"application/pdf"`,
 	}
 }
@@ -112,8 +121,8 @@ func TestGemini_SendsTheConversation(t *testing.T) {
 	s := modeltest.Serve(t, d, modeltest.Stream(d.Stream(d.Text("ok"))...))
 	_, err := s.Model(t).Reply(t.Context(), request, modeltest.Ignore)
 	require.NoError(t, err)
-	require.JSONEq(t, want(`{"functionResponse": {"id": "c1", "name": "bash", "response": {"output": "a.png"}, "parts": [`+png+`]}}`,
-		`{"includeThoughts": true, "thinkingLevel": "LOW"}`), body(t, s, 0))
+	require.JSONEq(t, strings.Replace(want(`{"functionResponse": {"id": "c1", "name": "bash", "response": {"output": "a.png"}, "parts": [`+png+`]}}`,
+		`{"includeThoughts": true, "thinkingLevel": "LOW"}`), "{", `{"toolConfig": {"includeServerSideToolInvocations": true},`, 1), body(t, s, 0))
 	require.Equal(t, modeltest.Key, s.Header().Get("X-Goog-Api-Key"))
 
 	d = gemini()

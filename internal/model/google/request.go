@@ -93,6 +93,9 @@ func (m *Model) request(req loop.Request) *request {
 	})
 	if declared := toolsOf(out.offered); len(declared) > 0 {
 		out.body["tools"] = declared
+		if len(declared) > 1 && !older { // which mixes both kinds only if asked so
+			out.body["toolConfig"] = map[string]any{"includeServerSideToolInvocations": true}
+		}
 	}
 	system.WriteString(m.rejects.tools.Notes(req.Tools))
 	if text := strings.TrimSpace(system.String()); text != "" {

@@ -8,6 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // assembler puts a reply together from the chunks of a stream.
@@ -15,6 +16,8 @@ type assembler struct {
 	endpoint.Assembler
 
 	endpoint *endpoint.Endpoint
+	offered  []tools.Definition
+	searched *loop.NativeCall // nil unless the server searched
 	parts    []endpoint.Kept
 	calls    int
 }
@@ -55,6 +58,7 @@ func (a *assembler) readCandidate(raw json.RawMessage) error {
 	for i := 0; err == nil && i < len(parts); i++ {
 		err = a.readPart(fmt.Sprintf("candidates[0].content.parts[%d]", i), parts[i])
 	}
+	a.ground(candidate["groundingMetadata"])
 	if reason := lenient.String(candidate["finishReason"]); reason != "" {
 		a.Finish = reason
 	}
@@ -80,7 +84,12 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 		a.parts = append(a.parts, endpoint.Kept{Type: endpoint.KeptCall, Signature: signature})
 	case lenient.IsSet(part["executableCode"]), lenient.IsSet(part["codeExecutionResult"]),
 		lenient.IsSet(part["toolCall"]), lenient.IsSet(part["toolResponse"]):
+		if !lenient.IsSet(part["toolCall"]) && !lenient.IsSet(part["toolResponse"]) {
+			a.addCode(part)
+		}
 		a.parts = append(a.parts, endpoint.Kept{Type: "raw", Raw: raw})
+	case lenient.IsSet(part["inlineData"]):
+		a.addCode(part)
 	case string(part["thought"]) == "true":
 		a.Thought.Add(lenient.Piece(part["text"]))
 	default:

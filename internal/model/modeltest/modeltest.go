@@ -20,6 +20,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // Key is the API key of models of the suite.
@@ -49,6 +50,10 @@ type Dialect struct {
 
 	// The reasons for which a reply ends: it is whole, at a limit of tokens, filtered, failed.
 	Whole, Length, Filtered, Failed string
+	// Native are the events of calls that the provider ran itself, for the tools of [NativeTools],
+	// and NativeCalls what a reply has of them; nil where the API has none.
+	Native      []string
+	NativeCalls []loop.NativeCall
 	// Document is how a request has the PDF document of a tool result; "" if it is not sent.
 	Document string
 	// MayCut says that arguments come in pieces, so that a reply can end within them.
@@ -174,6 +179,16 @@ func Status(code int, body string, headers ...string) Answer {
 		w.WriteHeader(code)
 		_, _ = io.WriteString(w, body)
 	}
+}
+
+// NativeTools are declared to providers that run them, under names that are the session's own.
+func NativeTools(provider string, types ...string) []tools.Definition {
+	definitions := make([]tools.Definition, len(types))
+	for i, kind := range types {
+		declared, _ := json.Marshal(map[string]string{"type": kind, "name": kind})
+		definitions[i] = tools.Definition{Name: fmt.Sprintf("own_%d", i), Native: map[string]json.RawMessage{provider: declared}}
+	}
+	return definitions
 }
 
 // Hello is a request that says hello.

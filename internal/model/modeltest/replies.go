@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -21,7 +22,7 @@ func Run(t *testing.T, d *Dialect) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, *Dialect){
 		"streams text": streamsText, "forms of a stream": forms, "tool calls": toolCalls, "ends": ends,
-		"a large reply": largeReply, "documents": documents, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
+		"a large reply": largeReply, "documents": documents, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
 		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "silence": silence, "slow": slowIsNotSilent,
@@ -175,6 +176,27 @@ func ends(t *testing.T, d *Dialect) {
 		require.ErrorContains(t, err, `"`+reason+`"`, "it is named")
 		require.Len(t, s.Asked(), 1)
 	}
+}
+
+// What the provider's own tools returned is in the reply, and goes back with it.
+func nativeTools(t *testing.T, d *Dialect) {
+	t.Helper()
+	if d.Native == nil {
+		t.Skip("the API has no native tools")
+	}
+	s := Serve(t, d, Stream(d.Stream(append(append([]string{}, d.Native...), d.Text("Found."))...)...), Stream(d.Stream(d.Text("ok"))...))
+	asked := Hello()
+	asked.Tools = slices.Concat(
+		NativeTools("openai", "web_search", "code_interpreter", "image_generation"),
+		NativeTools("anthropic", "web_search_20250305", "code_execution_20250825"), NativeTools("google", "googleSearch", "codeExecution"))
+	m := s.Model(t)
+	reply, err := m.Reply(t.Context(), asked, Ignore)
+	require.NoError(t, err)
+	require.Equal(t, "Found.", reply.Text)
+	require.Equal(t, d.NativeCalls, reply.Native)
+	asked.Messages = append(asked.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, Reasoning: reply.Reasoning}, loop.Message{Role: loop.RoleUser, Text: "on"})
+	_, err = m.Reply(t.Context(), asked, Ignore)
+	require.NoError(t, err)
 }
 
 // A document goes to servers that take it, and is left out once one refuses it.

@@ -32,10 +32,11 @@ type responsesRejects struct {
 	encrypted atomic.Bool // reasoning.encrypted_content
 	summary   atomic.Bool // reasoning.summary
 	reasoning atomic.Bool // items of reasoning in the input
+	included  atomic.Bool // what else is included of native tools
 }
 
 // responsesOmitted is what a request is without.
-type responsesOmitted struct{ encrypted, summary, reasoning bool }
+type responsesOmitted struct{ encrypted, summary, reasoning, included bool }
 
 // responsesRequest is the body of a request, and what its errors may be about.
 type responsesRequest struct {
@@ -95,7 +96,7 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 	r := &m.responses
 	out := &responsesRequest{
 		Model: m.Options().Model, Stream: true, Temperature: req.Settings.Temperature, MaxOutputTokens: req.Settings.MaxOutput,
-		Reasoning: map[string]string{}, omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load()},
+		Reasoning: map[string]string{}, omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load(), r.included.Load()},
 	}
 	if !out.omitted.encrypted {
 		out.Include = []string{"reasoning.encrypted_content"}
@@ -120,6 +121,9 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 		}
 	}
 	out.offered = m.rejects.offered(req.Tools)
+	if !out.omitted.included {
+		out.Include = append(out.Include, included(out.offered)...)
+	}
 	for _, definition := range out.offered {
 		tool, _ := toolOf(definition)
 		if function, is := tool.(functionTool); is {
@@ -171,7 +175,7 @@ func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta 
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	parts := responsesAssembler{endpoint: m.Endpoint, byIndex: map[int]*outputItem{}}
+	parts := responsesAssembler{endpoint: m.Endpoint, offered: sent.offered, byIndex: map[int]*outputItem{}}
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
 		return loop.Reply{}, err
@@ -199,6 +203,9 @@ func (m *Model) learnResponses(err error, sent *responsesRequest) bool {
 		r.encrypted.Store(true)
 		r.reasoning.Store(true) // nothing is kept without
 		return !sent.omitted.encrypted || !sent.omitted.reasoning
+	case strings.Contains(text, "include"):
+		r.included.Store(true)
+		return !sent.omitted.included
 	case strings.Contains(text, "summary"):
 		r.summary.Store(true)
 		return !sent.omitted.summary
@@ -225,6 +232,7 @@ type responsesAssembler struct {
 	endpoint.Assembler
 
 	endpoint *endpoint.Endpoint
+	offered  []tools.Definition
 	items    []*outputItem
 	byIndex  map[int]*outputItem
 }
@@ -318,6 +326,10 @@ func (a *responsesAssembler) readItem(index int, event lenient.Fields, done bool
 		if text, _, err := spoken("item.content", fields["content"]); err == nil && done && item.text == 0 {
 			a.say(item, text)
 		}
+	case nativeSearch + "_call", nativeCode + "_call", nativeImage + "_call":
+		if done {
+			a.addNative(kind, fields)
+		}
 	case "reasoning":
 		if text, thought, err := spoken("item.summary", fields["summary"]); err == nil && done && a.Thought.IsEmpty() {
 			a.Thought.Add(text + thought)
@@ -386,7 +398,7 @@ func (a *responsesAssembler) reasoning() *loop.Reasoning {
 			items = append(items, endpoint.Kept{Type: endpoint.KeptText, Text: item.text})
 		case item.kind == "function_call":
 			items = append(items, endpoint.Kept{Type: endpoint.KeptCall})
-		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == "image_generation_call":
+		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == nativeImage+"_call":
 		default:
 			items, matters = append(items, endpoint.Kept{Type: item.kind, Raw: item.raw}), true
 		}

@@ -55,6 +55,16 @@ func responses() *modeltest.Dialect {
 			return []string{modeltest.Data(`{"type":"response.incomplete","response":{"status":"incomplete","incomplete_details":{"reason":"%s"}}}`, reason)}
 		},
 		Empty: []string{modeltest.Data(`{"type":"response.in_progress","response":{}}`), modeltest.Data(`{"type":"response.new_one","x":1}`), modeltest.Data(`{}`)},
+		Native: []string{
+			item("done", 10, `"type":"web_search_call","id":"ws_1","status":"completed","action":{"type":"search","query":"go 1.27","sources":[{"type":"url","url":"https://go.dev/"}]}`),
+			item("done", 11, `"type":"code_interpreter_call","id":"ci_1","status":"failed","code":"print(1)","outputs":[{"type":"logs","logs":"boom"}]`),
+			item("done", 12, `"type":"image_generation_call","id":"ig_1","status":"completed","revised_prompt":"a dot","output_format":"webp","result":"iVBORw=="`),
+		},
+		NativeCalls: []loop.NativeCall{
+			{Name: "own_0", Input: "go 1.27", Output: "https://go.dev/"},
+			{Name: "own_1", Input: "print(1)", Output: "boom", Failed: true},
+			{Name: "own_2", Input: "a dot", Image: &loop.Image{MediaType: "image/webp", Data: []byte("\x89PNG")}},
+		},
 		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error", MayCut: true, Document: `"file_data":"data:application/pdf;base64,JVBERi0="`,
 	}
 }
@@ -85,7 +95,7 @@ func TestResponses_SendsTheConversation(t *testing.T) {
 	sent, err := json.Marshal(s.Asked()[0])
 	require.NoError(t, err)
 	require.JSONEq(t, `{
-		"model": "m-1", "stream": true, "store": false, "include": ["reasoning.encrypted_content"],
+		"model": "m-1", "stream": true, "store": false, "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
 		"reasoning": {"effort": "low", "summary": "auto"}, "instructions": "Be brief.",
 		"input": [
 			{"type": "message", "role": "user", "content": "Look."},

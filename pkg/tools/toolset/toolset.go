@@ -25,6 +25,7 @@ func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
 		"agents": agentTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
 		"jobs": jobsTools, "openrath": openRathTools, "smithers": smithersTools, "web": webTools,
+		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
 }
 
