@@ -22,7 +22,7 @@ type sessionCommand struct {
 	Fleet        string        `default:"tf" help:"Name of the fleet."`
 	Pool         string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
 	JSON         bool          `name:"json" help:"Print JSON."`
-	Timeout      time.Duration `default:"60s" help:"Time limit of the command; attach has none."`
+	Timeout      time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
 
 	Ls struct {
 		Limit int           `default:"100" help:"Maximum number of sessions to print."`
@@ -46,6 +46,7 @@ type sessionCommand struct {
 	Restore sessionRestore `cmd:"" help:"Restore a session's workspace to its state after a call. Later states stay in its history."`
 	Fork    sessionFork    `cmd:"" help:"Start a session with the workspace and conversation of another one after a call, and print its id. Contents are shared, not copied."`
 	Compact sessionCompact `cmd:"" help:"Replace older replies of a session by a summary that a model writes. Its journal keeps them."`
+	Eval    sessionEval    `cmd:"" help:"Run the cases of a file on a fleet, each in a session of its own, and check what came of them."`
 	Cancel  struct {
 		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Cancel a session's running and waiting turns, with their calls."`
@@ -87,6 +88,7 @@ func (c *sessionCommand) commands() map[string]command {
 		"session export <id>":   sessionVerb{c, &c.Export.ID, c.export},
 		"session compact <id>":  sessionVerb{c, &c.Compact.ID, c.compact},
 		"session import <file>": sessionVerb{c, nil, c.importFile},
+		"session eval <file>":   sessionVerb{c, nil, c.eval},
 		"session cancel <id>":   sessionVerb{c, &c.Cancel.ID, c.cancel},
 		"session attach <id>":   sessionVerb{c, &c.Attach.ID, c.attach},
 		"session files <id>":    sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
@@ -101,6 +103,9 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 	desk, err := v.check()
 	if err != nil {
 		return err
+	}
+	if v.command.Eval.File != "" { // each case has a time limit of its own
+		return v.act(ctx, p, desk)
 	}
 	if v.id == &v.command.Attach.ID { // a turn has no time limit here
 		if v.command.Nats != "" {
@@ -258,6 +263,11 @@ func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, erro
 func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsio.Rights) (*fleet.Fleet, error) {
 	f := environment.ExistingFleet{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
 	return f.Connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet))...)...)
+}
+
+// connectForCalls reaches the fleet for turns and calls.
+func (c *sessionCommand) connectForCalls(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
+	return c.connect(ctx, p, natsio.CallRights(desk.fleet, protocol.SessionPool), natsio.CallRights(desk.fleet, desk.pool))
 }
 
 // open returns the sessions that the flags name, and the fleet that has them, which the caller

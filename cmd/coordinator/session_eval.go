@@ -1,0 +1,105 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/evaluation"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type sessionEval struct {
+	File     string `arg:"" help:"File of cases, in YAML or JSON (docs/cli.md, Evaluation)."`
+	Parallel int    `default:"8" help:"Maximum number of cases that run at once."`
+	JUnit    string `name:"junit" placeholder:"XML" help:"File for the results as JUnit XML."`
+}
+
+// cases checks the flags, and reads the file.
+func (c *sessionEval) cases() ([]evaluation.Case, error) {
+	if c.Parallel < 1 {
+		return nil, cli.Usagef("--parallel %d: must be at least 1", c.Parallel)
+	}
+	content, err := os.ReadFile(c.File)
+	if err != nil {
+		return nil, cli.Usagef("FILE %s: %v", c.File, errors.Unwrap(err))
+	}
+	dir, err := filepath.Abs(filepath.Dir(c.File))
+	if err != nil {
+		return nil, cli.Usagef("FILE %s: %v", c.File, err)
+	}
+	cases, err := evaluation.Parse(content, dir, parseBudget)
+	if err != nil {
+		return nil, cli.Usagef("FILE %s: %v", c.File, err)
+	}
+	for i := range cases {
+		if cases[i].Workspace, err = environment.CheckWorkspace(cases[i].Workspace); err != nil {
+			return nil, cli.Usagef("FILE %s: case %s: %v", c.File, cases[i].Name, err)
+		}
+	}
+	return cases, nil
+}
+
+// eval runs the cases of a file, and fails unless all pass.
+func (c *sessionCommand) eval(ctx context.Context, p program, desk sessionDesk) error {
+	if c.Nats == "" {
+		return cli.Usagef("--nats is missing: cases run on a fleet (coordinator serve)")
+	}
+	cases, err := c.Eval.cases()
+	if err != nil {
+		return err
+	}
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	fl, err := c.connectForCalls(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	report := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	results := evaluation.Run(ctx, evaluation.Options{
+		Fleet: fl, Pool: desk.pool, Parallel: c.Eval.Parallel, Warn: report,
+		Project: func(dir string) ([]protocol.InstructionFile, error) {
+			return (&instructionFlags{}).project(dir, report)
+		},
+		Ended: func(r evaluation.Result) {
+			report(strings.TrimSuffix(fmt.Sprintf("%s: %s: %s", r.Name, r.State, r.Why), ": "))
+		},
+	}, cases)
+	if err := c.Eval.report(p, results, c.JSON); err != nil {
+		return err
+	}
+	switch passed := evaluation.Count(results, evaluation.Passed); {
+	case ctx.Err() != nil:
+		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "interrupted"}
+	case passed < len(results):
+		return &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("%d of %d cases have not passed", len(results)-passed, len(results))}
+	default:
+		return nil
+	}
+}
+
+// report prints the results, and writes those for CI systems.
+func (c *sessionEval) report(p program, results []evaluation.Result, asJSON bool) error {
+	if c.JUnit != "" {
+		var content bytes.Buffer
+		err := evaluation.JUnit(&content, filepath.Base(c.File), results)
+		if err == nil {
+			err = os.WriteFile(c.JUnit, content.Bytes(), 0o666) //nolint:gosec // the umask says who else may read it
+		}
+		if err != nil {
+			return fmt.Errorf("--junit %s: %w", c.JUnit, err)
+		}
+	}
+	if asJSON {
+		return printJSON(p, results)
+	}
+	return evaluation.Table(terminal.Writer(p.Stdout), results)
+}

@@ -1,0 +1,141 @@
+// Package evaluation runs an agent on cases, and checks what came of each.
+//
+//	FILE ──Parse──► cases ──Run──► a session of the fleet for each: workspace ► turn ► checks
+//	                                                   │
+//	                              results ◄────────────┘ ──► table, JSON, JUnit XML
+//
+// A case passes when its turn is answered and all of its checks pass. It fails when that is not so,
+// and has an error when nothing can be said: a workspace cannot be copied, or the fleet is lost.
+package evaluation
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Case is one task for an agent.
+type Case struct {
+	Name      string
+	Prompt    string
+	Workspace string // absolute path of a directory that is copied; "" is an empty workspace
+	Model     string // "" is the default of the coordinator that runs it
+	Toolsets  []string
+	System    string
+	Budget    *protocol.Spending // nil is none
+	Timeout   time.Duration
+	Checks    []Check
+}
+
+// Check is a condition on what came of a case; one field is set.
+type Check struct {
+	Command string `yaml:"command"` // exits with 0 in the workspace
+	Text    string `yaml:"text"`    // is part of the answer
+}
+
+// settings are those of a file for all cases, and of a case.
+type settings struct {
+	Model    string        `yaml:"model"`
+	Toolsets []string      `yaml:"toolsets"`
+	System   string        `yaml:"system"`
+	Budget   string        `yaml:"budget"`
+	Timeout  time.Duration `yaml:"timeout"`
+}
+
+type fileCase struct {
+	Name      string  `yaml:"name"`
+	Prompt    string  `yaml:"prompt"`
+	Workspace string  `yaml:"workspace"`
+	Checks    []Check `yaml:"checks"`
+	settings  `yaml:",inline"`
+}
+
+// DefaultTimeout bounds the turn of a case that names no timeout, and each of its checks.
+const DefaultTimeout = 10 * time.Minute
+
+// Parse reads a file of cases, in YAML or JSON. Paths are relative to dir; budget reads a budget.
+// The error has all errors of the file.
+func Parse(content []byte, dir string, budget func(string) (*protocol.Spending, error)) ([]Case, error) {
+	var file struct {
+		Cases    []fileCase `yaml:"cases"`
+		settings `yaml:",inline"`
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if len(file.Cases) == 0 {
+		return nil, errors.New("cases: needs one case or more, each with name, prompt and checks")
+	}
+	cases, names := make([]Case, len(file.Cases)), map[string]bool{}
+	var errs []error
+	for i := range file.Cases {
+		c, err := file.Cases[i].read(&file.settings, dir, budget)
+		if err == nil && names[c.Name] {
+			err = errors.New("name: another case has it")
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("case %d %q: %w", i+1, file.Cases[i].Name, err))
+		}
+		cases[i], names[c.Name] = c, true
+	}
+	return cases, errors.Join(errs...)
+}
+
+// read checks a case, and fills in what all cases of the file have.
+func (f *fileCase) read(all *settings, dir string, budget func(string) (*protocol.Spending, error)) (Case, error) {
+	c := Case{Name: f.Name, Prompt: strings.TrimSpace(f.Prompt), Checks: f.Checks, Model: f.Model, Toolsets: f.Toolsets, System: f.System, Timeout: f.Timeout}
+	if c.Model == "" {
+		c.Model = all.Model
+	}
+	if c.Toolsets == nil {
+		c.Toolsets = all.Toolsets
+	}
+	if c.System == "" {
+		c.System = all.System
+	}
+	for _, timeout := range []time.Duration{all.Timeout, DefaultTimeout} {
+		if c.Timeout == 0 {
+			c.Timeout = timeout
+		}
+	}
+	if f.Budget == "" {
+		f.Budget = all.Budget
+	}
+	var errs []error
+	var err error
+	if c.Budget, err = budget(f.Budget); err != nil {
+		errs = append(errs, err)
+	}
+	switch {
+	case c.Name == "":
+		errs = append(errs, errors.New("name: missing"))
+	case c.Prompt == "":
+		errs = append(errs, errors.New("prompt: missing"))
+	case c.Timeout < 0:
+		errs = append(errs, fmt.Errorf("timeout: %s: must be positive", c.Timeout))
+	case len(c.Checks) == 0:
+		errs = append(errs, errors.New("checks: needs one check or more, each with command or text"))
+	}
+	for i, check := range c.Checks {
+		if (check.Command == "") == (check.Text == "") {
+			errs = append(errs, fmt.Errorf("check %d: needs command or text, and not both", i+1))
+		}
+	}
+	if f.Workspace != "" {
+		c.Workspace = f.Workspace
+		if !filepath.IsAbs(c.Workspace) {
+			c.Workspace = filepath.Join(dir, c.Workspace)
+		}
+	}
+	return c, errors.Join(errs...)
+}
