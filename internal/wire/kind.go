@@ -26,6 +26,8 @@ const (
 	KindWorkspaceExport  protocol.Kind = "workspace_export"
 	KindWorkspaceRemove  protocol.Kind = "workspace_remove"
 	KindWorkspaceRestore protocol.Kind = "workspace_restore"
+	KindWorkspaceFork    protocol.Kind = "workspace_fork"
+	KindWorkspaceMerge   protocol.Kind = "workspace_merge"
 	KindTurnRun          protocol.Kind = "turn_run"
 	KindNoop             protocol.Kind = "noop"
 	KindStored           protocol.Kind = "stored"
@@ -101,6 +103,8 @@ var kinds = map[protocol.Kind]descriptor{ //nolint:gochecknoglobals // a constan
 	KindWorkspaceExport:  describe[WorkspaceExport, WorkspaceExportResult](inSandbox, ClassNone),
 	KindWorkspaceRemove:  describe[WorkspaceRemove, WorkspaceRemoveResult](inSandbox, ClassNone),
 	KindWorkspaceRestore: describe[WorkspaceRestore, WorkspaceRestoreResult](inSandbox, ClassNone),
+	KindWorkspaceFork:    describe[WorkspaceFork, WorkspaceForkResult](inSandbox, ClassNone),
+	KindWorkspaceMerge:   describe[WorkspaceMerge, WorkspaceMergeResult](inSandbox, ClassNone),
 	KindTurnRun:          describe[TurnRun, TurnRunResult](outside, ClassNone),
 	KindNoop:             describe[Noop, NoopResult](outside, ClassNone),
 	KindHTTPFetch:        describe[protocol.HTTPFetch, protocol.HTTPFetchResult](outside, ClassNone),

@@ -111,6 +111,13 @@ func fleetSamples() map[string]any {
 		"value/workspace_restore":   wire.WorkspaceRestoreResult{Written: 3, Removed: 1},
 		"payload/workspace_remove":  wire.WorkspaceRemove{},
 		"value/workspace_remove":    wire.WorkspaceRemoveResult{},
+		"payload/workspace_fork":    wire.WorkspaceFork{To: "s-2"},
+		"value/workspace_fork":      wire.WorkspaceForkResult{Files: 3, Bytes: 30},
+		"payload/workspace_merge":   wire.WorkspaceMerge{From: "s-2", After: 7},
+		"value/workspace_merge": wire.WorkspaceMergeResult{
+			Written: []string{"a", "b"}, Removed: []string{"c"}, Merged: []string{"b"}, Conflicts: []string{"d"}, Theirs: []string{"d.toolfleet-theirs"},
+			Protected: []string{".git/config"}, Commits: true, Checkpoint: 9,
+		},
 		"payload/turn_run": wire.TurnRun{
 			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5},
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},

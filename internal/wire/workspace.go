@@ -28,6 +28,24 @@ type WorkspaceRestore struct {
 	At protocol.CallID `json:"at"`
 }
 
+// WorkspaceFork begins the workspace of another sandbox with the files that this one has. Done
+// twice it does nothing.
+type WorkspaceFork struct {
+	// To is the id of the other sandbox, which has no workspace yet.
+	To string `json:"to"`
+}
+
+// WorkspaceMerge brings what changed in a fork of a sandbox's workspace since it began into that
+// workspace, all or nothing. Files that changed on both sides stay as they are, unless their texts
+// can be merged; the fork's version of them is put next to them. Repositories of git keep what is
+// theirs.
+type WorkspaceMerge struct {
+	// From is the id of the fork's sandbox.
+	From string `json:"from"`
+	// After is the fork's checkpoint that was merged last, 0 if none was.
+	After uint64 `json:"after,omitempty"`
+}
+
 // WorkspaceImportResult answers [WorkspaceImport].
 type WorkspaceImportResult struct {
 	Files int   `json:"files"`
@@ -41,6 +59,30 @@ type WorkspaceExportResult struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
 	// Checkpoint is where the journal of the upload has it.
+	Checkpoint uint64 `json:"checkpoint"`
+}
+
+// WorkspaceForkResult answers [WorkspaceFork].
+type WorkspaceForkResult struct {
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+}
+
+// WorkspaceMergeResult answers [WorkspaceMerge]. Every list is of paths, sorted.
+type WorkspaceMergeResult struct {
+	Written []string `json:"written,omitempty"`
+	Removed []string `json:"removed,omitempty"`
+	// Merged are those of Written that have the changes of both sides.
+	Merged []string `json:"merged,omitempty"`
+	// Conflicts changed on both sides, and stayed as they are here; Theirs are the files that have
+	// the fork's version of them.
+	Conflicts []string `json:"conflicts,omitempty"`
+	Theirs    []string `json:"theirs,omitempty"`
+	// Protected are paths of this workspace that nothing changes.
+	Protected []string `json:"protected,omitempty"`
+	// Commits reports that the fork has commits, or other references of git, that stay there.
+	Commits bool `json:"commits,omitempty"`
+	// Checkpoint is the fork's that was merged.
 	Checkpoint uint64 `json:"checkpoint"`
 }
 

@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ func (s *Store) Fork(ctx context.Context, from wire.LaneHash, call protocol.Call
 	if err := s.outline(ctx, tree.Tree); err != nil {
 		return err
 	}
-	if err := s.Begin(ctx, to, tree.Tree, at.Calls...); err != nil {
+	if err := s.begin(ctx, to, tree.Tree, from, at.Calls...); err != nil {
 		return err
 	}
 	// The bodies of a workspace that is removed meanwhile may be garbage by now. As long as it is
@@ -68,8 +69,56 @@ func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
 // it. The error wraps [ErrExists] when the lane has a workspace, [snapshot.ErrLimit] when the tree
 // is larger than one may be.
 func (s *Store) Begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
+	return s.begin(ctx, lane, tree, "", calls...)
+}
+
+// ForkFiles begins the workspace of a lane with the files that another one has now, as a call found
+// them. The error wraps [ErrExists] when the lane has a workspace.
+func (s *Store) ForkFiles(ctx context.Context, of wire.LaneHash, files snapshot.Tree, to wire.LaneHash, call protocol.CallID) error {
+	if err := s.outline(ctx, files); err != nil {
+		return err
+	}
+	tree := snapshot.Tree{Dir: {Type: protocol.TypeDir, Mode: 0o700}}
+	for name, node := range files {
+		tree[Dir+"/"+name] = node
+	}
+	return s.begin(ctx, to, tree, of, call)
+}
+
+// ErrNoFork says that a workspace did not begin as a fork of another one.
+var ErrNoFork = errors.New("the workspace is no fork of this one")
+
+// Forked returns the files that a fork of a lane's workspace has now, the checkpoint that has them,
+// and the files that the two had in common: those of the fork's checkpoint after, or, with 0, those
+// with which it began. The error wraps [ErrNoFork] for another workspace, [ErrNone] when there is
+// none.
+func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64) (base, files snapshot.Tree, at Ref, err error) {
+	first, err := s.next(ctx, fork, 1)
+	switch {
+	case err != nil:
+		return nil, nil, at, err
+	case first == nil:
+		return nil, nil, at, ErrNone
+	case first.Of != of:
+		return nil, nil, at, ErrNoFork
+	}
+	last, err := s.last(ctx, fork)
+	if err != nil {
+		return nil, nil, at, err
+	}
+	if last == nil { // it was removed meanwhile
+		return nil, nil, at, ErrNone
+	}
+	at = Ref{fork, last.seq}
+	if base, err = s.Files(ctx, Ref{fork, cmp.Or(after, first.seq)}); err == nil {
+		files, err = s.Files(ctx, at)
+	}
+	return base, files, at, err
+}
+
+func (s *Store) begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, of wire.LaneHash, calls ...protocol.CallID) error {
 	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
-	switch err := w.begin(ctx, &checkpoint{Calls: calls}, &snapshot.Delta{Set: tree}); {
+	switch err := w.begin(ctx, &checkpoint{Calls: calls, Of: of}, &snapshot.Delta{Set: tree}); {
 	case errors.Is(err, ErrLost):
 		return ErrExists
 	case err != nil:

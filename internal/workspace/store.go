@@ -88,9 +88,11 @@ type checkpoint struct {
 	Results []covered         `json:"results,omitempty"`
 	// Base is the whole tree; without it Delta says what changed. From is the sequence of the last
 	// checkpoint with a base, 0 when there is none.
-	Base  []snapshot.Part `json:"base,omitempty"`
-	From  uint64          `json:"from,omitempty"`
-	Delta snapshot.Delta  `json:"delta"`
+	Base []snapshot.Part `json:"base,omitempty"`
+	From uint64          `json:"from,omitempty"`
+	// Of is the lane whose workspace this one began as a fork of; only in the first checkpoint.
+	Of    wire.LaneHash  `json:"of,omitempty"`
+	Delta snapshot.Delta `json:"delta"`
 }
 
 // covered is the result of a call, in the message or in bodies.

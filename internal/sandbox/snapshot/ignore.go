@@ -281,11 +281,11 @@ func (m *merge) conflict(name string) {
 	m.changes.Conflicts = append(m.changes.Conflicts, name)
 }
 
-// keepTheirs puts a file of the tree that is in conflict beside its place. One
-// that is there already with the same content will do.
+// keepTheirs puts a file or link of the tree that is in conflict next to its path. One that is
+// there already with the same content will do.
 func (m *merge) keepTheirs(ctx context.Context, name string) error {
 	want := m.theirs[name]
-	if want.Type != protocol.TypeFile {
+	if want.Type != protocol.TypeFile && want.Type != protocol.TypeSymlink {
 		return nil
 	}
 	dir, err := m.local.standing(parent(name))
@@ -297,14 +297,18 @@ func (m *merge) keepTheirs(ctx context.Context, name string) error {
 		beside := path.Join(dir, theirsName(rest, n))
 		mine, err := m.local.at(ctx, beside)
 		if err == nil && mine == (Entry{}) {
-			mine, err = want, m.place(m.staged[name], beside)
+			if mine = want; want.Type == protocol.TypeSymlink {
+				err = m.link(beside, want)
+			} else {
+				err = m.place(m.staged[name], beside)
+			}
 		}
 		switch {
 		case errors.Is(err, fs.ErrExist):
 			continue
 		case err != nil:
 			return err
-		case mine.SHA256 == want.SHA256:
+		case mine.Type == want.Type && mine.SHA256 == want.SHA256 && mine.Target == want.Target:
 			m.changes.Theirs = append(m.changes.Theirs, beside)
 			return nil
 		default:

@@ -356,13 +356,15 @@ func (n *Node) hole(size int64) {
 type Changes struct {
 	// Written were made or changed; directories that were made for them count.
 	Written []string
+	// Merged are those of Written that have the changes of both sides ([Merge]).
+	Merged []string
 	// Removed are no longer there.
 	Removed []string
 	// Conflicts changed on both sides and were left alone.
 	Conflicts []string
 	// Protected were to be changed and are in [Options].Protect: they were left alone.
 	Protected []string
-	// Theirs are the files that hold what the tree has for conflicts.
+	// Theirs are the files and links that hold what the tree has for conflicts.
 	Theirs []string
 	// Base is what the tree has: the base of the next Sync of the two.
 	Base Manifest
@@ -370,9 +372,9 @@ type Changes struct {
 
 // Sync brings into root what changed in tree, which has passed [Tree.Validate], since base, which
 // is what root contained when the two were last the same; nil is nothing. The table in the package
-// comment says what happens to a path. Nothing is lost: of a file in conflict, the tree's content
-// is put beside it as NAME.toolfleet-theirs, with a number when that exists and is another; when
-// there is no directory for it, into the nearest one above, with "-" for "/". A directory that goes
+// comment says what happens to a path. Nothing is lost: of a file or link in conflict, the tree's
+// version is put next to it as NAME.toolfleet-theirs, with a number when that exists and is
+// another; when there is no directory for it, into the nearest one above, with "-" for "/". A directory that goes
 // but still holds something stays.
 //
 // All contents are fetched before anything changes, so one that is missing or damaged changes

@@ -109,8 +109,8 @@ func TestSync_Table(t *testing.T) {
 		},
 		"link changed": {
 			base: tree{"l": {link: "a"}, "m": {link: "a"}}, remote: tree{"l": {link: "b"}, "m": {link: "b"}},
-			local: tree{"l": {link: "a"}, "m": {link: "c"}}, want: tree{"l": {link: "b"}, "m": {link: "c"}},
-			changes: snapshot.Changes{Written: []string{"l"}, Conflicts: []string{"m"}},
+			local: tree{"l": {link: "a"}, "m": {link: "c"}}, want: tree{"l": {link: "b"}, "m": {link: "c"}, "m.toolfleet-theirs": {link: "b"}},
+			changes: snapshot.Changes{Written: []string{"l"}, Conflicts: []string{"m"}, Theirs: theirs("m")},
 		},
 		"file becomes directory": {
 			base: tree{"a": {body: "1"}}, remote: tree{"a": {dir: true}, "a/b": {body: "2"}}, local: tree{"a": {body: "1"}},

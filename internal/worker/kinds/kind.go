@@ -86,6 +86,8 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 		wire.KindWorkspaceImport:  {Needs: NeedsSandbox, check: checks(checkImport), run: runs(workspaceImport)},
 		wire.KindWorkspaceExport:  {Needs: NeedsSandbox, check: checks(checkExport), run: runs(workspaceExport)},
 		wire.KindWorkspaceRestore: {Needs: NeedsSandbox, run: runs(workspaceRestore)},
+		wire.KindWorkspaceFork:    {Needs: NeedsSandbox, check: checks(checkFork), run: runs(workspaceFork)},
+		wire.KindWorkspaceMerge:   {Needs: NeedsSandbox, check: checks(checkMerge), run: runs(workspaceMerge)},
 		wire.KindWorkspaceRemove:  {Needs: NeedsLane, NoFiles: true, run: runs(workspaceRemove)},
 
 		wire.KindResultRead: {Needs: NeedsNothing, NoFiles: true, run: runs(resultRead), long: never},

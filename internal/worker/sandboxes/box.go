@@ -59,6 +59,13 @@ func (b *Box) Workspace() string {
 	return b.workspace
 }
 
+// Protected are the paths of the workspace that nothing changes.
+func (b *Box) Protected() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.protect
+}
+
 // Checkpoints are those of the workspace; nil without any.
 func (b *Box) Checkpoints() *checkpoint.Directory {
 	if b == nil {

@@ -1,0 +1,107 @@
+package kinds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func checkFork(_ *Host, p wire.WorkspaceFork) *protocol.Error { return checkSandbox(p, "to", p.To) }
+
+func checkMerge(_ *Host, p wire.WorkspaceMerge) *protocol.Error {
+	return checkSandbox(p, "from", p.From)
+}
+
+// checkSandbox refuses an invalid id of a sandbox.
+func checkSandbox(p protocol.Payload, field, id string) *protocol.Error {
+	if _, err := protocol.ParseResourceKey(string(protocol.SandboxKey(id))); err != nil || sandboxes.ID(protocol.SandboxKey(id).Lane()) != id {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %s %.100q: must be the id of a sandbox", wire.KindOf(p), field, id)
+	}
+	return nil
+}
+
+func hashOf(sandbox string) wire.LaneHash { return wire.HashLane(protocol.SandboxKey(sandbox).Lane()) }
+
+// workspaceFork begins another workspace with the files of this one.
+func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (protocol.Value, error) {
+	h, lane := a.host, wire.HashLane(a.lane())
+	there, err := h.Workspaces.Has(ctx, hashOf(p.To))
+	if err != nil || there { // an earlier attempt has made it
+		return wire.WorkspaceForkResult{}, err
+	}
+	kept := "fork" + string(lane) // which makes the next fork of a directory in place cheap
+	files, err := a.files(ctx, kept)
+	if err != nil {
+		return nil, fmt.Errorf("fork workspace: %w", err)
+	}
+	if a.box.Checkpoints() == nil {
+		if _, err := h.Workspaces.Bring(ctx, kept, h.Sandboxes.Disk(), files); err != nil {
+			return nil, fmt.Errorf("fork workspace: %w", err)
+		}
+	}
+	err = h.Workspaces.ForkFiles(ctx, lane, files, hashOf(p.To), a.Run.Call.ID)
+	if err != nil && !errors.Is(err, fleetspace.ErrExists) {
+		return nil, fmt.Errorf("fork workspace: %w", err)
+	}
+	n, size := sizeOf(files)
+	return wire.WorkspaceForkResult{Files: n, Bytes: size}, nil
+}
+
+// workspaceMerge brings the changes of a fork into the workspace. When that fails, the next call
+// finds the workspace as it was before; a directory in place has part of the changes then, and the
+// same call makes the rest.
+func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ protocol.Value, err error) {
+	store := a.host.Workspaces
+	base, files, at, err := store.Forked(ctx, hashOf(p.From), wire.HashLane(a.lane()), p.After)
+	switch {
+	case errors.Is(err, fleetspace.ErrNone):
+		return nil, protocol.Errorf(protocol.CodeNotFound, "merge workspace of %s: %v", p.From, err)
+	case errors.Is(err, fleetspace.ErrNoFork):
+		return nil, protocol.Errorf(protocol.CodeInvalidArguments, "merge workspace of %s: %v", p.From, err)
+	case err != nil:
+		return nil, fmt.Errorf("merge workspace: %w", err)
+	}
+	root, err := os.OpenRoot(a.box.Workspace())
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	changes, err := snapshot.Merge(ctx, root, base, files, store, &snapshot.Options{Protect: a.box.Protected(), Skip: inRepository})
+	if err != nil {
+		a.box.Reclaim()
+		return nil, checkpoint.RestoreError(a.lane(), err)
+	}
+	return wire.WorkspaceMergeResult{
+		Written: changes.Written, Removed: changes.Removed, Merged: changes.Merged,
+		Conflicts: changes.Conflicts, Theirs: changes.Theirs, Protected: changes.Protected,
+		Commits: committed(base, files), Checkpoint: at.Checkpoint,
+	}, nil
+}
+
+// inRepository reports whether a path is the database of a git repository, or in it. Two of them
+// cannot be merged file by file.
+func inRepository(name string, _ bool) bool {
+	return name == ".git" || strings.HasPrefix(name, ".git/") || strings.HasSuffix(name, "/.git") || strings.Contains(name, "/.git/")
+}
+
+// committed reports whether the references of a repository changed.
+func committed(base, files snapshot.Tree) bool {
+	for _, trees := range [][2]snapshot.Tree{{base, files}, {files, base}} {
+		for name, node := range trees[0] {
+			_, in, is := strings.Cut("/"+name, "/.git/")
+			if is && (in == "HEAD" || in == "packed-refs" || strings.HasPrefix(in, "refs/")) && node.Type == protocol.TypeFile && !node.Same(trees[1][name]) {
+				return true
+			}
+		}
+	}
+	return false
+}
