@@ -52,12 +52,15 @@ type TurnRunResult struct {
 type AgentRequest struct {
 	Prompt string
 	Agent  string // its kind; "" is as its parent
-	// Workspace is [AgentWorkspaceEmpty], or that of the parent.
+	// Workspace is [AgentWorkspaceEmpty], [AgentWorkspaceFork], or that of the parent.
 	Workspace string
 }
 
-// AgentWorkspaceEmpty is the workspace of a sub-agent that has one of its own.
-const AgentWorkspaceEmpty = "empty"
+// Workspaces of sub-agents.
+const (
+	AgentWorkspaceEmpty = "empty" // one of its own
+	AgentWorkspaceFork  = "fork"  // one that begins as the parent's, and is merged into it at the end
+)
 
 // JobVerb is a request about a job: a call of a tool that runs in the background.
 type JobVerb string

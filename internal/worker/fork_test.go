@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -48,8 +49,8 @@ func TestWorkspaceFork_IsMergedBack(t *testing.T) {
 
 	requireFault(t, r.do("s", wire.WorkspaceMerge{From: "none"}), protocol.StatusFailed, protocol.CodeNotFound)
 	requireFault(t, r.do("f", wire.WorkspaceMerge{From: "s"}), protocol.StatusRejected, protocol.CodeInvalidArguments)
-	requireFault(t, r.do("s", wire.WorkspaceMerge{From: "a/b"}), protocol.StatusRejected, protocol.CodeInvalidPayload)
-	requireFault(t, r.do("s", wire.WorkspaceFork{}), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	requireFault(t, r.do("s", wire.WorkspaceMerge{From: "a/b"}), protocol.StatusRejected, codes.InvalidPayload)
+	requireFault(t, r.do("s", wire.WorkspaceFork{}), protocol.StatusRejected, codes.InvalidPayload)
 }
 
 // A directory in place is forked into a workspace of its own.

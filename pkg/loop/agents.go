@@ -160,6 +160,14 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, request wire.AgentR
 	case !begun && int(runner.lineage.started.Load()) >= maxAgents:
 		return p.local(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0), nil
 	}
+	if !begun {
+		if failed, err := p.fork.ready(ctx); err != nil || failed != nil {
+			if failed != nil {
+				return p.local(failed.Status, "", failed.Error, 0), nil
+			}
+			return Event{}, err
+		}
+	}
 	runner.lineage.started.Add(1)
 	rec.above = runner.lineage.above
 	rec.above.add(timeless(rec.session.spent))
@@ -169,7 +177,15 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, request wire.AgentR
 	}
 	used := timeless(rec.session.spent)
 	rec.above.add(less(protocol.Spending{}, used)) // the event has it from now on
-	return t.agentEnded(ctx, p, result, used), nil
+	event := t.agentEnded(ctx, p, result, used)
+	if p.fork != nil {
+		merged, err := t.merge(ctx, p, result.Outcome)
+		if err != nil {
+			return Event{}, err
+		}
+		event.Content += "\n\n" + merged
+	}
+	return event, nil
 }
 
 // timeless is an amount without its time, which is part of the parent's.
@@ -213,7 +229,7 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	child.opts.Project = t.session.project
 	child.opts.Budget = kind.Budget
 	child.opts.Sandbox = ""
-	if request.Workspace != wire.AgentWorkspaceEmpty {
+	if request.Workspace != wire.AgentWorkspaceEmpty && request.Workspace != wire.AgentWorkspaceFork {
 		child.opts.Sandbox = t.scope(t.id).Sandbox
 	}
 	if kind.Model != nil {

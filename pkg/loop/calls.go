@@ -28,6 +28,7 @@ type batch struct {
 	jobs   []newJob
 	calls  []protocol.Call
 	remote map[protocol.CallID]*pendingCall // of calls
+	forks  map[protocol.CallID]*fork        // of calls as well
 }
 
 // runCalls gets every missing result of the last step, and journals each as it
@@ -76,7 +77,7 @@ func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), E
 
 // planCalls decides what becomes of each tool call without result.
 func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batch {
-	b := &batch{remote: make(map[protocol.CallID]*pendingCall)}
+	b := &batch{remote: make(map[protocol.CallID]*pendingCall), forks: make(map[protocol.CallID]*fork)}
 	turn := t.session.open()
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
@@ -139,6 +140,9 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 		b.inline = append(b.inline, p)
 		return
 	case p.plan.Session != nil:
+		if p.fork = t.newFork(ctx, p, recorded.sent); p.fork != nil {
+			b.calls, b.forks[p.fork.call.ID] = append(b.calls, p.fork.call), p.fork
+		}
 		b.asking = append(b.asking, p)
 		return
 	}
@@ -194,6 +198,11 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	if len(b.calls) > 0 {
 		t.askAgain(b)
 		group.Go(func() error {
+			defer func() {
+				for _, f := range b.forks {
+					f.end(nil)
+				}
+			}()
 			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(ctx, b, u, settle) })
 		})
 	}
@@ -218,6 +227,9 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 // update takes one update of a dispatched call. Updates of unknown calls and
 // second results are dropped.
 func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Event)) {
+	if f := b.forks[u.CallID]; f != nil && u.State == StateDone {
+		f.end(u.Result)
+	}
 	p, known := b.remote[u.CallID]
 	if !known || p.done {
 		return
@@ -285,6 +297,9 @@ func (t *turnRun) question(p *pendingCall, u Update, settle func(Event)) {
 func (t *turnRun) askAgain(b *batch) {
 	for i := range b.calls {
 		p := b.remote[b.calls[i].ID]
+		if p == nil { // a fork asks nothing
+			continue
+		}
 		for _, id := range slices.Sorted(maps.Keys(p.asked)) {
 			event := p.as(EventQuestionAsked)
 			event.Question, event.Lane = p.asked[id], p.lane

@@ -26,6 +26,7 @@ type pendingCall struct {
 	roots []protocol.Roots
 	lane  string // where it goes; "" when it runs in place, or is refused
 	done  bool   // the dispatcher told its result
+	fork  *fork  // of the workspace, for a sub-agent; nil without
 	// asked are the questions of the call that the journal has and that are not answered; logged
 	// counts all of the call's that it has.
 	asked  map[string]*protocol.Question

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
@@ -24,7 +25,7 @@ func checkMerge(_ *Host, p wire.WorkspaceMerge) *protocol.Error {
 // checkSandbox refuses an invalid id of a sandbox.
 func checkSandbox(p protocol.Payload, field, id string) *protocol.Error {
 	if _, err := protocol.ParseResourceKey(string(protocol.SandboxKey(id))); err != nil || sandboxes.ID(protocol.SandboxKey(id).Lane()) != id {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %s %.100q: must be the id of a sandbox", wire.KindOf(p), field, id)
+		return protocol.Errorf(codes.InvalidPayload, "%s: %s %.100q: must be the id of a sandbox", wire.KindOf(p), field, id)
 	}
 	return nil
 }

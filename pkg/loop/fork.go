@@ -1,0 +1,153 @@
+package loop
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// fork is a sub-agent's fork of the workspace of its parent. Two calls in the parent's lane make
+// it and merge it: the first is one of the calls of the step, in their order, the second comes when
+// the sub-agent has ended. Their ids derive from the journal, as all do, and both can be repeated.
+type fork struct {
+	call protocol.Call
+	made chan struct{} // closed when its result is known, or will not be
+	// result is set before made is closed; nil when it is not known.
+	result *protocol.Result
+}
+
+// Where the calls of a fork are in the session of the sub-agent, which has no turn 0.
+const (
+	forkIndex  = 0
+	mergeIndex = 1
+)
+
+// forkTimeout bounds the run of each of the two calls.
+const forkTimeout = 10 * time.Minute
+
+// newFork plans the fork of a sub-agent; nil when it does not work on one.
+func (t *turnRun) newFork(ctx context.Context, p *pendingCall, sent bool) *fork {
+	request, is := p.plan.Session.(wire.AgentRequest)
+	if !is || request.Workspace != wire.AgentWorkspaceFork {
+		return nil
+	}
+	f := &fork{made: make(chan struct{})}
+	f.call = t.forkCall(ctx, p, forkIndex, protocol.Shared, wire.WorkspaceFork{To: string(p.event.CallID)})
+	f.call.Again = sent
+	return f
+}
+
+// forkCall is a call about the fork of a sub-agent, in the lane of this session's sandbox.
+func (t *turnRun) forkCall(ctx context.Context, p *pendingCall, index int, access protocol.Access, payload protocol.Payload) protocol.Call {
+	child := protocol.SessionID(p.event.CallID)
+	call := protocol.Call{
+		ID: wire.NewCallID(child, t.session.seed, 0, 0, index), SessionID: t.id, ToolCallID: p.event.ToolCallID, Tool: string(wire.KindOf(payload)),
+		Turn: p.place.Turn, Step: p.place.Step, Index: p.place.Index, Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(t.scope(t.id).Sandbox), Access: access}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(forkTimeout),
+		MinLevel: t.opts.MinLevel, Payload: payload,
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		call.Deadline = call.IssuedAt.Add(time.Until(deadline))
+	}
+	return call
+}
+
+// end notes the result of the call that makes the fork; nil when it will not be known.
+func (f *fork) end(result *protocol.Result) {
+	select {
+	case <-f.made:
+	default:
+		f.result = result
+		close(f.made)
+	}
+}
+
+// ready waits for the fork. It returns the failure of the call that makes it; an error is the
+// fleet's, or that of ctx.
+func (f *fork) ready(ctx context.Context) (*protocol.Result, error) {
+	if f == nil {
+		return nil, nil //nolint:nilnil // there is nothing to wait for
+	}
+	<-f.made // the dispatcher returns soon after the end of ctx
+	switch {
+	case f.result == nil && ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case f.result == nil:
+		return nil, fmt.Errorf("call %s that forks the workspace came back without result", f.call.ID)
+	case f.result.Status != protocol.StatusOK:
+		return f.result, nil
+	default:
+		return nil, nil //nolint:nilnil // it is there
+	}
+}
+
+// merge brings what a sub-agent has changed into the workspace, and returns what the model reads of
+// that. One that was stopped is not merged.
+func (t *turnRun) merge(ctx context.Context, p *pendingCall, outcome Outcome) (string, error) {
+	child := string(p.event.CallID)
+	if ctx.Err() != nil || outcome == OutcomeInterrupted {
+		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil //nolint:nilerr // the text says it
+	}
+	var result *protocol.Result
+	call := t.forkCall(ctx, p, mergeIndex, protocol.Exclusive, wire.WorkspaceMerge{From: child})
+	call.Again = true // an earlier run may have sent it
+	err := t.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u Update) {
+		if u.CallID == call.ID && u.State == StateDone {
+			result = u.Result
+		}
+	})
+	switch {
+	case detached(ctx):
+		return "", context.Cause(ctx)
+	case err != nil:
+		return "", fmt.Errorf("merge the workspace of agent %s: %w", child, err)
+	case result == nil:
+		return "", fmt.Errorf("merge the workspace of agent %s: the call came back without result", child)
+	}
+	merged, is := result.Value.(wire.WorkspaceMergeResult)
+	if !is {
+		message := string(result.Status)
+		if result.Error != nil {
+			message = result.Error.Message
+		}
+		return fmt.Sprintf("[What the agent changed is not merged: %s. Its files are in the workspace of session %s.]", message, child), nil
+	}
+	return mergeText(merged), nil
+}
+
+// maxPaths is how many paths of a merge a model is shown of one kind.
+const maxPaths = 50
+
+// mergeText is what a model reads of a merge.
+func mergeText(m wire.WorkspaceMergeResult) string {
+	if len(m.Written)+len(m.Removed)+len(m.Conflicts)+len(m.Protected) == 0 && !m.Commits {
+		return "[Nothing that changed in the fork was missing in the workspace.]"
+	}
+	var lines []string
+	add := func(what string, paths []string) {
+		if len(paths) == 0 {
+			return
+		}
+		shown := paths[:min(len(paths), maxPaths)]
+		line := what + strings.Join(shown, ", ")
+		if more := len(paths) - len(shown); more > 0 {
+			line += fmt.Sprintf(" and %d more", more)
+		}
+		lines = append(lines, line)
+	}
+	add("changed: ", m.Written)
+	add("changed on both sides, and merged: ", m.Merged)
+	add("removed: ", m.Removed)
+	add("CONFLICTS, changed on both sides, and left as they are in the workspace: ", m.Conflicts)
+	add("what the fork has of them: ", m.Theirs)
+	add("protected, and left as they are: ", m.Protected)
+	if m.Commits {
+		lines = append(lines, "The commits of the fork stay there: its files are merged, and can be committed here.")
+	}
+	return "[Merged into the workspace:\n" + strings.Join(lines, "\n") + "]"
+}

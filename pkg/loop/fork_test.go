@@ -1,0 +1,136 @@
+package loop_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// forking has two sub-agents work on forks of the workspace.
+func forking(t *testing.T) *family {
+	t.Helper()
+	parent := delegates("d", `{"prompt":"left","workspace":"fork"}`, `{"prompt":"right","workspace":"fork"}`)
+	before := asks("a", "greedy").ToolCalls
+	parent.ToolCalls = append(before, parent.ToolCalls...)
+	f := newFamily(t, byPrompt{
+		"go":    {replies: []loop.Reply{parent, asks("w", "work"), says("both are done")}},
+		"left":  {replies: []loop.Reply{asks("l", "greedy", "work"), says("left is done")}},
+		"right": {replies: []loop.Reply{asks("r", "greedy"), says("right is done")}},
+	})
+	f.fleet.answer = func(call *protocol.Call) (protocol.Value, *protocol.Error) {
+		switch call.Payload.(type) {
+		case wire.WorkspaceFork:
+			return wire.WorkspaceForkResult{Files: 1}, nil
+		case wire.WorkspaceMerge:
+			return wire.WorkspaceMergeResult{Written: []string{"new"}, Conflicts: []string{"both"}, Theirs: []string{"both.toolfleet-theirs"}, Checkpoint: 3}, nil
+		default:
+			return protocol.FilesWriteResult{}, nil
+		}
+	}
+	return f
+}
+
+// kinds are the payloads that ran, in their order.
+func (f *family) kinds() (kinds []string) {
+	for _, call := range f.fleet.runs {
+		kinds = append(kinds, string(wire.KindOf(call.Payload)))
+	}
+	return kinds
+}
+
+func TestAgent_WorksOnAForkThatIsMergedBack(t *testing.T) {
+	t.Parallel()
+	f := forking(t)
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, "both are done", result.Text)
+	require.Equal(t, []string{"noop", "workspace_fork", "workspace_fork"}, f.kinds()[:3], "in the order of the step")
+	parent := protocol.SandboxKey(string(f.session))
+	for _, call := range f.fleet.runs {
+		switch p := call.Payload.(type) {
+		case wire.WorkspaceFork:
+			require.Equal(t, []protocol.Use{{Key: parent, Access: protocol.Shared}}, call.Resources)
+		case wire.WorkspaceMerge:
+			require.Equal(t, []protocol.Use{{Key: parent, Access: protocol.Exclusive}}, call.Resources)
+			require.Contains(t, []string{string(f.callID(t, 1, 1, 1)), string(f.callID(t, 1, 1, 2))}, p.From)
+		default:
+			if call.Tool == "greedy" && call.SessionID != f.session {
+				require.Equal(t, protocol.ResourceKey("sandbox/"+call.SessionID), call.Resources[0].Key)
+			}
+		}
+	}
+	said := strings.Join(texts(f.models["go"].lastSeen()), "\n")
+	require.Contains(t, said, "left is done\n\n[Merged into the workspace:\nchanged: new\nCONFLICTS, changed on both sides, and left as they are in the workspace: both\nwhat the fork has of them: both.toolfleet-theirs]")
+}
+
+func TestAgent_CrashAtAnyAppendForksAndMergesOnce(t *testing.T) {
+	t.Parallel()
+	session := protocol.NewSessionID()
+	clean := forking(t)
+	clean.session = session
+	want, err := clean.run(t.Context(), t)
+	require.NoError(t, err)
+	conversation := clean.placed(t, clean.models["go"].lastSeen())
+	runs := slices.Sorted(slices.Values(clean.kinds()))
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 3 {
+			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
+			f, journal := forking(t), &crashingJournal{untilCrash: n, kept: kept}
+			f.session, f.journal = session, journal
+			got, err := f.run(t.Context(), t)
+			for tries := 0; err != nil && tries < 5; tries++ {
+				crashed = true
+				require.ErrorIs(t, err, errCrash, name)
+				got, err = f.run(t.Context(), t)
+			}
+			require.NoError(t, err, name)
+			if got.Turn == 2 {
+				continue // the end of the turn was stored before the crash
+			}
+			require.Equal(t, want, got, name)
+			require.Equal(t, conversation, f.placed(t, f.models["go"].lastSeen()), name)
+			require.Equal(t, runs, slices.Sorted(slices.Values(f.kinds())), name)
+		}
+		if !crashed {
+			require.Greater(t, n, 15)
+			break
+		}
+	}
+}
+
+// What an agent that was stopped has changed stays in its fork, and the model reads where.
+func TestAgent_ThatIsStoppedIsNotMerged(t *testing.T) {
+	t.Parallel()
+	f := forking(t)
+	ctx, stop := context.WithCancel(t.Context())
+	f.models["left"].before = func(context.Context) { stop() }
+	result, err := f.run(ctx, t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	require.NotContains(t, f.kinds(), "workspace_merge")
+	require.Contains(t, fmt.Sprint(f.watch.of(loop.EventToolResult)), "is not merged: it was stopped. Its files are in the workspace of session "+string(f.callID(t, 1, 1, 1)))
+}
+
+func TestAgent_WhoseForkFailsIsNotStarted(t *testing.T) {
+	t.Parallel()
+	f := forking(t)
+	f.fleet.answer = func(call *protocol.Call) (protocol.Value, *protocol.Error) {
+		if _, is := call.Payload.(wire.WorkspaceFork); is {
+			return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "no room")
+		}
+		return protocol.FilesWriteResult{}, nil
+	}
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "no room")
+	require.Empty(t, f.models["left"].seen)
+}
