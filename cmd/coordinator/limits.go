@@ -25,6 +25,7 @@ type limitsCommand struct {
 	Set struct {
 		Concurrent int    `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
 		Rate       string `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start, or of a tenant that are accepted, in a second, minute or hour: 5/s, 60/min, 1000/h."`
+		Tokens     string `placeholder:"N/UNIT" help:"Maximum number of tokens of a model's provider, all coordinators together, as in 'model/openai' --tokens 2000000/min."`
 		Burst      int    `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
 		Waiting    int    `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
 		Sessions   int    `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
@@ -112,6 +113,11 @@ func (c *limitsCommand) readRule() (err error) {
 	if c.Set.Rate != "" {
 		c.rule.Rate, err = limits.ParseRate(c.Set.Rate)
 	}
+	if c.Set.Tokens != "" {
+		var failed error
+		c.rule.Tokens, failed = limits.ParseRate(c.Set.Tokens)
+		err = errors.Join(err, failed)
+	}
 	return errors.Join(err, c.rule.Validate())
 }
 
@@ -140,10 +146,10 @@ func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store
 		return printJSON(p, append([]limits.Rule{}, rules.List()...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tPOOL")
+	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tPOOL")
 	for _, r := range rules.List() {
 		_, burst := r.PerSecond()
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(string(r.Lane)), numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst),
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(string(r.Lane)), numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst), orDash(r.Tokens.String()),
 			numberOrDash(r.Waiting), orDash(string(r.Tenant)), numberOrDash(r.Weight), numberOrDash(r.Sessions), orDash(string(r.Pool)))
 	}
 	return table.Flush()

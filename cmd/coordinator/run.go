@@ -45,6 +45,7 @@ type prepared struct {
 	judge     loop.Policy // nil allows everything
 	model     loop.Model
 	modelName string
+	gate      *model.Gate
 	price     *loop.Price // nil is unknown
 	compact   *loop.Compaction
 	agents    []loop.Agent
@@ -84,7 +85,8 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	if err := c.CheckHost(c.Nats != ""); err != nil {
 		return turn, err
 	}
-	opener := model.Opener{Env: p.Getenv, MaxWait: c.ModelWait} // the screen shows retries
+	turn.gate = &model.Gate{}
+	opener := model.Opener{Env: p.Getenv, MaxWait: c.ModelWait, Gate: turn.gate} // the screen shows retries
 	if turn.model, turn.modelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
@@ -171,6 +173,9 @@ func (c *runCommand) with(
 		return err
 	}
 	defer func() { env.Close(err) }()
+	if c.fleet { // a private fleet has no limits
+		turn.gate.Bind(env.Fleet.Dispatcher.ModelLimits())
+	}
 	if env.Host != nil {
 		aborts <- env.Fleet.Abort
 	}

@@ -63,7 +63,8 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	logger := p.common.Logger(p.Program)
-	opener := model.Opener{Env: p.Getenv, Logger: logger, MaxWait: c.ModelWait}
+	var gate model.Gate
+	opener := model.Opener{Env: p.Getenv, Logger: logger, MaxWait: c.ModelWait, Gate: &gate}
 	models, first, err := c.openModels(opener)
 	if err != nil {
 		return err
@@ -118,6 +119,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	defer env.Close(nil)
 	fl := env.Fleet
+	gate.Bind(fl.Dispatcher.ModelLimits())
 	logger = fl.Logger()
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {

@@ -115,6 +115,9 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	return d, nil
 }
 
+// ModelLimits count the requests to models' providers for all processes of the fleet.
+func (d *Dispatcher) ModelLimits() *lane.Publisher { return d.publisher }
+
 // Keep implements [loop.Keeper]. What it keeps is read by workers of the default pool.
 func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
 	d = d.of(protocol.DefaultPool)

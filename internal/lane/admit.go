@@ -58,7 +58,7 @@ type admission struct {
 
 	mu     sync.Mutex
 	counts map[string]*counted
-	rates  map[protocol.Tenant]*limits.Spending
+	rates  map[string]*limits.Spending // of tenants and of models' providers
 }
 
 // counted is how many messages match a filter, as the server said, and what was sent since.
@@ -86,7 +86,7 @@ const (
 func newAdmission(p *Publisher) *admission {
 	return &admission{
 		store: p.store, watch: limits.NewWatch(p.store.JS, p.store.Fleet, nil, func() {}), now: p.serverTime,
-		counts: map[string]*counted{}, rates: map[protocol.Tenant]*limits.Spending{},
+		counts: map[string]*counted{}, rates: map[string]*limits.Spending{},
 	}
 }
 
@@ -183,19 +183,62 @@ func (a *admission) spend(ctx context.Context, tenant protocol.Tenant, rule *lim
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	rate := a.rates[tenant]
-	if rate == nil {
-		rate = limits.NewSpending(a.store.JS, a.store.Fleet, tenant)
-		a.rates[tenant] = rate
-	}
-	a.mu.Unlock()
-	wait, err := rate.Take(ctx, rule, now)
+	rate, burst := rule.PerSecond()
+	wait, err := a.rate(string(tenant)).Take(ctx, limits.Bucket{Rate: rate, Burst: burst}, 1, now)
 	if err != nil || wait == 0 {
 		return err
 	}
-	_, burst := rule.PerSecond()
 	return refuse(protocol.CodeQuota, wait, "tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst)
+}
+
+// rate is what was spent of a tenant's rate, or of a provider's.
+func (a *admission) rate(of string) *limits.Spending {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.rates[of] == nil {
+		a.rates[of] = limits.NewSpending(a.store.JS, a.store.Fleet, of)
+	}
+	return a.rates[of]
+}
+
+// TakeModel takes a request to a model's provider, and as many tokens as it is expected to use,
+// from what the limits of model/PROVIDER leave to all processes of the fleet. It returns 0, or how
+// long it takes until there is some; then nothing was taken.
+func (p *Publisher) TakeModel(ctx context.Context, provider string, tokens int64) (wait time.Duration, err error) {
+	a := p.bounds
+	requests, budget := a.rules(ctx).OfModel(provider)
+	if requests.Rate == 0 && budget.Rate == 0 {
+		return 0, nil
+	}
+	now, err := a.now(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if requests.Rate > 0 {
+		if wait, err = a.rate(limits.ModelLanes+provider).Take(ctx, requests, 1, now); wait > 0 || err != nil {
+			return wait, err
+		}
+	}
+	if budget.Rate > 0 {
+		wait, err = a.rate(limits.ModelLanes+provider+"/tokens").Take(ctx, budget, float64(tokens), now)
+	}
+	if (wait > 0 || err != nil) && requests.Rate > 0 { // the request is not made now
+		err = errors.Join(err, a.rate(limits.ModelLanes+provider).Correct(ctx, requests, -1, now))
+	}
+	return wait, err
+}
+
+// CorrectModel says by how many tokens a request used more than expected; less if negative.
+func (p *Publisher) CorrectModel(ctx context.Context, provider string, tokens int64) error {
+	_, budget := p.bounds.rules(ctx).OfModel(provider)
+	if budget.Rate == 0 || tokens == 0 {
+		return nil
+	}
+	now, err := p.bounds.now(ctx)
+	if err != nil {
+		return err
+	}
+	return p.bounds.rate(limits.ModelLanes+provider+"/tokens").Correct(ctx, budget, float64(tokens), now)
 }
 
 // count returns how many messages match a filter, and counts one more if there are fewer than most.

@@ -197,3 +197,55 @@ func TestBound_WaitingCalls(t *testing.T) {
 		return accepted == 1
 	}, patience, 10*time.Millisecond, "a change is in force within a second")
 }
+
+// Law: a model's provider gets no more requests and tokens than its limit, from all processes
+// together, and what a request used more or less than expected counts for the next.
+func TestModelLimit_HoldsForAllProcesses(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "*/*", Rate: limits.Rate{N: 1, Per: time.Hour}}) // is about calls
+	wait, err := f.publisher().TakeModel(t.Context(), "openai", 1)
+	require.NoError(t, err)
+	require.Zero(t, wait)
+	f.setLimit(limits.Rule{Lane: "model/openai", Rate: limits.Rate{N: 60, Per: time.Hour}, Burst: 5})
+	f.setLimit(limits.Rule{Lane: "model/goo*", Tokens: limits.Rate{N: 600, Per: time.Minute}})
+	var began sync.WaitGroup
+	var mu sync.Mutex
+	taken := 0
+	for range 4 {
+		p := f.publisher()
+		began.Go(func() {
+			for range 5 {
+				wait, err := p.TakeModel(t.Context(), "openai", 1_000_000)
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				if wait == 0 {
+					taken++
+				} else if wait > time.Minute {
+					t.Error(wait)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	began.Wait()
+	require.Equal(t, 5, taken)
+
+	one, other := f.publisher(), f.publisher()
+	wait, err = one.TakeModel(t.Context(), "google", 900) // more than a minute's worth
+	require.NoError(t, err)
+	require.Zero(t, wait)
+	wait, err = other.TakeModel(t.Context(), "google", 1)
+	require.NoError(t, err)
+	require.InDelta(t, 30, wait.Seconds(), 5)
+	require.NoError(t, one.CorrectModel(t.Context(), "google", -600))
+	wait, err = other.TakeModel(t.Context(), "google", 1)
+	require.NoError(t, err)
+	require.Zero(t, wait)
+	require.NoError(t, other.CorrectModel(t.Context(), "google", 600))
+	wait, err = one.TakeModel(t.Context(), "google", 1)
+	require.NoError(t, err)
+	require.Positive(t, wait)
+}

@@ -16,13 +16,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Spending is the rate of a tenant as one process sees it. What was spent is a record that each
-// process replaces by compare-and-set for each call that it sends, so the rate holds for all
-// processes together. Times are the server's. It is safe for concurrent use.
+// Spending is the rate of a tenant, or of a model's provider, as one process sees it. What was
+// spent is a record that each process replaces by compare-and-set for each call that it sends, so
+// the rate holds for all processes together. Times are the server's. It is safe for concurrent
+// use.
 type Spending struct {
-	js     jetstream.JetStream
-	fleet  protocol.Fleet
-	tenant protocol.Tenant
+	js    jetstream.JetStream
+	fleet protocol.Fleet
+	of    string // a tenant, or a lane
 
 	mu       sync.Mutex
 	bucket   jetstream.KeyValue
@@ -33,8 +34,8 @@ type Spending struct {
 }
 
 // NewSpending reads nothing yet.
-func NewSpending(js jetstream.JetStream, fleet protocol.Fleet, tenant protocol.Tenant) *Spending {
-	return &Spending{js: js, fleet: fleet, tenant: tenant}
+func NewSpending(js jetstream.JetStream, fleet protocol.Fleet, of string) *Spending {
+	return &Spending{js: js, fleet: fleet, of: of}
 }
 
 // spending is the record.
@@ -50,25 +51,46 @@ const (
 	conflictPause = 5 * time.Millisecond
 )
 
-// Take spends one token, and returns 0; or how long it takes until there is one. now is the time of
-// the server.
-func (s *Spending) Take(ctx context.Context, rule *Rule, now func() time.Time) (wait time.Duration, err error) {
+// Bucket is a rate a second, and how much may be spent at once.
+type Bucket struct {
+	Rate  float64
+	Burst int
+}
+
+// Take spends n and returns 0 if the bucket has 1 or more; or it returns how long it takes until
+// the bucket has that. So n may be more than the bucket has: those who come after wait for it. now
+// is the time of the server.
+func (s *Spending) Take(ctx context.Context, b Bucket, n float64, now func() time.Time) (wait time.Duration, err error) {
+	return s.change(ctx, b, n, true, now)
+}
+
+// Correct spends n, or gives it back if it is negative, whatever the bucket has.
+func (s *Spending) Correct(ctx context.Context, b Bucket, n float64, now func() time.Time) error {
+	_, err := s.change(ctx, b, n, false, now)
+	return err
+}
+
+func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool, now func() time.Time) (wait time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for {
+	for fresh := false; ; {
 		if !s.known {
+			fresh = true
 			if err := s.read(ctx); err != nil {
-				return 0, fmt.Errorf("rate of tenant %s: %w", s.tenant, err)
+				return 0, fmt.Errorf("rate of %s: %w", s.of, err)
 			}
 		}
-		var bucket core.Limit
-		bucket.Rate, bucket.Burst = rule.PerSecond()
+		bucket := core.Limit{Rate: b.Rate, Burst: b.Burst}
 		at := now()
 		bucket.Restore(s.spent, at.Sub(s.at), at)
-		if blocked, wait := bucket.Blocked(0, at); blocked != core.NotBlocked {
-			return wait, nil
+		if blocked, wait := bucket.Blocked(0, at); bounded && blocked != core.NotBlocked {
+			if fresh {
+				return wait, nil
+			}
+			s.known = false // another process may have given some back
+			continue
 		}
-		spent := bucket.Spent(at) + 1
+		spent := max(bucket.Spent(at)+n, 0)
 		err := s.write(ctx, spent)
 		if err == nil {
 			s.spent, s.at = spent, at
@@ -76,12 +98,12 @@ func (s *Spending) Take(ctx context.Context, rule *Rule, now func() time.Time) (
 		}
 		s.known = false
 		if !errors.Is(err, jetstream.ErrKeyRevisionMismatch) && !errors.Is(err, jetstream.ErrKeyExists) || !pause.For(ctx, conflictPause) {
-			return 0, fmt.Errorf("rate of tenant %s: %w", s.tenant, err)
+			return 0, fmt.Errorf("rate of %s: %w", s.of, err)
 		}
 	}
 }
 
-func (s *Spending) key() string { return "spent." + string(s.tenant) }
+func (s *Spending) key() string { return "spent." + s.of }
 
 func (s *Spending) read(ctx context.Context) error {
 	var err error

@@ -67,6 +67,9 @@ type Rule struct {
 	// Burst is how many of them may start at once; 0 means [Rate.DefaultBurst] for lanes, and what
 	// ten seconds have for tenants.
 	Burst int `json:"burst,omitempty"`
+	// Tokens is how many tokens a model's provider is sent and asked for in a time; of lanes model/*
+	// only. A minute's worth may be used at once.
+	Tokens Rate `json:"tokens,omitzero"`
 	// Waiting is how many calls a lane or a pool may have in its mailboxes; 0 is no bound.
 	Waiting int `json:"waiting,omitempty"`
 	// Sessions is how many turns of a tenant are accepted and have not ended; 0 is no bound.
@@ -91,6 +94,12 @@ func (r *Rule) Validate() error {
 	bounded("sessions", r.Sessions, MaxConcurrent)
 	if err := r.Rate.validate(); err != nil {
 		all = append(all, err)
+	}
+	if err := r.Tokens.validate(); err != nil {
+		all = append(all, err)
+	}
+	if !r.Tokens.IsZero() && !strings.HasPrefix(string(r.Lane), ModelLanes) {
+		invalid("tokens %s: only lanes of models have them, such as model/openai", r.Tokens)
 	}
 	if r.Burst > 0 && r.Rate.IsZero() {
 		invalid("burst %d: needs a rate", r.Burst)
@@ -129,7 +138,7 @@ func (r *Rule) validateSubject() (all []error) {
 		}
 		if r.Weight != 0 || r.Sessions != 0 {
 			invalid("lane %s: weight and sessions are of tenants", r.Lane)
-		} else if !running && r.Waiting == 0 {
+		} else if !running && r.Waiting == 0 && r.Tokens.IsZero() {
 			invalid("%s: needs concurrent, rate or waiting", r.Lane)
 		}
 	}
@@ -146,6 +155,29 @@ func (r *Rule) PerSecond() (rate float64, burst int) {
 		return r.Rate.PerSecond(), cmp.Or(r.Burst, max(int(seconds*r.Rate.PerSecond()), 1))
 	}
 	return r.Rate.PerSecond(), cmp.Or(r.Burst, r.Rate.DefaultBurst())
+}
+
+// ModelLanes begin the lanes of models' providers: model/openai. Requests to a provider are no calls
+// of a lane, but have the rule of this one.
+const ModelLanes = "model/"
+
+// OfModel returns the buckets of requests and of tokens of a model's provider. Only rules that
+// name model lanes count: what is said of all lanes is about calls. A bucket without a rate bounds
+// nothing.
+func (r *Rules) OfModel(provider string) (requests, tokens Bucket) {
+	lane := protocol.Lane(ModelLanes + provider)
+	rule := r.find(func(rule *Rule) bool {
+		return strings.HasPrefix(string(rule.Lane), ModelLanes) && rule.Lane.Matches(lane)
+	})
+	if rule == nil {
+		return requests, tokens
+	}
+	requests.Rate, requests.Burst = rule.PerSecond()
+	if !rule.Tokens.IsZero() {
+		tokens.Rate = rule.Tokens.PerSecond()
+		tokens.Burst = max(int(tokens.Rate*60), 1)
+	}
+	return requests, tokens
 }
 
 // Pattern names lanes: two segments with a slash between, as in account/acme. A segment may end

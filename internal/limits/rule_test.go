@@ -42,18 +42,19 @@ func TestRule_BadInputIsNamed(t *testing.T) {
 	fine := limits.Rule{Lane: "account/*", Concurrent: 5, Rate: rate(t, "60/min"), Burst: 10}
 	require.NoError(t, fine.Validate())
 	for want, change := range map[string]func(*limits.Rule){
-		`concurrent -1: must be 1 to 1000000`:                     func(r *limits.Rule) { r.Concurrent = -1 },
-		`concurrent 1000001: must be 1 to 1000000`:                func(r *limits.Rule) { r.Concurrent = 1_000_001 },
-		`burst -1: must be 1 to 1000000`:                          func(r *limits.Rule) { r.Burst = -1 },
-		`burst 10: needs a rate`:                                  func(r *limits.Rule) { r.Rate = limits.Rate{} },
-		`account/*: needs concurrent, rate or waiting`:            func(r *limits.Rule) { *r = limits.Rule{Lane: r.Lane} },
-		`rate 200000/s: must be more than 0 and at most 100000/s`: func(r *limits.Rule) { r.Rate = limits.Rate{N: 200_000, Per: time.Second} },
-		`lane "": 1 segments`:                                     func(r *limits.Rule) { r.Lane = "" },
-		`lane "account": 1 segments`:                              func(r *limits.Rule) { r.Lane = "account" },
-		`lane "account/a/b": 3 segments`:                          func(r *limits.Rule) { r.Lane = "account/a/b" },
-		`lane "account/*x": * must be the end of a segment`:       func(r *limits.Rule) { r.Lane = "account/*x" },
-		`lane "account/": matches no lane`:                        func(r *limits.Rule) { r.Lane = "account/" },
-		`lane "../x": matches no lane`:                            func(r *limits.Rule) { r.Lane = "../x" },
+		`concurrent -1: must be 1 to 1000000`:                                 func(r *limits.Rule) { r.Concurrent = -1 },
+		`concurrent 1000001: must be 1 to 1000000`:                            func(r *limits.Rule) { r.Concurrent = 1_000_001 },
+		`burst -1: must be 1 to 1000000`:                                      func(r *limits.Rule) { r.Burst = -1 },
+		`tokens 60/min: only lanes of models have them, such as model/openai`: func(r *limits.Rule) { r.Tokens = r.Rate },
+		`burst 10: needs a rate`:                                              func(r *limits.Rule) { r.Rate = limits.Rate{} },
+		`account/*: needs concurrent, rate or waiting`:                        func(r *limits.Rule) { *r = limits.Rule{Lane: r.Lane} },
+		`rate 200000/s: must be more than 0 and at most 100000/s`:             func(r *limits.Rule) { r.Rate = limits.Rate{N: 200_000, Per: time.Second} },
+		`lane "": 1 segments`:                                                 func(r *limits.Rule) { r.Lane = "" },
+		`lane "account": 1 segments`:                                          func(r *limits.Rule) { r.Lane = "account" },
+		`lane "account/a/b": 3 segments`:                                      func(r *limits.Rule) { r.Lane = "account/a/b" },
+		`lane "account/*x": * must be the end of a segment`:                   func(r *limits.Rule) { r.Lane = "account/*x" },
+		`lane "account/": matches no lane`:                                    func(r *limits.Rule) { r.Lane = "account/" },
+		`lane "../x": matches no lane`:                                        func(r *limits.Rule) { r.Lane = "../x" },
 	} {
 		r := fine
 		change(&r)

@@ -15,7 +15,6 @@ package model
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -96,6 +95,8 @@ type Opener struct {
 	MaxWait time.Duration
 	// Meter makes the metrics of replies; nil is what the process has installed.
 	Meter metric.Meter
+	// Gate has the models wait for the limits of their providers; nil does not.
+	Gate *Gate
 }
 
 // Open opens a model with the settings of an environment and the defaults for all else.
@@ -137,7 +138,7 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 	if meter == nil {
 		meter = telemetry.Meter()
 	}
-	return measured{Model: m, metrics: telemetry.NewModelMetrics(meter, kind, display)}, display, nil
+	return measured{Model: m, provider: kind, gate: o.Gate, metrics: telemetry.NewModelMetrics(meter, kind, display)}, display, nil
 }
 
 func loadRecording(path string) (*loop.Recording, error) {
@@ -219,34 +220,4 @@ func (o Opener) env(name string) string {
 		return ""
 	}
 	return strings.TrimSpace(o.Env(name))
-}
-
-// measured is a model whose replies are in the metrics.
-type measured struct {
-	loop.Model
-
-	metrics *telemetry.ModelMetrics
-}
-
-var _ loop.Provider = measured{}
-
-// Reply implements [loop.Model].
-func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
-	begun := time.Now()
-	reply, err := m.Model.Reply(ctx, req, delta)
-	m.metrics.Replied(ctx, time.Since(begun), telemetry.Tokens{
-		Input: reply.Usage.InputTokens, Output: reply.Usage.OutputTokens,
-		Cached: reply.Usage.CachedTokens, Reasoning: reply.Usage.ReasoningTokens,
-	}, err)
-	return reply, err
-}
-
-// Provider implements [loop.Provider] with what the model says; "" when it says nothing.
-func (m measured) Provider() string { return providerOf(m.Model) }
-
-func providerOf(m loop.Model) string {
-	if provider, is := m.(loop.Provider); is {
-		return provider.Provider()
-	}
-	return ""
 }

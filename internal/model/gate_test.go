@@ -1,0 +1,79 @@
+package model_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// shared are limits of which the first takes come too early.
+type shared struct {
+	waits     []time.Duration
+	err       error
+	taken     int64
+	corrected int64
+}
+
+func (s *shared) TakeModel(_ context.Context, provider string, tokens int64) (time.Duration, error) {
+	if len(s.waits) > 0 {
+		wait := s.waits[0]
+		s.waits = s.waits[1:]
+		return wait, nil
+	}
+	if provider == "script" {
+		s.taken += tokens
+	}
+	return 0, s.err
+}
+
+func (s *shared) CorrectModel(_ context.Context, _ string, tokens int64) error {
+	s.corrected += tokens
+	return nil
+}
+
+// A request waits for the limit of its provider, the screen says so, and what it used is settled.
+func TestGate_WaitsForTheLimit(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "script.json")
+	require.NoError(t, os.WriteFile(file, []byte(`{"steps":[{"text":"a","usage":{"input_tokens":70,"output_tokens":30}},{"text":"b"}]}`), 0o600))
+	var gate model.Gate
+	m, _, err := model.Opener{Gate: &gate}.Open("script:" + file)
+	require.NoError(t, err)
+	ask := loop.Request{Messages: []loop.Message{{Role: loop.RoleUser, Text: "12345678"}}}
+	synctest.Test(t, func(t *testing.T) {
+		limits := &shared{waits: []time.Duration{20 * time.Second, 10 * time.Second}}
+		gate.Bind(limits)
+		var waits []string
+		begun := time.Now()
+		reply, err := m.Reply(t.Context(), ask, func(d loop.Delta) {
+			if d.Waits != "" {
+				waits = append(waits, d.Waits)
+			}
+		})
+		require.NoError(t, err)
+		require.Equal(t, 30*time.Second, time.Since(begun))
+		require.Equal(t, []string{"the limit of model/script is used up; next request in 20s", "the limit of model/script is used up; next request in 10s"}, waits)
+		require.Equal(t, int64(3), limits.taken)
+		require.Equal(t, reply.Usage.Total(), limits.taken+limits.corrected)
+
+		stop := errors.New("stopped")
+		limits.waits = []time.Duration{time.Hour}
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, stop)
+		defer cancel()
+		_, err = m.Reply(ctx, ask, func(loop.Delta) {})
+		require.ErrorIs(t, err, stop)
+
+		limits.err = errors.New("no server")
+		_, err = m.Reply(t.Context(), ask, func(loop.Delta) {})
+		require.NoError(t, err, "limits that cannot be asked stop nothing")
+	})
+}
