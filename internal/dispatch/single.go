@@ -81,10 +81,18 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	}
 	var state atomic.Value
 	done := make(chan outcome, 1)
-	d.left.Go(func() {
-		result, err := d.one(ctx, call, graceWait, &state, observe)
-		done <- outcome{result, err}
-	})
+	d.futures.mu.Lock()
+	closed := d.futures.closed
+	if !closed {
+		d.left.Go(func() {
+			result, err := d.one(ctx, call, graceWait, &state, observe)
+			done <- outcome{result, err}
+		})
+	}
+	d.futures.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed)
+	}
 	select {
 	case o := <-done:
 		return o.result, o.err
@@ -105,12 +113,25 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	return &unknown, nil
 }
 
+// closeWait bounds the time of [Dispatcher.Close]. An observer of the user's may never return.
+const closeWait = 5 * time.Second
+
 // Close ends all futures with [ErrClosed]; their calls continue. Requests to cancel calls whose
-// callers did not wait are stored first, which takes a few seconds at most. No call may be
-// dispatched meanwhile.
+// callers did not wait are stored first, which takes a few seconds at most. Except by
+// [Dispatcher.Go] and [Dispatcher.Promptly], no call may be dispatched meanwhile.
 func (d *Dispatcher) Close() {
 	d.futures.close()
-	d.left.Wait()
+	stored := make(chan struct{})
+	go func() {
+		defer close(stored)
+		d.left.Wait()
+	}()
+	limit := time.NewTimer(closeWait)
+	defer limit.Stop()
+	select {
+	case <-stored:
+	case <-limit.C:
+	}
 }
 
 // maySent is the error of a call that may have been sent.

@@ -265,8 +265,8 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 // Logger is that of [Options]. While an embedded server can store nothing, records count as debug.
 func (f *Fleet) Logger() *slog.Logger { return f.logger }
 
-// Close ends everything that Connect and StartWorker started, last first. While an embedded server
-// can store nothing it waits for no last words.
+// Close ends everything that Connect and StartWorker started, last first. Each step is bounded in
+// time. While an embedded server can store nothing Close does not wait for running calls.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	closers, abort := f.closers, f.Abort
@@ -306,8 +306,11 @@ func ChangeInPlace(ctx context.Context, dir, program string, session protocol.Se
 	return change()
 }
 
-// drainTime is how long the embedded worker may take to end what runs.
-const drainTime = 5 * time.Second
+// How long the end of a worker inside this process may take.
+const (
+	drainTime = 5 * time.Second // for running calls to end
+	killTime  = 3 * time.Second // for killed ones to end
+)
 
 // Worker is a worker inside this process.
 type Worker struct {
@@ -329,9 +332,12 @@ func (w *Worker) Err() error {
 	}
 }
 
+// ErrStuck means that a handler in this process ignored the end of its context.
+var ErrStuck = errors.New("a handler continues, although its context has ended")
+
 // Drain ends the worker: it claims no more calls, and returns when those that run have ended. When
 // ctx ends first it kills them, and its error is the cause: other workers run them again, except
-// for those that may run once only.
+// for those that may run once only. The error wraps [ErrStuck] if a handler then continues.
 func (w *Worker) Drain(ctx context.Context) error {
 	w.stop()
 	select {
@@ -340,8 +346,14 @@ func (w *Worker) Drain(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	w.abort()
-	<-w.done
-	return cmp.Or(w.err, context.Cause(ctx))
+	killed := time.NewTimer(killTime)
+	defer killed.Stop()
+	select {
+	case <-w.done:
+		return cmp.Or(w.err, context.Cause(ctx))
+	case <-killed.C:
+		return fmt.Errorf("%w: %w", ErrStuck, context.Cause(ctx))
+	}
 }
 
 // StartWorker runs a worker inside this process until it is drained, by its handle or by Close. The
@@ -374,9 +386,12 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 	f.closers = append(f.closers, func() {
 		ctx, cancel := context.WithTimeout(background, drainTime)
 		defer cancel()
-		_ = started.Drain(ctx) // what it kills is not lost
-		if started.err != nil {
-			f.logger.WarnContext(ctx, "worker failed", slog.Any("error", started.err))
+		err := started.Drain(ctx) // what it kills is not lost
+		if !errors.Is(err, ErrStuck) {
+			err = started.err
+		}
+		if err != nil {
+			f.logger.WarnContext(ctx, "worker failed", slog.Any("error", err))
 		}
 	})
 	return started, nil

@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,14 +21,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-// Call is a request to run a tool or a payload. Only Tool or Payload is required. A tool defines
-// resources, delivery, retry, timeout and pool of its calls; fields of Call that are set replace
-// them. The trace context is that of ctx.
+// Call is a request to run a tool, a handler or a payload. Only one of Tool, Handler and Payload is
+// required. A tool defines resources, delivery, retry, timeout and pool of its calls; fields of
+// Call that are set replace them. The trace context is that of ctx.
 type Call struct {
 	// Tool is the name of a tool of Table, and Arguments its arguments, a JSON object; "" is {}.
 	Tool, Arguments string
 	// Table has the tools; nil means the built-in ones.
 	Table *tools.Table
+	// Handler is the kind of a handler of your workers, which runs instead of a tool, and Args what
+	// it gets, as JSON; see [worker.Handle] and [ValueOf].
+	Handler protocol.Kind
+	Args    any
 	// Payload is what a worker executes, instead of a tool: a payload type of package protocol.
 	Payload protocol.Payload
 
@@ -37,8 +42,8 @@ type Call struct {
 	// Sandbox is the sandbox in which the call runs; "" means the one of Session.
 	Sandbox string
 	// Resources are what the call uses: 1 to [protocol.MaxUses], all of one lane. Calls whose
-	// resources conflict run one after another. Empty means what the tool defines; for a payload,
-	// the whole sandbox, exclusively.
+	// resources conflict run one after another. Empty means what the tool defines; for a handler
+	// nothing; for a payload the whole sandbox, exclusively.
 	Resources []protocol.Use
 	// Pool selects the workers; "" means [protocol.DefaultPool].
 	Pool protocol.Pool
@@ -111,6 +116,47 @@ func (r Result) Err() error {
 	return r.Error
 }
 
+// ValueOf is what a call returned, for the results of [Client.Call] and [Future.Wait]: the output
+// of the function of a handler, or a value type of package protocol. A call without the status ok
+// is an error, that of [Result.Err].
+//
+//	sum, err := fleet.ValueOf[int](client.Call(ctx, fleet.Call{Handler: "add", Args: numbers}))
+func ValueOf[T any](r Result, err error) (value T, _ error) {
+	switch {
+	case err != nil:
+		return value, err
+	case r.Err() != nil:
+		return value, fmt.Errorf("call %s: %w", r.CallID, r.Err())
+	}
+	if own, is := r.Value.(protocol.UnknownValue); is {
+		output, err := own.Output()
+		if err == nil {
+			err = json.Unmarshal(output, &value)
+		}
+		if err != nil {
+			err = fmt.Errorf("call %s: the output of handler %s is no %T: %w", r.CallID, own.Name, value, err)
+		}
+		return value, err
+	}
+	value, is := r.Value.(T)
+	if !is {
+		return value, fmt.Errorf("call %s: the value is a %T, and no %T", r.CallID, r.Value, value)
+	}
+	return value, nil
+}
+
+// handled is the payload of a handler.
+func handled(kind protocol.Kind, args any) (protocol.Payload, error) {
+	if _, err := wire.ParseUserKind(string(kind)); err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(args)
+	if err != nil {
+		return nil, fmt.Errorf("args of %s: %w", kind, err)
+	}
+	return wire.NewUserPayload(kind, body)
+}
+
 // Errors that callers branch on, with [errors.Is], by what they can do. [Result.Err] and the errors
 // of all methods that send calls wrap them.
 var (
@@ -146,8 +192,15 @@ func (c *Client) withDefaults(call Call) (Call, error) {
 			faults = append(faults, fmt.Errorf("%w: "+format, append([]any{protocol.ErrInvalidCall}, args...)...))
 		}
 	}
-	fault(call.Tool == "" && call.Payload == nil, "tool: missing; name a tool, or give a payload")
+	fault(call.Tool == "" && call.Handler == "" && call.Payload == nil, "tool: missing; name a tool or a handler, or give a payload")
 	fault(call.Tool != "" && call.Payload != nil, "tool %q: must not be combined with a payload", call.Tool)
+	fault(call.Handler != "" && (call.Tool != "" || call.Payload != nil), "handler %q: must not be combined with a tool or a payload", call.Handler)
+	fault(call.Handler == "" && call.Args != nil, "args: need a handler; those of a tool are Arguments")
+	if call.Handler != "" && call.Payload == nil {
+		payload, err := handled(call.Handler, call.Args)
+		fault(err != nil, "handler: %w", err)
+		call.Payload = payload
+	}
 	fault(call.Payload != nil && wire.KindOf(call.Payload) == "", "payload %T: must be a payload type of package protocol, as a value", call.Payload)
 	fault(call.Payload != nil && call.Arguments != "", "arguments %.100q: must not be combined with a payload", call.Arguments)
 	fault(call.MinLevel != "" && !slices.Contains(wire.Levels(), call.MinLevel), "min level %q: must be one of %q", call.MinLevel, wire.Levels())
@@ -215,8 +268,11 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 			return p, nil
 		}
 	} else {
-		made, fault := tools.Plan{Payload: wire.WithAuthor(call.Payload, call.Author)}.Call(
-			tools.Scope{Session: call.Session, Sandbox: call.Sandbox}, tools.Place{ID: call.ID}, "", "", time.Now().UTC())
+		plan := tools.Plan{Payload: wire.WithAuthor(call.Payload, call.Author)}
+		if call.Handler != "" {
+			plan.Resources = []protocol.Use{} // else the whole sandbox
+		}
+		made, fault := plan.Call(tools.Scope{Session: call.Session, Sandbox: call.Sandbox}, tools.Place{ID: call.ID}, "", string(call.Handler), time.Now().UTC())
 		if fault != nil {
 			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
 		}
@@ -266,6 +322,8 @@ func (p *planned) failed(err error) (Result, error) {
 // that time, or is [protocol.StatusOutcomeUnknown]. While the server is away, Call tries until ctx
 // ends.
 func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
+	ctx, done := c.whileOpen(ctx)
+	defer done()
 	f, err := c.prepare(ctx, call)
 	if err != nil {
 		return f.result, err
@@ -274,9 +332,6 @@ func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 	if p.call == nil {
 		return resultOf(p.session, p.single.Outcome), nil
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })() //nolint:contextcheck // of the client
 	result, err := c.inner.Dispatcher.Promptly(ctx, p.call, p.update)
 	if err != nil {
 		return p.failed(err)

@@ -40,6 +40,10 @@ func TestCall_InvalidInputSendsNothingAndNamesEachField(t *testing.T) {
 	}{
 		{fleet.Call{}, []string{"tool: missing"}},
 		{fleet.Call{Tool: "bash", Payload: protocol.CommandRun{}}, []string{`tool "bash": must not be combined with a payload`}},
+		{fleet.Call{Handler: "No", Args: 1}, []string{`handler: invalid payload kind "No"`}},
+		{fleet.Call{Handler: "bash", Tool: "bash"}, []string{`handler "bash": must not be combined with a tool`}},
+		{fleet.Call{Handler: "add", Args: func() {}}, []string{"handler: args of add: json: unsupported type"}},
+		{fleet.Call{Tool: "bash", Args: 1}, []string{"args: need a handler"}},
 		{fleet.Call{Payload: &protocol.CommandRun{}}, []string{"payload *protocol.CommandRun: must be a payload type"}},
 		{fleet.Call{Payload: protocol.CommandRun{}, Arguments: "{}"}, []string{`arguments "{}": must not`}},
 		{fleet.Call{Tool: "bash", Session: "a b", Sandbox: "a/b", ID: "a.b"}, []string{`session id "a b"`, `sandbox: invalid name`, `call id "a.b"`}},
@@ -109,4 +113,18 @@ func TestConnect_UsesWhatItIsGiven(t *testing.T) {
 	require.NoError(t, client.Close())
 	require.True(t, nc.IsConnected(), "it is the program's")
 	require.NoError(t, nc.Flush())
+}
+
+// ValueOf returns only what a call has returned.
+func TestValueOf_OfWhatIsNone(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	echo := fleet.Call{Payload: protocol.CommandRun{Command: "echo here"}}
+	ran, err := fleet.ValueOf[protocol.CommandRunResult](client.Call(t.Context(), echo))
+	require.NoError(t, err)
+	require.Equal(t, "here\n", string(ran.Stdout))
+	_, err = fleet.ValueOf[int](client.Call(t.Context(), echo))
+	require.ErrorContains(t, err, "the value is a protocol.CommandRunResult, and no int")
+	_, err = fleet.ValueOf[int](client.Call(t.Context(), fleet.Call{}))
+	require.ErrorIs(t, err, protocol.ErrInvalidCall)
 }

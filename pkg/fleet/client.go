@@ -26,6 +26,15 @@
 //   - [ErrNotSent]: send the call again, it does not run; [ErrBusy] and [ErrQuota] say when.
 //   - [ErrUnknownOutcome]: check the effects first, the call may run; [Client.Attach] follows it.
 //   - [ErrNoFleet], [ErrRights], [ErrVersion]: change the options, the user's rights or the program.
+//
+// # How methods end
+//
+//   - A closed client: [ErrClosed], at once.
+//   - An ended context: its cause. [Client.Call] and [Client.Go] then cancel their call; all other
+//     methods leave what is in the fleet as it is.
+//   - A server that is away: methods wait for it until their context ends, and then return
+//     [ErrUnreachable] or the cause. The client connects again by itself.
+//   - A fleet of another version: [Connect] returns [ErrVersion], and changes nothing.
 package fleet
 
 import (
@@ -126,8 +135,8 @@ type Client struct {
 	logger  *slog.Logger
 	session protocol.SessionID // of calls that name none
 
-	open  context.Context //nolint:containedctx // ends when the client is closed
-	close context.CancelFunc
+	open  context.Context //nolint:containedctx // ends with [ErrClosed] when the client is closed
+	close context.CancelCauseFunc
 
 	elsewhere bool        // it may have workers that this process does not know
 	named     atomic.Bool // a worker without isolation was started here, by its name
@@ -234,19 +243,46 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 	if c.inner, err = fleet.Connect(ctx, options.inner(name, c)); err != nil {
 		return nil, errors.Join(err, c.cleanup())
 	}
-	c.open, c.close = context.WithCancel(context.WithoutCancel(ctx))
+	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c, nil
 }
 
 // Close ends the workers of this process, the embedded server, and the connection. Calls that still
 // run in such a worker have 5 s to end. [Client.Call] cancels its call; futures end with
-// [ErrClosed], and their calls continue. A second Close does nothing.
+// [ErrClosed], and their calls continue; other methods return [ErrClosed], from now on too. Close
+// takes some 20 s at most, even if functions and handlers of the program ignore the end of their
+// contexts. A second Close does nothing.
 func (c *Client) Close() error {
-	c.close()
+	c.close(ErrClosed)
 	c.inner.Close()
 	cleanup := c.cleanup
 	c.cleanup = func() error { return nil }
 	return cleanup()
+}
+
+// whileOpen returns a context that ends with ctx, and with [ErrClosed] when the client is closed.
+func (c *Client) whileOpen(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if c.open.Err() != nil {
+		cancel(ErrClosed)
+	}
+	stop := context.AfterFunc(c.open, func() { cancel(ErrClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// closed returns [ErrClosed] for a closed client.
+func (c *Client) closed() error { return context.Cause(c.open) }
+
+// check returns [ErrClosed] for a closed client, or an error about rights that the user of the
+// connection lacks: without them a method would wait for the server in vain.
+func (c *Client) check(ctx context.Context, rights ...natsio.Rights) error {
+	if err := c.closed(); err != nil {
+		return err
+	}
+	return c.inner.CheckRights(ctx, rights...)
 }
 
 // OpenModel opens a model by its spec, such as "openai:NAME", "anthropic:NAME", "google:NAME" or

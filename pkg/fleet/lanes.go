@@ -47,7 +47,7 @@ func (l Lanes) open(ctx context.Context, change bool) (*operator.Operator, error
 	if change {
 		rights = append(rights, natsio.LaneChangeRights(f.Name, l.pool))
 	}
-	if err := f.CheckRights(ctx, rights...); err != nil { // without rights the server never answers
+	if err := l.client.check(ctx, rights...); err != nil {
 		return nil, err
 	}
 	return operator.New(ctx, f.Conn(l.pool), f.Name)
@@ -185,7 +185,7 @@ func (c *Client) Workers(ctx context.Context, pool protocol.Pool, wait time.Dura
 	if wait < 0 {
 		return nil, fmt.Errorf("wait %s: must not be negative", wait)
 	}
-	if err := c.inner.CheckRights(ctx, natsio.WorkersRights(c.inner.Name, pool)); err != nil {
+	if err := c.check(ctx, natsio.WorkersRights(c.inner.Name, pool)); err != nil {
 		return nil, err
 	}
 	workers, err := dispatch.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))

@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
@@ -22,7 +23,8 @@ func (w *Worker) Err() error { return w.inner.Err() }
 
 // Drain ends the worker: it takes no more calls, and Drain returns when those that run have ended.
 // When ctx ends before, they are killed, and the error is the cause of ctx: they run again on other
-// workers, except for calls that may run once only. Draining twice is fine.
+// workers, except for calls that may run once only. Drain waits some seconds for handlers that
+// ignore the end of their contexts. Draining twice is fine.
 func (w *Worker) Drain(ctx context.Context) error { return w.inner.Drain(ctx) }
 
 // StartWorker runs a worker inside this process until its Drain, or Close of the client, regardless
@@ -32,7 +34,7 @@ func (w *Worker) Drain(ctx context.Context) error { return w.inner.Drain(ctx) }
 // [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host.
 func (c *Client) StartWorker(ctx context.Context, options worker.Options) (*Worker, error) {
 	o, err := internal.OfClient(options)
-	if err != nil {
+	if err = errors.Join(err, c.closed()); err != nil {
 		return nil, err
 	}
 	o.Data, o.Logger = cmp.Or(o.Data, c.data), cmp.Or(o.Logger, c.logger)
