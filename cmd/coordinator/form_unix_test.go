@@ -55,3 +55,22 @@ func TestForm_OnATerminal(t *testing.T) {
 		})
 	}
 }
+
+// What the model asks is one line; a choice that is none is asked again.
+func TestForm_TheModelAsks(t *testing.T) {
+	t.Parallel()
+	script := filepath.Join(t.TempDir(), "ask.json")
+	require.NoError(t, os.WriteFile(script, []byte(`{"steps": [
+		{"tool_calls": [{"name": "ask_user", "arguments": {"question": "Which colour?", "choices": ["red", "blue"]}}]},
+		{"text": "thanks"}]}`), 0o600))
+	for typed, says := range map[string]string{"blue\n": `"content":"blue"`, "\n": "declined to answer"} {
+		c := open(t, "", "run", "--model", "script:"+script, "--toolset", "ask", "--json", "go")
+		c.shows("one of red, blue; an empty line declines:", 1)
+		c.typeIn("green\n")
+		c.shows("must be one of red, blue", 1)
+		c.shows("one of red, blue; an empty line declines:", 2)
+		c.typeIn(typed)
+		<-c.done
+		require.Contains(t, c.stdout.String(), says)
+	}
+}

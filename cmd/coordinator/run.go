@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/transfer"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -209,7 +210,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	}
 	observe, end := noticeWaiting(show, c.Nats), silence
 	approve := c.approver(p, fl, show, turn)
-	if c.mayBeServed(turn) {
+	if c.mayBeAsked(turn) {
 		answers := prompt.NewAnswers(c.asks, fl, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 		answers.Alone = c.Nats == ""
 		end = func() { answers.Close(); silence() }
@@ -323,7 +324,7 @@ func cameBack(before snapshot.Manifest, changes *snapshot.Changes) (changed []te
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the
 // fleet.
 func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-	if turn.judge == nil && !c.mayBeServed(turn) {
+	if turn.judge == nil && !c.mayBeAsked(turn) {
 		return nil // no question will be asked: do not read from the terminal
 	}
 	files := prompt.FilesOf(turn.workspace)
@@ -339,10 +340,11 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepar
 	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), approval.Waiter(fl.NC, fl.Name))
 }
 
-// mayBeServed reports whether there may be MCP servers, which can ask questions: those of a folder
-// come and go between turns.
-func (c *runCommand) mayBeServed(turn prepared) bool {
-	return len(turn.tools.Servers) > 0 || c.talks && turn.tools.Folder != nil
+// mayBeAsked reports whether calls can ask questions: of the tool ask_user, or of MCP servers, of
+// which those of a folder come and go between turns.
+func (c *runCommand) mayBeAsked(turn prepared) bool {
+	_, asks := turn.tools.Table.Lookup(wire.AskUserTool)
+	return asks || len(turn.tools.Servers) > 0 || c.talks && turn.tools.Folder != nil
 }
 
 // announced reports how a question is answered from elsewhere, and waits for the answer.

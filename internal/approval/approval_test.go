@@ -97,3 +97,37 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 	require.True(t, (<-answers[0]).Granted)
 	require.False(t, (<-answers[1]).Granted)
 }
+
+// TestPut_WaitsForAnAnswerThatFits: a person may be slow, wrong, and right in the end.
+func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	asked := approval.Asked{Pool: protocol.SessionPool, Session: protocol.NewSessionID(), Call: wire.RandomCallID()}
+	listening, answered := make(chan struct{}), make(chan protocol.Answer, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() {
+		fits := wire.PersonRequest{Choices: []string{"red", "blue"}}.Fits
+		answer, err := approval.Put(ctx, f.Connect(), f.Name, asked, "1", fits, func() error { close(listening); return nil })
+		if err != nil {
+			t.Error(err)
+		}
+		answered <- answer
+	}()
+	<-listening
+	nc := f.Connect()
+	require.True(t, approval.Asks(ctx, nc, f.Name, asked))
+	require.NoError(t, approval.TakeOn(nc, f.Name, asked, "1"))
+	for content, says := range map[string]string{
+		``: "an answer needs a content", `{"answer":"green"}`: `answer "green": must be one of red, blue`, `[]`: "an answer needs a content",
+	} {
+		err := approval.Reply(ctx, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(content)})
+		require.ErrorIs(t, err, approval.ErrRefused)
+		require.ErrorContains(t, err, says)
+	}
+	err := approval.Reply(ctx, nc, f.Name, asked, protocol.Answer{Question: "2", Action: protocol.ActionDecline})
+	require.ErrorContains(t, err, "another question")
+	require.NoError(t, approval.Reply(ctx, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{"answer":"blue"}`), By: "ada"}))
+	require.Equal(t, "ada", (<-answered).By)
+	require.ErrorIs(t, approval.Say(ctx, nc, nc, f.Name, asked, protocol.Approval{Granted: true}), approval.ErrNotAsked)
+}

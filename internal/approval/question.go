@@ -2,6 +2,7 @@ package approval
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/nats-io/nats.go"
@@ -35,6 +36,48 @@ func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error
 		return fmt.Errorf("take on a question: %w", err)
 	}
 	return nil
+}
+
+// Put waits for the answer to a question, which the caller puts when it is called back. It is
+// what [loop.Asker] says.
+func Put(
+	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, question string, fits func(protocol.Answer) error, listening func() error,
+) (protocol.Answer, error) {
+	messages := make(chan *nats.Msg, 8)
+	subscription, err := nc.ChanSubscribe(wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), messages)
+	if err == nil {
+		defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
+		err = nc.FlushWithContext(ctx)
+	}
+	if err != nil {
+		return protocol.Answer{}, fmt.Errorf("wait for an answer: %w", err)
+	}
+	if err := listening(); err != nil {
+		return protocol.Answer{}, err
+	}
+	for {
+		select {
+		case message := <-messages:
+			answer, err := wire.DecodeAnswer(message.Data)
+			switch {
+			case err != nil: // such as one that only checks that the question is open
+			case answer.Question != "" && answer.Question != question:
+				err = errors.New("it is about another question, which is not open")
+			case answer.Action == protocol.ActionAccept:
+				err = fits(answer)
+			}
+			if err != nil {
+				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it
+				continue
+			}
+			_ = message.Respond(taken()) // the answer counts in any case
+			if answer.Action != wire.ActionWait {
+				return answer, nil
+			}
+		case <-ctx.Done():
+			return protocol.Answer{}, context.Cause(ctx)
+		}
+	}
 }
 
 // Reply answers what a call asks, and returns when its worker has taken the answer. The error is

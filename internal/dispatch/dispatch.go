@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -123,6 +124,15 @@ func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call 
 	d = d.of(protocol.DefaultPool)
 	_, err := natsio.PutObject(ctx, d.js, wire.KeptBucket(d.fleet), wire.KeptText(session, call), strings.NewReader(text))
 	return err
+}
+
+// Ask implements [loop.Asker]. The question counts as one of pool [protocol.SessionPool].
+func (d *Dispatcher) Ask(
+	ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
+	fits func(protocol.Answer) error, listening func() error,
+) (protocol.Answer, error) {
+	a := approval.Asked{Pool: protocol.SessionPool, Session: session, Call: call}
+	return approval.Put(ctx, d.nc, d.fleet, a, question.ID, fits, listening)
 }
 
 // GivenUp implements [loop.TurnCaller]. A coordinator that was lost may have begun the turn, so the

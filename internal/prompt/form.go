@@ -13,10 +13,12 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Fill asks the person for what a running tool asks: first yes or no, then each field.
+// Fill asks the person for what a running tool asks: first yes or no, then each field. What the
+// model asks is one line.
 func (q *Prompt) Fill(ctx context.Context, tool string, asked *protocol.Question) (protocol.Answer, error) {
 	end, err := q.begin(ctx)
 	if err != nil {
@@ -29,6 +31,9 @@ func (q *Prompt) Fill(ctx context.Context, tool string, asked *protocol.Question
 		if err := json.Unmarshal(asked.Schema, &schema); err != nil {
 			return answer, fmt.Errorf("what %s asks: %w", tool, err)
 		}
+	}
+	if tool == wire.AskUserTool && schema.Properties["answer"] != nil {
+		return q.answer(ctx, asked, schema.Properties["answer"], answer)
 	}
 	line, err := q.ask(ctx, terminal.Question{
 		Reason: "the tool asks you", Tool: tool, Arguments: asked.Message, Answers: "Answer it? y: yes; anything else is no:",
@@ -52,6 +57,27 @@ func (q *Prompt) Fill(ctx context.Context, tool string, asked *protocol.Question
 	answer.Action = protocol.ActionAccept
 	answer.Content, err = json.Marshal(content)
 	return answer, err
+}
+
+// answer asks the person for the one field of a question of the model.
+func (q *Prompt) answer(ctx context.Context, asked *protocol.Question, schema *jsonschema.Schema, answer protocol.Answer) (protocol.Answer, error) {
+	names := choices(schema)
+	for {
+		line, err := q.ask(ctx, terminal.Question{
+			Reason: "the model asks you", Tool: wire.AskUserTool, Arguments: asked.Message, Answers: "Answer, " + hintOf(schema) + "; an empty line declines:",
+		})
+		line = strings.TrimSpace(line)
+		switch {
+		case err != nil || line == "":
+			return answer, err
+		case len(names) > 0 && !slices.Contains(names, line):
+			q.screen.Notice("answer: must be one of %s", strings.Join(names, ", "))
+			continue
+		}
+		answer.Action = protocol.ActionAccept
+		answer.Content, err = json.Marshal(map[string]string{"answer": line})
+		return answer, err
+	}
 }
 
 // field asks for a field until the answer is valid; nil means the default, or no value.

@@ -2,7 +2,12 @@ package wire
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -80,3 +85,42 @@ type JobRequest struct {
 	// Timeout is how long wait waits.
 	Timeout time.Duration
 }
+
+// AskUserTool is the name of the tool by which a model asks a person.
+const AskUserTool = "ask_user"
+
+// PersonRequest is the plan of the tool that asks a person. The session puts the question.
+type PersonRequest struct {
+	// Question has a schema with the property "answer".
+	Question protocol.Question
+	// Choices are the possible answers; none means any text.
+	Choices []string
+	// Timeout is how long an answer is waited for.
+	Timeout time.Duration
+}
+
+// Fits returns an error unless the answer is one that the request allows.
+func (r PersonRequest) Fits(answer protocol.Answer) error {
+	var content struct {
+		Answer string `json:"answer"`
+	}
+	form := `an answer needs a content such as {"answer":"TEXT"}`
+	if len(answer.Content) == 0 {
+		return errors.New(form)
+	}
+	if err := json.Unmarshal(answer.Content, &content); err != nil {
+		return fmt.Errorf("%s: %w", form, err)
+	}
+	switch {
+	case len(r.Choices) > 0 && !slices.Contains(r.Choices, content.Answer):
+		return fmt.Errorf("answer %q: must be one of %s", content.Answer, strings.Join(r.Choices, ", "))
+	case strings.TrimSpace(content.Answer) == "":
+		return fmt.Errorf("answer: is missing: %s", form)
+	case utf8.RuneCountInString(content.Answer) > MaxUserAnswer:
+		return fmt.Errorf("answer: %d characters: must be at most %d", utf8.RuneCountInString(content.Answer), MaxUserAnswer)
+	}
+	return nil
+}
+
+// MaxUserAnswer bounds the text of an answer, in characters.
+const MaxUserAnswer = 8000

@@ -208,11 +208,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	}
 	for _, p := range b.asking {
 		group.Go(func() error {
-			if _, is := p.plan.Session.(wire.AgentRequest); is {
-				return t.runAgent(ctx, p, settle)
-			}
-			t.runJobTool(ctx, p, settle)
-			return nil
+			return t.runOwn(ctx, p, settle)
 		})
 	}
 	for _, p := range b.inline {
@@ -222,6 +218,20 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 		})
 	}
 	return group.Wait()
+}
+
+// runOwn carries out a tool call that the session answers itself. An error leaves it without
+// result.
+func (t *turnRun) runOwn(ctx context.Context, p *pendingCall, settle func(Event)) error {
+	switch request := p.plan.Session.(type) {
+	case wire.AgentRequest:
+		return t.runAgent(ctx, p, settle)
+	case wire.PersonRequest:
+		return t.askUser(ctx, p, request, settle)
+	case wire.JobRequest:
+		t.runJobTool(ctx, p, request, settle)
+	}
+	return nil
 }
 
 // update takes one update of a dispatched call. Updates of unknown calls and

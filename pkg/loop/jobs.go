@@ -246,11 +246,10 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 }
 
 // runJobTool carries out a tool call about jobs.
-func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, settle func(Event)) {
+func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, request wire.JobRequest, settle func(Event)) {
 	ctx, span := t.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	request, _ := p.plan.Session.(wire.JobRequest) // the only other request
 	status, text, failure := t.aboutJob(ctx, request)
 	if detached(ctx) {
 		return // the next run of the session asks again

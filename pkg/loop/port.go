@@ -163,6 +163,17 @@ type Keeper interface {
 	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
 }
 
+// Asker is a [Dispatcher] by which a session asks a person. Without one, tools that ask fail.
+type Asker interface {
+	// Ask waits until somebody answers the question of a call, and returns the answer, or the error
+	// of ctx. It calls listening as soon as answers can arrive; an error of that ends it. An answer
+	// that fits refuses with an error is rejected with it, and the question stays.
+	Ask(
+		ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
+		fits func(protocol.Answer) error, listening func() error,
+	) (protocol.Answer, error)
+}
+
 // TurnCaller is a [Dispatcher] of a fleet that carries the calls which ask for turns, too.
 type TurnCaller interface {
 	// GivenUp reports whether the call with an [Input].ID has a result that says that its turn does

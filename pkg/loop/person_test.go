@@ -1,0 +1,145 @@
+package loop_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// person is a fleet in which somebody answers.
+type person struct {
+	*fleet
+
+	// answer returns what the person does; [loop.ErrDetached] leaves the question open.
+	answer func(question protocol.Question) (protocol.Answer, error)
+	asked  int
+}
+
+func (p *person) Ask(
+	ctx context.Context, _ protocol.SessionID, _ protocol.CallID, question protocol.Question, fits func(protocol.Answer) error, listening func() error,
+) (protocol.Answer, error) {
+	if err := listening(); err != nil {
+		return protocol.Answer{}, err
+	}
+	p.asked++
+	answer, err := p.answer(question)
+	if err == nil && answer.Action == protocol.ActionAccept {
+		err = fits(answer)
+	}
+	if err != nil {
+		<-ctx.Done()
+		return answer, errors.Join(context.Cause(ctx), err)
+	}
+	return answer, nil
+}
+
+// asksUser is a rig whose model asks a person.
+func asksUser(t *testing.T, arguments string) *rig {
+	t.Helper()
+	set, err := toolset.Named("ask")
+	require.NoError(t, err)
+	r := newRig(loop.Reply{ToolCalls: []loop.ToolCall{{ID: "a", Name: "ask_user", Arguments: arguments}}}, says("done"))
+	r.tools = set
+	return r
+}
+
+func (r *rig) runWith(ctx context.Context, t *testing.T, dispatcher loop.Dispatcher) error {
+	t.Helper()
+	runner, err := loop.New(r.model, dispatcher, r.journal, table(t, r.tools...), &r.opts)
+	require.NoError(t, err)
+	_, err = runner.Run(ctx, r.session, loop.Input{Text: "go"})
+	return err
+}
+
+func accepts(answer string) func(protocol.Question) (protocol.Answer, error) {
+	content, _ := json.Marshal(map[string]string{"answer": answer}) // strings always encode
+	return func(protocol.Question) (protocol.Answer, error) {
+		return protocol.Answer{Action: protocol.ActionAccept, Content: content, By: "ada"}, nil
+	}
+}
+
+func TestAskUser_TheAnswerIsTheResult(t *testing.T) {
+	t.Parallel()
+	r := asksUser(t, `{"question":"Which colour?","choices":["red","blue"]}`)
+	require.NoError(t, r.runWith(t.Context(), t, &person{fleet: r.fleet, answer: accepts("blue")}))
+	asked, results := r.journaled(t, loop.EventQuestionAsked), r.journaled(t, loop.EventToolResult)
+	require.Len(t, asked, 1)
+	require.Equal(t, "Which colour?", asked[0].Question.Message)
+	require.Equal(t, "session/session/"+string(r.session), asked[0].Lane)
+	require.JSONEq(t, `{"type":"object","properties":{"answer":{"type":"string","enum":["red","blue"]}},"required":["answer"]}`, string(asked[0].Question.Schema))
+	require.Equal(t, "blue by ada", results[0].Content+" by "+results[0].By)
+}
+
+func TestAskUser_WithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	decline := func(protocol.Question) (protocol.Answer, error) {
+		return protocol.Answer{Action: protocol.ActionDecline}, nil
+	}
+	for name, test := range map[string]struct {
+		arguments string
+		answer    func(protocol.Question) (protocol.Answer, error)
+		code      protocol.Code
+		says      string
+	}{
+		"declined":        {`{"question":"Who?"}`, decline, protocol.CodeToolFailed, "declined"},
+		"not in time":     {`{"question":"Who?","timeout":1}`, accepts(" "), protocol.CodeDeadline, "Nobody answered within 1s"},
+		"another choice":  {`{"question":"Who?","choices":["a","b"],"timeout":1}`, accepts("c"), protocol.CodeDeadline, "Nobody answered"},
+		"nobody can ask":  {`{"question":"Who?"}`, nil, protocol.CodeToolFailed, "nobody to ask"},
+		"one choice":      {`{"question":"Who?","choices":["a"]}`, decline, protocol.CodeInvalidArguments, "choices"},
+		"without a text":  {`{"question":""}`, decline, protocol.CodeInvalidArguments, "question"},
+		"waits for years": {`{"question":"Who?","timeout":100000}`, decline, protocol.CodeInvalidArguments, "timeout"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := asksUser(t, test.arguments)
+			var dispatcher loop.Dispatcher = r.fleet
+			if test.answer != nil {
+				dispatcher = &person{fleet: r.fleet, answer: test.answer}
+			}
+			require.NoError(t, r.runWith(t.Context(), t, dispatcher))
+			result := r.journaled(t, loop.EventToolResult)[0]
+			require.Equal(t, test.code, result.Error.Code, result.Content)
+			require.Contains(t, result.Content, test.says)
+		})
+	}
+}
+
+// TestAskUser_ResumedTurnsAskAgain: a question lives as long as its coordinator waits. The journal
+// has it once.
+func TestAskUser_ResumedTurnsAskAgain(t *testing.T) {
+	t.Parallel()
+	r := asksUser(t, `{"question":"Who?"}`)
+	ctx, detach := context.WithCancelCause(t.Context())
+	leaves := &person{fleet: r.fleet, answer: func(protocol.Question) (protocol.Answer, error) {
+		detach(loop.ErrDetached)
+		return protocol.Answer{}, loop.ErrDetached
+	}}
+	require.ErrorIs(t, r.runWith(ctx, t, leaves), loop.ErrDetached)
+	require.Empty(t, r.journaled(t, loop.EventToolResult))
+	r.watch.events = nil
+	next := &person{fleet: r.fleet, answer: accepts("me")}
+	require.NoError(t, r.runWith(t.Context(), t, next))
+	require.Equal(t, 1, next.asked)
+	require.Len(t, r.watch.of(loop.EventQuestionAsked), 1, "observers can answer it")
+	require.Len(t, r.journaled(t, loop.EventQuestionAsked), 1)
+	require.Equal(t, "me", r.journaled(t, loop.EventToolResult)[0].Content)
+}
+
+// TestAskUser_StoppedTurns: the call of a turn that is stopped is cancelled.
+func TestAskUser_StoppedTurns(t *testing.T) {
+	t.Parallel()
+	r := asksUser(t, `{"question":"Who?"}`)
+	ctx, stop := context.WithCancel(t.Context())
+	require.NoError(t, r.runWith(ctx, t, &person{fleet: r.fleet, answer: func(protocol.Question) (protocol.Answer, error) {
+		stop()
+		return protocol.Answer{}, context.Canceled
+	}}))
+	require.Equal(t, string(protocol.StatusCancelled), r.journaled(t, loop.EventToolResult)[0].Status)
+}

@@ -1,0 +1,57 @@
+package toolset
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// The tools of this file are answered by the session itself, not by a worker.
+
+// askWait is how long ask_user waits for an answer if the call names no time.
+const askWait = 10 * time.Minute
+
+// askTools returns the tool by which a model asks a person.
+func askTools() []tools.Tool {
+	return []tools.Tool{{
+		Metadata: tools.Metadata{
+			Effect: tools.Effect{Loop: true},
+			Hint:   "Ask the user with ask_user only for what you cannot find out, and when a wrong guess would cost more than the wait.",
+			Help: `The question appears at the user's terminal, in coordinator session attach, and in coordinator approve ls. The call fails when the user declines, or when
+there is no answer in time. A session that is resumed by another process asks again.`,
+		},
+		Definition: definition(wire.AskUserTool, "Ask the user a question and wait for the answer.", `{
+			"type": "object",
+			"properties": {
+				"question": {"type": "string", "minLength": 1, "maxLength": 4000, "description": "The question, with what the user has to know to answer it."},
+				"choices": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 200}, "minItems": 2, "maxItems": 20, "uniqueItems": true, "description": "The possible answers. Default: any text."},
+				"timeout": {"type": "number", "minimum": 1, "maximum": 86400, "description": "Seconds to wait at most. Default: 600."}
+			},
+			"required": ["question"],
+			"additionalProperties": false
+		}`),
+		Plan: tools.PlanOf(func(_ tools.Scope, args askArguments) (tools.Plan, *protocol.Error) {
+			answer := map[string]any{"type": "string", "minLength": 1, "maxLength": wire.MaxUserAnswer}
+			if len(args.Choices) > 0 {
+				answer = map[string]any{"type": "string", "enum": args.Choices}
+			}
+			schema, err := json.Marshal(map[string]any{"type": "object", "properties": map[string]any{"answer": answer}, "required": []string{"answer"}})
+			if err != nil {
+				panic(fmt.Sprintf("encode schema: %v", err)) // strings always encode
+			}
+			return tools.Plan{Session: wire.PersonRequest{
+				Question: protocol.Question{ID: "1", Message: args.Question, Schema: schema}, Choices: args.Choices, Timeout: seconds(args.Timeout, askWait),
+			}}, nil
+		}),
+	}}
+}
+
+type askArguments struct {
+	Question string   `json:"question"`
+	Choices  []string `json:"choices"`
+	Timeout  float64  `json:"timeout"`
+}
