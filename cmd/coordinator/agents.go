@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -60,34 +59,15 @@ type agentHead struct {
 	Budget          string    `yaml:"budget"`
 }
 
-// maxAgent bounds the size of an agent's file, in bytes.
-const maxAgent = 256 << 10
-
 // readAgent reads one file: front matter between two lines of ---, and the system prompt.
 func readAgent(path string, opener model.Opener, known known, warn func(string)) (loop.Agent, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return loop.Agent{}, errors.Unwrap(err)
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	content, err := io.ReadAll(io.LimitReader(file, maxAgent+1))
+	var fields agentHead
+	system, err := environment.FrontMatter(path, &fields)
 	if err != nil {
 		return loop.Agent{}, err
 	}
-	if len(content) > maxAgent {
-		return loop.Agent{}, fmt.Errorf("is larger than %d KiB", maxAgent>>10)
-	}
-	content = bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n"))
-	head, system, ok := bytes.Cut(bytes.TrimPrefix(content, []byte("---\n")), []byte("\n---\n"))
-	if !bytes.HasPrefix(content, []byte("---\n")) || !ok {
-		return loop.Agent{}, errors.New("must begin with front matter: a line ---, fields such as name and description, a line ---")
-	}
-	var fields agentHead
-	if err := yaml.Unmarshal(head, &fields); err != nil {
-		return loop.Agent{}, fmt.Errorf("front matter: %w", err)
-	}
 	agent := loop.Agent{
-		Name: strings.TrimSpace(fields.Name), Description: strings.TrimSpace(fields.Description), System: strings.TrimSpace(string(system)), MaxSteps: fields.MaxTurns,
+		Name: strings.TrimSpace(fields.Name), Description: strings.TrimSpace(fields.Description), System: system, MaxSteps: fields.MaxTurns,
 	}
 	switch {
 	case agent.Name == "" || agent.Description == "":

@@ -95,6 +95,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	skills, err := c.OpenSkills()
+	if err != nil {
+		return err
+	}
 	settings, err := c.settings()
 	if err != nil {
 		return err
@@ -135,7 +139,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, About: known.about, Agents: agents, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, About: known.about, Agents: agents, Settings: settings, Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

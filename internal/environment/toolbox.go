@@ -25,6 +25,7 @@ import (
 // ToolFlags name the user's own tools and MCP servers.
 type ToolFlags struct {
 	Tools     string `placeholder:"DIR" brief:"Folder of your own tools." help:"Folder of manifests of your own tools and MCP servers, see docs/tools-of-your-own.md; workers need it as well."`
+	Skills    string `placeholder:"DIR" help:"Folder of skills, such as .claude/skills: a folder with a SKILL.md each, see docs/agents.md."`
 	McpConfig string `placeholder:"FILE" brief:"MCP servers, in the mcp.json format of agents." help:"File of MCP servers whose tools the model gets, in the mcp.json format of agents. They run in the session's sandbox."`
 }
 
@@ -72,6 +73,11 @@ func (f ToolFlags) OpenToolbox(toolsets []string, folder *manifest.Folder, warn 
 	if box.sets, err = toolset.Named(toolsets...); err != nil {
 		return nil, cli.Usagef("--toolset: %v", err)
 	}
+	skills, err := f.OpenSkills()
+	if err != nil {
+		return nil, err
+	}
+	box.sets = append(box.sets, skills...)
 	if _, err = tools.NewTable(box.sets...); err != nil {
 		return nil, cli.Usagef("--toolset %s: %v", strings.Join(toolsets, ","), err)
 	}

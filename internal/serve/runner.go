@@ -39,6 +39,7 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "toolsets: %v", err)
 	}
+	set = append(set, s.options.Skills...)
 	own, servers := s.userTools(set)
 	set = append(set, own...)
 	if ask != nil {

@@ -82,6 +82,8 @@ type Options struct {
 	// Tools is the folder of the user's own tools and MCP servers, which every turn has as they are
 	// when it begins to run; nil for none.
 	Tools *manifest.Folder
+	// Skills is the tool that reads skills, which every turn has; empty without skills.
+	Skills []tools.Tool
 	// Servers are MCP servers in addition to those of the folder. Do asks them for their tools, in
 	// the sandbox of the session, when a turn begins to run; required where there are servers.
 	Servers []mcp.Server
