@@ -70,6 +70,7 @@ func until(events []loop.Event, at protocol.CallID) []loop.Event {
 		})
 		events = slices.Concat(events[:last+1], leftOutOf(events[:last+1], events[last+1:]))
 	}
+	events = withoutStreamed(events)
 	var left leftOpen
 	for i := range events {
 		left.see(&events[i])
@@ -82,6 +83,19 @@ func until(events []loop.Event, at protocol.CallID) []loop.Event {
 		}
 	}
 	return slices.Concat(events[:end], left.ends(), events[end:])
+}
+
+// withoutStreamed leaves out the calls of a reply that is not there yet.
+func withoutStreamed(events []loop.Event) []loop.Event {
+	last := loop.Event{}
+	for i := range events {
+		if events[i].Type == loop.EventModelReply {
+			last = events[i]
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(events), func(e loop.Event) bool {
+		return e.Type == loop.EventToolCall && (e.Turn > last.Turn || e.Turn == last.Turn && e.Step > last.Step)
+	})
 }
 
 // leftOutOf are the events behind a cut that say which parts of calls before it are left out.

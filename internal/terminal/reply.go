@@ -15,6 +15,25 @@ type reply struct {
 	thought    *flow           // the same of what the model thinks before
 }
 
+// above is the text of the current step that stands above calls which began while it streamed.
+type above struct {
+	turn, step int
+	text       string
+}
+
+func (a *above) note(e *loop.Event, streamed *reply) {
+	switch {
+	case e.Type == loop.EventModelWaits: // the reply begins again
+		*a = above{}
+	case e.Type != loop.EventToolCall && e.Type != loop.EventToolQueued && e.Type != loop.EventToolRunning,
+		streamed.said.Len() == 0, e.Turn != streamed.turn, e.Step != streamed.step:
+	case a.turn == e.Turn && a.step == e.Step:
+		a.text += streamed.said.String()
+	default:
+		*a = above{e.Turn, e.Step, streamed.said.String()}
+	}
+}
+
 // reasoningDelta shows a piece of what the model thinks, dimmed.
 func (v *View) reasoningDelta(e *loop.Event) {
 	if v.reply.turn != e.Turn || v.reply.step != e.Step || v.reply.text != nil {
@@ -50,6 +69,11 @@ func (v *View) textDelta(e *loop.Event) {
 
 // modelReply shows what has not been streamed of a reply.
 func (v *View) modelReply(e *loop.Event) {
+	if a := v.above; a.text != "" && a.turn == e.Turn && a.step == e.Step {
+		below := *e
+		below.Text, below.Reasoning = strings.TrimPrefix(e.Text, a.text), nil
+		e = &below
+	}
 	if v.reply.turn != e.Turn || v.reply.step != e.Step {
 		v.endReply()
 		if e.Reasoning != nil { // none of it was streamed

@@ -52,6 +52,7 @@ type View struct {
 	mu sync.Mutex // guards what follows
 	output
 	reply  reply
+	above  above
 	labels labels
 	running
 	totals
@@ -151,6 +152,7 @@ func (v *View) Observe(e loop.Event) {
 	}
 	v.turn.begin(e.Time)
 	v.session.begin(e.Time)
+	v.above.note(&e, &v.reply)
 	if e.Type != loop.EventTextDelta && e.Type != loop.EventReasoningDelta && e.Type != loop.EventModelReply {
 		v.endReply()
 	}

@@ -147,15 +147,12 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 		return
 	}
 	call.Again = recorded.sent
-	v.bind(&call, t.opts.MinLevel)
-	call.Payload = wire.WithAuthor(call.Payload, t.opts.Author)
+	t.bind(&call, v)
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		call.Deadline = call.IssuedAt.Add(time.Until(deadline)) // whatever became of the clock since
-	}
+	endWith(ctx, &call)
 	b.remote[call.ID] = p
 	b.calls = append(b.calls, call)
 }
@@ -246,6 +243,9 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 	}
 	switch u.State {
 	case StateQueued:
+		if u.Waits == "" && t.early[u.CallID] {
+			return // observers know it
+		}
 		event := p.as(EventToolQueued)
 		event.Text = u.Waits
 		t.tell(event)
@@ -254,12 +254,7 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 			t.question(p, u, settle)
 			return
 		}
-		event := p.as(EventToolRunning)
-		if u.Lost != "" {
-			event.Type, event.Text = EventWorkerLost, u.Lost
-		}
-		event.WorkerID, event.Attempt = u.WorkerID, u.Attempt
-		t.tell(event)
+		t.tell(p.running(u))
 	case StateDone:
 		if u.Result == nil {
 			return

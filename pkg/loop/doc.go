@@ -30,6 +30,12 @@
 // that it had. A call that was sent, and that the tools of now would send elsewhere or not at all,
 // is outcome_unknown.
 //
+// # Calls of a reply that streams
+//
+// A call that is complete in a reply that still streams ([Delta].Call) is sent at once, if a policy
+// asks no one and all calls before it in the reply were sent. Its tool_call is journaled first. A
+// reply that breaks off is journaled with the calls that were sent, by this run or the next one.
+//
 // # Jobs
 //
 // A call whose plan says Background is a job. Its tool call has a result at once, the handle; the

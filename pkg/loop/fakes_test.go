@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -111,11 +112,15 @@ type fleet struct {
 	answer func(call *protocol.Call) (protocol.Value, *protocol.Error)
 	// asks are what a call tells of questions to a person before it runs on; nil asks nothing.
 	asks func(call *protocol.Call) []loop.Update
+	// takes is how long each call runs; calls of a session run one after the other.
+	takes time.Duration
 	// err is returned before anything is told.
 	err error
 
 	mu      sync.Mutex
 	known   map[protocol.CallID]*protocol.Result
+	free    time.Time // when all calls so far have run
+	ends    map[protocol.CallID]time.Time
 	runs    []protocol.Call
 	stopped []protocol.CallID
 }
@@ -148,6 +153,12 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		if f.hold != nil {
 			select {
 			case <-f.hold(&calls[i]):
+			case <-ctx.Done():
+			}
+		}
+		if f.takes > 0 {
+			select {
+			case <-time.After(time.Until(f.endOf(calls[i].ID))):
 			case <-ctx.Done():
 			}
 		}
@@ -184,6 +195,13 @@ func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {
 				}
 			}
 			f.known[calls[i].ID] = &result
+			if f.free = f.free.Add(f.takes); f.free.Before(time.Now().Add(f.takes)) {
+				f.free = time.Now().Add(f.takes)
+			}
+			if f.ends == nil {
+				f.ends = make(map[protocol.CallID]time.Time)
+			}
+			f.ends[calls[i].ID] = f.free
 			f.runs = append(f.runs, calls[i])
 		}
 		results[i] = f.known[calls[i].ID]
@@ -197,6 +215,23 @@ func (f *fleet) stop(call *protocol.Call) *protocol.Result {
 	f.stopped = append(f.stopped, call.ID)
 	cancelled := wire.NewResult(call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
 	return &cancelled
+}
+
+func (f *fleet) endOf(id protocol.CallID) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ends[id]
+}
+
+// times counts the runs of each call.
+func (f *fleet) times() map[protocol.CallID]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	times := make(map[protocol.CallID]int)
+	for i := range f.runs {
+		times[f.runs[i].ID]++
+	}
+	return times
 }
 
 // ran is the places of the calls that ran, sorted: sessions that do the same have ids of their own.

@@ -53,6 +53,7 @@ type turn struct {
 	cost     *float64    // of the replies so far; nil while there is none, or the price of one is unknown
 	costless bool        // the price of one is unknown
 	notes    []string    // of jobs that ended before the first step
+	streamed []stepCall  // of the reply that is not there yet
 	lastAt   int         // steps at which the budget was used up; 0 while it is not
 	result   *TurnResult // nil while the turn is open
 	// images are those that the provider made and no call has stored yet, by the call that does.
@@ -116,6 +117,9 @@ func (s *session) apply(e *Event) error {
 			t.images[e.ToolCallID] = e.Image
 		}
 	case EventToolCall:
+		if s.addStreamed(e) {
+			break
+		}
 		err = s.updateCall(e, func(c *stepCall) error {
 			c.planned, c.sent, c.about, c.lane = true, e.Status == "", e.About, e.Lane
 			return nil
@@ -228,12 +232,18 @@ func (s *session) addReply(e *Event) error {
 		return fmt.Errorf("step %d is the last, and final: %t", len(t.steps), t.answered())
 	case t.missing() > 0:
 		return fmt.Errorf("step %d has calls without result", len(t.steps))
+	case !t.begins(e.ToolCalls):
+		return fmt.Errorf("does not begin with the %d calls that were sent", len(t.streamed))
 	}
 	next := step{text: e.Text, reasoning: e.Reasoning, cut: e.Finish == FinishLength, calls: make([]stepCall, len(e.ToolCalls))}
 	for i, c := range e.ToolCalls {
 		next.calls[i] = stepCall{ToolCall: c}
+		if i < len(t.streamed) {
+			next.calls[i] = t.streamed[i]
+		}
 		s.taken[c.ID] = true
 	}
+	t.streamed = nil
 	t.steps = append(t.steps, next)
 	s.lastTokens, s.sinceReply = 0, 0
 	if e.Usage != nil {
@@ -278,6 +288,8 @@ func (s *session) endTurn(e *Event) error {
 		return errors.New("turn is not open")
 	case t.missing() > 0:
 		return fmt.Errorf("step %d has calls without result", len(t.steps))
+	case len(t.streamed) > 0:
+		return fmt.Errorf("step %d has no reply", len(t.steps)+1)
 	}
 	result := t.soFar(Outcome(e.Status), e.Error)
 	t.result = &result

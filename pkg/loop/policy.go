@@ -291,12 +291,15 @@ func (s *step) decided() bool {
 }
 
 // used counts the calls of all steps before the last that were not refused, by tool.
-func (s *session) used() map[string]int {
+func (s *session) used() map[string]int { return s.usedBefore(len(s.open().steps) - 1) }
+
+// usedBefore counts those of all turns before the open one, and of that so many steps.
+func (s *session) usedBefore(count int) map[string]int {
 	used := make(map[string]int)
 	for i := range s.turns {
 		steps := s.turns[i].steps
 		if i == len(s.turns)-1 {
-			steps = steps[:len(steps)-1]
+			steps = steps[:count]
 		}
 		for j := range steps {
 			for k := range steps[j].calls {

@@ -26,6 +26,11 @@ type Model interface {
 type Delta struct {
 	// Text is of what the model says, Reasoning of what it thinks before; either may be empty.
 	Text, Reasoning string
+	// Call is a tool call of the reply whose arguments are complete, and Index its position there.
+	// An adapter passes them in their order, and those of a reply that begins again from the first
+	// one; it may leave out any from one on.
+	Call  *ToolCall
+	Index int
 	// Waits says why there is no reply yet, and what comes next, as while the provider is down.
 	Waits string
 }

@@ -48,6 +48,16 @@ func (p *pendingCall) as(kind EventType) Event {
 	return event
 }
 
+// running is the event of a worker that has started the call, or is lost.
+func (p *pendingCall) running(u Update) Event {
+	event := p.as(EventToolRunning)
+	if u.Lost != "" {
+		event.Type, event.Text = EventWorkerLost, u.Lost
+	}
+	event.WorkerID, event.Attempt = u.WorkerID, u.Attempt
+	return event
+}
+
 // result is the event of a result that came from a worker.
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)

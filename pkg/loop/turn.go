@@ -20,13 +20,14 @@ type turnRun struct {
 	*recorder
 
 	followed  followers
-	since     time.Time       // when it began, or its last reply was journaled
-	account   account         // of what its sub-agents use
-	agents    atomic.Int32    // that it started or resumed, in the whole tree
-	asking    sync.Mutex      // held while a person is asked for a sub-agent
-	compacted bool            // this run asks for no further summary
-	cuts      int             // how often the conversation was too long for the model
-	refused   map[Part]string // what the model's server refused in this run, and is not journaled
+	since     time.Time                // when it began, or its last reply was journaled
+	account   account                  // of what its sub-agents use
+	agents    atomic.Int32             // that it started or resumed, in the whole tree
+	asking    sync.Mutex               // held while a person is asked for a sub-agent
+	early     map[protocol.CallID]bool // calls that were sent while their reply streamed
+	compacted bool                     // this run asks for no further summary
+	cuts      int                      // how often the conversation was too long for the model
+	refused   map[Part]string          // what the model's server refused in this run, and is not journaled
 }
 
 // ending is a decision to end the turn.
@@ -102,6 +103,10 @@ func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
 func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	turn := t.session.open()
 	switch {
+	case len(turn.streamed) > 0 && detached(ctx):
+		return nil, context.Cause(ctx)
+	case len(turn.streamed) > 0: // an earlier run was lost meanwhile
+		return nil, t.breakOff(ctx, "", protocol.Usage{})
 	case turn.missing() > 0:
 		return nil, t.runCalls(ctx)
 	case turn.lastAnswer():
@@ -163,7 +168,13 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
-	reply, failed := t.said(ctx, at)
+	streams := t.newStream(ctx)
+	reply, failed := t.said(ctx, at, streams)
+	streams.close()
+	usage := counted(reply.Usage)
+	if len(turn.streamed) > 0 && !detached(ctx) && (failed != nil || !turn.begins(uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step))) {
+		return nil, t.breakOff(ctx, streams.sentText, usage)
+	}
 	if failed != nil && ctx.Err() != nil {
 		return t.stopped(ctx)
 	}
@@ -176,7 +187,6 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if turn.lastAt > 0 {
 		reply.ToolCalls = nil // it was offered none
 	}
-	usage := counted(reply.Usage)
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
 	native := t.nativeEvents(at, &reply)
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
@@ -195,6 +205,9 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		}
 	}
 	err := t.record(ctx, append(append(t.leftOutEvents(at), native...), at)...)
+	if errors.Is(err, ErrEventTooLarge) && len(turn.streamed) > 0 {
+		return nil, t.breakOff(ctx, "", usage)
+	}
 	if errors.Is(err, ErrEventTooLarge) {
 		return &ending{OutcomeFailed, protocol.Errorf(codes.PayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
@@ -204,13 +217,13 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 }
 
 // said gets a reply that says something; one that is empty is asked for once more.
-func (t *turnRun) said(ctx context.Context, at Event) (Reply, *ending) {
-	reply, failed := t.chat(ctx, at, "")
+func (t *turnRun) said(ctx context.Context, at Event, streams *stream) (Reply, *ending) {
+	reply, failed := t.chat(ctx, at, "", streams)
 	if failed != nil || !reply.empty() {
 		return reply, failed
 	}
 	first := counted(reply.Usage)
-	if reply, failed = t.chat(ctx, at, emptyReply); failed != nil {
+	if reply, failed = t.chat(ctx, at, emptyReply, streams); failed != nil {
 		return reply, failed
 	}
 	if reply.empty() {
@@ -242,7 +255,8 @@ func (t *turnRun) provider() string {
 }
 
 // chat asks the model once, with a word to it behind the conversation unless that is "".
-func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *ending) {
+func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stream) (Reply, *ending) {
+	turnCtx := ctx
 	ctx, span := t.opts.Tracer.Start(ctx, spanName(genaiconv.OperationChat, t.opts.ModelName),
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 			append(t.attributes(genaiconv.OperationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
@@ -258,7 +272,11 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *endi
 		if d.Waits != "" {
 			t.tell(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: validText(d.Waits)})
 		}
+		if d.Call != nil {
+			streams.add(turnCtx, *d.Call, d.Index)
+		}
 		if d.Text != "" {
+			streams.say(d.Text)
 			t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: d.Text})
 		}
 	})

@@ -112,6 +112,7 @@ type Assembler struct {
 	Native    []loop.NativeCall
 
 	calls   []*partialCall
+	told    int // of calls, that were passed to delta as complete; -1 for no more
 	byIndex map[int]*partialCall
 }
 
@@ -134,6 +135,22 @@ func (a *Assembler) Tell(delta func(loop.Delta)) {
 	if piece := a.Text.Fresh(); piece != "" {
 		delta(loop.Delta{Text: piece})
 	}
+	for a.told >= 0 && a.told < len(a.calls)-1 { // the last one may grow
+		a.tellCall(delta)
+	}
+}
+
+// tellCall passes the next call on, unless it is not complete, or has no id of its own.
+func (a *Assembler) tellCall(delta func(loop.Delta)) {
+	next := a.calls[a.told]
+	call := &loop.ToolCall{ID: next.id, Name: next.name, Arguments: next.arguments.Raw()}
+	same := func(other *partialCall) bool { return other.id == call.ID }
+	if call.ID == "" || call.Name == "" || !json.Valid([]byte(call.Arguments)) || slices.ContainsFunc(a.calls[:a.told], same) {
+		a.told = -1
+		return
+	}
+	delta(loop.Delta{Call: call, Index: a.told})
+	a.told++
 }
 
 // AddCall adds a piece of a tool call.

@@ -19,7 +19,9 @@
 // reasoning is what the model thinks before, and "finish": "length" cuts the reply off at a limit
 // of output tokens. arguments_raw sends a string as it is, arguments an object; without both it is
 // {}. In either {{ID PATTERN}} becomes what the regular expression finds in the last result of the
-// tool call with this id, as the handle that a process has got: "{{c1 p-[0-9a-f]+}}".
+// tool call with this id, as the handle that a process has got: "{{c1 p-[0-9a-f]+}}". delay_ms of a
+// tool call is the time before it; the calls of such a step are passed on one by one, as those of a
+// reply that streams.
 //
 // The model keeps no state. Which step it replies with follows from the conversation alone: as many
 // assistant messages as it holds, so many steps are over. A resumed session therefore goes on where

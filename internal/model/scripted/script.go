@@ -22,7 +22,8 @@ var ErrInvalidScript = errors.New("invalid script")
 // step is one reply, ready to be given.
 type step struct {
 	reply loop.Reply
-	delay time.Duration // before each piece of text
+	delay time.Duration   // before each piece of text
+	waits []time.Duration // before each tool call
 }
 
 // fileScript is the outer form of a script. Steps are decoded one by one, so that
@@ -46,13 +47,14 @@ type fileToolCall struct {
 	Name         string          `json:"name"`
 	Arguments    json.RawMessage `json:"arguments"`
 	ArgumentsRaw *string         `json:"arguments_raw"`
+	DelayMS      int             `json:"delay_ms"`
 }
 
 // Fields that each level of a script may have, for error messages.
 const (
 	scriptFields   = "steps, delay_ms"
 	stepFields     = "text, tool_calls, delay_ms, usage, reasoning, finish"
-	toolCallFields = "id, name, and arguments (an object) or arguments_raw (a string)"
+	toolCallFields = "id, name, delay_ms, and arguments (an object) or arguments_raw (a string)"
 )
 
 // parse reads all steps and reports every error that it finds.
@@ -104,16 +106,15 @@ func parseStep(number int, raw json.RawMessage, delay time.Duration) (step, erro
 		s.reply.Text = *file.Text
 	}
 	var err error
-	s.reply.ToolCalls, err = parseToolCalls(number, file.ToolCalls)
+	s.reply.ToolCalls, s.waits, err = parseToolCalls(number, file.ToolCalls)
 	return s, err
 }
 
-func parseToolCalls(stepNumber int, raws []json.RawMessage) ([]loop.ToolCall, error) {
-	var calls []loop.ToolCall
+func parseToolCalls(stepNumber int, raws []json.RawMessage) (calls []loop.ToolCall, waits []time.Duration, err error) {
 	var errs []error
 	seen := make(map[string]int, len(raws))
 	for i, raw := range raws {
-		call, err := parseToolCall(raw)
+		call, wait, err := parseToolCall(raw)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tool call %d: %w", i+1, err))
 			continue
@@ -126,36 +127,37 @@ func parseToolCalls(stepNumber int, raws []json.RawMessage) ([]loop.ToolCall, er
 			continue
 		}
 		seen[call.ID] = i + 1
-		calls = append(calls, call)
+		calls, waits = append(calls, call), append(waits, wait)
 	}
-	return calls, errors.Join(errs...)
+	return calls, waits, errors.Join(errs...)
 }
 
-func parseToolCall(raw json.RawMessage) (loop.ToolCall, error) {
+func parseToolCall(raw json.RawMessage) (loop.ToolCall, time.Duration, error) {
 	var file fileToolCall
 	if err := strictDecode(raw, &file, toolCallFields); err != nil {
-		return loop.ToolCall{}, err
+		return loop.ToolCall{}, 0, err
 	}
 	if file.Name == "" {
-		return loop.ToolCall{}, fmt.Errorf(`"name": missing; allowed are %s`, toolCallFields)
+		return loop.ToolCall{}, 0, fmt.Errorf(`"name": missing; allowed are %s`, toolCallFields)
 	}
 	call := loop.ToolCall{ID: file.ID, Name: file.Name, Arguments: "{}"}
 	switch {
 	case file.Arguments != nil && file.ArgumentsRaw != nil:
-		return loop.ToolCall{}, errors.New(`has both "arguments" and "arguments_raw"; allowed is one of them`)
+		return loop.ToolCall{}, 0, errors.New(`has both "arguments" and "arguments_raw"; allowed is one of them`)
 	case file.ArgumentsRaw != nil:
 		call.Arguments = *file.ArgumentsRaw
 	case file.Arguments != nil:
 		if file.Arguments[0] != '{' {
-			return loop.ToolCall{}, errors.New(`"arguments": must be an object; to send anything else, write it as a string in "arguments_raw"`)
+			return loop.ToolCall{}, 0, errors.New(`"arguments": must be an object; to send anything else, write it as a string in "arguments_raw"`)
 		}
 		var compact bytes.Buffer
 		if err := json.Compact(&compact, file.Arguments); err != nil {
-			return loop.ToolCall{}, err
+			return loop.ToolCall{}, 0, err
 		}
 		call.Arguments = compact.String()
 	}
-	return call, nil
+	wait, err := delayOf(file.DelayMS)
+	return call, wait, err
 }
 
 func delayOf(millis int) (time.Duration, error) {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -66,14 +67,18 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 		}
 		delta(loop.Delta{Text: piece})
 	}
-	if ctx.Err() != nil {
-		return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, context.Cause(ctx))
-	}
 	reply := current.reply
 	reply.Model = "script"
 	reply.ToolCalls = slices.Clone(reply.ToolCalls)
 	for i := range reply.ToolCalls {
 		reply.ToolCalls[i].Arguments = filled(reply.ToolCalls[i].Arguments, req.Messages)
+	}
+	streams := slices.ContainsFunc(current.waits, func(wait time.Duration) bool { return wait > 0 })
+	for i := 0; streams && i < len(reply.ToolCalls) && pause.For(ctx, current.waits[i]); i++ {
+		delta(loop.Delta{Call: new(reply.ToolCalls[i]), Index: i})
+	}
+	if ctx.Err() != nil {
+		return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, context.Cause(ctx))
 	}
 	if thought := reply.Reasoning; thought != nil {
 		reply.Reasoning = &loop.Reasoning{Text: thought.Text}
