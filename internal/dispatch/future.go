@@ -51,6 +51,7 @@ type Future struct {
 	lookAt time.Time
 	giveUp time.Time         // when it ends as unknown, after a cancel; zero is never
 	watch  func(*wire.Frame) // may be nil
+	tried  chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
 }
 
 type futureState uint8
@@ -240,20 +241,35 @@ func (f *Future) Done() <-chan struct{} { return f.done }
 func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
 
 // Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
-// the call was not sent.
+// the call was not sent because its lane or pool is full. A call that is about to be sent is sent
+// first: a request before it would have no effect, and others may wait for its result.
 func (f *Future) Cancel(ctx context.Context) error {
-	t := f.futures
-	t.mu.Lock()
-	state := f.state
-	if state == futureQueued {
-		r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
-		t.end(f, &r, nil)
+	for t := f.futures; ; {
+		t.mu.Lock()
+		if f.state == futureQueued && f.wait > 0 {
+			r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
+			t.end(f, &r, nil)
+		}
+		state := f.state
+		if f.tried == nil {
+			f.tried = make(chan struct{})
+		}
+		tried := f.tried
+		t.mu.Unlock()
+		switch state {
+		case futureSent:
+			return t.d.publisher.Cancel(ctx, f.Call)
+		case futureDone:
+			return nil
+		case futureQueued, futureSending:
+		}
+		select {
+		case <-tried:
+		case <-f.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	t.mu.Unlock()
-	if state == futureQueued || state == futureDone {
-		return nil
-	}
-	return t.d.publisher.Cancel(ctx, f.Call)
 }
 
 // Watch passes on the live frames of the call. frame must not block.
@@ -411,7 +427,12 @@ func (t *futures) send() {
 		at := t.turns[0]
 		t.turns = t.turns[1:]
 		f := t.lanes[at][0]
-		if f.state == futureQueued && !t.sendCall(f) {
+		sent := f.state != futureQueued || t.sendCall(f)
+		if f.tried != nil {
+			close(f.tried)
+			f.tried = nil
+		}
+		if !sent {
 			time.AfterFunc(f.wait, func() { t.sendAgain(at) })
 			continue
 		}

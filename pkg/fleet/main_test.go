@@ -23,6 +23,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(stepWorkerVariable) != "" {
+		beStepWorker()
+		return
+	}
 	toolservertest.Main()
 	natsiotest.Overlap()
 	goleak.VerifyTestMain(m)

@@ -80,7 +80,8 @@ func (s *Stream) Record() Event {
 // Wait has the next call that this value sends, and so all after it, wait for events of any stream.
 // A call whose event can never happen, because its call ended otherwise than ok, is rejected with
 // [protocol.CodeAfterUnmet], and so is one whose event has not happened when its time is over, as
-// [Call].After says. The calls after it run.
+// [Call].After says; that is also so if the event's call was not sent, as with [ErrNotSent]. The
+// calls after it run.
 func (s *Stream) Wait(events ...Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

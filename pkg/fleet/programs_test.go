@@ -1,0 +1,306 @@
+package fleet_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/worker"
+)
+
+var programs = flag.Int("programs", 15, "programs of TestStream_RandomProgramsAgreeWithTheirModel")
+
+// stepWorkerVariable makes a process of this test binary a worker that runs the steps of programs.
+const stepWorkerVariable = "FLEET_TEST_STEP_WORKER"
+
+// step is what a call of a random program does.
+type step struct {
+	Log  string `json:"log"` // the file that the call notes its start and end in
+	Does string `json:"does"`
+}
+
+const (
+	succeeds = "succeeds"
+	fails    = "fails"
+	blocks   = "blocks" // until it is cancelled
+)
+
+func beStepWorker() {
+	worker.Main(worker.Handle("step", func(ctx context.Context, call *worker.Call, s step) (string, error) {
+		log, err := os.OpenFile(s.Log, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			return "", err
+		}
+		defer func() { _ = log.Close() }()
+		note := func(what string) {
+			_, _ = fmt.Fprintf(log, "%s %s %s %d\n", what, call.ID(), call.Session(), call.Fence())
+		}
+		note("start")
+		wait := time.Duration(rand.IntN(10)) * time.Millisecond
+		if s.Does == blocks {
+			wait = time.Hour
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+		note("end")
+		if s.Does == fails {
+			return "", errors.New("as it was to")
+		}
+		return "done", nil
+	}))
+}
+
+// operation is a call of a random program, in the order in which the calls are sent.
+type operation struct {
+	stream int // each sandbox has two
+	does   string
+	waits  []int // calls, by their index
+	ok     bool  // what the model says
+	runs   bool
+}
+
+const (
+	programStreams = 4
+	// endWithin is far longer than the calls of a program take, with every worker that is killed.
+	endWithin = 2 * time.Minute
+)
+
+func (o *operation) sandbox(program int) string {
+	return fmt.Sprintf("p%d_%d", program, o.stream/2)
+}
+
+// randomProgram makes a program, and what becomes of its calls by the rules of streams and events.
+func randomProgram(seed uint64) []*operation {
+	r := rand.New(rand.NewPCG(seed, 1))
+	last := make([]int, programStreams) // the last call of each stream, from 1
+	all := make([]*operation, 4+r.IntN(9))
+	for i := range all {
+		o := &operation{stream: r.IntN(programStreams), does: succeeds, runs: true}
+		switch r.IntN(12) {
+		case 0:
+			o.does = fails
+		case 1:
+			o.does = blocks
+		}
+		for range r.IntN(3) {
+			if event := last[r.IntN(programStreams)]; event > 0 && !slices.Contains(o.waits, event-1) {
+				o.waits = append(o.waits, event-1)
+				o.runs = o.runs && all[event-1].ok
+			}
+		}
+		o.ok = o.runs && o.does == succeeds
+		all[i], last[o.stream] = o, i+1
+	}
+	return all
+}
+
+// Law: streams keep the order of their calls, and events that of streams, whichever process sent a
+// call and whichever workers are killed meanwhile; each call has the result that the program says.
+func TestStream_RandomProgramsAgreeWithTheirModel(t *testing.T) {
+	t.Parallel()
+	url := natsiotest.Serve(t, natsiotest.Alone(t, "", "")).ClientURL()
+	clients := make([]*fleet.Client, 2)
+	for i := range clients {
+		var err error
+		clients[i], err = fleet.Connect(t.Context(), fleet.Options{URL: url})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, clients[i].Close()) })
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	killed := make(chan int)
+	go func() { killed <- killStepWorkers(ctx, t, url) }()
+	group, running := errgroup.WithContext(ctx)
+	const together = 24
+	group.SetLimit(together)
+	dir, calls := t.TempDir(), 0
+	for i := range *programs {
+		program := randomProgram(uint64(i))
+		calls += len(program)
+		group.Go(func() error {
+			err := runProgram(running, clients, i, program, filepath.Join(dir, fmt.Sprint(i)))
+			if err != nil {
+				return fmt.Errorf("program %d: %w", i, err)
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	stop()
+	t.Logf("%d programs, %d calls, %d workers killed", *programs, calls, <-killed)
+	require.NoError(t, err)
+}
+
+// killStepWorkers keeps three workers running and kills one of them again and again until ctx ends.
+// It returns how many it killed.
+func killStepWorkers(ctx context.Context, t *testing.T, url string) (killed int) {
+	t.Helper()
+	start := func(n int) *exec.Cmd {
+		cmd := exec.Command(os.Args[0], "--nats", url, "--lease", "1s", "--name", fmt.Sprint("w", n), "--sandbox", "none", "--slots", "16") //nolint:noctx // killed below
+		cmd.Env = append(os.Environ(), stepWorkerVariable+"=1")
+		if err := cmd.Start(); err != nil {
+			t.Errorf("start worker: %v", err)
+		}
+		return cmd
+	}
+	end := func(cmd *exec.Cmd) {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it says that it was killed
+	}
+	workers := []*exec.Cmd{start(0), start(1), start(2)}
+	for ; ; killed++ {
+		select {
+		case <-time.After(200*time.Millisecond + rand.N(300*time.Millisecond)):
+		case <-ctx.Done():
+			for _, cmd := range workers {
+				end(cmd)
+			}
+			return killed
+		}
+		i := rand.IntN(len(workers))
+		end(workers[i])
+		workers[i] = start(killed + len(workers))
+	}
+}
+
+// runProgram sends the calls of a program, by futures of one process or stored by two, and compares
+// what comes of them with the model.
+func runProgram(ctx context.Context, clients []*fleet.Client, number int, program []*operation, log string) error {
+	table, err := tools.NewTable(tools.NewRemote[step]("step", "Step.", tools.Remote{Kind: "step", Resources: []tools.Resource{}}))
+	if err != nil {
+		return err
+	}
+	streams := map[string]*fleet.Stream{}
+	futures, events := make([]*fleet.Future, len(program)), make([]fleet.Event, len(program))
+	for i, o := range program {
+		sender := 0
+		if number%2 == 1 {
+			sender = rand.IntN(len(clients))
+		}
+		key := fmt.Sprint(sender, o.stream)
+		if streams[key] == nil {
+			streams[key] = clients[sender].Stream(o.sandbox(number), fmt.Sprint("s", o.stream))
+		}
+		for _, other := range o.waits {
+			streams[key].Wait(events[other])
+		}
+		call := fleet.Call{
+			Table: table, Tool: "step", Arguments: fmt.Sprintf(`{"log":%q,"does":%q}`, log, o.does), ID: protocol.CallID(fmt.Sprint("c", i)),
+			Delivery: protocol.Idempotent, MinLevel: "none",
+		}
+		if number%2 == 0 {
+			futures[i] = streams[key].Go(ctx, call)
+		} else {
+			ref, err := streams[key].Submit(ctx, call)
+			if err != nil {
+				return err
+			}
+			if futures[i], err = clients[rand.IntN(len(clients))].Attach(ctx, ref); err != nil {
+				return err
+			}
+		}
+		if events[i] = streams[key].Record(); events[i].Call != futures[i].Ref() {
+			return fmt.Errorf("call %d: its event is that of %s", i, events[i].Call)
+		}
+		if o.does == blocks {
+			if err := futures[i].Cancel(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, endWithin)
+	defer cancel()
+	for i, f := range futures {
+		result, err := f.Wait(ctx)
+		if err != nil {
+			lane, _ := clients[0].Lanes("").Show(context.WithoutCancel(ctx), protocol.SandboxKey(program[i].sandbox(number)).Lane(), 0)
+			return fmt.Errorf("call %d, %+v: %w\n%+v", i, program[i], err, lane)
+		}
+		if err := program[i].agrees(&result); err != nil {
+			return fmt.Errorf("call %d, which %s: %w", i, program[i].does, err)
+		}
+	}
+	return checkLog(program, log)
+}
+
+// agrees compares a result with the model.
+func (o *operation) agrees(result *fleet.Result) error {
+	var want []protocol.Status
+	switch {
+	case o.does == blocks: // a lost worker may have started it
+		want = []protocol.Status{protocol.StatusCancelled, protocol.StatusOutcomeUnknown}
+		if !o.runs {
+			want = append(want, protocol.StatusRejected)
+		}
+	case !o.runs:
+		want = []protocol.Status{protocol.StatusRejected}
+	case o.ok:
+		want = []protocol.Status{protocol.StatusOK}
+	default:
+		want = []protocol.Status{protocol.StatusFailed}
+	}
+	switch {
+	case !slices.Contains(want, result.Status):
+		return fmt.Errorf("ended %s, want %v: %w", result.Status, want, result.Err())
+	case result.Status == protocol.StatusRejected && result.Error.Code != protocol.CodeAfterUnmet:
+		return fmt.Errorf("rejected: %w", result.Error)
+	}
+	return nil
+}
+
+// checkLog holds the order in which calls ran against streams and events. As a resource would, it
+// ignores what a worker wrote that had lost its lane.
+func checkLog(program []*operation, log string) error {
+	content, err := os.ReadFile(log)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	first, last, fences := map[int]int{}, map[int]int{}, map[string]uint64{}
+	lines := bufio.NewScanner(strings.NewReader(string(content)))
+	for at := 1; lines.Scan(); at++ {
+		var what, sandbox string
+		var i int
+		var fence uint64
+		if _, err := fmt.Sscanf(lines.Text(), "%s c%d %s %d", &what, &i, &sandbox, &fence); err != nil {
+			return fmt.Errorf("line %q: %w", lines.Text(), err)
+		}
+		if fence < fences[sandbox] {
+			continue
+		}
+		fences[sandbox] = fence
+		if first[i] == 0 {
+			first[i] = at
+		}
+		last[i] = at
+	}
+	for i, o := range program {
+		if ran := first[i] > 0; ran && !o.runs || !ran && o.runs && o.does != blocks {
+			return fmt.Errorf("call %d: ran: %t, want %t\n%s", i, ran, o.runs, content)
+		}
+		for j, earlier := range program[:i] {
+			if first[i] > 0 && last[j] > first[i] && (earlier.stream == o.stream || slices.Contains(o.waits, j)) {
+				return fmt.Errorf("call %d started before call %d had ended\n%s", i, j, content)
+			}
+		}
+	}
+	return nil
+}
