@@ -33,6 +33,10 @@ WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
 # long, and what they are made of is tested with it. Likewise what mostly parses: models and pages.
 PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch
+# Nor with the detector: tests that move much data, that fill a fleet, or that run three servers in their process. They
+# take eight times as long with it, and it sees the same code in the others. PKG=./internal/lane runs them all with it.
+HEAVY     = Test(Cluster|Fact|Flood|Go_ManyFutures|Stream_ADeepStream|Keep|ResultRead|Toolsets|Command_OfVery)
+HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | sed 's,^,./,')
 PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch)(/|$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
@@ -82,8 +86,11 @@ test: program bin/testsum ## Run every test, those of packages with the race det
 .PHONY: test-json
 test-json:
 	@races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
-	{ failed=; $(if $(filter ./...,$(PKG)),$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(PROCESSES) || failed=1;) \
-	$(TESTING) go test $(RACE) -vet=off $(WAITING) -json $(PACKAGES) || failed=1; [ -z "$$failed" ]; } # the linters vet, and see more
+	{ failed=; $(if $(filter ./...,$(PKG)),\
+	$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(PROCESSES) || failed=1; \
+	$(TESTING) CGO_ENABLED=0 go test -trimpath -vet=off $(WAITING) -run '^$(HEAVY)' -json $(HEAVY_IN) || failed=1;) \
+	$(TESTING) go test $(RACE) $(if $(filter ./...,$(PKG)),-skip '^$(HEAVY)') -vet=off $(WAITING) -json $(PACKAGES) || failed=1; \
+	[ -z "$$failed" ]; } # the linters vet, and see more
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit), and in the simulation
