@@ -1,18 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/limits"
-	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -40,25 +38,22 @@ type limitsCommand struct {
 		Pool   string `placeholder:"NAME" help:"Remove the limit of a pool."`
 		Lane   string `arg:"" optional:"" help:"Lanes, as in the list."`
 	} `cmd:"" help:"Remove a limit."`
-
-	rule limits.Rule // of set
 }
 
 // limitsVerb is one of the subcommands.
 type limitsVerb struct {
 	command *limitsCommand
-	reads   bool         // it changes nothing
 	check   func() error // reads the flags and arguments; may be nil
-	act     func(ctx context.Context, p program, store *limits.Store) error
+	act     func(ctx context.Context, p program, all fleet.Limits) error
 }
 
 // commands are the subcommands as kong names them.
 func (c *limitsCommand) commands() map[string]command {
-	set := limitsVerb{command: c, check: c.readRule, act: c.set}
-	rm := limitsVerb{command: c, check: c.checkRemove, act: c.remove}
+	set := limitsVerb{c, func() error { return c.given().Validate() }, c.set}
+	rm := limitsVerb{c, c.checkRemove, c.remove}
 	return map[string]command{
 		"limits set": set, "limits set <lane>": set,
-		"limits ls": limitsVerb{command: c, reads: true, act: c.list},
+		"limits ls": limitsVerb{c, nil, c.list},
 		"limits rm": rm, "limits rm <lane>": rm,
 	}
 }
@@ -75,53 +70,23 @@ func (v limitsVerb) run(ctx context.Context, p program) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	fl, err := c.Connect(ctx, "limits", p.common.Logger(p.Program), natsio.CallRights(protocol.Fleet(c.Fleet), protocol.DefaultPool))
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	parts := fl.Parts()
-	if v.reads {
-		parts = parts[:1]
-	}
-	return eachLimits(ctx, parts, func(store *limits.Store) error { return v.act(ctx, p, store) })
+	defer func() { _ = client.Close() }() // nothing of it is in this process
+	return v.act(ctx, p, client.Limits())
 }
 
-// eachLimits opens the limits of parts of a fleet: pools with servers of their own have a copy.
-func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store) error) error {
-	for _, part := range parts {
-		store, err := limits.Open(ctx, part.JS, part.Name)
-		if err != nil {
-			return err
-		}
-		if err := natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name)); err != nil {
-			return err
-		}
-		if err := do(store); err != nil {
-			return err
-		}
+// given is the limit that limits set stores.
+func (c *limitsCommand) given() fleet.Limit {
+	return fleet.Limit{
+		Lane: c.Set.Lane, Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: c.Set.Weight,
+		Concurrent: c.Set.Concurrent, Rate: c.Set.Rate, Burst: c.Set.Burst, Tokens: c.Set.Tokens, Waiting: c.Set.Waiting, Sessions: c.Set.Sessions,
 	}
-	return nil
 }
 
-// readRule reads the rule that limits set asks for.
-func (c *limitsCommand) readRule() (err error) {
-	c.rule = limits.Rule{
-		Lane: limits.Pattern(c.Set.Lane), Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: c.Set.Weight,
-		Concurrent: c.Set.Concurrent, Burst: c.Set.Burst, Waiting: c.Set.Waiting, Sessions: c.Set.Sessions,
-	}
-	if c.Set.Rate != "" {
-		c.rule.Rate, err = limits.ParseRate(c.Set.Rate)
-	}
-	if c.Set.Tokens != "" {
-		var failed error
-		c.rule.Tokens, failed = limits.ParseRate(c.Set.Tokens)
-		err = errors.Join(err, failed)
-	}
-	return errors.Join(err, c.rule.Validate())
-}
-
-// checkRemove returns the fault of limits rm without a lane and a tenant.
+// checkRemove returns the error of limits rm without a lane and a tenant.
 func (c *limitsCommand) checkRemove() error {
 	if c.Rm.Lane+c.Rm.Tenant+c.Rm.Pool != "" {
 		return nil
@@ -129,28 +94,27 @@ func (c *limitsCommand) checkRemove() error {
 	return errors.New("limits rm: needs a lane, such as 'account/*', --tenant or --pool")
 }
 
-func (c *limitsCommand) set(ctx context.Context, _ program, store *limits.Store) error {
-	return store.Set(ctx, c.rule)
+func (c *limitsCommand) set(ctx context.Context, _ program, all fleet.Limits) error {
+	return all.Set(ctx, c.given())
 }
 
-func (c *limitsCommand) remove(ctx context.Context, _ program, store *limits.Store) error {
-	return store.Remove(ctx, limits.Rule{Lane: limits.Pattern(c.Rm.Lane), Tenant: protocol.Tenant(c.Rm.Tenant), Pool: protocol.Pool(c.Rm.Pool)})
+func (c *limitsCommand) remove(ctx context.Context, _ program, all fleet.Limits) error {
+	return all.Remove(ctx, fleet.Limit{Lane: c.Rm.Lane, Tenant: protocol.Tenant(c.Rm.Tenant), Pool: protocol.Pool(c.Rm.Pool)})
 }
 
-func (c *limitsCommand) list(ctx context.Context, p program, store *limits.Store) error {
-	rules, err := store.Rules(ctx)
+func (c *limitsCommand) list(ctx context.Context, p program, all fleet.Limits) error {
+	list, err := all.List(ctx)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(p, append([]limits.Rule{}, rules.List()...))
+		return printJSON(p, append([]fleet.Limit{}, list...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tPOOL")
-	for _, r := range rules.List() {
-		_, burst := r.PerSecond()
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(string(r.Lane)), numberOrDash(r.Concurrent), orDash(r.Rate.String()), numberOrDash(burst), orDash(r.Tokens.String()),
-			numberOrDash(r.Waiting), orDash(string(r.Tenant)), numberOrDash(r.Weight), numberOrDash(r.Sessions), orDash(string(r.Pool)))
+	for _, l := range list {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(l.Lane), numberOrDash(l.Concurrent), orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens),
+			numberOrDash(l.Waiting), orDash(string(l.Tenant)), numberOrDash(l.Weight), numberOrDash(l.Sessions), orDash(string(l.Pool)))
 	}
 	return table.Flush()
 }
@@ -160,20 +124,4 @@ func numberOrDash(n int) string {
 		return "-"
 	}
 	return fmt.Sprint(n)
-}
-
-// readLimits reads a file of limits, as limits ls --json prints them; no name has none.
-func readLimits(file string) ([]limits.Rule, error) {
-	if file == "" {
-		return nil, nil
-	}
-	body, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("--limits: %w", err)
-	}
-	rules, err := limits.Parse(body)
-	if err != nil {
-		return nil, cli.Usagef("--limits %s: %v", file, err)
-	}
-	return rules, nil
 }

@@ -4,19 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/schedule"
-	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
 type scheduleCommand struct {
@@ -45,7 +38,7 @@ type scheduleName struct {
 // scheduleVerb is one of the subcommands.
 type scheduleVerb struct {
 	command *scheduleCommand
-	act     func(ctx context.Context, p program, fl *fleet.Fleet, store *schedule.Store) error
+	act     func(ctx context.Context, p program, all fleet.Schedules) error
 }
 
 // commands are the subcommands as kong names them.
@@ -53,8 +46,8 @@ func (c *scheduleCommand) commands() map[string]command {
 	return map[string]command{
 		"schedule add <name> <submit ...>": scheduleVerb{c, c.add},
 		"schedule ls":                      scheduleVerb{c, c.list},
-		"schedule pause <name>":            scheduleVerb{c, c.pause(&c.Pause, true)},
-		"schedule resume <name>":           scheduleVerb{c, c.pause(&c.Cont, false)},
+		"schedule pause <name>":            scheduleVerb{c, c.pause},
+		"schedule resume <name>":           scheduleVerb{c, c.resume},
 		"schedule rm <name>":               scheduleVerb{c, c.remove},
 	}
 }
@@ -66,20 +59,13 @@ func (v scheduleVerb) run(ctx context.Context, p program) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	fl, err := c.Connect(ctx, "schedule", p.common.Logger(p.Program), natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	store, err := schedule.Open(ctx, fl.JS, fl.Name)
-	if err != nil {
-		return err
-	}
-	if err := fl.CheckRights(ctx, natsio.ScheduleRights(fl.Name)); err != nil {
-		return err
-	}
-	err = v.act(ctx, p, fl, store)
-	if errors.Is(err, schedule.ErrInvalid) {
+	defer func() { _ = client.Close() }() // nothing of it is in this process
+	err = v.act(ctx, p, client.Schedules())
+	if errors.Is(err, fleet.ErrInvalid) {
 		return cli.Usagef("%v", err)
 	}
 	return err
@@ -94,7 +80,7 @@ type scheduledTurn struct {
 	} `cmd:"" help:"Start a turn."`
 }
 
-func (c *scheduleCommand) add(ctx context.Context, p program, fl *fleet.Fleet, store *schedule.Store) error {
+func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedules) error {
 	args := c.Add.Turn
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
@@ -116,125 +102,65 @@ func (c *scheduleCommand) add(ctx context.Context, p program, fl *fleet.Fleet, s
 		return cli.Usagef("--session last: name the session by its id: last would be another one at each time")
 	}
 	submit := submitCommand{Model: t.Model, turnFlags: t.turnFlags, ExistingFleet: c.ExistingFleet}
-	keeps := submit.Session != ""
 	checked, policies, err := submit.prepare(ctx, p)
 	if err != nil {
 		return err
 	}
-	if err := submit.served(ctx, fl); err != nil {
-		return err
+	request := fleet.NewSchedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed, Turn: fleet.Turn{
+		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolset, MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout,
+		Budget: checked.budget, Policies: policies, Guard: t.FileGuard(), Settings: checked.settings, System: checked.system,
+	}}
+	if t.Session != "" {
+		request.Turn.Session = checked.session
 	}
-	added, err := store.Add(ctx, schedule.Schedule{
-		Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: schedule.Missed(c.Add.Missed),
-		Call: submit.call(checked, policies, nil, protocol.Author{}), KeepSession: keeps,
-	})
+	added, err := all.Add(ctx, request)
 	if err != nil {
 		return err
 	}
 	return c.print(p, added)
 }
 
-func (c *scheduleCommand) list(ctx context.Context, p program, _ *fleet.Fleet, store *schedule.Store) error {
-	all, err := store.List(ctx)
-	return errors.Join(c.print(p, all...), err)
+func (c *scheduleCommand) list(ctx context.Context, p program, all fleet.Schedules) error {
+	list, err := all.List(ctx)
+	return errors.Join(c.print(p, list...), err)
 }
 
-func (c *scheduleCommand) pause(which *scheduleName, paused bool) func(context.Context, program, *fleet.Fleet, *schedule.Store) error {
-	return func(ctx context.Context, p program, _ *fleet.Fleet, store *schedule.Store) error {
-		s, err := store.Pause(ctx, which.Name, paused)
-		if err != nil {
-			return err
-		}
-		return c.print(p, s)
+func (c *scheduleCommand) pause(ctx context.Context, p program, all fleet.Schedules) error {
+	s, err := all.Pause(ctx, c.Pause.Name)
+	if err != nil {
+		return err
 	}
+	return c.print(p, s)
 }
 
-func (c *scheduleCommand) remove(ctx context.Context, _ program, _ *fleet.Fleet, store *schedule.Store) error {
-	return store.Remove(ctx, c.Rm.Name)
+func (c *scheduleCommand) resume(ctx context.Context, p program, all fleet.Schedules) error {
+	s, err := all.Resume(ctx, c.Cont.Name)
+	if err != nil {
+		return err
+	}
+	return c.print(p, s)
 }
 
-// scheduleInfo is what --json prints of a schedule.
-type scheduleInfo struct {
-	Name      string             `json:"name"`
-	Cron      string             `json:"cron"`
-	TimeZone  string             `json:"time_zone"`
-	Missed    schedule.Missed    `json:"missed"`
-	Paused    bool               `json:"paused"`
-	Created   time.Time          `json:"created"`
-	Last      time.Time          `json:"last,omitzero"`
-	Next      []time.Time        `json:"next,omitempty"`
-	SessionID protocol.SessionID `json:"session_id,omitempty"` // that of the last turn; with --session that of every turn
-	Model     string             `json:"model,omitempty"`
-	Prompt    string             `json:"prompt"`
+func (c *scheduleCommand) remove(ctx context.Context, _ program, all fleet.Schedules) error {
+	return all.Remove(ctx, c.Rm.Name)
 }
-
-// nextShown is how many of the next times are printed as JSON.
-const nextShown = 3
 
 // print prints schedules: a table with the next time, or JSON.
-func (c *scheduleCommand) print(p program, all ...*schedule.Schedule) error {
+func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
+	if c.JSON {
+		return printJSON(p, append([]fleet.Schedule{}, all...))
+	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tNEXT\tPROMPT")
-	infos := []scheduleInfo{}
 	for _, s := range all {
-		turn, _ := s.Call.Payload.(wire.TurnRun)
-		info := scheduleInfo{
-			Name: s.Name, Cron: s.Cron, TimeZone: s.TimeZone, Missed: s.Missed, Paused: s.Paused, Created: s.Created, Last: s.Last,
-			Model: turn.Model, Prompt: turn.Prompt,
-		}
-		if info.TimeZone == "" {
-			info.TimeZone = "UTC"
-		}
-		if s.KeepSession || !s.Last.IsZero() {
-			info.SessionID = s.At(s.Last).SessionID
-		}
-		if !s.Paused {
-			info.Next = s.Next(time.Now(), nextShown)
-		}
-		infos = append(infos, info)
 		last, next := "-", "paused"
 		if !s.Last.IsZero() {
 			last = s.Last.Format(time.RFC3339)
 		}
-		if len(info.Next) > 0 {
-			next = info.Next[0].Format(time.RFC3339)
+		if len(s.Next) > 0 {
+			next = s.Next[0].Format(time.RFC3339)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, info.TimeZone, last, orDash(string(info.SessionID)), next, promptOf(turn.Prompt, 40))
-	}
-	if c.JSON {
-		return printJSON(p, infos)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), next, promptOf(s.Prompt, 40))
 	}
 	return table.Flush()
-}
-
-// startNow has the fleet accept a call of a schedule, and does not wait for its result. A call that
-// has a result already was started before.
-func startNow(fl *fleet.Fleet, logger *slog.Logger) func(ctx context.Context, call protocol.Call) error {
-	return func(ctx context.Context, call protocol.Call) error {
-		// When this coordinator stops, it leaves the call: it does not cancel it.
-		following, leave := context.WithCancelCause(context.WithoutCancel(ctx))
-		defer leave(nil)
-		defer context.AfterFunc(ctx, func() { leave(loop.ErrDetached) })()
-		var refused error
-		err := fl.Dispatcher.Dispatch(following, []protocol.Call{call}, func(u loop.Update) {
-			if r := u.Result; r != nil && r.Error != nil {
-				if slices.Contains([]protocol.Code{protocol.CodeFleetFull, protocol.CodeFleetUnavailable, protocol.CodeBusy, protocol.CodeQuota}, r.Error.Code) {
-					refused = r.Error
-				} else if r.Status == protocol.StatusRejected {
-					logger.WarnContext(ctx, "scheduled turn was rejected", slog.String("session_id", string(call.SessionID)), slog.Any("error", r.Error))
-				}
-			}
-			leave(loop.ErrDetached)
-		})
-		switch {
-		case refused != nil:
-			return refused
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, loop.ErrDetached):
-			return nil
-		default:
-			return err
-		}
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -307,4 +308,69 @@ func shellWord(path string) string {
 		return word
 	}
 	return path // no shell accepts it
+}
+
+// eachLimits opens the limits of parts of a fleet: pools with servers of their own have a copy.
+func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store) error) error {
+	for _, part := range parts {
+		store, err := limits.Open(ctx, part.JS, part.Name)
+		if err != nil {
+			return err
+		}
+		if err := natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name)); err != nil {
+			return err
+		}
+		if err := do(store); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readLimits reads a file of limits, as limits ls --json prints them; no name has none.
+func readLimits(file string) ([]limits.Rule, error) {
+	if file == "" {
+		return nil, nil
+	}
+	body, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("--limits: %w", err)
+	}
+	rules, err := limits.Parse(body)
+	if err != nil {
+		return nil, cli.Usagef("--limits %s: %v", file, err)
+	}
+	return rules, nil
+}
+
+// startNow has the fleet accept a call of a schedule, and does not wait for its result. A call that
+// has a result already was started before.
+func startNow(fl *fleet.Fleet, logger *slog.Logger) func(ctx context.Context, call protocol.Call) error {
+	return func(ctx context.Context, call protocol.Call) error {
+		// When this coordinator stops, it leaves the call: it does not cancel it.
+		following, leave := context.WithCancelCause(context.WithoutCancel(ctx))
+		defer leave(nil)
+		defer context.AfterFunc(ctx, func() { leave(loop.ErrDetached) })()
+		var refused error
+		err := fl.Dispatcher.Dispatch(following, []protocol.Call{call}, func(u loop.Update) {
+			if r := u.Result; r != nil && r.Error != nil {
+				if slices.Contains([]protocol.Code{protocol.CodeFleetFull, protocol.CodeFleetUnavailable, protocol.CodeBusy, protocol.CodeQuota}, r.Error.Code) {
+					refused = r.Error
+				} else if r.Status == protocol.StatusRejected {
+					logger.WarnContext(ctx, "scheduled turn was rejected", slog.String("session_id", string(call.SessionID)), slog.Any("error", r.Error))
+				}
+			}
+			leave(loop.ErrDetached)
+		})
+		switch {
+		case refused != nil:
+			return refused
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, loop.ErrDetached):
+			return nil
+		default:
+			return err
+		}
+	}
 }

@@ -9,10 +9,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
-	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -35,16 +33,15 @@ type templateCommand struct {
 // templateVerb is one of the subcommands.
 type templateVerb struct {
 	command *templateCommand
-	name    *string // nil when it is about none
-	act     func(ctx context.Context, p program, store *workspace.Store) error
+	act     func(ctx context.Context, p program, all fleet.Templates) error
 }
 
 // commands are the subcommands as kong names them.
 func (c *templateCommand) commands() map[string]command {
 	return map[string]command{
-		"template create <name> <dir|session>": templateVerb{c, &c.Create.Name, c.create},
-		"template ls":                          templateVerb{c, nil, c.list},
-		"template rm <name>":                   templateVerb{c, &c.Rm.Name, c.remove},
+		"template create <name> <dir|session>": templateVerb{c, c.create},
+		"template ls":                          templateVerb{c, c.list},
+		"template rm <name>":                   templateVerb{c, c.remove},
 	}
 }
 
@@ -53,38 +50,30 @@ func (v templateVerb) run(ctx context.Context, p program) error {
 	if err := checkTimeout(c.Timeout); err != nil {
 		return err
 	}
-	if v.name != nil {
-		if err := workspace.CheckTemplate(*v.name); err != nil {
-			return cli.Usagef("NAME %v", err)
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	fl, err := c.Connect(ctx, "template", p.common.Logger(p.Program), natsio.WorkspaceRights(protocol.Fleet(c.Fleet)))
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
-	if err != nil {
-		return err
+	defer func() { _ = client.Close() }() // nothing of it is in this process
+	err = v.act(ctx, p, client.Templates())
+	if errors.Is(err, fleet.ErrInvalid) {
+		return cli.Usagef("%v", err)
 	}
-	return v.act(ctx, p, store)
+	return err
 }
 
-func (c *templateCommand) create(ctx context.Context, _ program, store *workspace.Store) (err error) {
-	root, err := os.OpenRoot(c.Create.From)
-	if err == nil {
-		defer func() { err = errors.Join(err, root.Close()) }()
-		err = store.TemplateFrom(ctx, c.Create.Name, root)
-	} else {
+func (c *templateCommand) create(ctx context.Context, _ program, all fleet.Templates) error {
+	err := all.Create(ctx, c.Create.Name, c.Create.From)
+	if errors.Is(err, os.ErrNotExist) {
 		id, invalid := protocol.ParseSessionID(c.Create.From)
-		if invalid != nil || !errors.Is(err, os.ErrNotExist) {
+		if invalid != nil {
 			return cli.Usagef("%s is no directory, and no id of a session: %v", c.Create.From, err)
 		}
-		err = store.TemplateOf(ctx, c.Create.Name, wire.HashLane(protocol.SandboxKey(string(id)).Lane()))
+		err = all.CreateFromSession(ctx, c.Create.Name, id)
 	}
-	if errors.Is(err, workspace.ErrExists) {
+	if errors.Is(err, fleet.ErrExists) {
 		return fmt.Errorf("there is a template %s already (template rm %[1]s)", c.Create.Name)
 	}
 	if err != nil {
@@ -93,8 +82,8 @@ func (c *templateCommand) create(ctx context.Context, _ program, store *workspac
 	return nil
 }
 
-func (c *templateCommand) list(ctx context.Context, p program, store *workspace.Store) error {
-	list, err := store.Templates(ctx)
+func (c *templateCommand) list(ctx context.Context, p program, all fleet.Templates) error {
+	list, err := all.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -109,8 +98,8 @@ func (c *templateCommand) list(ctx context.Context, p program, store *workspace.
 	return nil
 }
 
-func (c *templateCommand) remove(ctx context.Context, _ program, store *workspace.Store) error {
-	if err := store.RemoveTemplate(ctx, c.Rm.Name); err != nil {
+func (c *templateCommand) remove(ctx context.Context, _ program, all fleet.Templates) error {
+	if err := all.Remove(ctx, c.Rm.Name); err != nil {
 		return fmt.Errorf("template %s: %w", c.Rm.Name, err)
 	}
 	return nil

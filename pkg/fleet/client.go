@@ -14,6 +14,7 @@
 //   - [Client.Runner] runs sessions: a model calls the tools of a table.
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
 //   - [Client.Lanes] and [Client.Workers] report what waits, what runs and who runs it.
+//   - [Client.Limits], [Client.Schedules] and [Client.Templates] are settings of the fleet.
 //   - [Client.Answer] and [Client.Approve] answer what calls and sessions ask a person.
 //
 // Without a URL the NATS server is inside the process too, so one program can be a whole fleet.

@@ -26,10 +26,10 @@ func TestLimits_Commands(t *testing.T) {
 	}
 	want := `[{"lane":"account/vip","concurrent":50},{"lane":"account/*","concurrent":5,"rate":"60/min","burst":10},{"lane":"*/*","rate":"1000/s"}]`
 	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout)
-	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  WAITING  TENANT  WEIGHT  SESSIONS  POOL
-account/vip  50          -       -      -        -       -       -         -
-account/*    5           60/min  10     -        -       -       -         -
-*/*          -           1000/s  100    -        -       -       -         -
+	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  TOKENS  WAITING  TENANT  WEIGHT  SESSIONS  POOL
+account/vip  50          -       -      -       -        -       -       -         -
+account/*    5           60/min  10     -       -        -       -       -         -
+*/*          -           1000/s  100    -       -        -       -       -         -
 `, b.limits(t, "ls").stdout)
 	for text, args := range map[string][]string{
 		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},

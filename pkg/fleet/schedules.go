@@ -1,0 +1,204 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Turn is a request that a serving coordinator runs a turn of a session. Only Prompt is required;
+// what is zero is that of the session's turn before, or the coordinator's default.
+type Turn struct {
+	// Session is continued, or begun; "" means a new session.
+	Session protocol.SessionID
+	Prompt  string
+	// Model is one that a coordinator serves; "" means the default model of the coordinator that
+	// runs the turn.
+	Model    string
+	Settings loop.Settings
+	// Toolsets are names of built-in toolsets; none means "core".
+	Toolsets []string
+	// MaxSteps, MaxTokens and Timeout bound the turn, and Budget the session.
+	MaxSteps  int
+	MaxTokens int64
+	Timeout   time.Duration
+	Budget    *protocol.Spending
+	// Policies bind the tool calls in addition to those of the coordinator: JSON objects, as in a
+	// file of coordinator --policy.
+	Policies []json.RawMessage
+	Guard    protocol.Guard
+	// System is the system prompt, and Project what files of the project say to agents; an empty
+	// list removes these.
+	System  string
+	Project []protocol.InstructionFile
+	// Author is who commits with git in commands.
+	Author protocol.Author
+}
+
+// call asks a coordinator for the turn.
+func (t *Turn) call() protocol.Call {
+	return serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
+		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget,
+		Policies: t.Policies, Guard: t.Guard,
+		Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput,
+		System: t.System, Project: t.Project, Author: t.Author,
+	}, t.Timeout)
+}
+
+// served refuses a model that no coordinator serves. Without a coordinator, or the right to ask,
+// the turn will wait.
+func (c *Client) served(ctx context.Context, model string) error {
+	err := c.inner.CheckRights(ctx, natsio.WorkersRights(c.inner.Name, protocol.SessionPool))
+	if errors.Is(err, natsio.ErrRights) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if why := dispatch.Unserved(ctx, c.inner.NC, c.inner.Name, model); why != "" {
+		return kindError{fmt.Errorf("model %s: %s", model, why), ErrInvalid}
+	}
+	return nil
+}
+
+// NewSchedule is a request to start a turn at set times.
+type NewSchedule struct {
+	// Name has 1 to 64 letters, digits, '-' and '_'.
+	Name string
+	// Cron is when: the five fields of crontab, @hourly, @daily, @weekly, @monthly, @yearly or
+	// "@every 10m".
+	Cron string
+	// TimeZone is a name of the IANA database, such as Europe/Berlin; "" means UTC.
+	TimeZone string
+	// Missed is what becomes of times at which no coordinator ran: "once" starts the latest one,
+	// "skip" none, "all" each of the last 100; "" means once.
+	Missed string
+	// Turn starts at each time, in a new session unless it names one.
+	Turn Turn
+}
+
+// Schedule is a stored schedule.
+type Schedule struct {
+	Name     string      `json:"name"`
+	Cron     string      `json:"cron"`
+	TimeZone string      `json:"time_zone"`
+	Missed   string      `json:"missed"`
+	Paused   bool        `json:"paused"`
+	Created  time.Time   `json:"created"`
+	Last     time.Time   `json:"last,omitzero"`  // the latest time that was started or skipped
+	Next     []time.Time `json:"next,omitempty"` // the next three times
+	// SessionID is the session of the last turn, or of every turn.
+	SessionID protocol.SessionID `json:"session_id,omitempty"`
+	Model     string             `json:"model,omitempty"`
+	Prompt    string             `json:"prompt"`
+}
+
+// Schedules are the schedules of a fleet. Coordinators start each time once, however many run.
+type Schedules struct{ client *Client }
+
+// Schedules returns the schedules of the fleet.
+func (c *Client) Schedules() Schedules { return Schedules{c} }
+
+// List returns the schedules, sorted by name. With an error that is about single schedules it
+// returns the others.
+func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
+	list := []Schedule{}
+	err := s.with(ctx, func(store *schedule.Store) error {
+		all, err := store.List(ctx)
+		for _, one := range all {
+			list = append(list, described(one))
+		}
+		return err
+	})
+	return list, err
+}
+
+// Add stores a schedule, which starts at its next time. The error wraps [ErrInvalid], also for a
+// model that no coordinator serves, or [ErrExists].
+func (s Schedules) Add(ctx context.Context, request NewSchedule) (added Schedule, err error) {
+	err = s.with(ctx, func(store *schedule.Store) error {
+		if err := s.client.served(ctx, request.Turn.Model); err != nil {
+			return err
+		}
+		stored, err := store.Add(ctx, schedule.Schedule{
+			Name: request.Name, Cron: request.Cron, TimeZone: request.TimeZone, Missed: schedule.Missed(request.Missed),
+			Call: request.Turn.call(), KeepSession: request.Turn.Session != "",
+		})
+		if err == nil {
+			added = described(stored)
+		}
+		return err
+	})
+	return added, err
+}
+
+// Pause stops a schedule until Resume. Times that pass meanwhile are skipped.
+func (s Schedules) Pause(ctx context.Context, name string) (Schedule, error) {
+	return s.pause(ctx, name, true)
+}
+
+// Resume ends a pause.
+func (s Schedules) Resume(ctx context.Context, name string) (Schedule, error) {
+	return s.pause(ctx, name, false)
+}
+
+func (s Schedules) pause(ctx context.Context, name string, paused bool) (changed Schedule, err error) {
+	err = s.with(ctx, func(store *schedule.Store) error {
+		stored, err := store.Pause(ctx, name, paused)
+		if err == nil {
+			changed = described(stored)
+		}
+		return err
+	})
+	return changed, err
+}
+
+// Remove removes a schedule. Turns that have started continue.
+func (s Schedules) Remove(ctx context.Context, name string) error {
+	return s.with(ctx, func(store *schedule.Store) error { return store.Remove(ctx, name) })
+}
+
+func (s Schedules) with(ctx context.Context, do func(*schedule.Store) error) error {
+	f := s.client.inner
+	if err := s.client.check(ctx, natsio.CallRights(f.Name, protocol.SessionPool)); err != nil {
+		return err
+	}
+	store, err := schedule.Open(ctx, f.JS, f.Name)
+	if err == nil {
+		err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
+	}
+	if err == nil {
+		err = do(store)
+	}
+	return withKind(err)
+}
+
+// nextTimes is the number of next times of a [Schedule].
+const nextTimes = 3
+
+// described is a stored schedule as the client returns it.
+func described(s *schedule.Schedule) Schedule {
+	turn, _ := s.Call.Payload.(wire.TurnRun)
+	d := Schedule{
+		Name: s.Name, Cron: s.Cron, TimeZone: cmp.Or(s.TimeZone, "UTC"), Missed: string(s.Missed), Paused: s.Paused,
+		Created: s.Created, Last: s.Last, Model: turn.Model, Prompt: turn.Prompt,
+	}
+	if s.KeepSession || !s.Last.IsZero() {
+		d.SessionID = s.At(s.Last).SessionID
+	}
+	if !s.Paused {
+		d.Next = s.Next(time.Now(), nextTimes)
+	}
+	return d
+}

@@ -1,0 +1,95 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Template is a workspace that new sessions begin with.
+type Template struct {
+	Name  string    `json:"name"`
+	Files int       `json:"files"`
+	Bytes int64     `json:"bytes"`
+	Time  time.Time `json:"time"` // when it was created
+}
+
+// Templates are the templates of a fleet. A name has 1 to 63 lower case letters, digits, '-' and
+// '_', and begins with a letter or digit.
+type Templates struct{ client *Client }
+
+// Templates returns the templates of the fleet.
+func (c *Client) Templates() Templates { return Templates{c} }
+
+// List returns the templates, sorted by name.
+func (t Templates) List(ctx context.Context) ([]Template, error) {
+	list := []Template{}
+	err := t.with(ctx, func(store *workspace.Store) error {
+		all, err := store.Templates(ctx)
+		for _, one := range all {
+			list = append(list, Template(one))
+		}
+		return err
+	})
+	return list, err
+}
+
+// Create stores a directory of this machine as a template. The error wraps [ErrExists] if there is
+// a template of that name.
+func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
+	if err := checkTemplate(name); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return kindError{err, ErrInvalid}
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	return t.with(ctx, func(store *workspace.Store) error { return store.TemplateFrom(ctx, name, root) })
+}
+
+// CreateFromSession stores the workspace of a session as a template, with errors as Create. The
+// error wraps [ErrNotFound] if the session has no stored workspace.
+func (t Templates) CreateFromSession(ctx context.Context, name string, session protocol.SessionID) error {
+	_, err := protocol.ParseSessionID(string(session))
+	if err := errors.Join(checkTemplate(name), err); err != nil {
+		return err
+	}
+	return t.with(ctx, func(store *workspace.Store) error {
+		return store.TemplateOf(ctx, name, wire.HashLane(protocol.SandboxKey(string(session)).Lane()))
+	})
+}
+
+// Remove removes a template. Sessions that began with it stay as they are.
+func (t Templates) Remove(ctx context.Context, name string) error {
+	if err := checkTemplate(name); err != nil {
+		return err
+	}
+	return t.with(ctx, func(store *workspace.Store) error { return store.RemoveTemplate(ctx, name) })
+}
+
+func checkTemplate(name string) error {
+	if err := workspace.CheckTemplate(name); err != nil {
+		return kindError{fmt.Errorf("name %w", err), ErrInvalid}
+	}
+	return nil
+}
+
+func (t Templates) with(ctx context.Context, do func(*workspace.Store) error) error {
+	f := t.client.inner
+	if err := t.client.check(ctx, natsio.WorkspaceRights(f.Name)); err != nil {
+		return err
+	}
+	store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name)
+	if err == nil {
+		err = do(store)
+	}
+	return withKind(err)
+}
