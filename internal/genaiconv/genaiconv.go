@@ -2,7 +2,13 @@
 // that spans and metrics use, in the version of [Version]. Go's semconv package does not have them.
 package genaiconv
 
-import "go.opentelemetry.io/otel/attribute"
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+)
 
 // Version is that of open-telemetry/semantic-conventions-genai. Its names are in development.
 const Version = "0.1.0"
@@ -11,8 +17,9 @@ const Version = "0.1.0"
 const (
 	Operation             = attribute.Key("gen_ai.operation.name")
 	Provider              = attribute.Key("gen_ai.provider.name")
-	ConversationID        = attribute.Key("gen_ai.conversation.id") // the session id
-	ConversationCompacted = attribute.Key("gen_ai.conversation.compacted")
+	AgentName             = attribute.Key("gen_ai.agent.name")             // of a sub-agent
+	ConversationID        = attribute.Key("gen_ai.conversation.id")        // the session id
+	ConversationCompacted = attribute.Key("gen_ai.conversation.compacted") // a summary stands for a part
 	RequestModel          = attribute.Key("gen_ai.request.model")
 	ResponseModel         = attribute.Key("gen_ai.response.model")
 	ResponseID            = attribute.Key("gen_ai.response.id")
@@ -26,7 +33,9 @@ const (
 	ToolName              = attribute.Key("gen_ai.tool.name")
 	ToolType              = attribute.Key("gen_ai.tool.type")
 	ToolDescription       = attribute.Key("gen_ai.tool.description")
-	ToolCallID            = attribute.Key("gen_ai.tool.call.id") // the model's own id
+	ToolCallID            = attribute.Key("gen_ai.tool.call.id")        // the model's own id
+	ToolCallArguments     = attribute.Key("gen_ai.tool.call.arguments") // if [Captures]
+	ToolCallResult        = attribute.Key("gen_ai.tool.call.result")    // if [Captures]
 )
 
 // Values of [Operation], which also start the names of spans.
@@ -47,6 +56,7 @@ const (
 	MetricTool            = "gen_ai.execute_tool.duration"
 	MetricAgent           = "gen_ai.invoke_agent.duration"
 	MetricModel           = "gen_ai.client.operation.duration"
+	MetricFirstChunk      = "gen_ai.client.operation.time_to_first_chunk"
 	MetricInputTokens     = "gen_ai.client.inference.usage.input_tokens"            //nolint:gosec // no credential
 	MetricOutputTokens    = "gen_ai.client.inference.usage.output_tokens"           //nolint:gosec // likewise
 	MetricCacheReadTokens = "gen_ai.client.inference.usage.cache_read.input_tokens" //nolint:gosec // likewise
@@ -62,4 +72,27 @@ const (
 
 	// MethodCallTool is the [MCPMethod] of tool calls, and starts the names of their spans.
 	MethodCallTool = "tools/call"
+
+	MetricMCPClient = "mcp.client.operation.duration"
+	MetricMCPServer = "mcp.server.operation.duration"
 )
+
+// captureVariable asks instrumentations for the contents of messages and tool calls.
+const captureVariable = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+// Captures reports whether spans have arguments and results of tool calls: if the environment asks
+// for them, because they may be private.
+func Captures() bool {
+	return slices.Contains([]string{"true", "1", "span_only", "span_and_event"}, strings.ToLower(strings.TrimSpace(os.Getenv(captureVariable))))
+}
+
+// maxCaptured bounds what a span has of arguments, and of a result, in bytes.
+const maxCaptured = 16 << 10
+
+// Captured is a text as an attribute.
+func Captured(key attribute.Key, text string) attribute.KeyValue {
+	if len(text) > maxCaptured {
+		text = text[:maxCaptured] + "..."
+	}
+	return key.String(strings.ToValidUTF8(text, "\uFFFD"))
+}

@@ -11,7 +11,6 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -35,22 +34,15 @@ type structured struct {
 }
 
 // call answers tools/call, in the trace of its client if the request has one (SEP-414).
-func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (result *mcp.CallToolResult, err error) {
 	ctx = telemetry.ExtractMeta(ctx, request.Params.Meta)
-	name, attributes := genaiconv.MethodCallTool, telemetry.CalledTool("")
+	name := ""
 	if _, known := s.offer.tools.Load().Lookup(request.Params.Name); known { // one that a model made up stays out of it
-		name, attributes = telemetry.SpanCallTool(request.Params.Name), telemetry.CalledTool(request.Params.Name)
+		name = request.Params.Name
 	}
-	ctx, span := telemetry.Tracer().Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attributes...))
-	defer span.End()
-	result, err := s.ordered(ctx, request)
-	switch {
-	case err != nil:
-		telemetry.Fail(span, err)
-	case result.IsError:
-		telemetry.FailAs(span, telemetry.TypeTool)
-	}
-	return result, err
+	ctx, call := telemetry.StartCallTool(ctx, trace.SpanKindServer, name)
+	defer func() { call.End(ctx, err, result != nil && result.IsError) }()
+	return s.ordered(ctx, request)
 }
 
 // ordered sends calls to the fleet in the order in which they came: each waits until those before

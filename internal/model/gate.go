@@ -86,10 +86,15 @@ func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.D
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	begun := time.Now()
-	reply, err := m.Model.Reply(ctx, req, delta)
+	begun, first := time.Now(), time.Duration(0)
+	reply, err := m.Model.Reply(ctx, req, func(d loop.Delta) {
+		if first == 0 && d.Waits == "" {
+			first = time.Since(begun)
+		}
+		delta(d)
+	})
 	leave(reply.Usage.Total())
-	m.metrics.Replied(ctx, time.Since(begun), telemetry.Tokens{
+	m.metrics.Replied(ctx, time.Since(begun), first, telemetry.Tokens{
 		Input: reply.Usage.InputTokens, Output: reply.Usage.OutputTokens,
 		Cached: reply.Usage.CachedTokens, Reasoning: reply.Usage.ReasoningTokens,
 	}, err)

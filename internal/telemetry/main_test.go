@@ -133,6 +133,8 @@ func measure(ctx context.Context) {
 	w.Ended(ctx, "bash", "ok", "")
 	w.Opened(ctx, time.Second, errors.New("no room"))
 	w.Lost(ctx)
+	ctx, call := telemetry.StartCallTool(ctx, trace.SpanKindClient, "echo")
+	call.End(ctx, nil, true)
 }
 
 // scrape writes what a scraper gets from this process to stderr.

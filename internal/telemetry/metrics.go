@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 )
@@ -166,7 +167,7 @@ func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, to
 
 // ModelMetrics are those of one model. They are safe for concurrent use.
 type ModelMetrics struct {
-	duration                         metric.Float64Histogram
+	duration, first                  metric.Float64Histogram
 	input, output, cached, reasoning metric.Int64Counter
 	replyInput, replyOutput          metric.Int64Histogram
 	model                            []attribute.KeyValue
@@ -181,6 +182,7 @@ func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 	}
 	return &ModelMetrics{
 		duration:    newDuration(meter, genaiconv.MetricModel, "Time that a model took for a reply, with its retries."),
+		first:       newDuration(meter, genaiconv.MetricFirstChunk, "Time to the first piece of a reply."),
 		input:       newCounter(meter, genaiconv.MetricInputTokens, "{token}", "Input tokens, with those from a cache."),
 		output:      newCounter(meter, genaiconv.MetricOutputTokens, "{token}", "Output tokens, with those of reasoning."),
 		cached:      newCounter(meter, genaiconv.MetricCacheReadTokens, "{token}", "Input tokens from a cache of the provider."),
@@ -196,8 +198,8 @@ func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 // Tokens are those of a reply; 0 where the model has not told.
 type Tokens struct{ Input, Output, Cached, Reasoning int64 }
 
-// Replied records a reply, or the err in its place.
-func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, t Tokens, err error) {
+// Replied records a reply, or the err in its place. first is when its first piece came; 0 if none.
+func (m *ModelMetrics) Replied(ctx context.Context, took, first time.Duration, t Tokens, err error) {
 	if !m.duration.Enabled(ctx) {
 		return
 	}
@@ -206,6 +208,9 @@ func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, t Tokens
 		return
 	}
 	m.duration.Record(ctx, took.Seconds(), with(m.model...))
+	if first > 0 {
+		m.first.Record(ctx, first.Seconds(), with(m.model...))
+	}
 	counted := with(append(slices.Clip(m.model), genaiconv.TokenModality.String(genaiconv.ModalityUnknown))...)
 	for counter, tokens := range map[metric.Int64Counter]int64{m.input: t.Input, m.output: t.Output, m.cached: t.Cached, m.reasoning: t.Reasoning} {
 		if tokens > 0 {
@@ -221,6 +226,48 @@ func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, t Tokens
 // tokenBuckets are the bounds of tokens that the conventions want.
 func tokenBuckets() []float64 {
 	return []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
+}
+
+// CallTool is the call of a tool of an MCP server, on one of its sides.
+type CallTool struct {
+	span   trace.Span
+	begun  time.Time
+	metric string
+	tool   string
+}
+
+// StartCallTool starts the span of a call of a tool of an MCP server; "" is an unknown tool.
+func StartCallTool(ctx context.Context, side trace.SpanKind, tool string) (context.Context, *CallTool) {
+	name, attributes := genaiconv.MethodCallTool, []attribute.KeyValue{
+		genaiconv.MCPMethod.String(genaiconv.MethodCallTool), genaiconv.Operation.String(genaiconv.OperationTool),
+	}
+	if tool != "" {
+		name, attributes = SpanCallTool(tool), append(attributes, genaiconv.ToolName.String(tool))
+	}
+	c := &CallTool{begun: time.Now(), tool: tool, metric: genaiconv.MetricMCPClient}
+	if side == trace.SpanKindServer {
+		c.metric = genaiconv.MetricMCPServer
+	}
+	ctx, c.span = Tracer().Start(ctx, name, trace.WithSpanKind(side), trace.WithAttributes(attributes...)) //nolint:spancheck // End ends it
+	return ctx, c
+}
+
+// End ends the span and records how long the call took. err is why there is no result; failed
+// reports that the tool failed.
+func (c *CallTool) End(ctx context.Context, err error, failed bool) {
+	defer c.span.End()
+	kind := ""
+	if err != nil {
+		kind = ErrorType(err)
+	} else if failed {
+		kind = TypeTool
+	}
+	if kind != "" {
+		FailAs(c.span, kind)
+	}
+	duration := newDuration(Meter(), c.metric, "Time of a request of MCP to its answer.")
+	duration.Record(ctx, time.Since(c.begun).Seconds(),
+		with(genaiconv.MCPMethod.String(genaiconv.MethodCallTool), genaiconv.Operation.String(genaiconv.OperationTool), genaiconv.ToolName.String(c.tool), KeyErrorType.String(kind)))
 }
 
 // WorkerMetrics are those of a worker: of a holder, and what it executes in which sandboxes. They

@@ -44,15 +44,6 @@ func SpanExecuteTool(tool string) string { return genaiconv.OperationTool + " " 
 // SpanCallTool names the call of a tool of an MCP server, on either side.
 func SpanCallTool(tool string) string { return genaiconv.MethodCallTool + " " + tool }
 
-// CalledTool are the attributes of that span; "" is a tool that is not known.
-func CalledTool(tool string) []attribute.KeyValue {
-	attributes := []attribute.KeyValue{genaiconv.MCPMethod.String(genaiconv.MethodCallTool), genaiconv.Operation.String(genaiconv.OperationTool)}
-	if tool != "" {
-		attributes = append(attributes, genaiconv.ToolName.String(tool))
-	}
-	return attributes
-}
-
 // TypeTool is the [ErrorType] of an MCP call whose tool failed.
 const TypeTool = "tool_error"
 

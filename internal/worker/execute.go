@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"runtime/debug"
@@ -45,6 +46,11 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	}
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
+	if genaiconv.Captures() {
+		arguments, _ := json.Marshal(run.Call.Payload) // wire types always encode
+		value, _ := json.Marshal(r.Value)
+		tool.SetAttributes(genaiconv.Captured(genaiconv.ToolCallArguments, string(arguments)), genaiconv.Captured(genaiconv.ToolCallResult, string(value)))
+	}
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
 	if r.Error != nil {
 		telemetry.Fail(tool, r.Error)

@@ -64,6 +64,14 @@ type lineage struct {
 	used    map[string]int // calls of the parents, by tool
 }
 
+// agentName is the name of a sub-agent's kind; "" of others, and of one like its parent.
+func (r *Runner) agentName() string {
+	if r.lineage.parent == nil {
+		return ""
+	}
+	return r.lineage.parent.Agent
+}
+
 // account counts what running sub-agents of a session use that its journal does not have yet.
 type account struct {
 	rec   *recorder

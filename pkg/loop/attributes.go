@@ -11,8 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 )
 
-// Keys of span attributes that package genaiconv does not have. Prompts, arguments and outputs
-// never are attributes.
+// Keys of span attributes that package genaiconv does not have. Prompts never are
+// attributes, arguments and outputs only if [genaiconv.Captures].
 const (
 	keyErrorType = attribute.Key("error.type")
 	keyTurn      = attribute.Key("toolfleet.turn")
@@ -30,6 +30,12 @@ func (t *turnRun) attributes(operation string) []attribute.KeyValue {
 	}
 	if provider := t.provider(); provider != "" {
 		attributes = append(attributes, genaiconv.Provider.String(provider))
+	}
+	if name := t.agentName(); name != "" {
+		attributes = append(attributes, genaiconv.AgentName.String(name))
+	}
+	if operation == genaiconv.OperationChat && t.session.summary != nil {
+		attributes = append(attributes, genaiconv.ConversationCompacted.Bool(true))
 	}
 	return attributes
 }

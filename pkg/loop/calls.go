@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -329,6 +330,9 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 		status = protocol.StatusCancelled
 	case failure != nil:
 		status = protocol.StatusFailed
+	}
+	if failure == nil && genaiconv.Captures() {
+		span.SetAttributes(genaiconv.Captured(genaiconv.ToolCallResult, text))
 	}
 	if failure == nil {
 		settle(p.local(status, keep.fitted(ctx, p.event.CallID, text), nil, time.Since(start)))

@@ -26,6 +26,7 @@ type pendingCall struct {
 	roots []protocol.Roots
 	lane  string // where it goes; "" when it runs in place, or is refused
 	done  bool   // the dispatcher told its result
+	wrote string // the arguments, as the model wrote them
 	fork  *fork  // of the workspace, for a sub-agent; nil without
 	// asked are the questions of the call that the journal has and that are not answered; logged
 	// counts all of the call's that it has.
@@ -38,7 +39,7 @@ func (t *turnRun) pending(turn *turn, index int) *pendingCall {
 	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
 	return &pendingCall{place: at, event: Event{
 		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
-	}, asked: maps.Clone(call.asked), logged: len(call.asked)}
+	}, asked: maps.Clone(call.asked), logged: len(call.asked), wrote: call.Arguments}
 }
 
 // as returns an event of the call.
@@ -110,6 +111,9 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 	if p.tool != nil && p.tool.Name != "" { // a name that a model made up stays out of it
 		name = spanName(genaiconv.OperationTool, p.tool.Name)
 		attributes = append(attributes, genaiconv.ToolName.String(p.tool.Name), genaiconv.ToolDescription.String(p.tool.Description))
+	}
+	if genaiconv.Captures() {
+		attributes = append(attributes, genaiconv.Captured(genaiconv.ToolCallArguments, p.wrote))
 	}
 	return t.opts.Tracer.Start(ctx, name, trace.WithAttributes(attributes...)) //nolint:spancheck // the caller ends it
 }

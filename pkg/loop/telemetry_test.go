@@ -153,3 +153,59 @@ func TestRun_ATurnKeepsItsTraceWhenItIsResumed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, command.SpanContext().TraceID().String(), next.TraceID, "another turn is another trace")
 }
+
+// Law: a session and its sub-agents are one trace, which has the names of the kinds of agents, and
+// whether a summary stands for a part of the conversation.
+func TestRun_OneTraceOfASessionTree(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewSpanRecorder()
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"look","agent":"reviewer"}`, `{"prompt":"count","workspace":"empty"}`), says("done")}},
+		"look": {replies: append(talkative(8), says("looked"))}, "count": {replies: []loop.Reply{asks("w", "inline"), says("two")}},
+	})
+	f.opts.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
+	f.opts.Agents = []loop.Agent{{Name: "reviewer", Description: "Looks.", Model: f.models, ModelName: "m", Compaction: &loop.Compaction{Model: &summarizer{}, At: 600}}}
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+
+	byID := map[trace.SpanID]sdktrace.ReadOnlySpan{}
+	for _, span := range spans.Ended() {
+		byID[span.SpanContext().SpanID()] = span
+		require.Equal(t, result.TraceID, span.SpanContext().TraceID().String(), span.Name())
+	}
+	agents, compacted := map[string]int{}, 0
+	for _, span := range spans.Ended() {
+		got := attributes(span)
+		if got["gen_ai.operation.name"] == "invoke_agent" && span.Parent().IsValid() {
+			agents[span.Name()]++
+			require.Equal(t, "execute_tool agent", byID[span.Parent().SpanID()].Name())
+		}
+		if got["gen_ai.conversation.compacted"] == "true" {
+			compacted++
+			require.Equal(t, "reviewer", got["gen_ai.agent.name"])
+			require.Equal(t, "chat m", span.Name())
+		}
+	}
+	require.Equal(t, map[string]int{"invoke_agent": 1, "invoke_agent reviewer": 1}, agents)
+	require.Positive(t, compacted)
+}
+
+// Arguments and results are on spans only when the environment asks for them.
+func TestRun_ContentIsCapturedWhenAsked(t *testing.T) { //nolint:paralleltest // it sets a variable
+	for _, asked := range []string{"true", ""} {
+		t.Setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", asked)
+		spans := tracetest.NewSpanRecorder()
+		r := newRig(asks("a", "inline"), says("done"))
+		r.opts.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		for _, span := range spans.Ended() {
+			if span.Name() == "execute_tool inline" {
+				want := map[string]string{"true": `{"n":0}`}[asked]
+				require.Equal(t, want, attributes(span)["gen_ai.tool.call.arguments"])
+				require.Equal(t, want != "", attributes(span)["gen_ai.tool.call.result"] == "said")
+			}
+		}
+	}
+}

@@ -44,7 +44,7 @@ func (r *Runner) startTurn(ctx context.Context, rec *recorder, number int, begun
 		options = append(options, trace.WithLinks(trace.LinkFromContext(ctx)))
 		ctx = trace.ContextWithRemoteSpanContext(ctx, begun)
 	}
-	return r.opts.Tracer.Start(ctx, genaiconv.OperationAgent, options...) //nolint:spancheck // the caller ends it
+	return r.opts.Tracer.Start(ctx, spanName(genaiconv.OperationAgent, r.agentName()), options...) //nolint:spancheck // the caller ends it
 }
 
 // runTurn brings the open turn to its end.

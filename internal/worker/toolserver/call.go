@@ -18,7 +18,7 @@ import (
 )
 
 // call calls a tool once.
-func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*protocol.MCPCallResult, error) {
+func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (value *protocol.MCPCallResult, err error) {
 	token := strconv.FormatInt(l.tokens.Add(1), 10)
 	l.mu.Lock()
 	l.shown[token] = show
@@ -28,19 +28,15 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*prot
 		defer l.mu.Unlock()
 		delete(l.shown, token)
 	}()
-	ctx, span := telemetry.Tracer().Start(ctx, telemetry.SpanCallTool(p.Tool), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(telemetry.CalledTool(p.Tool)...)) //nolint:spancheck // Fail sets the status
-	defer span.End()
+	ctx, call := telemetry.StartCallTool(ctx, trace.SpanKindClient, p.Tool)
+	defer func() { call.End(ctx, err, value != nil && value.IsError) }()
 	params := &mcp.CallToolParams{Name: p.Tool, Arguments: p.Arguments, Meta: telemetry.InjectMeta(ctx, nil)}
 	params.SetProgressToken(token)
 	result, err := l.session.CallTool(ctx, params)
 	if err != nil {
-		telemetry.Fail(span, err)
-		return nil, err //nolint:spancheck // likewise
+		return nil, err
 	}
-	if result.IsError {
-		telemetry.FailAs(span, telemetry.TypeTool)
-	}
-	value := &protocol.MCPCallResult{
+	value = &protocol.MCPCallResult{
 		Content: []protocol.MCPContent{}, IsError: result.IsError, ToolsChanged: l.changed.Load(), Notes: show.taken(),
 	}
 	for _, part := range result.Content {
