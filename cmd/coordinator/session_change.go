@@ -6,16 +6,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/transfer"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -117,7 +120,12 @@ type sessionRestore struct {
 
 type sessionFork struct {
 	ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
-	At string `placeholder:"CALL" help:"Last call that the new session shares. Default: all calls."`
+	At string `placeholder:"CALL" help:"Last call that the new session shares, or \"turn N\" for the end of a turn. Default: all calls."`
+}
+
+type sessionMerge struct {
+	From string `arg:"" help:"Id of the session to merge, which began as a fork of INTO: by session fork, or as a sub-agent."`
+	Into string `arg:"" help:"Id of the session that gets the files that changed in FROM, and its answer as a message. In neither of the two a turn runs."`
 }
 
 // parseAt reads the id of a call; "" is none.
@@ -166,9 +174,9 @@ type forked struct {
 
 // fork starts a session with the workspace and the conversation of another one.
 func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) error {
-	at, err := parseAt(c.Fork.At)
+	at, err := session.ParseAt(c.Fork.At)
 	if err != nil {
-		return err
+		return cli.Usagef("--at: %v", err)
 	}
 	if c.Nats == "" {
 		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
@@ -184,7 +192,7 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	}
 	made := forked{SessionID: protocol.NewSessionID()}
 	to := sessionDesk{id: made.SessionID}.lane()
-	if err := store.Fork(ctx, desk.lane(), at, to, func(path string) bool { return path != "processes.json" }); err != nil {
+	if err := forkWorkspace(ctx, fl.Journal, store, desk, at, to); err != nil {
 		return fmt.Errorf("session %s: %w", desk.id, err)
 	}
 	if made.Turns, err = session.Fork(ctx, fl.Journal, desk.id, at, made.SessionID); err != nil {
@@ -197,6 +205,62 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 		_, _ = fmt.Fprintln(p.Stderr, "coordinator: the workspace alone is forked: the call is none of the session's conversation")
 	}
 	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
+	return err
+}
+
+// forkWorkspace begins a workspace with the files that a session had at a point. One at which it had
+// none yet has none.
+func forkWorkspace(ctx context.Context, journal loop.Journal, store *workspace.Store, desk sessionDesk, at session.At, to wire.LaneHash) error {
+	has := func(path string) bool { return path != "processes.json" }
+	if at.Turn == 0 {
+		err := store.Fork(ctx, desk.lane(), at.Call, to, has)
+		if at.Call == "" || !errors.Is(err, workspace.ErrNone) {
+			return err
+		}
+	}
+	behind, known, err := session.Behind(ctx, journal, desk.id, at)
+	switch {
+	case err != nil:
+		return err
+	case !known && at.Turn > 0:
+		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
+	case !known:
+		return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
+	}
+	last, err := store.Before(ctx, desk.lane(), behind)
+	if err != nil || last == "" {
+		return err
+	}
+	return store.Fork(ctx, desk.lane(), last, to, has)
+}
+
+// merge merges a fork into the session that it is of.
+func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk) error {
+	into := from
+	var err error
+	if into.id, err = protocol.ParseSessionID(c.Merge.Into); err != nil {
+		return cli.Usagef("INTO: %v", err)
+	}
+	if into.id, err = c.resolve(ctx, p, into); err != nil {
+		return err
+	}
+	if c.Nats == "" {
+		return cli.Usagef("--nats is missing: sessions that ran without a fleet have no forks but those of their sub-agents")
+	}
+	rights := append(natsio.SessionRights(from.fleet), natsio.LaneRights(from.fleet, from.pool), natsio.CallRights(from.fleet, from.pool))
+	fl, err := c.connect(ctx, p, rights...)
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	merged, err := session.Merge(ctx, fl, from.id, into.id, from.pool)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, merged)
+	}
+	_, err = fmt.Fprintln(p.out(), strings.Trim(render.Merge(merged.WorkspaceMergeResult), "[]"))
 	return err
 }
 

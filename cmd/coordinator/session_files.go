@@ -33,7 +33,7 @@ type sessionFiles struct {
 
 type sessionDiff struct {
 	ID   string `arg:"" help:"Id of the session, the beginning of its id, or last."`
-	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown. Default: list the calls that changed something."`
+	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown, or of another session, such as a fork, to compare with. Default: list the calls that changed something."`
 }
 
 // maxShown is the most of one file that is printed or compared.
@@ -141,6 +141,9 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 		return c.calls(ctx, p, desk, store)
 	}
 	before, after, err := store.Change(ctx, desk.lane(), protocol.CallID(c.Diff.Call))
+	if errors.Is(err, workspace.ErrNone) {
+		before, after, err = c.two(ctx, p, desk, store, err)
+	}
 	if err != nil {
 		return fmt.Errorf("session %s: %w", desk.id, err)
 	}
@@ -153,6 +156,25 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 	}
 	_, err = io.WriteString(p.out(), text)
 	return err
+}
+
+// two are the workspaces of the session and of another one, whose id stands where that of a call
+// may stand; none is the error when there is no such session.
+func (c *sessionCommand) two(ctx context.Context, p program, desk sessionDesk, store *workspace.Store, none error) (one, other snapshot.Tree, err error) {
+	second := desk
+	if second.id, err = protocol.ParseSessionID(c.Diff.Call); err == nil {
+		second.id, err = c.resolve(ctx, p, second)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(none, err)
+	}
+	if there, err := store.Has(ctx, second.lane()); err != nil || !there {
+		return nil, nil, errors.Join(none, err)
+	}
+	if one, err = store.At(ctx, desk.lane(), ""); err == nil {
+		other, err = store.At(ctx, second.lane(), "")
+	}
+	return one, other, err
 }
 
 func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, store *workspace.Store) error {

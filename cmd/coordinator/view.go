@@ -240,7 +240,7 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
 	case loop.EventCompacted:
 		return []field{{"text", `""`}, {"kept_turn", `0`}, {"kept_step", `0`}}, true
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventModelWaits:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventModelWaits:
 		return []field{{"text", `""`}}, true
 	case loop.EventPolicyDecision:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true

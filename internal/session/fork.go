@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -13,12 +15,78 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Fork begins the conversation of a session, which has none, with that of another one up to the
-// result of a call; "" is all of it. A turn that is open there is interrupted. It returns how many
-// turns these are: 0 when the call is none of the conversation, and then nothing was written.
+// At is a point of a session: the result of a call, or the end of a turn. The zero At is the
+// present.
+type At struct {
+	Call protocol.CallID
+	Turn int
+}
+
+// ParseAt reads the id of a call, or "turn N"; "" is the present.
+func ParseAt(text string) (at At, err error) {
+	if number, is := strings.CutPrefix(text, "turn "); is {
+		if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 1 {
+			return at, fmt.Errorf("%q: must be the id of a call, or \"turn N\" with N from 1", text)
+		}
+		return at, nil
+	}
+	if text != "" {
+		at.Call, err = protocol.ParseCallID(text)
+	}
+	return at, err
+}
+
+// in is the index of the event that is the point, -1 when it is none of them.
+func (at At) in(events []loop.Event) int {
+	if at == (At{}) {
+		return len(events) - 1
+	}
+	return slices.IndexFunc(events, func(e loop.Event) bool {
+		if at.Turn > 0 {
+			return e.Turn == at.Turn && e.Type == loop.EventTurnEnded
+		}
+		return e.CallID == at.Call && (e.Job == "" && e.Type == loop.EventToolResult || e.Type == loop.EventJobEnded)
+	})
+}
+
+// Behind are the calls of a session behind a point, with those of its sub-agents that began there.
+// ok is false when the conversation does not have the point.
+func Behind(ctx context.Context, journal loop.Journal, id protocol.SessionID, at At) (calls map[protocol.CallID]bool, ok bool, err error) {
+	history, err := journal.Load(ctx, id)
+	if err != nil {
+		return nil, false, err
+	}
+	cut := at.in(history.Events)
+	calls = map[protocol.CallID]bool{}
+	return calls, cut >= 0, behind(ctx, journal, history.Events[cut+1:], calls)
+}
+
+func behind(ctx context.Context, journal loop.Journal, events []loop.Event, calls map[protocol.CallID]bool) error {
+	for i := range events {
+		if events[i].Type != loop.EventToolCall || calls[events[i].CallID] {
+			continue
+		}
+		calls[events[i].CallID] = true
+		if events[i].Name != wire.AgentTool {
+			continue
+		}
+		child, err := journal.Load(ctx, protocol.SessionID(events[i].CallID))
+		if err != nil {
+			return err
+		}
+		if err := behind(ctx, journal, child.Events, calls); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Fork begins the conversation of a session, which has none, with that of another one up to a
+// point. A turn that is open there is interrupted. It returns how many
+// turns these are: 0 when the point is none of the conversation, and then nothing was written.
 // Outputs that are stored outside of the conversation, because they were too long, are not copied,
 // and neither is the seed of the ids of its calls: the next turn begins with another.
-func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at protocol.CallID, to protocol.SessionID) (turns int, err error) {
+func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
 	history, err := journal.Load(ctx, from)
 	if err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
@@ -33,7 +101,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 	if turns == 0 {
 		return 0, nil
 	}
-	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC()})
+	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC(), MergeFields: loop.MergeFields{From: from}})
 	if _, err := journal.Append(ctx, to, 0, events...); err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
 	}
@@ -43,7 +111,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 // Import stores the events of an export as a new session. A turn that is open at their end is
 // interrupted. It returns how many turns these are.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
-	events = until(events, "")
+	events = until(events, At{})
 	for i := range events {
 		events[i].SessionID = to
 		if events[i].Type == loop.EventTurnStarted {
@@ -62,12 +130,10 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 	return turns, nil
 }
 
-// until are the events up to the result of a call, with those that end what is open there.
-func until(events []loop.Event, at protocol.CallID) []loop.Event {
-	if at != "" {
-		last := slices.IndexFunc(events, func(e loop.Event) bool {
-			return e.CallID == at && e.Job == "" && e.Type == loop.EventToolResult || e.CallID == at && e.Type == loop.EventJobEnded
-		})
+// until are the events up to a point, with those that end what is open there.
+func until(events []loop.Event, at At) []loop.Event {
+	if at != (At{}) {
+		last := at.in(events)
 		events = slices.Concat(events[:last+1], leftOutOf(events[:last+1], events[last+1:]))
 	}
 	events = withoutStreamed(events)

@@ -46,11 +46,13 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	require.NoError(t, err)
 	for i, test := range []struct {
 		from  protocol.SessionID
-		at    protocol.CallID
+		at    string
 		turns int
-	}{{"from", "call-a", 1}, {"from", "call-c", 2}, {"from", "", 2}, {"ended", "", 1}, {"ended", "call-a", 1}} {
+	}{{"from", "call-a", 1}, {"from", "call-c", 2}, {"from", "", 2}, {"ended", "", 1}, {"ended", "call-a", 1}, {"from", "turn 1", 1}} {
 		to := protocol.SessionID(fmt.Sprint("to-", i))
-		turns, err := Fork(t.Context(), j, test.from, test.at, to)
+		at, err := ParseAt(test.at)
+		require.NoError(t, err)
+		turns, err := Fork(t.Context(), j, test.from, at, to)
 		require.NoError(t, err)
 		require.Equal(t, test.turns, turns, test.at)
 		table, err := tools.NewTable()
@@ -70,11 +72,19 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 			require.NotEqual(t, protocol.Seed("of the origin"), e.Seed)
 		}
 	}
-	turns, err := Fork(t.Context(), j, "from", "other", "none")
+	turns, err := Fork(t.Context(), j, "from", At{Call: "other"}, "none")
 	require.NoError(t, err)
 	require.Zero(t, turns)
-	_, err = Fork(t.Context(), j, "from", "", "to-1")
+	_, err = Fork(t.Context(), j, "from", At{}, "to-1")
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
+	for _, bad := range []string{"turn 0", "turn x", "turn -1", "a b"} {
+		_, err := ParseAt(bad)
+		require.Error(t, err, bad)
+	}
+	calls, ok, err := Behind(t.Context(), j, "from", At{Turn: 2})
+	require.NoError(t, err)
+	require.False(t, ok, "turn 2 has not ended")
+	require.Empty(t, calls)
 }
 
 // What a model's server refused of a call stays left out in a fork at that call.
@@ -87,7 +97,7 @@ func TestFork_KeepsWhatIsLeftOut(t *testing.T) {
 	events = append(events, left("c"))
 	for at, want := range map[protocol.CallID][]string{"call-a": {"a"}, "call-c": {"a", "c"}, "": {"a", "c"}} {
 		var got []string
-		for _, e := range until(slices.Clone(events), at) {
+		for _, e := range until(slices.Clone(events), At{Call: at}) {
 			if e.Type == loop.EventPartLeftOut {
 				got = append(got, e.ToolCallID)
 			}
@@ -111,7 +121,7 @@ func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 	r := newRig(t)
 	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()...)
 	require.NoError(t, err)
-	_, err = Fork(t.Context(), r.Journal, "from", "call-a", "to")
+	_, err = Fork(t.Context(), r.Journal, "from", At{Call: "call-a"}, "to")
 	require.NoError(t, err)
 	info, err := r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)

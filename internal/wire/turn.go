@@ -53,6 +53,9 @@ type TurnRunResult struct {
 	Compacted bool `json:"compacted,omitempty"`
 }
 
+// AgentTool is the name of the tool that starts sub-agents.
+const AgentTool = "agent"
+
 // AgentRequest is the plan of the tool that starts a sub-agent. The session runs it.
 type AgentRequest struct {
 	Prompt string

@@ -82,6 +82,21 @@ func (s *Store) Ref(ctx context.Context, lane wire.LaneHash, call protocol.CallI
 	return Ref{lane, at.seq}, nil
 }
 
+// Before returns a call of the last checkpoint before the first one that covers any of the calls;
+// "" when there is none.
+func (s *Store) Before(ctx context.Context, lane wire.LaneHash, calls map[protocol.CallID]bool) (last protocol.CallID, err error) {
+	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
+		if slices.ContainsFunc(m.Calls, func(id protocol.CallID) bool { return calls[id] }) {
+			return false, nil
+		}
+		if len(m.Calls) > 0 {
+			last = m.Calls[0]
+		}
+		return true, nil
+	})
+	return last, err
+}
+
 // find returns the checkpoint that covers a call; "" is the last one that covers any.
 func (s *Store) find(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (at *message, err error) {
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {

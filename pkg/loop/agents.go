@@ -263,14 +263,11 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	}
 	names := slices.DeleteFunc(t.table.Names(), func(name string) bool {
 		return kind.Tools != nil && !slices.Contains(kind.Tools, name) || slices.Contains(kind.Without, name) ||
-			name == agentTool && child.lineage.depth >= maxAgentDepth
+			name == wire.AgentTool && child.lineage.depth >= maxAgentDepth
 	})
 	child.table = t.table.Only(names)
 	return &child
 }
-
-// agentTool is the name of the tool that starts sub-agents.
-const agentTool = "agent"
 
 // started counts the sub-agents of the whole tree.
 func (t *turnRun) started() *atomic.Int32 {
@@ -318,7 +315,7 @@ func (t *turnRun) relay(p *pendingCall) func(Event) {
 
 // agentsHint names the agents, for the system prompt of a session that can start them.
 func (t *turnRun) agentsHint() string {
-	if _, has := t.table.Lookup(agentTool); !has || len(t.opts.Agents) == 0 {
+	if _, has := t.table.Lookup(wire.AgentTool); !has || len(t.opts.Agents) == 0 {
 		return ""
 	}
 	lines := []string{"Agents that the tool agent can start:"}

@@ -27,6 +27,7 @@ const (
 	EventBudgetLow      EventType = "budget_low"             // 80% is used; Text is what the model reads, once for a budget
 	EventBudgetSpent    EventType = "budget_spent"           // the model is asked for an answer without tools; Text is what it reads
 	EventTurnEnded      EventType = "turn_ended"
+	EventSessionMerged  EventType = "session_merged" // Text is what the model reads of a fork that was merged
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
 	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
 
@@ -53,7 +54,7 @@ type Event struct {
 	TurnFields
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
-	// session_ended), what it reads (budget_low, budget_spent, conversation_compacted), the reason
+	// session_ended), what it reads (budget_low, budget_spent, session_merged, conversation_compacted), the reason
 	// (policy_decision, approval_asked, part_left_out), what the model asked of its provider's tool
 	// (native_call), what follows (worker_lost), what a
 	// sub-agent says or does (agent_moved), or the requirement that no worker meets (tool_queued;
@@ -72,6 +73,7 @@ type Event struct {
 	JobFields
 	StatefulFields
 	KeptFields
+	MergeFields
 	DecisionFields
 
 	// Part is what was left out of the tool call ToolCallID (part_left_out).
@@ -169,6 +171,13 @@ type StatefulFields struct {
 type KeptFields struct {
 	KeptTurn int `json:"kept_turn,omitempty"`
 	KeptStep int `json:"kept_step,omitempty"`
+}
+
+// MergeFields name the session that was merged, and its checkpoint (session_merged), or that was
+// forked (session_forked).
+type MergeFields struct {
+	From       protocol.SessionID `json:"from,omitempty"`
+	Checkpoint uint64             `json:"checkpoint,omitempty"`
 }
 
 // DecisionFields say which rule decided, who answered, and with which note (policy_decision,

@@ -163,6 +163,10 @@ func (s *session) apply(e *Event) error {
 		s.leftOut[Part{e.ToolCallID, e.Part}] = e.Text
 	case EventCompacted:
 		err = s.noteSummary(e)
+	case EventSessionMerged:
+		if len(s.turns) > 0 {
+			s.turns[len(s.turns)-1].addNote(e.Text)
+		}
 	case EventBudgetLow, EventBudgetSpent:
 		err = s.noteBudget(e)
 	case EventTurnEnded:

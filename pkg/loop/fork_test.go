@@ -134,3 +134,19 @@ func TestAgent_WhoseForkFailsIsNotStarted(t *testing.T) {
 	require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "no room")
 	require.Empty(t, f.models["left"].seen)
 }
+
+// The answer of a fork that was merged is one message to the model.
+func TestRun_ReadsOfASessionThatWasMerged(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, byPrompt{"go": {replies: []loop.Reply{says("first"), says("second")}}})
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	history, err := f.journal.Load(t.Context(), f.session)
+	require.NoError(t, err)
+	_, err = f.journal.Append(t.Context(), f.session, history.Last, loop.Event{Type: loop.EventSessionMerged, Turn: 1, Text: "the fork is done"})
+	require.NoError(t, err)
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, "second", result.Text)
+	require.Equal(t, []string{"user: go", "assistant: first", "user: the fork is done", "user: go"}, texts(f.models["go"].lastSeen())[1:])
+}

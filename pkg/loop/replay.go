@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -100,7 +101,7 @@ func (r *Recording) Reply(_ context.Context, req Request, delta func(Delta)) (Re
 
 // has reports whether the result of a call is played back.
 func (r *Recording) has(call *ToolCall) bool {
-	return r != nil && (!r.Live || call.Name == agentTool)
+	return r != nil && (!r.Live || call.Name == wire.AgentTool)
 }
 
 // recorded are the events of a call that is played back.

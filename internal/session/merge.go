@@ -1,0 +1,96 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Merged is what a merge of two sessions did.
+type Merged struct {
+	wire.WorkspaceMergeResult
+
+	// Answer is the last that the model of the fork said.
+	Answer string `json:"answer,omitempty"`
+}
+
+// Merge brings what a fork of a session has changed in its workspace since it began, or since it
+// was merged last, into the session, and adds its answer to the conversation, as one message. The
+// files are one call in the lane of the session's workspace; the message follows when that has a
+// result. A merge that was interrupted in between is completed by the same merge. The error wraps
+// [ErrBusy] when one of the two has an open turn or unfinished calls; then nothing was changed.
+func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (Merged, error) {
+	merged, err := merge(ctx, f, from, into, pool)
+	if err != nil {
+		return merged, fmt.Errorf("merge session %s into %s: %w", from, into, err)
+	}
+	return merged, nil
+}
+
+func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (merged Merged, err error) {
+	var r *remover
+	for _, id := range []protocol.SessionID{from, into} {
+		if r, err = newRemover(ctx, f, id, Options{Pool: pool}); err == nil {
+			err = r.refuseBusy(ctx, "or end it (session cancel)")
+		}
+		if err != nil {
+			return merged, err
+		}
+	}
+	fork, err := f.Journal.Load(ctx, from)
+	if err != nil {
+		return merged, err
+	}
+	history, err := f.Journal.Load(ctx, into)
+	if err != nil {
+		return merged, err
+	}
+	after := uint64(0)
+	for i := range history.Events {
+		if e := &history.Events[i]; e.Type == loop.EventSessionMerged && e.From == from {
+			after = e.Checkpoint
+		}
+	}
+	value, err := r.call(ctx, wire.WorkspaceMerge{From: string(from), After: after})
+	if err != nil {
+		return merged, err
+	}
+	result, is := value.(wire.WorkspaceMergeResult)
+	if !is {
+		return merged, errors.New("the worker returned no result of a merge")
+	}
+	merged = Merged{result, answerOf(fork.Events)}
+	if len(history.Events) == 0 { // no conversation to add to
+		return merged, nil
+	}
+	text := fmt.Sprintf("[Session %s, a fork of this one, was merged.]", from)
+	if merged.Answer != "" {
+		text += "\nIts answer:\n" + merged.Answer
+	}
+	_, err = f.Journal.Append(ctx, into, history.Last, loop.Event{
+		Type: loop.EventSessionMerged, SessionID: into, Time: time.Now().UTC(), Turn: history.Events[len(history.Events)-1].Turn,
+		Text: text + "\n\n" + render.Merge(result), MergeFields: loop.MergeFields{From: from, Checkpoint: result.Checkpoint},
+	})
+	return merged, err
+}
+
+// answerOf is the answer of the last turn of its own that a session has; "" without one.
+func answerOf(events []loop.Event) (answer string) {
+	for i := range events {
+		switch e := &events[i]; e.Type {
+		case loop.EventSessionForked:
+			answer = ""
+		case loop.EventTurnEnded:
+			answer = e.Text
+		default:
+		}
+	}
+	return answer
+}
