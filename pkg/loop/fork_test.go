@@ -113,6 +113,7 @@ func TestAgent_ThatIsStoppedIsNotMerged(t *testing.T) {
 	f := forking(t)
 	ctx, stop := context.WithCancel(t.Context())
 	f.models["left"].before = func(context.Context) { stop() }
+	f.models["right"].before = func(ctx context.Context) { <-ctx.Done() }
 	result, err := f.run(ctx, t)
 	require.NoError(t, err)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
