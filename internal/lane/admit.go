@@ -112,13 +112,26 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 		return false, nil
 	}
 	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())
+	var taken []*counted
+	count := func(filter string, most int) int {
+		c, n := a.count(ctx, filter, most)
+		if n < most {
+			taken = append(taken, c)
+		}
+		return n
+	}
+	defer func() {
+		for i := 0; err != nil && i < len(taken); i++ { // what another bound refuses is not sent
+			taken[i].giveBack()
+		}
+	}()
 	if rule := rules.OfPool(call.Pool); rule != nil {
-		if n := a.count(ctx, wire.CallSubject(fleet, call.Pool, "*", "*"), rule.Waiting); n >= rule.Waiting {
+		if n := count(wire.CallSubject(fleet, call.Pool, "*", "*"), rule.Waiting); n >= rule.Waiting {
 			return false, busy("pool "+string(call.Pool), n, rule.Waiting)
 		}
 	}
 	if rule := rules.Of(call.Lane()); rule != nil && rule.Waiting > 0 {
-		if n := a.count(ctx, wire.CallSubject(fleet, call.Pool, hash, "*"), rule.Waiting); n >= rule.Waiting {
+		if n := count(wire.CallSubject(fleet, call.Pool, hash, "*"), rule.Waiting); n >= rule.Waiting {
 			return false, busy("lane "+string(call.Lane()), n, rule.Waiting)
 		}
 	}
@@ -129,7 +142,7 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 	}
 	most := rule.InFlight(call.Pool)
 	if most > 0 {
-		if n := a.count(ctx, wire.InFlightFilter(fleet, call.Pool, tenant), most); n >= most {
+		if n := count(wire.InFlightFilter(fleet, call.Pool, tenant), most); n >= most {
 			what := "calls"
 			if call.Pool == protocol.SessionPool {
 				what = "sessions"
@@ -243,9 +256,9 @@ func (p *Publisher) CorrectModel(ctx context.Context, provider string, tokens in
 
 // count returns how many messages match a filter, and counts one more if there are fewer than most.
 // A count that the server does not answer refuses nothing.
-func (a *admission) count(ctx context.Context, filter string, most int) int {
+func (a *admission) count(ctx context.Context, filter string, most int) (c *counted, n int) {
 	a.mu.Lock()
-	c := a.counts[filter]
+	c = a.counts[filter]
 	if c == nil {
 		if len(a.counts) >= maxCounts {
 			clear(a.counts)
@@ -259,17 +272,23 @@ func (a *admission) count(ctx context.Context, filter string, most int) int {
 	if began := time.Now(); !began.Before(c.until) {
 		n, err := a.store.Count(ctx, filter)
 		if err != nil {
-			return 0
+			return c, 0
 		}
 		c.n = n
 		now := time.Now()
 		c.until = now.Add(max(countFor, countShare*now.Sub(began)))
 	}
-	n := c.n
-	if n < most {
+	if n = c.n; n < most {
 		c.n++
 	}
-	return n
+	return c, n
+}
+
+// giveBack takes a call out of the count again.
+func (c *counted) giveBack() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n = max(c.n-1, 0)
 }
 
 // unmark deletes the mark of a call that has its result. A worker that sweeps marks deletes it if

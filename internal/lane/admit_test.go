@@ -249,3 +249,18 @@ func TestModelLimit_HoldsForAllProcesses(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, wait)
 }
+
+// A call that one bound refuses is not counted by another.
+func TestBound_ARefusedCallIsNotCounted(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Lane: "account/*", Waiting: 1})
+	f.setLimit(limits.Rule{Pool: protocol.DefaultPool, Waiting: 8})
+	p := f.publisher()
+	for range 20 {
+		_, _ = send(t, p, newCall("s", shared("account/a")))
+	}
+	accepted, refusal := send(t, p, sharedCalls(4, "other/b")...)
+	require.NoError(t, refusal)
+	require.Equal(t, 4, accepted)
+}

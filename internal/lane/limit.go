@@ -15,8 +15,9 @@ import (
 // laneLimit is the limit of a held lane. The lane's goroutine applies rules and reserves; calls
 // begin in their own goroutines. A lane without a rule costs the comparison of a pointer.
 type laneLimit struct {
-	rules *limits.Rules // those that rule is of
-	until time.Time     // when the rate allows the next start; zero unless a call waits for it
+	rules    *limits.Rules // those that rule is of
+	restored bool          // core has what the claim says that was spent
+	until    time.Time     // when the rate allows the next start; zero unless a call waits for it
 
 	mu   sync.Mutex
 	rule *limits.Rule // nil if the lane has none
@@ -51,7 +52,7 @@ func (l *heldLane) applyRules() bool {
 		return t.rules != nil && t.rule != nil
 	}
 	rule := rules.Of(l.lane)
-	now, fresh := time.Now(), t.rules == nil
+	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rules, t.rule, t.until = rules, rule, (time.Time{}); rule == nil {
@@ -61,7 +62,8 @@ func (l *heldLane) applyRules() bool {
 	}
 	rate, burst := rule.PerSecond()
 	t.core.Change(rule.Concurrent, rate, burst, now)
-	if fresh {
+	if !t.restored {
+		t.restored = true
 		t.core.Restore(l.claim.Spent, l.claim.spentAge+now.Sub(l.since), now)
 	}
 	return true

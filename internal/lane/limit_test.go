@@ -232,3 +232,40 @@ func answerOf(t *testing.T, body []byte) (held lane.HeldLane) {
 	}
 	return held
 }
+
+// A rate that is removed and set again counts what was started before.
+func TestLimit_ARateThatIsSetAgainDoesNotBeginFull(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	rule := limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}
+	f.setLimit(rule)
+	var holding atomic.Bool
+	began, release := make(chan struct{}, 3), make(chan struct{})
+	defer close(release)
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		began <- struct{}{}
+		if holding.CompareAndSwap(false, true) {
+			<-release
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 4})
+	p := f.publisher()
+	put(t, p, newCall("s", shared("account/a"))) // keeps the lane held
+	<-began
+	require.NoError(t, f.limits().Remove(t.Context(), rule))
+	put(t, p, newCall("s", shared("account/a")))
+	<-began // there is no rule
+	f.setLimit(rule)
+	waitsFor := func() string {
+		list, err := f.operator().List(t.Context(), protocol.DefaultPool, 0)
+		require.NoError(t, err)
+		for _, l := range list.Lanes {
+			return l.WaitsFor
+		}
+		return ""
+	}
+	time.Sleep(2 * time.Second) // in which every worker knows the rule
+	put(t, p, newCall("s", shared("account/a")))
+	require.Eventually(t, func() bool { return waitsFor() != "" }, patience, 20*time.Millisecond)
+	require.Contains(t, waitsFor(), "rate")
+}
