@@ -219,7 +219,7 @@ bench-sessions: build ## Measure 300 sessions that take turns on one worker of 6
 	for lanes in 64 5000; do bin/coordinator bench --lanes $$lanes --rate 84 --calls 5000; done
 
 .PHONY: bench-peers
-bench-peers: program ## The same work on asynq, River and Restate, in turns (ARGS="-rounds 1 -only toolfleet,river"; needs PostgreSQL, Redis and npm)
+bench-peers: program ## The same work on asynq, River, Restate and Temporal, in turns (ARGS="-rounds 1 -only toolfleet,river"; needs PostgreSQL, Redis and npm)
 	CGO_ENABLED=0 go -C tools/peers build -trimpath -tags $(TAG) -o ../../bin/peers .
 	bin/peers $(ARGS)
 

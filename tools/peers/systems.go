@@ -14,7 +14,11 @@ import (
 	"time"
 )
 
-const restateVersion = "1.7.12"
+const (
+	restateVersion = "1.7.12"
+	// temporalVersion is the newest of its command line that installs as a Go module.
+	temporalVersion = "v1.5.1"
+)
 
 // all are the systems, in the order of the table.
 func all() []system {
@@ -34,6 +38,10 @@ func all() []system {
 		{
 			name: "restate", version: restateVersion, durable: "log written before it is acknowledged; the defaults of its server",
 			byKey: "virtual objects", open: func() peer { return &restatePeer{work: newWork()} },
+		},
+		{
+			name: "temporal", version: "dev server " + temporalVersion, durable: "SQLite's write-ahead log, written at each commit; fsync now and then (synchronous=NORMAL)",
+			byKey: "updates of a workflow for each key", open: func() peer { return &temporalPeer{work: newWork()} },
 		},
 	}
 }
