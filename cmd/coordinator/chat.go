@@ -16,7 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -273,7 +273,7 @@ func (v *conversation) undo(ctx context.Context) {
 		return
 	}
 	var changes snapshot.Changes
-	err := fleet.ChangeInPlace(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
+	err := inplace.Change(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
 		changes, err = v.before[last].Restore(ctx)
 		return err
 	})

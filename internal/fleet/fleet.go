@@ -21,7 +21,6 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/journal"
@@ -281,31 +280,6 @@ func (f *Fleet) Close() {
 	}
 }
 
-// InPlace opens the queue of those who use directories in place, on this machine, as this user.
-func InPlace() (*inplace.Queue, error) {
-	folder, err := cli.StateDir("in-place")
-	if err != nil {
-		return nil, err
-	}
-	return inplace.Open(folder)
-}
-
-// ChangeInPlace changes a directory while no call of any process uses it in place. A program waits
-// for its turn, and reports for whom. Without a state folder there is no order.
-func ChangeInPlace(ctx context.Context, dir, program string, session protocol.SessionID, report func(string), change func() error) error {
-	queue, err := InPlace()
-	if dir == "" || err != nil {
-		return change()
-	}
-	use := inplace.Use{Directory: dir, Owner: string(session) + " " + program, Program: program, Session: session}
-	leave, err := queue.Lock(ctx, use, func(holder string) { report(program + " waits for: " + holder) })
-	if err != nil {
-		return err
-	}
-	defer leave()
-	return change()
-}
-
 // How long the end of a worker inside this process may take.
 const (
 	drainTime = 5 * time.Second // for running calls to end
@@ -362,7 +336,7 @@ func (w *Worker) Drain(ctx context.Context) error {
 func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, error) {
 	if o.Workspace != nil {
 		var err error
-		if o.InPlace, err = InPlace(); err != nil { // as where the state folder is read-only
+		if o.InPlace, err = inplace.OpenOwn(); err != nil { // as where the state folder is read-only
 			f.logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
 		}
 	}

@@ -37,6 +37,7 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/google/uuid"
 
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -63,6 +64,31 @@ const (
 type Queue struct {
 	folder string
 	within []string // owners whose commands started this process
+}
+
+// OpenOwn opens the queue of this user on this machine, in the state folder.
+func OpenOwn() (*Queue, error) {
+	folder, err := cli.StateDir("in-place")
+	if err != nil {
+		return nil, err
+	}
+	return Open(folder)
+}
+
+// Change changes a directory while no call of any process uses it in place. A program waits for its
+// turn, and reports for whom. Without a state folder there is no order.
+func Change(ctx context.Context, dir, program string, session protocol.SessionID, report func(string), change func() error) error {
+	queue, err := OpenOwn()
+	if dir == "" || err != nil {
+		return change()
+	}
+	use := Use{Directory: dir, Owner: string(session) + " " + program, Program: program, Session: session}
+	leave, err := queue.Lock(ctx, use, func(holder string) { report(program + " waits for: " + holder) })
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return change()
 }
 
 // Open makes the folder, unless it exists.

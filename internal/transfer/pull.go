@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -67,7 +67,7 @@ func (w *Workspace) Source(ctx context.Context, at protocol.CallID) (fetch func(
 
 // CopyFrom copies a directory of this machine. The base is unknown, so what differs stays as it is.
 func (w *Workspace) CopyFrom(ctx context.Context, from string) (changes snapshot.Changes, err error) {
-	err = fleet.ChangeInPlace(ctx, w.Dir, "session pull", w.Session, w.Warn, func() (err error) {
+	err = inplace.Change(ctx, w.Dir, "session pull", w.Session, w.Warn, func() (err error) {
 		changes, err = copyInto(ctx, from, w.Dir, w.Protect)
 		return err
 	})

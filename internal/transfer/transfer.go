@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -236,7 +237,7 @@ func (w *Workspace) take(ctx context.Context, at workspace.Ref) (changes snapsho
 		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.Protect), snapshot.OwnIgnoreFile)
 		defer func() { w.reportLeft("not brought back", ignore) }()
 	}
-	err = fleet.ChangeInPlace(ctx, w.Dir, "bringing the workspace back", w.Session, w.Warn, func() (err error) {
+	err = inplace.Change(ctx, w.Dir, "bringing the workspace back", w.Session, w.Warn, func() (err error) {
 		changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options)
 		return err
 	})

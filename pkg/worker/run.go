@@ -106,11 +106,7 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("data: %w", err)
 	}
 	if setup.Workspace != nil {
-		folder, err := cli.StateDir("in-place")
-		if err == nil {
-			setup.InPlace, err = inplace.Open(folder)
-		}
-		if err != nil { // as where the state folder is read-only
+		if setup.InPlace, err = inplace.OpenOwn(); err != nil { // as where the state folder is read-only
 			setup.Logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
 		}
 	}

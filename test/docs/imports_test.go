@@ -20,7 +20,7 @@ func TestCoordinator_UsesThePublicClient(t *testing.T) {
 	t.Parallel()
 	engine := []string{"approval", "dispatch", "fleet", "journal", "lane", "lane/operator", "limits", "natsio", "schedule", "session", "workspace"}
 	allowed := []string{
-		"approve.go", "call.go", "call_batch.go", "chat.go", "compact.go", "mcp.go", "run.go", "serve.go",
+		"approve.go", "call.go", "call_batch.go", "compact.go", "mcp.go", "run.go", "serve.go",
 		"session.go", "session_attach.go", "session_change.go", "session_files.go", "session_show.go", "submit.go",
 		"tools.go", "view.go",
 		"bench.go",   // measures the engine itself
