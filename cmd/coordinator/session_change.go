@@ -208,8 +208,8 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	return err
 }
 
-// forkWorkspace begins a workspace with the files that a session had at a point. One at which it had
-// none yet has none.
+// forkWorkspace begins a workspace with the files that a session had at a point. It begins none if
+// the session had none there.
 func forkWorkspace(ctx context.Context, journal loop.Journal, store *workspace.Store, desk sessionDesk, at session.At, to wire.LaneHash) error {
 	has := func(path string) bool { return path != "processes.json" }
 	if at.Turn == 0 {

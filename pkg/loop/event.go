@@ -54,7 +54,8 @@ type Event struct {
 	TurnFields
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
-	// session_ended), what it reads (budget_low, budget_spent, session_merged, conversation_compacted), the reason
+	// session_ended), what it reads (budget_low, budget_spent, session_merged,
+	// conversation_compacted), the reason
 	// (policy_decision, approval_asked, part_left_out), what the model asked of its provider's tool
 	// (native_call), what follows (worker_lost), what a
 	// sub-agent says or does (agent_moved), or the requirement that no worker meets (tool_queued;
