@@ -127,3 +127,20 @@ func (r PersonRequest) Fits(answer protocol.Answer) error {
 
 // MaxUserAnswer bounds the text of an answer, in characters.
 const MaxUserAnswer = 8000
+
+// ScratchVerb is a request about the scratchpad of a session.
+type ScratchVerb string
+
+// The verbs.
+const (
+	ScratchGet    ScratchVerb = "get"
+	ScratchSet    ScratchVerb = "set"
+	ScratchList   ScratchVerb = "list"
+	ScratchDelete ScratchVerb = "delete"
+)
+
+// ScratchRequest is the plan of the tool for the scratchpad. The session answers it.
+type ScratchRequest struct {
+	Verb       ScratchVerb
+	Key, Value string
+}

@@ -204,6 +204,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(ctx, b, u, settle) })
 		})
 	}
+	t.runScratch(ctx, b.asking, settle)
 	for _, p := range b.asking {
 		group.Go(func() error {
 			return t.runOwn(ctx, p, settle)

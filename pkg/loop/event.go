@@ -205,6 +205,8 @@ type ResultFields struct {
 	RunMS    *float64          `json:"run_ms,omitempty"`
 	// Diff is a short unified diff of what the call changed.
 	Diff string `json:"diff,omitempty"`
+	// Scratch is what the call changed in the scratchpad (tool_result).
+	Scratch *ScratchChange `json:"scratch,omitempty"`
 }
 
 // FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.

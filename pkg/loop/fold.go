@@ -26,6 +26,7 @@ type session struct {
 	jobs  []*job // in the order in which they were started
 	// dialogs are what stateful tools go on with, in the order in which they were opened.
 	dialogs []*dialog
+	scratch map[string]string // the scratchpad
 	// leftOut are the parts of tool calls that requests are without, and why.
 	leftOut map[Part]string
 	// system and project are the instructions of its last turn.
@@ -144,6 +145,7 @@ func (s *session) apply(e *Event) error {
 				}
 				t.addCost(e.CostUSD)
 			}
+			s.noteScratch(e.Scratch)
 			s.noteDialog(e, c)
 			return nil
 		})

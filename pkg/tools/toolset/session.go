@@ -55,3 +55,42 @@ type askArguments struct {
 	Choices  []string `json:"choices"`
 	Timeout  float64  `json:"timeout"`
 }
+
+// scratchTools returns the tool by which a model keeps notes outside of its conversation.
+func scratchTools() []tools.Tool {
+	return []tools.Tool{{
+		Metadata: tools.Metadata{
+			Effect: tools.Effect{Loop: true},
+			Hint:   "Note in the scratchpad what you need for long, such as plans and findings: it stays when older messages are replaced by a summary.",
+		},
+		Definition: definition("scratchpad", "Store, read, list or delete notes of this session, by a key.", `{
+			"type": "object",
+			"properties": {
+				"action": {"type": "string", "enum": ["get", "set", "list", "delete"], "description": "list returns the keys."},
+				"key": {"type": "string", "minLength": 1, "maxLength": 100, "description": "Of get, set and delete."},
+				"value": {"type": "string", "maxLength": 16000, "description": "Text to store; of set."}
+			},
+			"required": ["action"],
+			"additionalProperties": false
+		}`),
+		Rules: func(arguments map[string]any) (wrong []string) {
+			action := arguments["action"]
+			if _, has := arguments["key"]; !has && action != "list" {
+				wrong = append(wrong, "key: required, except for list")
+			}
+			if _, has := arguments["value"]; !has && action == "set" {
+				wrong = append(wrong, "value: required for set")
+			}
+			return wrong
+		},
+		Plan: tools.PlanOf(func(_ tools.Scope, args scratchArguments) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Session: wire.ScratchRequest{Verb: args.Action, Key: args.Key, Value: args.Value}}, nil
+		}),
+	}}
+}
+
+type scratchArguments struct {
+	Action wire.ScratchVerb `json:"action"`
+	Key    string           `json:"key"`
+	Value  string           `json:"value"`
+}
