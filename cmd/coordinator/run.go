@@ -33,6 +33,7 @@ type runCommand struct {
 	downFlags `group:"Model:"`
 	agentFlag `group:"Tools:"`
 	replayFlag
+	PromoteAfter time.Duration `group:"Tools:" default:"0s" help:"Time after which calls that have not ended continue as jobs in the background: the model goes on, and reads their results when they end. 0 means never."`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -65,6 +66,9 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	}
 	if turn.checked, err = c.check(confirm); err != nil {
 		return turn, err
+	}
+	if c.PromoteAfter < 0 {
+		return turn, cli.Usagef("--promote-after %s: must not be negative", c.PromoteAfter)
 	}
 	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
 		return turn, err
@@ -228,7 +232,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.Table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact, Agents: turn.agents,
-		Replay: turn.replay, System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
+		Replay: turn.replay, PromoteAfter: c.PromoteAfter, System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
 	})
 	if err != nil {
 		end()

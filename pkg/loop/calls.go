@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -30,6 +31,9 @@ type batch struct {
 	calls  []protocol.Call
 	remote map[protocol.CallID]*pendingCall // of calls
 	forks  map[protocol.CallID]*fork        // of calls as well
+
+	arguments map[protocol.CallID]string // of calls
+	promoted  bool                       // those that had not ended are jobs
 }
 
 // runCalls gets every missing result of the last step, and journals each as it
@@ -78,7 +82,7 @@ func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), E
 
 // planCalls decides what becomes of each tool call without result.
 func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batch {
-	b := &batch{remote: make(map[protocol.CallID]*pendingCall), forks: make(map[protocol.CallID]*fork)}
+	b := &batch{remote: make(map[protocol.CallID]*pendingCall), arguments: make(map[protocol.CallID]string), forks: make(map[protocol.CallID]*fork)}
 	turn := t.session.open()
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
@@ -154,7 +158,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 		return
 	}
 	endWith(ctx, &call)
-	b.remote[call.ID] = p
+	b.remote[call.ID], b.arguments[call.ID] = p, recorded.Arguments
 	b.calls = append(b.calls, call)
 }
 
@@ -201,7 +205,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 					f.end(nil)
 				}
 			}()
-			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(ctx, b, u, settle) })
+			return t.dispatch(ctx, b, settle)
 		})
 	}
 	t.runScratch(ctx, b.asking, settle)
@@ -217,6 +221,35 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 		})
 	}
 	return group.Wait()
+}
+
+// dispatch dispatches the calls of a step. Those that have not ended after [Options].PromoteAfter
+// become jobs.
+func (t *turnRun) dispatch(ctx context.Context, b *batch, settle func(Event)) error {
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	var mu sync.Mutex // held by updates and by the promotion
+	if after := t.opts.PromoteAfter; after > 0 {
+		timer := time.AfterFunc(after, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			if ctx.Err() == nil && t.promote(b, settle) {
+				leave(ErrDetached)
+			}
+		})
+		defer timer.Stop()
+	}
+	err := t.dispatcher.Dispatch(ctx, b.calls, func(u Update) {
+		mu.Lock()
+		defer mu.Unlock()
+		t.update(ctx, b, u, settle)
+	})
+	mu.Lock() // a promotion that has begun
+	defer mu.Unlock()
+	if b.promoted {
+		return nil
+	}
+	return err
 }
 
 // runOwn carries out a tool call that the session answers itself. An error leaves it without

@@ -124,6 +124,37 @@ func (t *turnRun) startJobs(ctx context.Context, jobs []newJob) error {
 	return nil
 }
 
+// promote makes jobs of the calls of a step that have not ended, and reports whether it did: not if
+// one of them is of a kind that cannot be a job, or asks a person.
+func (t *turnRun) promote(b *batch, settle func(Event)) bool {
+	var left []*pendingCall
+	for i := range b.calls {
+		id := b.calls[i].ID
+		p := b.remote[id]
+		if p == nil || b.forks[id] != nil || len(p.asked) > 0 {
+			return false
+		}
+		if p.done {
+			continue
+		}
+		_, plan, failure := t.table.Plan(t.scope(t.id), p.event.Name, b.arguments[id]) // as the job's follower does
+		if failure != nil || plan.Payload == nil {
+			return false
+		}
+		left = append(left, p)
+	}
+	for _, p := range left {
+		event := p.local(protocol.StatusOK, "", nil, t.opts.PromoteAfter)
+		event.Job = jobName(event.Turn, event.Step, event.Index)
+		event.Content = p.tool.WithNote(fmt.Sprintf("[The call has not ended after %s and goes on as %s in the background. You will be told when it has ended; go on with something else.]",
+			t.opts.PromoteAfter, event.Job), p.note)
+		p.done = true
+		settle(event)
+	}
+	b.promoted = len(left) > 0
+	return b.promoted
+}
+
 // follow sends the call of a job, or finds it in the fleet, and waits for its result
 // beside everything else. The end of ctx does not stop it.
 func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {

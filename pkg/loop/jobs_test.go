@@ -302,3 +302,61 @@ func TestJobs_CrashAtAnyAppendLosesNoJob(t *testing.T) {
 	}
 	require.Greater(t, appends, 12)
 }
+
+// A call that takes longer than the bound goes on as a job; it runs once, and the model reads its
+// result when it has ended. One that has ended before has its result.
+func TestJobs_APromotedCallGoesOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(asks("a", "work", "greedy"), asks("b", "inline"), about("c", "job_wait", `{"job":"job_1_1_1"}`), says("done"))
+		held, open := make(chan struct{}), make(chan struct{})
+		close(open)
+		r.fleet.hold = func(call *protocol.Call) <-chan struct{} {
+			if call.Tool == "greedy" {
+				return held
+			}
+			return open
+		}
+		r.opts.PromoteAfter = time.Minute
+		begun := time.Now()
+		time.AfterFunc(90*time.Second, func() { close(held) })
+		result, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		require.Equal(t, 90*time.Second, time.Since(begun))
+		require.Equal(t, []string{"1/1/0", "1/1/1"}, r.fleet.ran())
+		require.Empty(t, r.fleet.stopped)
+		said := texts(r.model.lastSeen())
+		require.Contains(t, said, "tool: [The call has not ended after 1m0s and goes on as job_1_1_1 in the background. You will be told when it has ended; go on with something else.]")
+		require.Contains(t, said[len(said)-1], "[job_1_1_1 has ended: ok]")
+		requireProtocol(t, r.model.lastSeen())
+	})
+}
+
+// After a crash at any append around a promotion the call has run once, and one result.
+func TestJobs_PromotionAndCrashes(t *testing.T) {
+	t.Parallel()
+	for n := 0; ; n++ {
+		crashed := false
+		synctest.Test(t, func(t *testing.T) {
+			r, journal := newJobRig(asks("a", "work"), about("c", "job_wait", `{"job":"job_1_1_0"}`), says("done"), says("done")), &crashingJournal{untilCrash: n}
+			r.journal, r.opts.PromoteAfter = journal, time.Minute
+			r.fleet.takes = 90 * time.Second
+			_, err := r.run(t.Context(), t, "go")
+			if crashed = err != nil; crashed {
+				require.ErrorIs(t, err, errCrash)
+				_, err = r.run(t.Context(), t, "go")
+			}
+			require.NoError(t, err)
+			for _, n := range r.fleet.times() {
+				require.Equal(t, 1, n)
+			}
+			require.Len(t, r.fleet.runs, 1)
+			require.Empty(t, r.fleet.stopped)
+		})
+		if !crashed {
+			require.Greater(t, n, 5)
+			return
+		}
+	}
+}

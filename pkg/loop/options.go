@@ -68,6 +68,10 @@ type Options struct {
 	// Agents are the kinds of sub-agents that the tool agent can start by name.
 	Agents []Agent
 
+	// PromoteAfter is how long a step waits for its calls: those that have not ended become jobs.
+	// 0 waits until they end.
+	PromoteAfter time.Duration
+
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
 	// bind the turns that begin under it until their ends; see [Terms].
 	Policy Policy
@@ -119,6 +123,9 @@ func (o *Options) validate() error {
 	}
 	if o.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
+	}
+	if o.PromoteAfter < 0 {
+		errs = append(errs, fmt.Errorf("promote after %s: must not be negative", o.PromoteAfter))
 	}
 	if o.MinLevel != "" && !slices.Contains(wire.Levels(), o.MinLevel) {
 		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(wire.Levels(), ", ")))
