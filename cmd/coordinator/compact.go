@@ -95,8 +95,9 @@ func (k known) about(name string) (*loop.Price, *loop.Compaction) {
 }
 
 type sessionCompact struct {
-	ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
-	Model string `placeholder:"M" help:"Model that writes the summary. Default: that of the session; with --nats the coordinator's."`
+	ID     string `arg:"" help:"Id of the session, the beginning of its id, or last."`
+	Prices string `placeholder:"FILE" help:"As for run: JSON file with prices of models. Without --nats only."`
+	Model  string `placeholder:"M" help:"Model that writes the summary. Default: that of the session; with --nats the coordinator's."`
 }
 
 // compact replaces older replies of a session by a summary.
@@ -158,20 +159,20 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 		return false, err
 	}
 	defer fl.Close()
-	return compactLocal(ctx, fl.Dispatcher, fl.Journal, writer, name, desk.id, logger)
+	return compactLocal(ctx, fl.Dispatcher, fl.Journal, writer, name, desk.id, logger, c.Compact.Prices)
 }
 
 // compactLocal has a model write the summary of a session whose journal is this process's own.
 func compactLocal(
-	ctx context.Context, dispatcher loop.Dispatcher, journal loop.Journal, writer loop.Model, name string, id protocol.SessionID, logger *slog.Logger,
+	ctx context.Context, dispatcher loop.Dispatcher, journal loop.Journal, writer loop.Model, name string, id protocol.SessionID, logger *slog.Logger, priceFile string,
 ) (bool, error) {
 	none, err := tools.NewTable()
 	if err != nil {
 		return false, err
 	}
-	prices, err := model.LoadPrices("")
+	prices, err := model.LoadPrices(priceFile)
 	if err != nil {
-		return false, err
+		return false, cli.Usagef("--prices %s: %v", priceFile, err)
 	}
 	price, _ := prices.Of(name)
 	runner, err := loop.New(writer, dispatcher, journal, none, &loop.Options{ModelName: name, Price: price, Logger: logger})
