@@ -111,6 +111,10 @@ limits: ## Hold the limits of lanes while workers and the server are killed, CAL
 	go test ./internal/lane -run TestLimits_HoldWhileWorkersAreKilled -count=1 -timeout=6h -v -args -limited=$(CALLS)
 	go test ./internal/lane/core -run TestSimulation_LimitsHold -count=1 -timeout=6h -v -args -seeds=20000
 
+.PHONY: programs
+programs: ## Compare random programs of streams and events with a model while workers are killed, CALLS programs
+	go test ./pkg/fleet -run TestStream_RandomProgramsAgreeWithTheirModel -count=1 -timeout=6h -v -args -programs=$(CALLS)
+
 .PHONY: flood
 flood: ## Time a single call while CALLS calls of another tenant wait (such as 100000); needs a quiet machine
 	go test ./internal/lane -run TestTenant_ASingleCallBehindAFlood -count=1 -timeout=1h -v -args -flood=$(CALLS)
