@@ -1,6 +1,7 @@
 // Command peers runs the same work on toolfleet and on other systems that run tasks for programs, in
 // turns, and prints a table. Each system is used as its documents describe: with its default
-// durability, the means that it has for an order of tasks by key, and no tuning. `make bench-peers`
+// durability, the means that it has for an order of tasks by key, and no tuning; only Temporal's
+// SQLite has a write-ahead log, without which it does a few tasks a second. `make bench-peers`
 // runs it; it needs PostgreSQL's and Redis' servers, npm for Restate, and Go for Temporal.
 package main
 
