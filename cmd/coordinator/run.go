@@ -33,7 +33,7 @@ type runCommand struct {
 	downFlags `group:"Model:"`
 	agentFlag `group:"Tools:"`
 	replayFlag
-	PromoteAfter time.Duration `group:"Tools:" default:"0s" help:"Time after which calls that have not ended continue as jobs in the background: the model goes on, and reads their results when they end. 0 means never."`
+	PromoteAfter time.Duration `group:"Tools:" default:"0s" help:"Time after which calls that have not ended continue as jobs in the background: the model continues, and reads their results when they end. 0 means never."`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
