@@ -95,7 +95,7 @@ func (f ToolFlags) OpenToolbox(toolsets []string, folder *manifest.Folder, warn 
 func (b *Toolbox) load(report func(manifest.Set)) (err error) {
 	b.own, b.Servers = slices.Clone(b.sets), slices.Clone(b.configured)
 	if b.Folder != nil {
-		set := b.Folder.Load(append(toolNames(b.sets), mcp.Prefixes(b.configured)...)...)
+		set := b.Folder.Load(append(toolNames(b.sets), mcptools.Prefixes(b.configured)...)...)
 		report(set)
 		b.own, b.Servers = append(b.own, set.Tools...), append(b.Servers, set.Servers...)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
@@ -451,7 +452,7 @@ func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
 	}}}}}`))
 	require.Empty(t, faults)
 	schema := json.RawMessage(`{"type": "object"}`)
-	made, faults := servers[0].Tools([]wire.MCPTool{{Name: "claims", Schema: schema, ReadOnly: true}, {Name: "checked", Schema: schema}})
+	made, faults := mcptools.ToolsOf(&servers[0], []wire.MCPTool{{Name: "claims", Schema: schema, ReadOnly: true}, {Name: "checked", Schema: schema}})
 	require.Empty(t, faults)
 	table, err = tools.NewTable(made...)
 	require.NoError(t, err)

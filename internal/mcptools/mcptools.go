@@ -28,7 +28,7 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []
 	var group sync.WaitGroup
 	for i := range servers {
 		group.Go(func() {
-			call := servers[i].List(session)
+			call := listCall(&servers[i], session)
 			answers[i].result, answers[i].err = do(ctx, &call)
 		})
 	}
@@ -46,7 +46,7 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []
 			problems = append(problems, fmt.Errorf("MCP server %s has no tools now: %w", servers[i].Name, failure))
 			continue
 		}
-		own, errs := servers[i].Tools(list.Tools)
+		own, errs := ToolsOf(&servers[i], list.Tools)
 		problems = append(problems, errs...)
 		for _, tool := range own {
 			if owner := owners[tool.Name]; owner != "" {

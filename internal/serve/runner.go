@@ -105,7 +105,7 @@ func (s *Server) userTools(builtIn []tools.Tool) ([]tools.Tool, []mcp.Server) {
 	if s.options.Tools == nil {
 		return nil, servers
 	}
-	names := mcp.Prefixes(servers)
+	names := mcptools.Prefixes(servers)
 	for i := range builtIn {
 		names = append(names, builtIn[i].Name)
 	}

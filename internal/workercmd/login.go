@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
@@ -102,7 +103,7 @@ func (l *Login) find() (*mcp.Server, error) {
 		if err != nil {
 			return nil, cli.Usagef("--tools: %v", err)
 		}
-		set := folder.Load(mcp.Prefixes(servers)...)
+		set := folder.Load(mcptools.Prefixes(servers)...)
 		servers = append(servers, set.Servers...)
 		for _, problem := range set.Problems {
 			problems = append(problems, problem)
@@ -145,7 +146,7 @@ func asPerson(server *mcp.Server) (spec protocol.MCPServer, person login.Person,
 	if o == nil {
 		o = &mcp.OAuth{}
 	}
-	if o.GrantType == mcp.GrantClient {
+	if server.Client != nil {
 		return spec, person, fmt.Errorf("server %q: has grantType %s: workers log in by themselves", server.Name, o.GrantType)
 	}
 	spec = server.MCPServer

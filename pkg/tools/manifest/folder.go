@@ -109,7 +109,7 @@ func (f *Folder) Load(reserved ...string) Set {
 	owners := map[string]string{}
 	for _, name := range reserved {
 		owners[name] = "a built-in tool"
-		if strings.HasSuffix(name, mcp.Separator) {
+		if strings.HasSuffix(name, "__") {
 			owners[name] = "a server of --mcp-config"
 		}
 	}

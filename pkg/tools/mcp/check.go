@@ -23,10 +23,17 @@ type Fault struct { //nolint:errname // "error" is the word for it
 // Error returns the message.
 func (f Fault) Error() string { return f.Message }
 
-var (
-	goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
-	badRunes = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+var goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
+
+const (
+	// separator is between the names of server and tool.
+	separator = "__"
+	// sandboxKey is the session's sandbox, in a template of a resource.
+	sandboxKey = "sandbox/{$sandbox}"
 )
+
+// Prefix is what the names of the server's tools begin with.
+func (s *Server) Prefix() string { return s.Name + separator }
 
 // inPointer is a JSON pointer to a property of what another one points to.
 func inPointer(pointer, name string) string {
@@ -59,8 +66,8 @@ func (s *Server) Check() []Fault {
 
 // origin checks where the server is.
 func (c *checker) origin(s protocol.MCPServer) {
-	if !goodName.MatchString(s.Name) || strings.Contains(s.Name, Separator) {
-		c.failure("/name", "name %q: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", s.Name, Separator)
+	if !goodName.MatchString(s.Name) || strings.Contains(s.Name, separator) {
+		c.failure("/name", "name %q: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", s.Name, separator)
 	}
 	if (s.Command == "") == (s.URL == "") {
 		c.failure("/url", "exactly one of command (a program) and url must be given")

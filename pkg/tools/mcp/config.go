@@ -3,10 +3,9 @@
 //
 //	{"mcpServers": {"fs": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "."]}}}
 //
-// [Parse] reads it, a call with [Server.List] asks a server for its tools, in the sandbox where it
-// will live, and [Server.Tools] makes tools of the answer: named server__tool, checked one by one,
-// each with the resources and the delivery that the file gives it, or else the server's hints.
-// Package manifest reads a server from a file of its own.
+// [Parse] reads it. A fleet asks the servers for their tools, which have names as server__tool, and
+// the resources and the delivery that the file gives them, or else the server's hints. Package
+// manifest reads a server from a file of its own.
 package mcp
 
 import (

@@ -11,15 +11,15 @@ import (
 
 // Values of [OAuth].GrantType.
 const (
-	// GrantCode is a login of a person, with a browser.
-	GrantCode = "authorization_code"
-	// GrantClient is a client that logs in by itself.
-	GrantClient = "client_credentials"
+	// grantCode is a login of a person, with a browser.
+	grantCode = "authorization_code"
+	// grantClient is a client that logs in by itself.
+	grantClient = "client_credentials"
 )
 
 // OAuth is how one logs in to a server (OAuth 2.1), in the words of agents' files.
 type OAuth struct {
-	// GrantType is [GrantCode], also when it is "", or [GrantClient].
+	// GrantType is [grantCode], also when it is "", or [grantClient].
 	GrantType string `json:"grantType" yaml:"grantType"` //nolint:tagliatelle // as agents have it
 	// ClientID is a client that the authorization server knows, or the https:// URL of a document
 	// about one. Without it a person's login registers one.
@@ -53,7 +53,7 @@ func (s *Scopes) UnmarshalJSON(data []byte) error {
 // SetOAuth sets how one logs in.
 func (s *Server) SetOAuth(o *OAuth) {
 	s.OAuth, s.Client = o, nil
-	if o != nil && o.GrantType == GrantClient {
+	if o != nil && o.GrantType == grantClient {
 		s.Client = &protocol.MCPClient{ID: o.ClientID, Secret: o.ClientSecret, Scopes: o.Scopes}
 	}
 }
@@ -82,24 +82,24 @@ func (c *checker) oauth(s *Server) {
 		c.failure("/oauth/scopes", `oauth: scope %q: must be of printable ASCII without spaces, '"' and '\'`, o.Scopes[i])
 	}
 	switch o.GrantType {
-	case "", GrantCode:
+	case "", grantCode:
 		if o.ClientSecret != "" && o.ClientID == "" {
 			c.failure("/oauth/clientSecret", "oauth: clientSecret without clientId")
 		}
 		if o.CallbackPort < 0 || o.CallbackPort > 65535 {
 			c.failure("/oauth/callbackPort", "oauth: callbackPort %d: must be 1 to 65535", o.CallbackPort)
 		}
-	case GrantClient:
+	case grantClient:
 		if o.ClientID == "" {
-			c.failure("/oauth/clientId", "oauth: clientId is missing, which %s needs", GrantClient)
+			c.failure("/oauth/clientId", "oauth: clientId is missing, which %s needs", grantClient)
 		}
 		if !variable.MatchString(o.ClientSecret) {
 			c.failure("/oauth/clientSecret", "oauth: clientSecret must be a variable of the worker, as ${NAME}: what is written out would travel")
 		}
 		if o.CallbackPort != 0 {
-			c.failure("/oauth/callbackPort", "oauth: callbackPort is of %s", GrantCode)
+			c.failure("/oauth/callbackPort", "oauth: callbackPort is of %s", grantCode)
 		}
 	default:
-		c.failure("/oauth/grantType", "oauth: grantType %q: must be %s (a person logs in) or %s", o.GrantType, GrantCode, GrantClient)
+		c.failure("/oauth/grantType", "oauth: grantType %q: must be %s (a person logs in) or %s", o.GrantType, grantCode, grantClient)
 	}
 }

@@ -1,31 +1,31 @@
-package mcp
+package mcptools
 
 import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
 const (
-	// Separator is between the names of server and tool.
-	Separator = "__"
 	// sandboxKey is the session's sandbox, in a template of a resource.
 	sandboxKey = "sandbox/{$sandbox}"
 	// listTimeout bounds the call that asks a server, which may have to install itself.
 	listTimeout = 3 * time.Minute
 )
 
-// Prefix is what the names of the server's tools begin with.
-func (s *Server) Prefix() string { return s.Name + Separator }
+// badRunes are those that names of tools cannot have.
+var badRunes = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// Prefixes are those of some servers.
-func Prefixes(servers []Server) []string {
+// Prefixes are what the names of the servers' tools begin with.
+func Prefixes(servers []mcp.Server) []string {
 	list := make([]string, len(servers))
 	for i := range servers {
 		list[i] = servers[i].Prefix()
@@ -33,9 +33,9 @@ func Prefixes(servers []Server) []string {
 	return list
 }
 
-// List is the call that asks the server for its tools, in the sandbox of a session.
-func (s *Server) List(session protocol.SessionID) protocol.Call {
-	key := protocol.SandboxKey(string(session)) + protocol.ResourceKey("/"+s.key())
+// listCall is the call that asks the server for its tools, in the sandbox of a session.
+func listCall(s *mcp.Server, session protocol.SessionID) protocol.Call {
+	key := protocol.SandboxKey(string(session)) + protocol.ResourceKey("/"+ownKey(s))
 	return protocol.Call{
 		ID: wire.RandomCallID(), SessionID: session, Tool: s.Prefix(), Pool: cmp.Or(s.Pool, protocol.DefaultPool),
 		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}}, Delivery: protocol.Idempotent, MinLevel: s.MinLevel,
@@ -43,12 +43,12 @@ func (s *Server) List(session protocol.SessionID) protocol.Call {
 	}
 }
 
-// key is the part of the server's own resource behind the sandbox.
-func (s *Server) key() string { return "mcp:" + s.Name }
+// ownKey is the part of the server's own resource behind the sandbox.
+func ownKey(s *mcp.Server) string { return "mcp:" + s.Name }
 
-// Tools makes tools of those that the server has and that are offered. What cannot be a tool is
+// ToolsOf makes tools of those that the server has and that are offered. What cannot be a tool is
 // left out, and told.
-func (s *Server) Tools(list []wire.MCPTool) (made []tools.Tool, errs []error) {
+func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []error) {
 	failure := func(name string, err error) {
 		errs = append(errs, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))
 	}
@@ -57,7 +57,7 @@ func (s *Server) Tools(list []wire.MCPTool) (made []tools.Tool, errs []error) {
 		if s.Only != nil && !slices.Contains(s.Only, list[i].Name) {
 			continue
 		}
-		tool := s.tool(&list[i])
+		tool := makeTool(s, &list[i])
 		if other, taken := origin[tool.Name]; taken {
 			failure(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
 			continue
@@ -85,15 +85,15 @@ func (s *Server) Tools(list []wire.MCPTool) (made []tools.Tool, errs []error) {
 	return made, errs
 }
 
-// tool is a tool of the server.
-func (s *Server) tool(t *wire.MCPTool) tools.Tool {
+// makeTool is a tool of the server.
+func makeTool(s *mcp.Server, t *wire.MCPTool) tools.Tool {
 	rule := s.Settings.Tools[t.Name]
 	timeout, _ := time.ParseDuration(cmp.Or(rule.Timeout, s.Timeout)) // it was checked
 	remote := tools.Remote{
-		Resources: rule.Resources, Delivery: cmp.Or(rule.Delivery, s.delivery(t)), Timeout: timeout, Pool: s.Pool, MinLevel: s.MinLevel,
+		Resources: rule.Resources, Delivery: cmp.Or(rule.Delivery, delivery(s, t)), Timeout: timeout, Pool: s.Pool, MinLevel: s.MinLevel,
 	}
 	if remote.Resources == nil {
-		remote.Resources = []tools.Resource{s.resource(t)}
+		remote.Resources = []tools.Resource{resource(s, t)}
 	}
 	tool := remote.MCPTool(tools.Definition{
 		Name:        s.Prefix() + badRunes.ReplaceAllString(t.Name, "_"),
@@ -106,8 +106,8 @@ func (s *Server) tool(t *wire.MCPTool) tools.Tool {
 	return tool
 }
 
-// workspace reports whether the tools touch the workspace.
-func (s *Server) workspace() bool {
+// touchesWorkspace reports whether the tools touch the workspace.
+func touchesWorkspace(s *mcp.Server) bool {
 	if s.Workspace != nil {
 		return *s.Workspace
 	}
@@ -116,10 +116,10 @@ func (s *Server) workspace() bool {
 
 // resource is what a call touches: the workspace, as a command does, or else only the server, so
 // that it runs beside files, commands and other servers, but never beside another call of its own.
-func (s *Server) resource(t *wire.MCPTool) tools.Resource {
+func resource(s *mcp.Server, t *wire.MCPTool) tools.Resource {
 	r := tools.Resource{Key: sandboxKey, Access: protocol.Exclusive}
-	if !s.workspace() {
-		r.Key += "/" + s.key()
+	if !touchesWorkspace(s) {
+		r.Key += "/" + ownKey(s)
 	}
 	if t.ReadOnly {
 		r.Access = protocol.Shared
@@ -128,9 +128,9 @@ func (s *Server) resource(t *wire.MCPTool) tools.Resource {
 }
 
 // delivery is what may happen after a lost worker.
-func (s *Server) delivery(t *wire.MCPTool) protocol.Delivery {
+func delivery(s *mcp.Server, t *wire.MCPTool) protocol.Delivery {
 	switch {
-	case t.ReadOnly, t.Idempotent && !s.workspace():
+	case t.ReadOnly, t.Idempotent && !touchesWorkspace(s):
 		return protocol.Idempotent
 	case t.Idempotent:
 		return protocol.Rollback

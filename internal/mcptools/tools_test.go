@@ -1,4 +1,4 @@
-package mcp_test
+package mcptools_test
 
 import (
 	"encoding/json"
@@ -6,16 +6,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // parse reads a file with one server, s.
 func parse(t *testing.T, server string) mcp.Server {
@@ -33,7 +31,7 @@ func plan(t *testing.T, server mcp.Server, tool wire.MCPTool, arguments string) 
 	if tool.Schema == nil {
 		tool.Schema = json.RawMessage(`{"type": "object"}`)
 	}
-	made, faults := server.Tools([]wire.MCPTool{tool})
+	made, faults := mcptools.ToolsOf(&server, []wire.MCPTool{tool})
 	require.Empty(t, faults)
 	table, err := tools.NewTable(made...)
 	require.NoError(t, err)
@@ -114,7 +112,7 @@ func TestTools_WhatIsLeftOut(t *testing.T) {
 	t.Parallel()
 	good := json.RawMessage(`{"type": "object"}`)
 	server := parse(t, `{"command": "p", "toolfleet": {"tools": {"gone": {}, "key": {"resources": [{"key": "sandbox/{$sandbox}/{file...}"}]}}}}`)
-	made, faults := server.Tools([]wire.MCPTool{
+	made, faults := mcptools.ToolsOf(&server, []wire.MCPTool{
 		{Name: "a.b", Schema: good},
 		{Name: "a b", Schema: good},
 		{Name: "a_b", Schema: good},
@@ -150,7 +148,7 @@ func TestTools_Only(t *testing.T) {
 	t.Parallel()
 	good := json.RawMessage(`{"type": "object"}`)
 	server := parse(t, `{"command": "p", "toolfleet": {"only": ["b", "gone"]}}`)
-	made, faults := server.Tools([]wire.MCPTool{{Name: "a"}, {Name: "b", Schema: good}})
+	made, faults := mcptools.ToolsOf(&server, []wire.MCPTool{{Name: "a"}, {Name: "b", Schema: good}})
 	require.Len(t, made, 1)
 	require.Equal(t, "s__b", made[0].Name)
 	require.Len(t, faults, 1, "what is not offered may be broken")
