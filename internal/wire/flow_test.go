@@ -15,7 +15,7 @@ func TestFlow_HeaderAndSubject(t *testing.T) {
 	t.Parallel()
 	shares := map[uint8]bool{}
 	for i := range 200 {
-		for _, priority := range append(protocol.Priorities(), "") {
+		for _, priority := range []protocol.Priority{protocol.Interactive, protocol.Normal, protocol.Batch, ""} {
 			flow := wire.FlowOf(&protocol.Call{Tenant: "acme", Priority: priority, SessionID: protocol.SessionID(fmt.Sprint("s", i))})
 			require.Equal(t, flow, wire.FlowOfHeader(flow.Header()))
 			of, ok := wire.FlowOfSubject(wire.TicketSubject("tf", "default", "hash", flow))

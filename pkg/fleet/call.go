@@ -64,14 +64,14 @@ type Call struct {
 	Timeout time.Duration
 	// QueueTimeout bounds the time from acceptance to the first start; 0 means no bound.
 	QueueTimeout time.Duration
-	// NotBefore delays the call until that time, up to [protocol.MaxDelay]; zero means no delay.
+	// NotBefore delays the call until that time, up to 366 days; zero means no delay.
 	NotBefore time.Time
 	// Deadline is when the result is of no more use; zero means never.
 	Deadline time.Time
 	// After are calls that must have ended with status ok before this one starts, up to
-	// [protocol.MaxAfter], in any lane and session of pools on the same servers; see [Future.Ref].
+	// 64, in any lane and session of pools on the same servers; see [Future.Ref].
 	// A call that waits keeps no worker busy. If one of them ends otherwise, or has not ended when
-	// the time of this call is over (QueueTimeout, Deadline, else [protocol.DefaultAfterTimeout]),
+	// the time of this call is over (QueueTimeout, Deadline, else 24 hours),
 	// this call is rejected with [protocol.CodeAfterUnmet].
 	After []protocol.CallRef
 	// Tenant is for whom the call runs: tenants share the slots of workers. Priority orders the

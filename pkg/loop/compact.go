@@ -34,8 +34,8 @@ type Compaction struct {
 // ErrTurnOpen says that a session has a turn that has not ended.
 var ErrTurnOpen = errors.New("a turn of the session is open: go on with it first")
 
-// CompactSystem is the system prompt of a model that writes a summary.
-const CompactSystem = `You write the summary of a conversation between a user and an agent that works with tools. The agent goes on with your summary instead of the messages that it replaces; it keeps what the user said, and its last replies.
+// compactSystem is the system prompt of a model that writes a summary.
+const compactSystem = `You write the summary of a conversation between a user and an agent that works with tools. The agent goes on with your summary instead of the messages that it replaces; it keeps what the user said, and its last replies.
 
 Write what the agent needs in order to go on, as plain text under these headings, and leave out a heading without content:
 
@@ -164,7 +164,7 @@ func (t *turnRun) summarize(ctx context.Context, writer Model, name string, turn
 	defer span.End()
 	for _, most := range summarizedParts() {
 		reply, err = writer.Reply(ctx, Request{Messages: []Message{
-			{Role: RoleSystem, Text: CompactSystem}, {Role: RoleUser, Text: t.session.transcript(turn, step, most)},
+			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: t.session.transcript(turn, step, most)},
 		}}, func(Delta) {})
 		if !errors.Is(err, ErrTooLong) {
 			break

@@ -14,14 +14,14 @@ const (
 	defaultMaxAttempts = 5
 	// DefaultRunTimeout bounds one attempt of a call that names no run timeout.
 	DefaultRunTimeout = 2 * time.Minute
-	// MaxAfter bounds the calls that a call waits for.
-	MaxAfter = 64
-	// DefaultAfterTimeout bounds how long a call waits for others that names no time itself.
-	DefaultAfterTimeout = 24 * time.Hour
+	// maxAfter bounds the calls that a call waits for.
+	maxAfter = 64
+	// defaultAfterTimeout bounds how long a call waits for others that names no time itself.
+	defaultAfterTimeout = 24 * time.Hour
 	// MaxUses bounds the resource list of a call.
 	MaxUses = 64
-	// MaxDelay bounds how long a call may wait for its time.
-	MaxDelay = 366 * 24 * time.Hour
+	// maxDelay bounds how long a call may wait for its time.
+	maxDelay = 366 * 24 * time.Hour
 )
 
 // Delivery says what may happen to a call whose worker was lost.
@@ -109,9 +109,9 @@ type Call struct {
 	// Deadline is when the result is of no more use; zero is never.
 	Deadline time.Time `json:"deadline,omitzero"`
 
-	// After are calls, up to [MaxAfter], that must have ended with status ok before this one
+	// After are calls, up to 64, that must have ended with status ok before this one
 	// starts; it occupies no slot while it waits. If one of them ends otherwise, or has not ended
-	// when the time of this call is over (QueueTimeout, Deadline, else [DefaultAfterTimeout]), this
+	// when the time of this call is over (QueueTimeout, Deadline, else 24 hours), this
 	// one is rejected with after_unmet.
 	After []CallRef `json:"after,omitempty"`
 
@@ -180,7 +180,7 @@ func (c *Call) LifeTime() time.Duration {
 // MaxQueue is the longest time from acceptance to the first start; 0 is no bound.
 func (c *Call) MaxQueue() time.Duration {
 	if c.QueueTimeout == 0 && c.Deadline.IsZero() && len(c.After) > 0 {
-		return DefaultAfterTimeout
+		return defaultAfterTimeout
 	}
 	return c.QueueTimeout.Duration()
 }
@@ -227,8 +227,8 @@ func (c *Call) Validate() error {
 			c.MaxAttempts, c.QueueTimeout, c.RunTimeout))
 	}
 	fault(c.Retry.Validate(c.Delivery))
-	if c.Delay() > MaxDelay {
-		fault(fmt.Errorf("not_before %s: must be at most %s after issued_at", c.NotBefore.Format(time.RFC3339), MaxDelay))
+	if c.Delay() > maxDelay {
+		fault(fmt.Errorf("not_before %s: must be at most %s after issued_at", c.NotBefore.Format(time.RFC3339), maxDelay))
 	}
 	if left, bounded := c.Left(); bounded && left <= 0 && c.Delay() > 0 {
 		fault(fmt.Errorf("not_before %s: must be before deadline %s", c.NotBefore.Format(time.RFC3339), c.Deadline.Format(time.RFC3339)))
@@ -241,8 +241,8 @@ func (c *Call) Validate() error {
 }
 
 func (c *Call) validateAfter() error {
-	if len(c.After) > MaxAfter {
-		return fmt.Errorf("after: %d calls, must be at most %d", len(c.After), MaxAfter)
+	if len(c.After) > maxAfter {
+		return fmt.Errorf("after: %d calls, must be at most %d", len(c.After), maxAfter)
 	}
 	for i, ref := range c.After {
 		if _, err := ParseCallRef(ref.String()); err != nil {
@@ -290,9 +290,6 @@ const (
 	Normal      Priority = "normal"      // the default, also written ""
 	Batch       Priority = "batch"       // it may wait
 )
-
-// Priorities are all priorities, the first first.
-func Priorities() []Priority { return []Priority{Interactive, Normal, Batch} }
 
 // validateClass checks tenant and priority of a call.
 func (c *Call) validateClass() error {

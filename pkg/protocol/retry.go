@@ -9,10 +9,10 @@ import (
 
 // Bounds and defaults of [Retry].
 const (
-	MaxRetryAttempts     = 100
-	DefaultRetryWait     = time.Second
-	DefaultRetryMaxWait  = time.Minute
-	MaxRetryWait         = time.Hour
+	maxRetryAttempts     = 100
+	defaultRetryWait     = time.Second
+	defaultRetryMaxWait  = time.Minute
+	maxRetryWait         = time.Hour
 	retryDoublings       = 20 // beyond which a wait is the longest in any case
 	leastRetriedAttempts = 2
 )
@@ -20,12 +20,12 @@ const (
 // Retry says when a call that failed is started again. Its position in the order of its lane stays:
 // later calls that conflict with it wait. A call with a Retry must be [Idempotent].
 type Retry struct {
-	// Attempts bounds how often the call is started in all, 2 to [MaxRetryAttempts]. A worker that
+	// Attempts bounds how often the call is started in all, 2 to 100. A worker that
 	// stops or is lost between two attempts may add one.
 	Attempts int `json:"attempts"`
-	// Wait is the pause before the second start, up to [MaxRetryWait]; it doubles with each further
-	// one, up to MaxWait, and varies by a fifth. 0 means [DefaultRetryWait] and
-	// [DefaultRetryMaxWait]. A result with [Error.RetryAfter] is waited for that long, if it is
+	// Wait is the pause before the second start, up to an hour; it doubles with each further
+	// one, up to MaxWait, and varies by a fifth. 0 means a second
+	// and a minute. A result with [Error.RetryAfter] is waited for that long, if it is
 	// longer.
 	Wait    Millis `json:"wait_ms,omitempty"`
 	MaxWait Millis `json:"max_wait_ms,omitempty"`
@@ -64,12 +64,12 @@ func (r *Retry) Matches(fault *Error) bool {
 func (r *Retry) Pause(n int, fault *Error) time.Duration {
 	first, longest := r.Wait.Duration(), r.MaxWait.Duration()
 	if first == 0 {
-		first = DefaultRetryWait
+		first = defaultRetryWait
 	}
 	if longest == 0 {
-		longest = max(DefaultRetryMaxWait, first)
+		longest = max(defaultRetryMaxWait, first)
 	}
-	return min(max(min(first<<min(max(n-1, 0), retryDoublings), longest), fault.RetryAfter.Duration()), MaxRetryWait)
+	return min(max(min(first<<min(max(n-1, 0), retryDoublings), longest), fault.RetryAfter.Duration()), maxRetryWait)
 }
 
 // Validate reports every fault of a retry of calls with a delivery, joined. A nil one has none.
@@ -81,11 +81,11 @@ func (r *Retry) Validate(delivery Delivery) error {
 	if delivery != Idempotent {
 		faults = append(faults, fmt.Errorf("retry: delivery is %q, must be %q: a call that is started again must have the same effect", delivery, Idempotent))
 	}
-	if r.Attempts < leastRetriedAttempts || r.Attempts > MaxRetryAttempts {
-		faults = append(faults, fmt.Errorf("retry.attempts %d: must be %d to %d", r.Attempts, leastRetriedAttempts, MaxRetryAttempts))
+	if r.Attempts < leastRetriedAttempts || r.Attempts > maxRetryAttempts {
+		faults = append(faults, fmt.Errorf("retry.attempts %d: must be %d to %d", r.Attempts, leastRetriedAttempts, maxRetryAttempts))
 	}
-	if r.Wait < 0 || r.Wait.Duration() > MaxRetryWait || r.MaxWait < 0 || r.MaxWait.Duration() > MaxRetryWait {
-		faults = append(faults, fmt.Errorf("retry.wait_ms %d, retry.max_wait_ms %d: must be 0 to %d", r.Wait, r.MaxWait, MaxRetryWait.Milliseconds()))
+	if r.Wait < 0 || r.Wait.Duration() > maxRetryWait || r.MaxWait < 0 || r.MaxWait.Duration() > maxRetryWait {
+		faults = append(faults, fmt.Errorf("retry.wait_ms %d, retry.max_wait_ms %d: must be 0 to %d", r.Wait, r.MaxWait, maxRetryWait.Milliseconds()))
 	}
 	if r.MaxWait > 0 && r.MaxWait < r.Wait {
 		faults = append(faults, fmt.Errorf("retry.max_wait_ms %d: must be at least retry.wait_ms %d", r.MaxWait, r.Wait))

@@ -139,10 +139,10 @@ func TestAfter_NeverSaysNoEffectOfWhatMayHaveRun(t *testing.T) {
 	e.MayHaveStarted = true
 	s := core.NewSchedule()
 	require.True(t, s.Add(e))
-	require.Nil(t, e.Refuse(protocol.DefaultAfterTimeout-1))
+	require.Nil(t, e.Refuse(24*time.Hour-1))
 	age, bounded := e.DueAfter()
 	require.True(t, bounded)
-	require.Equal(t, protocol.DefaultAfterTimeout, age)
+	require.Equal(t, 24*time.Hour, age)
 	require.Equal(t, protocol.StatusOutcomeUnknown, e.Refuse(age).Status)
 	e.MayHaveStarted = false
 	require.Equal(t, protocol.CodeAfterUnmet, e.Refuse(age).Error.Code)
