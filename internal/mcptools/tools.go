@@ -72,7 +72,7 @@ func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []erro
 	missing := func(name string) bool {
 		return !slices.ContainsFunc(list, func(t wire.MCPTool) bool { return t.Name == name })
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
+	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
 		if missing(name) {
 			failure(name, fmt.Errorf("there are settings for it, but the server has no such tool"))
 		}
@@ -87,7 +87,7 @@ func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []erro
 
 // makeTool is a tool of the server.
 func makeTool(s *mcp.Server, t *wire.MCPTool) tools.Tool {
-	rule := s.Settings.Tools[t.Name]
+	rule := s.Tools[t.Name]
 	timeout, _ := time.ParseDuration(cmp.Or(rule.Timeout, s.Timeout)) // it was checked
 	remote := tools.Remote{
 		Resources: rule.Resources, Delivery: cmp.Or(rule.Delivery, delivery(s, t)), Timeout: timeout, Pool: s.Pool, MinLevel: s.MinLevel,

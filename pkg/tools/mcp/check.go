@@ -58,8 +58,8 @@ func (s *Server) Check() []Fault {
 	if s.Only != nil && len(s.Only) == 0 {
 		c.failure("/only", "only: must name a tool; without it all are offered")
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
-		c.rule(inPointer("/tools", name), "tool "+name+": ", s.Settings.Tools[name])
+	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
+		c.rule(inPointer("/tools", name), "tool "+name+": ", s.Tools[name])
 	}
 	return c.errs
 }
