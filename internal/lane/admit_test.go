@@ -154,8 +154,8 @@ func TestQuota_Rate(t *testing.T) {
 				}
 			}
 			w := last.ended.Sub(first.began)
-			// A busy machine knows the clock of the server to some 100 ms; a bucket for each process
-			// would allow three times as much.
+			// A busy machine knows the clock of the server to some 100 ms. A bucket for each
+			// process would allow three times as much.
 			require.LessOrEqual(t, float64(n), max(burst+rate*(w.Seconds()+0.5), 0), "in %s", w)
 		}
 	}

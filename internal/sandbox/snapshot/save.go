@@ -374,8 +374,8 @@ type Changes struct {
 // is what root contained when the two were last the same; nil is nothing. The table in the package
 // comment says what happens to a path. Nothing is lost: of a file or link in conflict, the tree's
 // version is put next to it as NAME.toolfleet-theirs, with a number when that exists and is
-// another; when there is no directory for it, into the nearest one above, with "-" for "/". A directory that goes
-// but still holds something stays.
+// another; when there is no directory for it, into the nearest one above, with "-" for "/". A
+// directory that goes but still holds something stays.
 //
 // All contents are fetched before anything changes, so one that is missing or damaged changes
 // nothing; until then they take space in a directory .toolfleet-*.tmp below root. Each file changes

@@ -392,7 +392,7 @@ func TestClasses_HaveEveryPayload(t *testing.T) {
 	none := []protocol.Kind{
 		wire.KindToolRun, wire.KindMCPList, wire.KindMCPCall, wire.KindDialogOpen, wire.KindDialogContinue,
 		wire.KindDialogEnd, wire.KindWorkspaceImport, wire.KindWorkspaceExport, wire.KindWorkspaceRemove,
-		wire.KindWorkspaceRestore, wire.KindTurnRun, wire.KindNoop, wire.KindStored, wire.KindHTTPFetch,
+		wire.KindWorkspaceRestore, wire.KindWorkspaceFork, wire.KindWorkspaceMerge, wire.KindTurnRun, wire.KindNoop, wire.KindStored, wire.KindHTTPFetch,
 	}
 	files, err := filepath.Glob("../../../internal/wire/testdata/v1/payload/*.json")
 	require.NoError(t, err)
