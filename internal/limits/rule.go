@@ -67,8 +67,8 @@ type Rule struct {
 	// Burst is how many of them may start at once; 0 means [Rate.DefaultBurst] for lanes, and what
 	// ten seconds have for tenants.
 	Burst int `json:"burst,omitempty"`
-	// Tokens is how many tokens go to and come from a model's provider in a time; of lanes model/* only.
-	// A minute's worth may be used at once.
+	// Tokens is how many tokens go to and come from a model's provider in a time; of lanes
+	// model/* only. A minute's worth may be used at once.
 	Tokens Rate `json:"tokens,omitzero"`
 	// Waiting is how many calls a lane or a pool may have in its mailboxes; 0 is no bound.
 	Waiting int `json:"waiting,omitempty"`
