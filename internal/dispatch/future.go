@@ -606,15 +606,18 @@ func (t *futures) lookUp(due []*Future) {
 }
 
 func (t *futures) lookUpOne(f *Future) {
-	r, err := t.d.publisher.Result(t.ctx, f.Call.SessionID, f.Call.ID)
+	t.mu.Lock()
+	call, giveUp := f.Call, f.giveUp // which find and a cancel replace
+	t.mu.Unlock()
+	r, err := t.d.publisher.Result(t.ctx, call.SessionID, call.ID)
 	switch {
 	case err == nil && r != nil:
 	case errors.Is(err, wire.ErrInvalidResult):
-		r = unreadable(f.Call, err)
-	case err == nil && t.d.publisher.Lost(t.ctx, f.Call, f.since):
-		r = lostWithStream(f.Call)
-	case !f.giveUp.IsZero() && time.Now().After(f.giveUp):
-		unknown := wire.NewResult(f.Call, protocol.StatusOutcomeUnknown, t.d.unanswered(t.ctx, f.followed))
+		r = unreadable(call, err)
+	case err == nil && t.d.publisher.Lost(t.ctx, call, f.since):
+		r = lostWithStream(call)
+	case !giveUp.IsZero() && time.Now().After(giveUp):
+		unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, t.d.unanswered(t.ctx, f.followed))
 		r = &unknown
 	default:
 		return

@@ -16,8 +16,7 @@ func TestKeyboard_WhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	k := newKeyboard(terminal)
 	t.Cleanup(func() {
 		require.NoError(t, person.Close())
-		<-k.typed // the end of the input
-		require.NoError(t, terminal.Close())
+		<-k.typed // the end of the input; the keyboard still reads the terminal, which stays open
 	})
 	for i := range 2000 {
 		_, err := person.WriteString("before\n")
