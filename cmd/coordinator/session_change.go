@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -260,7 +259,7 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	if c.JSON {
 		return printJSON(p, merged)
 	}
-	_, err = fmt.Fprintln(p.out(), strings.Trim(render.Merge(merged.WorkspaceMergeResult), "[]"))
+	_, err = fmt.Fprintln(p.out(), render.MergeText(merged.WorkspaceMergeResult))
 	return err
 }
 

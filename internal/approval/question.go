@@ -2,7 +2,6 @@ package approval
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/nats-io/nats.go"
@@ -58,14 +57,7 @@ func Put(
 	for {
 		select {
 		case message := <-messages:
-			answer, err := wire.DecodeAnswer(message.Data)
-			switch {
-			case err != nil: // such as one that only checks that the question is open
-			case answer.Question != "" && answer.Question != question:
-				err = errors.New("it is about another question, which is not open")
-			case answer.Action == protocol.ActionAccept:
-				err = fits(answer)
-			}
+			answer, err := wire.ReadAnswer(message.Data, question, fits)
 			if err != nil {
 				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it
 				continue

@@ -26,7 +26,7 @@ type Options struct {
 	Parallel int
 	// Project returns what a workspace says to agents.
 	Project func(dir string) ([]protocol.InstructionFile, error)
-	// Ended is told each result; calls never overlap.
+	// Ended is called with each result, one at a time.
 	Ended func(Result)
 	// Warn reports what a person has to know; it is safe for concurrent use.
 	Warn func(string)

@@ -15,7 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
-// shared are limits of which the first takes come too early.
+// shared are limits that have the first requests wait.
 type shared struct {
 	waits     []time.Duration
 	err       error

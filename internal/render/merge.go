@@ -11,9 +11,12 @@ import (
 const maxPaths = 50
 
 // Merge is what a model reads of a merge of workspaces.
-func Merge(m wire.WorkspaceMergeResult) string {
+func Merge(m wire.WorkspaceMergeResult) string { return "[" + MergeText(m) + "]" }
+
+// MergeText is what a person reads of a merge of workspaces.
+func MergeText(m wire.WorkspaceMergeResult) string {
 	if len(m.Written)+len(m.Removed)+len(m.Conflicts)+len(m.Protected) == 0 && !m.Commits {
-		return "[Nothing that changed in the fork was missing in the workspace.]"
+		return "Nothing that changed in the fork was missing in the workspace."
 	}
 	var lines []string
 	add := func(what string, paths []string) {
@@ -36,5 +39,5 @@ func Merge(m wire.WorkspaceMergeResult) string {
 	if m.Commits {
 		lines = append(lines, "The commits of the fork stay there: its files are merged, and can be committed here.")
 	}
-	return "[Merged into the workspace:\n" + strings.Join(lines, "\n") + "]"
+	return "Merged into the workspace:\n" + strings.Join(lines, "\n")
 }

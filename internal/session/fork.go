@@ -82,8 +82,8 @@ func behind(ctx context.Context, journal loop.Journal, events []loop.Event, call
 }
 
 // Fork begins the conversation of a session, which has none, with that of another one up to a
-// point. A turn that is open there is interrupted. It returns how many
-// turns these are: 0 when the point is none of the conversation, and then nothing was written.
+// point. A turn that is open there is interrupted. It returns how many turns these are: 0 when the
+// point is none of the conversation, and then nothing was written.
 // Outputs that are stored outside of the conversation, because they were too long, are not copied,
 // and neither is the seed of the ids of its calls: the next turn begins with another.
 func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
@@ -92,13 +92,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
 	}
 	events := until(history.Events, at)
-	for i := range events {
-		events[i].SessionID, events[i].Seed = to, ""
-		if events[i].Type == loop.EventTurnStarted {
-			turns++
-		}
-	}
-	if turns == 0 {
+	if turns = give(events, to); turns == 0 {
 		return 0, nil
 	}
 	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC(), MergeFields: loop.MergeFields{From: from}})
@@ -112,13 +106,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 // interrupted. It returns how many turns these are.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
 	events = until(events, At{})
-	for i := range events {
-		events[i].SessionID = to
-		if events[i].Type == loop.EventTurnStarted {
-			turns++
-		}
-	}
-	if turns == 0 {
+	if turns = give(events, to); turns == 0 {
 		return 0, errors.New("the export has no turn")
 	}
 	switch _, err := journal.Append(ctx, to, 0, events...); {
@@ -128,6 +116,18 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 		return 0, fmt.Errorf("import session %s: %w", to, err)
 	}
 	return turns, nil
+}
+
+// give makes events those of another session, without the seed of the ids of its calls, and returns
+// how many turns they have.
+func give(events []loop.Event, to protocol.SessionID) (turns int) {
+	for i := range events {
+		events[i].SessionID, events[i].Seed = to, ""
+		if events[i].Type == loop.EventTurnStarted {
+			turns++
+		}
+	}
+	return turns
 }
 
 // until are the events up to a point, with those that end what is open there.

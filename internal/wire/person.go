@@ -51,6 +51,21 @@ func DecodeAnswer(body []byte) (protocol.Answer, error) {
 	}
 }
 
+// ReadAnswer decodes an answer to a question, and judges it: fits is asked about one that is
+// accepted. The error, which wraps [ErrInvalidAnswer] for a message that is no answer, says why it
+// does not count; its text is the reply to the sender. The reply to any other is [AnswerTaken].
+func ReadAnswer(body []byte, question string, fits func(protocol.Answer) error) (protocol.Answer, error) {
+	answer, err := DecodeAnswer(body)
+	switch {
+	case err != nil:
+	case answer.Question != "" && answer.Question != question:
+		err = errors.New("it is about another question, which is not put any more")
+	case answer.Action == protocol.ActionAccept:
+		err = fits(answer)
+	}
+	return answer, err
+}
+
 var (
 	// ErrInvalidQuestion is wrapped by every error of [DecodeQuestion].
 	ErrInvalidQuestion = errors.New("invalid question")

@@ -278,7 +278,7 @@ func (c *Client) whileOpen(ctx context.Context) (context.Context, func()) {
 func (c *Client) closed() error { return context.Cause(c.open) }
 
 // check returns [ErrClosed] for a closed client, or an error about rights that the user of the
-// connection lacks: without them a method would wait for the server in vain.
+// connection lacks: the server does not answer requests without them.
 func (c *Client) check(ctx context.Context, rights ...natsio.Rights) error {
 	if err := c.closed(); err != nil {
 		return err

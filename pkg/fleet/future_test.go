@@ -262,7 +262,7 @@ func heapBytes() int64 {
 	return int64(stats.HeapAlloc)
 }
 
-// A result has what the fleet's streams know, for whoever reads it, as long as it is stored.
+// As long as a result is stored, it can be read with what the fleet's streams know about its call.
 func TestAttach_AStoredResultHasWhatTheStreamsKnow(t *testing.T) {
 	t.Parallel()
 	client := started(t)

@@ -51,9 +51,7 @@ func (t *turnRun) forkCall(ctx context.Context, p *pendingCall, index int, acces
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(forkTimeout),
 		MinLevel: t.opts.MinLevel, Payload: payload,
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		call.Deadline = call.IssuedAt.Add(time.Until(deadline))
-	}
+	endWith(ctx, &call)
 	return call
 }
 

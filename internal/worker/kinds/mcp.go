@@ -133,15 +133,9 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 	for {
 		select {
 		case message := <-answers:
-			answer, err := wire.DecodeAnswer(message.Data)
-			if err == nil { // otherwise a client only checks that the question is open
+			answer, err := wire.ReadAnswer(message.Data, q.ID, func(a protocol.Answer) error { return fits(&a) })
+			if !errors.Is(err, wire.ErrInvalidAnswer) { // otherwise a client only checks that the question is open
 				unheard.Stop()
-			}
-			switch {
-			case err == nil && answer.Question != "" && answer.Question != q.ID:
-				err = errors.New("it is about another question, which is not put any more")
-			case err == nil && answer.Action == protocol.ActionAccept:
-				err = fits(&answer)
 			}
 			if err != nil {
 				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it
