@@ -124,8 +124,27 @@ func TestAgent_WorksInASessionOfItsOwn(t *testing.T) {
 
 func TestAgent_CrashAtAnyAppendStartsNoneTwice(t *testing.T) {
 	t.Parallel()
-	session := protocol.NewSessionID()
-	clean := newFamily(t, two())
+	requireCrashesChangeNothing(t, 25, func() *family { return newFamily(t, two()) }, func(clean, f *family, name string) {
+		require.Equal(t, clean.fleet.ran(), f.fleet.ran(), name)
+		for i, steps := range []int{3, 2} {
+			events, replies := f.child(t, 1, i), 0
+			requireOneResultEach(t, events)
+			for _, e := range events {
+				if e.Type == loop.EventModelReply {
+					replies++
+				}
+			}
+			require.Equal(t, steps, replies, name)
+			require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type, name)
+		}
+	})
+}
+
+// requireCrashesChangeNothing crashes families at each append, which are more than some, and
+// compares what became of each with one that did not crash.
+func requireCrashesChangeNothing(t *testing.T, more int, family func() *family, same func(clean, f *family, name string)) {
+	t.Helper()
+	session, clean := protocol.NewSessionID(), family()
 	clean.session = session
 	want, err := clean.run(t.Context(), t)
 	require.NoError(t, err)
@@ -134,7 +153,7 @@ func TestAgent_CrashAtAnyAppendStartsNoneTwice(t *testing.T) {
 		crashed := false
 		for kept := range 3 {
 			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
-			f, journal := newFamily(t, two()), &crashingJournal{untilCrash: n, kept: kept}
+			f, journal := family(), &crashingJournal{untilCrash: n, kept: kept}
 			f.session, f.journal = session, journal
 			got, err := f.run(t.Context(), t)
 			for tries := 0; err != nil && tries < 5; tries++ {
@@ -148,21 +167,10 @@ func TestAgent_CrashAtAnyAppendStartsNoneTwice(t *testing.T) {
 			}
 			require.Equal(t, want, got, name)
 			require.Equal(t, conversation, f.placed(t, f.models["go"].lastSeen()), name)
-			require.Equal(t, clean.fleet.ran(), f.fleet.ran(), name)
-			for i, steps := range []int{3, 2} {
-				events, replies := f.child(t, 1, i), 0
-				requireOneResultEach(t, events)
-				for _, e := range events {
-					if e.Type == loop.EventModelReply {
-						replies++
-					}
-				}
-				require.Equal(t, steps, replies, name)
-				require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type, name)
-			}
+			same(clean, f, name)
 		}
 		if !crashed {
-			require.Greater(t, n, 25)
+			require.Greater(t, n, more)
 			break
 		}
 	}

@@ -73,38 +73,9 @@ func TestAgent_WorksOnAForkThatIsMergedBack(t *testing.T) {
 
 func TestAgent_CrashAtAnyAppendForksAndMergesOnce(t *testing.T) {
 	t.Parallel()
-	session := protocol.NewSessionID()
-	clean := forking(t)
-	clean.session = session
-	want, err := clean.run(t.Context(), t)
-	require.NoError(t, err)
-	conversation := clean.placed(t, clean.models["go"].lastSeen())
-	runs := slices.Sorted(slices.Values(clean.kinds()))
-	for n := 0; ; n++ {
-		crashed := false
-		for kept := range 3 {
-			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
-			f, journal := forking(t), &crashingJournal{untilCrash: n, kept: kept}
-			f.session, f.journal = session, journal
-			got, err := f.run(t.Context(), t)
-			for tries := 0; err != nil && tries < 5; tries++ {
-				crashed = true
-				require.ErrorIs(t, err, errCrash, name)
-				got, err = f.run(t.Context(), t)
-			}
-			require.NoError(t, err, name)
-			if got.Turn == 2 {
-				continue // the end of the turn was stored before the crash
-			}
-			require.Equal(t, want, got, name)
-			require.Equal(t, conversation, f.placed(t, f.models["go"].lastSeen()), name)
-			require.Equal(t, runs, slices.Sorted(slices.Values(f.kinds())), name)
-		}
-		if !crashed {
-			require.Greater(t, n, 15)
-			break
-		}
-	}
+	requireCrashesChangeNothing(t, 15, func() *family { return forking(t) }, func(clean, f *family, name string) {
+		require.Equal(t, slices.Sorted(slices.Values(clean.kinds())), slices.Sorted(slices.Values(f.kinds())), name)
+	})
 }
 
 // What an agent that was stopped has changed stays in its fork, and the model reads where.
