@@ -1,7 +1,6 @@
 package lane_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -121,12 +120,16 @@ func TestQuota_Rate(t *testing.T) {
 	var mu sync.Mutex
 	var seen []accepted
 	var callers sync.WaitGroup
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
+	// A slow machine takes longer to reach the rate, and may.
+	reached := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(seen) > rate+burst || t.Context().Err() != nil
+	}
 	for range 3 {
 		p := f.publisher()
 		callers.Go(func() {
-			for ctx.Err() == nil {
+			for !reached() {
 				began := time.Now()
 				err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: ofTenant("acme", 1)[0]}})[0]
 				if bound, ok := errors.AsType[*protocol.Error](err); ok {
@@ -159,7 +162,6 @@ func TestQuota_Rate(t *testing.T) {
 			require.LessOrEqual(t, float64(n), max(burst+rate*(w.Seconds()+0.5), 0), "in %s", w)
 		}
 	}
-	require.Greater(t, len(seen), rate, "the rate is reached")
 }
 
 // accepted is when a call was sent and acknowledged: its token was spent in between.
