@@ -82,6 +82,20 @@ func TestMessages_Conforms(t *testing.T) {
 	modeltest.Run(t, messages())
 }
 
+// A character that is cut between the beginning of a block and what follows arrives whole.
+func TestMessages_ACharacterCutAtTheBeginningOfABlock(t *testing.T) {
+	t.Parallel()
+	d := messages()
+	events := append(slices.Clone(d.Begin),
+		start(1, `{"type":"thinking","thinking":"h\ud83d"}`), delta(1, `"type":"thinking_delta","thinking":"%s"`, `\ude00`),
+		start(2, `{"type":"text","text":"a\ud83d"}`), delta(2, `"type":"text_delta","text":"%s"`, `\ude00b`))
+	s := modeltest.Serve(t, d, modeltest.Stream(append(events, d.End(d.Whole, 1, 1)...)...))
+	reply, err := s.Model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
+	require.NoError(t, err)
+	require.Equal(t, "a😀b", reply.Text)
+	require.Equal(t, "h😀", reply.Reasoning.Text)
+}
+
 func TestMessages_SendsTheConversation(t *testing.T) {
 	t.Parallel()
 	s := modeltest.Serve(t, messages(), modeltest.Stream(messages().Stream(messages().Text("ok"))...))

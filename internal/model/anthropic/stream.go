@@ -88,10 +88,10 @@ func (a *assembler) start(event lenient.Fields) error {
 	b := a.add(index, lenient.String(raw["type"]), raw)
 	switch b.kind {
 	case typeText:
-		a.say(b, "text", lenient.String(raw["text"]))
+		a.say(b, "text", lenient.Piece(raw["text"]))
 	case "thinking":
-		a.say(b, "thinking", lenient.String(raw["thinking"]))
-		b.grow("signature", lenient.String(raw["signature"]))
+		a.say(b, "thinking", lenient.Piece(raw["thinking"]))
+		b.grow("signature", lenient.Piece(raw["signature"]))
 	case typeToolUse:
 		a.AddCall(endpoint.CallPiece{
 			Index: b.number, ID: lenient.String(raw["id"]), Name: lenient.String(raw["name"]), Arguments: lenient.Written(raw["input"]),

@@ -3,6 +3,7 @@ package endpoint
 import (
 	"encoding/json"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -68,11 +69,15 @@ func (r Replay) Message(message *loop.Message, kept []Kept) {
 		case piece.Raw != nil:
 			r.Raw(piece.Raw)
 		case piece.Text <= len(text):
-			if said := text[:piece.Text]; strings.TrimSpace(said) != "" || piece.Signature != "" {
+			end := piece.Text
+			for end < len(text) && !utf8.RuneStart(text[end]) { // bytes that were no UTF-8 have become more
+				end++
+			}
+			if said := text[:end]; strings.TrimSpace(said) != "" || piece.Signature != "" {
 				r.Text(said, piece.Signature)
 				written = true
 			}
-			text = text[piece.Text:]
+			text = text[end:]
 		}
 	}
 	if strings.TrimSpace(text) != "" {

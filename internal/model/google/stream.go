@@ -93,9 +93,9 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 	case string(part["thought"]) == "true":
 		a.Thought.Add(lenient.Piece(part["text"]))
 	default:
-		text := lenient.Piece(part["text"])
-		a.Text.Add(text)
-		a.addText(len(text), signature)
+		before := a.Text.Len()
+		a.Text.Add(lenient.Piece(part["text"]))
+		a.addText(a.Text.Len()-before, signature)
 	}
 	return nil
 }

@@ -251,6 +251,9 @@ func (g *Text) Add(piece string) {
 	g.text = append(g.text, piece...)
 }
 
+// Len is how many bytes the text has. A piece that completes a character adds fewer than its own.
+func (g *Text) Len() int { return len(g.text) }
+
 // Fresh returns what was added since the last time, but for a character that is not whole yet.
 func (g *Text) Fresh() string {
 	end := len(g.text) - unfinished(g.text[g.told:])

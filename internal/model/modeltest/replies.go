@@ -21,7 +21,7 @@ import (
 func Run(t *testing.T, d *Dialect) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, *Dialect){
-		"streams text": streamsText, "forms of a stream": forms, "tool calls": toolCalls, "ends": ends,
+		"streams text": streamsText, "forms of a stream": forms, "cut characters": cutCharacters, "tool calls": toolCalls, "ends": ends,
 		"a large reply": largeReply, "documents": documents, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
@@ -81,6 +81,24 @@ func forms(t *testing.T, d *Dialect) {
 	require.NoError(t, err)
 	require.Equal(t, "a\uFFFDbc", reply.Text, "what is no UTF-8 is replaced")
 	require.True(t, utf8.ValidString(live.String()))
+}
+
+// A character that a server cuts is whole in the reply, and where that goes back in pieces.
+func cutCharacters(t *testing.T, d *Dialect) {
+	t.Helper()
+	events := append([]string{d.Text(`a\ud83d`), d.Text(`\ude00é`)}, d.Native...)
+	s := Serve(t, d, Stream(d.Stream(append(events, d.Text("b"))...)...), Stream(d.Stream(d.Text("ok"))...))
+	m := s.Model(t)
+	reply, err := m.Reply(t.Context(), Hello(), Ignore)
+	require.NoError(t, err)
+	require.Equal(t, "a😀éb", reply.Text)
+	next := Hello()
+	next.Messages = append(next.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, Reasoning: reply.Reasoning})
+	_, err = m.Reply(t.Context(), next, Ignore)
+	require.NoError(t, err)
+	sent := encoded(t, s.Asked()[1])
+	require.Contains(t, sent, "a😀é")
+	require.NotContains(t, sent, "\uFFFD")
 }
 
 func without(lines []string, unwanted string) []string {

@@ -259,7 +259,7 @@ func (a *responsesAssembler) read(data []byte, delta func(loop.Delta)) error {
 	switch kind := lenient.String(event["type"]); kind {
 	case "response.created", "response.in_progress":
 		err = a.readResponse("", event)
-	case "response.completed", "response.incomplete", "response.failed", "response.done":
+	case "response.completed", "response.incomplete", "response.failed", "response.cancelled", "response.done":
 		err = a.readResponse(kind, event)
 	case "error":
 		err = a.failed(event)
@@ -281,8 +281,9 @@ func (a *responsesAssembler) read(data []byte, delta func(loop.Delta)) error {
 }
 
 func (a *responsesAssembler) say(item *outputItem, text string) {
-	item.text += len(text)
+	before := a.Text.Len()
 	a.Text.Add(text)
+	item.text += a.Text.Len() - before
 }
 
 // item is the item with an index; a new one unless the stream has begun it.
@@ -369,6 +370,9 @@ func (a *responsesAssembler) readResponse(end string, event lenient.Fields) erro
 		return err
 	}
 	a.Finish = strings.TrimPrefix(end, "response.")
+	if status := lenient.String(response["status"]); a.Finish == "done" && status != "" { // which is any end
+		a.Finish = status
+	}
 	if reason := lenient.String(details["reason"]); reason != "" {
 		a.Finish = reason
 	}

@@ -74,6 +74,32 @@ func TestResponses_Conforms(t *testing.T) {
 	modeltest.Run(t, responses())
 }
 
+// The last event of some servers says only that there is no more; the response says how it ended.
+func TestResponses_HowItEnds(t *testing.T) {
+	t.Parallel()
+	d := responses()
+	for end, want := range map[string]string{
+		`"response.done","response":{"status":"completed"}`:                                                           "",
+		`"response.done","response":{}`:                                                                               "",
+		`"response.done","response":{"status":"incomplete"}`:                                                          endpoint.TypeUnfinished,
+		`"response.done","response":{"status":"cancelled"}`:                                                           endpoint.TypeUnfinished,
+		`"response.done","response":{"status":"incomplete","incomplete_details":{"reason":"content_filter"}}`:         endpoint.TypeContentFilter,
+		`"response.cancelled","response":{"status":"cancelled"}`:                                                      endpoint.TypeUnfinished,
+		`"response.failed","response":{"status":"failed","error":null}`:                                               endpoint.TypeUnfinished,
+		`"response.failed","response":{"status":"failed","error":{"code":"server_error","message":"worker is dead"}}`: endpoint.TypeServerError,
+	} {
+		events := append(slices.Clone(d.Begin), d.Text("half a"), `data: {"type":`+end+`}`, "data: [DONE]")
+		m := modeltest.Serve(t, d, modeltest.Stream(events...)).Model(t, func(o *endpoint.Options) { o.MaxAttempts = 1 })
+		reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
+		if want == "" {
+			require.NoError(t, err, end)
+			require.Equal(t, "half a", reply.Text)
+			continue
+		}
+		modeltest.RequireType(t, want, err)
+	}
+}
+
 func TestResponses_SendsTheConversation(t *testing.T) {
 	t.Parallel()
 	s := modeltest.Serve(t, responses(), modeltest.Stream(responses().Stream(responses().Text("ok"))...))
