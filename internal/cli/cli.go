@@ -240,19 +240,24 @@ func printable(name string, value reflect.Value) any {
 		}
 		return names
 	case string:
-		if name == "nats" {
-			return natsio.Redact(v)
-		}
-		return RedactURL(v)
+		return withoutSecrets(name, v)
 	case []string:
 		texts := slices.Clone(v)
 		for i := range texts {
-			texts[i] = RedactURL(texts[i])
+			texts[i] = withoutSecrets(name, texts[i])
 		}
 		return texts
 	default:
 		return v
 	}
+}
+
+// withoutSecrets is the value of a flag without the secrets that URLs in it have.
+func withoutSecrets(flag, text string) string {
+	if flag == "nats" || flag == "pool-nats" { // lists of URLs, which may be without a scheme
+		return natsio.Redact(text)
+	}
+	return RedactURL(text)
 }
 
 // RedactURL is a text without the secrets that a URL in it has: who comes, and what is asked for.

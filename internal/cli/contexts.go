@@ -106,7 +106,7 @@ func ListContexts() ([]Context, error) {
 		c := Context{Name: name, InUse: name == inUse, Values: map[string]string{}}
 		if root != nil {
 			for key, node := range pairs(root) {
-				c.Values[key.Value] = shown(node)
+				c.Values[key.Value] = shown(key.Value, node)
 			}
 		}
 		all = append(all, c)
@@ -114,26 +114,17 @@ func ListContexts() ([]Context, error) {
 	return all, nil
 }
 
-// shown is a value as contexts are listed.
-func shown(node *yaml.Node) string {
+// shown is the value of a flag as contexts are listed.
+func shown(flag string, node *yaml.Node) string {
 	if node.Kind == yaml.ScalarNode {
-		return natsURL(node.Value)
+		return withoutSecrets(flag, node.Value)
 	}
 	var entries []string
 	for key, value := range pairs(node) {
-		entries = append(entries, key.Value+"="+natsURL(value.Value))
+		entries = append(entries, key.Value+"="+withoutSecrets(flag, value.Value))
 	}
 	slices.Sort(entries)
 	return strings.Join(entries, ";")
-}
-
-// natsURL is a text without the secrets of URLs in it, which commas separate.
-func natsURL(text string) string {
-	parts := strings.Split(text, ",")
-	for i, part := range parts {
-		parts[i] = RedactURL(part)
-	}
-	return strings.Join(parts, ",")
 }
 
 // inUseFile has the name of the context in use.

@@ -152,7 +152,7 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 			continue
 		}
 		if value, is := project.values[flag.Name]; is {
-			sets = append(sets, fmt.Sprintf("%s: %v", flag.Name, redacted(value.value)))
+			sets = append(sets, fmt.Sprintf("%s: %v", flag.Name, redacted(flag.Name, value.value)))
 		}
 	}
 	if len(sets) == 0 {
@@ -183,10 +183,16 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 }
 
 // redacted is a setting without secrets in its URLs, and without values of variables.
-func redacted(value any) any {
+func redacted(flag string, value any) any {
 	switch v := value.(type) {
 	case string:
-		return RedactURL(v)
+		return withoutSecrets(flag, v)
+	case []any:
+		all := make([]any, len(v))
+		for i := range v {
+			all[i] = redacted(flag, v[i])
+		}
+		return all
 	case map[string]any:
 		var names []string
 		for name := range v {
