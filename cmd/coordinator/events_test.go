@@ -22,6 +22,9 @@ func documented(t *testing.T) map[string]map[string]bool {
 	require.NoError(t, err)
 	_, section, _ := strings.Cut(string(page), "## `run --json`")
 	section, _, _ = strings.Cut(section, "\n## ")
+	call := regexp.MustCompile(`(?s)\*call\* stands for (.*?)\.\n`).FindStringSubmatch(section)
+	require.NotNil(t, call)
+	section = strings.ReplaceAll(section, "*call*", strings.ReplaceAll(call[1], "\n", " "))
 	aside := regexp.MustCompile(`\[[^]]*\]\([^)]*\)|\([^()]*\)|[:;] .*`)
 	name := regexp.MustCompile("(\\*\\*)?`([a-z_]+)`")
 	events := map[string]map[string]bool{}
