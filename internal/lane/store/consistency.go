@@ -166,7 +166,7 @@ func (single) noResult(context.Context, *protocol.Call) error           { return
 
 // clustered is one of several servers, or a leaf node: core NATS may lose messages in between, a
 // server may not know yet what others have answered, and a leader that was cut off goes on
-// answering for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
+// answering for a moment. docs/decisions/order.md says what is done about it, and why.
 type clustered struct{ *Store }
 
 func (clustered) RepublishesAll() bool    { return false }
