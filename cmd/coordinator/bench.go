@@ -28,7 +28,7 @@ import (
 type benchCommand struct {
 	cli.Login `group:"Fleet:"`
 
-	loadFlags
+	bench.Traffic
 	Sign    bool          `help:"Sign calls; workers then run only signed calls."`
 	Payload int           `default:"0" help:"Bytes that each call carries."`
 	Exec    string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
@@ -38,19 +38,6 @@ type benchCommand struct {
 	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 leaves them out."`
 	CPUProfile string        `placeholder:"FILE" help:"Write a CPU profile."`
 	JSON       bool          `name:"json" help:"Print the report as one JSON object."`
-}
-
-// loadFlags are the calls that bench makes, and the workers that run them.
-type loadFlags struct {
-	Lanes    int           `default:"64" help:"Number of lanes."`
-	Callers  int           `default:"256" help:"Number of callers; each has one call in flight."`
-	Calls    int           `default:"100000" help:"Total number of calls."`
-	Waiting  int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, concurrently with calls of another lane."`
-	Rate     int           `default:"0" help:"Maximum number of calls started per second; 0 means unlimited."`
-	Work     time.Duration `default:"0s" help:"Duration of each call, such as 5ms."`
-	SlowLane time.Duration `default:"0s" help:"Keep one more lane busy with calls of this duration."`
-	Workers  int           `default:"1" help:"Number of workers."`
-	Slots    int           `default:"64" help:"Concurrent calls per worker."`
 }
 
 // benchServerFlags are the servers that bench measures.
@@ -68,8 +55,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		return cli.Usagef("--fleet: %v", err)
 	}
 	o := bench.Options{
-		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Waiting: c.Waiting, Rate: c.Rate, Work: c.Work, SlowLane: c.SlowLane,
-		Workers: c.Workers, Slots: c.Slots, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
+		Fleet: fleet, Replicas: c.Replicas, Traffic: c.Traffic, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
 		Logger: p.common.Logger(p.Program),
 	}
 	if err := errors.Join(c.validate(), o.Validate()); err != nil {

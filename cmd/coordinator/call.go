@@ -24,18 +24,14 @@ import (
 )
 
 type callCommand struct {
-	Tool      string        `arg:"" optional:"" help:"Name of the tool."`
-	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
-	Workspace string        `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
-	Session   string        `placeholder:"ID" help:"Session whose sandbox the call uses. Default: a new session, which is removed after the call."`
-	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
-	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
+	Tool      string   `arg:"" optional:"" help:"Name of the tool."`
+	Arguments string   `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
+	Workspace string   `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
+	Session   string   `placeholder:"ID" help:"Session whose sandbox the call uses. Default: a new session, which is removed after the call."`
+	Toolset   []string `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 
-	ID        string     `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. Arguments are not compared."`
-	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
-
-	Batch   string `placeholder:"FILE" brief:"Make the calls of the file, a JSON object in each line." help:"Make the calls of the file, or of stdin with -, concurrently as far as their resources allow: in each line a JSON object with tool, arguments and, with --session, id. Results are printed as JSON lines, with the number of their line, as they end. A bad line is an error before any call is sent."`
-	Ordered bool   `help:"Print the results of --batch in the order of the lines."`
+	sendFlags
+	batchFlags
 
 	shareFlags               `group:"Fleet:"`
 	environment.TemplateFlag `group:"Workspace:"`
@@ -43,6 +39,29 @@ type callCommand struct {
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
+}
+
+// sendFlags say when a call runs, and how often.
+type sendFlags struct {
+	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
+	ID        string        `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. Arguments are not compared."`
+	NotBefore cli.Moment    `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
+}
+
+// batchFlags are about calls from a file.
+type batchFlags struct {
+	Batch   string `placeholder:"FILE" brief:"Make the calls of the file, a JSON object in each line." help:"Make the calls of the file, or of stdin with -, concurrently as far as their resources allow: in each line a JSON object with tool, arguments and, with --session, id. Results are printed as JSON lines, with the number of their line, as they end. A bad line is an error before any call is sent."`
+	Ordered bool   `help:"Print the results of --batch in the order of the lines."`
+}
+
+// callRun is which worker ran a call, and how long it took.
+type callRun struct {
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	Level    string            `json:"level,omitempty"`
+	QueueMS  float64           `json:"queue_ms"`
+	RunMS    float64           `json:"run_ms"`
+	Waits    protocol.Waits    `json:"waits,omitzero"`
 }
 
 // callOutput is the JSON object that a call prints.
@@ -55,13 +74,8 @@ type callOutput struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	CallID    protocol.CallID    `json:"call_id,omitempty"`
 	Name      string             `json:"name"`
-	WorkerID  protocol.WorkerID  `json:"worker_id,omitempty"`
-	Attempt   int                `json:"attempt,omitempty"`
-	Level     string             `json:"level,omitempty"`
-	QueueMS   float64            `json:"queue_ms"`
-	RunMS     float64            `json:"run_ms"`
-	Waits     protocol.Waits     `json:"waits,omitzero"`
-	TraceID   string             `json:"trace_id,omitempty"` // when this process exports traces
+	callRun
+	TraceID string `json:"trace_id,omitempty"` // when this process exports traces
 }
 
 func (c *callCommand) run(ctx context.Context, p program) error {
@@ -251,7 +265,7 @@ func (c *callCommand) inFleet(
 		return err
 	}
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Program: p.Program, Logger: p.common.Logger(p.Program), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call", Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: p.common.Logger(p.Program), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Template: &c.TemplateFlag, Temporary: c.Session == "", Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	})
 	if err != nil {

@@ -18,6 +18,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
+// providerFlags are about the providers of models.
+type providerFlags struct {
+	costFlags
+	downFlags
+}
+
 // costFlags are about what models cost and how much they take.
 type costFlags struct {
 	Prices       string `placeholder:"FILE" help:"JSON file with prices and windows of models, which replaces that of this version (docs/cli.md, Budgets)."`

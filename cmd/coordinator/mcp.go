@@ -172,7 +172,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	defer show.screen.Close()
 	logger := p.common.Logger(p.Program)
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Program: p.Program, Logger: logger, Client: "coordinator mcp", Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator mcp"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	})
 	if err != nil {
@@ -256,8 +256,8 @@ func (c *mcpCommand) place(ctx context.Context, p program, warn func(string)) (s
 // serverOptions are the options of the server that come from the flags and the fleet.
 func (c *mcpCommand) serverOptions(fl *fleet.Fleet, show view) mcpserver.Options {
 	o := mcpserver.Options{
-		Fleet: fl.Name, Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal,
-		TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: c.Nats != "",
+		Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Lasting: c.Nats != ""}, Rules: mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel()},
+		Tasks: mcpserver.Tasks{TaskAfter: c.taskAfter, Patience: c.patience()},
 	}
 	if c.Nats != "" {
 		flags := flagsOf(c.Nats, c.Login, c.Fleet)

@@ -29,9 +29,8 @@ type runCommand struct {
 	Model string `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY), script:FILE or replay:FILE. Required."`
 
 	turnFlags
-	costFlags `group:"Model:"`
-	downFlags `group:"Model:"`
-	agentFlag `group:"Tools:"`
+	providerFlags `group:"Model:"`
+	agentFlag     `group:"Tools:"`
 	replayFlag
 	PromoteAfter time.Duration `group:"Tools:" default:"0s" help:"Time after which calls that have not ended continue as jobs in the background: the model continues, and reads their results when they end. 0 means never."`
 	environment.Flags
@@ -164,7 +163,7 @@ func (c *runCommand) with(
 	})
 	defer stop()
 	options := environment.Options{
-		Program: p.Program, Logger: logger, Client: "coordinator run " + string(turn.session), Span: "run", Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator run " + string(turn.session), Span: "run"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	}
 	if c.talks {

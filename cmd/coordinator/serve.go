@@ -35,28 +35,41 @@ import (
 )
 
 type serveCommand struct {
-	Model     []string      `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Required."`
-	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
-	Sessions  int           `default:"64" help:"Concurrent turns."`
-	MaxSteps  int           `default:"64" help:"Maximum number of model requests per turn."`
-	MaxTokens int64         `default:"0" help:"Token limit per turn, input plus output; 0 means unlimited."`
-	Lease     time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
-	Pools     []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
-	Mcp       string        `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
-	Toolset   []string      `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
-	Bodies    string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
-	Limits    string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
-	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
-
+	Model  []string `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Required."`
+	Listen string   `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
+	turnBounds
+	setupFlags
 	environment.FleetFlags  `group:"Fleet:"`
 	replyFlags              `group:"Model:"`
-	costFlags               `group:"Model:"`
-	downFlags               `group:"Model:"`
+	providerFlags           `group:"Model:"`
 	environment.ToolFlags   `group:"Tools:"`
 	agentFlag               `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
-	httpFlags               `group:"MCP over HTTP:"`
-	taskFlag                `group:"MCP over HTTP:"`
+	clientFlags             `group:"MCP over HTTP:"`
+}
+
+// turnBounds bound the turns of a serving coordinator.
+type turnBounds struct {
+	Sessions  int           `default:"64" help:"Concurrent turns."`
+	MaxSteps  int           `default:"64" help:"Maximum number of model requests per turn."`
+	MaxTokens int64         `default:"0" help:"Token limit per turn, input plus output; 0 means unlimited."`
+	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
+}
+
+// setupFlags are about what the coordinator makes in its fleet.
+type setupFlags struct {
+	Lease  time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
+	Pools  []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
+	Bodies string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
+	Limits string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
+}
+
+// clientFlags are about agents that bring their own model.
+type clientFlags struct {
+	Mcp     string   `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
+	Toolset []string `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
+	httpFlags
+	taskFlag
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {
@@ -117,7 +130,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Program: p.Program, Logger: logger, Client: "coordinator serve", Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: warn,
+		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: warn,
 	})
 	if err != nil {
 		return err
@@ -139,9 +152,13 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	host, _ := os.Hostname() // only a name
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
-		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, About: known.about, Agents: agents, Settings: settings, Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: environment.MinLevelElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger), Tracer: telemetry.Tracer(), Logger: logger,
+		Fleet: fl.Name, Holder: serve.Holder{ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin},
+		Dispatcher: fl.Dispatcher, Journal: fl.Journal,
+		Served:  serve.Served{Models: models, Default: first, About: known.about},
+		Toolbox: serve.Toolbox{Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Agents: agents},
+		Rules:   serve.Rules{Policies: policies, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger)},
+		Bounds:  serve.Bounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings},
+		Tracer:  telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -214,8 +231,8 @@ func (c *serveCommand) serveClients(
 	}
 	changed := make(environment.Changes, 1)
 	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: fl.Name, Key: key, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.Table, Policy: judge, MinLevel: environment.MinLevelElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.Notify,
+		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Lasting: true}, Tasks: mcpserver.Tasks{Key: key, TaskAfter: c.taskAfter, Patience: c.patience()}, Tools: box.Table, Rules: mcpserver.Rules{Policy: judge, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name)},
+		Logger: logger, ToolsChanged: changed.Notify,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, env.Data, p)
 	if err != nil {

@@ -15,14 +15,11 @@ import (
 )
 
 type sessionCommand struct {
-	Nats         string `placeholder:"URL" brief:"NATS servers of a fleet. Default: sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
-	cli.Contexts `group:"Fleet:"`
-	cli.Login    `group:"Fleet:"`
-	cli.Pools    `group:"Fleet:"`
-	Fleet        string        `default:"tf" help:"Name of the fleet."`
-	Pool         string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
-	JSON         bool          `name:"json" help:"Print JSON."`
-	Timeout      time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
+	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
+	environment.Connection `group:"Fleet:"`
+	Pool                   string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
+	JSON                   bool          `name:"json" help:"Print JSON."`
+	Timeout                time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
 
 	Ls struct {
 		Limit int           `default:"100" help:"Maximum number of sessions to print."`
@@ -170,7 +167,7 @@ func only(argument string, id protocol.SessionID, ids []protocol.SessionID) (pro
 // prefix stands for a generated id. Anything else is an id, maybe of a new session: a prefix of a
 // name that a person chose stands for itself. Sessions in a --data are in no list.
 func continued(ctx context.Context, p program, f *environment.FleetFlags, flag string) (string, error) {
-	c, data := &sessionCommand{Nats: f.Nats, Login: f.Login, Pools: f.Pools, Fleet: f.Fleet}, f.Data
+	c, data := &sessionCommand{Nats: f.Nats, Connection: f.Connection}, f.Data
 	generated := len(protocol.NewSessionID())
 	short := len(flag) >= minPrefix && len(flag) < generated && strings.Trim(flag, "0123456789abcdef-") == ""
 	switch {
@@ -264,7 +261,7 @@ func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, erro
 
 // connect reaches the fleet that the flags name.
 func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	f := environment.ExistingFleet{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+	f := environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}
 	return f.Connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet))...)...)
 }
 

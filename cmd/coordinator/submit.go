@@ -61,7 +61,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer stop()
 	logger := p.common.LoggerTo(show.screen)
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Flags: &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit"}, Flags: &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 		Connect: func(ctx context.Context) (*fleet.Fleet, error) {
 			return c.Connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
@@ -103,7 +103,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 
 // where returns the flags of the fleet.
 func (c *submitCommand) where() environment.FleetFlags {
-	return environment.FleetFlags{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+	return environment.FleetFlags{Nats: c.Nats, Connection: c.Connection}
 }
 
 // prepare finds the session, checks the flags, and encodes the policies of the turn.
@@ -144,10 +144,10 @@ func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
 // call returns the call that asks for the turn.
 func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
 	return serve.NewCall(turn.session, wire.TurnRun{
-		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Budget: turn.budget,
+		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, TurnBounds: wire.TurnBounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Budget: turn.budget},
 		Policies: policies, Guard: c.FileGuard(),
-		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
-		System: turn.system, Project: project, Author: who,
+		ReplySettings: wire.ReplySettings{Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput},
+		System:        turn.system, Project: project, Author: who,
 	}, c.Timeout)
 }
 

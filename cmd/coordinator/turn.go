@@ -32,11 +32,16 @@ type turnFlags struct {
 	environment.TemplateFlag `group:"Workspace:"`
 	viewFlags                `group:"Output:"`
 	shareFlags               `group:"Fleet:"`
-	replyFlags               `group:"Model:"`
-	instructionFlags         `group:"Model:"`
+	modelFlags               `group:"Model:"`
 	environment.SessionFlags
 
 	talks bool // the terminal asks for the prompt
+}
+
+// modelFlags are about what the model reads, and how it replies.
+type modelFlags struct {
+	replyFlags
+	instructionFlags
 }
 
 // boundFlags bound a session.

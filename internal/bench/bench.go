@@ -31,26 +31,10 @@ type Options struct {
 	Fleet protocol.Fleet
 	// Replicas of the streams, when they do not exist yet; 0 means 1.
 	Replicas int
-	// Lanes is how many lanes the callers use, in turn.
-	Lanes int
-	// Callers is how many callers there are; each has one call under way.
-	Callers int
-	// Calls is how many calls are made in all.
-	Calls int
+	Traffic
 	// Signer signs the calls, and Keys are whose calls workers run; nil for all of them, unsigned.
 	Signer *signing.Signer
 	Keys   *signing.Keys
-	// Waiting is how many calls wait in one more lane when the workers start. They are run before
-	// the callers begin, concurrently with calls of another lane.
-	Waiting int
-	// Rate is how many calls are begun a second at most; 0 is as many as go.
-	Rate int
-	// Work is how long each call runs.
-	Work time.Duration
-	// SlowLane, when positive, keeps one more lane busy with calls that run so long.
-	SlowLane time.Duration
-	// Workers is how many workers serve, with Slots slots each.
-	Workers, Slots int
 	// Payload is how many bytes each call carries.
 	Payload int
 	// Exec has the calls run commands in sandboxes.
@@ -62,6 +46,19 @@ type Options struct {
 	// Connect makes a connection, one for the callers and one for each worker.
 	Connect func(name string) (*nats.Conn, error)
 	Logger  *slog.Logger
+}
+
+// Traffic is the calls that callers make, and the workers that run them, as flags.
+type Traffic struct {
+	Lanes    int           `default:"64" help:"Number of lanes."`
+	Callers  int           `default:"256" help:"Number of callers; each has one call in flight."`
+	Calls    int           `default:"100000" help:"Total number of calls."`
+	Waiting  int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, concurrently with calls of another lane."`
+	Rate     int           `default:"0" help:"Maximum number of calls started per second; 0 means unlimited."`
+	Work     time.Duration `default:"0s" help:"Duration of each call, such as 5ms."`
+	SlowLane time.Duration `default:"0s" help:"Keep one more lane busy with calls of this duration."`
+	Workers  int           `default:"1" help:"Number of workers."`
+	Slots    int           `default:"64" help:"Concurrent calls per worker."`
 }
 
 // Validate reports every option that is out of its bounds, joined, by the name of its flag.
@@ -100,9 +97,7 @@ func (o *Options) Validate() error {
 
 // Report is what was measured. Its JSON form is a contract.
 type Report struct {
-	Calls     int     `json:"calls"`
-	Seconds   float64 `json:"seconds"`
-	CallsPerS float64 `json:"calls_per_s"`
+	Throughput
 	Latency
 	CPUUS      float64  `json:"cpu_us_per_call"`
 	Messages   float64  `json:"messages_per_call"` // that callers and workers sent to the server
@@ -114,6 +109,13 @@ type Report struct {
 	Ratios
 	Load
 	Commands
+}
+
+// Throughput is how many calls were made, and how long all of them took.
+type Throughput struct {
+	Calls     int     `json:"calls"`
+	Seconds   float64 `json:"seconds"`
+	CallsPerS float64 `json:"calls_per_s"`
 }
 
 // Latency is how long calls took from their start to their result, in microseconds.
@@ -184,11 +186,11 @@ func run(ctx context.Context, o Options, start startFunc) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet, Replicas: o.Replicas}); err != nil {
+	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet, Storage: natsio.Storage{Replicas: o.Replicas}}); err != nil {
 		return nil, err
 	}
 	report := &Report{
-		Calls: o.Calls,
+		Throughput: Throughput{Calls: o.Calls},
 		Load: Load{
 			Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
 			WorkUS: o.Work.Microseconds(), PayloadSize: o.Payload,

@@ -31,7 +31,7 @@ func options(t *testing.T) Options {
 	_, _, err = natsio.EnsurePool(t.Context(), js, fleet, protocol.DefaultPool, time.Minute) // a busy machine ends no lease, so nothing runs twice
 	require.NoError(t, err)
 	return Options{
-		Fleet: fleet, Lanes: 7, Callers: 20, Calls: 300, Workers: 2, Slots: 4, Payload: 100,
+		Fleet: fleet, Traffic: Traffic{Lanes: 7, Callers: 20, Calls: 300, Workers: 2, Slots: 4}, Payload: 100,
 		Baseline: 50 * time.Millisecond, Connect: connect, Logger: slog.New(slog.DiscardHandler),
 	}
 }
@@ -54,7 +54,7 @@ func TestRun_MeasuresEveryCallInOrder(t *testing.T) {
 
 func TestRun_NamesEveryBadOption(t *testing.T) {
 	t.Parallel()
-	_, err := Run(t.Context(), Options{Lanes: 0, Callers: -1, Calls: 1, Workers: 1, Slots: 1, Work: -1})
+	_, err := Run(t.Context(), Options{Traffic: Traffic{Lanes: 0, Callers: -1, Calls: 1, Workers: 1, Slots: 1, Work: -1}})
 	require.ErrorContains(t, err, "--lanes 0: must be 1 to")
 	require.ErrorContains(t, err, "--callers -1: must be 1 to")
 	require.ErrorContains(t, err, "--work -1ns: must be 0 or more")

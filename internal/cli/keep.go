@@ -1,12 +1,30 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 )
+
+// Storage bounds what a fleet stores, as flags.
+type Storage struct {
+	Replicas int     `default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
+	Keep     Keep    `embed:"" prefix:"keep-"`
+	Results  Results `embed:"" prefix:"result-"`
+}
+
+// CheckStorage returns the errors of the flags.
+func (s *Storage) CheckStorage() error { return errors.Join(s.Keep.Validate(), s.Results.Validate()) }
+
+// Bounds are the flags as [natsio.Topology] takes them.
+func (s *Storage) Bounds() natsio.Storage {
+	return natsio.Storage{
+		Replicas: s.Replicas, KeepAge: s.Keep.Age, KeepBytes: int64(s.Keep.Size), ResultAge: s.Results.Age, ResultBytes: int64(s.Results.Size),
+	}
+}
 
 // Keep bounds what a fleet keeps of results that models were not shown whole, as flags. Like
 // replicas they are of what does not exist yet.

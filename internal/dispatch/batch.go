@@ -50,13 +50,18 @@ type followed struct {
 	since         time.Time // when it was published
 	heard         time.Time // when its worker last reported something
 	span, publish trace.Span
-	state         loop.State
-	accepted      bool
-	cancelled     bool    // a request to cancel it is stored
-	waits         string  // what for, as last reported
-	taken         bool    // a worker has it, which says what it waits for
-	asking        bool    // its question is not answered, as far as is known
-	attempt       attempt // the one that runs
+	progress
+}
+
+// progress is how far a call is, as last reported.
+type progress struct {
+	state     loop.State
+	accepted  bool
+	cancelled bool    // a request to cancel it is stored
+	waits     string  // what for
+	taken     bool    // a worker has it, which says what it waits for
+	asking    bool    // its question is not answered
+	attempt   attempt // the one that runs
 }
 
 // news is a result, a frame, a question of a call, what calls wait for, or what is known of

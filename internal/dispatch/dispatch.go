@@ -303,7 +303,7 @@ func (d *Dispatcher) begin(ctx context.Context, call *protocol.Call) *followed {
 	telemetry.Inject(publishCtx, header)
 	d.metrics.Begun(ctx, string(call.Pool), string(call.Tenant))
 	return &followed{ //nolint:spancheck // see above
-		call: call, header: header, since: time.Now(), span: span, publish: publish, state: loop.StateQueued,
+		call: call, header: header, since: time.Now(), span: span, publish: publish, progress: progress{state: loop.StateQueued},
 	}
 }
 

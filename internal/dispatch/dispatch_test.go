@@ -404,7 +404,7 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 // Results go when there is no room for them. Whoever waits has heard them when they were stored.
 func TestDispatch_AResultThatIsPushedOutIsHeard(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, natsio.Topology{ResultBytes: 1 << 10})
+	r := newRig(t, natsio.Topology{Storage: natsio.Storage{ResultBytes: 1 << 10}})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	calls := newCalls(64)
 	for i := range calls {
@@ -423,7 +423,7 @@ func TestDispatch_AResultThatIsPushedOutIsHeard(t *testing.T) {
 // A result says that its call has run for as long as it is kept.
 func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, natsio.Topology{ResultAge: 2 * time.Second})
+	r := newRig(t, natsio.Topology{Storage: natsio.Storage{ResultAge: 2 * time.Second}})
 	var executed atomic.Int64
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		executed.Add(1)

@@ -45,13 +45,18 @@ type Future struct {
 
 	// The lock of futures guards the rest.
 	*followed
-	state  futureState
-	stop   func() bool   // ends the wait for the end of ctx
+	state futureState
+	stop  func() bool // ends the wait for the end of ctx
+	due
+	watch func(*wire.Frame) // may be nil
+	tried chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
+}
+
+// due is when something is done about a future.
+type due struct {
 	wait   time.Duration // before the next lookup, or before it is sent again to a full lane
 	lookAt time.Time
-	giveUp time.Time         // when it ends as unknown, after a cancel; zero is never
-	watch  func(*wire.Frame) // may be nil
-	tried  chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
+	giveUp time.Time // when it ends as unknown, after a cancel; zero is never
 }
 
 type futureState uint8
@@ -75,12 +80,17 @@ type futures struct {
 	mu       sync.Mutex
 	open     map[protocol.CallRef][]*Future
 	sessions map[protocol.SessionID]*futureSession
-	lanes    map[futureLane][]*Future // to be sent, in order
-	turns    []futureLane             // lanes with calls to be sent that no sender has
-	cancels  []*Future
-	senders  int
-	looking  bool
-	closed   bool
+	unsent
+	looking bool
+	closed  bool
+}
+
+// unsent is what senders have to send.
+type unsent struct {
+	lanes   map[futureLane][]*Future // in order
+	turns   []futureLane             // lanes that no sender has
+	cancels []*Future
+	senders int
 }
 
 type futureLane struct {
@@ -98,7 +108,7 @@ type futureSession struct {
 
 func newFutures(d *Dispatcher) *futures {
 	t := &futures{
-		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, lanes: map[futureLane][]*Future{},
+		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, unsent: unsent{lanes: map[futureLane][]*Future{}},
 	}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
 	return t

@@ -46,13 +46,7 @@ type CopyFlags struct {
 
 // Options say for what an environment is opened. Program, Logger and Warn are required.
 type Options struct {
-	Program cli.Program
-	Logger  *slog.Logger
-	// Client is the name of this process, for the server's monitoring, and Span of the root of its
-	// trace; "" starts none.
-	Client, Span string
-	// Service is the name for telemetry; "" means toolfleet-coordinator.
-	Service string
+	Process
 	// Flags say where the fleet is, and what the worker in this process is.
 	Flags *Flags
 	// Session is the session; nil flags are for a process that has none of its own (serve): no
@@ -71,6 +65,17 @@ type Options struct {
 	Connect func(ctx context.Context) (*fleet.Fleet, error)
 	// Warn, Alert and Busy report to the person, see [transfer.Options]; an alert stands out.
 	Warn, Alert, Busy func(string)
+}
+
+// Process is how this process logs, and what the fleet and traces call it.
+type Process struct {
+	Program cli.Program
+	Logger  *slog.Logger
+	// Client is the name of this process, for the server's monitoring, and Span of the root of its
+	// trace; "" starts none.
+	Client, Span string
+	// Service is the name for telemetry; "" means toolfleet-coordinator.
+	Service string
 }
 
 // Environment is what a session runs with.

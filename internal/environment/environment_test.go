@@ -27,12 +27,12 @@ func TestOpen_ChecksFlagsBeforeItWrites(t *testing.T) { //nolint:paralleltest //
 		"connect to NATS": func(f *environment.Flags) { f.Nats = "nats://127.0.0.1:1" },
 		none:              func(*environment.Flags) {},
 	} {
-		flags := environment.Flags{FleetFlags: environment.FleetFlags{Fleet: "tf", Replicas: 1}}
+		flags := environment.Flags{FleetFlags: environment.FleetFlags{Connection: environment.Connection{Fleet: "tf"}, Storage: cli.Storage{Replicas: 1}}}
 		flags.Slots, flags.Sandbox = 1, "process"
 		change(&flags)
 		_, _, err := environment.Open(t.Context(), environment.Options{
-			Program: cli.Program{Name: "test", Stderr: os.Stderr, Getenv: os.Getenv}, Logger: slog.New(slog.DiscardHandler),
-			Flags: &flags, Session: &environment.SessionFlags{}, ID: protocol.NewSessionID(), Temporary: true, Warn: func(string) {},
+			Process: environment.Process{Program: cli.Program{Name: "test", Stderr: os.Stderr, Getenv: os.Getenv}, Logger: slog.New(slog.DiscardHandler)},
+			Flags:   &flags, Session: &environment.SessionFlags{}, ID: protocol.NewSessionID(), Temporary: true, Warn: func(string) {},
 		})
 		require.ErrorContains(t, err, want)
 	}

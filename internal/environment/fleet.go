@@ -21,20 +21,19 @@ import (
 // FleetFlags say where the fleet is.
 type FleetFlags struct {
 	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: run everything here." help:"NATS server or servers of the fleet. Default: a server inside this process."`
-	cli.Contexts
-	cli.Login
-	cli.Pools
-	cli.Signing
-	Fleet    string      `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Data     string      `placeholder:"DIR" help:"Data directory of the embedded server and worker. Default: one per session (or for serve) below ~/.local/state/toolfleet; for a call without --session a temporary one."`
-	Replicas int         `default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
-	Keep     cli.Keep    `embed:"" prefix:"keep-"`
-	Results  cli.Results `embed:"" prefix:"result-"`
+	Connection
+	Data string `placeholder:"DIR" help:"Data directory of the embedded server and worker. Default: one per session (or for serve) below ~/.local/state/toolfleet; for a call without --session a temporary one."`
+	cli.Storage
 }
 
 // ExistingFleet says where a fleet is, for commands that make none.
 type ExistingFleet struct {
 	Nats string `required:"" placeholder:"URL" brief:"NATS servers of the fleet." help:"NATS server or servers of the fleet, separated by commas."`
+	Connection
+}
+
+// Connection is how a fleet is reached, and which one.
+type Connection struct {
 	cli.Contexts
 	cli.Login
 	cli.Pools
@@ -42,16 +41,30 @@ type ExistingFleet struct {
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 }
 
+// checkFor checks the flags, but for those of the login, next to a URL.
+func (c *Connection) checkFor(nats string) error {
+	if _, err := protocol.ParseFleet(c.Fleet); err != nil {
+		return cli.Usagef("--fleet: %v", err)
+	}
+	return errors.Join(c.CheckPools(nats), c.CheckKey())
+}
+
+// options are the flags as [fleet.Connect] takes them.
+func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Options {
+	return fleet.Options{
+		Name: protocol.Fleet(c.Fleet), URL: nats, Login: fleet.Login{Creds: c.Creds, SignKey: c.SignKey, TLS: c.Files()}, Pools: c.Servers(), Client: client, Logger: logger,
+	}
+}
+
 // Connect reaches the fleet for a subcommand, which needs rights there in addition to those to look
 // at its streams.
 func (f *ExistingFleet) Connect(ctx context.Context, subcommand string, logger *slog.Logger, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	name, err := f.check()
-	if err != nil {
+	if err := f.check(); err != nil {
 		return nil, err
 	}
-	fl, err := fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: "coordinator " + subcommand, Existing: true, Logger: logger,
-	})
+	o := f.options(f.Nats, "coordinator "+subcommand, logger)
+	o.Existing = true
+	fl, err := fleet.Connect(ctx, o)
 	if err != nil {
 		return nil, f.missing(err)
 	}
@@ -64,8 +77,7 @@ func (f *ExistingFleet) Connect(ctx context.Context, subcommand string, logger *
 
 // Client reaches the fleet as a program does that has no more than the public API.
 func (f *ExistingFleet) Client(ctx context.Context, logger *slog.Logger) (*public.Client, error) {
-	name, err := f.check()
-	if err != nil {
+	if err := f.check(); err != nil {
 		return nil, err
 	}
 	pools := map[protocol.Pool]public.Server{}
@@ -73,21 +85,17 @@ func (f *ExistingFleet) Client(ctx context.Context, logger *slog.Logger) (*publi
 		pools[pool] = public.Server(server)
 	}
 	client, err := public.Connect(ctx, public.Options{
-		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: public.TLS(f.Files()), Pools: pools, Existing: true, Logger: logger,
+		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: public.TLS(f.Files()), Pools: pools, Existing: true, Logger: logger,
 	})
 	return client, f.missing(err)
 }
 
 // check checks the flags before anything is connected.
-func (f *ExistingFleet) check() (protocol.Fleet, error) {
-	name, err := protocol.ParseFleet(f.Fleet)
-	if err != nil {
-		return "", cli.Usagef("--fleet: %v", err)
-	}
+func (f *ExistingFleet) check() error {
 	if f.Nats == "" { // kong accepts an empty required flag
-		return "", cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
+		return cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
 	}
-	return name, errors.Join(f.Check(), f.CheckPools(f.Nats), f.CheckKey())
+	return errors.Join(f.checkFor(f.Nats), f.Check())
 }
 
 // missing explains the error about a fleet that does not exist.
@@ -100,13 +108,7 @@ func (f *ExistingFleet) missing(err error) error {
 
 // consistent returns a usage error for flags that make no sense, alone or together.
 func (f *FleetFlags) consistent() error {
-	if _, err := protocol.ParseFleet(f.Fleet); err != nil {
-		return cli.Usagef("--fleet: %v", err)
-	}
-	if err := f.Keep.Validate(); err != nil {
-		return err
-	}
-	if err := errors.Join(f.Results.Validate(), f.CheckPools(f.Nats), f.CheckKey()); err != nil {
+	if err := errors.Join(f.checkFor(f.Nats), f.CheckStorage()); err != nil {
 		return err
 	}
 	if f.Nats != "" {
@@ -126,10 +128,9 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 	if err := f.makeData(); err != nil {
 		return nil, err
 	}
-	fl, err := fleet.Connect(ctx, fleet.Options{
-		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: o.Client, Data: data, Listen: o.Listen, Replicas: f.Replicas,
-		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: o.Logger, Notify: o.Warn,
-	})
+	options := f.options(f.Nats, o.Client, o.Logger)
+	options.Embedded, options.Storage = fleet.Embedded{Data: data, Listen: o.Listen, Notify: o.Warn}, f.Bounds()
+	fl, err := fleet.Connect(ctx, options)
 	switch {
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
 		return nil, errors.New("another coordinator serve of yours runs on this machine: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen")

@@ -97,7 +97,7 @@ func (o *Options) run(ctx context.Context, c *Case) Result {
 
 // try runs a case. It returns why the case fails, "" when it passes.
 func (o *Options) try(ctx context.Context, c *Case, r *Result) (why string, err error) {
-	turn := wire.TurnRun{Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolsets, System: c.System, Budget: c.Budget}
+	turn := wire.TurnRun{Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolsets, System: c.System, TurnBounds: wire.TurnBounds{Budget: c.Budget}}
 	if c.Workspace != "" {
 		if turn.Project, err = o.Project(c.Workspace); err != nil {
 			return "", err

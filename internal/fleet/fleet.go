@@ -45,13 +45,7 @@ type Options struct {
 	URL string
 	// Conn is a connection to use instead of URL; [Fleet.Close] leaves it open.
 	Conn *nats.Conn
-	// Creds is a credentials file, or a file with a token; "" for none.
-	Creds string
-	// TLS is for servers whose certificates the system does not know, and for those that want one.
-	TLS natsio.TLS
-	// SignKey is a file with the private key that calls are signed with, see [signing.Load]. "" is
-	// the one beside Creds, or that of an embedded server that listens, which is made, else none.
-	SignKey string
+	Login
 	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
 	// otherwise it is made. It needs a URL.
 	Existing bool
@@ -61,25 +55,33 @@ type Options struct {
 	Pools map[protocol.Pool]natsio.Server
 	// Client is the name of this process, for the server's monitoring.
 	Client string
-	// Data is the directory of an embedded server, and Listen the address on which
-	// others reach it; "" does not listen.
-	Data, Listen string
-	// Replicas is that of streams that do not exist yet; 0 means 1.
-	Replicas int
-	// KeepAge and KeepBytes bound what is kept of sessions, in a fleet that does not exist
-	// yet; 0 is until they are removed, and no bound.
-	KeepAge   time.Duration
-	KeepBytes int64
-	// ResultAge and ResultBytes bound the results, see [natsio.Topology].
-	ResultAge   time.Duration
-	ResultBytes int64
+	Embedded
+	// Storage bounds what the fleet stores.
+	natsio.Storage
 	// Tracer and Meter make spans and metrics; nil means those of the process.
 	Tracer trace.Tracer
 	Meter  metric.Meter
 	// Logger is required.
 	Logger *slog.Logger
-	// Notify is that of an embedded server, see [embedded.Options].
-	Notify func(sentence string)
+}
+
+// Login is how a process identifies itself.
+type Login struct {
+	// Creds is a credentials file, or a file with a token; "" for none.
+	Creds string
+	// TLS is for servers whose certificates the system does not know, and for those that want one.
+	TLS natsio.TLS
+	// SignKey is a file with the private key that calls are signed with, see [signing.Load]. "" is
+	// the one beside Creds, or that of an embedded server that listens, which is made, else none.
+	SignKey string
+}
+
+// Embedded are the options of a server inside this process, see [embedded.Options].
+type Embedded struct {
+	// Data is the directory of the server, and Listen the address on which others reach it; ""
+	// does not listen.
+	Data, Listen string
+	Notify       func(sentence string)
 }
 
 // Fleet is a connection to a fleet. Its fields are read only.
@@ -89,28 +91,31 @@ type Fleet struct {
 	JS         jetstream.JetStream
 	Dispatcher *dispatch.Dispatcher
 	Journal    *journal.Journal
+	tracer     trace.Tracer
+	meter      metric.Meter
+	logger     *slog.Logger
+	signer     *signing.Signer          // nil where calls are not signed
+	parts      map[protocol.Pool]*Fleet // see [Fleet.At]
+
+	here
+	closing
+}
+
+// here is what a fleet has if its server is inside this process.
+type here struct {
 	// Server is the embedded server; nil when the fleet is elsewhere.
 	Server *embedded.Server
-	// Abort ends the embedded worker at once.
-	Abort func()
-
 	// Origin is that of workers inside this process, see [lane.Options]; "" without an embedded
-	// server. Only one process at a time can have that server's directory, so whoever finds
-	// heartbeats there from before knows that they were of a process that has ended.
+	// server. Only one process at a time can have that server's directory, so heartbeats from
+	// before belong to a process that has ended.
 	Origin string
-
-	tracer trace.Tracer
-	meter  metric.Meter
-	logger *slog.Logger
-	signer *signing.Signer          // nil where calls are not signed
-	parts  map[protocol.Pool]*Fleet // see [Fleet.At]
-
-	closing
 }
 
 // closing is what the end of a fleet closes.
 type closing struct {
-	mu      sync.Mutex // guards closers and Abort while workers are started
+	mu sync.Mutex // guards the rest while workers are started
+	// Abort ends the embedded worker at once.
+	Abort   func()
 	closers []func()
 }
 
@@ -127,7 +132,7 @@ func (o *Options) signer() (*signing.Signer, error) {
 // Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
 func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	o.Tracer, o.Meter = cmp.Or(o.Tracer, telemetry.Tracer()), cmp.Or(o.Meter, telemetry.Meter())
-	f := &Fleet{Name: o.Name, Abort: func() {}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
+	f := &Fleet{Name: o.Name, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -162,7 +167,7 @@ func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
 	same := map[natsio.Server]*Fleet{}
 	for pool, server := range o.Pools {
 		if same[server] == nil {
-			part := &Fleet{Name: o.Name, Abort: func() {}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
+			part := &Fleet{Name: o.Name, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
 			f.closers = append(f.closers, part.Close)
 			of := o
 			of.URL, of.Conn, of.Creds, of.Pools = server.URL, nil, server.Creds, nil
@@ -238,7 +243,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Bounded: f.Server == nil && len(o.Pools) == 0, Logger: o.Logger}
+	topology := natsio.Topology{Fleet: o.Name, Storage: o.Storage, Bounded: f.Server == nil && len(o.Pools) == 0, Logger: o.Logger}
 	ensure := natsio.Ensure
 	if o.Existing {
 		ensure = natsio.Check

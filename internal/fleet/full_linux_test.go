@@ -72,7 +72,7 @@ func TestFleet_GoesOnWhenItsDiskHasRoomAgain(t *testing.T) {
 	if disk == "" {
 		return
 	}
-	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: filepath.Join(disk, "data"), Client: "test", Logger: slog.New(slog.DiscardHandler)})
+	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: filepath.Join(disk, "data")}, Client: "test", Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	defer f.Close()
 	session, more := protocol.NewSessionID(), loop.Event{Type: loop.EventModelReply, Turn: 1, Text: "more"}

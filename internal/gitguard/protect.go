@@ -13,10 +13,7 @@ import (
 
 // Protection is what a sandbox keeps from being changed in a directory that it uses in place.
 type Protection struct {
-	// Protect is [isolation.Spec].Protect.
-	Protect []string
-	// Missing is [isolation.Spec].Missing.
-	Missing map[string]string
+	isolation.Protection // without Copies
 	// Configs are the paths in Protect that are settings of repositories. A sandbox can have copies
 	// of them.
 	Configs []string
@@ -24,7 +21,7 @@ type Protection struct {
 
 // Only is the protection of named paths.
 func Only(names []string) Protection {
-	p := Protection{Protect: names, Missing: map[string]string{}}
+	p := Protection{Protection: isolation.Protection{Protect: names, Missing: map[string]string{}}}
 	for _, name := range names {
 		switch name = filepath.Clean(name); filepath.Base(name) {
 		case "commondir":
@@ -161,7 +158,7 @@ func (p *collector) result() (Protection, error) {
 		return !slices.Contains([]string{".git", ".git/config", ".git/hooks"}, name) && p.linked(name)
 	})
 	clean, err := isolation.CleanProtected(kept[:min(len(kept), isolation.MaxProtected)])
-	result := Protection{Protect: clean, Missing: map[string]string{}}
+	result := Protection{Protection: isolation.Protection{Protect: clean, Missing: map[string]string{}}}
 	for _, name := range clean {
 		if content, may := p.missing[name]; may {
 			result.Missing[name] = content

@@ -44,7 +44,7 @@ func TestJournal(t *testing.T) {
 func TestJournal_OnThreeServers(t *testing.T) {
 	t.Parallel()
 	c := natsiotest.NewCluster(t)
-	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: protocol.DefaultFleet, Replicas: 3}))
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: protocol.DefaultFleet, Storage: natsio.Storage{Replicas: 3}}))
 	looptest.RunJournal(t, func(t *testing.T) loop.Journal {
 		t.Helper()
 		return open(t, c.Connect())
@@ -211,7 +211,7 @@ func TestLoad_NamesWhatCannotBeRead(t *testing.T) {
 // Where no more is kept a picture is left out, and the session goes on.
 func TestAppend_AnImageThatIsNotKept(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{KeepBytes: 1 << 20})
+	f := natsiotest.New(t, natsio.Topology{Storage: natsio.Storage{KeepBytes: 1 << 20}})
 	j := open(t, f.NC)
 	session := protocol.NewSessionID()
 	e := event(session, "look")

@@ -31,7 +31,7 @@ func listen(t *testing.T, b bounds) string {
 	require.NoError(t, err)
 	tokens, err := ReadTokens(strings.NewReader("ann use " + goodToken))
 	require.NoError(t, err)
-	s := New(Options{Fleet: protocol.DefaultFleet, Tools: table})
+	s := New(Options{Fleet: Fleet{Name: protocol.DefaultFleet}, Tools: table})
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -170,7 +170,7 @@ func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
 	require.NoError(t, err)
 	tokens, err := ReadTokens(strings.NewReader("ann read " + goodToken))
 	require.NoError(t, err)
-	s := New(Options{Fleet: protocol.DefaultFleet, Tools: table})
+	s := New(Options{Fleet: Fleet{Name: protocol.DefaultFleet}, Tools: table})
 	web := httptest.NewServer(s.Handler(HTTPOptions{Tokens: tokens}))
 	t.Cleanup(func() {
 		web.Close()

@@ -44,7 +44,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 		return &progress{stop: func() {}}, nil
 	}
 	p := &progress{doing: "queued", call: call, frames: make(chan *nats.Msg, maxFrames)}
-	subscription, err := s.options.At(call.Pool).ChanSubscribe(wire.OutputFilter(s.options.Fleet, call.SessionID), p.frames)
+	subscription, err := s.options.At(call.Pool).ChanSubscribe(wire.OutputFilter(s.options.Name, call.SessionID), p.frames)
 	if err != nil {
 		return nil, fmt.Errorf("listen to output of session %s: %w", call.SessionID, err)
 	}

@@ -97,7 +97,7 @@ func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call 
 	capabilities := request.ClientCapabilities()
 	can := capabilities != nil && capabilities.Elicitation != nil && request.ProtocolVersion() < firstStateless
 	if can || s.options.Ask != nil {
-		warn(approval.TakeOn(s.options.At(call.Pool), s.options.Fleet, asked, q.ID))
+		warn(approval.TakeOn(s.options.At(call.Pool), s.options.Name, asked, q.ID))
 	}
 	if !can && s.options.Ask != nil {
 		s.options.Ask(call, q)
@@ -115,5 +115,5 @@ func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call 
 			answer.Content, _ = json.Marshal(result.Content) // it was JSON
 		}
 	}
-	warn(approval.Reply(ctx, s.options.At(call.Pool), s.options.Fleet, asked, answer))
+	warn(approval.Reply(ctx, s.options.At(call.Pool), s.options.Name, asked, answer))
 }

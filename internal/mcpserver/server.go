@@ -26,23 +26,43 @@ type Dispatcher interface {
 type Options struct {
 	// Version is that of this program, for clients.
 	Version string
-	// Fleet is its name, and At the connection by which live output and questions of a pool's calls
-	// come. Required.
-	Fleet protocol.Fleet
-	At    func(protocol.Pool) *nats.Conn
-	// Dispatcher is required.
-	Dispatcher Dispatcher
-	// Journal gets the calls, as turns of their sessions; nil journals none.
-	Journal loop.Journal
+	Fleet
 	// Tools are what clients may call, until [Server.SetTools] says otherwise. Required.
 	Tools *tools.Table
-	// Key signs what clients carry and bring back: the ids of tasks, and questions. Servers with
-	// one key know those of each other. nil makes one, which ends with this server.
-	Key []byte
+	Rules
+	Tasks
 	// Session is the sandbox of every client; "" gives each client its own, see [Server.session].
 	Session protocol.SessionID
 	// Instructions describe the tools to models; "" for none.
 	Instructions string
+	// ToolsChanged is called when an MCP server whose tool was called in a session has other tools
+	// than it had before. It must not block; nil ignores that.
+	ToolsChanged func(session protocol.SessionID)
+	// Logger gets troubles at warn; nil discards them.
+	Logger *slog.Logger
+	// Configure and Extend may add what a server of the protocol has in addition to tools: to the
+	// options of the SDK's server, and to each server that was made, whose tools are answered by
+	// call. nil adds nothing.
+	Configure func(*mcp.ServerOptions)
+	Extend    func(server *mcp.Server, call mcp.ToolHandler)
+}
+
+// Fleet is where a [Server] sends the calls.
+type Fleet struct {
+	// Name is the name of the fleet, and At the connection by which live output and questions of a
+	// pool's calls come. Required.
+	Name protocol.Fleet
+	At   func(protocol.Pool) *nats.Conn
+	// Dispatcher is required.
+	Dispatcher Dispatcher
+	// Journal gets the calls, as turns of their sessions; nil journals none.
+	Journal loop.Journal
+	// Lasting says that the fleet outlasts this server: see [Server.Close].
+	Lasting bool
+}
+
+// Rules say which calls run, and who answers the questions about them.
+type Rules struct {
 	// Guard, Policy and MinLevel are those of [loop.SingleOptions].
 	Guard    protocol.Guard
 	Policy   loop.Policy
@@ -52,9 +72,13 @@ type Options struct {
 	// Ask passes the question of a running call to another program if the client cannot ask; nil
 	// declines it.
 	Ask func(call *protocol.Call, q *protocol.Question)
-	// ToolsChanged is called when an MCP server whose tool was called in a session has other tools
-	// than it had before. It must not block; nil ignores that.
-	ToolsChanged func(session protocol.SessionID)
+}
+
+// Tasks say when a call that takes long continues without its client.
+type Tasks struct {
+	// Key signs what clients carry and bring back: the ids of tasks, and questions. Servers with
+	// one key know those of each other. nil makes one, which ends with this server.
+	Key []byte
 	// TaskAfter is the time after which a call of a tool continues as a task, for clients that know
 	// the extension; less than 0 means never. nil is [DefaultTaskAfter] for each.
 	TaskAfter func(tool string) time.Duration
@@ -62,15 +86,6 @@ type Options struct {
 	// Then the call continues, and its answer says where its result will be. 0 means
 	// [DefaultPatience], less than 0 forever.
 	Patience time.Duration
-	// Lasting says that the fleet outlasts this server: see [Server.Close].
-	Lasting bool
-	// Logger gets troubles at warn; nil discards them.
-	Logger *slog.Logger
-	// Configure and Extend may add what a server of the protocol has in addition to tools: to the
-	// options of the SDK's server, and to each server that was made, whose tools are answered by
-	// call. nil adds nothing.
-	Configure func(*mcp.ServerOptions)
-	Extend    func(server *mcp.Server, call mcp.ToolHandler)
 }
 
 // Server answers clients. It is safe for concurrent use.

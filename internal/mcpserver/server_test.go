@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server, string) {
 	tb.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(tb.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: tb.TempDir(), Client: "test", Logger: logger})
+	fl, err := fleet.Connect(tb.Context(), fleet.Options{Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: tb.TempDir()}, Client: "test", Logger: logger})
 	require.NoError(tb, err)
 	tb.Cleanup(fl.Close)
 	workspace, driver := tb.TempDir(), process.New(nil)
@@ -71,7 +71,7 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	require.NoError(tb, err)
 	key, err := fl.Secret(tb.Context())
 	require.NoError(tb, err)
-	o := mcpserver.Options{Fleet: fl.Name, Key: key, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger}
+	o := mcpserver.Options{Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal}, Tasks: mcpserver.Tasks{Key: key}, Tools: table, Logger: logger}
 	for _, change := range changes {
 		change(&o)
 	}

@@ -146,7 +146,7 @@ func (s *Server) session(request mcp.Request) protocol.SessionID {
 			return session
 		}
 	}
-	return protocol.SessionID(uuid.NewSHA1(keySpace, []byte(string(s.options.Fleet)+"\x00"+owner+"\x00"+key)).String())
+	return protocol.SessionID(uuid.NewSHA1(keySpace, []byte(string(s.options.Name)+"\x00"+owner+"\x00"+key)).String())
 }
 
 // keySpace is the name space of sessions that have a key.

@@ -263,7 +263,7 @@ func TestListObjects_AsksOnceForMany(t *testing.T) {
 // TestPutObject_WhenTheStoreIsFull: nothing is pushed out, and nothing of it stays.
 func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{KeepBytes: 500 << 10})
+	f := natsiotest.New(t, natsio.Topology{Storage: natsio.Storage{KeepBytes: 500 << 10}})
 	_, err := natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "first", strings.NewReader(strings.Repeat("x", 300<<10)))
 	require.NoError(t, err)
 	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "second", strings.NewReader(strings.Repeat("x", 300<<10)))

@@ -45,8 +45,7 @@ const (
 // operator's to change.
 type Topology struct {
 	Fleet protocol.Fleet
-	// Replicas is 1, 3 or 5; 0 means 1.
-	Replicas int
+	Storage
 	// MaxCalls and MaxBytes bound the calls stream; 0 means the default. A full
 	// stream refuses calls, it never drops any.
 	MaxCalls int64
@@ -57,21 +56,26 @@ type Topology struct {
 	// Bounded gives what else workers fill the sizes of [Shares], as far as nothing else is asked
 	// for, or as much of them as the server has room for. Streams that exist keep theirs.
 	Bounded bool
+	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on
+	// servers that are several; nil discards it.
+	Logger *slog.Logger
+}
+
+// Storage bounds what a fleet stores.
+type Storage struct {
+	// Replicas is that of new streams: 1, 3 or 5; 0 means 1.
+	Replicas int
+	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
+	// is removed. KeepBytes bounds what is kept of all sessions together; 0 means no bound without
+	// Bounded. When it is reached, nothing more is kept. Both are for new streams.
+	KeepAge   time.Duration
+	KeepBytes int64
 	// ResultAge is how long results are kept, and large payloads and values with them, and
 	// ResultBytes how much of results in all: beyond it the oldest go. They are those of streams
 	// that exist, too, which are edited; 0 takes what these have, or the default, which for
 	// ResultBytes is no bound without Bounded.
 	ResultAge   time.Duration
 	ResultBytes int64
-	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
-	// is removed.
-	KeepAge time.Duration
-	// KeepBytes bounds what is kept of all sessions together; 0 means no bound without Bounded.
-	// When it is reached, nothing more is kept.
-	KeepBytes int64
-	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on
-	// servers that are several; nil discards it.
-	Logger *slog.Logger
 }
 
 // ErrTopology is wrapped by errors about streams that exist with another configuration.

@@ -41,7 +41,7 @@ func names(t *testing.T, f *natsiotest.Fleet) []string {
 
 func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
+	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, Storage: natsio.Storage{ResultAge: time.Hour}})
 	require.ElementsMatch(t, []string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "TF_WORKSPACES", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "OBJ_TF_BODIES", "KV_TF_PLACES"}, names(t, f))
 	calls := configuration(t, f, wire.CallsStream(tf))
 	require.Equal(t, jetstream.LimitsPolicy, calls.Retention)
@@ -63,7 +63,7 @@ func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 
 func TestEnsure_BoundsOfWhatIsKept(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{KeepAge: 24 * time.Hour, KeepBytes: 1 << 30})
+	f := natsiotest.New(t, natsio.Topology{Storage: natsio.Storage{KeepAge: 24 * time.Hour, KeepBytes: 1 << 30}})
 	kept := configuration(t, f, "OBJ_TF_KEPT")
 	require.Equal(t, 24*time.Hour, kept.MaxAge)
 	require.EqualValues(t, 1<<30, kept.MaxBytes)
@@ -102,7 +102,7 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "an upgrade changes no stream")
 
 	f = roomy(t, 100*unit)
-	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, KeepBytes: unit, ResultBytes: 2 * unit}))
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, Storage: natsio.Storage{KeepBytes: unit, ResultBytes: 2 * unit}}))
 	require.EqualValues(t, unit, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
 	require.EqualValues(t, 2*unit, configuration(t, f, wire.ResultsStream(tf)).MaxBytes)
 }
@@ -148,7 +148,7 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 	t.Parallel()
 	const room, fleet = 20 << 30, protocol.Fleet("small")
 	c := natsiotest.NewRoomyCluster(t, room)
-	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: fleet, Replicas: 3, Bounded: true}))
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: fleet, Storage: natsio.Storage{Replicas: 3}, Bounded: true}))
 	for name, share := range natsio.Shares(fleet) {
 		stream, err := c.JS.Stream(t.Context(), name)
 		require.NoError(t, err)
@@ -228,7 +228,7 @@ func TestEnsure_ResultsAreBoundedAsAskedFor(t *testing.T) {
 	var log bytes.Buffer
 	ensure := func(age time.Duration, size int64) (results, blobs jetstream.StreamConfig) {
 		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{
-			ResultAge: age, ResultBytes: size, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			Storage: natsio.Storage{ResultAge: age, ResultBytes: size}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		}))
 		return configuration(t, f, wire.ResultsStream(tf)), configuration(t, f, natsio.ObjectStream(wire.BlobsBucket(tf)))
 	}
@@ -290,7 +290,7 @@ func TestEnsure_WarnsOfOneReplicaInACluster(t *testing.T) {
 	t.Parallel()
 	c := natsiotest.NewCluster(t)
 	var log bytes.Buffer
-	topology := natsio.Topology{Fleet: fleetOf(t), Replicas: 3, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	topology := natsio.Topology{Fleet: fleetOf(t), Storage: natsio.Storage{Replicas: 3}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
 	require.Empty(t, log.String())
 	topology.Fleet, topology.Replicas = fleetOf(t)+"-alone", 1
@@ -324,7 +324,7 @@ func TestEnsure_ManyAtOnce(t *testing.T) {
 	for i := range 8 {
 		group.Go(func() { // sizes differ: whoever is first decides
 			err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{
-				Fleet: "many", MaxCalls: int64(100 + i), ResultAge: time.Duration(i+1) * time.Hour,
+				Fleet: "many", MaxCalls: int64(100 + i), Storage: natsio.Storage{ResultAge: time.Duration(i+1) * time.Hour},
 			})
 			if err != nil {
 				t.Error(err)
@@ -408,11 +408,11 @@ func streamOf(fleet protocol.Fleet, suffix string) string {
 func TestEnsure_ReplicasThatAServerCannotKeep(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: fleetOf(t), Replicas: 3})
+	err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: fleetOf(t), Storage: natsio.Storage{Replicas: 3}})
 	require.ErrorContains(t, err, "3 replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1")
 
 	cluster := natsiotest.NewCluster(t)
-	err = natsio.Ensure(t.Context(), cluster.JS, natsio.Topology{Fleet: fleetOf(t), Replicas: 5})
+	err = natsio.Ensure(t.Context(), cluster.JS, natsio.Topology{Fleet: fleetOf(t), Storage: natsio.Storage{Replicas: 5}})
 	require.ErrorContains(t, err, "5 replicas need a cluster of at least so many servers")
 }
 

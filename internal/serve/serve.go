@@ -63,7 +63,22 @@ const maxAttempts = 100
 // Options of a [Server]. Models and the ports are required.
 type Options struct {
 	Fleet protocol.Fleet
-	// ID is the name of this coordinator as a holder of lanes.
+	Holder
+	Dispatcher loop.Dispatcher
+	Journal    loop.Journal
+	Served
+	Toolbox
+	Rules
+	Bounds
+	// Tracer and Meter make spans and metrics; nil is what the process has installed.
+	Tracer trace.Tracer
+	Meter  metric.Meter
+	Logger *slog.Logger
+}
+
+// Holder is this coordinator as a holder of lanes.
+type Holder struct {
+	// ID is its name.
 	ID protocol.WorkerID
 	// Build is the version of the program, for lists of coordinators.
 	Build string
@@ -72,13 +87,22 @@ type Options struct {
 	// AckWait is the length of leases on sessions; 0 takes what the fleet has.
 	AckWait time.Duration
 	// Origin is that of [lane.Options].
-	Origin     string
-	Dispatcher loop.Dispatcher
-	Journal    loop.Journal
-	// Models are the models that turns may ask for, by name; Default is the one of
-	// turns that name none.
-	Models  map[string]loop.Model
+	Origin string
+}
+
+// Served are the models that turns may ask for.
+type Served struct {
+	// Models are by name.
+	Models map[string]loop.Model
+	// Default is the name of the one for turns that name none.
 	Default string
+	// About returns what a model costs, nil when that is unknown, and when its conversations are
+	// compacted, nil for never. A nil About knows nothing.
+	About func(model string) (*loop.Price, *loop.Compaction)
+}
+
+// Toolbox is what turns have in addition to their toolsets.
+type Toolbox struct {
 	// Tools is the folder of the user's own tools and MCP servers, which every turn has as they are
 	// when it begins to run; nil for none.
 	Tools *manifest.Folder
@@ -88,6 +112,12 @@ type Options struct {
 	// the sandbox of the session, when a turn begins to run; required where there are servers.
 	Servers []mcp.Server
 	Do      mcptools.DoFunc
+	// Agents are the kinds of sub-agents that turns with the toolset agents can start.
+	Agents []loop.Agent
+}
+
+// Rules say which tool calls turns may make.
+type Rules struct {
 	// MinLevel is that of [loop.Options].
 	MinLevel string
 	// Policies bind the tool calls of every turn, in addition to those that the turn brings.
@@ -97,20 +127,14 @@ type Options struct {
 	// TakeOn lets a call know that the answer to its question [loop.EventQuestionAsked] may come
 	// from elsewhere; with nil it is declined unless a follower of the turn answers it.
 	TakeOn func(asked loop.Event)
-	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
+}
+
+// Bounds are for turns that ask for more, or for nothing.
+type Bounds struct {
 	MaxSteps  int
 	MaxTokens int64
-	// About returns what a model costs, nil when that is unknown, and when its conversations are
-	// compacted, nil for never. A nil About knows nothing.
-	About func(model string) (*loop.Price, *loop.Compaction)
-	// Agents are the kinds of sub-agents that turns with the toolset agents can start.
-	Agents []loop.Agent
 	// Settings are for turns that leave them open; the lesser MaxOutput holds.
 	Settings loop.Settings
-	// Tracer and Meter make spans and metrics; nil is what the process has installed.
-	Tracer trace.Tracer
-	Meter  metric.Meter
-	Logger *slog.Logger
 }
 
 func (o Options) withDefaults() Options {

@@ -120,8 +120,8 @@ func (r *rig) server(nc *nats.Conn, name string, change func(*serve.Options)) *s
 	j, err := journal.Open(r.t.Context(), nc, r.Name)
 	require.NoError(r.t, err)
 	o := serve.Options{
-		Fleet: r.Name, ID: protocol.WorkerID(name), Slots: 4, AckWait: patience, Dispatcher: r.newDispatcher(nc, patience), Journal: j,
-		Models: map[string]loop.Model{"script": r.model}, Default: "script", Logger: r.Logger,
+		Fleet: r.Name, Holder: serve.Holder{ID: protocol.WorkerID(name), Slots: 4, AckWait: patience}, Dispatcher: r.newDispatcher(nc, patience), Journal: j,
+		Served: serve.Served{Models: map[string]loop.Model{"script": r.model}, Default: "script"}, Logger: r.Logger,
 	}
 	if change != nil {
 		change(&o)
@@ -218,7 +218,7 @@ func TestTurn_Failures(t *testing.T) {
 	got := r.turn(wire.TurnRun{Prompt: "go on behind the script's end"})
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeModelFailed)
 	require.Equal(t, "failed", outcome(got))
-	got = r.turn(wire.TurnRun{Prompt: "one step only", MaxSteps: 1})
+	got = r.turn(wire.TurnRun{Prompt: "one step only", TurnBounds: wire.TurnBounds{MaxSteps: 1}})
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeLimitReached)
 	require.Equal(t, "limit_reached", outcome(got))
 
@@ -227,7 +227,7 @@ func TestTurn_Failures(t *testing.T) {
 		says string
 	}{
 		"unknown toolset": {wire.TurnRun{Prompt: "p", Toolsets: []string{"magic"}}, "magic"},
-		"steps below 0":   {wire.TurnRun{Prompt: "p", MaxSteps: -1}, "max steps -1"},
+		"steps below 0":   {wire.TurnRun{Prompt: "p", TurnBounds: wire.TurnBounds{MaxSteps: -1}}, "max steps -1"},
 	} {
 		asked := r.model.asked.Load()
 		got := r.turn(test.turn)
@@ -314,7 +314,7 @@ func TestTurn_LimitsOfTheServerHold(t *testing.T) {
 	r := newRig(t, usage+","+usage+","+usage)
 	r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps, o.MaxTokens = 2, 100 })
 	for _, turn := range []wire.TurnRun{
-		{Prompt: "p"}, {Prompt: "p", MaxSteps: 64, MaxTokens: 1e6}, {Prompt: "p", MaxTokens: 50},
+		{Prompt: "p"}, {Prompt: "p", TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1e6}}, {Prompt: "p", TurnBounds: wire.TurnBounds{MaxTokens: 50}},
 	} {
 		got := r.turn(turn)
 		requireFault(t, got, protocol.StatusFailed, protocol.CodeLimitReached)
@@ -345,11 +345,11 @@ func TestServer_SettingsOfTheTurnBeforeItsOwn(t *testing.T) {
 	r.serve(r.Connect(), "a", func(o *serve.Options) {
 		o.Models["script"], o.Settings = model, loop.Settings{Effort: "low", MaxOutput: 100}
 	})
-	require.Nil(t, r.turn(wire.TurnRun{Prompt: "p", Temperature: &cold, Reasoning: "high", MaxOutput: 1000}).Error)
+	require.Nil(t, r.turn(wire.TurnRun{Prompt: "p", ReplySettings: wire.ReplySettings{Temperature: &cold, Reasoning: "high", MaxOutput: 1000}}).Error)
 	require.Equal(t, loop.Settings{Temperature: &cold, Effort: "high", MaxOutput: 100}, model.settings)
 	require.Nil(t, r.turn(wire.TurnRun{Prompt: "p"}).Error)
 	require.Equal(t, loop.Settings{Effort: "low", MaxOutput: 100}, model.settings)
-	got := r.turn(wire.TurnRun{Prompt: "p", Reasoning: "hard"})
+	got := r.turn(wire.TurnRun{Prompt: "p", ReplySettings: wire.ReplySettings{Reasoning: "hard"}})
 	requireFault(t, got, protocol.StatusRejected, codes.InvalidPayload)
 }
 

@@ -110,12 +110,8 @@ type Size struct {
 type Info struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	State     State              `json:"state"`
-	Prompt    string             `json:"prompt,omitempty"` // of the first turn
-	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
-	Model     string             `json:"model,omitempty"`
-	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
-	CreatedAt *time.Time         `json:"created_at,omitempty"`
-	UpdatedAt time.Time          `json:"updated_at"`
+	Start
+	UpdatedAt time.Time `json:"updated_at"`
 	Work
 	Size
 	// Waits has a sentence about each call that no worker may take, of a session in use.
@@ -126,6 +122,15 @@ type Info struct {
 	Questions []Approval `json:"questions,omitempty"`
 	// History has the turns; only [Reader.Show] returns them.
 	History []Turn `json:"history,omitempty"`
+}
+
+// Start is how a session began.
+type Start struct {
+	Prompt    string     `json:"prompt,omitempty"` // of the first turn
+	By        string     `json:"by,omitempty"`     // who asked for it, as git names them
+	Model     string     `json:"model,omitempty"`
+	Workspace string     `json:"workspace,omitempty"` // directory that it was started on
+	CreatedAt *time.Time `json:"created_at,omitempty"`
 }
 
 // Turn is one turn of a session.

@@ -58,7 +58,7 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	require.Positive(t, info.JournalBytes)
 	info.JournalBytes = 0
 	require.Equal(t, &Info{
-		SessionID: "s", State: StateOpen, Prompt: "do 1", Model: "script", Workspace: "/home/ada/x", CreatedAt: &at, UpdatedAt: at,
+		SessionID: "s", State: StateOpen, Start: Start{Prompt: "do 1", Model: "script", Workspace: "/home/ada/x", CreatedAt: &at}, UpdatedAt: at,
 		Work: Work{Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}}, Size: Size{Messages: 1},
 		History: []Turn{
 			{Turn: 1, State: "answered", StartedAt: at, Steps: 1, ToolCalls: 2, Input: "do 1"},
@@ -145,7 +145,7 @@ func TestLocal_SessionsAreDirectories(t *testing.T) {
 	require.Empty(t, list)
 	require.Zero(t, leftOut)
 	for i, id := range []protocol.SessionID{"old", "open", "new"} {
-		f, err := fleet.Connect(t.Context(), fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "test", Logger: l.Logger})
+		f, err := fleet.Connect(t.Context(), fleet.Options{Name: l.Fleet, Embedded: fleet.Embedded{Data: l.dir(id)}, Client: "test", Logger: l.Logger})
 		require.NoError(t, err)
 		outcome := loop.OutcomeAnswered
 		if id == "open" {

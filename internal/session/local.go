@@ -136,7 +136,7 @@ func (l Local) Open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, e
 	if _, err := os.Stat(filepath.Join(l.dir(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
 		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
 	}
-	f, err := fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
+	f, err := fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Embedded: fleet.Embedded{Data: l.dir(id)}, Client: "coordinator session", Logger: l.Logger})
 	if errors.Is(err, embedded.ErrInUse) {
 		return nil, fmt.Errorf("session %s: %w: a process of this machine runs it, and alone reads its journal", id, ErrBusy)
 	}
@@ -151,7 +151,7 @@ func (l Local) Create(ctx context.Context, id protocol.SessionID) (*fleet.Fleet,
 	if _, err := os.Stat(l.dir(id)); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("session %s exists: give another id", id)
 	}
-	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
+	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Embedded: fleet.Embedded{Data: l.dir(id)}, Client: "coordinator session", Logger: l.Logger})
 }
 
 // Workspace returns the directory of a session's workspace. One that works on a directory of the

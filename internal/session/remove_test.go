@@ -44,7 +44,7 @@ func newRig(t *testing.T) *rig {
 func rigOf(t *testing.T, o worker.Options) *rig {
 	t.Helper()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Client: "test", Logger: slog.New(slog.DiscardHandler)})
+	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: data}, Client: "test", Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
@@ -312,8 +312,8 @@ func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
 	r := newRig(t)
 	model := slow{make(chan struct{})}
 	server, err := serve.New(t.Context(), r.NC, serve.Options{
-		Fleet: r.Name, ID: "server", Slots: 1, Dispatcher: r.Dispatcher, Journal: r.Journal,
-		Models: map[string]loop.Model{"slow": model}, Default: "slow",
+		Fleet: r.Name, Holder: serve.Holder{ID: "server", Slots: 1}, Dispatcher: r.Dispatcher, Journal: r.Journal,
+		Served: serve.Served{Models: map[string]loop.Model{"slow": model}, Default: "slow"},
 	})
 	require.NoError(t, err)
 	var running sync.WaitGroup

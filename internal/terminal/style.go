@@ -52,15 +52,18 @@ type marks struct {
 	user, model, thought, call, queued, running string
 	bar                                         string // before what a tool returned
 	separator, minus, cut                       string
-	ok, failed, stopped, unknown                string
 	alert                                       string // before an alert
+	endMarks
 }
+
+// endMarks are the marks of calls and turns that have ended.
+type endMarks struct{ ok, failed, stopped, unknown string }
 
 // drawn are marks for eyes.
 func drawn() *marks {
 	return &marks{
 		user: "› ", model: "● ", thought: "○ ", call: "› ", queued: "· ", running: "▸ ", bar: "│ ", separator: " · ", minus: "−", cut: "…",
-		ok: "✓ ", failed: "✗ ", stopped: "■ ", unknown: "? ", alert: "!",
+		alert: "!", endMarks: endMarks{ok: "✓ ", failed: "✗ ", stopped: "■ ", unknown: "? "},
 	}
 }
 

@@ -119,10 +119,10 @@ func fleetSamples() map[string]any {
 			Protected: []string{".git/config"}, Commits: true, Checkpoint: 9,
 		},
 		"payload/turn_run": wire.TurnRun{
-			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5},
+			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}},
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
-			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
-			System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
+			ReplySettings: wire.ReplySettings{Temperature: new(float64), Reasoning: "low", MaxOutput: 4096},
+			System:        "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
 			Author: protocol.Author{Name: "Ada Lovelace", Email: "ada@example.com"}, Compact: true,
 		},
 		"payload/turn_run_prompt": wire.TurnRun{Prompt: "Hello"},

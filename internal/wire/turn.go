@@ -14,24 +14,16 @@ import (
 
 // TurnRun runs one turn of a session on a coordinator.
 type TurnRun struct {
-	Prompt    string   `json:"prompt"`
-	Model     string   `json:"model,omitempty"`
-	Toolsets  []string `json:"toolsets,omitempty"`
-	MaxSteps  int      `json:"max_steps,omitempty"`
-	MaxTokens int64    `json:"max_tokens,omitempty"`
-	// Budget bounds the session over all of its turns; a missing one is that of the session's turn
-	// before, an empty one is none.
-	Budget *protocol.Spending `json:"budget,omitempty"`
+	Prompt   string   `json:"prompt"`
+	Model    string   `json:"model,omitempty"`
+	Toolsets []string `json:"toolsets,omitempty"`
+	TurnBounds
 	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
 	// docs/policy.md describes them.
 	Policies []json.RawMessage `json:"policies,omitempty"`
 	// Guard is what the session must know of a file before it may change it.
 	Guard protocol.Guard `json:"guard,omitempty"`
-	// Temperature, Reasoning (an effort) and MaxOutput (tokens of a reply) tune the model's
-	// replies; what is missing is the coordinator's to choose.
-	Temperature *float64 `json:"temperature,omitempty"`
-	Reasoning   string   `json:"reasoning,omitempty"`
-	MaxOutput   int64    `json:"max_output,omitempty"`
+	ReplySettings
 	// System is the system prompt, and Project what the workspace says to agents; missing ones are
 	// as in the session's turn before, and an empty Project is none.
 	System  string                     `json:"system,omitempty"`
@@ -40,6 +32,22 @@ type TurnRun struct {
 	Author protocol.Author `json:"author,omitzero"`
 	// Compact asks for a summary of the session instead of a turn.
 	Compact bool `json:"compact,omitempty"`
+}
+
+// TurnBounds bound a turn and its session.
+type TurnBounds struct {
+	MaxSteps  int   `json:"max_steps,omitempty"`
+	MaxTokens int64 `json:"max_tokens,omitempty"`
+	// Budget bounds the session over all of its turns; a missing one is that of the session's turn
+	// before, an empty one is none.
+	Budget *protocol.Spending `json:"budget,omitempty"`
+}
+
+// ReplySettings tune the model's replies; what is missing is the coordinator's to choose.
+type ReplySettings struct {
+	Temperature *float64 `json:"temperature,omitempty"`
+	Reasoning   string   `json:"reasoning,omitempty"`  // an effort
+	MaxOutput   int64    `json:"max_output,omitempty"` // tokens of a reply
 }
 
 // TurnRunResult answers [TurnRun].

@@ -208,10 +208,9 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.host = &kinds.Host{
 		Capabilities: o.Capabilities, Sandbox: o.Settings, Network: w.network, ID: o.Worker, Fleet: o.Fleet, Logger: o.Logger,
-		NC: nc, JS: js, Results: stored, Sandboxes: w.sandboxes, Workspaces: workspaces,
-		Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+		Remote: kinds.Remote{NC: nc, JS: js, Results: stored, Workspaces: workspaces, Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 			return w.holder.Result(ctx, session, call)
-		},
+		}}, Sandboxes: w.sandboxes,
 	}
 	if err := w.host.Open(ctx, o.Data); err != nil { // calls fail for the same reason
 		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))

@@ -45,7 +45,7 @@ func logIn(p cli.Program) int {
 	var f loginFlags
 	ctx := context.Background() //nolint:forbidigo // the root of a program
 	return cli.Run(p, &f, &f.Common, func(string) error {
-		data, err := (&flags{Data: f.Data}).data()
+		data, err := (&workspaceFlags{Data: f.Data}).data()
 		if err != nil {
 			return err
 		}

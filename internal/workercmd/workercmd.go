@@ -40,46 +40,50 @@ import (
 type flags struct {
 	cli.Common
 
-	Nats         string `placeholder:"URL" brief:"NATS servers of the fleet. Required." help:"NATS server or servers of the fleet, separated by commas. Required."`
-	cli.Contexts `group:"Fleet:"`
-	cli.Login    `group:"Fleet:"`
-	CallKeys     string `group:"Fleet:" placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
-
-	Fleet string `group:"Fleet:" default:"tf" brief:"Name of the fleet." help:"Name of the fleet: the prefix of its subjects and streams."`
-	Pool  string `group:"Fleet:" default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
-	Slots int    `default:"4" help:"Concurrent calls."`
-	Name  string `placeholder:"NAME" help:"Name of this worker, shown wherever workers are: up to 32 letters, digits, '-' and '_'. Its id is the name and a random suffix. Default: the host's name."`
-
-	Sandbox  string            `group:"Sandbox:" placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock, process or none." help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
-	MinLevel string            `group:"Sandbox:" default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" brief:"Start only if sandboxes prove this level." help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
-	Env      map[string]string `group:"Sandbox:" mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for sandboxes." help:"Environment variable for sandboxes; may be given several times."`
-	Data     string            `group:"Workspaces:" placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
-
-	DataCache  cli.Size  `group:"Workspaces:" default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
-	WarmMemory *cli.Size `group:"Sandbox:" placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container."`
-	Durability string    `hidden:""` // only to refuse the values that it once had
-
-	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
-	Bodies string   `group:"Workspaces:" placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
-
-	Tools string `placeholder:"DIR" brief:"Folder with the programs of your own tools." help:"Folder with the programs of your own tools; sandboxes can read it."`
-
-	SandboxCheck bool `group:"Sandbox:" brief:"Test the sandboxes of this host, and exit." help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
-	JSON         bool `group:"Sandbox:" name:"json" help:"Print the result of --sandbox-check as JSON."`
-
-	cli.Network `group:"Sandbox:"`
-	cli.Protect `group:"Workspaces:"`
-
-	Limits     cli.Limits    `group:"Sandbox:" embed:"" prefix:"limit-"`
-	Background time.Duration `default:"1h" help:"Maximum lifetime of a background process; meanwhile its sandbox stays on this worker."`
-
-	Drain    time.Duration `default:"30s" help:"Time that running calls get after SIGTERM."`
-	Lease    time.Duration `group:"Fleet:" default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
-	Replicas int           `group:"Fleet:" default:"1" enum:"1,3,5" help:"Replicas of new streams: 1, 3 or 5."`
-	Keep     cli.Keep      `group:"Fleet:" embed:"" prefix:"keep-"`
-	Results  cli.Results   `group:"Fleet:" embed:"" prefix:"result-"`
+	Nats           string `placeholder:"URL" brief:"NATS servers of the fleet. Required." help:"NATS server or servers of the fleet, separated by commas. Required."`
+	fleetFlags     `group:"Fleet:"`
+	Slots          int    `default:"4" help:"Concurrent calls."`
+	Name           string `placeholder:"NAME" help:"Name of this worker, shown wherever workers are: up to 32 letters, digits, '-' and '_'. Its id is the name and a random suffix. Default: the host's name."`
+	sandboxFlags   `group:"Sandbox:"`
+	workspaceFlags `group:"Workspaces:"`
+	McpEnv         []string      `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
+	Tools          string        `placeholder:"DIR" brief:"Folder with the programs of your own tools." help:"Folder with the programs of your own tools; sandboxes can read it."`
+	Background     time.Duration `default:"1h" help:"Maximum lifetime of a background process; meanwhile its sandbox stays on this worker."`
+	Drain          time.Duration `default:"30s" help:"Time that running calls get after SIGTERM."`
 
 	handlers bool // the program has some
+}
+
+// fleetFlags say which calls the worker takes, and how it reaches them.
+type fleetFlags struct {
+	cli.Contexts
+	cli.Login
+	CallKeys string        `placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
+	Fleet    string        `default:"tf" brief:"Name of the fleet." help:"Name of the fleet: the prefix of its subjects and streams."`
+	Pool     string        `default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
+	Lease    time.Duration `default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
+	cli.Storage
+}
+
+// sandboxFlags say what the sandboxes of the worker are.
+type sandboxFlags struct {
+	Sandbox      string            `placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock, process or none." help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
+	MinLevel     string            `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" brief:"Start only if sandboxes prove this level." help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
+	Env          map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for sandboxes." help:"Environment variable for sandboxes; may be given several times."`
+	WarmMemory   *cli.Size         `placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container."`
+	SandboxCheck bool              `brief:"Test the sandboxes of this host, and exit." help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
+	JSON         bool              `name:"json" help:"Print the result of --sandbox-check as JSON."`
+	cli.Network
+	Limits cli.Limits `embed:"" prefix:"limit-"`
+}
+
+// workspaceFlags say where workspaces are, and what nothing changes in them.
+type workspaceFlags struct {
+	Data       string   `placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
+	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
+	Durability string   `hidden:""` // only to refuse the values that it once had
+	Bodies     string   `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
+	cli.Protect
 }
 
 // AfterApply implements a hook of kong: defaults that depend on the program and the machine.
@@ -163,13 +167,7 @@ func (f *flags) validate() error {
 	if err := f.Check(); err != nil {
 		return err
 	}
-	if err := f.Keep.Validate(); err != nil {
-		return err
-	}
-	if err := f.Results.Validate(); err != nil {
-		return err
-	}
-	return cli.CheckEnv(f.Env)
+	return errors.Join(f.CheckStorage(), cli.CheckEnv(f.Env))
 }
 
 // options are the flags as the worker takes them, after every check that needs no server.
@@ -230,7 +228,7 @@ func (f *flags) options() (worker.Options, error) {
 }
 
 // data is the directory of workspaces.
-func (f *flags) data() (dir string, err error) {
+func (f *workspaceFlags) data() (dir string, err error) {
 	if dir = f.Data; dir == "" {
 		dir, err = cli.StateDir("worker")
 	}
@@ -278,8 +276,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
 	nc, err := Join(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.Worker), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger}, natsio.Topology{
-		Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
-		ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Bounded: true, Logger: o.Logger,
+		Fleet: o.Fleet, Storage: f.Bounds(), Bounded: true, Logger: o.Logger,
 	}, f.Bodies)
 	if err != nil {
 		return err

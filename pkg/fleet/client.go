@@ -183,10 +183,8 @@ func (o *Options) validate() error {
 // inner are the options of the connection, for a client with a name and a directory.
 func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	inner := fleet.Options{
-		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS(o.TLS),
-		Client: filepath.Base(os.Args[0]), Data: c.data, Replicas: o.Storage.Replicas,
-		KeepAge: o.Storage.KeepAge, KeepBytes: o.Storage.KeepBytes,
-		ResultAge: o.Storage.ResultAge, ResultBytes: o.Storage.ResultBytes, Logger: c.logger,
+		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Login: fleet.Login{Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS(o.TLS)},
+		Client: filepath.Base(os.Args[0]), Embedded: fleet.Embedded{Data: c.data}, Storage: natsio.Storage(o.Storage), Logger: c.logger,
 	}
 	if o.TracerProvider != nil {
 		inner.Tracer = o.TracerProvider.Tracer(telemetry.Scope)

@@ -42,7 +42,7 @@ func newHostile(t *testing.T, file string) *hostile {
 	h.poolJS, err = jetstream.New(h.poolOwner, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // as in makePool
-		require.NoError(c, natsio.Ensure(t.Context(), h.js, natsio.Topology{Replicas: p.replicas}))
+		require.NoError(c, natsio.Ensure(t.Context(), h.js, natsio.Topology{Storage: natsio.Storage{Replicas: p.replicas}}))
 	}, time.Minute, 100*time.Millisecond)
 	require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, "other"))
 	for _, subject := range []string{

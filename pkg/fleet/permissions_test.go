@@ -189,7 +189,7 @@ func makePool(t *testing.T, p place) {
 	js, err := jetstream.New(p.connect(t, p.pool, nil), jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // servers that have just found each other refuse it
-		require.NoError(c, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
+		require.NoError(c, natsio.Ensure(t.Context(), js, natsio.Topology{Storage: natsio.Storage{Replicas: p.replicas}}))
 		require.NoError(c, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
 	}, time.Minute, 100*time.Millisecond)
 }
@@ -200,7 +200,7 @@ func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 	nc := p.connect(t, p.worker, logger)
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
-	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Storage: natsio.Storage{Replicas: p.replicas}}))
 	opened, caps, err := driver.Open(t.Context(), "process", &driver.Options{Logger: logger, Data: t.TempDir()})
 	require.NoError(t, err)
 	w, err := worker.New(t.Context(), nc, worker.Options{Options: lane.Options{Logger: logger}, Settings: sandboxes.Settings{Driver: opened, Caps: caps}, Data: t.TempDir()})

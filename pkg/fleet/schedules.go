@@ -49,10 +49,10 @@ type Turn struct {
 // call asks a coordinator for the turn.
 func (t *Turn) call() protocol.Call {
 	return serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
-		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget,
+		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget},
 		Policies: t.Policies, Guard: t.Guard,
-		Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput,
-		System: t.System, Project: t.Project, Author: t.Author,
+		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
+		System:        t.System, Project: t.Project, Author: t.Author,
 	}, t.Timeout)
 }
 

@@ -32,27 +32,40 @@ type session struct {
 	// system and project are the instructions of its last turn.
 	system  string
 	project []protocol.InstructionFile
+	length
+	spending
+}
+
+// bill is what the replies of a turn took so far.
+type bill struct {
+	usage    protocol.Usage
+	cost     *float64 // nil while there is no reply, or the price of one is unknown
+	costless bool     // the price of one is unknown
+}
+
+// length is how long a conversation is.
+type length struct {
 	// summary stands for the steps before it; nil while all are shown.
 	summary *summary
 	// lastTokens is what the last reply took, 0 when that is unknown, and sinceReply how many bytes
 	// came after it.
 	lastTokens int64
 	sinceReply int
-	// spent is what the session has used, and budget what it may use; warned says that the model
-	// knows that most of it is used.
+}
+
+// spending is what a session has used, and may use.
+type spending struct {
 	spent, budget protocol.Spending
-	warned        bool
+	warned        bool // the model knows that most of it is used
 }
 
 type turn struct {
-	number   int
-	input    Input
-	terms    *Terms            // nil when the journal has none
-	span     trace.SpanContext // of the process that began it; invalid without a trace
-	steps    []step
-	usage    protocol.Usage
-	cost     *float64    // of the replies so far; nil while there is none, or the price of one is unknown
-	costless bool        // the price of one is unknown
+	number int
+	input  Input
+	terms  *Terms            // nil when the journal has none
+	span   trace.SpanContext // of the process that began it; invalid without a trace
+	steps  []step
+	bill
 	notes    []string    // of jobs that ended before the first step
 	streamed []stepCall  // of the reply that is not there yet
 	lastAt   int         // steps at which the budget was used up; 0 while it is not

@@ -117,7 +117,7 @@ func Run(ctx context.Context, o Options) error {
 	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Sandbox, &driver.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
 		return err
 	}
-	nc, err := workercmd.Join(ctx, o.Server.URL, server, natsio.Topology{Fleet: setup.Fleet, Replicas: 1, Bounded: true, Logger: setup.Logger}, "")
+	nc, err := workercmd.Join(ctx, o.Server.URL, server, natsio.Topology{Fleet: setup.Fleet, Bounded: true, Logger: setup.Logger}, "")
 	if err != nil {
 		return err
 	}

@@ -234,7 +234,7 @@ func (r *rig) connect() {
 	require.NoError(r.t, err)
 	replicas := len(r.servers)
 	require.Eventually(r.t, func() bool {
-		if err = natsio.Ensure(r.t.Context(), r.js, natsio.Topology{Replicas: replicas}); err == nil {
+		if err = natsio.Ensure(r.t.Context(), r.js, natsio.Topology{Storage: natsio.Storage{Replicas: replicas}}); err == nil {
 			_, _, err = natsio.EnsurePool(r.t.Context(), r.js, protocol.DefaultFleet, protocol.DefaultPool, r.setup.lease)
 		}
 		return err == nil

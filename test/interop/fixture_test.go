@@ -51,7 +51,7 @@ type fixtureTool struct {
 func startFixture(t *testing.T) (url string) {
 	t.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Client: "test", Logger: logger})
+	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: t.TempDir()}, Client: "test", Logger: logger})
 	require.NoError(t, err)
 	t.Cleanup(fl.Close)
 	driver := process.New(nil)
@@ -77,7 +77,7 @@ func startFixture(t *testing.T) (url string) {
 	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"test_input_required_result_tampered_state"}}})
 	require.NoError(t, err)
 	s := mcpserver.New(mcpserver.Options{
-		Version: "test", Fleet: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: asks, Logger: logger, TaskAfter: taskAfter,
+		Version: "test", Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal}, Tools: table, Rules: mcpserver.Rules{Policy: asks}, Logger: logger, Tasks: mcpserver.Tasks{TaskAfter: taskAfter},
 		Configure: fixtureOptions,
 		Extend: func(server *mcp.Server, call mcp.ToolHandler) {
 			extendFixture(server)

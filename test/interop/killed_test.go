@@ -31,7 +31,7 @@ import (
 // coordinators for them and the directory of a session's files.
 func startFleet(t *testing.T, session string) (flags []string, files string) {
 	t.Helper()
-	fl, files := startWorker(t, session, fleet.Options{Data: t.TempDir(), Listen: "127.0.0.1:0"})
+	fl, files := startWorker(t, session, fleet.Options{Embedded: fleet.Embedded{Data: t.TempDir(), Listen: "127.0.0.1:0"}})
 	return []string{"--nats", fl.Server.URL(), "--creds", fl.Server.CredentialFile(), "--session", session}, files
 }
 
@@ -159,7 +159,7 @@ func TestKilled_ATaskIsFound(t *testing.T) {
 		server := []string{"serve", "--model", "script:" + script, "--data", data, "--listen", fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])}
 		at, kill := startCommand(t, "NATS", server...)
 		creds := filepath.Join(data, fleet.ServerDir, embedded.TokenFile)
-		_, files := startWorker(t, "task", fleet.Options{URL: at, Creds: creds})
+		_, files := startWorker(t, "task", fleet.Options{URL: at, Login: fleet.Login{Creds: creds}})
 		url, _ := start(t, "--nats", at, "--creds", creds, "--session", "task", "--mcp-task-after", "0s")
 		id, goOn := begin(t, url, files)
 		kill()

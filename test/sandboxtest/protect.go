@@ -23,7 +23,7 @@ func testProtect(t *testing.T, s suite) {
 	caps, err := s.newDriver(t).Probe(t.Context())
 	require.NoError(t, err)
 	if !caps.Protect {
-		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: []string{"a"}}
+		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protection: isolation.Protection{Protect: []string{"a"}}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorIs(t, err, sandbox.ErrUnsupported)
 		return
@@ -57,7 +57,7 @@ func testProtect(t *testing.T, s suite) {
 // protected opens a sandbox with a workspace that make fills, and protected places.
 func (s suite) protected(t *testing.T, workspace string, places ...string) *box {
 	t.Helper()
-	return s.protectedBy(t, workspace, isolation.Spec{Protect: places})
+	return s.protectedBy(t, workspace, isolation.Spec{Protection: isolation.Protection{Protect: places}})
 }
 
 // protectedBy is protected with all that a specification says about protected places.
@@ -108,11 +108,11 @@ var shut = []string{"Read-only file system", "resource busy", "Invalid cross-dev
 
 func protectInvalid(t *testing.T, s suite) {
 	for _, place := range []string{"", ".", "..", "a/../..", "/etc", "/workspace/a", "a\x00b", "\xff", strings.Repeat("x", 256), strings.Repeat("x/", 3000)} {
-		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: []string{place}}
+		spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protection: isolation.Protection{Protect: []string{place}}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorContains(t, err, "protected place", "%q", place)
 	}
-	spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protect: make([]string, isolation.MaxProtected+1)}
+	spec := isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Protection: isolation.Protection{Protect: make([]string, isolation.MaxProtected+1)}}
 	_, err := s.newDriver(t).Open(t.Context(), spec)
 	require.ErrorContains(t, err, "at most")
 }
@@ -122,7 +122,7 @@ func protectLink(t *testing.T, s suite) {
 	require.NoError(t, os.Symlink("d", filepath.Join(workspace, "inside")))
 	require.NoError(t, os.Symlink(outside, filepath.Join(workspace, "outside")))
 	for _, place := range []string{"inside", "inside/config", "inside/missing", "outside/missing"} {
-		spec := isolation.Spec{ID: "x", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{place}}
+		spec := isolation.Spec{ID: "x", Workspace: workspace, Scratch: t.TempDir(), Protection: isolation.Protection{Protect: []string{place}}}
 		_, err := s.newDriver(t).Open(t.Context(), spec)
 		require.ErrorContains(t, err, "symbolic link", place)
 	}
@@ -205,8 +205,7 @@ func protectMissingFile(t *testing.T, s suite) {
 	b.put(t, "d/left", "stands", 0o644)
 	b.put(t, "d/theirs", "theirs", 0o644)
 	spec := isolation.Spec{
-		Protect: []string{"d/empty", "d/file", "d/left", "d/theirs", "missing/file"},
-		Missing: map[string]string{"d/empty": "", "d/file": "stands", "d/left": "stands", "d/theirs": "stands", "missing/file": "stands"},
+		Protection: isolation.Protection{Protect: []string{"d/empty", "d/file", "d/left", "d/theirs", "missing/file"}, Missing: map[string]string{"d/empty": "", "d/file": "stands", "d/left": "stands", "d/theirs": "stands", "missing/file": "stands"}},
 	}
 	b = s.protectedBy(t, workspace, spec)
 	require.Equal(t, "standsstandstheirs", b.sh(t, "cat d/empty d/file d/left d/theirs"))
@@ -233,7 +232,7 @@ func protectCopy(t *testing.T, s suite) {
 	caps, err := s.newDriver(t).Probe(t.Context())
 	require.NoError(t, err)
 	workspace, scratch := repository(t), t.TempDir()
-	spec := isolation.Spec{Scratch: scratch, Protect: []string{"d/config", "d/hooks"}, Copies: []string{"d/config", "d/hooks"}}
+	spec := isolation.Spec{Scratch: scratch, Protection: isolation.Protection{Protect: []string{"d/config", "d/hooks"}, Copies: []string{"d/config", "d/hooks"}}}
 	if !caps.Copies {
 		spec.ID, spec.Workspace = "x", workspace
 		_, err := s.newDriver(t).Open(t.Context(), spec)

@@ -38,7 +38,7 @@ type responsesRejects struct {
 // responsesOmitted is what a request is without.
 type responsesOmitted struct{ encrypted, summary, reasoning, included bool }
 
-// responsesRequest is the body of a request, and what its errors may be about.
+// responsesRequest is the body of a request.
 type responsesRequest struct {
 	Model           string            `json:"model"`
 	Instructions    string            `json:"instructions,omitempty"`
@@ -51,6 +51,11 @@ type responsesRequest struct {
 	Temperature     *float64          `json:"temperature,omitempty"`
 	MaxOutputTokens int64             `json:"max_output_tokens,omitempty"`
 
+	asked
+}
+
+// asked is what the errors of a request may be about.
+type asked struct {
 	sent    endpoint.Sent
 	omitted responsesOmitted
 	offered []tools.Definition // those of Tools
@@ -96,7 +101,7 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 	r := &m.responses
 	out := &responsesRequest{
 		Model: m.Options().Model, Stream: true, Temperature: req.Settings.Temperature, MaxOutputTokens: req.Settings.MaxOutput,
-		Reasoning: map[string]string{}, omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load(), r.included.Load()},
+		Reasoning: map[string]string{}, asked: asked{omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load(), r.included.Load()}},
 	}
 	if !out.omitted.encrypted {
 		out.Include = []string{"reasoning.encrypted_content"}

@@ -80,7 +80,7 @@ func newCluster(tb testing.TB, partable bool, room int64) *Cluster {
 	c.JS, err = jetstream.New(c.NC, jetstream.WithDefaultTimeout(answerWait))
 	require.NoError(tb, err)
 	require.Eventually(tb, func() bool {
-		return natsio.Ensure(tb.Context(), c.JS, natsio.Topology{Fleet: c.Name, Replicas: 3}) == nil
+		return natsio.Ensure(tb.Context(), c.JS, natsio.Topology{Fleet: c.Name, Storage: natsio.Storage{Replicas: 3}}) == nil
 	}, clusterReady, 50*time.Millisecond, "the cluster makes no streams")
 	return c
 }

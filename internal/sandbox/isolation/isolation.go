@@ -94,24 +94,8 @@ type Driver interface {
 	Open(ctx context.Context, spec Spec) (sandbox.Sandbox, error)
 }
 
-// Spec describes a sandbox.
-type Spec struct {
-	// ID names the sandbox, for logs.
-	ID string
-	// Workspace is an existing host directory.
-	Workspace string
-	// Scratch is an existing host directory for the home and temporary files of
-	// the sandbox; the sandbox may fill it, its owner removes it.
-	Scratch string
-	// Owned says that both directories belong to the sandbox alone and stay on their file system. A
-	// driver may make them a project of the file system, to bound their size. Then rename(2) cannot
-	// move files into them from elsewhere. It is not for directories that are used in place.
-	Owned bool
-	// Env is the complete environment of commands, but for HOME and TMPDIR, which
-	// the driver sets when they are absent. Nothing is inherited.
-	Env map[string]string
-	// Mounts are further host directories and files that the sandbox sees.
-	Mounts []Mount
+// Protection is what of a workspace a sandbox keeps from being changed.
+type Protection struct {
 	// Protect are paths of files or directories, with all that is in them, that neither commands
 	// nor file operations change, create or move. They are relative to the workspace, at most
 	// [MaxProtected].
@@ -135,6 +119,27 @@ type Spec struct {
 	// link, but cannot replace a mount. The caller writes the files at [CopyOf] before it opens the
 	// sandbox. A driver without [Caps].Copies refuses with [sandbox.ErrUnsupported].
 	Copies []string
+}
+
+// Spec describes a sandbox.
+type Spec struct {
+	// ID names the sandbox, for logs.
+	ID string
+	// Workspace is an existing host directory.
+	Workspace string
+	// Scratch is an existing host directory for the home and temporary files of
+	// the sandbox; the sandbox may fill it, its owner removes it.
+	Scratch string
+	// Owned says that both directories belong to the sandbox alone and stay on their file system. A
+	// driver may make them a project of the file system, to bound their size. Then rename(2) cannot
+	// move files into them from elsewhere. It is not for directories that are used in place.
+	Owned bool
+	// Env is the complete environment of commands, but for HOME and TMPDIR, which
+	// the driver sets when they are absent. Nothing is inherited.
+	Env map[string]string
+	// Mounts are further host directories and files that the sandbox sees.
+	Mounts []Mount
+	Protection
 	// Network is what of the network commands reach; the zero value is nothing. A driver
 	// that isolates and cannot enforce it refuses with [sandbox.ErrUnsupported].
 	Network Network

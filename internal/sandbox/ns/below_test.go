@@ -51,7 +51,7 @@ func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) { //nolint:parallel
 		mountBelow(t, "tmpfs", filepath.Join(open, "sub"), uid)
 		mountBelow(t, "tmpfs", filepath.Join(shown, "sub"), uid)
 		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
-			ID: "below", Workspace: work, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protect: []string{".git"},
+			ID: "below", Workspace: work, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protection: isolation.Protection{Protect: []string{".git"}},
 			Mounts: []isolation.Mount{{Host: open, Guest: "/opt/open", Write: true}, {Host: shown, Guest: "/opt/shown", AsOwner: true}},
 		})
 		require.NoError(t, err)

@@ -148,7 +148,7 @@ func BenchmarkProtected(b *testing.B) {
 	for name, protect := range map[string][]string{"nothing": nil, "repository": {".git/config", ".git/hooks"}} {
 		made := func(b *testing.B) sandbox.Sandbox {
 			b.Helper()
-			s, err := driver.Open(b.Context(), isolation.Spec{ID: "test", Workspace: workspace, Scratch: b.TempDir(), Protect: protect})
+			s, err := driver.Open(b.Context(), isolation.Spec{ID: "test", Workspace: workspace, Scratch: b.TempDir(), Protection: isolation.Protection{Protect: protect}})
 			require.NoError(b, err)
 			return s
 		}

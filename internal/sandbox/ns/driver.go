@@ -168,9 +168,8 @@ func newConfig(spec isolation.Spec, dir *scratch.Dir) (wire.Config, error) {
 	}
 	limits := isolation.WithDefaults(spec.Limits)
 	config := wire.Config{
-		Workspace: workspace, Home: dir.Home(), Temp: dir.Temp(),
-		HostUID: os.Geteuid(), HostGID: os.Getegid(),
-		Network: spec.Network.Mode, Processes: uint64(limits.Processes), //nolint:gosec // not negative
+		Files: wire.Files{Workspace: workspace, Home: dir.Home(), Temp: dir.Temp()}, User: wire.User{HostUID: os.Geteuid(), HostGID: os.Getegid()},
+		Reach: wire.Reach{Network: spec.Network.Mode}, Processes: uint64(limits.Processes), //nolint:gosec // not negative
 		Shm:      initd.ShmSize(limits.Memory),
 		Landlock: confine.LandlockABI() > 0,
 	}

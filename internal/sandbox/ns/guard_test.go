@@ -54,7 +54,7 @@ func exchanged(t *testing.T, d isolation.Driver) {
 	served, refused := 0, 0
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		s, err := d.Open(t.Context(), isolation.Spec{
-			ID: "exchanged", Workspace: workspace, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protect: []string{"d/p"},
+			ID: "exchanged", Workspace: workspace, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protection: isolation.Protection{Protect: []string{"d/p"}},
 		})
 		if err != nil {
 			refused++

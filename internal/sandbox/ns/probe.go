@@ -119,7 +119,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
 // copies reports whether links can replace files: not every kernel mounts one.
 func (d *Driver) copies(ctx context.Context, workspace, scratch string) bool {
 	const place = "probe.txt"
-	spec := isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protect: []string{place}, Copies: []string{place}}
+	spec := isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protection: isolation.Protection{Protect: []string{place}, Copies: []string{place}}}
 	s, err := d.open(ctx, spec)
 	return err == nil && s.Close() == nil
 }

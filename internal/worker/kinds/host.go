@@ -62,14 +62,23 @@ type Host struct {
 	Fleet   protocol.Fleet
 	Logger  *slog.Logger
 
+	Sandboxes *sandboxes.Set
+	Remote
+	prepared
+}
+
+// Remote is what the fleet stores, and the way there.
+type Remote struct {
 	NC         *nats.Conn
 	JS         jetstream.JetStream
 	Results    *results.Store
-	Sandboxes  *sandboxes.Set
 	Workspaces *workspace.Store
 	// Result returns the stored result of a call; nil if there is none.
 	Result func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error)
+}
 
+// prepared is what [Host.Open] prepares.
+type prepared struct {
 	kinds      map[protocol.Kind]*Kind
 	languages  languages
 	limitKinds map[string]string // as results report them

@@ -41,9 +41,14 @@ type Box struct {
 	held     bool                             // the lane is held; guarded by the set's lock
 	idle     time.Time                        // since when it is not; zero if it is, or about to be closed
 
-	mu          sync.Mutex // held while the sandbox opens or closes
-	sandbox     sandbox.Sandbox
-	epoch       uint64 // of the claim under which it was used last
+	mu sync.Mutex // held while the sandbox opens or closes
+	opened
+}
+
+// opened is a sandbox, and the directories that it was opened with last. [Box].mu guards it.
+type opened struct {
+	sandbox     sandbox.Sandbox // nil if it is closed
+	epoch       uint64          // of the claim under which it was used last
 	workspace   string
 	scratch     string
 	protect     []string              // paths that nothing changes

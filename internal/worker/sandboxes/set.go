@@ -223,18 +223,16 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 	if err != nil {
 		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
-	var copies []string
 	if s.options.Caps.Copies {
-		copies = protect.Configs
+		protect.Copies = protect.Configs
 	}
-	b.protect, b.settings = protect.Protect, s.copiesOf(l, workspace, scratch, copies)
+	b.protect, b.settings = protect.Protect, s.copiesOf(l, workspace, scratch, protect.Copies)
 	if err := b.copySettings(ctx); err != nil {
 		return err
 	}
 	opened, err := s.start(ctx, isolation.Spec{
 		ID: cmp.Or(ID(l), string(wire.HashLane(l))), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
-		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.options.Network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
-		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
+		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.options.Network, Protection: protect.Protection, LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})
 	if err != nil {
 		err = errors.Join(err, b.close())

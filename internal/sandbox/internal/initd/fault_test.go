@@ -98,7 +98,7 @@ func openIn(t *testing.T, launcher string, processes int64) (sandbox.Sandbox, er
 		}
 	}
 	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), isolation.Spec{
-		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{"d/p"},
+		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protection: isolation.Protection{Protect: []string{"d/p"}},
 		Limits: sandbox.Limits{Processes: processes}, Network: network,
 	})
 }

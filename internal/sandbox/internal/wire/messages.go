@@ -122,31 +122,11 @@ type Ended struct {
 
 // Config is what a sandbox is made of. It is read before there is a sandbox.
 type Config struct {
-	// Workspace, Home and Temp are host directories.
-	Workspace string
-	Home      string
-	Temp      string
-	Mounts    []isolation.Mount
-	// Protected are places of the workspace that are read-only, and Pinned the directories that
-	// they are in, outer ones first, which stay where they are. All of them exist.
-	Protected []Identity
-	Pinned    []Identity
+	Files
 	// Bwrap has bubblewrap make the namespaces and the mounts.
 	Bwrap bool
-	// Privileged says that the worker is root: directories and mounts are opened with its rights.
-	Privileged bool
-	// HostUID and HostGID are whom the sandbox's user is on the host. If Privileged, that is
-	// somebody new, whom the launcher chooses, and in the sandbox files of the owner of the
-	// directories, OwnerUID and OwnerGID, are that user's.
-	HostUID  int
-	HostGID  int
-	OwnerUID int
-	OwnerGID int
-
-	Network isolation.NetworkMode
-	// Link has the sandbox have a link, to which these addresses lead, too.
-	Link      bool
-	Addresses []string
+	User
+	Reach
 
 	Processes uint64
 	Shm       int64 // bytes of shared memory
@@ -155,4 +135,37 @@ type Config struct {
 	// Namespaces are the worker's, in the order of initd.NamespaceKinds: none of them may be the
 	// sandbox's, but for the network when it has the whole of it.
 	Namespaces []string
+}
+
+// Files are the host's directories and files that a sandbox sees.
+type Files struct {
+	Workspace string
+	Home      string
+	Temp      string
+	Mounts    []isolation.Mount
+	// Protected are paths of the workspace that are read-only, and Pinned the directories that
+	// they are in, outer ones first, which stay where they are. All of them exist.
+	Protected []Identity
+	Pinned    []Identity
+}
+
+// User is the user of a sandbox on the host.
+type User struct {
+	// Privileged says that the worker is root: directories and mounts are opened with its rights.
+	Privileged bool
+	// HostUID and HostGID are the sandbox's user on the host. If Privileged, the launcher chooses a
+	// new one, and in the sandbox files of the owner of the directories, OwnerUID and OwnerGID, are
+	// that user's.
+	HostUID  int
+	HostGID  int
+	OwnerUID int
+	OwnerGID int
+}
+
+// Reach is what of the network a sandbox reaches.
+type Reach struct {
+	Network isolation.NetworkMode
+	// Link gives the sandbox a link, to which these addresses lead, too.
+	Link      bool
+	Addresses []string
 }
