@@ -21,16 +21,17 @@ type limitsCommand struct {
 	Timeout time.Duration `default:"1m" help:"Time limit of the command."`
 
 	Set struct {
-		Concurrent int    `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
-		Rate       string `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start, or of a tenant that are accepted, in a second, minute or hour: 5/s, 60/min, 1000/h."`
-		Tokens     string `placeholder:"N/UNIT" help:"Maximum number of tokens of a model's provider, all coordinators together, as in 'model/openai' --tokens 2000000/min."`
-		Burst      int    `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
-		Waiting    int    `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
-		Sessions   int    `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
-		Weight     int    `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
-		Tenant     string `placeholder:"NAME" help:"Set what a tenant may use, instead of the limit of lanes."`
-		Pool       string `placeholder:"NAME" help:"Set how many calls wait in a pool, instead of the limit of lanes."`
-		Lane       string `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
+		Concurrent int      `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
+		Rate       string   `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start, or of a tenant that are accepted, in a second, minute or hour: 5/s, 60/min, 1000/h."`
+		Tokens     string   `placeholder:"N/UNIT" help:"Maximum number of tokens of a model's provider, all coordinators together, as in 'model/openai' --tokens 2000000/min."`
+		Burst      int      `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
+		Waiting    int      `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
+		Sessions   int      `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
+		Stored     cli.Size `placeholder:"SIZE" help:"Maximum number of bytes stored for a tenant, about, as in 10GiB: results, outputs, workspaces and journals."`
+		Weight     int      `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
+		Tenant     string   `placeholder:"NAME" help:"Set what a tenant may use, instead of the limit of lanes."`
+		Pool       string   `placeholder:"NAME" help:"Set how many calls wait in a pool, instead of the limit of lanes."`
+		Lane       string   `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
 	} `cmd:"" help:"Set or replace the limit of the lanes that match, of a tenant or of a pool."`
 	Ls struct{} `cmd:"" help:"List limits. A lane follows the first one that matches."`
 	Rm struct {
@@ -82,7 +83,7 @@ func (v limitsVerb) run(ctx context.Context, p program) error {
 func (c *limitsCommand) given() fleet.Limit {
 	return fleet.Limit{
 		Lane: c.Set.Lane, Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: c.Set.Weight,
-		Concurrent: c.Set.Concurrent, Rate: c.Set.Rate, Burst: c.Set.Burst, Tokens: c.Set.Tokens, Waiting: c.Set.Waiting, Sessions: c.Set.Sessions,
+		Concurrent: c.Set.Concurrent, Rate: c.Set.Rate, Burst: c.Set.Burst, Tokens: c.Set.Tokens, Waiting: c.Set.Waiting, Sessions: c.Set.Sessions, Stored: int64(c.Set.Stored),
 	}
 }
 
@@ -111,10 +112,10 @@ func (c *limitsCommand) list(ctx context.Context, p program, all fleet.Limits) e
 		return printJSON(p, append([]fleet.Limit{}, list...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tPOOL")
+	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tSTORED\tPOOL")
 	for _, l := range list {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(l.Lane), numberOrDash(l.Concurrent), orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens),
-			numberOrDash(l.Waiting), orDash(string(l.Tenant)), numberOrDash(l.Weight), numberOrDash(l.Sessions), orDash(string(l.Pool)))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(l.Lane), numberOrDash(l.Concurrent), orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens),
+			numberOrDash(l.Waiting), orDash(string(l.Tenant)), numberOrDash(l.Weight), numberOrDash(l.Sessions), bytesOf(l.Stored), orDash(string(l.Pool)))
 	}
 	return table.Flush()
 }

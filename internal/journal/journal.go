@@ -159,6 +159,7 @@ func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expec
 	if err != nil {
 		return 0, err
 	}
+	natsio.MarkJournal(ctx, j.nc, j.fleet, session, len(body))
 	return ack.Sequence, nil
 }
 

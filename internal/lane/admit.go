@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -24,6 +26,8 @@ import (
 // count is used for countFor at least, and for longer where counting is slow, so callers together
 // may exceed a bound by the calls that they send in that time. The rate of a tenant is exact, see
 // [limits.Spending].
+//
+// What a tenant has stored is counted by the servers too, see [natsio.Stored].
 //
 // The server can count the calls of a tenant because each has a mark, stored before the call. The
 // call's holder deletes the mark after the result. Marks without a call, as of a caller that
@@ -59,6 +63,15 @@ type admission struct {
 	mu     sync.Mutex
 	counts map[string]*counted
 	rates  map[string]*limits.Spending // of tenants and of models' providers
+	stored map[protocol.Tenant]*storedBytes
+}
+
+// storedBytes is how much a tenant has stored, as the servers said.
+type storedBytes struct {
+	mu    sync.Mutex
+	n     int64
+	after time.Duration // when the oldest result ages out, or the pause until it is worth looking again
+	until time.Time     // when it is counted again
 }
 
 // counted is how many messages match a filter, as the server said, and what was sent since.
@@ -77,6 +90,10 @@ const (
 	// with counting at most.
 	countFor   = 50 * time.Millisecond
 	countShare = 20
+	// storedFor is for how long at least a count of stored bytes is used, and storedPause after how
+	// long a caller may try again when no result is about to age out.
+	storedFor   = time.Second
+	storedPause = time.Minute
 	// maxCounts bounds the counts that are remembered.
 	maxCounts = 10_000
 	// busyPause is after how long a caller may try again when too many calls wait or are in flight.
@@ -86,7 +103,7 @@ const (
 func newAdmission(p *Publisher) *admission {
 	return &admission{
 		store: p.store, watch: limits.NewWatch(p.store.JS, p.store.Fleet, nil, func() {}), now: p.serverTime,
-		counts: map[string]*counted{}, rates: map[string]*limits.Spending{},
+		counts: map[string]*counted{}, rates: map[string]*limits.Spending{}, stored: map[protocol.Tenant]*storedBytes{},
 	}
 }
 
@@ -148,6 +165,12 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 				what = "sessions"
 			}
 			return false, refuse(protocol.CodeQuota, busyPause, "tenant %s has %d of %d %s in flight", tenant, n, most, what)
+		}
+	}
+	if rule.Stored > 0 {
+		if n, after := a.storedBy(ctx, tenant); n >= rule.Stored {
+			return false, refuse(protocol.CodeQuota, after, "tenant %s has about %s of %s stored: results go after %s, the rest with its sessions (coordinator session rm)",
+				tenant, mebibytes(n), mebibytes(rule.Stored), a.store.ResultAge)
 		}
 	}
 	if !rule.Rate.IsZero() {
@@ -283,6 +306,39 @@ func (a *admission) count(ctx context.Context, filter string, most int) (c *coun
 	}
 	return c, n
 }
+
+// storedBy returns how many bytes a tenant has stored, and when there may be fewer. If the servers
+// do not answer, nothing is refused.
+func (a *admission) storedBy(ctx context.Context, tenant protocol.Tenant) (n int64, after time.Duration) {
+	a.mu.Lock()
+	s := a.stored[tenant]
+	if s == nil { // a rule names each of them, so they are bounded
+		s = &storedBytes{}
+		a.stored[tenant] = s
+	}
+	a.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	began := time.Now()
+	if began.Before(s.until) {
+		return s.n, s.after
+	}
+	counting, cancel := context.WithTimeout(ctx, store.ShortTimeout)
+	defer cancel()
+	n, oldest, err := natsio.Stored(counting, a.store.NC, a.store.Fleet, tenant)
+	s.until = time.Now().Add(max(storedFor, countShare*time.Since(began)))
+	if err != nil {
+		return 0, 0
+	}
+	s.n, s.after = n, storedPause
+	if now, err := a.now(ctx); err == nil && !oldest.IsZero() {
+		s.after = max(oldest.Add(a.store.ResultAge).Sub(now()), storedPause)
+	}
+	return s.n, s.after
+}
+
+// mebibytes writes a size.
+func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 // giveBack takes a call out of the count again.
 func (c *counted) giveBack() {

@@ -3,6 +3,7 @@ package lane_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -108,6 +110,45 @@ func TestQuota_AMarkWithoutACallIsDeleted(t *testing.T) {
 	require.Equal(t, 2, f.marks("acme"))
 	f.hold(succeeds, lane.Options{Slots: 4})
 	require.Eventually(t, func() bool { return f.marks("acme") == 1 }, patience, 100*time.Millisecond)
+}
+
+// Law: a tenant that has stored its quota gets no further call accepted until something of it is
+// removed. Results count without any process that adds them up.
+func TestQuota_Stored(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.setLimit(limits.Rule{Tenant: "acme", Stored: 2 << 20})
+	p := f.publisher()
+	large := protocol.Bytes(`"` + strings.Repeat("x", 512<<10) + `"`)
+	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		r := succeed(run)
+		r.Value = protocol.FilesJSONReadResult{Value: large}
+		return r
+	}), lane.Options{Slots: 4})
+	var refusal error
+	require.Eventually(t, func() bool {
+		var accepted int
+		calls := ofTenant("acme", 1)
+		if accepted, refusal = send(t, p, calls...); accepted == 1 {
+			f.await(p, calls[0])
+		}
+		return accepted == 0
+	}, patience, 10*time.Millisecond)
+	require.ErrorIs(t, refusal, lane.ErrQuota)
+	require.ErrorContains(t, refusal, " of 2.0 MiB stored: results go after 168h0m0s, the rest with its sessions")
+	bound, ok := errors.AsType[*protocol.Error](refusal)
+	require.True(t, ok)
+	require.InDelta(t, 7*24, bound.RetryAfter.Duration().Hours(), 1, "when the oldest result ages out")
+	others, refusal := send(t, p, ofTenant("other", 1)...)
+	require.NoError(t, refusal)
+	require.Equal(t, 1, others)
+	marks, err := f.js.Stream(t.Context(), natsio.ObjectStream(wire.BlobsBucket(factFleet)))
+	require.NoError(t, err)
+	require.NoError(t, marks.Purge(t.Context())) // as their age does
+	require.Eventually(t, func() bool {
+		accepted, _ := send(t, p, ofTenant("acme", 1)...)
+		return accepted == 1
+	}, patience, 50*time.Millisecond)
 }
 
 // Law: no period has more accepted calls of a tenant than its rate and burst allow, also when

@@ -268,7 +268,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 	r.FinishedAt = time.Now().UTC()
 	r.Sequence, r.Epoch = e.Seq, l.claim.epoch.Load()
 	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })
-	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, r) }) {
+	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, e.Call.Tenant, r) }) {
 		return false
 	}
 	l.holder.host.OnSettled(l.ctx, e.Call, r)

@@ -279,7 +279,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	if err != nil {
 		return nil, nil, err
 	}
-	stored, err := p.store.Blobs.Put(ctx, "call/"+string(call.SessionID), raw)
+	stored, err := p.store.Blobs.Put(natsio.StoredBy(ctx, call.Tenant), "call/"+string(call.SessionID), raw)
 	if err != nil {
 		return nil, nil, fmt.Errorf("payload of call %s: %w", call.ID, err)
 	}

@@ -33,6 +33,9 @@ const (
 	MaxBurst      = 1_000_000
 	MaxWaiting    = 10_000_000
 	MaxWeight     = 1000
+	// MinStored and MaxStored bound a quota of stored bytes.
+	MinStored = 1 << 20
+	MaxStored = 1 << 50
 	// MaxRate is the highest rate, in starts a second, and MinRate the lowest: one a day.
 	MaxRate = 100_000
 	MinRate = 1.0 / (24 * 60 * 60)
@@ -74,6 +77,8 @@ type Rule struct {
 	Waiting int `json:"waiting,omitempty"`
 	// Sessions is how many turns of a tenant are accepted and have not ended; 0 is no bound.
 	Sessions int `json:"sessions,omitempty"`
+	// Stored is how many bytes may be stored for the calls and sessions of a tenant; 0 is no bound.
+	Stored int64 `json:"stored,omitempty"`
 }
 
 // Validate reports every invalid field, joined; each error wraps [ErrInvalid].
@@ -92,6 +97,9 @@ func (r *Rule) Validate() error {
 	bounded("burst", r.Burst, MaxBurst)
 	bounded("waiting", r.Waiting, MaxWaiting)
 	bounded("sessions", r.Sessions, MaxConcurrent)
+	if r.Stored != 0 && (r.Stored < MinStored || r.Stored > MaxStored) {
+		invalid("stored %d: must be 1 MiB to 1024 TiB, in bytes %d to %d", r.Stored, MinStored, int64(MaxStored))
+	}
 	if err := r.Rate.validate(); err != nil {
 		all = append(all, err)
 	}
@@ -121,23 +129,23 @@ func (r *Rule) validateSubject() (all []error) {
 			invalid("%w", err)
 		}
 		if r.Waiting != 0 {
-			invalid("tenant %s: takes weight, concurrent, rate, burst and sessions, not waiting", r.Tenant)
-		} else if !running && r.Weight == 0 && r.Sessions == 0 {
-			invalid("tenant %s: needs weight, concurrent, rate or sessions", r.Tenant)
+			invalid("tenant %s: takes weight, concurrent, rate, burst, sessions and stored, not waiting", r.Tenant)
+		} else if !running && r.Weight == 0 && r.Sessions == 0 && r.Stored == 0 {
+			invalid("tenant %s: needs weight, concurrent, rate, sessions or stored", r.Tenant)
 		}
 	case r.Pool != "":
 		if _, err := protocol.ParsePool(string(r.Pool)); err != nil {
 			invalid("%w", err)
 		}
-		if running || r.Weight != 0 || r.Sessions != 0 || r.Waiting == 0 {
+		if running || r.Weight != 0 || r.Sessions != 0 || r.Stored != 0 || r.Waiting == 0 {
 			invalid("pool %s: needs waiting, and takes nothing else", r.Pool)
 		}
 	default:
 		if err := r.Lane.validate(); err != nil {
 			all = append(all, err)
 		}
-		if r.Weight != 0 || r.Sessions != 0 {
-			invalid("lane %s: weight and sessions are of tenants", r.Lane)
+		if r.Weight != 0 || r.Sessions != 0 || r.Stored != 0 {
+			invalid("lane %s: weight, sessions and stored are of tenants", r.Lane)
 		} else if !running && r.Waiting == 0 && r.Tokens.IsZero() {
 			invalid("%s: needs concurrent, rate or waiting", r.Lane)
 		}
@@ -392,7 +400,7 @@ func (r *Rules) BoundInFlight() bool {
 
 // isQuota reports whether the rule bounds what a tenant may send.
 func (r *Rule) isQuota() bool {
-	return r.Tenant != "" && (r.Concurrent > 0 || r.Sessions > 0 || !r.Rate.IsZero())
+	return r.Tenant != "" && (r.Concurrent > 0 || r.Sessions > 0 || r.Stored > 0 || !r.Rate.IsZero())
 }
 
 // InFlight is how many calls of a tenant may be accepted without a result in a pool; 0 is no bound.

@@ -134,7 +134,7 @@ func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, sess
 	if info := request.ClientInfo(); info != nil && info.Name != "" {
 		client = info.Name
 	}
-	if err := s.log.Append(context.WithoutCancel(ctx), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
+	if err := s.log.Append(wire.WithFlow(context.WithoutCancel(ctx), tenantOf(request), ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
 		s.options.Logger.WarnContext(ctx, "call is not journaled", slog.String("session", string(session)), slog.Any("error", err))
 	}
 }

@@ -100,6 +100,9 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 		n, err := io.ReadFull(r, chunk)
 		if n > 0 {
 			digest.Write(chunk[:n])
+			if info.Chunks == 0 && counts(n, len(chunk)) {
+				info.NUID = string(storedBy(ctx)) + "." + info.NUID
+			}
 			id := jetstream.WithMsgID(fmt.Sprint(info.NUID, ".", info.Chunks)) // stored once, however often it is sent
 			if err := store(ctx, func(ctx context.Context) error {
 				_, err := js.Publish(ctx, chunkSubject(info.Bucket, info.NUID), chunk[:n], id)

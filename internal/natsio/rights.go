@@ -141,7 +141,7 @@ func JournalRights(fleet protocol.Fleet) []Rights {
 // RemoveRights allow removing sessions.
 func RemoveRights(fleet protocol.Fleet) []Rights {
 	return []Rights{
-		{Publish: []string{purge + wire.SessionsStream(fleet)}},
+		{Publish: []string{purge + wire.SessionsStream(fleet), purge + ObjectStream(wire.KeptBucket(fleet))}},
 		{Pool: protocol.DefaultPool, Publish: []string{
 			purge + wire.ResultsStream(fleet), purge + ObjectStream(wire.KeptBucket(fleet)), purge + ObjectStream(wire.BlobsBucket(fleet)),
 		}},

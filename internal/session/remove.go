@@ -23,6 +23,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -215,7 +216,10 @@ func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallSta
 func (r *remover) journal(ctx context.Context) error {
 	removed, err := r.purge(ctx, r.fleet, wire.SessionsStream(r.fleet.Name), wire.EventSubject(r.fleet.Name, r.id), 0)
 	r.removed.Events += removed
-	return err
+	if err != nil {
+		return err
+	}
+	return natsio.RemoveJournalMarks(ctx, r.fleet.JS, r.fleet.Name, r.id)
 }
 
 // calls cancels what is unfinished and waits for its end.

@@ -96,6 +96,12 @@ func WithFlow(ctx context.Context, tenant protocol.Tenant, priority protocol.Pri
 	return context.WithValue(ctx, flowKey{}, Flow{Tenant: tenant, Priority: priority})
 }
 
+// TenantOf is the tenant of [WithFlow]; "" without one.
+func TenantOf(ctx context.Context) protocol.Tenant {
+	flow, _ := ctx.Value(flowKey{}).(Flow)
+	return flow.Tenant
+}
+
 // ApplyFlow gives calls the flow of a context. It returns the calls as they are, or a copy.
 func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
 	flow, has := ctx.Value(flowKey{}).(Flow)

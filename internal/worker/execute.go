@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
@@ -24,7 +25,7 @@ import (
 
 // Execute implements [lane.Executor].
 func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
-	ctx = telemetry.Extract(ctx, run.Header)
+	ctx = natsio.StoredBy(telemetry.Extract(ctx, run.Header), run.Call.Tenant)
 	ctx, process := w.options.Tracer.Start(ctx, telemetry.SpanProcess, trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithAttributes(w.attributes(run)...))
 	defer process.End()

@@ -77,6 +77,9 @@ type Limit struct {
 	Waiting int `json:"waiting,omitempty"`
 	// Sessions is how many turns of a tenant are submitted and have not ended; 0 means no bound.
 	Sessions int `json:"sessions,omitempty"`
+	// Stored is how many bytes may be stored for a tenant: results, large values, whole outputs,
+	// workspaces and journals, as estimated; 0 means no bound.
+	Stored int64 `json:"stored,omitempty"`
 	// DefaultBurst is set in lists: what a tenth of a second has, for a tenant ten seconds.
 	DefaultBurst int `json:"-"`
 }
@@ -91,7 +94,7 @@ func (l Limit) Validate() error {
 func (l Limit) rule() (limits.Rule, error) {
 	r := limits.Rule{
 		Lane: limits.Pattern(l.Lane), Tenant: l.Tenant, Pool: l.Pool, Weight: l.Weight,
-		Concurrent: l.Concurrent, Burst: l.Burst, Waiting: l.Waiting, Sessions: l.Sessions,
+		Concurrent: l.Concurrent, Burst: l.Burst, Waiting: l.Waiting, Sessions: l.Sessions, Stored: l.Stored,
 	}
 	var err, tokensErr error
 	if l.Rate != "" {
@@ -119,7 +122,7 @@ func (l Limits) List(ctx context.Context) (list []Limit, err error) {
 			_, usual := r.PerSecond()
 			list = append(list, Limit{
 				Lane: string(r.Lane), Tenant: r.Tenant, Pool: r.Pool, Weight: r.Weight, Concurrent: r.Concurrent,
-				Rate: r.Rate.String(), Burst: burst, Tokens: r.Tokens.String(), Waiting: r.Waiting, Sessions: r.Sessions, DefaultBurst: usual,
+				Rate: r.Rate.String(), Burst: burst, Tokens: r.Tokens.String(), Waiting: r.Waiting, Sessions: r.Sessions, Stored: r.Stored, DefaultBurst: usual,
 			})
 		}
 		return err

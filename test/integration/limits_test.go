@@ -26,10 +26,10 @@ func TestLimits_Commands(t *testing.T) {
 	}
 	want := `[{"lane":"account/vip","concurrent":50},{"lane":"account/*","concurrent":5,"rate":"60/min","burst":10},{"lane":"*/*","rate":"1000/s"}]`
 	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout)
-	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  TOKENS  WAITING  TENANT  WEIGHT  SESSIONS  POOL
-account/vip  50          -       -      -       -        -       -       -         -
-account/*    5           60/min  10     -       -        -       -       -         -
-*/*          -           1000/s  100    -       -        -       -       -         -
+	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  TOKENS  WAITING  TENANT  WEIGHT  SESSIONS  STORED  POOL
+account/vip  50          -       -      -       -        -       -       -         -       -
+account/*    5           60/min  10     -       -        -       -       -         -       -
+*/*          -           1000/s  100    -       -        -       -       -         -       -
 `, b.limits(t, "ls").stdout)
 	for text, args := range map[string][]string{
 		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},
@@ -41,7 +41,10 @@ account/*    5           60/min  10     -       -        -       -       -      
 		`lane "account": 1 segments, and a lane is the first two segments of a`:         {"set", "account", "--concurrent", "1"},
 		`lane "account/a/b": 3 segments, and a lane is the first two of a`:              {"set", "account/a/b", "--concurrent", "1"},
 		`lane "account/*x": * must be the end of a segment; give two segments, such as`: {"set", "account/*x", "--concurrent", "1"},
-		"tenant acme: needs weight, concurrent, rate or sessions":                       {"set", "--tenant", "acme"},
+		"tenant acme: needs weight, concurrent, rate, sessions or stored":               {"set", "--tenant", "acme"},
+		"stored 1000: must be 1 MiB to 1024 TiB":                                        {"set", "--tenant", "acme", "--stored", "1000"},
+		`--stored: "-1": want a number of bytes, as in`:                                 {"set", "--tenant", "acme", "--stored=-1"},
+		"lane account/*: weight, sessions and stored are of tenants":                    {"set", "account/*", "--stored", "1GiB"},
 		"weight 1001: must be 1 to 1000":                                                {"set", "--tenant", "acme", "--weight", "1001"},
 		"a rule is about one of lane, tenant and pool":                                  {"set", "--tenant", "acme", "--weight", "3", "account/*"},
 		"pool p: needs waiting, and takes nothing else":                                 {"set", "--pool", "p", "--weight", "3"},

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -273,9 +274,9 @@ func readListing(body []byte) (*Listing, error) {
 
 var errNoState = errors.New("the answer has no state of the stream")
 
-// StoreResult stores a result unless there is one already.
-func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
-	body, err := s.Blobs.EncodeResult(ctx, r)
+// StoreResult stores a result unless there is one already. It counts for a tenant.
+func (s *Store) StoreResult(ctx context.Context, tenant protocol.Tenant, r *protocol.Result) error {
+	body, err := s.Blobs.EncodeResult(natsio.StoredBy(ctx, tenant), r)
 	if err != nil {
 		return err
 	}
@@ -286,6 +287,9 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 	_, answer, err := s.PublishOnce(ctx, wire.ResultsStream(s.Fleet), msg)
 	if err = answer.full(err); err != nil {
 		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
+	}
+	if answer == Accepted {
+		natsio.MarkResult(s.NC, s.Fleet, tenant, len(body))
 	}
 	return nil
 }

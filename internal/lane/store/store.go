@@ -51,6 +51,8 @@ type Store struct {
 	claims  *reader
 	results *reader
 	Blobs   *natsio.Blobs
+	// ResultAge is how long results stay, as it was when the streams were opened; 0 is for ever.
+	ResultAge time.Duration
 }
 
 // Open opens the streams of a fleet, which must exist.
@@ -69,9 +71,11 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if _, s.claims, err = s.open(ctx, wire.ClaimsStream(fleet)); err != nil {
 		return nil, err
 	}
-	if _, s.results, err = s.open(ctx, wire.ResultsStream(fleet)); err != nil {
+	results, reader, err := s.open(ctx, wire.ResultsStream(fleet))
+	if err != nil {
 		return nil, err
 	}
+	s.results, s.ResultAge = reader, results.CachedInfo().Config.MaxAge
 	return s, nil
 }
 
