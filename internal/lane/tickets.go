@@ -25,7 +25,8 @@ import (
 // of a tenant, the worker takes a ticket, of the priority whose turn it is, from the shares of
 // sessions in turns: it makes the lane ready, deletes the ticket, and claims the lane as if
 // the ready message had been delivered to it. One worker succeeds in making it ready; others take
-// the next ticket.
+// the next ticket of the tenant: if they gave up their turn, a tenant with a large share, for whose
+// tickets workers compete more often, would get less.
 //
 // A ticket asks for a ready message and proves nothing, so the argument that no wake-up is lost is
 // that about ready messages. A publisher whose ticket is refused finds the lane ready or held, or
@@ -59,6 +60,8 @@ const (
 	// recheckPause and recheckFor are how often and how long a ticket is looked for after a hint.
 	recheckPause = 5 * time.Millisecond
 	recheckFor   = 200 * time.Millisecond
+	// maxTaken bounds the tickets that are tried in one turn.
+	maxTaken = 16
 	// maxFlows bounds the flows of a pool.
 	maxFlows = 10_000
 	// ticketPeriod is how often tickets are looked for without a hint.
@@ -206,14 +209,29 @@ func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant pro
 		return
 	}
 	servers.Go(func() { t.serve(ctx, servers, tenant) })
+	for n := 0; ticket != nil && n < maxTaken; n++ {
+		if t.take(ctx, ticket, flow) {
+			return
+		}
+		if ticket, flow, err = t.next(ctx, tenant); err != nil {
+			break
+		}
+	}
+	h.slots.release()
+}
+
+// take redeems a ticket and holds its lane with a slot that is granted. It reports false if another
+// worker was faster, or the lane is ready or held.
+func (t *tickets) take(ctx context.Context, ticket *message, flow wire.Flow) bool {
+	h := t.holder
 	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
 	t.setTaking(hash, true)
 	defer t.setTaking(hash, false)
-	if ready := t.redeem(ctx, ticket, flow); ready != nil {
+	ready := t.redeem(ctx, ticket, flow)
+	if ready != nil {
 		h.beginHold(ready) //nolint:contextcheck // the lane has its own
-	} else {
-		h.slots.release()
 	}
+	return ready != nil
 }
 
 func (t *tickets) setTaking(lane wire.LaneHash, taking bool) {

@@ -18,6 +18,7 @@ type history struct {
 	paused  map[string]time.Duration // since when a lane is surely paused
 	shared  []*attempt               // those of calls that conflict with no other
 	started map[string][]simStart    // by lane
+	tenants []string                 // whose calls started, each once
 	faults  []string
 	// stats tells what the run went through, so that a test can see that it was not idle.
 	stats map[string]int
@@ -36,6 +37,9 @@ type simCall struct {
 	lane      string
 	once      bool
 	shared    bool          // conflicts with no other call
+	tenant    string        // "" uses no tickets
+	after     []*simCall    // that have to end ok before it starts
+	begun     time.Duration // when it was first executed
 	reserved  time.Duration // when its last start began
 	deadline  time.Duration // from when it is accepted; 0 is none
 	patience  time.Duration // queue timeout; 0 is none
@@ -79,6 +83,7 @@ func (h *history) stored(m *message) {
 	case callBody:
 		if b.call.accepted == 0 {
 			b.call.accepted, b.call.since = m.seq, h.w.now
+			h.checkQuota(b.call)
 		}
 	case resultBody:
 		c := b.call
@@ -113,6 +118,7 @@ func (h *history) begin(c *simCall, number int, l *simLane) *attempt {
 		h.fault("nothing starts in a lane that was paused before the claim", c)
 	}
 	h.stats["starts"]++
+	h.beginTenant(c)
 	if c.shared {
 		return h.beginShared(c, l)
 	}
@@ -167,11 +173,14 @@ func (h *history) isDone() bool {
 			return false
 		}
 	}
-	return true
+	return h.w.marks() == 0
 }
 
 // check holds at the end what must hold then.
 func (h *history) check() {
+	if n := h.w.marks(); n > 0 {
+		h.faults = append(h.faults, fmt.Sprintf("a quota is given back: %d marks are left", n))
+	}
 	for _, id := range sortedKeys(h.calls) {
 		c := h.calls[id]
 		if len(h.faults) > 0 {

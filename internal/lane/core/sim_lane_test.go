@@ -95,8 +95,9 @@ func (l *simLane) hold(t *task) {
 			t.sleep(5 * time.Millisecond)
 			continue
 		}
+		l.lookAfter(t)
 		l.refuse(t)
-		if l.start() || l.running > 0 || l.limit.waits && !l.wk.draining || l.paused && l.schedule.Len() > 0 && !l.wk.draining {
+		if l.start() || l.running > 0 || len(l.schedule.Awaiting()) > 0 && !l.wk.draining || l.limit.waits && !l.wk.draining || l.paused && l.schedule.Len() > 0 && !l.wk.draining {
 			l.wait(t)
 			continue
 		}
@@ -333,6 +334,9 @@ func entryOf(c *simCall, seq uint64) *core.Entry {
 	if c.shared {
 		e.Call.Resources[0].Access = protocol.Shared
 	}
+	for _, other := range c.after {
+		e.Call.After = append(e.Call.After, protocol.CallRef{ID: other.id})
+	}
 	if c.deadline > 0 {
 		e.Call.Deadline = made.Add(c.deadline)
 	}
@@ -348,6 +352,9 @@ func (l *simLane) admit(b callBody, seq uint64, cancelled bool) {
 	e := entryOf(c, seq)
 	e.Inline, e.Cancelled, e.Call.Again = seq == l.ready.seq, cancelled, b.again
 	e.MayHaveStarted = !l.allRead && l.claim.Interrupted
+	if l.broken("the wait for the calls of after") {
+		e.Call.After = nil
+	}
 	if l.schedule.Add(e) {
 		l.calls[c.id] = c
 	} else if other := l.schedule.Find(c.id); other.Seq != seq {
@@ -529,6 +536,7 @@ func (l *simLane) attempt(t *task, e *core.Entry) bool {
 	if !l.settle(t, e, end) {
 		return false
 	}
+	l.unmark(t, c)
 	if !c.shared {
 		l.work.settled(c.id)
 	}
@@ -540,6 +548,9 @@ func (l *simLane) attempt(t *task, e *core.Entry) bool {
 func (l *simLane) run(t *task, c *simCall, e *core.Entry) bool {
 	h := l.wk.m.w.history
 	l.begin(e)
+	if l.broken("the mark until the result") {
+		l.unmark(t, c)
+	}
 	a := h.begin(c, max(e.Starts, 1), l)
 	defer h.end(a)
 	stopped := false
@@ -683,6 +694,13 @@ func (l *leaver) Look() (found, ok bool) {
 // MakeReady implements [core.Releaser].
 func (l *leaver) MakeReady() bool {
 	return l.tries(l.t, func() bool {
+		for _, e := range l.schedule.Entries() {
+			if c := l.calls[e.Call.ID]; c.tenant != "" {
+				if made, _ := l.t.putTicket(c); made {
+					return true
+				}
+			}
+		}
 		answer, ok := l.t.put(readyOf(l.lane), nil, 0)
 		return ok && !answer.full
 	})

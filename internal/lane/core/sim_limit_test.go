@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -90,7 +91,10 @@ func (w *world) change(r simRule) {
 
 // beginShared is begin for calls that conflict with no other.
 func (h *history) beginShared(c *simCall, l *simLane) *attempt {
-	rule, n := h.w.rules[len(h.w.rules)-1], 1
+	rule, n := simRule{concurrent: math.MaxInt}, 1
+	if len(h.w.rules) > 0 {
+		rule = h.w.rules[len(h.w.rules)-1]
+	}
 	for _, other := range h.shared {
 		switch {
 		case other.call.lane != c.lane:

@@ -43,6 +43,8 @@ type kind uint8
 const (
 	ready  kind = iota // of a lane
 	call               // and what is about it: the mailbox of a lane
+	ticket             // of a lane, by tenants
+	mark               // of a tenant, by calls
 	claim              // of a lane
 	beat               // of a life
 	result             // of a call
@@ -245,7 +247,7 @@ func (s *streams) put(m *machine, to subject, body any, expect uint64, answer fu
 	case s.underWay[to], expect != whatever && sequenceOf(s.cells[to.cell], to.name) != expect:
 		answer(stored{refused: true})
 		return
-	case s.full > w.now && to.kind <= call:
+	case s.full > w.now && to.kind <= mark:
 		answer(stored{full: true})
 		return
 	case !w.cluster:

@@ -39,6 +39,7 @@ type worker struct {
 	disk     map[string][]protocol.CallID
 	nacked   time.Duration // when the last nack arrives
 	rule     int           // of the world's, that it knows
+	fair     core.Fair[string]
 }
 
 // simLife is a life of a worker.
@@ -61,6 +62,11 @@ func (w *world) newWorker(name string, slots int) *worker {
 	wk.m.start(wk.live)
 	wk.m.start(wk.watch)
 	wk.m.start(wk.takeCare)
+	if w.weights != nil {
+		wk.fair.Weight = func(tenant string) float64 { return w.weights[tenant] }
+		wk.m.start(wk.takeTickets)
+		wk.m.start(wk.sweepMarks)
+	}
 	return wk
 }
 
@@ -336,6 +342,11 @@ func (wk *worker) takeCare(t *task) {
 // reports whether nobody has to come back to it.
 func (wk *worker) lookAfter(t *task, entry *message) bool {
 	lane := entry.of
+	if b, is := entry.body.(callBody); is && b.call.tenant != "" {
+		if has, ok := wk.replaceTicket(t, b.call); has || !ok {
+			return ok
+		}
+	}
 	answer, ok := t.putOnce(readyOf(lane), nil)
 	if !ok || answer.full {
 		return false

@@ -26,7 +26,9 @@ type world struct {
 	cluster  bool   // several servers: see streams
 	yields   bool   // lanes with calls that wait go to the end of the line
 	crash    func(*worker)
-	rules    []simRule // of all lanes, the last is in force; none without limits
+	rules    []simRule          // of all lanes, the last is in force; none without limits
+	weights  map[string]float64 // of tenants
+	quotas   map[string]int     // of calls in flight, by tenants
 }
 
 // event is something that happens at a time.
