@@ -47,6 +47,81 @@ func lateness(call *protocol.Call, header nats.Header) time.Duration {
 	return max(protocol.Millis(ms).Duration(), 0)
 }
 
+// passed are entries of the pool for which nothing is fetched now, so that one call that waits for
+// an hour costs each worker two reads a second. It belongs to one goroutine.
+type passed struct {
+	cursor uint64               // entries below it are no calls of mailboxes, or have been deleted
+	later  map[uint64]laterCall // calls that wait for their time, and requests to cancel them, by sequence
+}
+
+// laterCall is when an entry has to be moved.
+type laterCall struct {
+	subject string
+	at      time.Time
+}
+
+// maxPassed bounds the remembered calls: with more of them, entries are fetched every second.
+const maxPassed = 10_000
+
+// hasWork reports whether a call or a cancel request of the pool's mailboxes is older than
+// reapAfter, or the time of a waiting call has come.
+func (c *reaper) hasWork(ctx context.Context) (bool, error) {
+	o, p := &c.holder.options, &c.passed
+	if p.later == nil {
+		p.later = map[uint64]laterCall{}
+	}
+	from := uint64(0)
+	for n := range reapBatch {
+		entry, err := c.holder.store.Next(ctx, wire.MailboxesFilter(o.Fleet, o.Pool), from)
+		if err != nil || entry == nil {
+			return c.isDue(ctx), err
+		}
+		what := wire.ParseMailboxSubject(o.Fleet, entry.Subject)
+		switch what.Kind {
+		case wire.EntryCall, wire.EntryCancel:
+			return c.holder.clock.Age(entry.Time) >= reapAfter || c.isDue(ctx), nil
+		case wire.EntryLater, wire.EntryLaterCancel:
+			_, known := p.later[entry.Sequence]
+			if n == 0 && !known { // the first one of all, or of a stream that was created anew
+				*p = passed{later: map[uint64]laterCall{}}
+			}
+			if !known {
+				p.later[entry.Sequence] = laterCall{entry.Subject, c.dueAt(entry)}
+			}
+		default: // marks need nothing
+		}
+		p.cursor = max(p.cursor, entry.Sequence+1)
+		from = p.cursor
+	}
+	return true, nil // there may be more
+}
+
+// dueAt is when a call that waits for its time, or a request to cancel one, is moved.
+func (c *reaper) dueAt(entry *message) time.Time {
+	call, err := wire.DecodeCall(entry.Data)
+	if err != nil { // a cancel request; or its holder answers it
+		return time.Now()
+	}
+	return time.Now().Add(call.Delay() - c.holder.clock.Age(entry.Time))
+}
+
+// isDue reports whether the time of a stored call has come.
+func (c *reaper) isDue(ctx context.Context) bool {
+	if len(c.passed.later) >= maxPassed {
+		return true
+	}
+	for seq, call := range c.passed.later {
+		if time.Now().Before(call.at) {
+			continue
+		}
+		if entry, err := c.holder.store.Next(ctx, call.subject, 0); err != nil || entry != nil && entry.Sequence == seq {
+			return true
+		}
+		delete(c.passed.later, seq)
+	}
+	return false
+}
+
 // move handles a delivered call that waits for its time, or a request to cancel one. After an error
 // the message is delivered again.
 func (c *reaper) move(ctx context.Context, delivered jetstream.Msg, what wire.MailboxEntry) {

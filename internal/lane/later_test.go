@@ -59,6 +59,28 @@ func TestLater_EntersItsLaneAtItsTime(t *testing.T) {
 	f.requireQuiet()
 }
 
+// Law: workers fetch nothing for a call while it waits for its time, however many other calls run.
+func TestLater_CostsNoFetches(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hold(succeeds, lane.Options{})
+	p := f.publisher()
+	fetches := f.overhear("$JS.API.CONSUMER.MSG.NEXT." + wire.CallsStream(factFleet) + "." + wire.CareConsumer(protocol.DefaultPool))
+	waits, soon := later("account/a", time.Hour), later("account/b", 3*time.Second)
+	put(t, p, waits, soon)
+	require.Eventually(t, func() bool {
+		require.Equal(t, protocol.StatusOK, f.result(p, newCall("s", exclusive("account/a"))).Status)
+		return time.Since(soon.IssuedAt) > 2*time.Second
+	}, patience, 100*time.Millisecond)
+	require.Empty(t, fetches.all())
+	require.Equal(t, protocol.StatusOK, f.await(p, soon).Status)
+	before := len(fetches.all())
+	require.Positive(t, before)
+	require.NoError(t, p.Cancel(t.Context(), waits))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, waits).Status)
+	f.requireQuiet()
+}
+
 // Law: a call that is stored once more after it was moved, as by a worker that crashed before it
 // removed the call from where it waited, runs once.
 func TestLater_MovedTwiceRunsOnce(t *testing.T) {

@@ -26,8 +26,8 @@ import (
 // by all workers of the pool, delivers each entry once, and the worker that gets it tries to
 // publish the ready message. Once is enough: if the stream refuses it, the lane is ready or held,
 // and its holder looks into the mailbox after it has deleted the ready message. Settled entries are
-// deleted and never delivered, and nothing is fetched while no entry is older than reapAfter. So
-// only calls that wait long cost anything.
+// deleted and never delivered, and nothing is fetched while no entry is older than reapAfter and no
+// call's time has come. So only calls that wait long in their lanes cost anything.
 //
 // Ready messages: a single server that is killed may restore deleted ready messages and claims. The
 // consumer never delivers a ready message that it has settled, and the stream refuses others for
@@ -38,6 +38,7 @@ import (
 type reaper struct {
 	holder   *Holder
 	consumer jetstream.Consumer // delivers entries; opened when it is needed
+	passed   passed
 
 	connections uint64 // for which ready messages were inspected
 	reviews     int    // remaining inspections
@@ -85,7 +86,7 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 			c.consumer = nil // it may have been deleted
 		}
 	}()
-	if waits, err := c.waitsLong(ctx); err != nil || !waits {
+	if works, err := c.hasWork(ctx); err != nil || !works {
 		return err
 	}
 	if c.consumer == nil {
@@ -128,12 +129,6 @@ func (c *reaper) reapEntries(ctx context.Context) (err error) {
 		}
 	}
 	return nil
-}
-
-// waitsLong reports whether any entry of the pool is older than reapAfter.
-func (c *reaper) waitsLong(ctx context.Context) (bool, error) {
-	first, err := c.holder.store.Next(ctx, wire.MailboxesFilter(c.holder.options.Fleet, c.holder.options.Pool), 0)
-	return first != nil && c.holder.clock.Age(first.Time) >= reapAfter, err
 }
 
 // makeAllReady makes the lanes of some entries ready, each once, and acknowledges the entries of
@@ -215,6 +210,7 @@ func (c *reaper) reviewReady(ctx context.Context) error {
 	s, o, lease := c.holder.store, &c.holder.options, c.holder.lease
 	if n := s.NC.Stats().Reconnects + 1; n != c.connections {
 		c.connections, c.reviews, c.nextReview = n, reviews, time.Now().Add(2*lease) // current deliveries have arrived by then
+		c.passed = passed{}                                                          // a server that was killed may have entries again
 	}
 	if c.reviews == 0 || time.Now().Before(c.nextReview) || !s.Consistency().MayRestoreDeleted() {
 		return nil
