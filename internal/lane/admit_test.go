@@ -1,6 +1,7 @@
 package lane_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
