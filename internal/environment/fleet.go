@@ -137,7 +137,10 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
 		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", o.ID)
 	case err == nil && fl.Server != nil:
-		fl.Server.WhenFailed(o.Program.End)
+		fl.Server.WhenFailed(func(reason error) {
+			o.Program.End(reason)
+			fl.NC.Close() // so that nobody waits for an answer of it
+		})
 	}
 	return fl, err
 }

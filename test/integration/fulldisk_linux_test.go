@@ -76,9 +76,11 @@ func TestRun_OnAFullDisk(t *testing.T) {
 		limit, answer string
 		room          bool
 		code          int
+		says          string
 	}{
-		"ends within its limit":    {limit: "8s", code: 3},
-		"goes on when it has room": {limit: "0s", room: true, answer: "Answered.\n"},
+		"ends within its limit":      {limit: "8s", code: 3, says: "the turn reached its limit of 8s"},
+		"goes on when it has room":   {limit: "0s", room: true, answer: "Answered.\n"},
+		"ends when there stays none": {limit: "0s", code: 1, says: "(--data) is full: make room there, then start again"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +99,10 @@ func TestRun_OnAFullDisk(t *testing.T) {
 				disk.empty(t)
 			}
 			require.Equal(t, test.code, p.wait(t), p)
-			require.Less(t, time.Since(full), 30*time.Second, "without a limit it tries so long")
+			if test.code != 1 {
+				require.Less(t, time.Since(full), 30*time.Second, "without a limit it tries so long")
+			}
+			require.Contains(t, p.stderr.String(), test.says)
 			require.Equal(t, test.answer, p.stdout.String(), p)
 			require.NotContains(t, p.stderr.String(), "level=", "what follows from it is not told: %s", p)
 		})
