@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,12 +18,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -273,9 +278,7 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 		s.runner = s.runner.With(s.tools.Table)
 	}
 	var before backup.Stamps
-	if s.workspace != "" {
-		s.show.screen.Hold()
-	}
+	s.show.screen.Hold()
 	if s.workspace != "" && s.env.Copy == nil {
 		before = backup.StampsOf(ctx, s.workspace)
 	}
@@ -287,6 +290,8 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 		err = errors.Join(err, bringBack(context.WithoutCancel(ctx), s.env.Copy, s.show))
 	} else if s.workspace != "" {
 		s.show.screen.CameBack(before.Since(context.WithoutCancel(ctx), s.workspace), backup.Exists(s.workspace))
+	} else {
+		s.show.stored(context.WithoutCancel(ctx), s.env.Fleet, s.session)
 	}
 	return result, err
 }
@@ -322,6 +327,62 @@ func cameBack(before snapshot.Manifest, changes *snapshot.Changes) (changed []te
 		}
 	}
 	return changed
+}
+
+// lookTime bounds the look at what a turn has changed.
+const lookTime = 5 * time.Second
+
+// stored shows what the last turn of a session has changed in a workspace that is only in the
+// fleet; what tools have said of it, if it cannot be looked at.
+func (v view) stored(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID) {
+	if v.json {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	before, after, err := lastTurn(ctx, fl, session)
+	if err != nil {
+		v.screen.CameBack(nil, func(string) bool { return true })
+		return
+	}
+	var found []terminal.Changed
+	all := snapshot.Tree{}
+	maps.Copy(all, before)
+	maps.Copy(all, after)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		was, had := before[name]
+		is, has := after[name]
+		path, in := strings.CutPrefix(name, underWorkspace)
+		if in && !was.Same(is) && all[name].Type != protocol.TypeDir {
+			found = append(found, terminal.Changed{Path: path, Created: !had, Gone: !has})
+		}
+	}
+	v.screen.CameBack(found, func(path string) bool { _, has := after[underWorkspace+path]; return has })
+}
+
+// lastTurn returns what the workspace of a session had before its last turn, and what it has.
+func lastTurn(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID) (before, after snapshot.Tree, err error) {
+	if err := fl.CheckRights(ctx, append(natsio.JournalRights(fl.Name), natsio.WorkspaceRights(fl.Name))...); err != nil {
+		return nil, nil, err
+	}
+	history, err := fl.Journal.Load(ctx, session)
+	if err != nil {
+		return nil, nil, err
+	}
+	calls := map[protocol.CallID]bool{}
+	for _, e := range history.Events {
+		switch e.Type {
+		case loop.EventTurnStarted:
+			clear(calls)
+		case loop.EventToolCall:
+			calls[e.CallID] = true
+		}
+	}
+	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return store.Since(ctx, wire.HashLane(protocol.SandboxKey(string(session)).Lane()), calls)
 }
 
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the

@@ -44,6 +44,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer show.screen.Close()
+	show.screen.Hold()
 	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(f, desk.id)), f, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 	defer answers.Close()
 	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.Observe(ctx, e) }, seen: map[string]bool{}}
@@ -59,6 +60,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return err
 	}
+	show.stored(ctx, f, desk.id)
 	return finish(ctx, show, desk.id, result, nil, gitguard.NewReport(ctx, "", show.alert))
 }
 

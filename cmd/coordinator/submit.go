@@ -54,7 +54,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer show.screen.Close()
-	if c.Workspace != "" && !c.Detach {
+	if !c.Detach {
 		show.screen.Hold()
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
@@ -98,6 +98,9 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer answers.Close()
 	result, err := c.follow(ctx, fl, call, show, answers)
 	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
+	if env.Copy == nil {
+		show.stored(context.WithoutCancel(ctx), fl, turn.session)
+	}
 	return finish(ctx, show, turn.session, result, err, env.Git)
 }
 

@@ -50,6 +50,7 @@ func (f *viewFlags) price() (*loop.Price, error) {
 type view struct {
 	screen  *terminal.View
 	live    bool // running calls are shown while they run
+	json    bool // events are printed instead
 	observe func(loop.Event)
 	warn    func(string)
 	alert   func(string)
@@ -74,7 +75,7 @@ func newView(p program, f *viewFlags) (view, error) {
 		options.Live = !f.JSON && !f.Plain && p.Getenv("TERM") != "dumb"
 	}
 	progress := terminal.New(p.Stderr, options)
-	v := view{screen: progress, live: options.Live, observe: progress.Observe, alert: progress.Alert}
+	v := view{screen: progress, live: options.Live, json: f.JSON, observe: progress.Observe, alert: progress.Alert}
 	v.warn = func(message string) { progress.Notice("%s", message) }
 	v.found = func(protocol.SessionID, []gitguard.Finding) {}
 	v.answer = func(r loop.TurnResult) error { return printAnswer(p, r) }

@@ -61,6 +61,22 @@ func (s *Store) Change(ctx context.Context, lane wire.LaneHash, call protocol.Ca
 	return before, tree.Tree, err
 }
 
+// Since returns what a lane's workspace had before the first checkpoint that covers any of the calls,
+// and what it has now.
+func (s *Store) Since(ctx context.Context, lane wire.LaneHash, calls map[protocol.CallID]bool) (before, after snapshot.Tree, err error) {
+	tree := bounded{Tree: snapshot.Tree{}}
+	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
+		if before == nil && slices.ContainsFunc(m.Calls, func(id protocol.CallID) bool { return calls[id] }) {
+			before = maps.Clone(tree.Tree)
+		}
+		return true, s.step(ctx, &tree, m)
+	})
+	if before == nil {
+		before = tree.Tree
+	}
+	return before, tree.Tree, err
+}
+
 // At returns what a lane's workspace had after the checkpoint that covers a call; "" is the last
 // one that covers any. The error wraps [ErrNone] when there is none, [ErrInvalid] when it cannot be
 // a workspace.

@@ -61,6 +61,7 @@ func TestDetach_TurnIsAttachedToAndItsWorkspacePulled(t *testing.T) {
 	require.Equal(t, 0, ended.code, ended.stderr)
 	require.Equal(t, "All changed.\n", ended.stdout)
 	require.Equal(t, 1, strings.Count(ended.stderr, "✓ answered"), ended.stderr)
+	require.Regexp(t, `\n  changed  both\.txt *\n +gone\.txt +deleted\n +only\.txt *\n$`, ended.stderr, "what commands changed, too")
 	require.Contains(t, b.session(t, "log", id).stdout, "All changed.")
 
 	require.Equal(t, "before\n", content(t, filepath.Join(workspace, "only.txt")), "nothing came back yet")
