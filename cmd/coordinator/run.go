@@ -286,12 +286,13 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 	if err == nil { // else it is open, and may continue
 		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
-	if s.env.Copy != nil {
-		err = errors.Join(err, bringBack(context.WithoutCancel(ctx), s.env.Copy, s.show))
-	} else if s.workspace != "" {
-		s.show.screen.CameBack(before.Since(context.WithoutCancel(ctx), s.workspace), backup.Exists(s.workspace))
-	} else {
-		s.show.stored(context.WithoutCancel(ctx), s.env.Fleet, s.session)
+	switch ctx := context.WithoutCancel(ctx); {
+	case s.env.Copy != nil:
+		err = errors.Join(err, bringBack(ctx, s.env.Copy, s.show))
+	case s.workspace != "":
+		s.show.screen.CameBack(before.Since(ctx, s.workspace), backup.Exists(s.workspace))
+	default:
+		s.show.stored(ctx, s.env.Fleet, s.session)
 	}
 	return result, err
 }
@@ -371,10 +372,10 @@ func lastTurn(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID) 
 	}
 	calls := map[protocol.CallID]bool{}
 	for _, e := range history.Events {
-		switch e.Type {
-		case loop.EventTurnStarted:
+		if e.Type == loop.EventTurnStarted {
 			clear(calls)
-		case loop.EventToolCall:
+		}
+		if e.Type == loop.EventToolCall {
 			calls[e.CallID] = true
 		}
 	}
