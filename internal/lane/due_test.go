@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -130,10 +130,9 @@ func TestDue_ACallThatWaitsForItsTime(t *testing.T) {
 	<-b.begun
 	call := later("account/x", time.Hour)
 	put(t, p, call)
-	require.Eventually(t, func() bool {
-		c, err := f.js.Consumer(t.Context(), wire.CallsStream(factFleet), wire.CareConsumer(pool))
-		return err == nil && c.CachedInfo().NumAckPending == 1 && c.CachedInfo().NumPending == 0
-	}, patience, 50*time.Millisecond, "a worker has it delivered again in an hour")
+	care, err := natsio.EnsureReaper(t.Context(), f.js, factFleet, pool)
+	require.NoError(t, err)
+	require.NoError(t, f.take(care).NakWithDelay(time.Hour)) // as of a worker that got it with others
 	require.NoError(t, f.operator().Skip(t.Context(), pool, "account/x", call.ID))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
 	close(b.end)
