@@ -109,6 +109,7 @@ type conversation struct {
 	begin      *backup.Copy   // the workspace at the beginning
 	before     []*backup.Copy // the workspace before each of the last turns that were not undone, at most maxUndone
 	undone     int            // turns that were undone since the last message
+	typed      bool           // the message was typed here
 	turns      int
 	usage      protocol.Usage
 	interrupts chan os.Signal
@@ -143,7 +144,8 @@ func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
 	for text := v.command.Prompt; ; text = "" {
-		if text == "" {
+		v.typed = text == ""
+		if v.typed {
 			if text, err = v.editor.Read(ctx); err != nil {
 				break
 			}
@@ -182,7 +184,10 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	}
 	if v.undone > 0 {
 		text = undoneNote(v.undone) + "\n\n" + text
-		v.undone = 0
+		v.undone, v.typed = 0, false
+	}
+	if v.typed {
+		v.session.show.screen.Typed()
 	}
 	select {
 	case <-v.interrupts: // of an earlier turn

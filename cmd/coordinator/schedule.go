@@ -25,7 +25,7 @@ type scheduleCommand struct {
 		Name   string   `arg:"" help:"Name of the schedule: letters, digits, - and _."`
 		Turn   []string `arg:"" passthrough:"" name:"submit ..." help:"The turn, as a command line of coordinator submit after --."`
 	} `cmd:"" help:"Add a schedule. Each time starts a new session, or a turn of the session that submit --session names."`
-	Ls    struct{}     `cmd:"" help:"List schedules, with their last and next times."`
+	Ls    struct{}     `cmd:"" help:"List schedules, with their last and next times, and how the last turn ended."`
 	Pause scheduleName `cmd:"" help:"Stop a schedule until it is resumed. Times that pass meanwhile are skipped."`
 	Cont  scheduleName `cmd:"" name:"resume" help:"Resume a schedule."`
 	Rm    scheduleName `cmd:"" help:"Remove a schedule. Turns that have started continue."`
@@ -151,7 +151,7 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 		return printJSON(p, append([]fleet.Schedule{}, all...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tNEXT\tPROMPT")
+	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tPROMPT")
 	for _, s := range all {
 		last, next := "-", "paused"
 		if !s.Last.IsZero() {
@@ -160,7 +160,7 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 		if len(s.Next) > 0 {
 			next = s.Next[0].Format(time.RFC3339)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), next, promptOf(s.Prompt, 40))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), next, promptOf(s.Prompt, 40))
 	}
 	return table.Flush()
 }

@@ -317,10 +317,6 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	if c.JSON {
 		return printJSON(p, removed)
 	}
-	if removed == (session.Removed{}) {
-		_, err = fmt.Fprintf(p.Stdout, "there is nothing of session %s\n", desk.id)
-		return err
-	}
 	workspace := "no workspace"
 	if removed.Workspace {
 		workspace = "its workspace"
@@ -343,7 +339,11 @@ func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDes
 		return session.Removed{}, err
 	}
 	defer fl.Close()
-	return session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
+	removed, err := session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
+	if err == nil && removed == (session.Removed{}) {
+		err = fmt.Errorf("session %s: %w", desk.id, session.ErrNone)
+	}
+	return removed, err
 }
 
 type sessionImport struct {

@@ -12,12 +12,16 @@ package environment
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
+	"os"
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -93,6 +97,8 @@ type Environment struct {
 	options Options
 	protect []string
 	closers []func(error)
+	fresh   bool // the data directory was created for a new session of this machine
+	unused  bool // the session has neither a journal nor a result
 }
 
 // Open opens an environment. Before it starts or writes anything it checks all flags but those that
@@ -131,7 +137,10 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 	if err != nil {
 		return ctx, nil, err
 	}
-	e.onClose(func(error) { e.Fleet.Close() })
+	e.onClose(func(error) {
+		e.unused = e.fresh && e.Fleet.IsUnused()
+		e.Fleet.Close()
+	})
 	if o.Session != nil {
 		e.Git = gitguard.NewReport(ctx, o.Workspace, o.Alert)
 	}
@@ -165,7 +174,13 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 	if e.Data, remove, err = o.dataDir(); err != nil {
 		return nil, err
 	}
-	e.onClose(func(error) { remove() })
+	_, missing := os.Stat(e.Data)
+	e.fresh = o.Session != nil && o.Flags.Data == "" && errors.Is(missing, fs.ErrNotExist)
+	e.onClose(func(error) {
+		if remove(); e.unused { // else each start of an MCP server would leave an empty session
+			_ = removal.Tree(e.Data)
+		}
+	})
 	if w == nil {
 		return nil, nil //nolint:nilnil // see the comment
 	}

@@ -266,6 +266,22 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
+// IsUnused reports whether the fleet has no journal and no result, as far as it answers.
+func (f *Fleet) IsUnused() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), unusedTimeout) //nolint:forbidigo // the fleet is being closed
+	defer cancel()
+	for _, name := range []string{wire.SessionsStream(f.Name), wire.ResultsStream(f.Name)} {
+		stream, err := f.JS.Stream(ctx, name)
+		if err != nil || stream.CachedInfo().State.Msgs > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// unusedTimeout bounds [Fleet.IsUnused].
+const unusedTimeout = 2 * time.Second
+
 // Logger is that of [Options]. While an embedded server can store nothing, records count as debug.
 func (f *Fleet) Logger() *slog.Logger { return f.logger }
 

@@ -173,8 +173,11 @@ func (l Local) Workspace(ctx context.Context, id protocol.SessionID) (string, er
 }
 
 // Remove is the function [Remove] for a session of this machine: its directory is removed.
-// One that a process runs is not, forced or not.
+// One that a process runs is not, forced or not. The error wraps [ErrNone] if there is none.
 func (l Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (Removed, error) {
+	if _, err := os.Stat(l.dir(id)); errors.Is(err, fs.ErrNotExist) {
+		return Removed{}, fmt.Errorf("session %s: %w", id, ErrNone)
+	}
 	info, err := l.Show(ctx, id)
 	switch {
 	case errors.Is(err, ErrNone):

@@ -67,6 +67,7 @@ type output struct {
 	buf    bytes.Buffer // what the current event adds
 	begun  bool         // something has been written
 	gap    bool         // an empty line is due before the next line
+	typed  bool         // the terminal shows the input of the next turn
 	asking bool         // a question is open: nothing is written below it
 	width  int          // of lines that are cut
 	wrap   int          // of the model's text; 0 for none
@@ -329,10 +330,21 @@ func (v *View) sessionStarted(e *loop.Event) {
 	v.gap = true
 }
 
+// Typed says that the next turn's input was typed on this terminal, which shows it already.
+func (v *View) Typed() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.typed = true
+}
+
 func (v *View) turnStarted(e *loop.Event) {
 	v.turn, v.ended, v.waits, v.back = tally{since: e.Time}, "", false, false
 	v.labels, v.calls = labels{}, nil
-	for i, line := range excerpt(e.Input, maxInputLines) {
+	input := excerpt(e.Input, maxInputLines)
+	if v.typed {
+		v.typed, input = false, nil
+	}
+	for i, line := range input {
 		prefix := "  "
 		if i == 0 {
 			prefix = v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " "

@@ -240,6 +240,29 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	require.ErrorIs(t, natsio.CheckRights(t.Context(), theirs.Conn(), natsio.SessionRights(protocol.DefaultFleet)...), natsio.ErrRights)
 }
 
+// TestDeploy_AWorkerWithoutRightsOfLimitsNamesThem: a NATS user of before limits and tenants.
+func TestDeploy_AWorkerWithoutRightsOfLimitsNamesThem(t *testing.T) {
+	t.Parallel()
+	accounts := strings.NewReplacer(`"$JS.API.DIRECT.GET.KV_TF_LIMITS.>"`, "", `"$KV.TF_LIMITS.>", `, "", `"tf.ready.default.*.*.*", `, "").
+		Replace(natsiotest.Accounts(t))
+	s := natsiotest.Serve(t, natsiotest.Alone(t, "", accounts))
+	require.True(t, s.ReadyForConnections(time.Minute))
+	p := place{replicas: 1}.at("nats", s.Addr().String())
+	makePool(t, p)
+	nc, err := natsio.Connect(t.Context(), p.worker, natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	_, _, err = natsio.EnsurePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool, 0)
+	require.ErrorIs(t, err, natsio.ErrRights)
+	for _, right := range []string{
+		"publish on $JS.API.DIRECT.GET.KV_TF_LIMITS.$KV.TF_LIMITS.rules", "subscribe to $KV.TF_LIMITS.rules", "subscribe to tf.ready.default.*.*.*",
+	} {
+		require.ErrorContains(t, err, right)
+	}
+}
+
 // TestDeploy_MissingRightsAreNamedAtOnce: with less than what a fleet does a process says what it
 // lacks.
 func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {

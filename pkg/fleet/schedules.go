@@ -100,8 +100,11 @@ type Schedule struct {
 	Next     []time.Time `json:"next,omitempty"` // the next three times
 	// SessionID is the session of the last turn, or of every turn.
 	SessionID protocol.SessionID `json:"session_id,omitempty"`
-	Model     string             `json:"model,omitempty"`
-	Prompt    string             `json:"prompt"`
+	// Outcome is set in lists: how the last turn ended, such as answered, failed or limit_reached;
+	// "" while it waits or runs, and when its result has aged out.
+	Outcome string `json:"outcome,omitempty"`
+	Model   string `json:"model,omitempty"`
+	Prompt  string `json:"prompt"`
 }
 
 // Schedules are the schedules of a fleet. Coordinators start each time once, however many run.
@@ -117,11 +120,30 @@ func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
 	err := s.with(ctx, func(store *schedule.Store) error {
 		all, err := store.List(ctx)
 		for _, one := range all {
-			list = append(list, described(one))
+			d := described(one)
+			if !d.Last.IsZero() {
+				var unread error
+				d.Outcome, unread = s.outcome(ctx, one)
+				err = errors.Join(err, unread)
+			}
+			list = append(list, d)
 		}
 		return err
 	})
 	return list, err
+}
+
+// outcome is how the last turn of a schedule ended.
+func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, error) {
+	call := of.At(of.Last)
+	r, err := s.client.inner.Dispatcher.Result(ctx, &call)
+	if err != nil || r == nil {
+		return "", err
+	}
+	if turn, ended := r.Value.(wire.TurnRunResult); ended {
+		return turn.Outcome, nil
+	}
+	return string(r.Status), nil
 }
 
 // Add stores a schedule, which starts at its next time. The error wraps [ErrInvalid], also for a

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,6 +95,7 @@ func TestSchedule_Commands(t *testing.T) {
 		require.Equal(t, 2, got.code, got.stderr)
 		require.Contains(t, got.stderr, text)
 	}
+	require.Equal(t, "[]\n", b.schedule(t, "ls", "--json").stdout, "nothing was added")
 	config := t.TempDir() // settings of other commands are not in the way
 	write(t, filepath.Join(config, "toolfleet", "config.yaml"), "log-level: info\nrun:\n  slots: 3\n")
 	args := append(append([]string{"schedule", "add"}, b.flags...), "--cron", "@daily", "configured", "--", "submit", "hello")
@@ -106,7 +108,12 @@ func TestSchedule_Commands(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "the schedule exists: morning")
 	got = b.schedule(t, "ls")
-	require.Regexp(t, `(?m)^morning +0 7 \* \* 1-5 +Europe/Berlin +- +- +20\d\d-.*T07:00:00\+0[12]:00 +list the failed builds$`, got.stdout)
+	require.Regexp(t, `(?m)^morning +0 7 \* \* 1-5 +Europe/Berlin +- +- +- +20\d\d-.*T07:00:00\+0[12]:00 +list the failed builds$`, got.stdout)
+	require.Equal(t, 0, b.schedule(t, "add", "--cron", "@every 1s", "soon", "--", "submit", "hello").code)
+	require.Eventually(t, func() bool {
+		return strings.Contains(b.schedule(t, "ls", "--json").stdout, `"outcome":"answered"`)
+	}, patience, perProcess, "how the last turn ended")
+	require.Equal(t, 0, b.schedule(t, "rm", "soon").code)
 	got = b.schedule(t, "pause", "morning")
 	require.Regexp(t, `(?m)^morning .* paused +list`, got.stdout)
 	got = b.schedule(t, "resume", "--json", "morning")

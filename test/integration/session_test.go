@@ -204,6 +204,6 @@ func TestSession_IsRemoved(t *testing.T) {
 	require.Equal(t, 1, shown.code)
 	require.Contains(t, shown.stderr, "session gone: there is no such session")
 	again := execute(t, coordinator, launch{args: rm})
-	require.Equal(t, 0, again.code, again.stderr)
-	require.Equal(t, "there is nothing of session gone\n", again.stdout)
+	require.Equal(t, 1, again.code, again.stdout)
+	require.Contains(t, again.stderr, "session gone: there is no such session")
 }
