@@ -79,6 +79,7 @@ type Dispatcher struct {
 	results   *Results
 	futures   *futures
 	js        jetstream.JetStream
+	channels  channels
 	metrics   *telemetry.CallMetrics
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
 	blind     atomic.Bool                   // without the right to see which workers are lost

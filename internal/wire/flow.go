@@ -102,6 +102,12 @@ func TenantOf(ctx context.Context) protocol.Tenant {
 	return flow.Tenant
 }
 
+// ChannelName is the full name of a channel, TENANT.NAME, for sessions in a context: those of one
+// tenant share channels.
+func ChannelName(ctx context.Context, name string) string {
+	return string(cmp.Or(TenantOf(ctx), DefaultTenant)) + "." + name
+}
+
 // ApplyFlow gives calls the flow of a context. It returns the calls as they are, or a copy.
 func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
 	flow, has := ctx.Value(flowKey{}).(Flow)

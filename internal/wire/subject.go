@@ -60,6 +60,40 @@ func BlobsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + 
 // SchedulesBucket is the key-value bucket of schedules.
 func SchedulesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_SCHEDULES" }
 
+// ChannelsStream is the stream of messages between sessions.
+func ChannelsStream(f protocol.Fleet) string { return stream(f, "_CHANNELS") }
+
+// MessageSubject has one message of a channel, TENANT.NAME. It is unique, and the stream takes one
+// message a subject: a call that sends again is refused.
+func MessageSubject(f protocol.Fleet, channel string, from protocol.SessionID, call protocol.CallID) Subject {
+	return string(f) + ".message." + channel + "." + string(from) + "." + string(call)
+}
+
+// MessagesFilter matches the messages of a channel.
+func MessagesFilter(f protocol.Fleet, channel string) Subject {
+	return MessageSubject(f, channel, "*", "*")
+}
+
+// SentFilter matches the messages of a channel as the server republishes them, each when it is
+// stored; "*.*" is any channel.
+func SentFilter(f protocol.Fleet, channel string) Subject {
+	return string(f) + ".sent." + channel + ".*.*"
+}
+
+// SentMapping is the republish rule of the channels stream: source and destination.
+func SentMapping(f protocol.Fleet) (source, destination Subject) {
+	return string(f) + ".message.>", string(f) + ".sent.>"
+}
+
+// PartsOfMessage returns the channel, the sender and the call of a message stored or republished.
+func PartsOfMessage(subject Subject) (channel string, from protocol.SessionID, call protocol.CallID) {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) != 6 {
+		return "", "", ""
+	}
+	return tokens[2] + "." + tokens[3], protocol.SessionID(tokens[4]), protocol.CallID(tokens[5])
+}
+
 // LimitsBucket is the key-value bucket of the fleet's limits, all under the key [LimitsKey].
 func LimitsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_LIMITS" }
 

@@ -152,3 +152,16 @@ type ScratchRequest struct {
 	Verb       ScratchVerb
 	Key, Value string
 }
+
+// SendRequest is the plan of the tool that sends a message. The session carries it out.
+type SendRequest struct{ Channel, Text string }
+
+// ReadRequest is the plan of the tool that reads messages. The session carries it out.
+type ReadRequest struct {
+	Channel string
+	// All reads from the oldest message on, not from behind the last one that the session has read.
+	All   bool
+	Limit int
+	// Wait is how long to wait for a message if there is none.
+	Wait time.Duration
+}

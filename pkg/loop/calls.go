@@ -209,6 +209,9 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 		})
 	}
 	t.runScratch(ctx, b.asking, settle)
+	if len(b.asking) > 0 {
+		group.Go(func() error { return t.runInOrder(ctx, b.asking, settle) })
+	}
 	for _, p := range b.asking {
 		group.Go(func() error {
 			return t.runOwn(ctx, p, settle)

@@ -207,6 +207,8 @@ type ResultFields struct {
 	Diff string `json:"diff,omitempty"`
 	// Scratch is what the call changed in the scratchpad (tool_result).
 	Scratch *ScratchChange `json:"scratch,omitempty"`
+	// Read is how far the call has read a channel (tool_result).
+	Read *ChannelPosition `json:"read,omitempty"`
 }
 
 // FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.

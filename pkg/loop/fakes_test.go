@@ -118,6 +118,7 @@ type fleet struct {
 	err error
 
 	mu      sync.Mutex
+	posts   map[string][]loop.ChannelMessage // by channel
 	known   map[protocol.CallID]*protocol.Result
 	free    time.Time // when all calls so far have run
 	ends    map[protocol.CallID]time.Time

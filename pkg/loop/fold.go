@@ -27,6 +27,8 @@ type session struct {
 	// dialogs are what stateful tools go on with, in the order in which they were opened.
 	dialogs []*dialog
 	scratch map[string]string // the scratchpad
+	// positions are how far channels are read.
+	positions map[string]uint64
 	// leftOut are the parts of tool calls that requests are without, and why.
 	leftOut map[Part]string
 	// system and project are the instructions of its last turn.
@@ -159,6 +161,7 @@ func (s *session) apply(e *Event) error {
 				t.addCost(e.CostUSD)
 			}
 			s.noteScratch(e.Scratch)
+			s.noteRead(e.Read)
 			s.noteDialog(e, c)
 			return nil
 		})

@@ -23,7 +23,7 @@ var ErrUnknown = errors.New("unknown toolset")
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
-		"agents": agentTools, "ask": askTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
+		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
 		"jobs": jobsTools, "openrath": openRathTools, "scratchpad": scratchTools, "smithers": smithersTools, "web": webTools,
 		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
