@@ -61,7 +61,7 @@ func TestCompletion_InRealShells(t *testing.T) {
 			for line, want := range map[string]string{
 				"coordinator ru":                      "run",
 				"coordinator session sh":              "show",
-				"coordinator run --max-st":            "--max-steps",
+				"coordinator run --budg":              "--budget",
 				"coordinator run --guard ":            "none changed read",
 				"coordinator run --sandbox l":         "landlock",
 				"coordinator ping --context ":         "prod none",

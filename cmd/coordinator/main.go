@@ -49,7 +49,7 @@ type grammar struct {
 func main() {
 	os.Exit(run(cli.Program{
 		Name: "coordinator", Version: version,
-		Description: "Runs agent sessions whose tool calls are executed by workers over NATS JetStream. Every flag can be set by an environment variable: --max-steps is TOOLFLEET_MAX_STEPS.",
+		Description: "Runs agent sessions whose tool calls are executed by workers over NATS JetStream. Every flag can be set by an environment variable: --timeout is TOOLFLEET_TIMEOUT.",
 		Examples:    examples(), Files: cli.Files{User: true, Project: true, Others: []string{"worker"}},
 		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}))

@@ -37,7 +37,6 @@ type runCommand struct {
 	providerFlags `group:"Model:"`
 	agentFlag     `group:"Tools:"`
 	replayFlag
-	PromoteAfter time.Duration `group:"Tools:" default:"0s" help:"Time after which calls that have not ended continue as jobs in the background: the model continues, and reads their results when they end. 0 means never."`
 	environment.Flags
 
 	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
@@ -70,9 +69,6 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	}
 	if turn.checked, err = c.check(confirm); err != nil {
 		return turn, err
-	}
-	if c.PromoteAfter < 0 {
-		return turn, cli.Usagef("--promote-after %s: must not be negative", c.PromoteAfter)
 	}
 	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
 		return turn, err

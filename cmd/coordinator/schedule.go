@@ -107,7 +107,7 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 		return err
 	}
 	request := fleet.NewSchedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed, Turn: fleet.Turn{
-		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolset, MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout,
+		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
 		Budget: checked.budget, Policies: policies, Guard: t.FileGuard(), Settings: checked.settings, System: checked.system,
 	}}
 	if t.Session != "" {

@@ -44,6 +44,7 @@ type serveCommand struct {
 	providerFlags           `group:"Model:"`
 	environment.ToolFlags   `group:"Tools:"`
 	agentFlag               `group:"Tools:"`
+	promoteFlag             `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
 	clientFlags             `group:"MCP over HTTP:"`
 }
@@ -157,7 +158,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		Served:  serve.Served{Models: models, Default: first, About: known.about},
 		Toolbox: serve.Toolbox{Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Agents: agents},
 		Rules:   serve.Rules{Policies: policies, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger)},
-		Bounds:  serve.Bounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings},
+		Bounds:  serve.Bounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, PromoteAfter: c.PromoteAfter, Settings: settings},
 		Tracer:  telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
@@ -302,7 +303,7 @@ func (c *serveCommand) check() error {
 	if err := workspace.CheckURL(c.Bodies); err != nil {
 		return cli.Usagef("--bodies: %v", err)
 	}
-	return nil
+	return c.badPromoteAfter()
 }
 
 // announce prints how others reach the fleet.

@@ -10,3 +10,18 @@ func TestOneLine_ANameIsOneEntry(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, `a\nb\r\tc`, oneLine("a\nb\r\tc"))
 }
+
+// The steps of a budget replace the default bound of a turn, and no bound that was given.
+func TestTurnFlags_StepsOfABudget(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		steps  int
+		budget string
+		want   int
+	}{{64, "steps=200", 200}, {64, "usd=5", 64}, {64, "", 64}, {5, "steps=200", 5}, {64, "steps=10", 64}} {
+		f := turnFlags{Prompt: "go", boundFlags: boundFlags{MaxSteps: test.steps, Budget: test.budget}, WholeHome: true}
+		_, err := f.check(nil)
+		require.NoError(t, err)
+		require.Equal(t, test.want, f.MaxSteps, test)
+	}
+}

@@ -147,7 +147,7 @@ func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
 // call returns the call that asks for the turn.
 func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
 	return serve.NewCall(turn.session, wire.TurnRun{
-		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, TurnBounds: wire.TurnBounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Budget: turn.budget},
+		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, TurnBounds: wire.TurnBounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Budget: turn.budget, PromoteAfter: protocol.MillisOf(c.PromoteAfter)},
 		Policies: policies, Guard: c.FileGuard(),
 		ReplySettings: wire.ReplySettings{Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput},
 		System:        turn.system, Project: project, Author: who,

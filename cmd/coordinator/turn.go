@@ -29,6 +29,7 @@ type turnFlags struct {
 	Toolset   []string `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
 
 	boundFlags
+	promoteFlag              `group:"Tools:"`
 	environment.TemplateFlag `group:"Workspace:"`
 	viewFlags                `group:"Output:"`
 	shareFlags               `group:"Fleet:"`
@@ -44,12 +45,28 @@ type modelFlags struct {
 	instructionFlags
 }
 
-// boundFlags bound a session.
+// boundFlags bound a session. The hidden ones bound each turn instead, and cut it off: scripts and
+// toolfleet.yaml files have them, people are shown one way to bound a session.
 type boundFlags struct {
-	MaxSteps  int           `default:"64" brief:"Maximum number of model requests." help:"Maximum number of model requests."`
-	MaxTokens int64         `default:"0" brief:"Token limit, input plus output; 0 means unlimited." help:"Token limit, input plus output; 0 means unlimited."`
+	MaxSteps  int           `hidden:"" default:"64" help:"Maximum number of model requests of a turn. Use --budget steps=N."`
+	MaxTokens int64         `hidden:"" default:"0" help:"Token limit of a turn, input plus output; 0 means unlimited. Use --budget tokens=N."`
 	Timeout   time.Duration `default:"0s" brief:"Time limit, such as 10m; 0 means unlimited." help:"Time limit of the session, such as 90s or 10m; 0 means unlimited."`
-	Budget    string        `placeholder:"BUDGET" group:"Model:" help:"Budget of the session over all of its turns, of any of steps, calls, tokens, time and usd: steps=200,tokens=2000000,time=2h,usd=5. The model is notified at 80%, and asked for an answer without tools at the end. none removes it. Default: that of the session."`
+	Budget    string        `placeholder:"BUDGET" brief:"Bounds of the session, such as steps=200,usd=5." help:"Budget of the session over all of its turns, of any of steps, calls, tokens, time and usd: steps=200,tokens=2000000,time=2h,usd=5. The model is notified at 80%, and asked for an answer without tools at the end. none removes it. Default: that of the session. Without steps a turn has at most 64."`
+}
+
+// defaultMaxSteps is the default of --max-steps.
+const defaultMaxSteps = 64
+
+// promoteFlag says when a call becomes a job.
+type promoteFlag struct {
+	PromoteAfter time.Duration `default:"0s" help:"Time after which calls that have not ended continue as jobs in the background: the model continues, and reads their results when they end. 0 means never."`
+}
+
+func (f promoteFlag) badPromoteAfter() error {
+	if f.PromoteAfter < 0 {
+		return cli.Usagef("--promote-after %s: must not be negative", f.PromoteAfter)
+	}
+	return nil
 }
 
 // checked is a turn's flags after every check that needs no fleet.
@@ -81,8 +98,14 @@ func (f *turnFlags) check(confirm func(question string) bool) (c checked, err er
 	if f.Timeout < 0 {
 		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
 	}
+	if err = f.badPromoteAfter(); err != nil {
+		return c, err
+	}
 	if c.budget, err = parseBudget(f.Budget); err != nil {
 		return c, err
+	}
+	if c.budget != nil && f.MaxSteps == defaultMaxSteps {
+		f.MaxSteps = max(f.MaxSteps, c.budget.Steps)
 	}
 	if c.settings, err = f.settings(); err != nil {
 		return c, err

@@ -30,7 +30,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 )
 
-// EnvPrefix begins the environment variable of every flag: --max-steps is TOOLFLEET_MAX_STEPS.
+// EnvPrefix begins the environment variable of every flag: --timeout is TOOLFLEET_TIMEOUT.
 const EnvPrefix = "TOOLFLEET"
 
 // Exit codes of the commands.
@@ -218,7 +218,7 @@ func printConfig(w io.Writer, kctx *kong.Context) error {
 		case "help", "help-all", "version", "print-config", "no-project-config":
 			continue
 		}
-		if flag.Hidden {
+		if flag.Hidden && !flag.HasDefault { // it is only refused
 			continue
 		}
 		config[flag.Name] = printable(flag.Name, flag.Target)

@@ -133,6 +133,8 @@ type Rules struct {
 type Bounds struct {
 	MaxSteps  int
 	MaxTokens int64
+	// PromoteAfter is for turns that leave it open; see [loop.Options].
+	PromoteAfter time.Duration
 	// Settings are for turns that leave them open; the lesser MaxOutput holds.
 	Settings loop.Settings
 }

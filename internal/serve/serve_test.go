@@ -702,3 +702,20 @@ func TestTurn_ThatCannotGoOnIsEnded(t *testing.T) {
 	require.Nil(t, got.Error)
 	require.Equal(t, []string{"1 tool_result ok", "1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(call.SessionID))
 }
+
+// A call that takes long becomes a job after the time of the turn, or else of the coordinator.
+func TestTurn_PromotesCallsThatTakeLong(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("until test -e go; do sleep 0.1; done")+","+answer)
+	r.serve(r.Connect(), "c-1", func(o *serve.Options) { o.Bounds.PromoteAfter = time.Hour })
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "wait", TurnBounds: wire.TurnBounds{PromoteAfter: 50}}, 0)
+	requireAnswered(t, r.submit(t.Context(), call))
+	jobs := 0
+	for _, e := range r.events(call.SessionID) {
+		if e.Type == loop.EventToolResult && e.Job != "" {
+			jobs++
+		}
+	}
+	require.Equal(t, 1, jobs)
+	require.NoError(t, os.WriteFile(r.file(call.SessionID, "go"), nil, 0o600)) // the job ends
+}

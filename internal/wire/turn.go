@@ -41,6 +41,8 @@ type TurnBounds struct {
 	// Budget bounds the session over all of its turns; a missing one is that of the session's turn
 	// before, an empty one is none.
 	Budget *protocol.Spending `json:"budget,omitempty"`
+	// PromoteAfter is when calls that have not ended become jobs; 0 is the coordinator's to choose.
+	PromoteAfter protocol.Millis `json:"promote_after_ms,omitempty"`
 }
 
 // ReplySettings tune the model's replies; what is missing is the coordinator's to choose.

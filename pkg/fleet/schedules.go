@@ -34,6 +34,8 @@ type Turn struct {
 	MaxTokens int64
 	Timeout   time.Duration
 	Budget    *protocol.Spending
+	// PromoteAfter is when calls that have not ended become jobs.
+	PromoteAfter time.Duration
 	// Policies bind the tool calls in addition to those of the coordinator: JSON objects, as in a
 	// file of coordinator --policy.
 	Policies []json.RawMessage
@@ -49,7 +51,7 @@ type Turn struct {
 // call asks a coordinator for the turn.
 func (t *Turn) call() protocol.Call {
 	return serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
-		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget},
+		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
 		Policies: t.Policies, Guard: t.Guard,
 		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
 		System:        t.System, Project: t.Project, Author: t.Author,
