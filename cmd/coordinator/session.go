@@ -43,6 +43,7 @@ type sessionCommand struct {
 	Restore sessionRestore `cmd:"" help:"Restore a session's workspace to its state after a call. Later states stay in its history."`
 	Fork    sessionFork    `cmd:"" help:"Start a session with the workspace and conversation of another one after a call, and print its id. Contents are shared, not copied."`
 	Merge   sessionMerge   `cmd:"" help:"Merge a fork into its session: the files that changed, and its answer as one message. Conflicts are printed; both versions stay."`
+	Resolve sessionResolve `cmd:"" help:"Say whether a call of unknown outcome happened, as session show lists them; the model reads it."`
 	Compact sessionCompact `cmd:"" help:"Replace older replies of a session by a summary that a model writes. Its journal keeps them."`
 	Eval    sessionEval    `cmd:"" help:"Run the cases of a file on a fleet, each in a session of its own, and check what came of them."`
 	Cancel  struct {
@@ -95,6 +96,7 @@ func (c *sessionCommand) commands() map[string]command {
 		"session restore <id>":    sessionVerb{c, &c.Restore.ID, c.restore},
 		"session fork <id>":       sessionVerb{c, &c.Fork.ID, c.fork},
 
+		"session resolve <id> <call>": sessionVerb{c, &c.Resolve.ID, c.resolveCall},
 		"session merge <from> <into>": sessionVerb{c, &c.Merge.From, c.merge},
 	}
 }

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"text/tabwriter"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -115,16 +118,94 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 type sessionRestore struct {
 	ID string `arg:"" help:"Id of the session, in which nothing runs."`
 	At string `required:"" placeholder:"CALL" help:"Call whose state is restored; session diff ID lists the calls that changed something."`
+
+	rewindFlags
 }
 
 type sessionFork struct {
 	ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	At string `placeholder:"CALL" help:"Last call that the new session shares, or \"turn N\" for the end of a turn. Default: all calls."`
+
+	rewindFlags
 }
 
 type sessionMerge struct {
 	From string `arg:"" help:"Id of the session to merge, which began as a fork of INTO: by session fork, or as a sub-agent."`
 	Into string `arg:"" help:"Id of the session that gets the files that changed in FROM, and its answer as a message. In neither of the two a turn runs."`
+}
+
+// rewindFlags say what becomes of effects outside of the workspace when a session is rewound.
+type rewindFlags struct {
+	Revert       bool `help:"Undo the effects outside of the workspace of the calls after this point, the last call first, by the reverts of their tools."`
+	LeaveEffects bool `help:"Continue although effects outside of the workspace stay."`
+}
+
+// rewind lists the calls behind a point whose effects reach outside of the workspace, and reverts
+// them if the flags say so. It refuses to leave effects that the flags do not name.
+func (f rewindFlags) rewind(ctx context.Context, p program, fl *fleet.Fleet, desk sessionDesk, at session.At) ([]session.Effect, error) {
+	effects, err := session.Effects(ctx, fl.Journal, desk.id, at)
+	if err != nil || len(effects) == 0 {
+		return nil, err
+	}
+	stay, can := 0, 0
+	table := tabwriter.NewWriter(p.err(), 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintf(p.err(), "coordinator: the effects of %s after this point reach outside of the workspace:\n", terminal.Plural(len(effects), "call"))
+	_, _ = fmt.Fprintln(table, "CALL\tTOOL\tSTATUS\tREACHES\tREVERT")
+	for _, e := range effects {
+		revert := cmp.Or(printableName(e.Revert), "none")
+		switch {
+		case e.Reverted:
+			revert += " (done)"
+		case e.Revert == "":
+			stay++
+		default:
+			can++
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", e.CallID, printableName(e.Tool), e.Status, orDash(strings.Join(e.Reaches, ", ")), revert)
+	}
+	if err := table.Flush(); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.LeaveEffects:
+	case stay > 0:
+		return nil, &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("nothing was changed: %s cannot be reverted; --leave-effects continues without that", terminal.Plural(stay, "call"))}
+	case can > 0 && !f.Revert:
+		return nil, &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("nothing was changed: --revert reverts %s, --leave-effects continues without that", terminal.Plural(can, "call"))}
+	}
+	if f.Revert && can > 0 {
+		err = session.Revert(ctx, fl, desk.id, desk.pool, effects)
+	}
+	return effects, err
+}
+
+type sessionResolve struct {
+	ID       string `arg:"" help:"Id of the session, in which nothing runs."`
+	Call     string `arg:"" help:"Id of the call."`
+	Happened bool   `xor:"outcome" required:"" help:"The call had its effects."`
+	DidNot   bool   `xor:"outcome" required:"" help:"The call had no effect."`
+}
+
+// resolveCall notes what a person found out about a call of unknown outcome.
+func (c *sessionCommand) resolveCall(ctx context.Context, p program, desk sessionDesk) error {
+	call, err := protocol.ParseCallID(c.Resolve.Call)
+	if err != nil {
+		return cli.Usagef("CALL: %v", err)
+	}
+	fl, err := c.reach(ctx, p, desk, append(natsio.SessionRights(desk.fleet), natsio.LaneRights(desk.fleet, desk.pool))...)
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	if err := session.Resolve(ctx, fl, desk.id, desk.pool, call, c.Resolve.Happened, prompt.UserName()); err != nil {
+		return err
+	}
+	what := "happened"
+	if c.Resolve.DidNot {
+		what = "did not happen"
+	}
+	_, err = fmt.Fprintf(p.Stdout, "call %s of session %s: it %s; the model reads that in its next turn\n", call, desk.id, what)
+	return err
 }
 
 // parseAt reads the id of a call; "" is none.
@@ -153,12 +234,20 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 		return err
 	}
 	defer fl.Close()
+	effects, err := c.Restore.rewind(ctx, p, fl, desk, session.At{Call: at})
+	if err != nil {
+		return err
+	}
 	restored, err := session.Restore(ctx, fl, desk.id, desk.pool, at)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(p, restored)
+		return printJSON(p, struct {
+			wire.WorkspaceRestoreResult
+
+			Effects []session.Effect `json:"effects,omitempty"`
+		}{restored, effects})
 	}
 	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was after call %s: %s written, %d removed\n",
 		desk.id, at, terminal.Plural(restored.Written, "file"), restored.Removed)
@@ -169,6 +258,7 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 type forked struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	Turns     int                `json:"turns"`
+	Effects   []session.Effect   `json:"effects,omitempty"`
 }
 
 // fork starts a session with the workspace and the conversation of another one.
@@ -190,6 +280,9 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	made := forked{SessionID: protocol.NewSessionID()}
+	if made.Effects, err = c.Fork.rewind(ctx, p, fl, desk, at); err != nil {
+		return err
+	}
 	to := sessionDesk{id: made.SessionID}.lane()
 	if err := forkWorkspace(ctx, fl.Journal, store, desk, at, to); err != nil {
 		return fmt.Errorf("session %s: %w", desk.id, err)

@@ -120,9 +120,9 @@ func closeFleet(fl *fleet.Fleet) {
 }
 
 // reach connects to the fleet of the session: the one of the flags, or the session's own.
-func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
+func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk, rights ...natsio.Rights) (*fleet.Fleet, error) {
 	if c.Nats != "" {
-		return c.connect(ctx, p)
+		return c.connect(ctx, p, rights...)
 	}
 	local, err := c.local(p, desk)
 	if err != nil {
@@ -227,6 +227,9 @@ func printSession(w io.Writer, s *session.Info) error {
 	line("state", cmp.Or(string(s.State), "-"))
 	for _, wait := range s.Waits {
 		line("waits", printableName(wait))
+	}
+	for _, u := range s.Unknown {
+		line("unknown", fmt.Sprintf("call %s of %s: session resolve %s %s --happened, or --did-not", u.CallID, printableName(u.Tool), s.SessionID, u.CallID))
 	}
 	if s.CreatedAt != nil {
 		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")

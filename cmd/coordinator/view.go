@@ -241,7 +241,7 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
 	case loop.EventCompacted:
 		return []field{{"text", `""`}, {"kept_turn", `0`}, {"kept_step", `0`}}, true
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventModelWaits:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits:
 		return []field{{"text", `""`}}, true
 	case loop.EventPolicyDecision:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true
@@ -253,7 +253,7 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"question", `{}`}, {"status", `""`}}, true
 	case loop.EventWorkerLost:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"worker_id", `""`}, {"attempt", `0`}, {"text", `""`}}, true
-	case loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved:
+	case loop.EventRevertStarted, loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved:
 	}
 	return nil, false
 }

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -37,6 +38,25 @@ func User(result *protocol.Result) string {
 	}
 	text := jsonText(output, restOf(result))
 	return outcome(result, text)
+}
+
+// Output is the JSON value that a tool of the user's own returned; nil without one.
+func Output(result *protocol.Result) (output any) {
+	var body json.RawMessage
+	switch value := result.Value.(type) {
+	case protocol.ToolRunResult:
+		body = value.Output
+	case protocol.MCPCallResult:
+		body = value.Structured
+	case protocol.UnknownValue:
+		body, _ = value.Output() // a value of another kind has none
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber()
+	if decoder.Decode(&output) != nil {
+		return nil
+	}
+	return output
 }
 
 // jsonText is a JSON value as a model reads it: a string as it is, null as nothing.

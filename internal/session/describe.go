@@ -120,8 +120,19 @@ type Info struct {
 	Approval *Approval `json:"approval,omitempty"`
 	// Questions are what it waits for in [StateWaitsForAnswer], the oldest first.
 	Questions []Approval `json:"questions,omitempty"`
+	// Unknown are calls of unknown outcome, until a person resolves them.
+	Unknown []Unknown `json:"unknown,omitempty"`
 	// History has the turns; only [Reader.Show] returns them.
 	History []Turn `json:"history,omitempty"`
+
+	wrote map[protocol.CallID]string // arguments of calls without result
+}
+
+// Unknown is a call that may have had its effects or not.
+type Unknown struct {
+	CallID    protocol.CallID `json:"call_id"`
+	Tool      string          `json:"tool"`
+	Arguments string          `json:"arguments,omitempty"`
 }
 
 // Start is how a session began.
@@ -156,6 +167,7 @@ func (i *Info) apply(e *loop.Event) {
 		i.Approval, i.State = nil, StateOpen
 	}
 	i.ask(e)
+	i.wonder(e)
 	switch e.Type {
 	case loop.EventApprovalAsked:
 		i.State = StateWaitsForApproval
@@ -192,6 +204,24 @@ func (i *Info) apply(e *loop.Event) {
 			i.History[last].State = i.State
 		}
 	default:
+	}
+}
+
+// wonder extends what is known of calls of unknown outcome by one event.
+func (i *Info) wonder(e *loop.Event) {
+	switch {
+	case e.Type == loop.EventToolCall, e.Type == loop.EventRevertStarted:
+		if i.wrote == nil {
+			i.wrote = make(map[protocol.CallID]string)
+		}
+		i.wrote[e.CallID] = e.Arguments
+	case e.Type == loop.EventCallResolved:
+		i.Unknown = slices.DeleteFunc(i.Unknown, func(u Unknown) bool { return u.CallID == e.CallID })
+	case e.Type == loop.EventToolResult && e.Job == "", e.Type == loop.EventJobEnded, e.Type == loop.EventRevertEnded:
+		if protocol.Status(e.Status) == protocol.StatusOutcomeUnknown {
+			i.Unknown = append(i.Unknown, Unknown{CallID: e.CallID, Tool: e.Name, Arguments: i.wrote[e.CallID]})
+		}
+		delete(i.wrote, e.CallID)
 	}
 }
 

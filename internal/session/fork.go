@@ -231,10 +231,7 @@ func (l *leftOpen) ends() []loop.Event {
 // default pool. That is a further checkpoint: those after the call stay. The error wraps [ErrBusy]
 // when the session has an open turn or unfinished calls; then nothing was changed.
 func Restore(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, at protocol.CallID) (wire.WorkspaceRestoreResult, error) {
-	r, err := newRemover(ctx, f, id, Options{Pool: pool})
-	if err == nil {
-		err = r.refuseBusy(ctx, "or end it (session cancel)")
-	}
+	r, err := idle(ctx, f, id, pool)
 	var value protocol.Value
 	if err == nil {
 		value, err = r.call(ctx, wire.WorkspaceRestore{At: at})

@@ -37,10 +37,7 @@ func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, p
 func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (merged Merged, err error) {
 	var r *remover
 	for _, id := range []protocol.SessionID{from, into} {
-		if r, err = newRemover(ctx, f, id, Options{Pool: pool}); err == nil {
-			err = r.refuseBusy(ctx, "or end it (session cancel)")
-		}
-		if err != nil {
+		if r, err = idle(ctx, f, id, pool); err != nil {
 			return merged, err
 		}
 	}

@@ -193,7 +193,7 @@ func (v *View) show(e *loop.Event) {
 		v.remark(e.Text)
 	case loop.EventCompacted:
 		v.line(v.ink.paint(yellow, "  (a summary stands for the older replies now)"))
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved:
 		v.line(v.ink.paint(yellow, "  ("+strings.Trim(e.Text, "[].")+")"))
 	case loop.EventTurnEnded:
 		v.turnEnded(e)

@@ -29,6 +29,12 @@ func NewCallID(session protocol.SessionID, seed protocol.Seed, turn, step, index
 	return protocol.CallID(uuid.NewHash(hmac.New(sha256.New, []byte(seed)), space, []byte(place), 8).String())
 }
 
+// RevertCallID returns the id of an attempt, from 0, to undo the effect of a call.
+func RevertCallID(of protocol.CallID, attempt int) protocol.CallID {
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/revert/"+string(of)))
+	return protocol.CallID(uuid.NewSHA1(space, []byte(strconv.Itoa(attempt))).String())
+}
+
 // RandomCallID returns an id, which nobody can foretell, for a call that belongs to no step of a
 // session.
 func RandomCallID() protocol.CallID { return protocol.CallID(uuid.Must(uuid.NewV7()).String()) }

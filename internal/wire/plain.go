@@ -29,7 +29,7 @@ type plain struct {
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
 		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After Again Payload"
-	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
+	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
 )
 
 var (
@@ -86,6 +86,7 @@ func (p *plain) resultFieldsOf(r *protocol.Result) {
 	whole(p, "epoch", &r.Epoch)
 	whole(p, "checkpoint", &r.Checkpoint)
 	p.text("level", &r.Level, ifSet)
+	p.text("network", &r.Network, ifSet)
 	p.number("queue_ms", &r.QueueMS, always)
 	p.number("lane_ms", &r.LaneMS, always)
 	p.number("run_ms", &r.RunMS, always)

@@ -75,20 +75,20 @@ func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
 // execute runs the payload and turns whatever happens into a result.
 func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Result) {
 	run := a.Run
-	level := ""
+	level, network := "", ""
 	defer func() {
 		if p := recover(); p != nil {
 			w.options.Logger.ErrorContext(ctx, "payload panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 			r = wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the tool panicked: %v", p))
 		}
-		r.Level = level
+		r.Level, r.Network = level, network
 	}()
 	k, refusal := w.host.Accept(run.Call)
 	if refusal != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
 	if k.Needs > kinds.NeedsNothing {
-		level = w.options.Caps.Level.String()
+		level, network = w.options.Caps.Level.String(), w.reached(wire.KindOf(run.Call.Payload))
 		if run.Attempt > 1 {
 			if done := w.CommittedResult(ctx, run); done != nil {
 				return *done

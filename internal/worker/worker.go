@@ -258,17 +258,31 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	return err
 }
 
+// reach is what programs reach of the network.
+func (w *Worker) reach() isolation.NetworkMode {
+	network := cmp.Or(w.network.Sandboxes.Mode, isolation.NetworkNone)
+	if !w.options.Caps.Enforces(network) { // what is not kept away is reached
+		return isolation.NetworkAll
+	}
+	return network
+}
+
+// reached is what calls of a kind reach, as results have it.
+func (w *Worker) reached(kind protocol.Kind) string {
+	network := w.reach()
+	if class := wire.ClassOf(kind); network == isolation.NetworkNone || class == wire.ClassRead || class == wire.ClassWrite {
+		return ""
+	}
+	return string(network)
+}
+
 // Info is what the worker says about itself.
 func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
-	network := cmp.Or(w.network.Sandboxes.Mode, isolation.NetworkNone)
-	if !o.Caps.Enforces(network) { // what is not kept away is reached
-		network = isolation.NetworkAll
-	}
 	l := o.Limits
 	return wire.WorkerInfo{
 		WorkerID: o.Worker, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
-		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(network), ReadOnly: o.Caps.ReadOnly,
+		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(w.reach()), ReadOnly: o.Caps.ReadOnly,
 		LimitKinds: w.host.LimitKinds(), Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.Kinds(),
 		Limits: protocol.Limits{
 			Wall: protocol.MillisOf(l.Wall), CPU: protocol.MillisOf(l.CPU), Memory: l.Memory, Processes: l.Processes,

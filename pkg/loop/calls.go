@@ -153,6 +153,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 	}
 	call.Again = recorded.sent
 	t.bind(&call, v)
+	p.call = &call
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return
@@ -301,7 +302,9 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 		if rule := deniedByRoots(u.Result, p.plan, p.roots); rule != "" {
 			settle(*t.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
 		}
-		settle(p.result(u.Result))
+		event := p.result(u.Result)
+		event.Effect = t.effectOf(ctx, t.scope(t.id), p.tool, p.call, u.Result)
+		settle(event)
 	}
 }
 

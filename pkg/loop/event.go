@@ -28,6 +28,9 @@ const (
 	EventBudgetSpent    EventType = "budget_spent"           // the model is asked for an answer without tools; Text is what it reads
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionMerged  EventType = "session_merged" // Text is what the model reads of a fork that was merged
+	EventRevertStarted  EventType = "revert_started" // a person undoes the effect of the call Reverts by the call CallID
+	EventRevertEnded    EventType = "revert_ended"   // Text is what the model reads of it
+	EventCallResolved   EventType = "call_resolved"  // a person found out what became of a call of unknown outcome
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
 	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
 
@@ -54,11 +57,11 @@ type Event struct {
 	TurnFields
 
 	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
-	// session_ended), what it reads (budget_low, budget_spent, session_merged,
-	// conversation_compacted), the reason
-	// (policy_decision, approval_asked, part_left_out), what the model asked of its provider's tool
-	// (native_call), what follows (worker_lost), what a
-	// sub-agent says or does (agent_moved), or the requirement that no worker meets (tool_queued;
+	// session_ended), what it reads (budget_low, budget_spent, session_merged, revert_ended,
+	// call_resolved, conversation_compacted), the reason (policy_decision, approval_asked,
+	// part_left_out), what the model asked of its provider's tool (native_call), what follows
+	// (worker_lost), what a sub-agent says or does (agent_moved), or the requirement that no worker
+	// meets (tool_queued;
 	// "" when one does).
 	// turn_ended has none where the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
@@ -75,14 +78,15 @@ type Event struct {
 	StatefulFields
 	KeptFields
 	MergeFields
+	RevertFields
 	DecisionFields
 
 	// Part is what was left out of the tool call ToolCallID (part_left_out).
 	Part PartKind `json:"part,omitempty"`
-	// Status is that of the call (tool_result, job_ended; tool_call when the call is refused), a
-	// decision such as [DecisionDenied] (policy_decision), a [protocol.Action] (question_answered;
-	// [protocol.ActionCancel] means no answer), or an [Outcome] (turn_ended,
-	// session_ended).
+	// Status is that of the call (tool_result, job_ended, revert_ended; tool_call when the call is
+	// refused), a decision such as [DecisionDenied] (policy_decision), [ResolvedHappened] or
+	// [ResolvedDidNot] (call_resolved), a [protocol.Action] (question_answered;
+	// [protocol.ActionCancel] means no answer), or an [Outcome] (turn_ended, session_ended).
 	Status string `json:"status,omitempty"`
 
 	ResultFields
@@ -181,8 +185,14 @@ type MergeFields struct {
 	Checkpoint uint64             `json:"checkpoint,omitempty"`
 }
 
+// RevertFields name the call whose effect is undone (revert_started, revert_ended).
+type RevertFields struct {
+	Reverts protocol.CallID `json:"reverts,omitempty"`
+}
+
 // DecisionFields say which rule decided, who answered, and with which note (policy_decision,
-// approval_asked). By is also who answered a question (question_answered).
+// approval_asked). By is also who answered a question (question_answered) or resolved a call
+// (call_resolved).
 type DecisionFields struct {
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
@@ -209,7 +219,15 @@ type ResultFields struct {
 	Scratch *ScratchChange `json:"scratch,omitempty"`
 	// Read is how far the call has read a channel (tool_result).
 	Read *ChannelPosition `json:"read,omitempty"`
+	// Effect is that of a call which reaches outside of the workspace; nil of others.
+	Effect *Effect `json:"effect,omitempty"`
 }
+
+// The statuses of a call_resolved.
+const (
+	ResolvedHappened = "happened"
+	ResolvedDidNot   = "did_not"
+)
 
 // FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
 const FinishLength = "length"

@@ -181,7 +181,7 @@ func (s *session) apply(e *Event) error {
 		s.leftOut[Part{e.ToolCallID, e.Part}] = e.Text
 	case EventCompacted:
 		err = s.noteSummary(e)
-	case EventSessionMerged:
+	case EventSessionMerged, EventRevertEnded, EventCallResolved:
 		if len(s.turns) > 0 {
 			s.turns[len(s.turns)-1].addNote(e.Text)
 		}

@@ -100,6 +100,7 @@ type follower struct {
 	done     chan struct{}    // closed when nothing comes any more
 	result   *protocol.Result // once done; nil when it was not learned
 	tool     *tools.Tool
+	call     protocol.Call
 }
 
 var errJobCancelled = errors.New("the job was cancelled")
@@ -159,7 +160,7 @@ func (t *turnRun) promote(b *batch, settle func(Event)) bool {
 // beside everything else. The end of ctx does not stop it.
 func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {
 	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{}), tool: tool}
+	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{}), tool: tool, call: call}
 	t.followed.mu.Lock()
 	if t.followed.byCall == nil {
 		t.followed.byCall = make(map[protocol.CallID]*follower)
@@ -272,6 +273,7 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
 	} else {
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
+		event.Effect = t.effectOf(ctx, t.scope(t.id), f.tool, &f.call, f.result)
 	}
 	return event, t.record(ctx, event)
 }

@@ -109,6 +109,9 @@ func lean(events []Event) []Event {
 			e.Reasoning = nil
 		case EventToolResult, EventJobEnded, EventNativeCall:
 			e.Content, e.Diff, e.Image = cut(e.Content, tooLargeForJournal), "", nil
+			if e.Effect != nil {
+				e.Effect = &Effect{Reaches: e.Effect.Reaches}
+			}
 			if e.Error != nil {
 				e.Error = &protocol.Error{Code: e.Error.Code, Message: cut(e.Error.Message, tooLargeForJournal)}
 			}

@@ -24,10 +24,11 @@ type pendingCall struct {
 	plan  tools.Plan  // zero when it cannot be run
 	note  string      // of the person who approved it
 	roots []protocol.Roots
-	lane  string // where it goes; "" when it runs in place, or is refused
-	done  bool   // the dispatcher told its result
-	wrote string // the arguments, as the model wrote them
-	fork  *fork  // of the workspace, for a sub-agent; nil without
+	call  *protocol.Call // as it is sent; nil when it runs in place, or is refused
+	lane  string         // where it goes; "" when it runs in place, or is refused
+	done  bool           // the dispatcher told its result
+	wrote string         // the arguments, as the model wrote them
+	fork  *fork          // of the workspace, for a sub-agent; nil without
 	// asked are the questions of the call that the journal has and that are not answered; logged
 	// counts all of the call's that it has.
 	asked  map[string]*protocol.Question

@@ -55,7 +55,8 @@ type Single struct {
 
 	tool   *tools.Tool
 	plan   tools.Plan
-	note   string // of the person who approved it
+	runner *Runner // makes the effect of its result
+	note   string  // of the person who approved it
 	logger *slog.Logger
 
 	observe func(Event) // may be nil
@@ -71,6 +72,8 @@ type SingleOutcome struct {
 	// Result is the worker's answer; nil for tools that run in place and for calls
 	// that were refused before they were sent.
 	Result *protocol.Result
+
+	effect *Effect // of the call; nil when it has none
 }
 
 // PlanSingle plans one tool call, in the sandbox of a session, has it judged as the
@@ -87,7 +90,8 @@ func PlanSingle(
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
-	scope := tools.Scope{Session: session, Sandbox: cmp.Or(o.Sandbox, string(session)), Guard: o.Guard}
+	s.runner = &Runner{table: table, opts: Options{Logger: s.logger, MinLevel: o.MinLevel, Sandbox: o.Sandbox, Guard: o.Guard}}
+	scope := s.runner.scope(session)
 	var callErr *protocol.Error
 	if s.tool, s.plan, callErr = table.Plan(scope, tool, arguments); callErr != nil {
 		return s.refused(protocol.StatusRejected, callErr)
@@ -182,7 +186,8 @@ func (s *Single) Finish(ctx context.Context, result *protocol.Result) SingleOutc
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
 		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
 	}
-	return SingleOutcome{Status: result.Status, Text: s.tool.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result}
+	effect := s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
+	return SingleOutcome{Status: result.Status, Text: s.tool.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result, effect: effect}
 }
 
 // SingleLog journals tool calls that belong to no turn of a model, each as a turn of its own: so
@@ -290,6 +295,7 @@ func singleTurn(session protocol.SessionID, turn int, input, tool, arguments str
 			e.Status, e.Content, e.Error, e.Diff = string(o.Status), o.Text, o.Error, render.Diff(r)
 			if r.CallID != "" {
 				e.WorkerID, e.Attempt, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, &r.QueueMS, &r.RunMS
+				e.Effect = o.effect
 			}
 		}),
 		of(EventTurnEnded, func(e *Event) { e.Step, e.Status = 1, string(OutcomeAnswered) }),

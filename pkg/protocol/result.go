@@ -116,6 +116,9 @@ type Result struct {
 	Tries []Try `json:"tries,omitempty"`
 	// Level is the sandbox level that was proven where it ran.
 	Level string `json:"level,omitempty"`
+	// Network is what a program of the call could reach: "proxy" (listed hosts) or "all"; "" is
+	// nothing, or that the call ran no program.
+	Network string `json:"network,omitempty"`
 	// QueueMS is from acceptance to the last start, LaneMS the part of it after
 	// the lane was claimed, RunMS from there to the end; in milliseconds.
 	QueueMS    float64   `json:"queue_ms"`

@@ -103,6 +103,7 @@ func check(tool *Tool) (*argument.Schema, error) {
 	}
 	fault(tool.invalid)
 	fault(checkNative(tool.Native))
+	fault(tool.Revert.check(tool.Schema))
 	compiled, err := argument.Compile(tool.Schema)
 	if tool.invalid == nil || len(tool.Schema) > 0 { // without one the fault says why
 		fault(err)

@@ -44,6 +44,8 @@ type Tool struct {
 	// Render turns a result, of any status, into the text that the model reads; nil
 	// means the value as JSON. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
+	// Revert says how the effect of a call is undone; nil says that nothing undoes it.
+	Revert *Revert
 	// Format renders results and failures in the format of another system, instead of Render; nil
 	// is our own format. If all tools of a table that have a Format share one, the table uses it
 	// for the user's own tools and for unknown names, too.

@@ -53,13 +53,13 @@ func TestTimeTravel_PullForkAndRestore(t *testing.T) {
 	requireFile(t, filepath.Join(dir, "d/f"), "two\n")
 	require.NoFileExists(t, filepath.Join(dir, "large"))
 
-	fork := strings.TrimSpace(session("fork", "--at", first, "s-1"))
+	fork := strings.TrimSpace(session("fork", "--at", first, "--leave-effects", "s-1"))
 	require.Equal(t, "one\n", session("files", fork, "d/f"))
 	require.Contains(t, session("log", fork), "Building.")
 	require.Equal(t, "two\n", session("files", "s-1", "d/f"))
 	forked := script(t, building, say("", bash("c3", "cat d/f; wc -c large; echo three > d/f")), say("Done."))
 	machine(func() {
-		require.Contains(t, session("restore", "--at", first, "s-1"), "2 files written")
+		require.Contains(t, session("restore", "--at", first, "--leave-effects", "s-1"), "2 files written")
 		require.Contains(t, run(fork, forked).stderr, "one")
 		session("rm", "s-1")
 	})

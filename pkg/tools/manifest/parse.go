@@ -34,6 +34,7 @@ type document struct {
 	Resources   []tools.Resource  `yaml:"resources"`
 	Delivery    protocol.Delivery `yaml:"delivery"`
 	Retry       *retry            `yaml:"retry"`
+	Revert      *revert           `yaml:"revert"`
 	Timeout     duration          `yaml:"timeout"`
 	Pool        protocol.Pool     `yaml:"pool"`
 	MinLevel    string            `yaml:"min_level"`
@@ -59,6 +60,29 @@ func (r *retry) protocol() *protocol.Retry {
 	return &protocol.Retry{
 		Attempts: r.Attempts, Wait: protocol.MillisOf(time.Duration(r.Wait.duration)), MaxWait: protocol.MillisOf(time.Duration(r.MaxWait.duration)), Codes: r.Codes,
 	}
+}
+
+// revert is the tool call that undoes the effect of one.
+type revert struct {
+	Tool      string    `yaml:"tool"`
+	Arguments yaml.Node `yaml:"arguments"`
+}
+
+// revert makes the [tools.Revert] of a document; nil without one.
+func (m *parser) revert(r *revert) *tools.Revert {
+	if r == nil {
+		return nil
+	}
+	arguments := json.RawMessage("{}")
+	if !r.Arguments.IsZero() {
+		encoded, failure := nodeJSON(&r.Arguments)
+		if failure != nil {
+			m.problem(failure.Line, "revert: arguments: %s", failure.Message)
+			return nil
+		}
+		arguments = encoded
+	}
+	return &tools.Revert{Tool: r.Tool, Arguments: arguments}
 }
 
 // commandLine is a program and its arguments; a single text is run by the shell.
@@ -119,7 +143,7 @@ func Parse(file string, content []byte) (tools.Tool, []Problem) {
 	}
 	decoding := slices.Clone(m.problems)
 	tool := m.tool(doc)
-	tool.Help, tool.Hint = doc.Help, doc.Hint
+	tool.Help, tool.Hint, tool.Revert = doc.Help, doc.Hint, m.revert(doc.Revert)
 	if !slices.ContainsFunc(m.problems, aboutTheWhole) && (tool.Plan != nil || len(tool.Native) > 0) {
 		_, err := tools.NewTable(tool)
 		m.table(doc.Name, err)
@@ -241,7 +265,7 @@ func (m *parser) stateful(doc document, remote tools.Remote, definition tools.De
 
 // native makes a tool that the model's provider runs.
 func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
-	for _, field := range []string{"command", "handler", "input", "output", "env", "resources", "delivery", "retry", "timeout", "pool", "min_level", "background"} {
+	for _, field := range []string{"command", "handler", "input", "output", "env", "resources", "delivery", "retry", "revert", "timeout", "pool", "min_level", "background"} {
 		if m.lines[field] > 0 {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}

@@ -262,12 +262,12 @@ pool: session
 			`f:9: parameters: at "/properties/b/type": got string, want array`,
 			`f:11: timeout "5": must be a time such as 90s or 2m`,
 			`f:12: output "x": must be json or text`,
-			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, retry, timeout, pool, min_level, background, help, hint, native, kind`,
+			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, retry, revert, timeout, pool, min_level, background, help, hint, native, kind`,
 			"f:14: `perhaps` is not what belongs here: it must be true or false",
 			`f:15: pool "session": is that of the coordinators`,
 		}},
 		"a field of another name": {"name: e\ndescription: E.\ncomand: [a]\n", []string{
-			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, retry, timeout, pool, min_level, background, help, hint, native, kind`,
+			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, retry, revert, timeout, pool, min_level, background, help, hint, native, kind`,
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

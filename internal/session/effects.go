@@ -1,0 +1,249 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Effect is a call that reaches outside of the workspace: restoring the workspace does not undo it.
+type Effect struct {
+	CallID protocol.CallID `json:"call_id"`
+	Tool   string          `json:"tool"`
+	Status protocol.Status `json:"status"`
+	// Reaches says how; none for a call of unknown outcome whose tool is not known.
+	Reaches []string `json:"reaches,omitempty"`
+	// Revert is the tool that undoes it; "" when none does.
+	Revert string `json:"revert,omitempty"`
+	// Reverted says that it was undone.
+	Reverted bool `json:"reverted,omitempty"`
+
+	call     *loop.RevertCall
+	attempts int             // to undo it that have failed
+	started  bool            // the next attempt has begun
+	unknown  protocol.CallID // the attempt of which nobody knows whether it happened
+}
+
+// Effects are the effects of a session and its sub-agents behind a point, the last first. Those of
+// calls that did not happen, as a person found out, are left out.
+func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, at At) ([]Effect, error) {
+	history, err := journal.Load(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	events, err := withAgents(ctx, journal, history.Events)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	cut := at.in(events)
+	if cut < 0 {
+		return nil, nil // the point is none of the conversation, as that of a single call
+	}
+	var effects []Effect
+	resolved := map[protocol.CallID]string{}
+	for i := range events {
+		if events[i].Type == loop.EventCallResolved {
+			resolved[events[i].CallID] = events[i].Status
+		}
+	}
+	for i := range events {
+		e := &events[i]
+		ended := e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == ""
+		status := protocol.Status(e.Status)
+		if !ended || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == loop.ResolvedDidNot {
+			continue
+		}
+		effect := Effect{CallID: e.CallID, Tool: e.Name, Status: status}
+		if e.Effect != nil {
+			effect.Reaches = e.Effect.Reaches
+			if effect.call = e.Effect.Revert; effect.call != nil {
+				effect.Revert = effect.call.Tool
+			}
+		}
+		effects = append(effects, effect)
+	}
+	for i := range events {
+		at := slices.IndexFunc(effects, func(effect Effect) bool { return effect.CallID == events[i].Reverts })
+		if at < 0 || events[i].Reverts == "" {
+			continue
+		}
+		effects[at].attempted(&events[i], resolved[events[i].CallID])
+	}
+	slices.Reverse(effects)
+	return effects, nil
+}
+
+// attempted notes an event of an attempt to undo an effect, and what a person found out about it.
+func (e *Effect) attempted(event *loop.Event, resolved string) {
+	if event.Type == loop.EventRevertStarted {
+		e.started = true
+		return
+	}
+	e.started, e.unknown = false, ""
+	switch status := protocol.Status(event.Status); {
+	case status == protocol.StatusOK, resolved == loop.ResolvedHappened:
+		e.Reverted = true
+	case status == protocol.StatusOutcomeUnknown && resolved == "":
+		e.unknown = event.CallID
+	default:
+		e.attempts++
+	}
+}
+
+// withAgents are the events of a session with those of its sub-agents, each before its result.
+func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) ([]loop.Event, error) {
+	var all []loop.Event
+	for i := range events {
+		e := &events[i]
+		if e.Name == wire.AgentTool && (e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == "") {
+			child, err := journal.Load(ctx, protocol.SessionID(e.CallID))
+			if err != nil {
+				return nil, err
+			}
+			inner, err := withAgents(ctx, journal, child.Events)
+			if err != nil {
+				return nil, err
+			}
+			for j := range inner { // its turns are not those of this session
+				if inner[j].Type != loop.EventTurnEnded {
+					all = append(all, inner[j])
+				}
+			}
+		}
+		all = append(all, *e)
+	}
+	return all, nil
+}
+
+// Revert undoes effects in the order given, and stops at the first that cannot be undone. Each call
+// that undoes one is in the journal of the session before it is sent, and its id derives from the
+// call that it undoes, so it runs once however often Revert is interrupted and repeated. One that
+// failed is attempted again by the next Revert. The error wraps [ErrBusy] when the session has an
+// open turn or unfinished calls; then nothing was undone.
+func Revert(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
+	if _, err := idle(ctx, f, id, pool); err != nil {
+		return fmt.Errorf("revert calls of session %s: %w", id, err)
+	}
+	return reverter{f.Journal, f.Dispatcher.One, id}.all(ctx, effects)
+}
+
+// reverter undoes effects of a session.
+type reverter struct {
+	journal loop.Journal
+	do      func(context.Context, *protocol.Call) (*protocol.Result, error)
+	id      protocol.SessionID
+}
+
+func (r reverter) all(ctx context.Context, effects []Effect) error {
+	for i := range effects {
+		e := &effects[i]
+		if e.call == nil || e.Reverted {
+			continue
+		}
+		if err := r.one(ctx, e); err != nil {
+			return fmt.Errorf("revert call %s of %s by %s: %w", e.CallID, e.Tool, e.Revert, err)
+		}
+	}
+	return nil
+}
+
+func (r reverter) one(ctx context.Context, e *Effect) error {
+	if e.unknown != "" {
+		return fmt.Errorf("nobody knows whether call %s, which did it before, happened: say so by session resolve", e.unknown)
+	}
+	call, err := wire.DecodeCall(e.call.Call)
+	if err != nil {
+		return err
+	}
+	call.ID, call.IssuedAt, call.Again = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC(), e.started
+	event := loop.Event{
+		Type: loop.EventRevertStarted, RevertFields: loop.RevertFields{Reverts: e.CallID},
+		CallFields: loop.CallFields{CallID: call.ID, Name: e.Revert, Arguments: e.call.Arguments},
+	}
+	if !e.started {
+		if err := note(ctx, r.journal, r.id, event); err != nil {
+			return err
+		}
+		e.started = true
+	}
+	result, err := r.do(ctx, call)
+	if err != nil {
+		return err
+	}
+	event.Type, event.Status, event.Error, event.Arguments = loop.EventRevertEnded, string(result.Status), result.Error, ""
+	event.Text = fmt.Sprintf("[A person rewound the session: %s %s was to undo a call of %s, and ended as %s.]", e.Revert, e.call.Arguments, e.Tool, result.Status)
+	if err := note(ctx, r.journal, r.id, event); err != nil {
+		return err
+	}
+	e.attempted(&event, "")
+	if result.Error != nil {
+		return result.Error
+	}
+	return nil
+}
+
+// Resolve notes what a person found out about a call of unknown outcome, which the model reads. The
+// error wraps [ErrBusy] as that of [Revert].
+func Resolve(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, call protocol.CallID, happened bool, by string) error {
+	_, err := idle(ctx, f, id, pool)
+	if err == nil {
+		err = resolve(ctx, f.Journal, id, call, happened, by)
+	}
+	if err != nil {
+		return fmt.Errorf("resolve call %s of session %s: %w", call, id, err)
+	}
+	return nil
+}
+
+func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, call protocol.CallID, happened bool, by string) error {
+	history, err := journal.Load(ctx, id)
+	if err != nil {
+		return err
+	}
+	var info Info
+	for i := range history.Events {
+		info.apply(&history.Events[i])
+	}
+	at := slices.IndexFunc(info.Unknown, func(u Unknown) bool { return u.CallID == call })
+	if at < 0 {
+		return fmt.Errorf("%w: it is none of the calls whose outcome is unknown (session show %s lists them)", ErrNone, id)
+	}
+	status, what := loop.ResolvedHappened, "did happen"
+	if !happened {
+		status, what = loop.ResolvedDidNot, "did not happen"
+	}
+	return note(ctx, journal, id, loop.Event{
+		Type: loop.EventCallResolved, CallFields: loop.CallFields{CallID: call, Name: info.Unknown[at].Tool}, Status: status,
+		DecisionFields: loop.DecisionFields{By: by},
+		Text:           fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
+	})
+}
+
+// note adds an event of the last turn to the journal of a session.
+func note(ctx context.Context, journal loop.Journal, id protocol.SessionID, e loop.Event) error {
+	history, err := journal.Load(ctx, id)
+	if err != nil {
+		return err
+	}
+	if len(history.Events) == 0 {
+		return ErrNone
+	}
+	e.SessionID, e.Time, e.Turn = id, time.Now().UTC(), history.Events[len(history.Events)-1].Turn
+	_, err = journal.Append(ctx, id, history.Last, e)
+	return err
+}
+
+// idle returns an error that wraps [ErrBusy] for a session that does something.
+func idle(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (*remover, error) {
+	r, err := newRemover(ctx, f, id, Options{Pool: pool})
+	if err != nil {
+		return nil, err
+	}
+	return r, r.refuseBusy(ctx, "or end it (session cancel)")
+}

@@ -1,0 +1,187 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// undoing are the events of a call whose revert appends a word to a file.
+func undoing(t *testing.T, log, id, word, command string) []loop.Event {
+	t.Helper()
+	call := protocol.Call{
+		ID: protocol.CallID(id), SessionID: "s", Tool: "undo", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: "undo/all", Access: protocol.Exclusive}}, Delivery: protocol.AtMostOnce,
+		Payload: protocol.ToolRun{Argv: []string{"sh", "-c", command + "echo " + word + " >> " + log}, Arguments: json.RawMessage(`{}`), Text: true},
+	}
+	body, err := wire.EncodeCall(&call)
+	require.NoError(t, err)
+	at := loop.CallFields{CallID: protocol.CallID(id), ToolCallID: id, Name: "order"}
+	return []loop.Event{
+		{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: at},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: at, Status: "ok", ResultFields: loop.ResultFields{Effect: &loop.Effect{
+			Reaches: []string{"tool"}, Revert: &loop.RevertCall{Tool: "undo", Arguments: `{"id":1}`, Call: body},
+		}}},
+	}
+}
+
+// turnOf is a turn with the events of calls.
+func turnOf(calls ...[]loop.Event) []loop.Event {
+	reply := loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 1}
+	var events []loop.Event
+	for i, call := range calls {
+		for j := range call {
+			call[j].Index = i
+		}
+		reply.ToolCalls = append(reply.ToolCalls, loop.ToolCall{ID: call[0].ToolCallID, Name: call[0].Name, Arguments: "{}"})
+		events = append(events, call...)
+	}
+	begin := []loop.Event{{Type: loop.EventSessionStarted}, {Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}}, reply}
+	return append(append(begin, events...), loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "done"}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
+}
+
+// brittle is a journal that fails at an append, before it is stored or after.
+type brittle struct {
+	loop.Journal
+
+	left   int
+	stores bool
+}
+
+var errCrash = errors.New("crash")
+
+func (b *brittle) Append(ctx context.Context, id protocol.SessionID, last uint64, events ...loop.Event) (uint64, error) {
+	if b.left--; b.left == 0 {
+		if b.stores {
+			_, _ = b.Journal.Append(ctx, id, last, events...)
+		}
+		return 0, errCrash
+	}
+	return b.Journal.Append(ctx, id, last, events...)
+}
+
+// Whatever is journaled before a crash, each revert runs once, the last call first.
+func TestRevert_CrashAtAnyAppendRunsEachOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for n := 1; ; n++ {
+		crashed := false
+		for _, stores := range []bool{false, true} {
+			log, id := filepath.Join(t.TempDir(), "log"), protocol.NewSessionID()
+			prefix := string(protocol.NewSessionID())
+			_, err := r.Journal.Append(t.Context(), id, 0, turnOf(undoing(t, log, prefix+"-a", "one", ""), undoing(t, log, prefix+"-b", "two", ""), undoing(t, log, prefix+"-c", "three", ""))...)
+			require.NoError(t, err)
+			at := At{Call: protocol.CallID(prefix + "-a")}
+			journal := &brittle{Journal: r.Journal, left: n, stores: stores}
+			effects, err := Effects(t.Context(), journal, id, at)
+			require.NoError(t, err)
+			require.Len(t, effects, 2)
+			if err := (reverter{journal, r.Dispatcher.One, id}).all(t.Context(), effects); err != nil {
+				require.ErrorIs(t, err, errCrash)
+				crashed = true
+				effects, err = Effects(t.Context(), r.Journal, id, at)
+				require.NoError(t, err)
+				require.NoError(t, Revert(t.Context(), r.Fleet, id, "", effects))
+			}
+			content, err := os.ReadFile(log)
+			require.NoError(t, err)
+			require.Equal(t, "three\ntwo\n", string(content), "%d %t", n, stores)
+			effects, err = Effects(t.Context(), r.Journal, id, at)
+			require.NoError(t, err)
+			for _, e := range effects {
+				require.True(t, e.Reverted)
+			}
+			require.NoError(t, Revert(t.Context(), r.Fleet, id, "", effects), "once more")
+		}
+		if !crashed {
+			require.Greater(t, n, 4)
+			return
+		}
+	}
+}
+
+func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	log := filepath.Join(t.TempDir(), "log")
+	flag := filepath.Join(t.TempDir(), "flag")
+	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e "+flag+" || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
+	require.NoError(t, err)
+	behind := At{Call: "x-1"}
+	effects, err := Effects(t.Context(), r.Journal, "s", behind)
+	require.NoError(t, err)
+	err = Revert(t.Context(), r.Fleet, "s", "", effects)
+	require.ErrorContains(t, err, "revert call x-2 of order by undo")
+	require.NoError(t, os.WriteFile(flag, nil, 0o600))
+	effects, err = Effects(t.Context(), r.Journal, "s", behind)
+	require.NoError(t, err)
+	require.True(t, effects[0].Reverted)
+	require.False(t, effects[1].Reverted)
+	require.NoError(t, Revert(t.Context(), r.Fleet, "s", "", effects), "one that failed is tried again")
+	content, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.Equal(t, "three\ntwo\n", string(content))
+}
+
+// The calls of sub-agents count, and what the model reads of reverts and of resolved calls is a part
+// of the conversation.
+func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	log := filepath.Join(t.TempDir(), "log")
+	_, err := r.Journal.Append(t.Context(), "child-1", 0, turnOf(undoing(t, log, "y-1", "inner", ""))...)
+	require.NoError(t, err)
+	unknown := loop.CallFields{CallID: "y-3", ToolCallID: "y-3", Name: "pay"}
+	agent := loop.CallFields{CallID: "child-1", ToolCallID: "y-2", Name: wire.AgentTool}
+	_, err = r.Journal.Append(t.Context(), "s", 0, turnOf(
+		undoing(t, log, "y-0", "first", ""),
+		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok"}},
+		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"}},
+	)...)
+	require.NoError(t, err)
+	ids := func() (ids []protocol.CallID) {
+		effects, err := Effects(t.Context(), r.Journal, "s", At{Call: "y-0"})
+		require.NoError(t, err)
+		for _, e := range effects {
+			ids = append(ids, e.CallID)
+		}
+		return ids
+	}
+	require.Equal(t, []protocol.CallID{"y-3", "y-1"}, ids())
+	info, err := r.reader(t).Show(t.Context(), "s")
+	require.NoError(t, err)
+	require.Equal(t, []Unknown{{CallID: "y-3", Tool: "pay"}}, info.Unknown)
+
+	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-0", true, "ada"), ErrNone)
+	require.NoError(t, Resolve(t.Context(), r.Fleet, "s", "", "y-3", false, "ada"))
+	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-3", true, "ada"), ErrNone, "it is resolved")
+	require.Equal(t, []protocol.CallID{"y-1"}, ids(), "what did not happen is no effect")
+	info, err = r.reader(t).Show(t.Context(), "s")
+	require.NoError(t, err)
+	require.Empty(t, info.Unknown)
+	effects, err := Effects(t.Context(), r.Journal, "s", At{Call: "y-0"})
+	require.NoError(t, err)
+	require.NoError(t, Revert(t.Context(), r.Fleet, "s", "", effects))
+
+	history, err := r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	var said []string
+	for _, e := range history.Events[len(history.Events)-3:] {
+		said = append(said, e.Text)
+	}
+	require.Contains(t, strings.Join(said, "\n"), "it did not happen")
+	require.Contains(t, strings.Join(said, "\n"), "was to undo a call of order, and ended as ok")
+	none, err := Effects(t.Context(), r.Journal, "s", At{})
+	require.NoError(t, err)
+	require.Empty(t, none)
+}
