@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -63,6 +66,13 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		for i := range calls {
 			_, _ = fmt.Fprintf(p.out(), "session %s: %s\n", calls[i].SessionID, waitsFor(&calls[i])) // as every command prints
 		}
+		var list *report.LaneList
+		if err == nil {
+			list, err = client.Lanes(pool).List(ctx, maxSummed)
+		}
+		if err == nil {
+			printWaits(p.out(), list.Lanes)
+		}
 		if err != nil && !errors.Is(err, fleet.ErrRights) { // who may not look sees the workers alone
 			return err
 		}
@@ -71,6 +81,33 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, c.Fleet, c.Wait)
 	}
 	return nil
+}
+
+const (
+	// maxSummed bounds the lanes whose waiting calls are summed up, the oldest ones, and maxReasons
+	// the reasons that are printed.
+	maxSummed  = 1000
+	maxReasons = 10
+)
+
+// printWaits prints what the calls of lanes wait for, the most frequent reason first.
+func printWaits(out io.Writer, lanes []report.Lane) {
+	type sum struct{ calls, lanes int }
+	sums := map[string]sum{}
+	for i := range lanes {
+		if l := &lanes[i]; l.WaitsFor != "" {
+			s := sums[l.WaitsFor]
+			s.calls, s.lanes = s.calls+l.Waiting+l.Delayed, s.lanes+1
+			sums[l.WaitsFor] = s
+		}
+	}
+	reasons := slices.SortedFunc(maps.Keys(sums), func(a, b string) int {
+		return cmp.Or(cmp.Compare(sums[b].calls, sums[a].calls), cmp.Compare(a, b))
+	})
+	for _, reason := range reasons[:min(len(reasons), maxReasons)] {
+		_, _ = fmt.Fprintf(out, "%s in %s waiting for: %s\n", // as every command prints
+			terminal.Plural(sums[reason].calls, "call"), terminal.Plural(sums[reason].lanes, "lane"), printableName(reason))
+	}
 }
 
 func printWorkers(out io.Writer, workers []*report.Worker) error {

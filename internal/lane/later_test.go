@@ -117,6 +117,7 @@ func TestLater_IsCancelledBeforeItsTime(t *testing.T) {
 	require.Equal(t, 1, view.Delayed)
 	require.Equal(t, operator.CallDelayed, view.Calls[0].State)
 	require.WithinDuration(t, time.Now().Add(time.Hour), view.Calls[0].NotBefore, time.Minute)
+	require.Equal(t, "its time: "+view.Calls[0].NotBefore.UTC().Format(time.RFC3339), view.WaitsFor)
 	list, err := o.List(t.Context(), protocol.DefaultPool, 0)
 	require.NoError(t, err)
 	require.Len(t, list.Lanes, 2)

@@ -2,6 +2,7 @@ package lane_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A result says for how long its call waited, and what for.
+// Operators see what a lane's next call waits for, and a result says for how long, and what for.
 func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	t.Parallel()
 	const takes = 500 * time.Millisecond // far more than a busy machine adds
@@ -27,12 +28,13 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 		slots int
 		first *protocol.Call
 		other *protocol.Call
+		shown string // by an operator
 	}{
-		"lane":  {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a"))},
-		"limit": {slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a"))},
-		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: perSecond(2), Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a"))},
-		"after": {slots: 4, first: awaited, other: waits},
-		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b"))},
+		"lane":  {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a")), shown: "an earlier call of the lane, which runs"},
+		"limit": {slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: concurrent 1"},
+		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 12, Per: time.Minute}, Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: rate 12/min"},
+		"after": {slots: 4, first: awaited, other: waits, shown: "call s/"},
+		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b")), shown: "a slot: "},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
@@ -40,16 +42,21 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 			if c.rule.Lane != "" {
 				f.setLimit(c.rule)
 			}
-			began := make(chan struct{}, 2)
+			began, end := make(chan struct{}, 2), make(chan struct{})
 			f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 				began <- struct{}{}
-				time.Sleep(takes)
+				<-end
 				return succeed(run)
 			}), lane.Options{Slots: c.slots})
 			p := f.publisher()
 			put(t, p, c.first)
 			<-began
 			put(t, p, c.other)
+			require.Eventually(t, func() bool { // lane show says so
+				view, err := f.operator().Show(t.Context(), protocol.DefaultPool, c.other.Lane(), 0)
+				return err == nil && strings.HasPrefix(view.WaitsFor, c.shown)
+			}, patience, 10*time.Millisecond, c.shown)
+			time.AfterFunc(takes, func() { close(end) })
 			r := f.await(p, c.other)
 			require.Greater(t, at(&r.Waits)[want], 10.0, "%+v of %+v", r.Waits, r)
 			for why, ms := range at(&r.Waits) {

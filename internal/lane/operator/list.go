@@ -291,7 +291,23 @@ func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (ag
 		}
 	}
 	status.Waiting = max(calls-len(status.Running), 0)
+	if status.WaitsFor == "" {
+		status.WaitsFor = status.stateWait()
+	}
 	return status, nil
+}
+
+// stateWait is what the next call of a lane waits for, as far as the state of the lane says it.
+func (a *aged) stateWait() string {
+	switch {
+	case a.State == StateDelayed:
+		return "its time"
+	case a.State == StatePaused && a.Waiting > 0:
+		return "an operator: the lane is paused"
+	case a.Waiting > 0 && len(a.Running) > 0:
+		return "an earlier call of the lane, which runs"
+	}
+	return ""
 }
 
 func (s *sighting) state(holder *holding) string {

@@ -60,6 +60,10 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if err := o.readCalls(ctx, found[0], view, limit, at); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}
+	if view.State == StateDelayed && len(view.Calls) > 0 {
+		first := slices.MinFunc(view.Calls, func(a, b CallStatus) int { return a.NotBefore.Compare(b.NotBefore) })
+		view.WaitsFor += ": " + first.NotBefore.UTC().Format(time.RFC3339)
+	}
 	return view, nil
 }
 

@@ -1,0 +1,27 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+)
+
+// workers sums up why calls wait.
+func TestWorkers_SayWhyCallsWait(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	printWaits(&out, []report.Lane{
+		{WaitsFor: "limit account/*: rate 60/min", Waiting: 2},
+		{WaitsFor: "a slot: no worker has claimed the lane", Waiting: 3},
+		{WaitsFor: "its time", Delayed: 1},
+		{WaitsFor: "limit account/*: rate 60/min", Waiting: 4},
+		{Waiting: 1},
+	})
+	require.Equal(t, `6 calls in 2 lanes waiting for: limit account/*: rate 60/min
+3 calls in 1 lane waiting for: a slot: no worker has claimed the lane
+1 call in 1 lane waiting for: its time
+`, out.String())
+}
