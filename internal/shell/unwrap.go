@@ -16,11 +16,14 @@ type wrapped struct {
 // unwrap returns the commands that a command runs, and adds those of scripts in its arguments.
 func (r *reader) unwrap(words []Word, at scope) (wrapped, error) {
 	name, arguments := programOf(words[0]), words[1:]
+	if isIn("genv gtimeout gnice gnohup gstdbuf gtime gxargs gfind", Word{Text: name, Known: true}) {
+		name = name[1:] // as Homebrew calls those of GNU
+	}
 	switch name {
 	case "sh", "bash", "dash", "ash", "rbash":
 		at.posix = name != "bash" && name != "rbash"
 		return r.shellScript(arguments, at)
-	case "zsh", "ksh", "mksh", "yash", "fish", "csh", "tcsh", "pwsh":
+	case "zsh", "ksh", "mksh", "yash", "posh", "osh", "ysh", "fish", "csh", "tcsh", "pwsh", "nu", "elvish", "xonsh", "bash-static":
 		return r.otherShell(arguments, at)
 	case ".", "source":
 		return wrapped{}, r.source(arguments, at)
@@ -75,7 +78,7 @@ func (w wrapper) program(words []Word) wrapped {
 		case !word.Known:
 			found.commands = [][]Word{{word}}
 			return found
-		case word.Text == "--":
+		case word.Text == "--", word.Text == "-" && w.assigns: // env - is env -i
 		case strings.HasPrefix(word.Text, "-") && word.Text != "-":
 			if found.script = w.scriptOf(words[i:]); found.script != nil {
 				return found

@@ -68,7 +68,7 @@ func namedWrapper(name string) (wrapper, bool) {
 	case "stdbuf":
 		return wrapper{valued: "ioe", longWith: list("input output error")}, true
 	case "time":
-		return wrapper{flags: "pvaq", valued: "fo"}, true
+		return wrapper{flags: "pvq", valued: "f"}, true
 	case "xargs":
 		return wrapper{
 			flags: "0rtpx", valued: "InPLdaEs", long: list("null no-run-if-empty verbose replace max-lines"),
@@ -111,7 +111,7 @@ func namedWrapper(name string) (wrapper, bool) {
 		}, true
 	case "systemd-inhibit":
 		return wrapper{long: list("no-pager no-legend no-ask-password"), longWith: list("what who why mode")}, true
-	case "systemd-run":
+	case "systemd-run", "run0":
 		return wrapper{
 			flags: "tPGqrSd", valued: "pEupHM", judged: true, shell: true,
 			long:     list("user system scope pty pipe wait quiet collect same-dir remain-after-exit send-sighup no-block no-ask-password shell"),
@@ -148,6 +148,8 @@ func namedWrapper(name string) (wrapper, bool) {
 		}, true
 	case "sg":
 		return wrapper{operands: 1, script: "c", joined: true, judged: true}, true
+	case "gosu", "su-exec":
+		return wrapper{operands: 1, judged: true}, true
 	case "pkexec":
 		return wrapper{judged: true, long: list("disable-internal-agent keep-cwd"), longWith: list("user")}, true
 	case "runcon":
@@ -182,6 +184,16 @@ func namedWrapper(name string) (wrapper, bool) {
 		return wrapper{flags: "agvqdB", valued: "eoFrpCtx", operands: 1, judged: true}, true
 	case "chronic":
 		return wrapper{flags: "ve"}, true
+	case "tini":
+		return wrapper{flags: "gsvw", valued: "ep"}, true
+	case "dumb-init":
+		return wrapper{flags: "cv", valued: "r", long: list("single-child verbose"), longWith: list("rewrite")}, true
+	case "caffeinate":
+		return wrapper{flags: "dimsu", valued: "tw"}, true
+	case "catchsegv", "nocache":
+		return wrapper{valued: "n"}, true
+	case "setlock":
+		return wrapper{flags: "nNxX", operands: 1, judged: true}, true
 	case "ifne":
 		return wrapper{flags: "n"}, true
 	case "unbuffer":
@@ -196,7 +208,7 @@ func namedWrapper(name string) (wrapper, bool) {
 		return wrapper{flags: "cDds", valued: "aEOPt", inert: "kuU", judged: true}, true
 	case "xvfb-run":
 		return wrapper{flags: "al", valued: "efnpsw", long: list("auto-servernum auto-display listen-tcp"), longWith: list("auth-file error-file fbdir server-num server-args wait xauth-protocol")}, true
-	case "parallel", "hyperfine", "pee", "entr", "rlwrap", "start-stop-daemon", "daemonize", "bwrap":
+	case "parallel", "hyperfine", "pee", "entr", "rlwrap", "start-stop-daemon", "daemonize", "bwrap", "proot", "chpst", "softlimit", "envdir", "tmux", "screen":
 		// Its arguments may run whatever they say.
 		return wrapper{operands: -1}, true
 	default:

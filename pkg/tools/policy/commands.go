@@ -143,7 +143,7 @@ func harmless(variable string) bool {
 		return false
 	default:
 		return strings.HasPrefix(variable, "LC_") ||
-			inLowerCase.MatchString(variable) && !strings.HasPrefix(variable, "npm_") && !strings.HasPrefix(variable, "yarn_")
+			inLowerCase.MatchString(variable) && !strings.HasPrefix(variable, "npm_") && !strings.HasPrefix(variable, "pnpm_") && !strings.HasPrefix(variable, "yarn_")
 	}
 }
 

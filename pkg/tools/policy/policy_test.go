@@ -99,6 +99,8 @@ func TestJudge(t *testing.T) {
 		{"settings for all that follows", gitOnly, "bash", sh("read HOME <<< .; git status"), policy.Denied, "commands.allow"},
 		{"a setting that is left out", "commands: {allow: [unset, git]}", "bash", sh("unset PATH; git status"), policy.Denied, "commands.allow"},
 		{"settings of npm", "commands: {allow: [npm test]}", "bash", sh("npm_config_script_shell=./x npm test"), policy.Denied, "commands.allow"},
+		{"settings of pnpm", "commands: {allow: [pnpm test]}", "bash", sh("pnpm_config_script_shell=./x pnpm test"), policy.Denied, "commands.allow"},
+		{"no environment at all", "commands: {deny: [git push]}", "bash", sh("env - git push"), policy.Denied, "commands.deny"},
 		{"another directory", gitOnly, "bash", sh("env -C x git status"), policy.Denied, "commands.allow"},
 		{"a variable of its own", gitOnly, "bash", sh(`dir=src; for f in a b; do cat "$dir/$f"; done`), policy.Allowed, ""},
 		{"a variable that changes how text looks", gitOnly, "bash", sh("LC_ALL=C NO_COLOR=1 git status"), policy.Allowed, ""},
