@@ -331,7 +331,7 @@ func newRules(list []Rule) (*Rules, error) {
 	for i := range list {
 		all = append(all, list[i].Validate())
 		if i > 0 && list[i].same(&list[i-1]) {
-			all = append(all, fmt.Errorf("%w: lane %s: has two rules", ErrInvalid, cmp.Or(string(list[i].Lane), string(list[i].Tenant), string(list[i].Pool))))
+			all = append(all, fmt.Errorf("%w: %s: has two rules", ErrInvalid, list[i].subject()))
 		}
 	}
 	if err := errors.Join(all...); err != nil {
@@ -410,6 +410,17 @@ func (r *Rule) InFlight(pool protocol.Pool) int {
 		return r.Sessions
 	}
 	return r.Concurrent
+}
+
+// subject names what the rule is about, as in tenant acme.
+func (r *Rule) subject() string {
+	switch {
+	case r.Tenant != "":
+		return "tenant " + string(r.Tenant)
+	case r.Pool != "":
+		return "pool " + string(r.Pool)
+	}
+	return "lane " + string(r.Lane)
 }
 
 // same reports whether two rules are about the same lanes, tenant or pool.

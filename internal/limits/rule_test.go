@@ -55,6 +55,15 @@ func TestRule_BadInputIsNamed(t *testing.T) {
 		`lane "account/*x": * must be the end of a segment`:                   func(r *limits.Rule) { r.Lane = "account/*x" },
 		`lane "account/": matches no lane`:                                    func(r *limits.Rule) { r.Lane = "account/" },
 		`lane "../x": matches no lane`:                                        func(r *limits.Rule) { r.Lane = "../x" },
+		`waiting -1: must be 1 to 10000000`:                                   func(r *limits.Rule) { r.Waiting = -1 },
+		`weight 1001: must be 1 to 1000`:                                      func(r *limits.Rule) { r.Weight = 1001 },
+		`sessions -1: must be 1 to 1000000`:                                   func(r *limits.Rule) { r.Sessions = -1 },
+		`stored -1: must be 1 MiB to 1024 TiB`:                                func(r *limits.Rule) { r.Stored = -1 },
+		`stored 4611686018427387904: must be 1 MiB to 1024 TiB`:               func(r *limits.Rule) { r.Stored = 1 << 62 },
+		`a rule is about one of lane, tenant and pool`:                        func(r *limits.Rule) { r.Tenant = "acme" },
+		`weight, sessions and stored are of tenants`:                          func(r *limits.Rule) { r.Weight = 3 },
+		`invalid name: tenant "A"`:                                            func(r *limits.Rule) { r.Lane, r.Tenant = "", "A" },
+		`pool default: needs waiting, and takes nothing else`:                 func(r *limits.Rule) { r.Lane, r.Pool = "", "default" },
 	} {
 		r := fine
 		change(&r)
@@ -62,6 +71,39 @@ func TestRule_BadInputIsNamed(t *testing.T) {
 		require.ErrorIs(t, err, limits.ErrInvalid, want)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// A list is stored whole or not at all, and its error names what is wrong.
+func TestReplace_BadInputChangesNothing(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := limits.Open(t.Context(), f.JS, "tf")
+	require.NoError(t, err)
+	require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: "account/*", Concurrent: 1}))
+	for text, want := range map[string]string{
+		`{`:                                   "must be a JSON list, as coordinator limits ls --json prints it",
+		`[{"lane":"a/b","concurent":1}]`:      `unknown field "concurent"`,
+		`[{"lane":"a/b","rate":"60/week"}]`:   `rate "60/week": must be a number per s, min or h`,
+		`[{"lane":"a/b","concurrent":-1}]`:    "concurrent -1: must be 1 to 1000000",
+		`[{"lane":"a/b","concurrent":1e99}]`:  "cannot unmarshal number 1e99 into Go struct field Rule.concurrent",
+		`[{"tenant":"acme","stored":"1GiB"}]`: "Rule.stored",
+	} {
+		_, err := limits.Parse([]byte(text))
+		require.ErrorIs(t, err, limits.ErrInvalid, text)
+		require.ErrorContains(t, err, want, text)
+	}
+	for want, list := range map[string][]limits.Rule{
+		"lane a/b: has two rules":                     {{Lane: "a/b", Concurrent: 1}, {Lane: "a/b", Concurrent: 2}},
+		"tenant acme: has two rules":                  {{Tenant: "acme", Weight: 1}, {Tenant: "acme", Stored: 1 << 30}},
+		`lane "x": 1 segments`:                        {{Lane: "a/b", Concurrent: 1}, {Lane: "x", Concurrent: 2}},
+		"1001 rules: must be at most 1000":            make([]limits.Rule, limits.MaxRules+1),
+		"tenant acme: needs weight, concurrent, rate": {{Tenant: "acme"}},
+	} {
+		require.ErrorContains(t, store.Replace(t.Context(), list), want)
+	}
+	rules, err := store.Rules(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []limits.Rule{{Lane: "account/*", Concurrent: 1}}, rules.List())
 }
 
 func TestRules_TheMostSpecificOneDecides(t *testing.T) {
