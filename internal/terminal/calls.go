@@ -69,12 +69,12 @@ func (c *call) about() string {
 }
 
 // open returns a call that has no result; nil for one that was not seen.
-func (v *View) open(id protocol.CallID) *call {
-	i := slices.IndexFunc(v.calls, func(c *call) bool { return c.id == id })
+func (r *running) open(id protocol.CallID) *call {
+	i := slices.IndexFunc(r.calls, func(c *call) bool { return c.id == id })
 	if i < 0 {
 		return nil
 	}
-	return v.calls[i]
+	return r.calls[i]
 }
 
 // callMoved shows that a call came a step further.
@@ -122,21 +122,21 @@ func (v *View) callMoved(e *loop.Event) {
 }
 
 // callWaits shows what a call waits for that no worker has.
-func (v *View) callWaits(c *call, why, label string) {
+func (p *page) callWaits(c *call, why, label string) {
 	if c.waits = why; why != "" {
-		v.heading(part{yellow, label + " waits for: " + why})
+		p.heading(part{yellow, label + " waits for: " + why})
 	}
 }
 
 // workerLost shows that the worker of a call is lost, whose start may not have been seen.
-func (v *View) workerLost(c *call, e *loop.Event, label string) {
+func (p *page) workerLost(c *call, e *loop.Event, label string) {
 	if c.lost.IsZero() {
 		c.lost, c.attempt = e.Time, e.Attempt
 	}
 	if c.running.IsZero() {
 		c.running = e.Time
 	}
-	v.heading(part{yellow, label + " " + e.Text})
+	p.heading(part{yellow, label + " " + e.Text})
 }
 
 // callRuns shows where a call runs. When that is seen anyway, it shows only that it runs again.
@@ -194,8 +194,8 @@ func (v *View) resultHead(e *loop.Event, label, what string, head part) {
 }
 
 // indent is before what a call returned: as much as its label takes, if that leaves room.
-func (v *View) indent(label string) string {
-	if wide := columns(label) + 1; wide <= v.width*2/5 && !v.opts.Plain {
+func (p *page) indent(label string) string {
+	if wide := columns(label) + 1; wide <= p.width*2/5 && !p.opts.Plain {
 		return strings.Repeat(" ", wide)
 	}
 	return "  "
@@ -223,17 +223,17 @@ func (v *View) facts(e *loop.Event) []string {
 	return parts
 }
 
-func (v *View) statusMark(status protocol.Status) (string, style) {
+func (p *page) statusMark(status protocol.Status) (string, style) {
 	switch status {
 	case protocol.StatusOK:
-		return v.marks.ok, green
+		return p.marks.ok, green
 	case protocol.StatusCancelled:
-		return v.marks.stopped, yellow
+		return p.marks.stopped, yellow
 	case protocol.StatusOutcomeUnknown:
-		return v.marks.unknown, yellow
+		return p.marks.unknown, yellow
 	case protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusRejected:
-		return v.marks.failed, red
+		return p.marks.failed, red
 	default:
-		return v.marks.unknown, yellow
+		return p.marks.unknown, yellow
 	}
 }

@@ -113,27 +113,27 @@ func (v *View) merged() []change {
 	return all
 }
 
-func (v *View) outcomeMark(outcome loop.Outcome) (string, style) {
+func (p *page) outcomeMark(outcome loop.Outcome) (string, style) {
 	switch outcome {
 	case loop.OutcomeAnswered:
-		return v.marks.ok, green
+		return p.marks.ok, green
 	case loop.OutcomeFailed:
-		return v.marks.failed, red
+		return p.marks.failed, red
 	default:
-		return v.marks.stopped, yellow
+		return p.marks.stopped, yellow
 	}
 }
 
 // files shows which files were written and edited, in columns.
-func (v *View) files(all []change) {
+func (p *page) files(all []change) {
 	const before = "  changed  "
 	shown := all[:min(len(all), maxFiles)]
-	room := max(min(v.width/2, v.width-30), minWidth/2)
+	room := max(min(p.width/2, p.width-30), minWidth/2)
 	paths, added, removed := 0, 0, 0
 	for i := range shown {
 		paths = max(paths, columns(fit(shown[i].path, room)))
 		added = max(added, len(plus(&shown[i])))
-		removed = max(removed, columns(v.minus(&shown[i])))
+		removed = max(removed, columns(p.minus(&shown[i])))
 	}
 	for i := range shown {
 		c := &shown[i]
@@ -141,12 +141,12 @@ func (v *View) files(all []change) {
 		if i > 0 {
 			prefix = strings.Repeat(" ", len(before))
 		}
-		v.line(prefix + pad(fit(c.path, room), paths) + "  " +
-			v.ink.paint(green, strings.Repeat(" ", added-len(plus(c)))+plus(c)) + " " +
-			v.ink.paint(red, pad(v.minus(c), removed)) + c.remark())
+		p.line(prefix + pad(fit(c.path, room), paths) + "  " +
+			p.ink.paint(green, strings.Repeat(" ", added-len(plus(c)))+plus(c)) + " " +
+			p.ink.paint(red, pad(p.minus(c), removed)) + c.remark())
 	}
 	if more := len(all) - len(shown); more > 0 {
-		v.line(strings.Repeat(" ", len(before)) + "… " + Plural(more, "more file"))
+		p.line(strings.Repeat(" ", len(before)) + "… " + Plural(more, "more file"))
 	}
 }
 
@@ -157,11 +157,11 @@ func plus(c *change) string {
 	return "+" + count(c.added)
 }
 
-func (v *View) minus(c *change) string {
+func (p *page) minus(c *change) string {
 	if c.uncounted {
 		return ""
 	}
-	return v.marks.minus + count(c.removed)
+	return p.marks.minus + count(c.removed)
 }
 
 // remark says what the numbers do not.

@@ -97,10 +97,10 @@ type activity struct {
 }
 
 // thinks says that the model has been asked.
-func (v *View) thinks(at time.Time) { v.activity = activity{"thinking", at} }
+func (r *running) thinks(at time.Time) { r.activity = activity{"thinking", at} }
 
 // idle says that nothing runs.
-func (v *View) idle() { v.activity, v.calls = activity{}, nil }
+func (r *running) idle() { r.activity, r.calls = activity{}, nil }
 
 // Waits shows what is waited for until the next event, as "waiting for a coordinator".
 func (v *View) Waits(what string) {
@@ -128,13 +128,13 @@ func (v *View) Output(id protocol.CallID, piece []byte) {
 }
 
 // unknown removes a call without an event so far, and returns it with its output.
-func (v *View) unknown(id protocol.CallID) *call {
-	i := slices.IndexFunc(v.early, func(c *call) bool { return c.id == id })
+func (r *running) unknown(id protocol.CallID) *call {
+	i := slices.IndexFunc(r.early, func(c *call) bool { return c.id == id })
 	if i < 0 {
 		return &call{id: id}
 	}
-	c := v.early[i]
-	v.early = slices.Delete(v.early, i, i+1)
+	c := r.early[i]
+	r.early = slices.Delete(r.early, i, i+1)
 	return c
 }
 
@@ -151,8 +151,8 @@ func (v *View) Waiting(id protocol.CallID) (about, behind string) {
 }
 
 // behind is what runs of the session, and for how long.
-func (v *View) behind(now time.Time) string {
-	for _, c := range v.calls {
+func (r *running) behind(now time.Time) string {
+	for _, c := range r.calls {
 		if !c.running.IsZero() {
 			return fit(c.about(), maxName) + ", " + elapsed(now.Sub(c.running))
 		}
@@ -193,25 +193,25 @@ func (v *View) progressNow(now time.Time) string {
 }
 
 // spent is the tokens of a turn, and what they cost if that is known.
-func (v *View) spent(t *tally) []string {
+func (p *page) spent(t *tally) []string {
 	var parts []string
 	if t.usage.Total() > 0 {
 		parts = append(parts, count(t.usage.Total())+" tokens")
 	}
-	return append(parts, v.cost(t.usage, t.cost)...)
+	return append(parts, p.cost(t.usage, t.cost)...)
 }
 
 // cost is what tokens cost: by the price of the options, else by that of the session.
-func (v *View) cost(u protocol.Usage, known *float64) []string {
-	if u.Total() <= 0 || v.opts.Cost == nil && known == nil {
+func (p *page) cost(u protocol.Usage, known *float64) []string {
+	if u.Total() <= 0 || p.opts.Cost == nil && known == nil {
 		return nil
 	}
 	var dollars float64
 	if known != nil {
 		dollars = *known
 	}
-	if v.opts.Cost != nil {
-		dollars = v.opts.Cost(u)
+	if p.opts.Cost != nil {
+		dollars = p.opts.Cost(u)
 	}
 	if dollars < 1 {
 		return []string{fmt.Sprintf("$%.4f", dollars)}

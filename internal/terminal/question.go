@@ -32,7 +32,7 @@ func (v *View) Ask(q Question) (answered func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.pause()
+	v.reply.pause()
 	head := v.flow(v.ink.paint(yellow, "?")+" ", "  ")
 	head.add(q.Reason + ": " + q.Tool)
 	head.end()
@@ -55,24 +55,24 @@ func (v *View) Ask(q Question) (answered func()) {
 }
 
 // lines shows lines behind a bar, up to a bound.
-func (v *View) lines(all []part) {
+func (p *page) lines(all []part) {
 	shown := all[:min(len(all), maxQuestionLines)]
 	for _, line := range shown {
-		bar := v.ink.paint(dim, strings.TrimRight(v.marks.bar, " "))
-		text := v.flow("  "+bar+" ", "  "+bar+" ")
-		text.restyle(func(piece string) string { return v.ink.paint(line.style, piece) })
+		bar := p.ink.paint(dim, strings.TrimRight(p.marks.bar, " "))
+		text := p.flow("  "+bar+" ", "  "+bar+" ")
+		text.restyle(func(piece string) string { return p.ink.paint(line.style, piece) })
 		text.add(line.text)
 		if text.end(); !text.begun {
-			v.line("  " + bar)
+			p.line("  " + bar)
 		}
 	}
 	if more := len(all) - len(shown); more > 0 {
-		v.line("  " + v.ink.paint(yellow, "… "+Plural(more, "more line")+", not shown"))
+		p.line("  " + p.ink.paint(yellow, "… "+Plural(more, "more line")+", not shown"))
 	}
 }
 
 // asked is what a call would do.
-func (v *View) asked(q Question) []part {
+func (p *page) asked(q Question) []part {
 	var args arguments
 	if json.Unmarshal([]byte(q.Arguments), &args) != nil || args == nil {
 		return inStyle(plain, q.Arguments)
@@ -214,7 +214,7 @@ func (v *View) Diff(diff string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.pause()
+	v.reply.pause()
 	for _, line := range diffParts(diff) {
 		v.line(v.ink.paint(line.style, fit(line.text, v.width)))
 	}

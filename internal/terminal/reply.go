@@ -15,6 +15,12 @@ type reply struct {
 	thought    *flow           // the same of what the model thinks before
 }
 
+// pause ends the line of the model's text, which may go on below.
+func (r *reply) pause() {
+	r.thought.pause()
+	r.text.pause()
+}
+
 // above is the text of the current step that stands above calls which began while it streamed.
 type above struct {
 	turn, step int
@@ -156,13 +162,13 @@ func (v *View) endReply() {
 }
 
 // mused shows what the model thought, folded.
-func (v *View) mused(text string) {
+func (p *page) mused(text string) {
 	if strings.TrimSpace(text) == "" {
 		return
 	}
-	v.gap = true
-	thought := v.flow(v.ink.paint(dim, strings.TrimSpace(v.marks.thought))+" ", "  ")
-	thought.restyle(func(piece string) string { return v.ink.paint(dim, piece) })
+	p.gap = true
+	thought := p.flow(p.ink.paint(dim, strings.TrimSpace(p.marks.thought))+" ", "  ")
+	thought.restyle(func(piece string) string { return p.ink.paint(dim, piece) })
 	thought.add(strings.Join(excerpt(text, maxFoldedLines), "\n"))
 	thought.end()
 }

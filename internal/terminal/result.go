@@ -51,7 +51,7 @@ func withoutError(content string, e *loop.Event) string {
 }
 
 // diff shows a diff, without the end of a long one, and without lines of some kinds.
-func (v *View) diff(diff, indent string, without ...lineKind) {
+func (p *page) diff(diff, indent string, without ...lineKind) {
 	shown := 0
 	for kind, line := range diffLines(diff) {
 		if kind == lineCut && line == "" || slices.Contains(without, kind) {
@@ -60,10 +60,10 @@ func (v *View) diff(diff, indent string, without ...lineKind) {
 		if shown++; shown > maxDiffLines {
 			continue
 		}
-		v.barred(indent, diffStyle(kind), line)
+		p.barred(indent, diffStyle(kind), line)
 	}
 	if shown > maxDiffLines {
-		v.barred(indent, dim, "… "+Plural(shown-maxDiffLines, "more line")+" of the diff")
+		p.barred(indent, dim, "… "+Plural(shown-maxDiffLines, "more line")+" of the diff")
 	}
 }
 
@@ -83,9 +83,9 @@ func diffStyle(kind lineKind) style {
 }
 
 // barred adds one line of a result.
-func (v *View) barred(indent string, st style, line string) {
-	room := max(v.width-len(indent)-columns(v.marks.bar), minWidth/2)
-	v.line(indent + v.ink.paint(dim, strings.TrimRight(v.marks.bar, " ")) + prefixed(v.marks.bar[len(strings.TrimRight(v.marks.bar, " ")):], v.ink.paint(st, strings.TrimRight(fit(line, room), " "))))
+func (p *page) barred(indent string, st style, line string) {
+	room := max(p.width-len(indent)-columns(p.marks.bar), minWidth/2)
+	p.line(indent + p.ink.paint(dim, strings.TrimRight(p.marks.bar, " ")) + prefixed(p.marks.bar[len(strings.TrimRight(p.marks.bar, " ")):], p.ink.paint(st, strings.TrimRight(fit(line, room), " "))))
 }
 
 // prefixed returns s behind a prefix, and nothing for nothing.

@@ -1,7 +1,6 @@
 package terminal
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -44,13 +43,10 @@ type Options struct {
 
 // View shows one session. Its methods are safe for concurrent use.
 type View struct {
-	opts  Options
-	now   func() time.Time
-	ink   ink
-	marks *marks
+	now func() time.Time
 
 	mu sync.Mutex // guards what follows
-	output
+	page
 	reply  reply
 	above  above
 	labels labels
@@ -58,20 +54,6 @@ type View struct {
 	totals
 	changes
 	live *region
-}
-
-// output is what a [View] knows about the screen.
-type output struct {
-	w      io.Writer
-	failed bool         // a write failed: be silent
-	buf    bytes.Buffer // what the current event adds
-	begun  bool         // something has been written
-	gap    bool         // an empty line is due before the next line
-	typed  bool         // the terminal shows the input of the next turn
-	asking bool         // a question is open: nothing is written below it
-	width  int          // of lines that are cut
-	wrap   int          // of the model's text; 0 for none
-	rows   int          // of the screen; 0 when there is none
 }
 
 // running is what runs.
@@ -103,7 +85,7 @@ func New(w io.Writer, o *Options) *View {
 	if o == nil {
 		o = &Options{}
 	}
-	v := &View{opts: *o, output: output{w: w}, ink: ink(o.Color && !o.Plain), marks: drawn(), now: o.Now}
+	v := &View{page: page{opts: *o, w: w, ink: ink(o.Color && !o.Plain), marks: drawn()}, now: o.Now}
 	if v.now == nil {
 		v.now = time.Now
 	}
@@ -131,15 +113,15 @@ func (v *View) Close() {
 }
 
 // measure takes the size that the screen has now.
-func (v *View) measure() {
-	columns := v.opts.Width
-	if v.opts.Size != nil {
-		columns, v.rows = v.opts.Size()
+func (p *page) measure() {
+	columns := p.opts.Width
+	if p.opts.Size != nil {
+		columns, p.rows = p.opts.Size()
 	}
-	v.width, v.wrap = defaultWidth, 0
+	p.width, p.wrap = defaultWidth, 0
 	if columns > 0 {
-		v.width = max(columns, minWidth)
-		v.wrap = v.width
+		p.width = max(columns, minWidth)
+		p.wrap = p.width
 	}
 }
 
@@ -209,7 +191,7 @@ func (v *View) nativeCalled(e *loop.Event) {
 	if asked := strings.Join(strings.Fields(e.Text), " "); asked != "" {
 		said += ": " + asked
 	}
-	v.pause()
+	v.reply.pause()
 	v.line(v.ink.paint(dim, "  "+fit(said, max(v.width-2, minWidth/2))))
 	for i, line := range strings.Split(strings.TrimSpace(e.Content), "\n") {
 		if i == nativeLines {
@@ -257,7 +239,7 @@ func (v *View) answered(e *loop.Event) {
 
 // remark shows what became of a question to a person, or of one to a model.
 func (v *View) remark(said string) {
-	v.pause()
+	v.reply.pause()
 	text := v.flow(v.ink.paint(yellow, "?")+" ", "  ")
 	text.add(said)
 	text.end()
@@ -276,7 +258,7 @@ func (v *View) say(first string, st style, said string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.pause()
+	v.reply.pause()
 	text := v.flow(first, "  ")
 	text.restyle(func(word string) string { return v.ink.paint(st, word) })
 	text.add(said)
@@ -297,7 +279,7 @@ func (v *View) Write(p []byte) (int, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.pause()
+	v.reply.pause()
 	v.space()
 	if v.wrap > 0 {
 		v.buf.WriteString(Visible(string(p)))
@@ -308,26 +290,20 @@ func (v *View) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// pause ends the line of the model's text, which may go on below.
-func (v *View) pause() {
-	v.reply.thought.pause()
-	v.reply.text.pause()
-}
-
-func (v *View) sessionStarted(e *loop.Event) {
-	parts := []part{{dim, "session " + fit(string(e.SessionID), v.width)}}
+func (p *page) sessionStarted(e *loop.Event) {
+	parts := []part{{dim, "session " + fit(string(e.SessionID), p.width)}}
 	if e.Model != "" {
-		parts = append(parts, part{dim, "model " + fit(e.Model, v.width)})
+		parts = append(parts, part{dim, "model " + fit(e.Model, p.width)})
 	}
 	parts = append(parts, part{dim, Plural(len(e.Tools), "tool")})
 	if e.Workspace != "" {
-		parts = append(parts, part{dim, "workspace " + fit(e.Workspace, 4*v.width)})
+		parts = append(parts, part{dim, "workspace " + fit(e.Workspace, 4*p.width)})
 	}
 	if len(e.Instructions) > 0 {
-		parts = append(parts, part{dim, "follows " + fit(strings.Join(e.Instructions, ", "), 2*v.width)})
+		parts = append(parts, part{dim, "follows " + fit(strings.Join(e.Instructions, ", "), 2*p.width)})
 	}
-	v.heading(parts...)
-	v.gap = true
+	p.heading(parts...)
+	p.gap = true
 }
 
 // Typed says that the next turn's input was typed on this terminal, which shows it already.

@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -118,56 +119,74 @@ type part struct {
 	text  string
 }
 
+// page writes lines, as wide as the screen.
+type page struct {
+	opts  Options
+	ink   ink
+	marks *marks
+
+	w      io.Writer
+	failed bool         // a write failed: be silent
+	buf    bytes.Buffer // what the current event adds
+	begun  bool         // something has been written
+	gap    bool         // an empty line is due before the next line
+	typed  bool         // the terminal shows the input of the next turn
+	asking bool         // a question is open: nothing is written below it
+	width  int          // of lines that are cut
+	wrap   int          // of the model's text; 0 for none
+	rows   int          // of the screen; 0 when there is none
+}
+
 // heading adds a line of parts, with separators between them. A part that does not fit begins
 // another line, as a whole.
-func (v *View) heading(all ...part) {
+func (p *page) heading(all ...part) {
 	var parts []part
 	used := 0
-	for i, p := range all {
+	for i, next := range all {
 		if i > 0 {
-			between := part{dim, v.marks.separator}
-			if used += columns(between.text); v.wrap > 0 && used+columns(p.text) > v.wrap {
+			between := part{dim, p.marks.separator}
+			if used += columns(between.text); p.wrap > 0 && used+columns(next.text) > p.wrap {
 				between, used = part{plain, "\n"}, columns("  ")
 			}
 			parts = append(parts, between)
 		}
-		used += columns(p.text)
-		parts = append(parts, p)
+		used += columns(next.text)
+		parts = append(parts, next)
 	}
-	v.parts("  ", parts...)
+	p.parts("  ", parts...)
 }
 
 // parts adds a line, which is wrapped on a screen. What its parts contain must be bounded.
-func (v *View) parts(indent string, all ...part) {
-	text := v.flow("", indent)
-	for _, p := range all {
-		text.restyle(func(piece string) string { return v.ink.paint(p.style, piece) })
-		text.add(p.text)
+func (p *page) parts(indent string, all ...part) {
+	text := p.flow("", indent)
+	for _, next := range all {
+		text.restyle(func(piece string) string { return p.ink.paint(next.style, piece) })
+		text.add(next.text)
 	}
 	text.end()
 }
 
 // line adds a line of the view itself. Its parts must be safe already.
-func (v *View) line(s string) {
-	v.space()
-	v.buf.WriteString(strings.TrimRight(s, " "))
-	v.buf.WriteByte('\n')
+func (p *page) line(s string) {
+	p.space()
+	p.buf.WriteString(strings.TrimRight(s, " "))
+	p.buf.WriteByte('\n')
 }
 
 // space adds the empty line that is due.
-func (v *View) space() {
-	if v.gap && v.begun {
-		v.buf.WriteByte('\n')
+func (p *page) space() {
+	if p.gap && p.begun {
+		p.buf.WriteByte('\n')
 	}
-	v.gap, v.begun = false, true
+	p.gap, p.begun = false, true
 }
 
 // flow returns a text of any length whose first line begins with first, and all
 // others with indent.
-func (v *View) flow(first, indent string) *flow {
-	f := &flow{out: &v.buf, start: v.space, margin: margin{first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}}
-	if v.wrap > 0 {
-		f.limit = max(v.wrap-paintedColumns(indent), minWidth/2)
+func (p *page) flow(first, indent string) *flow {
+	f := &flow{out: &p.buf, start: p.space, margin: margin{first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}}
+	if p.wrap > 0 {
+		f.limit = max(p.wrap-paintedColumns(indent), minWidth/2)
 	}
 	return f
 }

@@ -314,12 +314,12 @@ func (t *turnRun) relay(p *pendingCall) func(Event) {
 }
 
 // agentsHint names the agents, for the system prompt of a session that can start them.
-func (t *turnRun) agentsHint() string {
-	if _, has := t.table.Lookup(wire.AgentTool); !has || len(t.opts.Agents) == 0 {
+func (c *conversation) agentsHint() string {
+	if _, has := c.table.Lookup(wire.AgentTool); !has || len(c.opts.Agents) == 0 {
 		return ""
 	}
 	lines := []string{"Agents that the tool agent can start:"}
-	for _, a := range t.opts.Agents {
+	for _, a := range c.opts.Agents {
 		lines = append(lines, "- "+a.Name+": "+strings.Join(strings.Fields(a.Description), " "))
 	}
 	return strings.Join(lines, "\n")

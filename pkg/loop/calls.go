@@ -22,6 +22,9 @@ const maxInline = 8
 
 // batch is what becomes of the tool calls of a step that have no result.
 type batch struct {
+	*turnRun
+
+	settle func(Event) // journals the end of a call
 	// events are the tool calls that were not journaled yet, and the results of
 	// those that cannot be run.
 	events []Event
@@ -49,17 +52,17 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	if detached(ctx) { // while a person was asked
 		return context.Cause(ctx)
 	}
-	b := t.planCalls(ctx, verdicts)
+	b := t.newBatch(ctx, verdicts)
 	if err := t.record(ctx, b.events...); err != nil {
 		return err
 	}
 	if err := t.record(ctx, t.recordedEnds()...); err != nil {
 		return err
 	}
-	if err := t.startJobs(ctx, b.jobs); err != nil {
+	if err := t.followed.startJobs(ctx, b.jobs); err != nil {
 		return err
 	}
-	fleetErr := t.runBatch(ctx, b)
+	fleetErr := b.run(ctx)
 	missing := t.session.open().missing()
 	switch {
 	case t.lost != nil:
@@ -80,9 +83,9 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 // detached reports whether another process may run the session from now on.
 func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrDetached) }
 
-// planCalls decides what becomes of each tool call without result.
-func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batch {
-	b := &batch{remote: make(map[protocol.CallID]*pendingCall), arguments: make(map[protocol.CallID]string), forks: make(map[protocol.CallID]*fork)}
+// newBatch decides what becomes of each tool call without result.
+func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) *batch {
+	b := &batch{turnRun: t, remote: make(map[protocol.CallID]*pendingCall), arguments: make(map[protocol.CallID]string), forks: make(map[protocol.CallID]*fork)}
 	turn := t.session.open()
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
@@ -101,13 +104,13 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 		p.tool = plan.tool
 		switch {
 		case v.denied != nil:
-			t.refuse(ctx, b, p, protocol.StatusRejected, v.denied)
+			b.refuse(ctx, p, protocol.StatusRejected, v.denied)
 		case ctx.Err() != nil && !detached(ctx) && (!call.sent || plan.plan.Background): // a job that was sent has a result, its handle
-			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
+			b.refuse(ctx, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
 			p.plan, p.note, p.roots = plan.plan, v.note, v.roots
-			t.planCall(ctx, b, p, plan.failure, v, call)
+			b.planCall(ctx, p, plan.failure, v, call)
 		}
 		event, refused := p.as(EventToolCall), len(b.events) > at
 		event.Arguments, event.About, event.Lane = call.Arguments, plan.about, p.lane
@@ -123,10 +126,10 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 
 // planCall records one planned tool call, or the error for which it has no plan. A call that an
 // earlier run has sent may be in the fleet already: Again reports that to the worker.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) {
+func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) {
 	var call protocol.Call
 	if failure == nil && p.plan.Inline == nil && p.plan.Session == nil {
-		if call, failure = p.plan.Call(t.scope(t.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); failure == nil {
+		if call, failure = p.plan.Call(b.scope(b.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); failure == nil {
 			p.lane = laneOf(&call)
 		}
 	}
@@ -139,20 +142,20 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, failur
 	}
 	switch {
 	case failure != nil:
-		t.refuse(ctx, b, p, status, failure)
+		b.refuse(ctx, p, status, failure)
 		return
 	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
 		return
 	case p.plan.Session != nil:
-		if p.fork = t.newFork(ctx, p, recorded.sent); p.fork != nil {
+		if p.fork = b.newFork(ctx, p, recorded.sent); p.fork != nil {
 			b.calls, b.forks[p.fork.call.ID] = append(b.calls, p.fork.call), p.fork
 		}
 		b.asking = append(b.asking, p)
 		return
 	}
 	call.Again = recorded.sent
-	t.bind(&call, v)
+	b.bind(&call, v)
 	p.call = &call
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
@@ -178,20 +181,20 @@ func lost(failure *protocol.Error) *protocol.Error {
 }
 
 // refuse gives a call its result without running it.
-func (t *turnRun) refuse(ctx context.Context, b *batch, p *pendingCall, status protocol.Status, failure *protocol.Error) {
-	_, span := t.startTool(ctx, p)
+func (b *batch) refuse(ctx context.Context, p *pendingCall, status protocol.Status, failure *protocol.Error) {
+	_, span := b.startTool(ctx, p)
 	defer span.End()
 	failSpan(span, failure)
 	b.events = append(b.events, p.local(status, "", failure, 0))
 }
 
-// runBatch dispatches all calls at once and runs the inline tools beside them. It
+// run dispatches all calls at once and runs the inline tools beside them. It
 // returns when everything it started has ended. The error is the dispatcher's.
-func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
+func (b *batch) run(ctx context.Context) error {
 	ctx, detach := context.WithCancelCause(ctx)
 	defer detach(nil)
-	settle := func(e Event) {
-		if err := t.record(ctx, e); err != nil {
+	b.settle = func(e Event) {
+		if err := b.record(ctx, e); err != nil {
 			// Another process may run the calls by now: do not cancel them.
 			detach(fmt.Errorf("%w: %w", ErrDetached, err))
 		}
@@ -199,28 +202,28 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	var group errgroup.Group
 	group.SetLimit(maxInline + 1)
 	if len(b.calls) > 0 {
-		t.askAgain(b)
+		b.askAgain()
 		group.Go(func() error {
 			defer func() {
 				for _, f := range b.forks {
 					f.end(nil)
 				}
 			}()
-			return t.dispatch(ctx, b, settle)
+			return b.dispatch(ctx)
 		})
 	}
-	t.runScratch(ctx, b.asking, settle)
+	b.runScratch(ctx, b.asking, b.settle)
 	if len(b.asking) > 0 {
-		group.Go(func() error { return t.runInOrder(ctx, b.asking, settle) })
+		group.Go(func() error { return b.runInOrder(ctx, b.asking, b.settle) })
 	}
 	for _, p := range b.asking {
 		group.Go(func() error {
-			return t.runOwn(ctx, p, settle)
+			return b.runOwn(ctx, p)
 		})
 	}
 	for _, p := range b.inline {
 		group.Go(func() error {
-			t.runInline(ctx, p, settle)
+			b.runInline(ctx, p)
 			return nil
 		})
 	}
@@ -229,24 +232,24 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 
 // dispatch dispatches the calls of a step. Those that have not ended after [Options].PromoteAfter
 // become jobs.
-func (t *turnRun) dispatch(ctx context.Context, b *batch, settle func(Event)) error {
+func (b *batch) dispatch(ctx context.Context) error {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	var mu sync.Mutex // held by updates and by the promotion
-	if after := t.opts.PromoteAfter; after > 0 {
+	if after := b.opts.PromoteAfter; after > 0 {
 		timer := time.AfterFunc(after, func() {
 			mu.Lock()
 			defer mu.Unlock()
-			if ctx.Err() == nil && t.promote(b, settle) {
+			if ctx.Err() == nil && b.promote() {
 				leave(ErrDetached)
 			}
 		})
 		defer timer.Stop()
 	}
-	err := t.dispatcher.Dispatch(ctx, b.calls, func(u Update) {
+	err := b.dispatcher.Dispatch(ctx, b.calls, func(u Update) {
 		mu.Lock()
 		defer mu.Unlock()
-		t.update(ctx, b, u, settle)
+		b.update(ctx, u)
 	})
 	mu.Lock() // a promotion that has begun
 	defer mu.Unlock()
@@ -258,21 +261,21 @@ func (t *turnRun) dispatch(ctx context.Context, b *batch, settle func(Event)) er
 
 // runOwn carries out a tool call that the session answers itself. An error leaves it without
 // result.
-func (t *turnRun) runOwn(ctx context.Context, p *pendingCall, settle func(Event)) error {
+func (b *batch) runOwn(ctx context.Context, p *pendingCall) error {
 	switch request := p.plan.Session.(type) {
 	case wire.AgentRequest:
-		return t.runAgent(ctx, p, settle)
+		return b.runAgent(ctx, p, b.settle)
 	case wire.PersonRequest:
-		return t.askUser(ctx, p, request, settle)
+		return b.askUser(ctx, p, request, b.settle)
 	case wire.JobRequest:
-		t.runJobTool(ctx, p, request, settle)
+		b.followed.runJobTool(ctx, p, request, b.settle)
 	}
 	return nil
 }
 
 // update takes one update of a dispatched call. Updates of unknown calls and
 // second results are dropped.
-func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Event)) {
+func (b *batch) update(ctx context.Context, u Update) {
 	if f := b.forks[u.CallID]; f != nil && u.State == StateDone {
 		f.end(u.Result)
 	}
@@ -282,29 +285,29 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 	}
 	switch u.State {
 	case StateQueued:
-		if u.Waits == "" && t.early[u.CallID] {
+		if u.Waits == "" && b.early[u.CallID] {
 			return // observers know it
 		}
 		event := p.as(EventToolQueued)
 		event.Text = u.Waits
-		t.tell(event)
+		b.tell(event)
 	case StateRunning:
 		if u.Question != nil || u.Answered != nil {
-			t.question(p, u, settle)
+			b.question(p, u)
 			return
 		}
-		t.tell(p.running(u))
+		b.tell(p.running(u))
 	case StateDone:
 		if u.Result == nil {
 			return
 		}
 		p.done = true
 		if rule := deniedByRoots(u.Result, p.plan, p.roots); rule != "" {
-			settle(*t.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
+			b.settle(*b.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
 		}
 		event := p.result(u.Result)
-		event.Effect = t.effectOf(ctx, t.scope(t.id), p.tool, p.call, u.Result)
-		settle(event)
+		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)
+		b.settle(event)
 	}
 }
 
@@ -313,7 +316,7 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 const maxQuestions = 16
 
 // question journals what a call asks a person, and what came of that.
-func (t *turnRun) question(p *pendingCall, u Update, settle func(Event)) {
+func (b *batch) question(p *pendingCall, u Update) {
 	if u.Question == nil {
 		if p.asked[u.Answered.Question] == nil {
 			return
@@ -322,25 +325,25 @@ func (t *turnRun) question(p *pendingCall, u Update, settle func(Event)) {
 		event := p.as(EventAnswered)
 		event.Question = &protocol.Question{ID: u.Answered.Question}
 		event.Status, event.By = string(u.Answered.Action), validText(u.Answered.By)
-		settle(event)
+		b.settle(event)
 		return
 	}
 	event := p.as(EventQuestionAsked)
 	event.Question, event.Lane = u.Question, p.lane
 	if p.logged++; p.logged > maxQuestions {
-		t.tell(event)
+		b.tell(event)
 		return
 	}
 	if p.asked == nil {
 		p.asked = make(map[string]*protocol.Question)
 	}
 	p.asked[u.Question.ID] = u.Question
-	settle(event)
+	b.settle(event)
 }
 
 // askAgain tells observers what calls asked before the turn was resumed: a worker does not repeat
 // its question.
-func (t *turnRun) askAgain(b *batch) {
+func (b *batch) askAgain() {
 	for i := range b.calls {
 		p := b.remote[b.calls[i].ID]
 		if p == nil { // a fork asks nothing
@@ -349,19 +352,19 @@ func (t *turnRun) askAgain(b *batch) {
 		for _, id := range slices.Sorted(maps.Keys(p.asked)) {
 			event := p.as(EventQuestionAsked)
 			event.Question, event.Lane = p.asked[id], p.lane
-			t.tell(event)
+			b.tell(event)
 		}
 	}
 }
 
 // runInline runs a tool in this process. Its panics are failures.
-func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Event)) {
-	ctx, span := t.startTool(ctx, p)
+func (b *batch) runInline(ctx context.Context, p *pendingCall) {
+	ctx, span := b.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
 	text, failure := tools.RunInline(ctx, p.plan)
-	keeper, _ := t.dispatcher.(Keeper)
-	keep := keeping{p.tool, keeper, t.opts.Logger, t.id}
+	keeper, _ := b.dispatcher.(Keeper)
+	keep := keeping{p.tool, keeper, b.opts.Logger, b.id}
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):
@@ -375,13 +378,13 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 		span.SetAttributes(genaiconv.Captured(genaiconv.ToolCallResult, text))
 	}
 	if failure == nil {
-		settle(p.local(status, keep.fitted(ctx, p.event.CallID, text), nil, time.Since(start)))
+		b.settle(p.local(status, keep.fitted(ctx, p.event.CallID, text), nil, time.Since(start)))
 		return
 	}
 	failSpan(span, failure)
 	event := p.local(status, "", failure, time.Since(start))
 	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, failure), p.note)
-	settle(event)
+	b.settle(event)
 }
 
 // unknownResults are for the calls of a stopped turn of which nothing could be learned.

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -74,23 +73,22 @@ func (r *Runner) Compact(ctx context.Context, session protocol.SessionID, id pro
 	case id != "" && rec.session.summary != nil && rec.session.summary.id == id:
 		return true, nil
 	}
-	t := &turnRun{Runner: r, recorder: rec, since: time.Now()}
-	return t.compact(ctx, id)
+	return newTurnRun(r, rec).shown.compact(ctx, id)
 }
 
 // compactLong compacts a conversation that has come to its bound. A model that fails is logged, and
 // asked for a summary once in a run.
-func (t *turnRun) compactLong(ctx context.Context, tooLong bool) (bool, error) {
-	c := t.opts.Compaction
-	if c == nil || t.compacted || !tooLong && !t.session.long(c.At) {
+func (c *conversation) compactLong(ctx context.Context, tooLong bool) (bool, error) {
+	how := c.opts.Compaction
+	if how == nil || c.compacted || !tooLong && !c.session.long(how.At) {
 		return false, nil
 	}
-	done, err := t.compact(ctx, "")
+	done, err := c.compact(ctx, "")
 	if failed, is := errors.AsType[*summaryError](err); is {
-		t.compacted, err = true, nil
-		t.logger.WarnContext(ctx, "conversation is not compacted", slog.String("session_id", string(t.id)), slog.Any("error", failed))
+		c.compacted, err = true, nil
+		c.logger.WarnContext(ctx, "conversation is not compacted", slog.String("session_id", string(c.id)), slog.Any("error", failed))
 	}
-	t.compacted = t.compacted || !done
+	c.compacted = c.compacted || !done
 	return done, err
 }
 
@@ -101,31 +99,31 @@ func (e *summaryError) Error() string { return "summary of the conversation: " +
 func (e *summaryError) Unwrap() error { return e.err }
 
 // compact journals a summary; false when there is nothing to replace.
-func (t *turnRun) compact(ctx context.Context, id protocol.CallID) (bool, error) {
-	turn, step, replies := t.session.kept()
+func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, error) {
+	turn, step, replies := c.session.kept()
 	if replies == 0 {
 		return false, nil
 	}
-	options := t.opts.Compaction
+	options := c.opts.Compaction
 	if options == nil {
 		options = &Compaction{}
 	}
 	writer, name, price := options.Model, options.ModelName, options.Price
 	if writer == nil {
-		writer, name, price = t.model, t.opts.ModelName, t.opts.Price
+		writer, name, price = c.model, c.opts.ModelName, c.opts.Price
 	}
-	reply, err := t.summarize(ctx, writer, name, turn, step)
+	reply, err := c.summarize(ctx, writer, name, turn, step)
 	if err != nil {
 		return false, &summaryError{err}
 	}
-	last := &t.session.turns[len(t.session.turns)-1]
+	last := &c.session.turns[len(c.session.turns)-1]
 	usage := counted(reply.Usage)
 	event := Event{
 		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, Usage: &usage,
-		KeptFields: KeptFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: t.session.summaryText(validText(reply.Text), replies),
+		KeptFields: KeptFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
 	}
-	t.spend(&event, price)
-	return true, t.record(ctx, event)
+	c.spend(&event, price)
+	return true, c.record(ctx, event)
 }
 
 // keptShare is the share of a conversation whose last replies are kept.
@@ -158,13 +156,13 @@ func (s *session) kept() (turn, step, replies int) {
 func summarizedParts() []int { return []int{8000, 1000} }
 
 // summarize has a model write the summary of what comes before a step.
-func (t *turnRun) summarize(ctx context.Context, writer Model, name string, turn, step int) (reply Reply, err error) {
-	ctx, span := t.opts.Tracer.Start(ctx, spanName(genaiconv.OperationChat, name), trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithAttributes(genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.ConversationID.String(string(t.id)), genaiconv.RequestModel.String(name)))
+func (c *conversation) summarize(ctx context.Context, writer Model, name string, turn, step int) (reply Reply, err error) {
+	ctx, span := c.opts.Tracer.Start(ctx, spanName(genaiconv.OperationChat, name), trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.ConversationID.String(string(c.id)), genaiconv.RequestModel.String(name)))
 	defer span.End()
 	for _, most := range summarizedParts() {
 		reply, err = writer.Reply(ctx, Request{Messages: []Message{
-			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: t.session.transcript(turn, step, most)},
+			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: c.session.transcript(turn, step, most)},
 		}}, func(Delta) {})
 		if !errors.Is(err, ErrTooLong) {
 			break

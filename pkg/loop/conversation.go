@@ -45,31 +45,40 @@ const (
 // maxReason bounds how much of a server's message is repeated to the model, in characters.
 const maxReason = 300
 
+// conversation is the conversation of a session as a run of a turn shows it to models.
+type conversation struct {
+	*turnRun
+
+	compacted bool            // this run asks for no further summary
+	cuts      int             // how often the conversation was too long for the model
+	refused   map[Part]string // what the model's server refused in this run, and is not journaled
+}
+
 // leaveOut leaves the refused parts out of the requests of this run. It reports whether that
 // changes any of them.
-func (t *turnRun) leaveOut(ctx context.Context, refused *RefusedError) bool {
+func (c *conversation) leaveOut(ctx context.Context, refused *RefusedError) bool {
 	changed := false
 	for _, part := range refused.Parts {
-		_, known := t.session.leftOut[part]
-		if _, pending := t.refused[part]; known || pending || !t.session.taken[part.ToolCallID] {
+		_, known := c.session.leftOut[part]
+		if _, pending := c.refused[part]; known || pending || !c.session.taken[part.ToolCallID] {
 			continue
 		}
-		if t.refused == nil {
-			t.refused = make(map[Part]string)
+		if c.refused == nil {
+			c.refused = make(map[Part]string)
 		}
 		reason := []rune(validText(refused.Error()))
-		t.refused[part], changed = string(reason[:min(len(reason), maxReason)]), true
-		t.logger.WarnContext(ctx, "the model's server refuses a part of the conversation, which is left out",
-			slog.String("session_id", string(t.id)), slog.String("tool_call_id", part.ToolCallID),
+		c.refused[part], changed = string(reason[:min(len(reason), maxReason)]), true
+		c.logger.WarnContext(ctx, "the model's server refuses a part of the conversation, which is left out",
+			slog.String("session_id", string(c.id)), slog.String("tool_call_id", part.ToolCallID),
 			slog.String("part", string(part.Kind)), slog.Any("error", refused.Err))
 	}
 	return changed
 }
 
 // leftOutEvents journal what the request that was just answered had left out for the first time.
-func (t *turnRun) leftOutEvents(at Event) []Event {
+func (c *conversation) leftOutEvents(at Event) []Event {
 	var events []Event
-	for part, reason := range t.refused {
+	for part, reason := range c.refused {
 		events = append(events, Event{
 			Type: EventPartLeftOut, Turn: at.Turn, Step: at.Step, CallFields: CallFields{ToolCallID: part.ToolCallID}, Part: part.Kind, Text: reason,
 		})
@@ -78,9 +87,9 @@ func (t *turnRun) leftOutEvents(at Event) []Event {
 }
 
 // withoutRefused leaves parts out of a conversation, in place, and says so there.
-func (t *turnRun) withoutRefused(messages []Message) {
-	leftOut := maps.Clone(t.session.leftOut)
-	maps.Copy(leftOut, t.refused)
+func (c *conversation) withoutRefused(messages []Message) {
+	leftOut := maps.Clone(c.session.leftOut)
+	maps.Copy(leftOut, c.refused)
 	if len(leftOut) == 0 {
 		return
 	}
@@ -131,12 +140,12 @@ const maxCut = 500
 
 // reply asks the model, again and with less of a conversation that is too long for it. What
 // was cut once stays cut in this run.
-func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
+func (c *conversation) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
 	for {
-		turn := t.session.open()
+		turn := c.session.open()
 		request := Request{
-			Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings,
-			Replies: t.session.replies(), Turn: turn.number, Step: len(turn.steps) + 1,
+			Messages: c.messages(c.cuts), Tools: c.table.DefinitionsFor(c.provider()), Settings: c.opts.Settings,
+			Replies: c.session.replies(), Turn: turn.number, Step: len(turn.steps) + 1,
 		}
 		if turn.lastAt > 0 {
 			request.Tools = nil
@@ -145,31 +154,31 @@ func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Re
 			request.Messages = appendNotes(request.Messages, []string{word})
 		}
 		size := sizeOf(request.Messages)
-		reply, err := t.model.Reply(ctx, request, delta)
-		if refused, is := errors.AsType[*RefusedError](err); is && ctx.Err() == nil && t.leaveOut(ctx, refused) {
+		reply, err := c.model.Reply(ctx, request, delta)
+		if refused, is := errors.AsType[*RefusedError](err); is && ctx.Err() == nil && c.leaveOut(ctx, refused) {
 			continue
 		}
 		if !errors.Is(err, ErrTooLong) || ctx.Err() != nil {
 			return reply, err
 		}
-		if done, failed := t.compactLong(ctx, true); done || failed != nil {
+		if done, failed := c.compactLong(ctx, true); done || failed != nil {
 			if failed != nil {
 				return reply, failed
 			}
 			continue
 		}
-		if !t.cutBelow(size) {
+		if !c.cutBelow(size) {
 			return reply, err
 		}
-		t.logger.InfoContext(ctx, "conversation is too long for the model and shown in part",
-			slog.String("session_id", string(t.id)), slog.Int("characters", size))
+		c.logger.InfoContext(ctx, "conversation is too long for the model and shown in part",
+			slog.String("session_id", string(c.id)), slog.Int("characters", size))
 	}
 }
 
-// shown is the conversation after it was too long so many times.
-func (t *turnRun) shown(cuts int) []Message {
-	messages := t.session.conversation(t.system())
-	t.withoutRefused(messages)
+// messages is the conversation after it was too long so many times.
+func (c *conversation) messages(cuts int) []Message {
+	messages := c.session.conversation(c.system())
+	c.withoutRefused(messages)
 	if cuts > 0 {
 		shorten(messages, wholeResults()[cuts-1])
 	}
@@ -177,10 +186,10 @@ func (t *turnRun) shown(cuts int) []Message {
 }
 
 // cutBelow cuts until the conversation is smaller than it was; it reports whether that is possible.
-func (t *turnRun) cutBelow(size int) bool {
-	for t.cuts < len(wholeResults()) {
-		t.cuts++
-		if sizeOf(t.shown(t.cuts)) < size {
+func (c *conversation) cutBelow(size int) bool {
+	for c.cuts < len(wholeResults()) {
+		c.cuts++
+		if sizeOf(c.messages(c.cuts)) < size {
 			return true
 		}
 	}

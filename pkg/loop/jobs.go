@@ -87,6 +87,8 @@ func (r *recorder) jobs() []job {
 
 // followers are the jobs whose results this run waits for.
 type followers struct {
+	*turnRun
+
 	mu     sync.Mutex
 	byCall map[protocol.CallID]*follower
 	group  sync.WaitGroup
@@ -107,16 +109,16 @@ var errJobCancelled = errors.New("the job was cancelled")
 
 // startJobs journals the handles of new jobs and sends their calls, in their order and
 // before the other calls of the step.
-func (t *turnRun) startJobs(ctx context.Context, jobs []newJob) error {
+func (w *followers) startJobs(ctx context.Context, jobs []newJob) error {
 	for _, n := range jobs {
 		event := n.pending.local(protocol.StatusOK, "", nil, 0)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = fmt.Sprintf("[%s runs in the background. You will be told when it has ended; go on with something else.]", event.Job)
 		event.Content = n.pending.tool.WithNote(event.Content, n.pending.note)
-		if err := t.record(ctx, event); err != nil {
+		if err := w.record(ctx, event); err != nil {
 			return err
 		}
-		f := t.follow(ctx, n.call, n.pending.tool)
+		f := w.follow(ctx, n.call, n.pending.tool)
 		select {
 		case <-f.accepted:
 		case <-ctx.Done():
@@ -127,7 +129,7 @@ func (t *turnRun) startJobs(ctx context.Context, jobs []newJob) error {
 
 // promote makes jobs of the calls of a step that have not ended, and reports whether it did: not if
 // one of them is of a kind that cannot be a job, or asks a person.
-func (t *turnRun) promote(b *batch, settle func(Event)) bool {
+func (b *batch) promote() bool {
 	var left []*pendingCall
 	for i := range b.calls {
 		id := b.calls[i].ID
@@ -138,19 +140,19 @@ func (t *turnRun) promote(b *batch, settle func(Event)) bool {
 		if p.done {
 			continue
 		}
-		_, plan, failure := t.table.Plan(t.scope(t.id), p.event.Name, b.arguments[id]) // as the job's follower does
+		_, plan, failure := b.table.Plan(b.scope(b.id), p.event.Name, b.arguments[id]) // as the job's follower does
 		if failure != nil || plan.Payload == nil {
 			return false
 		}
 		left = append(left, p)
 	}
 	for _, p := range left {
-		event := p.local(protocol.StatusOK, "", nil, t.opts.PromoteAfter)
+		event := p.local(protocol.StatusOK, "", nil, b.opts.PromoteAfter)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = p.tool.WithNote(fmt.Sprintf("[The call has not ended after %s and goes on as %s in the background. You will be told when it has ended; go on with something else.]",
-			t.opts.PromoteAfter, event.Job), p.note)
+			b.opts.PromoteAfter, event.Job), p.note)
 		p.done = true
-		settle(event)
+		b.settle(event)
 	}
 	b.promoted = len(left) > 0
 	return b.promoted
@@ -158,21 +160,21 @@ func (t *turnRun) promote(b *batch, settle func(Event)) bool {
 
 // follow sends the call of a job, or finds it in the fleet, and waits for its result
 // beside everything else. The end of ctx does not stop it.
-func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {
+func (w *followers) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {
 	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{}), tool: tool, call: call}
-	t.followed.mu.Lock()
-	if t.followed.byCall == nil {
-		t.followed.byCall = make(map[protocol.CallID]*follower)
+	w.mu.Lock()
+	if w.byCall == nil {
+		w.byCall = make(map[protocol.CallID]*follower)
 	}
-	t.followed.byCall[call.ID] = f
-	t.followed.mu.Unlock()
-	t.followed.group.Go(func() {
+	w.byCall[call.ID] = f
+	w.mu.Unlock()
+	w.group.Go(func() {
 		var once sync.Once
 		accept := func() { once.Do(func() { close(f.accepted) }) }
 		defer close(f.done)
 		defer accept()
-		err := t.dispatcher.Dispatch(jobCtx, []protocol.Call{call}, func(u Update) {
+		err := w.dispatcher.Dispatch(jobCtx, []protocol.Call{call}, func(u Update) {
 			if u.CallID != call.ID {
 				return
 			}
@@ -182,7 +184,7 @@ func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.To
 			}
 		})
 		if err != nil && !errors.Is(err, ErrDetached) {
-			t.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn",
+			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn",
 				slog.String("call_id", string(call.ID)), slog.Any("error", err))
 		}
 	})
@@ -190,26 +192,26 @@ func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.To
 }
 
 // leaveJobs leaves the jobs that still run to themselves; the next run finds them.
-func (t *turnRun) leaveJobs() {
-	t.followed.mu.Lock()
-	for _, f := range t.followed.byCall {
+func (w *followers) leaveJobs() {
+	w.mu.Lock()
+	for _, f := range w.byCall {
 		f.stop(ErrDetached)
 	}
-	t.followed.mu.Unlock()
-	t.followed.group.Wait()
+	w.mu.Unlock()
+	w.group.Wait()
 }
 
 // followerOf returns what waits for a job that has not ended, and begins to wait for one of an
 // earlier run. It is nil when the job's tool is gone or another one: then it ends unknown.
-func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
-	t.followed.mu.Lock()
-	f := t.followed.byCall[j.CallID]
-	t.followed.mu.Unlock()
+func (w *followers) followerOf(ctx context.Context, j *job) *follower {
+	w.mu.Lock()
+	f := w.byCall[j.CallID]
+	w.mu.Unlock()
 	if f != nil {
 		return f
 	}
-	scope := t.scope(t.id)
-	tool, plan, failure := t.table.Plan(scope, j.Name, j.Arguments)
+	scope := w.scope(w.id)
+	tool, plan, failure := w.table.Plan(scope, j.Name, j.Arguments)
 	if failure != nil || plan.Payload == nil {
 		return nil
 	}
@@ -218,27 +220,27 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 		return nil
 	}
 	call.Again = true
-	bound, err := t.under(t.session.turns[j.turn-1].terms)
+	bound, err := w.under(w.session.turns[j.turn-1].terms)
 	if err != nil {
 		return nil
 	}
 	judged := bound.judge(policy.Call{Tool: j.Name, Plan: plan}, "") // it was let through; what binds it on its worker does so still
-	binding(judged).bind(&call, t.opts.MinLevel)
-	call.Payload = wire.WithAuthor(call.Payload, t.opts.Author)
-	return t.follow(ctx, call, tool)
+	binding(judged).bind(&call, w.opts.MinLevel)
+	call.Payload = wire.WithAuthor(call.Payload, w.opts.Author)
+	return w.follow(ctx, call, tool)
 }
 
 // tellJobs journals the ends of jobs that have arrived, so that the model gets them in
 // its next step, and sees that all others are waited for.
-func (t *turnRun) tellJobs(ctx context.Context) error {
-	if err := t.record(ctx, t.recordedEnds()...); err != nil {
+func (w *followers) tellJobs(ctx context.Context) error {
+	if err := w.record(ctx, w.recordedEnds()...); err != nil {
 		return err
 	}
-	for _, j := range t.jobs() {
-		if j.ended != nil || t.opts.Replay.has(&ToolCall{Name: j.Name}) {
+	for _, j := range w.jobs() {
+		if j.ended != nil || w.opts.Replay.has(&ToolCall{Name: j.Name}) {
 			continue
 		}
-		f := t.followerOf(ctx, &j)
+		f := w.followerOf(ctx, &j)
 		if f != nil {
 			select {
 			case <-f.done:
@@ -249,7 +251,7 @@ func (t *turnRun) tellJobs(ctx context.Context) error {
 				continue // the fleet could not be reached
 			}
 		}
-		if _, err := t.endJob(ctx, &j, f, false); err != nil {
+		if _, err := w.endJob(ctx, &j, f, false); err != nil {
 			return err
 		}
 	}
@@ -258,10 +260,10 @@ func (t *turnRun) tellJobs(ctx context.Context) error {
 
 // endJob journals the end of a job once, and returns it. A nil follower stands for a job of
 // which nothing can be learned.
-func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (Event, error) {
-	t.followed.ending.Lock()
-	defer t.followed.ending.Unlock()
-	for _, known := range t.jobs() {
+func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) (Event, error) {
+	w.ending.Lock()
+	defer w.ending.Unlock()
+	for _, known := range w.jobs() {
 		if known.CallID == j.CallID && known.ended != nil {
 			return *known.ended, nil
 		}
@@ -273,17 +275,17 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
 	} else {
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
-		event.Effect = t.effectOf(ctx, t.scope(t.id), f.tool, &f.call, f.result)
+		event.Effect = w.effectOf(ctx, w.scope(w.id), f.tool, &f.call, f.result)
 	}
-	return event, t.record(ctx, event)
+	return event, w.record(ctx, event)
 }
 
 // runJobTool carries out a tool call about jobs.
-func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, request wire.JobRequest, settle func(Event)) {
-	ctx, span := t.startTool(ctx, p)
+func (w *followers) runJobTool(ctx context.Context, p *pendingCall, request wire.JobRequest, settle func(Event)) {
+	ctx, span := w.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	status, text, failure := t.aboutJob(ctx, request)
+	status, text, failure := w.aboutJob(ctx, request)
 	if detached(ctx) {
 		return // the next run of the session asks again
 	}
@@ -294,8 +296,8 @@ func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, request wire.J
 }
 
 // aboutJob answers a request about jobs.
-func (t *turnRun) aboutJob(ctx context.Context, request wire.JobRequest) (protocol.Status, string, *protocol.Error) {
-	all := t.jobs()
+func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (protocol.Status, string, *protocol.Error) {
+	all := w.jobs()
 	if request.Verb == wire.JobStatus && request.Job == "" {
 		return protocol.StatusOK, listJobs(all), nil
 	}
@@ -316,9 +318,9 @@ func (t *turnRun) aboutJob(ctx context.Context, request wire.JobRequest) (protoc
 	if found.ended != nil {
 		return protocol.StatusOK, endedText(found.ended), nil
 	}
-	f := t.followerOf(ctx, found)
+	f := w.followerOf(ctx, found)
 	if f == nil {
-		return t.jobEnd(ctx, found, nil)
+		return w.jobEnd(ctx, found, nil)
 	}
 	switch request.Verb {
 	case wire.JobWait:
@@ -340,7 +342,7 @@ func (t *turnRun) aboutJob(ctx context.Context, request wire.JobRequest) (protoc
 	select {
 	case <-f.done:
 		if f.result != nil {
-			return t.jobEnd(ctx, found, f)
+			return w.jobEnd(ctx, found, f)
 		}
 	default:
 	}
@@ -348,8 +350,8 @@ func (t *turnRun) aboutJob(ctx context.Context, request wire.JobRequest) (protoc
 }
 
 // jobEnd journals the end of a job, which this answer reports to the model.
-func (t *turnRun) jobEnd(ctx context.Context, j *job, f *follower) (protocol.Status, string, *protocol.Error) {
-	ended, err := t.endJob(ctx, j, f, true)
+func (w *followers) jobEnd(ctx context.Context, j *job, f *follower) (protocol.Status, string, *protocol.Error) {
+	ended, err := w.endJob(ctx, j, f, true)
 	if err != nil { // which is the end of this run, too
 		return protocol.StatusFailed, "", protocol.Errorf(protocol.CodeFleetUnavailable, "%v", err)
 	}

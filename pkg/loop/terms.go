@@ -143,18 +143,18 @@ When you are done, answer without a tool call: briefly, what you did and what ca
 const projectHead = `Instructions of the project, from files of the workspace. Follow them where the user does not say otherwise.`
 
 // system is the system prompt with what the tools and the project have to say.
-func (t *turnRun) system() string {
-	parts := []string{cmp.Or(t.session.system, t.opts.System, DefaultSystem)}
-	if hints := t.table.Hints(t.provider()); hints != "" {
+func (c *conversation) system() string {
+	parts := []string{cmp.Or(c.session.system, c.opts.System, DefaultSystem)}
+	if hints := c.table.Hints(c.provider()); hints != "" {
 		parts = append(parts, hints)
 	}
-	if hint := t.agentsHint(); hint != "" {
+	if hint := c.agentsHint(); hint != "" {
 		parts = append(parts, hint)
 	}
-	if len(t.session.project) > 0 {
+	if len(c.session.project) > 0 {
 		parts = append(parts, projectHead)
 	}
-	for _, file := range t.session.project {
+	for _, file := range c.session.project {
 		parts = append(parts, "# "+file.Name+"\n\n"+file.Text)
 	}
 	return strings.Join(parts, "\n\n")

@@ -19,15 +19,19 @@ type turnRun struct {
 	*Runner
 	*recorder
 
-	followed  followers
-	since     time.Time                // when it began, or its last reply was journaled
-	account   account                  // of what its sub-agents use
-	agents    atomic.Int32             // that it started or resumed, in the whole tree
-	asking    sync.Mutex               // held while a person is asked for a sub-agent
-	early     map[protocol.CallID]bool // calls that were sent while their reply streamed
-	compacted bool                     // this run asks for no further summary
-	cuts      int                      // how often the conversation was too long for the model
-	refused   map[Part]string          // what the model's server refused in this run, and is not journaled
+	followed followers
+	since    time.Time                // when it began, or its last reply was journaled
+	account  account                  // of what its sub-agents use
+	agents   atomic.Int32             // that it started or resumed, in the whole tree
+	asking   sync.Mutex               // held while a person is asked for a sub-agent
+	early    map[protocol.CallID]bool // calls that were sent while their reply streamed
+	shown    conversation
+}
+
+func newTurnRun(r *Runner, rec *recorder) *turnRun {
+	t := &turnRun{Runner: r, recorder: rec, since: time.Now()}
+	t.followed.turnRun, t.shown.turnRun = t, t
+	return t
 }
 
 // ending is a decision to end the turn.
@@ -61,7 +65,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 	if err != nil {
 		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
 	}
-	t := &turnRun{Runner: bound, recorder: rec, since: time.Now()}
+	t := newTurnRun(bound, rec)
 	t.account.rec, t.account.above, t.account.began = rec, r.lineage.above, r.lineage.began
 	if r.opts.Timeout > 0 {
 		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
@@ -82,7 +86,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 }
 
 func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
-	defer t.leaveJobs()
+	defer t.followed.leaveJobs()
 	for {
 		end, err := t.next(ctx)
 		if err == nil && end == nil {
@@ -127,10 +131,10 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		if !may || err != nil {
 			return end, err
 		}
-		if err := t.tellJobs(ctx); err != nil {
+		if err := t.followed.tellJobs(ctx); err != nil {
 			return nil, err
 		}
-		if _, err := t.compactLong(ctx, false); err != nil {
+		if _, err := t.shown.compactLong(ctx, false); err != nil {
 			return nil, err
 		}
 		return t.ask(ctx)
@@ -204,7 +208,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 			native[i].ToolCallID = at.ToolCalls[native[i].Index].ID
 		}
 	}
-	err := t.record(ctx, append(append(t.leftOutEvents(at), native...), at)...)
+	err := t.record(ctx, append(append(t.shown.leftOutEvents(at), native...), at)...)
 	if errors.Is(err, ErrEventTooLarge) && len(turn.streamed) > 0 {
 		return nil, t.breakOff(ctx, "", usage)
 	}
@@ -212,7 +216,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		return &ending{OutcomeFailed, protocol.Errorf(codes.PayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
 	}
-	t.refused = nil // the session has it
+	t.shown.refused = nil // the session has it
 	return nil, err
 }
 
@@ -262,7 +266,7 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			append(t.attributes(genaiconv.OperationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
 	defer span.End()
 	begun, first := time.Now(), time.Duration(0)
-	reply, err := t.reply(ctx, word, func(d Delta) {
+	reply, err := t.shown.reply(ctx, word, func(d Delta) {
 		if first == 0 && d.Waits == "" {
 			first = time.Since(begun)
 		}
