@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -156,4 +157,23 @@ func codeAdvice(code protocol.Code, other string) string {
 	default:
 		return other
 	}
+}
+
+// MCP is the text of what a tool of an MCP server returned.
+func MCP(result *protocol.Result) string {
+	value, ok := result.Value.(protocol.MCPCallResult)
+	if !ok {
+		return JSON(result)
+	}
+	text := prose.Plain(plain.MCP(value))
+	if result.Error != nil && result.Error.Message == text {
+		text = "" // it is said once
+	}
+	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
+		text = shown + restOf(result).mark("")
+	}
+	for _, note := range value.Notes {
+		text = joined(text, "["+note+"]")
+	}
+	return outcome(result, strings.TrimSuffix(text, "\n"))
 }

@@ -5,7 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
+	"time"
+	"unicode"
 
 	jsonv1 "github.com/go-json-experiment/json/v1"
 
@@ -203,3 +210,119 @@ type Stored struct {
 
 // NoopResult answers [Noop].
 type NoopResult struct{}
+
+// maxAuthor bounds a name and an address.
+const maxAuthor = 256
+
+// ValidateAuthor returns an error unless git can have the author in a commit.
+func ValidateAuthor(a protocol.Author) error {
+	check := func(field, text string) error {
+		if len(text) > maxAuthor || strings.ContainsAny(text, "<>") || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			return fmt.Errorf("author.%s %q: must be at most %d bytes of printable text without < and >", field, text, maxAuthor)
+		}
+		return nil
+	}
+	return errors.Join(check("name", a.Name), check("email", a.Email))
+}
+
+// AuthorEnv returns the environment variables that name the author to git.
+func AuthorEnv(a protocol.Author) map[string]string {
+	env := map[string]string{}
+	for what, value := range map[string]string{"NAME": a.Name, "EMAIL": a.Email} {
+		if value != "" {
+			env["GIT_AUTHOR_"+what], env["GIT_COMMITTER_"+what] = value, value
+		}
+	}
+	return env
+}
+
+// WithAuthor adds the variables of [AuthorEnv] to the commands of a payload. The payload's own win.
+func WithAuthor(p protocol.Payload, a protocol.Author) protocol.Payload {
+	with := func(own map[string]string) map[string]string {
+		if a == (protocol.Author{}) {
+			return own
+		}
+		env := AuthorEnv(a)
+		maps.Copy(env, own)
+		return env
+	}
+	switch run := p.(type) {
+	case protocol.CommandRun:
+		run.Env = with(run.Env)
+		return run
+	case protocol.CodeRun:
+		run.Env = with(run.Env)
+		return run
+	default:
+		return p
+	}
+}
+
+// Bounds of [protocol.Limits]: no command makes sense outside of them.
+const (
+	MaxWall      = 7 * 24 * time.Hour
+	minMemory    = 1 << 20
+	MinOutput    = 1 << 10
+	maxOutput    = 1 << 20
+	minOpenFiles = 8
+)
+
+// ValidateLimits reports every limit that is out of bounds, joined, by its name on the wire.
+func ValidateLimits(l protocol.Limits) error {
+	const most = 1 << 50
+	var faults []error
+	check := func(name string, value, least, greatest int64) {
+		if value != 0 && (value < least || value > greatest) {
+			faults = append(faults, fmt.Errorf("limits.%s %d: must be 0 (the worker's own) or %d to %d", name, value, least, greatest))
+		}
+	}
+	check("wall_ms", int64(l.Wall), 1, int64(protocol.MillisOf(MaxWall)))
+	check("cpu_ms", int64(l.CPU), 1, int64(protocol.MillisOf(MaxWall)))
+	check("memory_bytes", l.Memory, minMemory, most)
+	check("processes", l.Processes, 1, 1<<22)
+	check("open_files", l.OpenFiles, minOpenFiles, 1<<20)
+	check("file_size_bytes", l.FileSize, 1, most)
+	check("disk_bytes", l.Disk, 1, most)
+	check("output_bytes", l.Output, MinOutput, maxOutput)
+	return errors.Join(faults...)
+}
+
+// Limits of [protocol.HTTPFetch].
+const (
+	maxFetchBytes = 16 << 20
+	maxFetchURL   = 8 << 10 // bytes
+)
+
+// FetchHeaders returns the names of the headers that [protocol.HTTPFetch] may send, sorted.
+func FetchHeaders() []string {
+	return []string{"Accept", "Accept-Language", "If-Modified-Since", "If-None-Match", "User-Agent"}
+}
+
+// CheckFetch reports an invalid payload as [protocol.CodeInvalidArguments].
+func CheckFetch(f protocol.HTTPFetch) *protocol.Error {
+	invalid := func(format string, args ...any) *protocol.Error {
+		return protocol.Errorf(protocol.CodeInvalidArguments, format, args...)
+	}
+	u, err := url.Parse(f.URL)
+	switch {
+	case len(f.URL) > maxFetchURL:
+		return invalid("url: %d bytes: must be at most %d", len(f.URL), maxFetchURL)
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		return invalid("url %q: must begin with http:// or https:// and name a host", f.URL)
+	case u.User != nil:
+		return invalid("url: must not contain a user name or a password")
+	case !slices.Contains([]string{"", http.MethodGet, http.MethodHead}, f.Method):
+		return invalid("method %q: must be GET or HEAD", f.Method)
+	case f.MaxBytes < 0 || f.MaxBytes > maxFetchBytes:
+		return invalid("max_bytes %d: must be between 1 and %d", f.MaxBytes, maxFetchBytes)
+	}
+	for name, value := range f.Headers {
+		if !slices.ContainsFunc(FetchHeaders(), func(allowed string) bool { return strings.EqualFold(allowed, name) }) {
+			return invalid("headers: %q cannot be sent: must be one of %s", name, strings.Join(FetchHeaders(), ", "))
+		}
+		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+			return invalid("headers: the value of %q contains a control character", name)
+		}
+	}
+	return nil
+}
