@@ -181,6 +181,7 @@ type ownership struct {
 	claim       *claim
 	incarnation *incarnation
 	since       time.Time // when it began
+	flow        wire.Flow // of the ready message
 
 	ctx      context.Context //nolint:containedctx // the lifetime of the claim is the lane's own
 	cancel   context.CancelCauseFunc
@@ -189,7 +190,7 @@ type ownership struct {
 }
 
 func newOwnership(incarnation *incarnation, ready *readyMessage, claim *claim) *ownership {
-	t := &ownership{lane: ready.lane, hash: ready.hash, ready: ready, claim: claim, incarnation: incarnation, since: time.Now()}
+	t := &ownership{lane: ready.lane, hash: ready.hash, ready: ready, claim: claim, incarnation: incarnation, since: time.Now(), flow: ready.flowOf()}
 	t.ctx, t.cancel = context.WithCancelCause(incarnation.ctx)
 	t.starting, t.stop = context.WithCancel(t.ctx)
 	return t

@@ -11,7 +11,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -30,12 +29,16 @@ type heldLane struct {
 	garbage  garbage
 	usage    usage
 	limit    laneLimit
+	blocked
+}
+
+// blocked is what the calls of a lane wait for that do not run.
+type blocked struct {
 	waits    core.WaitClock
 	after    laneAfter
 	awaits   atomic.Pointer[string] // which call the lane waits for
-	flow     wire.Flow              // of the ready message
-	unmet    *Need                  // requirements of a call that this worker cannot run; nil if it can run all
 	slotless atomic.Bool            // the next call waits for a slot
+	unmet    *Need                  // requirements of a call that this worker cannot run; nil if it can run all
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
 	retryAt time.Time
 }
@@ -72,7 +75,7 @@ func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
 		ownership: newOwnership(life, ready, h.newClaim(life, ready)), holder: h,
 		schedule: core.NewSchedule(), slots: newLaneSlots(), garbage: newGarbage(), lookups: newEarlyLookups(h.store),
 		mail:    newMailbox(h.store, h.options.Pool, ready.hash),
-		running: running{finished: make(chan finished)}, flow: ready.flowOf(),
+		running: running{finished: make(chan finished)},
 	}
 }
 

@@ -28,20 +28,30 @@ type Holder struct {
 	options  Options
 	store    *store.Store
 	host     Host
-	slots    *slots
-	puller   *puller
 	peers    *peers
 	reaper   *reaper
-	clock    store.Clock
 	lease    time.Duration
 	retryLog retryLog
 	limits   *limits.Watch
-	tickets  *tickets
 	awaited  *awaited
-	inLine   atomic.Bool // a ready message that was delivered waits for a slot
-	streams  *natsio.Streams
-	backlog  backlog
+	intake
+	monitored
 	heldLanes
+}
+
+// intake decides which lanes the holder claims next.
+type intake struct {
+	slots   *slots
+	puller  *puller
+	tickets *tickets
+	inLine  atomic.Bool // a ready message that was delivered waits for a slot
+	backlog backlog
+}
+
+// monitored is what [Holder.monitor] keeps up to date.
+type monitored struct {
+	clock   store.Clock
+	streams *natsio.Streams
 }
 
 // heldLanes is the lanes that a process holds. It is safe for concurrent use.
@@ -74,7 +84,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	h := &Holder{
 		options: o, store: s, host: host, lease: lease,
 		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
-		retryLog:  retryLog{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
+		retryLog:  retryLog{logger: o.Logger}, monitored: monitored{streams: natsio.NewStreams(s.JS, s.Created())},
 		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.slots = newSlots(o.Slots, func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) })
