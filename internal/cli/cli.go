@@ -187,7 +187,7 @@ func report(p Program, command string, err error) int {
 	} else if errors.Is(err, context.Canceled) { // nothing but a signal cancels a command
 		err, code = errInterrupted, ExitInterrupted
 	}
-	if message := err.Error(); message != "" {
+	if message := users.ReplaceAllString(err.Error(), "${1}xxxxx@"); message != "" {
 		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, harmless(message))
 		if code == ExitUsage && !strings.HasSuffix(message, listed) {
 			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", command)
@@ -285,6 +285,9 @@ func RedactURL(text string) string {
 }
 
 var urls = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"<>]+`)
+
+// users is who comes, with a password or a token, in the URLs of a text.
+var users = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s"<>/]*@`)
 
 // RedactURLs is a text, such as an error, with each URL in it as [RedactURL] has it.
 func RedactURLs(text string) string { return urls.ReplaceAllStringFunc(text, RedactURL) }

@@ -296,6 +296,12 @@ func TestStateDir(t *testing.T) {
 	require.Error(t, err)
 }
 
+func TestRun_ErrorsShowNoUsersOfURLs(t *testing.T) {
+	t.Parallel()
+	o := run(t, errors.New(`bodies "s3://key:s3cret@bucket/a@b?region=x": no; see http://s3cret@a,http://b:s3c@s3cret@c:1/d and https://e/@f`), "go", "home", "--nats=nats://x")
+	require.Contains(t, o.stderr, `bodies "s3://xxxxx@bucket/a@b?region=x": no; see http://xxxxx@a,http://xxxxx@c:1/d and https://e/@f`)
+}
+
 func TestRedactURL(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

@@ -87,7 +87,7 @@ type Options struct {
 type Endpoint struct {
 	api   API
 	opts  Options
-	shown string // the base URL as errors show it
+	shown string // the base URL as errors show it, without secrets
 }
 
 // New returns an endpoint. It connects to nothing; the error reports every error of the options.
@@ -156,22 +156,42 @@ func (a API) validate(base string) error {
 	}
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
-		return fmt.Errorf("base URL %q: must start with http:// or https:// and name a host, like %s", u.Redacted(), a.Example)
+		return fmt.Errorf("base URL %q: must start with http:// or https:// and name a host, like %s", shown(u), a.Example)
 	case u.RawQuery != "", u.Fragment != "":
-		return fmt.Errorf("base URL %q: must have neither a query nor a fragment", u.Redacted())
+		return fmt.Errorf("base URL %q: must have neither a query nor a fragment", shown(u))
 	case a.Path != "" && strings.HasSuffix(u.Path, a.Path):
-		return fmt.Errorf("base URL %q: must end before %s", u.Redacted(), a.Path)
+		return fmt.Errorf("base URL %q: must end before %s", shown(u), a.Path)
 	}
 	return nil
 }
 
-// shownURL is the base URL as errors show it: without its password.
+// shownURL is the base URL as errors show it.
 func shownURL(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
 		return "an invalid URL"
 	}
-	return u.Redacted()
+	return shown(u)
+}
+
+// shown is a URL without what may be secret: who asks, and the query. Some have a token there.
+func shown(u *url.URL) string {
+	const hidden = "xxxxx"
+	clean := *u
+	if clean.User != nil {
+		clean.User = url.User(hidden)
+	}
+	if clean.RawQuery != "" {
+		clean.RawQuery = hidden
+	}
+	if clean.Fragment != "" {
+		clean.Fragment, clean.RawFragment = hidden, ""
+	}
+	text := clean.String()
+	if i := strings.LastIndexByte(text, '@'); i >= 0 && clean.Host == "" { // no URL, but as if it were one
+		text = hidden + text[i:]
+	}
+	return text
 }
 
 // maxErrorBody bounds what is read of an answer that is not a stream, in bytes.

@@ -37,7 +37,7 @@ const (
 type Error struct {
 	// Type is one of the Type constants.
 	Type string
-	// Model and BaseURL say who was asked; the URL is without its password.
+	// Model and BaseURL say who was asked; the URL is without its user and query.
 	Model   string
 	BaseURL string
 	// Status is the HTTP status; 0 when there was none.

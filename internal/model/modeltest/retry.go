@@ -212,7 +212,7 @@ func secrets(t *testing.T, d *Dialect) {
 func noListener(t *testing.T, d *Dialect) {
 	t.Helper()
 	m, err := d.New(endpoint.Options{
-		Model: "m-1", APIKey: Key, BaseURL: "http://me:hunter2@127.0.0.1:1" + d.Base,
+		Model: "m-1", APIKey: Key, BaseURL: "http://token-1234:hunter2@127.0.0.1:1" + d.Base,
 		MaxAttempts: 2, RetryDelay: time.Microsecond,
 	})
 	require.NoError(t, err)
@@ -221,6 +221,7 @@ func noListener(t *testing.T, d *Dialect) {
 	require.ErrorContains(t, err, "after 2 attempts")
 	require.ErrorContains(t, err, "connection refused (check the base URL")
 	require.NotContains(t, err.Error(), "hunter2")
+	require.NotContains(t, err.Error(), "token-1234", "some have no password")
 	require.NotContains(t, err.Error(), "Post", "the URL stands there once")
 	var operation *net.OpError
 	require.ErrorAs(t, err, &operation)

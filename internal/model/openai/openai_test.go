@@ -360,6 +360,11 @@ func TestNew_NamesEveryFault(t *testing.T) {
 		"http://user:hunter2@x:bad/v1":            "is not a URL",
 		"http://user:hunter2@x/v1#f":              "xxxxx",
 		"http://user:hunter2@x/chat/completions/": "xxxxx",
+		"http://hunter2@x/v1/chat/completions":    "xxxxx@x/v1",
+		"http://x/v1?key=hunter2":                 "http://x/v1?xxxxx",
+		"http://x/v1#hunter2":                     "http://x/v1#xxxxx",
+		"user:hunter2@x/v1":                       "xxxxx@x/v1",
+		"hunter2@x/v1":                            "xxxxx@x/v1",
 	} {
 		_, err := openai.New(openai.Options{Options: endpoint.Options{Model: "m", BaseURL: base}})
 		require.ErrorContains(t, err, want, base)
