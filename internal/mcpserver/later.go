@@ -128,8 +128,8 @@ func (s *Server) leave(request *mcp.CallToolRequest) (after time.Duration, tell 
 
 func (s *Server) patience() time.Duration { return cmp.Or(s.options.Patience, DefaultPatience) }
 
-// orLater answers a call by the result of work, which follows it, or after some time by that of
-// tell. The call is stored by then, and its client may rely on that.
+// orLater returns the result of work, which follows the call, or after some time that of tell. By
+// then the call is stored, so its client can wait for it.
 func (s *Server) orLater(
 	ctx context.Context, call *protocol.Call, after time.Duration, tell func(context.Context, *protocol.Call) *mcp.CallToolResult,
 	stored <-chan struct{}, work func(context.Context) (*mcp.CallToolResult, error),

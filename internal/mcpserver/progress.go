@@ -72,7 +72,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 	return p, nil
 }
 
-// hear receives a message of live output, and ignores that of other calls.
+// hear receives live output, and ignores the output of other calls.
 func (p *progress) hear(message *nats.Msg) {
 	f, err := wire.DecodeFrame(message.Data)
 	if err != nil || f.CallID != p.call.ID || f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {

@@ -187,8 +187,8 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 
 // CheckRights finds missing rights that would otherwise show as requests without an answer: the
 // error wraps [ErrRights] and names every subject of the rights that the server refuses. What is
-// published to find out has no effect. The server may take 5 seconds for each answer, of which
-// there are as many as rights when it refuses one.
+// published to find out has no effect. If the server refuses a right, it answers once for each
+// right, and may take 5 seconds for each answer.
 func CheckRights(ctx context.Context, nc *nats.Conn, rights ...Rights) error {
 	var all []try
 	for _, r := range rights {

@@ -181,7 +181,7 @@ const (
 	// repeatEvery is the least time between two log lines of one fault: a server that refuses a
 	// process does so several times a second, for as long as its credentials are wrong.
 	repeatEvery = time.Minute
-	// maxFaults bounds how many faults are remembered; beyond it all of them are news again.
+	// maxFaults bounds how many faults are remembered; beyond it all of them are logged again.
 	maxFaults = 64
 )
 

@@ -130,7 +130,7 @@ func (w *Worker) inSandbox(ctx context.Context, a *kinds.Attempt, k *kinds.Kind)
 	return r
 }
 
-// failed makes the result of a payload that returned value and err, either of which may be nil.
+// failed makes the result of a payload that returned value and err; each may be nil.
 func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
 	r := wire.NewResult(c, protocol.StatusOK, nil)
 	r.Value = value

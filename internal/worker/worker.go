@@ -291,7 +291,7 @@ func (w *Worker) Info() wire.WorkerInfo {
 	}
 }
 
-// tell answers requests for the list of workers, until stop is called.
+// tell answers requests for the list of workers until stop is called.
 func (w *Worker) tell(ctx context.Context) (stop func()) {
 	asked, err := w.nc.Subscribe(wire.WhoSubject(w.options.Fleet, w.options.Pool), func(question *nats.Msg) {
 		info := w.Info()

@@ -149,7 +149,7 @@ func (p *apart) endAt(t time.Time) {
 	_ = p.stderr.SetReadDeadline(t)
 }
 
-// close must not run beside copy.
+// close must not run concurrently with copy.
 func (p *apart) close() {
 	for _, file := range []*os.File{p.stdout, p.stderr} {
 		if file != nil {

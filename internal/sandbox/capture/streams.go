@@ -14,8 +14,8 @@ import (
 // readSize is how much is read at a time, in bytes.
 const readSize = 64 << 10
 
-// A command that has written Burst bytes is read at Rate bytes a second: nobody reads so much, and
-// reading it takes a processor.
+// A command that has written Burst bytes is read at Rate bytes a second: no reader needs so much,
+// and reading it at full speed takes a processor.
 const (
 	Burst = 256 << 20
 	Rate  = 64 << 20

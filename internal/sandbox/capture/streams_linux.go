@@ -77,8 +77,8 @@ func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 	return theirs, nil
 }
 
-// lastWrites is how many writes are handed over at endAt's time: those that wait, and some of
-// somebody who goes on writing.
+// lastWrites is how many writes are handed over at endAt's time: those that wait, and some of a
+// process that continues to write.
 const lastWrites = 32
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was
@@ -161,7 +161,7 @@ func (p *pipes) endAt(t time.Time) {
 	_ = p.epoll.SetReadDeadline(t)
 }
 
-// close must not run beside copy.
+// close must not run concurrently with copy.
 func (p *pipes) close() {
 	p.closeEnd(sandbox.Stdout)
 	p.closeEnd(sandbox.Stderr)

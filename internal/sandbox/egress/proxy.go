@@ -1,7 +1,7 @@
-// Package egress is the one way out of a sandbox that may reach some hosts: a proxy
-// that runs beside the sandbox and serves a listener made inside of it, and a network
-// stack at the other end of its interface, for programs that know no proxy. The sandbox
-// has no other network, so what they refuse cannot be reached.
+// Package egress is the one way out of a sandbox that may reach some hosts: a proxy that runs next
+// to the sandbox and serves a listener made inside of it, and a network stack at the other end of
+// its interface, for programs that use no proxy. The sandbox has no other network, so it cannot
+// reach what they refuse.
 //
 //	sandbox                        │  worker
 //	program ── CONNECT, GET http:, ──► Proxy ── is it listed? ── resolve once ──┐
@@ -20,8 +20,8 @@
 // host itself and those that [Options].Deny names: a listed name is no way into the
 // network of the worker.
 //
-// The proxy does not look into encrypted connections. Whoever controls a listed host
-// gets what a sandbox sends to it.
+// The proxy does not look into encrypted connections: the owner of a listed host receives all that
+// a sandbox sends to it.
 package egress
 
 import (
@@ -143,8 +143,7 @@ func join(ctx context.Context, client, upstream net.Conn, early []byte) {
 	<-up
 }
 
-// halfClose tells a side that nothing more comes. After an error in one direction the
-// other one is ended too.
+// halfClose ends one direction of a connection. After an error it ends the other one too.
 func halfClose(c net.Conn, err error) {
 	half, ok := c.(interface{ CloseWrite() error })
 	if err != nil || !ok || half.CloseWrite() != nil {
@@ -184,7 +183,7 @@ func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// clients is a listener of which few connections are there at once; further ones wait.
+// clients is a listener with a bound of connections; further ones wait.
 type clients struct {
 	net.Listener
 

@@ -9,21 +9,21 @@
 //	           path_escape,             path_escape   not_regular_file
 //	           invalid_path              (symlink)    (FIFO, socket, device)
 //
-// An absolute link is followed when it begins with the workspace's own name: /workspace, or where
-// it is in the view of whoever runs this.
+// An absolute link is followed when it begins with the workspace's own name: /workspace, or its
+// path in the view of this process.
 //
 // "." and ".." are resolved in the text of a path, before symbolic links are: a path names the same
 // file here as in a resource key.
 //
-// Files change by rename of a complete temporary file beside them: a reader sees the old content or
-// the new, and a failure leaves the old. This is about other processes, not about power: nothing is
-// flushed to disk. Calls on different files may run side by side; of two calls that change one file
-// at once, one change is lost, so callers order them.
+// Files change by rename of a complete temporary file in the same directory: a reader sees the old
+// content or the new, and a failure leaves the old. This is about other processes, not about power:
+// nothing is flushed to disk. Calls on different files may run side by side; of two calls that
+// change one file at once, one change is lost, so callers order them.
 //
 // What an edit, a patch or a JSON value makes of a file's content is pure and lives in
 // internal/change; what ignore files exclude, in internal/sandbox/internal/gitignore.
 //
-// Hard links cannot be told from files. Who makes one into the workspace could read the other file
+// Hard links look like files. A process that makes one into the workspace could read the other file
 // anyway.
 package files
 
@@ -109,7 +109,7 @@ type turn struct {
 	users int
 }
 
-// take waits until nobody else changes the file and returns what ends the turn.
+// take waits until no other call changes the file. The caller ends its turn by done.
 func (t *turns) take(name string) (done func()) {
 	t.mu.Lock()
 	if t.files == nil {

@@ -57,7 +57,7 @@ func fit(entries []protocol.DirEntry) []protocol.DirEntry {
 	return entries[:min(len(entries), isolation.MaxFound)]
 }
 
-// merge adds chunk to entries, of which it keeps the first, twice [isolation.MaxFound] at most.
+// merge adds chunk to entries, and keeps the first ones, at most twice [isolation.MaxFound].
 func merge(entries []protocol.DirEntry, chunk []fs.DirEntry) []protocol.DirEntry {
 	for _, d := range chunk {
 		entry := protocol.DirEntry{Name: d.Name(), Type: fileType(d.Type())}

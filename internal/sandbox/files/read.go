@@ -211,7 +211,7 @@ func imageType(head []byte) string {
 	}
 }
 
-// binary tells content that is not text: a NUL byte, or not UTF-8.
+// binary reports whether content is not text: it has a NUL byte, or is not UTF-8.
 func binary(content []byte) bool {
 	return bytes.IndexByte(content, 0) >= 0 || !utf8.Valid(content)
 }

@@ -39,7 +39,7 @@ func adoptDir(root *os.Root, name string, info fs.FileInfo) error {
 	return root.Lchown(name, uid, gid)
 }
 
-// otherLinks is how many names a file has beside the one by which it was found.
+// otherLinks is how many other names a file has.
 func otherLinks(info fs.FileInfo) int {
 	stat, isStat := info.Sys().(*syscall.Stat_t)
 	if !isStat {

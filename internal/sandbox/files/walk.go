@@ -25,7 +25,7 @@ var errPrune = errors.New("not entered")
 type walk struct {
 	fs       *FS
 	noIgnore bool
-	// visit is told every entry but those left out, directories before what is in them.
+	// visit gets every entry but those left out, directories before their contents.
 	visit func(ctx context.Context, at position) error
 	// skipped counts the directories that could not be read, ignored the entries excluded.
 	skipped, ignored int

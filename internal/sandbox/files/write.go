@@ -176,5 +176,5 @@ func (f *FS) writeTemp(temp string, content []byte, mode fs.FileMode, like fs.Fi
 	return nil
 }
 
-// tempName is short, so that it fits beside every file.
+// tempName is short: its path must fit wherever the path of a file does.
 func tempName() string { return ".toolfleet-" + rand.Text() + ".tmp" }

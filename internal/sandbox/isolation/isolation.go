@@ -219,8 +219,8 @@ type Network struct {
 // LinkMTU is the size of the largest packet of a link, in bytes.
 const LinkMTU = 16 << 10
 
-// LinkNames are the addresses of a link. They are set aside for measurements (RFC 2544), and so
-// nobody's.
+// LinkNames are the addresses of a link. They are reserved for measurements (RFC 2544), so no host
+// has them.
 func LinkNames() netip.Prefix { return netip.MustParsePrefix("198.18.0.0/15") }
 
 // LinkAddress is the address of a sandbox at its link.

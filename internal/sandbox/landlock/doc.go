@@ -6,10 +6,10 @@
 //
 // What holds: a command reads the system's programs and libraries and nothing else of the host,
 // writes its workspace and its scratch directory only, makes no sockets (or, when the network is
-// allowed, none but of the Internet), shares no memory with others, and sends signals to nobody but
-// itself. Everything it started is ended with it, with the worker, and with the worker's lease, by
-// the guard of driver process, which it cannot reach. Where there are control groups, they bound
-// memory and processes.
+// allowed, only Internet sockets), shares no memory with others, and sends signals only to itself.
+// Everything it started is ended with it, with the worker, and with the worker's lease, by the
+// guard of driver process, which it cannot reach. Where there are control groups, they bound memory
+// and processes.
 //
 // What does not hold, and why the level is only [isolation.LevelPaths]: mode, times and extended
 // attributes of any file of the worker's user can be changed, though not its content; the names of

@@ -22,13 +22,13 @@
 // when the worker asks, when the control socket ends because the worker is gone, and when the lease
 // has ended. It leads a session of its own: what stops the worker does not stop it. A command of
 // this driver may kill its guard as it may kill the worker. Then the command itself ends, and what
-// it has started goes on.
+// it has started continues.
 //
 // Where the system has handed control groups to this program (package cgroup), each sandbox has
 // one. Memory and processes are then bounded together.
 //
-// File operations are done by the worker itself. One that was stopped in the middle of such an
-// operation finishes it when it goes on, also after its lease.
+// The worker itself does file operations. If it was stopped in the middle of one, it finishes it
+// when it resumes, also after its lease.
 //
 // On other systems there is no guard: the process group is killed, daemons that left it survive,
 // and commands survive the worker; on Windows only the command itself is killed.

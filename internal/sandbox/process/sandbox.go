@@ -87,8 +87,7 @@ func (s *Sandbox) leave(t *tree) {
 	s.left = append(s.left, t)
 }
 
-// killAll waits for the commands that were told to stop, and tries once more to
-// kill what they left.
+// killAll waits for the commands that are stopping, and tries once more to kill what they left.
 func (s *Sandbox) killAll() error {
 	s.running.Wait()
 	s.mu.Lock()

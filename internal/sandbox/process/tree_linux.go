@@ -151,7 +151,7 @@ func (t *tree) finish() error {
 	return t.conn.Close()
 }
 
-// sweep waits for a guard that has given up once, and goes on trying.
+// sweep waits for a guard that has given up once, and tries again.
 func (t *tree) sweep() error {
 	_ = t.in.KillAlone()
 	t.conn.ReceiveUntil(time.Now().Add(guard.KillWait))

@@ -152,7 +152,7 @@ func (r *removal) raise(dir *os.File, name string) error {
 	return unix.EEXIST
 }
 
-// open opens a directory, and makes it one of which the owner may list and change what is in it.
+// open opens a directory, and gives its owner the right to list and change it.
 func open(dir *os.File, name string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	at, err := unix.Openat(fd(dir), name, flags, 0)

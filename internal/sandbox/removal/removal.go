@@ -1,12 +1,10 @@
-// Package removal removes directories in which somebody may have made that hard: trees that are
-// deeper than there may be files open, or than a path may be long, and directories that not even
-// their owner may enter. What commands have left in a workspace or a scratch directory may be like
-// that, and so may what an archive has.
+// Package removal removes directories that resist: trees that are deeper than the limits of open
+// files and of the length of a path, and directories that not even their owner may enter. Commands
+// may leave such trees in a workspace or a scratch directory, and archives may contain them.
 //
-// A tree is walked from directory to directory, of which few are open at once: what is too deep is
-// moved up first. So it takes as long as there are entries, however they are nested. Symbolic links
-// are removed and never followed, and what is mounted from another file system is left, which is an
-// error.
+// A tree is walked with few directories open at once: what is too deep is moved up first. So the
+// time depends on the number of entries, not on their nesting. Symbolic links are removed and never
+// followed, and what is mounted from another file system is left, which is an error.
 package removal
 
 import (
@@ -16,9 +14,9 @@ import (
 	"path/filepath"
 )
 
-// Tree removes a file, or a directory and everything in it. It goes on after a failure and returns
-// the first one; nothing there is none. Whoever changes the tree meanwhile may make it fail, and
-// has nothing removed that is elsewhere.
+// Tree removes a file, or a directory and everything in it. It continues after a failure and
+// returns the first one; a missing path is no failure. A concurrent change of the tree may make it
+// fail, but never removes anything elsewhere.
 func Tree(path string) error { return TreeWhile(always, path) }
 
 // TreeWhile is [Tree] as long as may, which is asked before each step and may be the Err of a

@@ -137,7 +137,7 @@ func (r *Reader) failed(err error) error {
 	return corruptf("no tree: %v", err)
 }
 
-// allowance is a reader of which so much may be read.
+// allowance is a reader with a bound of bytes.
 type allowance struct {
 	from io.Reader
 	left int

@@ -84,7 +84,7 @@ func (t Tree) Manifest(ctx context.Context, bodies Bodies) (Manifest, error) {
 	return m, nil
 }
 
-// digest returns that of a file's content, unless its parts do not tell it.
+// digest returns the digest of a file's content, if its parts suffice.
 func (n Node) digest() (sum string, known bool) {
 	d := newDigest()
 	for i, p := range n.Parts {

@@ -61,8 +61,7 @@ func fromText(text string) (string, error) {
 	return string(name), err
 }
 
-// MarshalJSON implements [json.Marshaler]: names and targets are bytes, of which JSON has only
-// text.
+// MarshalJSON implements [json.Marshaler]: names and targets are bytes, and JSON has only text.
 func (t Tree) MarshalJSON() ([]byte, error) {
 	text := make(map[string]Node, len(t))
 	for name, node := range t {

@@ -34,8 +34,8 @@ type RestoreStats struct {
 // Files and links belong to the owner of root when this process runs as root. Every content is
 // checked against its sum, and nothing outside of root is touched, whatever the tree says; it
 // should have passed [Tree.Validate]. After an error root is between what it was and the tree;
-// another Restore goes on from there. The error wraps [ErrCorrupt] when a body is not what the tree
-// says.
+// another Restore continues from there. The error wraps [ErrCorrupt] when a body is not what the
+// tree says.
 func Restore(ctx context.Context, root *os.Root, tree Tree, index Index, bodies Bodies, skip func(path string, isDir bool) bool) (RestoreStats, error) {
 	skip = skipping(skip)
 	r := &restorer{root: root, tree: tree, skip: skip, index: index, bodies: bodies, modes: map[string]fs.FileMode{}}

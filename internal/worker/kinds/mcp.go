@@ -61,8 +61,8 @@ func (h *Host) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 	return spec, err
 }
 
-// serverPlace is where servers of a call's sandbox run; without frames nothing is shown,
-// and nobody asked.
+// serverPlace is where servers of a call's sandbox run; without frames nothing is shown, and no
+// person is asked.
 func (a *Attempt) serverPlace(live *Live) toolserver.Surroundings {
 	h := a.host
 	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: h.Network.Servers, Logins: h.Logins, Variable: h.serverVariable}

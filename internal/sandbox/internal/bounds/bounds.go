@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Spare is what a sandbox may have beside what its commands may.
+// Spare is what a sandbox may use in addition to its commands.
 type Spare struct {
 	Memory    int64 // bytes
 	Processes int64
@@ -91,14 +91,14 @@ func (c *Bound) Leave() {
 	c.leave(c.part)
 }
 
-// Watched reports whether the memory of the command has to be watched from inside: the
-// group does not bound it, or only with those that may run beside it.
+// Watched reports whether the memory of the command has to be watched from inside: the group does
+// not bound it, or only together with concurrent commands.
 func (c *Bound) Watched() bool { return c.group == nil || c.limits.Memory != c.whole.Memory }
 
 // lookPause is how often it is looked whether the kernel has killed something.
 const lookPause = 20 * time.Millisecond
 
-// Looks tells when to ask killed, if that can become true, until stop is called.
+// Looks ticks when killed is to be asked, if that can become true, until stop is called.
 func (c *Bound) Looks() (tell <-chan time.Time, stop func()) {
 	if c.group == nil || c.limits.Memory == 0 {
 		return nil, func() {}

@@ -86,7 +86,7 @@ func (b *DiskBound) Leave() {
 }
 
 // Watched reports whether the command has to be watched from inside: nothing bounds it, or only
-// with those that may run beside it.
+// together with concurrent commands.
 func (b *DiskBound) Watched() bool { return !b.Bounded() || b.limits.Disk != b.whole.Disk }
 
 // Full reports whether the limit is reached.

@@ -15,6 +15,5 @@
 // to, and the copy works through the list. That spares it one start of a program, which takes
 // longer than all of the calls.
 //
-// Who forks does not wait for the calls. A call that fails is told through a socket, by
-// [List.Fork].
+// The parent does not wait for the calls. [List.Fork] reports a failed call through a socket.
 package calls

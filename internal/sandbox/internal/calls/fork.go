@@ -92,8 +92,8 @@ func fork(number, first, second uintptr, calls []call, r *report) (uintptr, sysc
 	}
 }
 
-// Failed reads what a forked process has told, after the head. ok is false when it is no such
-// thing.
+// Failed decodes the report of a forked process, after the head. ok is false when the message is no
+// such report.
 func Failed(message []byte) (failed *Error, ok bool) {
 	const size = len(report{}.errno)
 	if len(message) < size {

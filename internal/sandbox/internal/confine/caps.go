@@ -19,8 +19,7 @@ const lastCap = 63
 
 // AddNoBounding adds to a list what empties the bounding set, which takes CAP_SETPCAP: it has to
 // come before [AddNoCaps]. With fresh the list is for the first process of a new user namespace,
-// whose set is full; otherwise for one whose set is that of this process, of which somebody may
-// have dropped some.
+// whose set is full; otherwise for a process with this process's set, which may lack some.
 func AddNoBounding(l *calls.List, fresh bool) {
 	for c := range lastCap {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)

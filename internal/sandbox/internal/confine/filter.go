@@ -128,8 +128,8 @@ func newSandboxFilter() program {
 	return p
 }
 
-// usualSocket allows the protocols that programs use. For others the kernel loads modules, if it
-// has any, whoever asks; and AF_VSOCK, for one, ignores network namespaces.
+// usualSocket allows the protocols that programs use. For others the kernel loads modules at any
+// user's request; and AF_VSOCK, for one, ignores network namespaces.
 func (p *program) usualSocket() {
 	p.load(arg(0))
 	p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retAllow)
@@ -254,8 +254,8 @@ func readOnlyFilter() program {
 	return p
 }
 
-// fileRequests are the kinds of requests by which file systems change files, most of which
-// want no more than a descriptor to read by: those of all of them and of ext4, XFS and btrfs.
+// fileRequests are the kinds of requests by which file systems change files: those of all file
+// systems, and of ext4, XFS and btrfs. Most need only a descriptor for reading.
 var fileRequests = []uint32{'f', 'v', 'X', btrfsRequest} //nolint:gochecknoglobals // a constant
 
 // harmlessRequests are those among them that programs make and that change nothing, or ask

@@ -19,8 +19,8 @@ type Rules []level
 // its parents included: each is tried for each name. More are not heeded.
 const MaxPatterns = 1000
 
-// level is the rules of one file, of which the last one that matches decides. Names and endings are
-// looked up, however many they are.
+// level is the rules of one file; the last one that matches decides. Names and endings are looked
+// up in maps, so their number does not matter.
 type level struct {
 	dir      string // in which the file is
 	rules    []rule
@@ -115,7 +115,7 @@ type rule struct {
 	pattern *regexp.Regexp
 }
 
-// parse reads rules, of which patterns may be patterns.
+// parse reads rules; at most patterns of them may be patterns.
 func parse(content string, patterns int) []rule {
 	var rules []rule
 	for line := range strings.SplitSeq(strings.TrimPrefix(content, "\uFEFF"), "\n") {

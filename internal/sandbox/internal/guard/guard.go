@@ -117,7 +117,7 @@ func (g *guard) begin() error {
 	return g.fork(o)
 }
 
-// fork starts the command, and lets go of what is its alone.
+// fork starts the command, and closes what only the command needs.
 func (g *guard) fork(o Order) error {
 	attr := &syscall.ProcAttr{
 		Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},

@@ -11,8 +11,8 @@
 //	                   ▼
 //	                 serve    tests itself; answers requests until the worker is gone
 //
-// Where the host lets nobody but bwrap make namespaces, that does what launch does and the first
-// half of setup; the other half is then a stage that is called shut.
+// Where the host allows only bwrap to create namespaces, bwrap does the work of launch and the
+// first half of setup; the other half is then a stage that is called shut.
 //
 // The stages, but for setup, are one binary, see [Main]. It is started from a sealed memory file:
 // what runs as the sandbox's first process is no file of the host, and needs none to be reachable.
@@ -20,8 +20,8 @@
 // 0 to 2 are nothing, 3 is the control socket, 4 the binary; from 5 on are directories that launch
 // has opened.
 //
-// Whatever fails before serve is told to the worker, with the step, and ends the sandbox. When the
+// A failure before serve is reported to the worker, with the step, and ends the sandbox. When the
 // worker is gone, the control socket ends, the first process with it, and the kernel kills the
-// rest. So it does when the worker's lease has ended, of which the first process is told each
+// rest. The same happens when the worker's lease has ended; the first process is notified of each
 // renewal (package start).
 package initd

@@ -22,8 +22,8 @@ type program struct {
 	terminal  bool // the files are one, which becomes its terminal
 }
 
-// fork starts the program. Its limits are set by the process itself before it is that program: they
-// hold from the first instruction for it and for all that it starts, and nobody can take them back.
+// fork starts the program. The process sets its limits before it executes the program: they hold
+// from the first instruction, for it and all that it starts, and cannot be removed.
 func (c *command) fork(p program) (int, error) {
 	l := &calls.List{}
 	l.Do(unix.SYS_SETSID)
@@ -84,8 +84,7 @@ func (c *command) limit(l *calls.List) error {
 	return nil
 }
 
-// begin forks a process that makes the calls, of which the last one executes a program, and waits
-// until it has.
+// begin forks a process that makes the calls, and waits for the last one, which executes a program.
 func begin(l *calls.List) (int, error) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {

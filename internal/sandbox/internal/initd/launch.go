@@ -48,7 +48,7 @@ func launch(conn *wire.Conn) error {
 }
 
 // spawn starts a sandbox with the control socket that came with the request, in the control group
-// that did, if one did. What fails in its first process is told through the socket.
+// that did, if one did. Its first process reports failures through the socket.
 func spawn(m *wire.Message) (pid int, err error) {
 	var config wire.Config
 	if err := m.Decode(&config); err != nil {

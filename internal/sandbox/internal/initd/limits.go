@@ -73,9 +73,9 @@ func leaveProcesses() error {
 	return unix.Setrlimit(unix.RLIMIT_NPROC, &limit)
 }
 
-// What processes share by System V's means is there until somebody removes it, and no limit of a
-// process counts it. So it is removed here once no command runs: nobody is left who could use it,
-// and it would stay as long as the sandbox does.
+// System V objects stay until they are removed, and no limit of a process counts them. So they are
+// removed here once no command runs: no process could use them, and they would stay as long as the
+// sandbox does.
 
 // shared is a kind of what is shared: memory, queues or sets of semaphores.
 type shared struct {
@@ -120,8 +120,8 @@ func removeShared() {
 	}
 }
 
-// heldShared is how much shared memory there is that no process has attached, which is in nobody's
-// view.
+// heldShared is how much shared memory there is that no process has attached, and so no process's
+// view shows.
 func heldShared() uint64 {
 	var total uint64
 	for _, row := range sysV.memory.rows() {

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command that has run for a while makes way for those that have just begun, in this sandbox
-// or in another one, and for the worker: most calls are short, and somebody waits for them. It
-// has the processors for itself as long as nobody else wants them. Where the scheduler counts
-// sessions (autogroup) or the worker has cgroups, they share anyway, and this changes little.
+// A command that has run for a while makes way for those that have just begun, in this sandbox or
+// in another one, and for the worker: most calls are short, and a caller waits for them. It has the
+// processors for itself while no other process needs them. Where the scheduler counts sessions
+// (autogroup) or the worker has cgroups, they share anyway, and this changes little.
 
 // niceness is how much it makes way: a third of the weight of others.
 const niceness = 5
@@ -85,7 +85,7 @@ var lastPIDs = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglob
 	return os.Open("/proc/sys/kernel/ns_last_pid")
 })
 
-// lastPID is the process id that was given out last; 0 when the kernel does not tell.
+// lastPID is the last process id that the kernel assigned; 0 when unknown.
 func lastPID() int {
 	file, err := lastPIDs()
 	if err != nil {
@@ -134,9 +134,9 @@ func (t *commands) reniceLater(c *command, begun time.Time, left []reniceStep) {
 	})
 }
 
-// When memory runs out the kernel kills somebody: it shall be a command, not the first process of a
-// sandbox, and not the worker. A process may say that it is to be killed before others, and
-// what it starts inherits that; so this one says so for the moment of a fork.
+// When memory runs out the kernel kills a process: it shall be a command, not the first process of
+// a sandbox, and not the worker. A process may say that it is to be killed before others, and what
+// it starts inherits that; so this one says so for the moment of a fork.
 
 // commandScore is what a command has more than the first process, in thousandths of the memory
 // there is.

@@ -50,8 +50,8 @@ func (v *view) makeLinks() {
 	}
 }
 
-// mountAt mounts what is in one place, which may be a link itself, in another or the same. What
-// somebody puts there in this moment is found out by the self-test.
+// mountAt mounts from, which may be a link itself, at place, which may be the same path. The
+// self-test finds what another process puts there in this moment.
 func (v *view) mountAt(from, place string, attributes uint64) {
 	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_RECURSIVE | unix.AT_SYMLINK_NOFOLLOW
 	tree := v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, from, flags)

@@ -53,8 +53,8 @@ func ShmSize(memory int64) int64 {
 // on the host, it is one in the sandbox.
 var System = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"} //nolint:gochecknoglobals // a constant
 
-// Settings are the files of /etc that programs need and that tell nothing. Certificates are
-// public; what names the host's users is made anew.
+// Settings are the files of /etc that programs need and that reveal nothing. Certificates are
+// public; files that name the host's users are replaced.
 var Settings = []string{ //nolint:gochecknoglobals // a constant
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "nsswitch.conf", "services", "protocols",
 	"mime.types", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// want is what /proc tells of a thread that has nothing left to give up.
+// want is what /proc shows of a thread without any rights.
 var want = map[string]string{ //nolint:gochecknoglobals // a constant
 	"CapInh": "0000000000000000", "CapPrm": "0000000000000000", "CapEff": "0000000000000000",
 	"CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
@@ -109,8 +109,8 @@ func testThread(name string, buf []byte) (missing error) {
 	return nil
 }
 
-// readProc reads a file of /proc, into buf if it fits. Such files do not tell their size, and are
-// read in few calls into room for all.
+// readProc reads a file of /proc, into buf if it fits. The size of such files is unknown before,
+// and a large buffer needs few calls.
 func readProc(name string, buf []byte) ([]byte, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// NamespaceKinds are the namespaces of which a sandbox has its own.
+// NamespaceKinds are the kinds of namespaces that a sandbox has for itself.
 var NamespaceKinds = []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} //nolint:gochecknoglobals // a constant
 
 // Numbers as /proc has them.

@@ -343,8 +343,8 @@ func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
 	_ = conn.Send(m.ID, m.Kind, answer)
 }
 
-// socket gives the worker a socket of the sandbox's network, which the worker connects: this
-// process waits for nobody, and needs no thread for it.
+// socket gives the worker a socket of the sandbox's network. The worker connects it, so this
+// process does not wait and needs no thread for it.
 func (s *server) socket(m *wire.Message) {
 	var request wire.Socket
 	if err := m.Decode(&request); err != nil {

@@ -130,8 +130,7 @@ func lockDown(l *calls.List, config wire.Config) error {
 	return nil
 }
 
-// limitResources sets limits for good. What is less already stays: nobody but the host's root may
-// have more.
+// limitResources sets hard limits. Lower ones stay: only the host's root may raise them.
 func limitResources(l *calls.List, config wire.Config) error {
 	core, err := confine.CoreLimit()
 	if err != nil {

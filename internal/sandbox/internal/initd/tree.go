@@ -18,10 +18,9 @@ import (
 // commands are the commands of a sandbox and everything that they have started, which
 // becomes a child of this process when its parent ends.
 //
-// The end of a command is the end of its tree. When no other command runs, that is every
-// process but this one: one system call kills them, and nobody can escape it. Beside
-// others, its processes are those of its tag; one that hides from that lives until
-// no command runs.
+// The end of a command is the end of its tree. When no other command runs, that is every process
+// but this one: one system call kills them all. Otherwise its processes are those with its tag; one
+// that hides from that lives until no command runs.
 type commands struct {
 	conn *wire.Conn
 	born chan struct{} // told that there may be children
@@ -140,7 +139,7 @@ func (t *commands) left(c *command) bool {
 	return t.alone(c) || len(t.members(c)) > 0
 }
 
-// Times of a sweep beside other commands.
+// Times of a sweep while other commands run.
 const (
 	sweepPause = 200 * time.Microsecond
 	sweepWait  = time.Second

@@ -43,8 +43,8 @@ func init() { //nolint:gochecknoinits // there is no other way to be asked first
 	}
 }
 
-// become confines this process and makes it the command. It returns only if that fails,
-// and has told why.
+// become confines this process and makes it the command. It returns only if that fails, after it
+// has reported why.
 func become(encoded string, argv []string) {
 	runtime.LockOSThread()
 	var c Config

@@ -50,8 +50,8 @@ type taker struct {
 type inode struct{ device, number uint64 }
 
 // take gives an entry to the project. FIFOs, sockets and devices take up next to nothing, and
-// cannot be opened without effect. Of a file with several names all have to be in the tree: it may
-// be somebody else's.
+// cannot be opened without effect. A file with several names is taken only if all of them are in
+// the tree: otherwise it may belong to another user.
 func (t *taker) take(dir int, name string, stat *unix.Stat_t) {
 	if t.failed != nil || name == "." || name == t.stage {
 		return

@@ -105,7 +105,7 @@ var named = sync.OnceValue(func() map[uint32]bool { //nolint:gochecknoglobals //
 	return ids
 })
 
-// swept are the file systems of which what killed processes left was removed.
+// swept are the file systems that were cleaned of what killed processes left.
 var swept sync.Map //nolint:gochecknoglobals // file systems are the host's
 
 // sweep removes the limits of projects without a file, once for each file system.
@@ -119,8 +119,8 @@ func sweep(dir *os.File) {
 	}
 }
 
-// removeStale removes the limits of projects without a file. What has none is nobody's: who takes a
-// number first gives it a directory, and takes none with limits.
+// removeStale removes the limits of projects without a file. Such a project is unused: a process
+// that takes a number first gives it a directory, and takes none with limits.
 func removeStale(dir *os.File) {
 	_ = each(dir, func(n *numbers) { // what cannot be read is left
 		if n.unused() && n.limited() {

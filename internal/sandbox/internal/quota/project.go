@@ -31,8 +31,8 @@ type Project struct {
 	limits Limits
 }
 
-// Open makes directories, which nobody changes meanwhile, and everything in them a project, without
-// limits yet. What is in them is looked at only if that was not done before. An error is an
+// Open makes directories, which must not change meanwhile, and everything in them a project,
+// without limits yet. What is in them is looked at only if that was not done before. An error is an
 // [*unusable.Error] when it cannot be done with these directories: they are on different file
 // systems, or on one without quotas, or the host has them in a project of its own.
 func Open(dirs ...string) (_ *Project, err error) {

@@ -14,8 +14,7 @@ import (
 // heldLevels is how many directories are open at once, about.
 const heldLevels = 100
 
-// MaxLevels are the levels of a tree that has an end: whoever makes a deeper one is up to nothing
-// else.
+// MaxLevels bounds the depth of a tree: only an attacker makes a deeper one.
 const MaxLevels = 20_000
 
 // ErrDeep says that a tree has more levels than are walked.

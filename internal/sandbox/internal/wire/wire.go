@@ -132,7 +132,7 @@ func (c *Conn) Send(id uint64, kind Kind, value any, fds ...int) error {
 	return nil
 }
 
-// sendFrame sends a part of a message, beside others.
+// sendFrame sends a part of a message, interleaved with those of others.
 func (c *Conn) sendFrame(id uint64, kind Kind, payload []byte, more bool, rights []byte) error {
 	c.send.Lock()
 	defer c.send.Unlock()
@@ -182,8 +182,8 @@ func (c *Conn) receiveFrame(fd int) (n int, fds []int, err error) {
 	var oobn, flags int
 	for {
 		n, oobn, flags, _, err = unix.Recvmsg(fd, c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
-		// Of one that has ended without reading everything the kernel tells that first, once; what
-		// it has said comes after that.
+		// If the other end closed without reading everything, the kernel reports that first, once;
+		// then comes what it sent.
 		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNRESET) {
 			break
 		}

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Open opens a page, as the browser of somebody who says yes to everything.
+// Open opens a page, as the browser of a user who accepts everything.
 func Open(ctx context.Context, web http.RoundTripper, page string) (status int, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, page, http.NoBody)
 	if err != nil {

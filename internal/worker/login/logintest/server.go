@@ -134,7 +134,7 @@ func (s *Server) Asked() []url.Values {
 	return slices.Clone(s.asked)
 }
 
-// Secrets are all tokens and secrets so far, none of which is to be seen anywhere.
+// Secrets are all tokens and secrets so far; none may appear anywhere.
 func (s *Server) Secrets() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,5 @@
 // Package toolservertest is a server of the Model Context Protocol for tests, whose tools do what
-// servers may do: keep state, die, go on when nobody waits, ask, and change their tools.
+// servers may do: keep state, die, continue after a cancel, ask, and change their tools.
 package toolservertest
 
 import (

@@ -152,7 +152,7 @@ func (d *Document) trim(at span) span {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
 
-// missing is the fault of steps of which the one at i leads nowhere.
+// missing is the error for steps[i], which leads nowhere.
 func (d *Document) missing(at span, steps []string, i int) error {
 	where := "the document"
 	if i > 0 {

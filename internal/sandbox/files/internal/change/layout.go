@@ -112,7 +112,7 @@ func lineIndent(text []byte, offset int) string {
 	return string(line[:len(line)-len(bytes.TrimLeft(line, " \t"))])
 }
 
-// unixText is a text of which every line ends in LF, and where the text that it is of has CRLF.
+// unixText is a text with LF at the end of each line, and the positions of CRLF in the original.
 type unixText struct {
 	original []byte
 	lines    []byte
