@@ -15,6 +15,7 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/channel"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -150,13 +151,21 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
+	schedules, err := schedule.Open(ctx, fl.JS, fl.Name)
+	if err != nil {
+		warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
+	}
+	channels, err := channel.Open(ctx, fl.JS, fl.Name)
+	if err != nil {
+		warn(fmt.Sprintf("this coordinator starts no turns by messages: %v", err))
+	}
 	host, _ := os.Hostname() // only a name
 	id := wire.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, Holder: serve.Holder{ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin},
 		Dispatcher: fl.Dispatcher, Journal: fl.Journal,
 		Served:  serve.Served{Models: models, Default: first, About: known.about},
-		Toolbox: serve.Toolbox{Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Agents: agents},
+		Toolbox: serve.Toolbox{Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Agents: agents, Schedules: schedules},
 		Rules:   serve.Rules{Policies: policies, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger)},
 		Bounds:  serve.Bounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, PromoteAfter: c.PromoteAfter, Settings: settings},
 		Tracer:  telemetry.Tracer(), Logger: logger,
@@ -191,10 +200,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	if schedules, err := schedule.Open(ctx, fl.JS, fl.Name); err != nil {
-		warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
-	} else {
-		background.Go(func() { (&schedule.Runner{Store: schedules, Send: startNow(fl, logger), Logger: logger}).Run(sweeping) })
+	if schedules != nil {
+		background.Go(func() {
+			(&schedule.Runner{Store: schedules, Channels: channels, Send: startNow(fl, logger), Logger: logger}).Run(sweeping)
+		})
 	}
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })

@@ -6,25 +6,38 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/channel"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Waiting of a runner.
 const (
-	maxWait    = time.Minute // at most so long: clocks are set, machines sleep
+	maxWait    = time.Minute // at most so long: clocks are set, machines sleep, notices are lost
 	retryAfter = time.Second // after a call could not be sent
 )
 
-// Runner starts the calls of a fleet's schedules.
+// forgetAfter is how long the mark of a removed record stays. Until then a tool call that was
+// stopped for long does not add its trigger once more.
+const forgetAfter = 24 * time.Hour
+
+// Runner starts the calls of a fleet's schedules. Run it once.
 type Runner struct {
 	Store *Store
 	// Send has the fleet accept a call. It is called again with the same call after an error or a
 	// crash.
-	Send   func(ctx context.Context, call protocol.Call) error
-	Logger *slog.Logger
+	Send func(ctx context.Context, call protocol.Call) error
+	// Channels has the messages that start calls; nil starts none by messages.
+	Channels *channel.Store
+	Logger   *slog.Logger
+
+	known    map[string]*Schedule
+	removed  []jetstream.KeyValueEntry // marks of removed records, the earliest first
+	lookedAt time.Time                 // when all channels were looked at
 }
 
 // Run starts what is due until ctx ends. Any number of runners may run at once; each time
@@ -42,12 +55,20 @@ func (r *Runner) Run(ctx context.Context) {
 
 // run is Run with one subscription. It returns when that ends.
 func (r *Runner) run(ctx context.Context) error {
+	sent := make(chan *nats.Msg, 256) // more get lost, and are found within maxWait
+	if r.Channels != nil {
+		subscription, err := r.Channels.Listen("*.*", sent)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	}
 	watch, err := r.Store.bucket.WatchAll(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = watch.Stop() }() // fails only when the connection is closed
-	known := map[string]*Schedule{}
+	r.known, r.removed = map[string]*Schedule{}, nil
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -61,22 +82,26 @@ func (r *Runner) run(ctx context.Context) error {
 			if entry == nil { // all that were there at first have come
 				break
 			}
-			r.note(ctx, known, entry)
+			r.note(ctx, entry)
+		case message := <-sent:
+			r.look(message)
 		case <-timer.C:
 		}
-		if len(watch.Updates()) == 0 {
-			timer.Reset(r.startDue(ctx, known))
+		if len(watch.Updates()) == 0 && len(sent) == 0 {
+			timer.Reset(r.startDue(ctx))
+			r.forget(ctx)
 		}
 	}
 }
 
 // note keeps the latest record of a schedule.
-func (r *Runner) note(ctx context.Context, known map[string]*Schedule, entry jetstream.KeyValueEntry) {
-	if last := known[entry.Key()]; last != nil && last.revision >= entry.Revision() {
+func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
+	if last := r.known[entry.Key()]; last != nil && last.revision >= entry.Revision() {
 		return
 	}
-	delete(known, entry.Key())
+	delete(r.known, entry.Key())
 	if entry.Operation() != jetstream.KeyValuePut {
+		r.removed = append(r.removed, entry)
 		return
 	}
 	s, err := decode(entry)
@@ -84,16 +109,41 @@ func (r *Runner) note(ctx context.Context, known map[string]*Schedule, entry jet
 		r.Logger.WarnContext(ctx, "a schedule cannot be read", slog.Any("error", err))
 		return
 	}
-	known[s.Name] = s
+	r.known[s.Name] = s
+}
+
+// look notes that a channel has a message.
+func (r *Runner) look(message *nats.Msg) {
+	name, _, _ := wire.PartsOfMessage(message.Subject)
+	for _, s := range r.known {
+		if s.Channel == name {
+			s.looked = false
+		}
+	}
+}
+
+// forget deletes marks of removed records that are old.
+func (r *Runner) forget(ctx context.Context) {
+	for len(r.removed) > 0 && time.Since(r.removed[0].Created()) > forgetAfter {
+		if err := r.Store.forget(ctx, r.removed[0]); err != nil {
+			r.Logger.DebugContext(ctx, "a removed schedule is not forgotten", slog.Any("error", err))
+		}
+		r.removed = r.removed[1:]
+	}
 }
 
 // startDue starts what is due, and returns how long to wait for the next time.
-func (r *Runner) startDue(ctx context.Context, known map[string]*Schedule) time.Duration {
-	wait := maxWait
-	for name, s := range known {
+func (r *Runner) startDue(ctx context.Context) time.Duration {
+	now, wait := time.Now(), maxWait
+	again := now.Sub(r.lookedAt) >= maxWait
+	if again {
+		r.lookedAt = now
+	}
+	for name, s := range r.known {
 		if s.Paused {
 			continue
 		}
+		s.looked = s.looked && !again
 		if err := r.start(ctx, s); err != nil {
 			wait = min(wait, retryAfter)
 			if changedMeanwhile(err) { // by another coordinator: its record is on its way
@@ -109,11 +159,11 @@ func (r *Runner) startDue(ctx context.Context, known map[string]*Schedule) time.
 	return max(wait, 0)
 }
 
-// start sends the calls of one schedule that are due, and moves its last time on.
+// start sends the calls of one schedule that are due, and moves its last time on or removes it.
 func (r *Runner) start(ctx context.Context, s *Schedule) error {
-	times, last := s.due(time.Now())
-	if last.IsZero() {
-		return nil
+	times, last, err := r.due(ctx, s)
+	if err != nil || last.IsZero() {
+		return err
 	}
 	for _, t := range times {
 		call := s.At(t)
@@ -123,6 +173,13 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 		r.Logger.InfoContext(ctx, "schedule started a call", slog.String("schedule", s.Name), slog.Time("time", t),
 			slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID)))
 	}
+	if s.single() {
+		err := r.Store.bucket.Delete(ctx, s.Name, jetstream.LastRevision(s.revision))
+		if err == nil {
+			delete(r.known, s.Name)
+		}
+		return err
+	}
 	moved := *s
 	moved.Last = last
 	if err := r.Store.update(ctx, &moved); err != nil {
@@ -130,4 +187,22 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	*s = moved
 	return nil
+}
+
+// due is [Schedule.due], now, also of schedules that wait for a message.
+func (r *Runner) due(ctx context.Context, s *Schedule) (start []time.Time, last time.Time, err error) {
+	now := time.Now()
+	switch {
+	case s.Channel == "":
+		start, last = s.due(now)
+		return start, last, nil
+	case s.looked || r.Channels == nil:
+		return nil, time.Time{}, nil
+	}
+	message, err := r.Channels.Next(ctx, s.Channel, s.Call.SessionID, s.After)
+	if err != nil || message == nil {
+		s.looked = err == nil
+		return nil, time.Time{}, err
+	}
+	return []time.Time{now}, now, nil
 }

@@ -6,6 +6,12 @@
 // that, the record's last time moves on by compare-and-set. A coordinator that dies in between
 // leaves the time due; another one then sends the same call again.
 //
+// A trigger is a schedule that a session has set with a tool ([Schedule].By). It may start its only
+// call at a time or at a message of a channel; it is removed then. The secret of a trigger
+// derives from the journal of its session, and the id of the only call from nothing else: a trigger
+// that is added once more by a resumed session, when it has started its call and is removed, starts
+// the same call.
+//
 // JetStream can deliver a message at set times itself. That does not fit: it would deliver the same
 // body each time, and so the same call id under the same signature.
 package schedule
@@ -25,6 +31,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/robfig/cron/v3"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -71,6 +78,14 @@ type Schedule struct {
 	// secret and the time.
 	Call        protocol.Call `json:"-"`
 	KeepSession bool          `json:"keep_session,omitempty"`
+	// Once is when the only call starts. Cron is empty then.
+	Once time.Time `json:"once,omitzero"`
+	// Channel is the channel, TENANT.NAME, that starts the only call by a message behind After. One
+	// of the session itself does not count. Cron and Once are empty then.
+	Channel string `json:"channel,omitempty"`
+	After   uint64 `json:"after,omitempty"`
+	// By is the tool call by which a session has set the schedule; "" if a user has added it.
+	By protocol.CallID `json:"by,omitempty"`
 	// Created and Resumed are when the schedule was added, and resumed for the last time: earlier
 	// times do not start. Last is the latest time that was started or skipped.
 	Created time.Time `json:"created"`
@@ -87,7 +102,11 @@ type parsed struct {
 	revision uint64
 	times    cron.Schedule
 	zone     *time.Location
+	looked   bool // no message has come to its channel since the runner looked
 }
+
+// single reports whether the schedule starts one call and is removed then.
+func (s *Schedule) single() bool { return s.Channel != "" || !s.Once.IsZero() }
 
 // parse checks the record and reads its times. Errors wrap [ErrInvalid].
 func (s *Schedule) parse() error {
@@ -107,6 +126,13 @@ func (s *Schedule) parse() error {
 	}
 	if err := s.checkCall(); err != nil {
 		return err
+	}
+	if s.single() {
+		if s.Cron != "" || s.Channel != "" && !s.Once.IsZero() || !s.KeepSession {
+			return fmt.Errorf("%w: a schedule of one call has a time or a channel, and a session", ErrInvalid)
+		}
+		s.times = once{s.Once}
+		return nil
 	}
 	if strings.Contains(s.Cron, "TZ=") {
 		return fmt.Errorf("%w: cron %q: give the time zone by itself", ErrInvalid, s.Cron)
@@ -164,6 +190,17 @@ func (e every) Next(after time.Time) time.Time {
 	return e.start.Add((after.Sub(e.start)/e.period + 1) * e.period)
 }
 
+// once has one time; the zero time is none.
+type once struct{ at time.Time }
+
+// Next implements [cron.Schedule].
+func (o once) Next(after time.Time) time.Time {
+	if after.Before(o.at) {
+		return o.at
+	}
+	return time.Time{}
+}
+
 func wholeSeconds(period string) bool {
 	d, err := time.ParseDuration(strings.TrimSpace(period))
 	return err == nil && d > 0 && d%time.Second == 0
@@ -184,6 +221,12 @@ func (s *Schedule) Next(t time.Time, n int) []time.Time {
 // due returns the times that must start now, and the latest time up to now; that is zero when none
 // has come since the last one.
 func (s *Schedule) due(now time.Time) (start []time.Time, last time.Time) {
+	if !s.Once.IsZero() { // also one that was over when the record was stored
+		if now.Before(s.Once) {
+			return nil, time.Time{}
+		}
+		return []time.Time{s.Once}, s.Once
+	}
 	after := slices.MaxFunc([]time.Time{s.Created, s.Resumed, s.Last}, time.Time.Compare)
 	for t := s.times.Next(after); !t.IsZero() && !t.After(now); t = s.times.Next(t) {
 		last = t
@@ -205,9 +248,13 @@ func (s *Schedule) due(now time.Time) (start []time.Time, last time.Time) {
 
 // At returns the call of one time.
 func (s *Schedule) At(t time.Time) protocol.Call {
+	number := t.UTC().Format(time.RFC3339Nano)
+	if s.single() {
+		number = "1"
+	}
 	derive := func(what string) string {
 		space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/schedule/"+s.Name))
-		return uuid.NewHash(hmac.New(sha256.New, []byte(s.Secret)), space, []byte(what+"/"+t.UTC().Format(time.RFC3339Nano)), 8).String()
+		return uuid.NewHash(hmac.New(sha256.New, []byte(s.Secret)), space, []byte(what+"/"+number), 8).String()
 	}
 	call := s.Call
 	call.ID = protocol.CallID(derive("call"))
@@ -224,7 +271,10 @@ func (s *Schedule) At(t time.Time) protocol.Call {
 }
 
 // Store is the fleet's schedules. It is safe for concurrent use.
-type Store struct{ bucket jetstream.KeyValue }
+type Store struct {
+	bucket jetstream.KeyValue
+	stream jetstream.Stream // of the bucket
+}
 
 // Open opens the store, which is made with the replicas of the fleet's journals if it is missing.
 func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
@@ -238,10 +288,14 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 			})
 		}
 	}
+	var stream jetstream.Stream
+	if err == nil {
+		stream, err = js.Stream(ctx, "KV_"+wire.SchedulesBucket(fleet))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
 	}
-	return &Store{bucket: bucket}, nil
+	return &Store{bucket: bucket, stream: stream}, nil
 }
 
 // Add stores a new schedule, which starts at its next time. Errors wrap [ErrInvalid] or
@@ -264,6 +318,42 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 		return nil, fmt.Errorf("%w: %s", ErrExists, s.Name)
 	}
 	return &s, err
+}
+
+// AddTrigger stores a schedule that the tool call By of a session sets, whose Secret is set. A call
+// that adds it once more changes nothing, also when the trigger was removed a day ago or less.
+func (st *Store) AddTrigger(ctx context.Context, s Schedule) error {
+	s.Cron = strings.Join(strings.Fields(s.Cron), " ")
+	s.Created, s.Last = time.Now().UTC(), time.Time{}
+	if err := s.parse(); err != nil {
+		return err
+	}
+	if err := s.Call.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	s.revision = 0 // nothing was ever stored under the name; the mark of a removed record counts
+	for {
+		err := st.update(ctx, &s)
+		if api, is := errors.AsType[*jetstream.APIError](err); is && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant &&
+			pause.For(ctx, retryAfter) { // a copy is on its way, and may get lost
+			continue
+		}
+		if err != nil && !changedMeanwhile(err) {
+			return fmt.Errorf("store trigger %s: %w", s.Name, err)
+		}
+		return nil
+	}
+}
+
+// Triggers returns the schedules that a session has set, the earliest first.
+func (st *Store) Triggers(ctx context.Context, session protocol.SessionID) ([]*Schedule, error) {
+	all, err := st.List(ctx)
+	if len(all) == 0 && err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(s *Schedule) bool { return s.By == "" || s.Call.SessionID != session })
+	slices.SortFunc(all, func(a, b *Schedule) int { return a.Created.Compare(b.Created) })
+	return all, nil // records that cannot be read are of no session
 }
 
 // Get returns a schedule. The error wraps [ErrUnknown].
@@ -363,6 +453,14 @@ func (st *Store) update(ctx context.Context, s *Schedule) error {
 	return err
 }
 
-// changedMeanwhile reports whether an update failed because the record has changed, or, with
-// replicas, is about to.
-func changedMeanwhile(err error) bool { return errors.Is(err, jetstream.ErrKeyRevisionMismatch) }
+// changedMeanwhile reports whether an update or a removal failed because the record has changed,
+// or, with replicas, is about to.
+func changedMeanwhile(err error) bool {
+	api, is := errors.AsType[*jetstream.APIError](err)
+	return is && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
+
+// forget deletes the mark of a removed record, unless there is a record again.
+func (st *Store) forget(ctx context.Context, mark jetstream.KeyValueEntry) error {
+	return st.stream.Purge(ctx, jetstream.WithPurgeSubject("$KV."+st.bucket.Bucket()+"."+mark.Key()), jetstream.WithPurgeSequence(mark.Revision()+1))
+}

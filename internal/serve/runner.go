@@ -22,9 +22,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-// runner makes the runner of a turn; ask returns the tools of servers, and may be nil.
+// runner makes the runner of the turn that a call asks for; ask returns the tools of servers, and
+// may be nil.
 func (s *Server) runner(
-	turn wire.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
+	call *protocol.Call, turn wire.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
 ) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]
@@ -67,7 +68,7 @@ func (s *Server) runner(
 		price, compaction = s.options.About(name)
 	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
-		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents,
+		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents, Triggers: s.triggers(call),
 		System: turn.System, Project: turn.Project, Author: turn.Author,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
 		Guard:    guard, Policy: judge, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,

@@ -26,6 +26,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -114,6 +115,8 @@ type Toolbox struct {
 	Do      mcptools.DoFunc
 	// Agents are the kinds of sub-agents that turns with the toolset agents can start.
 	Agents []loop.Agent
+	// Schedules has the triggers that sessions set; nil where this coordinator starts none.
+	Schedules *schedule.Store
 }
 
 // Rules say which tool calls turns may make.
@@ -292,7 +295,7 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 		}
 	}()
 	turn, _ := c.Payload.(wire.TurnRun)
-	runner, fault := s.runner(wire.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
+	runner, fault := s.runner(c, wire.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
 	if fault != nil {
 		return fault
 	}
@@ -338,7 +341,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(turn, func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+	runner, fault := s.runner(run.Call, turn, func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
 		return s.served(ctx, run.Call.SessionID, own, servers)
 	}, events.send)
 	if fault != nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -126,7 +127,7 @@ func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies)}
+	return []func(context.Context) error{r.journal, r.triggers, r.calls, r.workspace, r.released, r.journal, r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies)}
 }
 
 // inEach is a step that is done in each part.
@@ -220,6 +221,21 @@ func (r *remover) journal(ctx context.Context) error {
 		return err
 	}
 	return natsio.RemoveJournalMarks(ctx, r.fleet.JS, r.fleet.Name, r.id)
+}
+
+// triggers removes what would begin turns of the session.
+func (r *remover) triggers(ctx context.Context) error {
+	store, err := schedule.Open(ctx, r.fleet.JS, r.fleet.Name)
+	if err != nil {
+		return err
+	}
+	set, err := store.Triggers(ctx, r.id)
+	for _, s := range set {
+		if err := store.Remove(ctx, s.Name); err != nil && !errors.Is(err, schedule.ErrUnknown) {
+			return err
+		}
+	}
+	return err
 }
 
 // calls cancels what is unfinished and waits for its end.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base32"
+	"encoding/hex"
 	"strconv"
 	"strings"
 
@@ -33,6 +34,13 @@ func NewCallID(session protocol.SessionID, seed protocol.Seed, turn, step, index
 func RevertCallID(of protocol.CallID, attempt int) protocol.CallID {
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/revert/"+string(of)))
 	return protocol.CallID(uuid.NewSHA1(space, []byte(strconv.Itoa(attempt))).String())
+}
+
+// SeedOf derives a secret for what a call of a session makes from the session's seed.
+func SeedOf(seed protocol.Seed, call protocol.CallID) protocol.Seed {
+	sum := hmac.New(sha256.New, []byte(seed))
+	_, _ = sum.Write([]byte("toolfleet/seed/" + string(call))) // never fails
+	return protocol.Seed(hex.EncodeToString(sum.Sum(nil)))
 }
 
 // RandomCallID returns an id, which nobody can foretell, for a call that belongs to no step of a

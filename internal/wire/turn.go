@@ -167,3 +167,16 @@ type ReadRequest struct {
 	// Wait is how long to wait for a message if there is none.
 	Wait time.Duration
 }
+
+// TriggerRequest is the plan of the tools that set triggers: a time, times or a message of a channel
+// begin a turn with a prompt. One of At, Delay, Cron and Channel is set. The session carries it out.
+type TriggerRequest struct {
+	At             time.Time
+	Delay          time.Duration
+	Cron, TimeZone string
+	Channel        string
+	Prompt         string
+}
+
+// TriggersRequest is the plan of the tools that list triggers, and remove the one with an id.
+type TriggersRequest struct{ Remove string }

@@ -218,6 +218,12 @@ func described(s *schedule.Schedule) Schedule {
 		Name: s.Name, Cron: s.Cron, TimeZone: cmp.Or(s.TimeZone, "UTC"), Missed: string(s.Missed), Paused: s.Paused,
 		Created: s.Created, Last: s.Last, Model: turn.Model, Prompt: turn.Prompt,
 	}
+	switch {
+	case s.Channel != "":
+		d.Cron = "message in " + s.Channel
+	case !s.Once.IsZero():
+		d.Cron = "once"
+	}
 	if s.KeepSession || !s.Last.IsZero() {
 		d.SessionID = s.At(s.Last).SessionID
 	}

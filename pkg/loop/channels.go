@@ -57,7 +57,8 @@ func (s *session) noteRead(p *ChannelPosition) {
 	s.positions[p.Channel] = max(s.positions[p.Channel], p.Sequence)
 }
 
-// runInOrder carries out those of a step's calls that are about channels, in their order.
+// runInOrder carries out those of a step's calls that are about channels and triggers, in their
+// order.
 func (t *turnRun) runInOrder(ctx context.Context, calls []*pendingCall, settle func(Event)) error {
 	for _, p := range calls {
 		var err error
@@ -66,6 +67,10 @@ func (t *turnRun) runInOrder(ctx context.Context, calls []*pendingCall, settle f
 			err = t.runOutside(ctx, p, settle, func(ctx context.Context, _ *Event) (string, error) { return t.send(ctx, p, request) })
 		case wire.ReadRequest:
 			err = t.runOutside(ctx, p, settle, func(ctx context.Context, e *Event) (string, error) { return t.readChannel(ctx, request, e) })
+		case wire.TriggerRequest:
+			err = t.runOutside(ctx, p, settle, func(ctx context.Context, _ *Event) (string, error) { return t.addTrigger(ctx, p, request) })
+		case wire.TriggersRequest:
+			err = t.runOutside(ctx, p, settle, func(ctx context.Context, _ *Event) (string, error) { return t.triggers(ctx, request) })
 		}
 		if err != nil {
 			return err

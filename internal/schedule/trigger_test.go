@@ -1,0 +1,187 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/channel"
+	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// trigger is one of a session, as yet without a time.
+func trigger(session protocol.SessionID) schedule.Schedule {
+	call := wire.RandomCallID()
+	return schedule.Schedule{Name: "t-" + string(call), Call: turn(session), KeepSession: true, By: call, Secret: wire.SeedOf("seed", call)}
+}
+
+// accepting has accepted calls: each once, whoever sends it how often.
+type accepting struct {
+	mu    sync.Mutex
+	calls map[protocol.CallID]int
+	by    map[protocol.SessionID][]protocol.CallID
+}
+
+// send fails now and then, also after it has accepted.
+func (a *accepting) send(_ context.Context, call protocol.Call) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if rand.IntN(3) == 0 {
+		return errors.New("the server is lost")
+	}
+	if a.calls[call.ID]++; a.calls[call.ID] == 1 {
+		a.by[call.SessionID] = append(a.by[call.SessionID], call.ID)
+	}
+	if rand.IntN(3) == 0 {
+		return errors.New("the answer is lost")
+	}
+	return nil
+}
+
+func (a *accepting) of(session protocol.SessionID) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.by[session])
+}
+
+// runners run until the test ends: three at a time, which end and begin again at any moment.
+func runners(t *testing.T, store *schedule.Store, channels *channel.Store) *accepting {
+	t.Helper()
+	a := &accepting{calls: map[protocol.CallID]int{}, by: map[protocol.SessionID][]protocol.CallID{}}
+	var running sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	for range 3 {
+		running.Go(func() {
+			for ctx.Err() == nil {
+				life, end := context.WithTimeout(ctx, time.Duration(rand.Int64N(int64(2*time.Second))))
+				(&schedule.Runner{Store: store, Channels: channels, Send: a.send, Logger: slog.New(slog.DiscardHandler)}).Run(life)
+				end()
+			}
+		})
+	}
+	t.Cleanup(func() { end(); running.Wait() })
+	return a
+}
+
+// Each timer starts one call, also when the tool call that set it is run again before or after, and
+// is removed.
+func TestTrigger_TimersStartOnce(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	a := runners(t, store, nil)
+	for _, delay := range []time.Duration{-time.Second, 10 * time.Millisecond, time.Second} {
+		session := protocol.NewSessionID()
+		s := trigger(session)
+		s.Once = time.Now().Add(delay)
+		require.NoError(t, store.AddTrigger(t.Context(), s))
+		require.NoError(t, store.AddTrigger(t.Context(), s))
+		require.Eventually(t, func() bool { return a.of(session) == 1 }, time.Minute, 10*time.Millisecond)
+		require.Eventually(t, func() bool {
+			all, err := store.Triggers(t.Context(), session)
+			return err == nil && len(all) == 0
+		}, time.Minute, 10*time.Millisecond)
+		s.Once = time.Now().Add(delay)
+		require.NoError(t, store.AddTrigger(t.Context(), s), "a resumed session runs the call again")
+		all, err := store.Triggers(t.Context(), session)
+		require.NoError(t, err)
+		require.Empty(t, all)
+		require.Equal(t, 1, a.of(session))
+	}
+}
+
+// A removed trigger does not come back by a coordinator that was stopped for long, and the id of a
+// call comes from the secret alone: a record that is added once more starts the same call.
+func TestTrigger_OfAStoppedCoordinator(t *testing.T) {
+	t.Parallel()
+	store, js := open(t)
+	s := trigger(protocol.NewSessionID())
+	s.Cron = "@every 1s"
+	require.NoError(t, store.AddTrigger(t.Context(), s))
+	require.NoError(t, store.Remove(t.Context(), s.Name))
+	require.NoError(t, store.AddTrigger(t.Context(), s))
+	all, err := store.Triggers(t.Context(), s.Call.SessionID)
+	require.NoError(t, err)
+	require.Empty(t, all)
+
+	s.Cron, s.Once = "", time.Now()
+	first := s.At(s.Once)
+	s.Once = s.Once.Add(time.Hour)
+	require.Equal(t, first.ID, s.At(s.Once).ID)
+	require.NoError(t, first.Validate())
+	stream, err := js.Stream(t.Context(), "KV_TF_SCHEDULES")
+	require.NoError(t, err)
+	require.NoError(t, stream.Purge(t.Context())) // as when the marks are old
+	require.NoError(t, store.AddTrigger(t.Context(), s))
+	one, err := store.Get(t.Context(), s.Name)
+	require.NoError(t, err)
+	require.Equal(t, first.ID, one.At(time.Now()).ID)
+}
+
+// A watched channel starts one call by a message of another session that was not read.
+func TestTrigger_MessagesStartOnce(t *testing.T) {
+	t.Parallel()
+	store, js := open(t)
+	channels, err := channel.Open(t.Context(), js, "tf")
+	require.NoError(t, err)
+	a := runners(t, store, channels)
+	send := func(from protocol.SessionID) uint64 {
+		m := loop.ChannelMessage{From: from, Call: wire.RandomCallID(), Text: "hello"}
+		require.NoError(t, channels.Send(t.Context(), "default.work", m))
+		for after := uint64(0); ; {
+			got, err := channels.Next(t.Context(), "default.work", "", after)
+			require.NoError(t, err)
+			if after = got.Sequence; got.Call == m.Call {
+				return after
+			}
+		}
+	}
+	watch := func(after uint64) protocol.SessionID {
+		s := trigger(protocol.NewSessionID())
+		s.Channel, s.After = "default.work", after
+		require.NoError(t, store.AddTrigger(t.Context(), s))
+		return s.Call.SessionID
+	}
+	early := watch(0)
+	require.Zero(t, a.of(early))
+	send(early) // its own
+	read := send("other")
+	require.Eventually(t, func() bool { return a.of(early) == 1 }, time.Minute, 10*time.Millisecond)
+	behind, waits := watch(read-1), watch(read)
+	require.Eventually(t, func() bool { return a.of(behind) == 1 }, time.Minute, 10*time.Millisecond, "a message that it has not read")
+	require.Zero(t, a.of(waits))
+	send("other")
+	require.Eventually(t, func() bool { return a.of(waits) == 1 }, time.Minute, 10*time.Millisecond)
+	send("other")
+	require.Eventually(t, func() bool {
+		all, err := store.List(t.Context())
+		return err == nil && len(all) == 0
+	}, time.Minute, 10*time.Millisecond)
+	require.Equal(t, []int{1, 1, 1}, []int{a.of(early), a.of(behind), a.of(waits)})
+}
+
+func TestTrigger_BadOnes(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for text, change := range map[string]func(*schedule.Schedule){
+		"a schedule of one call has a time or a channel, and a session": func(s *schedule.Schedule) { s.Once, s.Channel = time.Now(), "default.work" },
+		"and a session":   func(s *schedule.Schedule) { s.Once, s.KeepSession = time.Now(), false },
+		`cron ""`:         func(*schedule.Schedule) {},
+		`cron "often"`:    func(s *schedule.Schedule) { s.Cron = "often" },
+		`time zone "Mars`: func(s *schedule.Schedule) { s.Cron, s.TimeZone = "@daily", "Mars" },
+	} {
+		s := trigger(protocol.NewSessionID())
+		change(&s)
+		err := store.AddTrigger(t.Context(), s)
+		require.ErrorIs(t, err, schedule.ErrInvalid)
+		require.ErrorContains(t, err, text)
+	}
+}

@@ -1,0 +1,85 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// triggers are those of the session whose turn runs. A turn that one of them begins is as that
+// turn, but for its prompt.
+type triggers struct {
+	store *schedule.Store
+	call  *protocol.Call // that asked for the turn
+}
+
+var _ loop.Triggers = triggers{}
+
+// triggers returns nil where no coordinator starts schedules.
+func (s *Server) triggers(call *protocol.Call) loop.Triggers {
+	if s.options.Schedules == nil {
+		return nil
+	}
+	return triggers{s.options.Schedules, call}
+}
+
+// Add implements [loop.Triggers].
+func (t triggers) Add(ctx context.Context, trigger loop.Trigger) error {
+	turn, _ := t.call.Payload.(wire.TurnRun)
+	turn.Prompt = trigger.Prompt
+	turn.System, turn.Project, turn.Budget, turn.Compact = "", nil, nil, false // as in the turn before
+	call := NewCall(t.call.SessionID, turn, t.call.RunFor())
+	call.Tenant, call.Priority = t.call.Tenant, t.call.Priority
+	record := schedule.Schedule{
+		Name: trigger.ID, Cron: trigger.Cron, TimeZone: trigger.TimeZone, Channel: trigger.Channel, After: trigger.After,
+		Call: call, KeepSession: true, By: trigger.Call, Secret: trigger.Secret,
+	}
+	if trigger.Cron == "" {
+		record.Once = trigger.At
+	}
+	err := t.store.AddTrigger(ctx, record)
+	if errors.Is(err, schedule.ErrInvalid) {
+		return protocol.Errorf(protocol.CodeInvalidArguments, "%s", strings.TrimPrefix(err.Error(), schedule.ErrInvalid.Error()+": "))
+	}
+	return err
+}
+
+// List implements [loop.Triggers].
+func (t triggers) List(ctx context.Context) ([]loop.Trigger, error) {
+	stored, err := t.store.Triggers(ctx, t.call.SessionID)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]loop.Trigger, len(stored))
+	for i, s := range stored {
+		turn, _ := s.Call.Payload.(wire.TurnRun)
+		all[i] = loop.Trigger{ID: s.Name, Call: s.By, At: s.Once, Cron: s.Cron, TimeZone: s.TimeZone, Channel: s.Channel, After: s.After, Prompt: turn.Prompt}
+		if next := s.Next(time.Now(), 1); s.Cron != "" && len(next) > 0 {
+			all[i].At = next[0]
+		}
+	}
+	return all, nil
+}
+
+// Remove implements [loop.Triggers].
+func (t triggers) Remove(ctx context.Context, id string) error {
+	stored, err := t.store.Get(ctx, id)
+	switch {
+	case errors.Is(err, schedule.ErrUnknown):
+		return nil
+	case err != nil:
+		return err
+	case stored.By == "" || stored.Call.SessionID != t.call.SessionID:
+		return protocol.Errorf(protocol.CodeNotFound, "The session has no trigger %q.", id)
+	}
+	if err := t.store.Remove(ctx, id); !errors.Is(err, schedule.ErrUnknown) {
+		return err
+	}
+	return nil
+}
