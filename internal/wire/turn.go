@@ -72,6 +72,8 @@ type AgentRequest struct {
 	Agent  string // its kind; "" is as its parent
 	// Workspace is [AgentWorkspaceEmpty], [AgentWorkspaceFork], or that of the parent.
 	Workspace string
+	// Background makes a job of it.
+	Background bool
 }
 
 // Workspaces of sub-agents.

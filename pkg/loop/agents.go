@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -133,13 +134,11 @@ func (r *Runner) agentNamed(name string) (Agent, *protocol.Error) {
 func (t *turnRun) runAgent(ctx context.Context, p *pendingCall, settle func(Event)) error {
 	ctx, span := t.startTool(ctx, p)
 	defer span.End()
-	request, _ := p.plan.Session.(wire.AgentRequest)
-	start := time.Now()
-	event, err := t.agent(ctx, p, request)
+	kind, unknown := t.agentNamed(p.agent().Agent)
+	event, err := t.agent(ctx, p, t.subRunner(kind, p, p.agent()), unknown)
 	if err != nil {
 		return err
 	}
-	event.RunMS = new(float64(time.Since(start)) / float64(time.Millisecond))
 	if event.Error != nil {
 		failSpan(span, event.Error)
 	}
@@ -147,11 +146,65 @@ func (t *turnRun) runAgent(ctx context.Context, p *pendingCall, settle func(Even
 	return nil
 }
 
+// followAgent has a sub-agent work as a job. The end of the turn leaves it as it is, until the
+// run of the next turn; a cancel and a deadline reach it.
+func (w *followers) followAgent(p *pendingCall) *follower {
+	ctx, stop := context.WithCancelCause(w.ctx)
+	f := w.newFollower(p.event.CallID, stop)
+	f.tool = p.tool
+	kind, unknown := w.agentNamed(p.agent().Agent)
+	runner := w.subRunner(kind, p, p.agent())
+	p.fork = w.newFork(ctx, p, true)
+	w.group.Go(func() {
+		defer close(f.done)
+		defer f.accept()
+		ctx, span := w.startTool(ctx, p)
+		defer span.End()
+		if p.fork != nil {
+			f.err = w.dispatcher.Dispatch(ctx, []protocol.Call{p.fork.call}, func(u Update) {
+				if f.accept(); u.State == StateDone {
+					p.fork.end(u.Result)
+				}
+			})
+			p.fork.end(nil)
+		}
+		f.accept()
+		event, err := w.agent(ctx, p, runner, unknown)
+		if err == nil {
+			f.ended = &event
+			return
+		}
+		if f.err = err; !detached(ctx) {
+			w.logger.WarnContext(ctx, "sub-agent in the background stopped, it continues with the turn", slog.String("call_id", string(p.event.CallID)), slog.Any("error", err))
+		}
+	})
+	return f
+}
+
+// awaitAgent waits until a sub-agent in the background has ended, of which the model reads before
+// its turn ends. It reports whether there was one.
+func (w *followers) awaitAgent(ctx context.Context) (bool, error) {
+	for _, j := range w.jobs() {
+		if j.ended != nil || j.Name != wire.AgentTool || w.opts.Replay.has(&ToolCall{Name: j.Name}) {
+			continue
+		}
+		if f := w.followerOf(ctx, &j); f != nil {
+			<-f.done // soon after the end of ctx
+			if detached(ctx) {
+				return true, context.Cause(ctx)
+			}
+			if !f.learned() {
+				return true, f.err
+			}
+		}
+		return true, w.tellJobs(ctx)
+	}
+	return false, nil
+}
+
 // agent runs a sub-agent to its end, which is the result of its call.
-func (t *turnRun) agent(ctx context.Context, p *pendingCall, request wire.AgentRequest) (Event, error) {
-	child := protocol.SessionID(p.event.CallID)
-	kind, unknown := t.agentNamed(request.Agent)
-	runner := t.subRunner(kind, p, request)
+func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unknown *protocol.Error) (Event, error) {
+	child, start := protocol.SessionID(p.event.CallID), time.Now()
 	loading, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout) // a stopped one has to be ended
 	rec, err := runner.newRecorder(loading, child)
 	cancel()
@@ -179,7 +232,7 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, request wire.AgentR
 	runner.lineage.started.Add(1)
 	rec.above = runner.lineage.above
 	rec.above.add(timeless(rec.session.spent))
-	result, err := runner.runLoaded(ctx, rec, Input{Text: request.Prompt, ID: p.event.CallID})
+	result, err := runner.runLoaded(ctx, rec, Input{Text: p.agent().Prompt, ID: p.event.CallID})
 	if err != nil {
 		return Event{}, fmt.Errorf("agent %s: %w", child, err)
 	}
@@ -193,6 +246,7 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, request wire.AgentR
 		}
 		event.Content += "\n\n" + merged
 	}
+	event.RunMS = new(float64(time.Since(start)) / float64(time.Millisecond))
 	return event, nil
 }
 

@@ -150,8 +150,8 @@ func (s *session) noteSpent(e *Event) {
 		s.spent.TimeMS += e.ElapsedMS
 	case EventTurnEnded:
 		s.spent.TimeMS += e.ElapsedMS
-	case EventToolResult:
-		if protocol.Status(e.Status) != protocol.StatusRejected {
+	case EventToolResult, EventJobEnded:
+		if e.Type == EventToolResult && protocol.Status(e.Status) != protocol.StatusRejected {
 			s.spent.Calls++
 		}
 		if e.Spent != nil {

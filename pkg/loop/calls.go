@@ -147,6 +147,9 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
 		return
+	case p.agent().Background:
+		b.jobs = append(b.jobs, newJob{pending: p})
+		return
 	case p.plan.Session != nil:
 		if p.fork = b.newFork(ctx, p, recorded.sent); p.fork != nil {
 			b.calls, b.forks[p.fork.call.ID] = append(b.calls, p.fork.call), p.fork

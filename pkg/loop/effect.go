@@ -66,8 +66,8 @@ func (r *Runner) effectOf(ctx context.Context, scope tools.Scope, tool *tools.To
 	return &effect
 }
 
-// revertOf plans what undoes the effect of a call. A tool whose revert cannot run is reported in the
-// log: its calls have none.
+// revertOf plans what undoes the effect of a call. A tool whose revert cannot run is reported in
+// the log: its calls have none.
 func (r *Runner) revertOf(ctx context.Context, scope tools.Scope, tool *tools.Tool, result *protocol.Result) *RevertCall {
 	name, arguments, has := tool.Reverted(result)
 	if !has {

@@ -82,6 +82,7 @@ type step struct {
 	reasoning *Reasoning
 	cut       bool // it ended at a limit of output tokens
 	calls     []stepCall
+	continued bool     // a sub-agent in the background ended behind it, of which the model has to read
 	notes     []string // of jobs that ended behind the results, before the next step
 }
 
@@ -153,13 +154,7 @@ func (s *session) apply(e *Event) error {
 				j.Arguments = c.Arguments
 				s.jobs = append(s.jobs, j)
 			}
-			if e.Spent != nil { // of a sub-agent
-				t := s.open()
-				if e.Usage != nil {
-					t.usage = t.usage.Add(*e.Usage)
-				}
-				t.addCost(e.CostUSD)
-			}
+			s.open().addSpent(e)
 			s.noteScratch(e.Scratch)
 			s.noteRead(e.Read)
 			s.noteDialog(e, c)
@@ -276,6 +271,17 @@ func (s *session) addReply(e *Event) error {
 	}
 	t.addCost(e.CostUSD)
 	return nil
+}
+
+// addSpent adds what a sub-agent used, as the result of its call says.
+func (t *turn) addSpent(e *Event) {
+	if e.Spent == nil {
+		return
+	}
+	if e.Usage != nil {
+		t.usage = t.usage.Add(*e.Usage)
+	}
+	t.addCost(e.CostUSD)
 }
 
 // addCost adds what a reply cost; nil is unknown, as the sum is from then on.
@@ -400,7 +406,7 @@ func (t *turn) last() *step {
 // answered reports whether the last reply asked for nothing, and is whole.
 func (t *turn) answered() bool {
 	last := t.last()
-	return last != nil && len(last.calls) == 0 && !last.cut
+	return last != nil && len(last.calls) == 0 && !last.cut && !last.continued
 }
 
 // missing counts the calls of the last step that have no result.

@@ -30,7 +30,7 @@ type job struct {
 // newJob is a call that is to become a job.
 type newJob struct {
 	pending *pendingCall
-	call    protocol.Call
+	call    protocol.Call // the zero value for a sub-agent
 }
 
 // jobName is the handle of the job at a place of the session.
@@ -49,8 +49,12 @@ func (s *session) endJob(e *Event) error {
 	}
 	ended := *e
 	j.ended = &ended
+	t.addSpent(e)
 	if e.Told {
 		return nil
+	}
+	if last := t.last(); last != nil && j.Name == wire.AgentTool {
+		last.continued = true
 	}
 	note := fmt.Sprintf("[%s (%s) has ended: %s]\n%s", j.name, j.Name, e.Status, e.Content)
 	t.addNote(note)
@@ -89,6 +93,7 @@ func (r *recorder) jobs() []job {
 type followers struct {
 	*turnRun
 
+	ctx    context.Context //nolint:containedctx // of the turn; sub-agents outlive the step that starts them
 	mu     sync.Mutex
 	byCall map[protocol.CallID]*follower
 	group  sync.WaitGroup
@@ -98,12 +103,20 @@ type followers struct {
 // follower waits for the result of one job.
 type follower struct {
 	stop     context.CancelCauseFunc
-	accepted chan struct{}    // closed when the fleet has the call, or will not
-	done     chan struct{}    // closed when nothing comes any more
-	result   *protocol.Result // once done; nil when it was not learned
-	tool     *tools.Tool
-	call     protocol.Call
+	accepted chan struct{} // closed when the fleet has the call, or will not
+	accept   func()        // closes it
+	done     chan struct{} // closed when nothing comes any more
+	// result or, of a sub-agent, ended is set once it is done; neither if the end was not learned,
+	// which err says of a sub-agent.
+	result *protocol.Result
+	ended  *Event
+	err    error
+	tool   *tools.Tool
+	call   protocol.Call
 }
+
+// learned reports, once the job is done, whether its end is known.
+func (f *follower) learned() bool { return f.result != nil || f.ended != nil }
 
 var errJobCancelled = errors.New("the job was cancelled")
 
@@ -114,17 +127,27 @@ func (w *followers) startJobs(ctx context.Context, jobs []newJob) error {
 		event := n.pending.local(protocol.StatusOK, "", nil, 0)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = fmt.Sprintf("[%s runs in the background. You will be told when it has ended; go on with something else.]", event.Job)
+		if n.pending.agent().Background {
+			event.Content = fmt.Sprintf("[%s works in the background, as session %s. You will be told when it has ended; go on with something else.]", event.Job, event.CallID)
+		}
 		event.Content = n.pending.tool.WithNote(event.Content, n.pending.note)
 		if err := w.record(ctx, event); err != nil {
 			return err
 		}
-		f := w.follow(ctx, n.call, n.pending.tool)
+		f := w.startJob(ctx, n)
 		select {
 		case <-f.accepted:
 		case <-ctx.Done():
 		}
 	}
 	return nil
+}
+
+func (w *followers) startJob(ctx context.Context, n newJob) *follower {
+	if n.pending.agent().Background {
+		return w.followAgent(n.pending) //nolint:contextcheck // it outlives the step
+	}
+	return w.follow(ctx, n.call, n.pending.tool)
 }
 
 // promote makes jobs of the calls of a step that have not ended, and reports whether it did: not if
@@ -162,23 +185,16 @@ func (b *batch) promote() bool {
 // beside everything else. The end of ctx does not stop it.
 func (w *followers) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {
 	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{}), tool: tool, call: call}
-	w.mu.Lock()
-	if w.byCall == nil {
-		w.byCall = make(map[protocol.CallID]*follower)
-	}
-	w.byCall[call.ID] = f
-	w.mu.Unlock()
+	f := w.newFollower(call.ID, stop)
+	f.tool, f.call = tool, call
 	w.group.Go(func() {
-		var once sync.Once
-		accept := func() { once.Do(func() { close(f.accepted) }) }
 		defer close(f.done)
-		defer accept()
+		defer f.accept()
 		err := w.dispatcher.Dispatch(jobCtx, []protocol.Call{call}, func(u Update) {
 			if u.CallID != call.ID {
 				return
 			}
-			accept()
+			f.accept()
 			if u.State == StateDone && u.Result != nil && f.result == nil {
 				f.result = u.Result
 			}
@@ -188,6 +204,19 @@ func (w *followers) follow(ctx context.Context, call protocol.Call, tool *tools.
 				slog.String("call_id", string(call.ID)), slog.Any("error", err))
 		}
 	})
+	return f
+}
+
+// newFollower registers what waits for the job of a call.
+func (w *followers) newFollower(id protocol.CallID, stop context.CancelCauseFunc) *follower {
+	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{})}
+	f.accept = sync.OnceFunc(func() { close(f.accepted) })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.byCall == nil {
+		w.byCall = make(map[protocol.CallID]*follower)
+	}
+	w.byCall[id] = f
 	return f
 }
 
@@ -212,10 +241,15 @@ func (w *followers) followerOf(ctx context.Context, j *job) *follower {
 	}
 	scope := w.scope(w.id)
 	tool, plan, failure := w.table.Plan(scope, j.Name, j.Arguments)
+	p := &pendingCall{tool: tool, plan: plan, event: Event{Turn: j.turn, Step: j.step, CallFields: j.CallFields}, wrote: j.Arguments}
+	p.event.Arguments, p.place = "", tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}
+	if failure == nil && p.agent().Background {
+		return w.followAgent(p) //nolint:contextcheck // it outlives the step
+	}
 	if failure != nil || plan.Payload == nil {
 		return nil
 	}
-	call, failure := plan.Call(scope, tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}, j.ToolCallID, j.Name, time.Now().UTC())
+	call, failure := plan.Call(scope, p.place, j.ToolCallID, j.Name, time.Now().UTC())
 	if failure != nil || j.lane != "" && j.lane != laneOf(&call) {
 		return nil
 	}
@@ -247,7 +281,7 @@ func (w *followers) tellJobs(ctx context.Context) error {
 			default:
 				continue
 			}
-			if f.result == nil {
+			if !f.learned() {
 				continue // the fleet could not be reached
 			}
 		}
@@ -270,10 +304,13 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 	}
 	event := Event{Type: EventJobEnded, Turn: j.turn, Step: j.step, CallFields: j.CallFields, JobFields: JobFields{Job: j.name, Told: told}}
 	event.Arguments = ""
-	if f == nil {
+	switch {
+	case f == nil:
 		failure := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
-	} else {
+	case f.ended != nil:
+		event.Status, event.ResultFields, event.Usage, event.SpentFields = f.ended.Status, f.ended.ResultFields, f.ended.Usage, f.ended.SpentFields
+	default:
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 		event.Effect = w.effectOf(ctx, w.scope(w.id), f.tool, &f.call, f.result)
 	}
@@ -341,7 +378,7 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	}
 	select {
 	case <-f.done:
-		if f.result != nil {
+		if f.learned() {
 			return w.jobEnd(ctx, found, f)
 		}
 	default:

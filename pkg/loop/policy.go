@@ -291,7 +291,7 @@ func (s *step) decided() bool {
 }
 
 // used counts the calls of all steps before the last that were not refused, by tool.
-func (s *session) used() map[string]int { return s.usedBefore(len(s.open().steps) - 1) }
+func (s *session) used() map[string]int { return s.usedBefore(max(len(s.open().steps)-1, 0)) }
 
 // usedBefore counts those of all turns before the open one, and of that so many steps.
 func (s *session) usedBefore(count int) map[string]int {

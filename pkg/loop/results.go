@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -33,6 +34,12 @@ type pendingCall struct {
 	// counts all of the call's that it has.
 	asked  map[string]*protocol.Question
 	logged int
+}
+
+// agent is the request for a sub-agent; the zero value for other calls.
+func (p *pendingCall) agent() wire.AgentRequest {
+	request, _ := p.plan.Session.(wire.AgentRequest)
+	return request
 }
 
 // pending returns the tool call at index of the turn's last step.

@@ -86,6 +86,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 }
 
 func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
+	t.followed.ctx = ctx //nolint:fatcontext // it is set once
 	defer t.followed.leaveJobs()
 	for {
 		end, err := t.next(ctx)
@@ -118,6 +119,9 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	case turn.cutAgain():
 		return &ending{OutcomeLimitReached, limitReached("output tokens of a reply (max_output), twice in a row")}, nil
 	case turn.answered():
+		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil {
+			return nil, err
+		}
 		return &ending{outcome: OutcomeAnswered}, nil
 	case ctx.Err() != nil:
 		return t.stopped(ctx)

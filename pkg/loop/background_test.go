@@ -1,0 +1,166 @@
+package loop_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// behind has a sub-agent work on a fork in the background; its parent answers before it ends,
+// unless it is resumed.
+func behind(t *testing.T) *family {
+	t.Helper()
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left","workspace":"fork","background":true}`), says("it works"), says("it is done"), says("and more")}},
+		"left": {replies: []loop.Reply{asks("l", "work", "greedy"), says("left is done")}},
+	})
+	jobs, err := toolset.Named("jobs")
+	require.NoError(t, err)
+	f.tools = append(f.tools, jobs...)
+	f.fleet.answer = func(call *protocol.Call) (protocol.Value, *protocol.Error) {
+		switch call.Payload.(type) {
+		case wire.WorkspaceFork:
+			return wire.WorkspaceForkResult{Files: 1}, nil
+		case wire.WorkspaceMerge:
+			return wire.WorkspaceMergeResult{Written: []string{"new"}, Checkpoint: 3}, nil
+		default:
+			return protocol.FilesWriteResult{}, nil
+		}
+	}
+	return f
+}
+
+// untilAsked has a model wait until another one was asked so often.
+func untilAsked(s, other *script, times int) {
+	asked := make(chan struct{})
+	n := 0
+	other.before = func(context.Context) {
+		if n++; n == times {
+			close(asked)
+		}
+	}
+	s.before = func(ctx context.Context) {
+		select {
+		case <-asked:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func TestAgent_InTheBackgroundIsReadOfBeforeTheTurnEnds(t *testing.T) {
+	t.Parallel()
+	f := behind(t)
+	f.opts.Price = &loop.Price{Input: 100_000}
+	untilAsked(f.models["left"], f.models["go"], 2)
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, "it is done", result.Text)
+	require.Equal(t, int64(5*11), result.Usage.Total(), "what it uses counts")
+	require.InDelta(t, 5.0, *result.CostUSD, 1e-9)
+	said := texts(f.models["go"].lastSeen())
+	id := f.callID(t, 1, 1, 0)
+	require.Equal(t, fmt.Sprintf("tool: [job_1_1_0 works in the background, as session %s. You will be told when it has ended; go on with something else.]", id), said[3])
+	require.Equal(t, "assistant: it works", said[4])
+	require.Equal(t, "user: [job_1_1_0 (agent) has ended: ok]\nleft is done\n\n[Merged into the workspace:\nchanged: new]", said[5])
+	requireProtocol(t, f.models["go"].lastSeen())
+	ends := f.watch.of(loop.EventJobEnded)
+	require.Len(t, ends, 1)
+	require.Equal(t, &protocol.Spending{Steps: 2, Calls: 2, Tokens: 22, USD: 2}, ends[0].Spent)
+	require.Equal(t, []string{"workspace_fork", "noop", "noop", "workspace_merge"}, f.kinds())
+}
+
+func TestAgent_CrashAtAnyAppendInTheBackground(t *testing.T) {
+	t.Parallel()
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 3 {
+			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
+			f, kept := behind(t), kept
+			f.journal = &crashingJournal{untilCrash: n, kept: kept}
+			got, err := f.run(t.Context(), t)
+			for tries := 0; err != nil && tries < 5; tries++ {
+				crashed = true
+				got, err = f.run(t.Context(), t)
+			}
+			require.NoError(t, err, name)
+			if got.Turn == 2 {
+				continue // the end of the turn was stored before the crash
+			}
+			require.Equal(t, loop.OutcomeAnswered, got.Outcome, name)
+			require.Len(t, f.kinds(), 4, name)
+			events, ends := f.events(t), 0
+			requireOneResultEach(t, events)
+			for _, e := range events {
+				if e.Type == loop.EventJobEnded {
+					require.Equal(t, "ok", e.Status, name)
+					ends++
+				}
+			}
+			require.Equal(t, 1, ends, name)
+			require.Equal(t, 1, strings.Count(strings.Join(texts(f.models["go"].lastSeen()), "\n"), "left is done"), name)
+			child := f.child(t, 1, 0)
+			requireOneResultEach(t, child)
+			require.Equal(t, loop.EventTurnEnded, child[len(child)-1].Type, name)
+		}
+		if !crashed {
+			require.Greater(t, n, 10)
+			return
+		}
+	}
+}
+
+// A turn that ends at a limit leaves the sub-agent as it is; the next turn continues it.
+func TestAgent_InTheBackgroundOutlivesATurnThatEnds(t *testing.T) {
+	t.Parallel()
+	f := behind(t)
+	f.opts.MaxSteps = 2
+	f.models["go"].replies[1] = asks("w", "work")
+	left := make(chan struct{})
+	f.models["left"].before = func(ctx context.Context) {
+		select {
+		case <-left: // after the first turn
+		case <-ctx.Done():
+		}
+	}
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+	require.NotEqual(t, loop.EventTurnEnded, f.child(t, 1, 0)[len(f.child(t, 1, 0))-1].Type)
+	close(left)
+	f.opts.MaxSteps = 0
+	result, err = f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+	require.Len(t, f.kinds(), 5)
+	require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "left is done")
+}
+
+func TestAgent_InTheBackgroundIsStoppedWithItsTurnAndByJobCancel(t *testing.T) {
+	t.Parallel()
+	f := behind(t)
+	ctx, stop := context.WithCancel(t.Context())
+	f.models["left"].before = func(ctx context.Context) { stop(); <-ctx.Done() }
+	result, err := f.run(ctx, t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	child := f.child(t, 1, 0)
+	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
+
+	f = behind(t)
+	f.models["left"].before = func(ctx context.Context) { <-ctx.Done() }
+	f.models["go"].replies[1] = asks("c", "job_cancel")
+	f.models["go"].replies[1].ToolCalls[0].Arguments = `{"job":"job_1_1_0"}`
+	result, err = f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, "it is done", result.Text)
+	require.Contains(t, f.watch.of(loop.EventToolResult)[1].Content, "job_1_1_0 has ended: cancelled")
+	require.NotContains(t, f.kinds(), "workspace_merge")
+}
