@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
-	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
-	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -44,25 +42,26 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return cli.Usagef("CALL: %v; coordinator approve ls lists the calls that wait", err)
 	}
-	asked := approval.Asked{Pool: protocol.Pool(c.Pool), Session: session, Call: call}
-	if asked.Pool, err = protocol.ParsePool(c.Pool); err != nil {
+	pool, err := protocol.ParsePool(c.Pool)
+	if err != nil {
 		return cli.Usagef("--pool: %v", err)
 	}
 	content, err := c.content(p)
 	if err != nil {
 		return err
 	}
-	fl, err := c.Connect(ctx, "approve", p.common.Logger(p.Program), natsio.ApprovalRights(protocol.Fleet(c.Fleet), asked.Pool)...)
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
+	defer func() { _ = client.Close() }() // nothing of it is left to lose
 	if content == nil {
-		err = approval.Say(ctx, fl.NC, fl.Conn(asked.Pool), fl.Name, asked, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
+		err = client.Sessions(pool).Approve(ctx, session, call, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
 	} else {
-		err = approval.Reply(ctx, fl.Conn(asked.Pool), fl.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
+		asked := loop.Event{SessionID: session, CallFields: loop.CallFields{CallID: call}, StatefulFields: loop.StatefulFields{Lane: c.Pool}}
+		err = client.Answer(ctx, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
 	}
-	if errors.Is(err, approval.ErrNotAsked) || errors.Is(err, approval.ErrRefused) {
+	if errors.Is(err, fleet.ErrNotAsked) || errors.Is(err, fleet.ErrRefused) {
 		return &cli.ExitError{Code: cli.ExitFailed, Message: err.Error()}
 	}
 	if err != nil {
@@ -104,26 +103,15 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 
 // list prints the calls of the fleet that wait for approval, or ask while they run.
 func (c *approveCommand) list(ctx context.Context, p program) error {
-	name := protocol.Fleet(c.Fleet)
-	fl, err := c.Connect(ctx, "approve ls", p.common.Logger(p.Program), append(natsio.JournalRights(name), natsio.ApprovalRights(name, protocol.DefaultPool)...)...)
+	client, err := c.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	reader, err := session.NewReader(ctx, fl)
+	defer func() { _ = client.Close() }() // nothing of it is left to lose
+	all, err := client.Sessions("").Approvals(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := reader.Approvals(ctx)
-	if err != nil {
-		return err
-	}
-	all = slices.DeleteFunc(all, func(a session.Approval) bool {
-		if a.Question != nil {
-			return !approval.Asks(ctx, fl.Conn(a.Pool()), fl.Name, approval.Asked{Pool: a.Pool(), Session: a.SessionID, Call: a.CallID})
-		}
-		return !approval.Waits(ctx, fl.NC, fl.Name, a.SessionID, a.CallID)
-	})
 	if c.JSON {
 		return printJSON(p, all)
 	}

@@ -10,14 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -193,10 +192,10 @@ func (c *callCommand) call(ctx context.Context, p program, box *environment.Tool
 		return output, output.take(single.Outcome)
 	}
 	var result *protocol.Result
-	err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, fl *fleet.Fleet, show view) (call *protocol.Call, err error) {
+	err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, show view) (call *protocol.Call, err error) {
 		output.TraceID = telemetry.TraceID(ctx)
 		if ofServer {
-			if err := box.List(ctx, fl, session, show.warn); err != nil {
+			if err := box.List(ctx, env.Fleet, session, show.warn); err != nil {
 				return nil, err
 			}
 			plan(ctx, box.Table)
@@ -207,10 +206,10 @@ func (c *callCommand) call(ctx context.Context, p program, box *environment.Tool
 		if err := c.bind(single.Call); err != nil {
 			return nil, err
 		}
-		if until := untilThen(single.Call); until != "" {
+		if until := untilThen(single.Call.NotBefore); until != "" {
 			show.warn(c.Tool + ": " + until)
 		}
-		result, err = c.observed(ctx, fl, single.Call, show)
+		result, err = c.observed(ctx, env, single.Call, show)
 		return single.Call, err
 	})
 	if err != nil {
@@ -254,7 +253,7 @@ func (c *callCommand) bind(call *protocol.Call) error {
 // of the calls that it made; nil if it made none.
 func (c *callCommand) inFleet(
 	ctx context.Context, p program, session protocol.SessionID, workspace string,
-	do func(context.Context, *fleet.Fleet, view) (*protocol.Call, error),
+	do func(context.Context, *environment.Environment, view) (*protocol.Call, error),
 ) (err error) {
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
@@ -277,38 +276,38 @@ func (c *callCommand) inFleet(
 	if err := env.Begin(limited, c.Timeout > 0); err != nil {
 		return err
 	}
-	fl, running := env.Fleet, ctx
+	running := ctx
 	if c.Timeout > 0 { // which begins when the workspace is there, and not before it may start
 		var cancel context.CancelFunc
 		running, cancel = context.WithTimeout(ctx, c.Timeout+max(time.Until(c.NotBefore.From(time.Now())), 0))
 		defer cancel()
 	}
-	call, err := do(running, fl, show)
+	call, err := do(running, env, show)
 	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
 	if c.Nats != "" && c.Session == "" && err == nil && (call == nil || call.Lane() == protocol.SandboxKey(string(session)).Lane()) {
 		pool := protocol.DefaultPool
 		if call != nil {
 			pool = call.Pool
 		}
-		c.RemoveSession(context.WithoutCancel(ctx), fl, session, pool, show.warn)
+		c.RemoveSession(context.WithoutCancel(ctx), env.Fleet, session, pool, show.warn)
 	}
-	fl.Close() // with everything of the session that still runs
+	_ = env.Client.Close() // with everything of the session that still runs
 	env.Git.Alert(env.Git.Findings(ctx))
 	return err
 }
 
 // observed runs a call, reports what it waits for, and answers what it asks.
-func (c *callCommand) observed(ctx context.Context, fl *fleet.Fleet, call *protocol.Call, show view) (*protocol.Result, error) {
-	answers := prompt.NewAnswers(c.asks, fl, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+func (c *callCommand) observed(ctx context.Context, env *environment.Environment, call *protocol.Call, show view) (*protocol.Result, error) {
+	answers := prompt.NewAnswers(c.asks, env.Client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 	answers.Alone = c.Nats == ""
 	defer answers.Close()
-	return fl.Dispatcher.Observed(ctx, call, func(u loop.Update) {
+	return env.Fleet.Dispatcher.Observed(ctx, call, func(u loop.Update) {
 		if u.Waits != "" {
 			show.warn(c.Tool + " waits for: " + u.Waits)
 		}
 		if u.Lost != "" {
 			show.warn(c.Tool + ": " + u.Lost)
 		}
-		answers.Question(ctx, c.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, u.Question)
+		answers.Question(ctx, &report.Question{SessionID: call.SessionID, CallID: call.ID, Tool: c.Tool, Question: u.Question, Lane: string(call.Pool)})
 	})
 }

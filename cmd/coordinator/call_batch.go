@@ -14,7 +14,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -82,9 +81,9 @@ func (c *callCommand) runBatch(ctx context.Context, p program, box *environment.
 		calls, byID[l.single.Call.ID] = append(calls, *l.single.Call), l
 	}
 	if len(calls) > 0 {
-		err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, fl *fleet.Fleet, show view) (*protocol.Call, error) {
+		err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, show view) (*protocol.Call, error) {
 			var faults error
-			err := fl.Dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
+			err := env.Fleet.Dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
 				l := byID[u.CallID]
 				if u.Waits != "" {
 					show.warn(fmt.Sprintf("line %d, %s waits for: %s", l.number, l.Tool, u.Waits))

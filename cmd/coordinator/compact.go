@@ -10,9 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/model"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/serve"
-	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -127,21 +125,12 @@ func (c *sessionCommand) compact(ctx context.Context, p program, desk sessionDes
 
 func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionDesk) (bool, error) {
 	if c.Nats != "" {
-		fl, err := c.connect(ctx, p, natsio.CallRights(desk.fleet, protocol.SessionPool))
+		all, done, err := c.connect(ctx, p, desk)
 		if err != nil {
 			return false, err
 		}
-		defer fl.Close()
-		call := serve.NewCall(desk.id, wire.TurnRun{Compact: true, Model: c.Compact.Model}, c.Timeout)
-		result, err := fl.Dispatcher.One(ctx, &call)
-		if err == nil && result.Error != nil {
-			err = result.Error
-		}
-		if err != nil {
-			return false, fmt.Errorf("session %s: %w", desk.id, err)
-		}
-		value, _ := result.Value.(wire.TurnRunResult)
-		return value.Compacted, nil
+		defer done()
+		return all.Compact(ctx, desk.id, c.Compact.Model)
 	}
 	local, err := c.local(p, desk)
 	if err != nil {
@@ -160,17 +149,17 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 	if err != nil {
 		return false, cli.Usagef("--model: %v", err)
 	}
-	fl, err := local.Open(ctx, desk.id)
+	client, err := local.Open(ctx, desk.id)
 	if err != nil {
 		return false, err
 	}
-	defer fl.Close()
-	return compactLocal(ctx, fl.Dispatcher, fl.Journal, writer, name, desk.id, logger, c.Compact.Prices)
+	defer func() { _ = client.Close() }() // as in connect
+	return compactLocal(ctx, client, writer, name, desk.id, logger, c.Compact.Prices)
 }
 
 // compactLocal has a model write the summary of a session whose journal is this process's own.
 func compactLocal(
-	ctx context.Context, dispatcher loop.Dispatcher, journal loop.Journal, writer loop.Model, name string, id protocol.SessionID, logger *slog.Logger, priceFile string,
+	ctx context.Context, client *fleet.Client, writer loop.Model, name string, id protocol.SessionID, logger *slog.Logger, priceFile string,
 ) (bool, error) {
 	none, err := tools.NewTable()
 	if err != nil {
@@ -181,7 +170,7 @@ func compactLocal(
 		return false, cli.Usagef("--prices %s: %v", priceFile, err)
 	}
 	price, _ := prices.Of(name)
-	runner, err := loop.New(writer, dispatcher, journal, none, &loop.Options{ModelName: name, Price: price, Logger: logger})
+	runner, err := client.Runner(writer, none, &loop.Options{ModelName: name, Price: price, Logger: logger})
 	if err != nil {
 		return false, err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"strings"
 	"testing"
 
@@ -22,15 +21,13 @@ func TestLiveTurn_TheAnswerIsShown(t *testing.T) {
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, Text: "The answer is 42."},
 		{Type: loop.EventTurnEnded, Turn: 1, Step: 1, Text: "The answer is 42.", Status: "answered"},
 	}
-	gone, cancel := context.WithCancel(t.Context())
-	cancel() // nothing more is waited for
 	for heard := range len(all) + 1 {
 		var out bytes.Buffer
 		live := &liveTurn{show: terminal.New(&out, nil).Observe}
 		for _, e := range all[:heard] {
 			live.observe(e)
 		}
-		live.complete(gone, loop.TurnResult{Turn: 1, Outcome: loop.OutcomeAnswered, Text: "The answer is 42.", Steps: 1})
+		live.complete(loop.TurnResult{Turn: 1, Outcome: loop.OutcomeAnswered, Text: "The answer is 42.", Steps: 1})
 		require.Equal(t, 1, strings.Count(out.String(), "The answer is 42."), "%d events were heard: %s", heard, out.String())
 	}
 }

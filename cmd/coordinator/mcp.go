@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -263,7 +264,7 @@ func (c *mcpCommand) serverOptions(fl *fleet.Fleet, show view) mcpserver.Options
 		flags := flagsOf(c.Nats, c.Login, c.Fleet)
 		o.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))
 		o.Ask = func(call *protocol.Call, q *protocol.Question) {
-			show.warn(prompt.WaitsForAnswer(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q, flags))
+			show.warn(prompt.WaitsForAnswer(&report.Question{SessionID: call.SessionID, CallID: call.ID, Tool: call.Tool, Question: q, Lane: string(call.Pool)}, flags))
 		}
 	}
 	return o

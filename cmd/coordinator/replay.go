@@ -25,7 +25,7 @@ func playBack(ctx context.Context, s *started) (result loop.TurnResult, err erro
 			return result, err
 		}
 	}
-	history, err := s.env.Fleet.Journal.Load(ctx, s.session)
+	history, err := s.env.Client.Sessions("").Log(ctx, s.session)
 	if err != nil {
 		return result, err
 	}

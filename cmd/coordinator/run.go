@@ -4,28 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/model"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -198,7 +193,7 @@ func (c *runCommand) with(
 	}
 	defer end()
 	result, runErr := converse(ctx, s)
-	env.Fleet.Close() // with everything of the session that still runs
+	_ = env.Client.Close() // with everything of the session that still runs
 	return finish(ctx, s.show, turn.session, result, runErr, env.Git)
 }
 
@@ -208,14 +203,14 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	if c.JSON && env.Host != nil {
 		show.observe = withHost(show.observe, func() { _ = env.Host.WriteEvent(p.Stdout, turn.session) }) // the events report a reader that went away
 	}
-	silence, err := show.output(fl, turn.session)
+	silence, err := show.output(env.Client, turn.session)
 	if err != nil {
 		return nil, nil, err
 	}
 	observe, end := noticeWaiting(show, c.Nats), silence
-	approve := c.approver(p, fl, show, turn)
+	approve := c.approver(p, env.Client, show, turn)
 	if c.mayBeAsked(turn) {
-		answers := prompt.NewAnswers(c.asks, fl, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+		answers := prompt.NewAnswers(c.asks, env.Client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 		answers.Alone = c.Nats == ""
 		end = func() { answers.Close(); silence() }
 		waiting := observe
@@ -230,7 +225,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	if env.Host == nil {
 		commits = environment.Author(ctx, turn.workspace)
 	}
-	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.Table, &loop.Options{
+	runner, err := env.Client.Runner(turn.model, turn.tools.Table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact, Agents: turn.agents,
 		Replay: turn.replay, PromoteAfter: c.PromoteAfter, System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
 	})
@@ -288,7 +283,7 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 	case s.workspace != "":
 		s.show.screen.CameBack(before.Since(ctx, s.workspace), backup.Exists(s.workspace))
 	default:
-		s.show.stored(ctx, s.env.Fleet, s.session)
+		s.show.stored(ctx, s.env.Client, s.session)
 	}
 	return result, err
 }
@@ -331,66 +326,43 @@ const lookTime = 5 * time.Second
 
 // stored shows what the last turn of a session has changed in a workspace that is only in the
 // fleet; what tools have said of it, if it cannot be looked at.
-func (v view) stored(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID) {
+func (v view) stored(ctx context.Context, client *fleet.Client, session protocol.SessionID) {
 	if v.json {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
-	before, after, err := lastTurn(ctx, fl, session)
+	all, there := client.Sessions(""), map[string]bool{}
+	changed, err := all.ChangedFiles(ctx, session)
+	if err == nil {
+		var files []report.File
+		files, err = all.Files(ctx, session, "")
+		for _, file := range files {
+			there[file.Path] = true
+		}
+	}
 	if err != nil {
 		v.screen.CameBack(nil, func(string) bool { return true })
 		return
 	}
 	var found []terminal.Changed
-	all := snapshot.Tree{}
-	maps.Copy(all, before)
-	maps.Copy(all, after)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		was, had := before[name]
-		is, has := after[name]
-		path, in := strings.CutPrefix(name, underWorkspace)
-		if in && !was.Same(is) && all[name].Type != protocol.TypeDir {
-			found = append(found, terminal.Changed{Path: path, Created: !had, Gone: !has})
+	for _, file := range changed {
+		if file.Type != protocol.TypeDir {
+			found = append(found, terminal.Changed{Path: file.Path, Created: file.Change == "created", Gone: file.Change == "removed"})
 		}
 	}
-	v.screen.CameBack(found, func(path string) bool { _, has := after[underWorkspace+path]; return has })
-}
-
-// lastTurn returns what the workspace of a session had before its last turn, and what it has.
-func lastTurn(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID) (before, after snapshot.Tree, err error) {
-	if err := fl.CheckRights(ctx, append(natsio.JournalRights(fl.Name), natsio.WorkspaceRights(fl.Name))...); err != nil {
-		return nil, nil, err
-	}
-	history, err := fl.Journal.Load(ctx, session)
-	if err != nil {
-		return nil, nil, err
-	}
-	calls := map[protocol.CallID]bool{}
-	for _, e := range history.Events {
-		if e.Type == loop.EventTurnStarted {
-			clear(calls)
-		}
-		if e.Type == loop.EventToolCall {
-			calls[e.CallID] = true
-		}
-	}
-	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
-	if err != nil {
-		return nil, nil, err
-	}
-	return store.Since(ctx, wire.HashLane(protocol.SandboxKey(string(session)).Lane()), calls)
+	v.screen.CameBack(found, func(path string) bool { return there[path] })
 }
 
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the
 // fleet.
-func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+func (c *runCommand) approver(p program, client *fleet.Client, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
 	if turn.judge == nil && !c.mayBeAsked(turn) {
 		return nil // no question will be asked: do not read from the terminal
 	}
 	files := prompt.FilesOf(turn.workspace)
 	if c.Nats != "" {
-		files = prompt.StoredFiles(fl, turn.session)
+		files = prompt.StoredFiles(client, turn.session)
 	}
 	if c.asks = prompt.New(p.Stdin, show.screen, files); c.asks != nil {
 		return c.asks.Approve
@@ -398,7 +370,7 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepar
 	if c.Nats == "" || turn.judge == nil {
 		return nil
 	}
-	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), approval.Waiter(fl.NC, fl.Name))
+	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), client.AwaitApproval)
 }
 
 // mayBeAsked reports whether calls can ask questions: of the tool ask_user, or of MCP servers, of

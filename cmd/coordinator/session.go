@@ -8,9 +8,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -137,11 +137,11 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 	if len(desk.id) == len(protocol.NewSessionID()) || desk.id == "" || desk.id != "last" && len(desk.id) < minPrefix {
 		return desk.id, nil
 	}
-	all, fl, err := c.open(ctx, p, desk)
+	all, done, err := c.open(ctx, p, desk)
 	if err != nil {
 		return "", err
 	}
-	defer closeFleet(fl)
+	defer done()
 	ids, err := all.IDs(ctx)
 	if err != nil || slices.Contains(ids, desk.id) {
 		return desk.id, err
@@ -180,19 +180,19 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 	case data != "" && c.Nats == "":
 		return flag, nil
 	}
-	fleet, err := protocol.ParseFleet(c.Fleet)
+	name, err := protocol.ParseFleet(c.Fleet)
 	if err != nil {
 		return "", cli.Usagef("--fleet: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, continueTimeout)
 	defer cancel()
-	all, fl, err := c.open(ctx, p, sessionDesk{fleet: fleet})
+	all, done, err := c.open(ctx, p, sessionDesk{fleet: name})
 	if err != nil {
 		return "", err
 	}
-	defer closeFleet(fl)
+	defer done()
 	ids, err := all.IDs(ctx)
-	if local, is := all.(session.Local); is && err == nil && flag == "last" && !slices.Contains(ids, "last") {
+	if local, is := all.(environment.LocalSessions); is && err == nil && flag == "last" && !slices.Contains(ids, "last") {
 		ids = nil // a session that another process uses cannot be continued
 		if id, lastErr := local.Last(ctx); id != "" || lastErr != nil {
 			ids, err = []protocol.SessionID{id}, lastErr
@@ -220,8 +220,8 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	if c.Ls.Limit < 1 {
 		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
 	}
-	if c.Ls.State != "" && !slices.Contains(session.States(), session.State(c.Ls.State)) {
-		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(stateNames(), ", "))
+	if c.Ls.State != "" && !slices.Contains(sessionStates(), c.Ls.State) {
+		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(sessionStates(), ", "))
 	}
 	if c.Ls.Since < 0 {
 		return desk, cli.Usagef("--since %s: must not be negative", c.Ls.Since)
@@ -241,64 +241,72 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	return desk, nil
 }
 
-func stateNames() (names []string) {
-	for _, state := range session.States() {
-		names = append(names, string(state))
+// The states of a session that commands treat differently, see [report.Session].
+const (
+	stateOpen             = "open"
+	stateInUse            = "in_use"
+	stateWaitsForApproval = "waits_for_approval"
+	stateWaitsForAnswer   = "waits_for_answer"
+	stateWaitsForWorker   = "waits_for_worker"
+	stateWaitsForTurn     = "waits_for_coordinator"
+)
+
+// sessionStates are all states of a session.
+func sessionStates() []string {
+	return []string{
+		string(loop.OutcomeAnswered), string(loop.OutcomeFailed), string(loop.OutcomeLimitReached), string(loop.OutcomeInterrupted),
+		stateOpen, stateInUse, stateWaitsForApproval, stateWaitsForAnswer, stateWaitsForWorker, stateWaitsForTurn, "forked", "invalid",
 	}
-	return names
 }
 
 // sessions are those of a fleet, or of this machine.
 type sessions interface {
 	IDs(ctx context.Context) ([]protocol.SessionID, error)
-	List(ctx context.Context, limit int) (list []session.Info, leftOut int, err error)
-	Show(ctx context.Context, id protocol.SessionID) (*session.Info, error)
+	List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error)
+	Show(ctx context.Context, id protocol.SessionID) (*report.Session, error)
 }
 
 // local are the sessions of this machine.
-func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, error) {
-	dir, err := cli.StateDir("sessions")
-	return session.Local{Dir: dir, Fleet: desk.fleet, Logger: p.common.Logger(p.Program)}, err
+func (c *sessionCommand) local(p program, desk sessionDesk) (environment.LocalSessions, error) {
+	return environment.Local(desk.fleet, p.common.Logger(p.Program))
 }
 
-// connect reaches the fleet that the flags name.
-func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	f := environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}
-	return f.Connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet))...)...)
+// flags say where the fleet is.
+func (c *sessionCommand) flags() environment.ExistingFleet {
+	return environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}
 }
 
-// connectForCalls reaches the fleet for turns and calls.
-func (c *sessionCommand) connectForCalls(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
-	return c.connect(ctx, p, natsio.CallRights(desk.fleet, protocol.SessionPool), natsio.CallRights(desk.fleet, desk.pool))
+// connect reaches the fleet that the flags name. The caller calls done.
+func (c *sessionCommand) connect(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
+	f := c.flags()
+	client, err := f.Client(ctx, p.common.Logger(p.Program))
+	if err != nil {
+		return all, nil, err
+	}
+	return client.Sessions(desk.pool), func() { _ = client.Close() }, nil // nothing of the client is left to lose
 }
 
-// open returns the sessions that the flags name, and the fleet that has them, which the caller
-// closes; nil for those of this machine.
-func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (sessions, *fleet.Fleet, error) {
+// open returns the sessions that the flags name. The caller calls done.
+func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (all sessions, done func(), err error) {
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
-		return local, nil, err
+		return local, func() {}, err
 	}
-	fl, err := c.connect(ctx, p)
-	if err != nil {
-		return nil, nil, err
-	}
-	reader, err := c.reader(ctx, fl, desk)
-	if err != nil {
-		fl.Close()
-		return nil, nil, err
-	}
-	return reader, fl, nil
+	return c.connect(ctx, p, desk)
 }
 
-// reader reads the sessions of a fleet; without the right to look at lanes only their journals.
-func (c *sessionCommand) reader(ctx context.Context, fl *fleet.Fleet, desk sessionDesk) (*session.Reader, error) {
-	reader, err := session.NewReader(ctx, fl)
-	if err == nil && c.Nats != "" {
-		reader.Lanes = fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, protocol.SessionPool)) == nil
-		if desk.pool != "" && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
-			reader.Pool = desk.pool
-		}
+// reach connects to the fleet of the session: the one of the flags, or the session's own.
+func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
+	if c.Nats != "" {
+		return c.connect(ctx, p, desk)
 	}
-	return reader, err
+	local, err := c.local(p, desk)
+	if err != nil {
+		return all, nil, err
+	}
+	client, err := local.Open(ctx, desk.id)
+	if err != nil {
+		return all, nil, err
+	}
+	return client.Sessions(""), func() { _ = client.Close() }, nil // as in connect
 }

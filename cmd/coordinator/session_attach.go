@@ -2,28 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"os"
-	"slices"
-	"strings"
-	"sync"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/internal/lane/operator"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/prompt"
-	"github.com/toolfleet/toolfleet/internal/serve"
-	"github.com/toolfleet/toolfleet/internal/session"
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // attach follows the running or waiting turn of a session, as submit does, or shows the last one.
@@ -34,254 +18,32 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	f, err := c.connect(ctx, p, natsio.CallRights(desk.fleet, protocol.SessionPool), natsio.LaneRights(desk.fleet, protocol.SessionPool))
+	f := c.flags()
+	client, err := f.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = client.Close() }() // nothing of it is left to lose
 	show, err := newView(p, &viewFlags{JSON: c.JSON, Plain: c.Attach.Plain, fleet: true})
 	if err != nil {
 		return err
 	}
 	defer show.screen.Close()
 	show.screen.Hold()
-	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(f, desk.id)), f, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(client, desk.id)), client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 	defer answers.Close()
-	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.Observe(ctx, e) }, seen: map[string]bool{}}
-	silent, err := show.output(f, desk.id)
+	silent, err := show.output(client, desk.id)
 	if err != nil {
 		return err
 	}
 	defer silent()
-	result, err := a.follow(ctx)
+	result, err := client.Sessions(desk.pool).Follow(ctx, desk.id, show.observe, func(e loop.Event) { answers.Observe(ctx, e) })
 	if ctx.Err() != nil {
 		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "left; the turn goes on (session cancel ends it)"}
 	}
 	if err != nil {
 		return err
 	}
-	show.stored(ctx, f, desk.id)
+	show.stored(ctx, client, desk.id)
 	return finish(ctx, show, desk.id, result, nil, gitguard.NewReport(ctx, "", show.alert))
-}
-
-// lookAgain is how often the journal is read for events that did not come live.
-const lookAgain = time.Second
-
-// lookTimeout bounds the look at lanes; it may lack the rights.
-const lookTimeout = 2 * time.Second
-
-// attached shows the last turn of a session: each event once, live or from the journal, whichever
-// comes first.
-type attached struct {
-	fleet *fleet.Fleet
-	desk  sessionDesk
-	show  func(loop.Event)
-	asked func(loop.Event)
-
-	mu     sync.Mutex // live events come from another goroutine
-	turn   int        // 0 until it is known
-	looked bool       // which calls run already
-	seen   map[string]bool
-	result *loop.TurnResult // nil until the turn has ended
-}
-
-// follow shows the turn until it has ended.
-func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
-	watch, err := dispatch.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *wire.Frame) {
-		var e loop.Event
-		if f.Kind == wire.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
-			a.live(e)
-		}
-	})
-	if err != nil {
-		return loop.TurnResult{}, err
-	}
-	defer watch.Stop()
-	for {
-		waits, err := a.waits(ctx) // before the journal, which then has its turn or its end
-		if err != nil {
-			return loop.TurnResult{}, err
-		}
-		history, err := journalOf(ctx, a.fleet, a.desk)
-		if err != nil && (!waits || !errors.Is(err, session.ErrNone)) {
-			return loop.TurnResult{}, err
-		}
-		if result := a.journaled(history.Events, waits); result != nil {
-			return *result, nil
-		}
-		a.running(ctx, history.Events)
-		if !pause.For(ctx, lookAgain) {
-			return loop.TurnResult{}, ctx.Err()
-		}
-	}
-}
-
-// waits reports whether a call asks for a turn that has not ended.
-func (a *attached) waits(ctx context.Context) (bool, error) {
-	o, err := operator.New(ctx, a.fleet.NC, a.fleet.Name)
-	if err != nil {
-		return false, err
-	}
-	view, err := o.Show(ctx, protocol.SessionPool, serve.Key(a.desk.id).Lane(), 1)
-	if errors.Is(err, operator.ErrNoLane) {
-		return false, nil
-	}
-	return err == nil && len(view.Calls) > 0, err
-}
-
-// journaled shows what is new of the turn, and returns how it has ended.
-func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	begin := -1
-	for i := range events {
-		if events[i].Type == loop.EventTurnStarted && (a.turn == 0 || events[i].Turn == a.turn) {
-			begin = i
-		}
-	}
-	if begin < 0 {
-		return nil
-	}
-	turn := events[begin:]
-	end := slices.IndexFunc(turn, func(e loop.Event) bool { return e.Type == loop.EventTurnEnded })
-	if end >= 0 && waits && a.turn == 0 {
-		return nil // another turn is about to begin
-	}
-	if end >= 0 {
-		turn = turn[:end+1]
-	}
-	a.turn = turn[0].Turn
-	if begin == 1 {
-		a.once(events[0])
-	}
-	for i, e := range turn {
-		a.once(e)
-		if e.Type == loop.EventApprovalAsked && undecided(turn[i+1:]) || e.Type == loop.EventQuestionAsked && unanswered(e, turn[i+1:]) {
-			a.ask(e)
-		}
-	}
-	return a.result
-}
-
-// undecided reports whether only ends of jobs follow a question.
-func undecided(after []loop.Event) bool {
-	return !slices.ContainsFunc(after, func(e loop.Event) bool { return e.Type != loop.EventJobEnded })
-}
-
-// unanswered reports whether no later event of the turn ends the question of a running call.
-func unanswered(asked loop.Event, after []loop.Event) bool {
-	return asked.Question != nil && !slices.ContainsFunc(after, func(e loop.Event) bool {
-		switch e.Type {
-		case loop.EventTurnEnded:
-			return true
-		case loop.EventToolResult, loop.EventQuestionAsked, loop.EventAnswered: // a call asks one after another
-			return e.CallID == asked.CallID
-		default:
-			return false
-		}
-	})
-}
-
-// ask shows the question of an event, once.
-func (a *attached) ask(e loop.Event) {
-	key := "asks " + string(e.CallID) + ofQuestion(e)
-	if e.Type == loop.EventApprovalAsked || e.Type == loop.EventQuestionAsked {
-		if a.seen[key] {
-			return
-		}
-		a.seen[key] = true
-	}
-	a.asked(e)
-}
-
-// running shows which calls of the turn ran before this process listened, if it has the rights to
-// look at lanes. It looks once.
-func (a *attached) running(ctx context.Context, events []loop.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.turn == 0 || a.looked {
-		return
-	}
-	a.looked = true
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	for _, e := range events {
-		pool, name, _ := strings.Cut(e.Lane, "/")
-		if e.Type != loop.EventToolCall || e.Turn != a.turn || a.seen[eventKey(loop.EventToolResult, e)] || a.seen[eventKey(loop.EventToolRunning, e)] {
-			continue
-		}
-		o, err := operator.New(ctx, a.fleet.Conn(protocol.Pool(pool)), a.fleet.Name)
-		if err != nil {
-			continue
-		}
-		view, err := o.Show(ctx, protocol.Pool(pool), protocol.Lane(name), 1)
-		if err != nil {
-			continue // it has ended, or the rights are missing
-		}
-		for _, r := range view.Running {
-			if r.CallID == e.CallID {
-				e.Type, e.WorkerID, e.Attempt = loop.EventToolRunning, view.Holder, r.Attempt
-				e.Time = time.Now().Add(-time.Duration(r.RunningMS) * time.Millisecond)
-				a.once(e)
-			}
-		}
-	}
-}
-
-// ofQuestion identifies one of a call's questions; "" for events without one.
-func ofQuestion(e loop.Event) string {
-	if e.Question == nil {
-		return ""
-	}
-	return fmt.Sprintf(" %s %d", e.Question.ID, e.Time.UnixNano())
-}
-
-// eventKey identifies the event of type t, within its turn, about the same thing as e.
-func eventKey(t loop.EventType, e loop.Event) string {
-	return fmt.Sprintf("%s %d.%d.%d %s", t, e.Turn, e.Step, e.Index, e.Job)
-}
-
-// live shows a live event of the turn.
-func (a *attached) live(e loop.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.turn == 0 && e.Type == loop.EventTurnStarted {
-		a.turn = e.Turn
-	}
-	if e.Turn != a.turn || a.turn == 0 {
-		return
-	}
-	a.ask(e)
-	a.once(e)
-}
-
-// once shows an event, unless it, or the reply that it is a piece of, has been shown.
-func (a *attached) once(e loop.Event) {
-	key := func(t loop.EventType) string { return eventKey(t, e) }
-	switch e.Type {
-	case loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelWaits:
-		if !a.seen[key(loop.EventModelReply)] {
-			a.show(e)
-		}
-		return
-	case loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
-		if !a.seen[key(loop.EventToolResult)] {
-			a.seen[key(e.Type)] = true
-			a.show(e)
-		}
-		return
-	default:
-	}
-	once := key(e.Type) + ofQuestion(e)
-	if a.seen[once] {
-		return
-	}
-	a.seen[once] = true
-	a.show(e)
-	if e.Type == loop.EventTurnEnded {
-		a.result = &loop.TurnResult{Turn: e.Turn, Outcome: loop.Outcome(e.Status), Text: e.Text, Steps: e.Step, Error: e.Error, TraceID: e.TraceID}
-		if e.Usage != nil {
-			a.result.Usage = *e.Usage
-		}
-	}
 }

@@ -7,21 +7,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
-	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
-	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/transfer"
-	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,85 +31,53 @@ type sessionPull struct {
 	IncludeIgnored bool `help:"Copy also files that .gitignore files of DIR exclude."`
 }
 
-// pulled is what a pull prints with --json.
-type pulled struct {
-	Dir       string   `json:"dir"`
-	Written   []string `json:"written"`
-	Removed   []string `json:"removed"`
-	Conflicts []string `json:"conflicts"`
-	Theirs    []string `json:"theirs"`
-	Protected []string `json:"protected"`
-}
-
 // pull copies a session's workspace into a directory.
 func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) error {
 	dir, err := filepath.Abs(c.Pull.Dir)
 	if err != nil {
 		return fmt.Errorf("DIR %s: %w", c.Pull.Dir, err)
 	}
-	fetch, done, err := c.source(ctx, p, desk, dir)
-	if err != nil {
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	options := fleet.Copy{IncludeIgnored: c.Pull.IncludeIgnored, Warn: warn}
+	if options.At, err = parseAt(c.Pull.At); err != nil {
 		return err
 	}
-	defer done()
-	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does; the umask says who else may read it
-		return fmt.Errorf("DIR: %w", err)
-	}
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	show, err := newView(p, &viewFlags{})
 	if err != nil {
 		return err
 	}
 	defer show.screen.Close()
 	git := gitguard.NewReport(ctx, dir, show.alert)
-	changes, err := fetch(ctx)
+	pulled, err := c.pulled(ctx, p, desk, dir, options)
 	if err != nil {
 		return err
 	}
 	defer func() { git.Alert(git.Findings(ctx)) }() // last
 	if c.JSON {
-		list := func(names []string) []string { return append([]string{}, names...) }
-		return printJSON(p, pulled{
-			dir, list(changes.Written), list(changes.Removed), list(changes.Conflicts), list(changes.Theirs), list(changes.Protected),
-		})
+		return printJSON(p, pulled)
 	}
-	transfer.ReportSkipped(changes, warn)
-	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(changes.Written), "path"), len(changes.Removed))
+	transfer.ReportSkipped(snapshot.Changes{Conflicts: pulled.Conflicts, Theirs: pulled.Theirs, Protected: pulled.Protected}, warn)
+	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(pulled.Written), "path"), len(pulled.Removed))
 	return err
 }
 
-// source returns what fetches the workspace into a directory, and what closes its connection.
-func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk, dir string) (fetch func(context.Context) (snapshot.Changes, error), done func(), err error) {
-	w, err := transfer.Into(ctx, transfer.Options{
-		Session: desk.id, Pool: desk.pool, Dir: dir, IncludeIgnored: c.Pull.IncludeIgnored, Busy: func(string) {},
-		Warn: func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) },
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	at, err := parseAt(c.Pull.At)
-	if err != nil {
-		return nil, nil, err
-	}
-	if c.Nats == "" && at != "" {
-		return nil, nil, cli.Usagef("--at needs --nats: sessions that ran without a fleet have their last workspace only")
+func (c *sessionCommand) pulled(ctx context.Context, p program, desk sessionDesk, dir string, options fleet.Copy) (report.Pulled, error) {
+	if c.Nats == "" && options.At != "" {
+		return report.Pulled{}, cli.Usagef("--at needs --nats: sessions that ran without a fleet have their last workspace only")
 	}
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
 		if err != nil {
-			return nil, nil, err
+			return report.Pulled{}, err
 		}
-		from, err := local.Workspace(ctx, desk.id)
-		return func(ctx context.Context) (snapshot.Changes, error) { return w.CopyFrom(ctx, from) }, func() {}, err
+		return local.Pull(ctx, desk.id, dir, options)
 	}
-	if w.Fleet, err = c.connect(ctx, p, natsio.CallRights(desk.fleet, desk.pool)); err != nil {
-		return nil, nil, err
+	all, done, err := c.connect(ctx, p, desk)
+	if err != nil {
+		return report.Pulled{}, err
 	}
-	if fetch, err = w.Source(ctx, at); err != nil {
-		w.Fleet.Close()
-		return nil, nil, err
-	}
-	return fetch, w.Fleet.Close, nil
+	defer done()
+	return all.Pull(ctx, desk.id, dir, options)
 }
 
 type sessionRestore struct {
@@ -142,8 +107,8 @@ type rewindFlags struct {
 
 // rewind lists the calls behind a point whose effects reach outside of the workspace, and reverts
 // them if the flags say so. It refuses to leave effects that the flags do not name.
-func (f rewindFlags) rewind(ctx context.Context, p program, fl *fleet.Fleet, desk sessionDesk, at session.At) ([]session.Effect, error) {
-	effects, err := session.Effects(ctx, fl.Journal, desk.id, at)
+func (f rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions, desk sessionDesk, at fleet.At) ([]report.Effect, error) {
+	effects, err := all.Effects(ctx, desk.id, at)
 	if err != nil || len(effects) == 0 {
 		return nil, err
 	}
@@ -174,7 +139,7 @@ func (f rewindFlags) rewind(ctx context.Context, p program, fl *fleet.Fleet, des
 		return nil, &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("nothing was changed: --revert reverts %s, --leave-effects continues without that", terminal.Plural(can, "call"))}
 	}
 	if f.Revert && can > 0 {
-		err = session.Revert(ctx, fl, desk.id, desk.pool, effects)
+		return all.Revert(ctx, desk.id, at)
 	}
 	return effects, err
 }
@@ -192,12 +157,12 @@ func (c *sessionCommand) resolveCall(ctx context.Context, p program, desk sessio
 	if err != nil {
 		return cli.Usagef("CALL: %v", err)
 	}
-	fl, err := c.reach(ctx, p, desk, append(natsio.SessionRights(desk.fleet), natsio.LaneRights(desk.fleet, desk.pool))...)
+	all, done, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	if err := session.Resolve(ctx, fl, desk.id, desk.pool, call, c.Resolve.Happened, prompt.UserName()); err != nil {
+	defer done()
+	if err := all.Resolve(ctx, desk.id, call, c.Resolve.Happened, prompt.UserName()); err != nil {
 		return err
 	}
 	what := "happened"
@@ -220,6 +185,19 @@ func parseAt(at string) (protocol.CallID, error) {
 	return call, nil
 }
 
+// parsePoint reads the id of a call, or "turn N"; "" is the present.
+func parsePoint(text string) (at fleet.At, err error) {
+	number, is := strings.CutPrefix(text, "turn ")
+	if !is {
+		at.Call, err = parseAt(text)
+		return at, err
+	}
+	if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 1 {
+		return at, cli.Usagef("--at: %q: must be the id of a call, or \"turn N\" with N from 1", text)
+	}
+	return at, nil
+}
+
 // restore restores a session's workspace to its state after a call.
 func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDesk) error {
 	at, err := parseAt(c.Restore.At)
@@ -229,25 +207,24 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 	if c.Nats == "" {
 		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
 	}
-	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.CallRights(desk.fleet, desk.pool))
+	all, done, err := c.connect(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	effects, err := c.Restore.rewind(ctx, p, fl, desk, session.At{Call: at})
-	if err != nil {
+	defer done()
+	var restored struct {
+		Written int             `json:"written"`
+		Removed int             `json:"removed"`
+		Effects []report.Effect `json:"effects,omitempty"`
+	}
+	if restored.Effects, err = c.Restore.rewind(ctx, p, all, desk, fleet.At{Call: at}); err != nil {
 		return err
 	}
-	restored, err := session.Restore(ctx, fl, desk.id, desk.pool, at)
-	if err != nil {
+	if restored.Written, restored.Removed, err = all.Restore(ctx, desk.id, at); err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(p, struct {
-			wire.WorkspaceRestoreResult
-
-			Effects []session.Effect `json:"effects,omitempty"`
-		}{restored, effects})
+		return printJSON(p, restored)
 	}
 	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was after call %s: %s written, %d removed\n",
 		desk.id, at, terminal.Plural(restored.Written, "file"), restored.Removed)
@@ -258,37 +235,29 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 type forked struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	Turns     int                `json:"turns"`
-	Effects   []session.Effect   `json:"effects,omitempty"`
+	Effects   []report.Effect    `json:"effects,omitempty"`
 }
 
 // fork starts a session with the workspace and the conversation of another one.
 func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) error {
-	at, err := session.ParseAt(c.Fork.At)
+	at, err := parsePoint(c.Fork.At)
 	if err != nil {
-		return cli.Usagef("--at: %v", err)
+		return err
 	}
 	if c.Nats == "" {
 		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
 	}
-	fl, err := c.connect(ctx, p, append(natsio.SessionRights(desk.fleet), natsio.WorkspaceRights(desk.fleet))...)
+	all, done, err := c.connect(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	store, err := workspace.Open(ctx, fl.Conn(desk.pool), desk.fleet)
-	if err != nil {
-		return err
-	}
+	defer done()
 	made := forked{SessionID: protocol.NewSessionID()}
-	if made.Effects, err = c.Fork.rewind(ctx, p, fl, desk, at); err != nil {
+	if made.Effects, err = c.Fork.rewind(ctx, p, all, desk, at); err != nil {
 		return err
 	}
-	to := sessionDesk{id: made.SessionID}.lane()
-	if err := forkWorkspace(ctx, fl.Journal, store, desk, at, to); err != nil {
-		return fmt.Errorf("session %s: %w", desk.id, err)
-	}
-	if made.Turns, err = session.Fork(ctx, fl.Journal, desk.id, at, made.SessionID); err != nil {
-		return errors.Join(err, store.Remove(context.WithoutCancel(ctx), to))
+	if made.Turns, err = all.Fork(ctx, desk.id, at, made.SessionID); err != nil {
+		return err
 	}
 	if c.JSON {
 		return printJSON(p, made)
@@ -298,32 +267,6 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	}
 	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
 	return err
-}
-
-// forkWorkspace begins a workspace with the files that a session had at a point. It begins none if
-// the session had none there.
-func forkWorkspace(ctx context.Context, journal loop.Journal, store *workspace.Store, desk sessionDesk, at session.At, to wire.LaneHash) error {
-	has := func(path string) bool { return path != "processes.json" }
-	if at.Turn == 0 {
-		err := store.Fork(ctx, desk.lane(), at.Call, to, has)
-		if at.Call == "" || !errors.Is(err, workspace.ErrNone) {
-			return err
-		}
-	}
-	behind, known, err := session.Behind(ctx, journal, desk.id, at)
-	switch {
-	case err != nil:
-		return err
-	case !known && at.Turn > 0:
-		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
-	case !known:
-		return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
-	}
-	last, err := store.Before(ctx, desk.lane(), behind)
-	if err != nil || last == "" {
-		return err
-	}
-	return store.Fork(ctx, desk.lane(), last, to, has)
 }
 
 // merge merges a fork into the session that it is of.
@@ -339,39 +282,37 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	if c.Nats == "" {
 		return cli.Usagef("--nats is missing: sessions that ran without a fleet have no forks but those of their sub-agents")
 	}
-	rights := append(natsio.SessionRights(from.fleet), natsio.LaneRights(from.fleet, from.pool), natsio.CallRights(from.fleet, from.pool))
-	fl, err := c.connect(ctx, p, rights...)
+	all, done, err := c.connect(ctx, p, from)
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	merged, err := session.Merge(ctx, fl, from.id, into.id, from.pool)
+	defer done()
+	merged, err := all.Merge(ctx, from.id, into.id)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
 		return printJSON(p, merged)
 	}
-	_, err = fmt.Fprintln(p.out(), render.MergeText(merged.WorkspaceMergeResult))
+	_, err = fmt.Fprintln(p.out(), merged.Text)
 	return err
 }
 
 // cancel ends the turns of a session that run or wait.
 func (c *sessionCommand) cancel(ctx context.Context, p program, desk sessionDesk) error {
+	all, done, err := c.reach(ctx, p, desk)
 	if c.Nats == "" { // the process that runs it has its server
-		f, err := c.reach(ctx, p, desk)
 		if err != nil {
 			return fmt.Errorf("%w; stop that process (Ctrl-C)", err)
 		}
-		f.Close()
+		done()
 		return c.cancelled(p, desk, nil)
 	}
-	f, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, protocol.SessionPool), natsio.LaneChangeRights(desk.fleet, protocol.SessionPool))
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	ids, err := session.Cancel(ctx, f, desk.id)
+	defer done()
+	ids, err := all.Cancel(ctx, desk.id)
 	if err != nil {
 		return err
 	}
@@ -401,7 +342,7 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 		}
 	}
 	removed, err := c.removed(ctx, p, desk)
-	if errors.Is(err, session.ErrBusy) {
+	if errors.Is(err, fleet.ErrSessionBusy) {
 		return fmt.Errorf("%w (--force)", err)
 	}
 	if err != nil {
@@ -419,22 +360,22 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	return err
 }
 
-func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDesk) (session.Removed, error) {
+func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDesk) (report.Removed, error) {
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
 		if err != nil {
-			return session.Removed{}, err
+			return report.Removed{}, err
 		}
 		return local.Remove(ctx, desk.id, c.Rm.Force)
 	}
-	fl, err := c.connect(ctx, p, append(natsio.RemoveRights(desk.fleet), natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool))...)
+	all, done, err := c.connect(ctx, p, desk)
 	if err != nil {
-		return session.Removed{}, err
+		return report.Removed{}, err
 	}
-	defer fl.Close()
-	removed, err := session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
-	if err == nil && removed == (session.Removed{}) {
-		err = fmt.Errorf("session %s: %w", desk.id, session.ErrNone)
+	defer done()
+	removed, err := all.Remove(ctx, desk.id, c.Rm.Force)
+	if err == nil && removed == (report.Removed{}) {
+		err = fmt.Errorf("session %s: there is no such session", desk.id)
 	}
 	return removed, err
 }
@@ -457,13 +398,13 @@ func (c *sessionCommand) importFile(ctx context.Context, p program, desk session
 	if err != nil {
 		return cli.Usagef("FILE %s: %v", c.Import.File, err)
 	}
-	f, err := c.create(ctx, p, desk)
+	all, done, err := c.create(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer done()
 	made := forked{SessionID: desk.id}
-	if made.Turns, err = session.Import(ctx, f.Journal, events, desk.id); err != nil {
+	if made.Turns, err = all.Import(ctx, events, desk.id); err != nil {
 		return err
 	}
 	if c.JSON {
@@ -486,13 +427,17 @@ func readExport(p program, path string) ([]loop.Event, error) {
 }
 
 // create connects to the fleet that gets a new session, or starts the session's own.
-func (c *sessionCommand) create(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
+func (c *sessionCommand) create(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
 	if c.Nats != "" {
-		return c.connect(ctx, p, natsio.SessionRights(desk.fleet)...)
+		return c.connect(ctx, p, desk)
 	}
 	local, err := c.local(p, desk)
 	if err != nil {
-		return nil, err
+		return all, nil, err
 	}
-	return local.Create(ctx, desk.id)
+	client, err := local.Create(ctx, desk.id)
+	if err != nil {
+		return all, nil, err
+	}
+	return client.Sessions(""), func() { _ = client.Close() }, nil // as in connect
 }

@@ -58,14 +58,15 @@ func (c *sessionCommand) eval(ctx context.Context, p program, desk sessionDesk) 
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	fl, err := c.connectForCalls(ctx, p, desk)
+	f := c.flags()
+	client, err := f.Client(ctx, p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
+	defer func() { _ = client.Close() }() // nothing of it is left to lose
 	report := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	results := evaluation.Run(ctx, evaluation.Options{
-		Fleet: fl, Pool: desk.pool, Parallel: c.Eval.Parallel, Warn: report,
+		Client: client, Pool: desk.pool, Parallel: c.Eval.Parallel, Warn: report,
 		Project: func(dir string) ([]protocol.InstructionFile, error) {
 			return (&instructionFlags{}).project(dir, report)
 		},

@@ -13,23 +13,20 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/approval"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prompt"
-	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
-	all, fl, err := c.open(ctx, p, desk)
+	all, done, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer closeFleet(fl)
+	defer done()
 	limit := c.Ls.Limit
 	if c.Ls.State != "" || c.Ls.Since > 0 { // the filter may leave out any
 		limit = math.MaxInt
@@ -38,15 +35,15 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	list = slices.DeleteFunc(list, func(s session.Info) bool {
-		return c.Ls.State != "" && string(s.State) != c.Ls.State || c.Ls.Since > 0 && time.Since(s.UpdatedAt) > c.Ls.Since
+	list = slices.DeleteFunc(list, func(s report.Session) bool {
+		return c.Ls.State != "" && s.State != c.Ls.State || c.Ls.Since > 0 && time.Since(s.UpdatedAt) > c.Ls.Since
 	})
 	if len(list) > c.Ls.Limit {
 		leftOut, list = leftOut+len(list)-c.Ls.Limit, list[:c.Ls.Limit]
 	}
 	if c.JSON {
 		if list == nil {
-			list = []session.Info{}
+			list = []report.Session{}
 		}
 		err = printJSON(p, list)
 	} else {
@@ -59,28 +56,19 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 }
 
 func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
-	all, fl, err := c.open(ctx, p, desk)
+	all, done, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer closeFleet(fl)
+	defer done()
 	info, err := all.Show(ctx, desk.id)
 	if err != nil {
 		return err
 	}
-	if a := info.Approval; a != nil && info.State == session.StateWaitsForApproval {
-		info.Waits = append(info.Waits, prompt.WaitsForApproval(loop.ApprovalRequest{
-			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
-		}, flagsOf(c.Nats, c.Login, c.Fleet)))
-	}
-	if info.State == session.StateWaitsForAnswer {
-		for i := range info.Questions {
-			info.Waits = append(info.Waits, c.asking(&info.Questions[i]))
-		}
-	}
-	waiting := []session.State{session.StateOpen, session.StateInUse, session.StateWaitsForWorker, session.StateWaitsForCoordinator}
-	if fl != nil && slices.Contains(waiting, info.State) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
-		c.used(ctx, fl, desk, info)
+	info.Waits = append(info.Waits, c.waits(info)...)
+	waiting := []string{stateOpen, stateInUse, stateWaitsForWorker, stateWaitsForTurn}
+	if of, is := all.(fleet.Sessions); is && slices.Contains(waiting, info.State) {
+		used(ctx, of, info)
 	}
 	if c.JSON {
 		return printJSON(p, info)
@@ -88,23 +76,16 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 	return printSession(p.out(), info)
 }
 
-// asking is a sentence about what a running call asks.
-func (c *sessionCommand) asking(a *session.Approval) string {
-	return prompt.WaitsForAnswer(a.Tool, approval.Asked{Pool: a.Pool(), Session: a.SessionID, Call: a.CallID}, a.Question, flagsOf(c.Nats, c.Login, c.Fleet))
-}
-
-// used adds to an open session whether something of it runs or waits, and for what.
-func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk sessionDesk, info *session.Info) {
-	turns, calls, err := session.Unfinished(ctx, fl, desk.id, desk.pool)
-	if err != nil || len(turns)+len(calls) == 0 {
+// used adds to an open session whether something of it runs or waits, and for what, if the user may
+// look at lanes.
+func used(ctx context.Context, all fleet.Sessions, info *report.Session) {
+	calls, err := all.Unfinished(ctx, info.SessionID)
+	if err != nil || len(calls) == 0 {
 		return
 	}
-	if info.State == session.StateOpen {
-		info.State = session.StateInUse
+	if info.State == stateOpen {
+		info.State = stateInUse
 	}
-	dispatch.AddUnmet(ctx, fl.Conn(protocol.SessionPool), fl.Name, protocol.SessionPool, turns)
-	dispatch.AddUnmet(ctx, fl.Conn(desk.pool), fl.Name, desk.pool, calls)
-	calls = append(turns, calls...)
 	for i := range calls {
 		if calls[i].WaitsFor != "" {
 			info.Waits = append(info.Waits, waitsFor(&calls[i]))
@@ -112,86 +93,75 @@ func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk session
 	}
 }
 
-// closeFleet closes a fleet, if there is one.
-func closeFleet(fl *fleet.Fleet) {
-	if fl != nil {
-		fl.Close()
-	}
-}
-
-// reach connects to the fleet of the session: the one of the flags, or the session's own.
-func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	if c.Nats != "" {
-		return c.connect(ctx, p, rights...)
-	}
-	local, err := c.local(p, desk)
-	if err != nil {
-		return nil, err
-	}
-	return local.Open(ctx, desk.id)
-}
-
 // history loads the journal of a session that exists.
-func (c *sessionCommand) history(ctx context.Context, p program, desk sessionDesk) (loop.History, error) {
-	f, err := c.reach(ctx, p, desk)
-	if err != nil {
-		return loop.History{}, err
-	}
-	defer f.Close()
-	history, err := journalOf(ctx, f, desk)
-	if errors.Is(err, session.ErrNone) && c.waits(ctx, f, desk) {
-		err = fmt.Errorf("session %s: its turn waits for a coordinator; session show says for what, session attach follows it", desk.id)
-	}
-	return history, err
-}
-
-// waits reports whether the session has no journal because no coordinator has begun its first turn.
-func (c *sessionCommand) waits(ctx context.Context, f *fleet.Fleet, desk sessionDesk) bool {
-	reader, err := c.reader(ctx, f, desk)
-	if err != nil {
-		return false
-	}
-	_, err = reader.Show(ctx, desk.id)
-	return err == nil
-}
-
-func journalOf(ctx context.Context, f *fleet.Fleet, desk sessionDesk) (loop.History, error) {
-	history, err := f.Journal.Load(ctx, desk.id)
-	if err == nil && len(history.Events) == 0 {
-		err = fmt.Errorf("session %s: %w", desk.id, session.ErrNone)
+func history(ctx context.Context, all fleet.Sessions, id protocol.SessionID) (loop.History, error) {
+	history, err := all.Log(ctx, id)
+	if errors.Is(err, fleet.ErrNotFound) {
+		if _, showErr := all.Show(ctx, id); showErr == nil { // no coordinator has begun its first turn
+			err = fmt.Errorf("session %s: its turn waits for a coordinator; session show says for what, session attach follows it", id)
+		}
 	}
 	return history, err
 }
 
 // log prints a session as run shows it, with --json as run --json does.
 func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) error {
-	history, err := c.history(ctx, p, desk)
+	all, done, err := c.reach(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	history, err := history(ctx, all, desk.id)
 	if err != nil {
 		return err
 	}
 	printed := newJSONEvents(terminal.JSONWriter(p.Stdout))
-	observe, say := printed.observe, func(string) {}
-	if !c.JSON {
-		view := terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)})
-		observe, say = view.Observe, func(text string) { view.Notice("%s", text) }
-	}
-	for i, e := range history.Events {
-		observe(e)
-		if e.Type == loop.EventApprovalAsked && c.Nats != "" && undecided(history.Events[i+1:]) {
-			say(prompt.WaitsForApproval(loop.ApprovalRequest{
-				SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text,
-			}, flagsOf(c.Nats, c.Login, c.Fleet)))
+	if c.JSON {
+		for _, e := range history.Events {
+			printed.observe(e)
 		}
-		if e.Type == loop.EventQuestionAsked && c.Nats != "" && unanswered(e, history.Events[i+1:]) {
-			say(c.asking(&session.Approval{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane}))
+		return printed.failed
+	}
+	view := terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)})
+	for _, e := range history.Events {
+		view.Observe(e)
+	}
+	if c.Nats == "" {
+		return nil
+	}
+	info, err := all.Show(ctx, desk.id)
+	if err != nil {
+		return err
+	}
+	for _, wait := range c.waits(info) {
+		view.Notice("%s", wait)
+	}
+	return nil
+}
+
+// waits are sentences about what a session asks a person.
+func (c *sessionCommand) waits(info *report.Session) (waits []string) {
+	if a := info.Approval; a != nil && info.State == stateWaitsForApproval {
+		waits = append(waits, prompt.WaitsForApproval(loop.ApprovalRequest{
+			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
+		}, flagsOf(c.Nats, c.Login, c.Fleet)))
+	}
+	if info.State == stateWaitsForAnswer {
+		for i := range info.Questions {
+			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], flagsOf(c.Nats, c.Login, c.Fleet)))
 		}
 	}
-	return printed.failed
+	return waits
 }
 
 // export prints the journal, or the transcript.
 func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
-	history, err := c.history(ctx, p, desk)
+	all, done, err := c.reach(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	history, err := history(ctx, all, desk.id)
 	if err != nil {
 		return err
 	}
@@ -202,7 +172,7 @@ func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk
 }
 
 // printSessions prints a table of sessions.
-func printSessions(w io.Writer, list []session.Info) error {
+func printSessions(w io.Writer, list []report.Session) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(w, "there are no sessions")
 		return err
@@ -211,20 +181,20 @@ func printSessions(w io.Writer, list []session.Info) error {
 	_, _ = fmt.Fprintln(table, "PROMPT\tSTATE\tCHANGED\tWHO\tTURNS\tSTEPS\tCALLS\tSESSION") // Flush tells of errors
 	for i := range list {
 		s := &list[i]
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", orDash(promptOf(s.Prompt, 40)), cmp.Or(string(s.State), "-"), ago(s.UpdatedAt),
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", orDash(promptOf(s.Prompt, 40)), cmp.Or(s.State, "-"), ago(s.UpdatedAt),
 			orDash(printableName(s.By)), s.Turns, s.Steps, s.ToolCalls, s.SessionID)
 	}
 	return table.Flush()
 }
 
 // printSession prints a session and a table of its turns.
-func printSession(w io.Writer, s *session.Info) error {
+func printSession(w io.Writer, s *report.Session) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, value string) {
 		_, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) // Flush tells of errors
 	}
 	line("session", string(s.SessionID))
-	line("state", cmp.Or(string(s.State), "-"))
+	line("state", cmp.Or(s.State, "-"))
 	for _, wait := range s.Waits {
 		line("waits", printableName(wait))
 	}
@@ -254,7 +224,7 @@ func printSession(w io.Writer, s *session.Info) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(w)
-	traced, trace := slices.ContainsFunc(s.History, func(t session.Turn) bool { return t.TraceID != "" }), "TRACE\t"
+	traced, trace := slices.ContainsFunc(s.History, func(t report.Turn) bool { return t.TraceID != "" }), "TRACE\t"
 	if !traced {
 		trace = ""
 	}
@@ -263,7 +233,7 @@ func printSession(w io.Writer, s *session.Info) error {
 		if traced {
 			trace = orDash(printableName(t.TraceID)) + "\t"
 		}
-		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(string(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(t.State, "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
 	}
 	return table.Flush()
 }

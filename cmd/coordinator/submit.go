@@ -13,15 +13,11 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/prompt"
-	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -61,20 +57,21 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer stop()
 	logger := p.common.LoggerTo(show.screen)
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit"}, Flags: &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Client: "coordinator submit " + string(turn.session)}, Flags: &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
-		Connect: func(ctx context.Context) (*fleet.Fleet, error) {
-			return c.Connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
-		},
+		Existing: &c.ExistingFleet,
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { env.Close(err) }()
-	fl := env.Fleet
+	all := env.Client.Sessions("")
 	limited, done := within(ctx, c.Timeout)
 	defer done()
-	if err := c.served(limited, fl); err != nil {
+	switch err := all.Serves(limited, c.Model); {
+	case errors.Is(err, fleet.ErrInvalid):
+		return cli.Usagef("--%v", err)
+	case err != nil:
 		return overLimit(limited, err)
 	}
 	project, err := c.project(turn.workspace, show.warn)
@@ -84,22 +81,17 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := env.Begin(limited, c.Timeout > 0); err != nil {
 		return overLimit(limited, err)
 	}
-	call := c.call(turn, policies, project, environment.Author(ctx, turn.workspace))
-	call.NotBefore = c.NotBefore.From(time.Now())
-	call.Tenant, call.Priority = protocol.Tenant(c.Tenant), protocol.Priority(c.Priority)
-	if err := call.Validate(); err != nil {
-		return cli.Usagef("--not-before: %v", err)
-	}
+	request := c.request(turn, policies, project, environment.Author(ctx, turn.workspace))
 	if c.Detach {
-		return overLimit(limited, c.leave(limited, p, fl, call, turn.workspace))
+		return overLimit(limited, c.leave(limited, p, all, request, turn.workspace))
 	}
 	flags := flagsOf(c.Nats, c.Login, c.Fleet)
-	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(fl, turn.session)), fl, flags, show.warn)
+	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(env.Client, turn.session)), env.Client, flags, show.warn)
 	defer answers.Close()
-	result, err := c.follow(ctx, fl, call, show, answers)
+	result, err := c.follow(ctx, env.Client, request, show, answers)
 	err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show))
 	if env.Copy == nil {
-		show.stored(context.WithoutCancel(ctx), fl, turn.session)
+		show.stored(context.WithoutCancel(ctx), env.Client, turn.session)
 	}
 	return finish(ctx, show, turn.session, result, err, env.Git)
 }
@@ -128,102 +120,86 @@ func (c *submitCommand) prepare(ctx context.Context, p program) (turn checked, p
 	return turn, policies, err
 }
 
-// served refuses a model that no coordinator serves, before anything is sent. Without a
-// coordinator, or the right to ask, the turn waits.
-func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
-	err := fl.CheckRights(ctx, natsio.WorkersRights(fl.Name, protocol.SessionPool))
-	if errors.Is(err, natsio.ErrRights) {
-		return nil
+// request is the turn that is asked for.
+func (c *submitCommand) request(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) fleet.Turn {
+	return fleet.Turn{
+		Session: turn.session, ID: wire.RandomCallID(), Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, PromoteAfter: c.PromoteAfter, Policies: policies, Guard: c.FileGuard(),
+		Settings: turn.settings, System: turn.system, Project: project, Author: who,
+		NotBefore: c.NotBefore.From(time.Now()), Tenant: protocol.Tenant(c.Tenant), Priority: protocol.Priority(c.Priority),
 	}
-	if err != nil {
-		return err
-	}
-	if why := dispatch.Unserved(ctx, fl.NC, fl.Name, c.Model); why != "" {
-		return cli.Usagef("--model %s: %s", c.Model, why)
-	}
-	return nil
-}
-
-// call returns the call that asks for the turn.
-func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
-	return serve.NewCall(turn.session, wire.TurnRun{
-		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, TurnBounds: wire.TurnBounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Budget: turn.budget, PromoteAfter: protocol.MillisOf(c.PromoteAfter)},
-		Policies: policies, Guard: c.FileGuard(),
-		ReplySettings: wire.ReplySettings{Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput},
-		System:        turn.system, Project: project, Author: who,
-	}, c.Timeout)
 }
 
 // follow sends the turn and shows its events: live ones as they come, and with --json those of the
 // journal when it has ended, because none of them may be missing.
-func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protocol.Call, show view, answers *prompt.Answers) (loop.TurnResult, error) {
-	live := &liveTurn{show: show.observe}
-	waits := time.AfterFunc(call.Delay()+waitNotice, func() {
+func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn fleet.Turn, show view, answers *prompt.Answers) (loop.TurnResult, error) {
+	all, live, delay := client.Sessions(""), &liveTurn{show: show.observe}, max(time.Until(turn.NotBefore), 0)
+	waits := time.AfterFunc(delay+waitNotice, func() {
 		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
 			waitNotice, protocol.SessionPool))
 	})
 	defer waits.Stop()
-	show.screen.Waits(cmp.Or(untilThen(&call), "waiting for a coordinator"))
-	silent, err := show.output(fl, call.SessionID)
+	show.screen.Waits(cmp.Or(untilThen(turn.NotBefore), "waiting for a coordinator"))
+	silent, err := show.output(client, turn.Session)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	defer silent()
-	watch, err := dispatch.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *wire.Frame) {
-		if f.CallID != call.ID {
+	limited, done := ctx, func() {}
+	if c.Timeout > 0 { // the coordinator's limit comes first, and says more
+		limited, done = within(ctx, delay+c.Timeout+answerWithin)
+	}
+	defer done()
+	result, err := all.Run(limited, turn, func(e loop.Event) {
+		if e.Type == loop.EventToolQueued && e.CallID == turn.ID {
+			show.warn("the turn waits: " + e.Text)
 			return
 		}
 		waits.Stop()
-		var e loop.Event
-		if f.Kind != wire.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
-			return
-		}
 		answers.Observe(ctx, e)
 		if !c.JSON { // which prints what is journaled
 			live.observe(e)
 		}
 	})
-	if err != nil {
-		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
-	}
-	defer watch.Stop()
-	limited, done := ctx, func() {}
-	if c.Timeout > 0 { // the coordinator's limit comes first, and says more
-		limited, done = within(ctx, call.Delay()+c.Timeout+answerWithin)
-	}
-	defer done()
-	result, err := fl.Dispatcher.Told(limited, &call, func(waits string) { show.warn("the turn waits: " + waits) })
 	over := ctx.Err() == nil && limited.Err() != nil
-	if over && (err != nil || result.Status == protocol.StatusOutcomeUnknown || result.Status == protocol.StatusCancelled) {
+	unknown := result.Outcome == loop.OutcomeInterrupted || result.Error != nil && result.Error.Code == protocol.CodeOutcomeUnknown
+	if over && (err != nil || unknown) {
 		limit := loop.TimeLimit(c.Timeout)
 		limit.Message += "; the fleet did not answer in time, so the turn may go on (coordinator session show)"
 		return loop.TurnResult{Outcome: loop.OutcomeLimitReached, Error: limit}, nil
 	}
 	if err != nil {
-		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+		return result, wrong(err)
 	}
-	turn := turnResult(result)
 	if !c.JSON {
-		turn.TraceID = live.complete(context.WithoutCancel(ctx), turn)
-		return turn, nil
+		result.TraceID = live.complete(result)
+		return result, nil
 	}
-	history, err := fl.Journal.Load(context.WithoutCancel(ctx), call.SessionID)
-	if err != nil {
-		return turn, err
+	history, err := all.Log(context.WithoutCancel(ctx), turn.Session)
+	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
+		return result, err
 	}
-	for _, e := range turnOf(history.Events, call.ID) {
-		turn.TraceID = cmp.Or(turn.TraceID, e.TraceID)
+	for _, e := range turnOf(history.Events, turn.ID) {
+		result.TraceID = cmp.Or(result.TraceID, e.TraceID)
 		show.observe(e)
 	}
-	return turn, nil
+	return result, nil
 }
 
-// untilThen says that a call waits for its time; "" when it does not.
-func untilThen(call *protocol.Call) string {
-	if call.Delay() == 0 {
+// wrong makes an error about an invalid turn a usage error: other flags are checked before.
+func wrong(err error) error {
+	if errors.Is(err, protocol.ErrInvalidCall) {
+		return cli.Usagef("--not-before: %v", err)
+	}
+	return err
+}
+
+// untilThen says that something waits for a time; "" when it does not.
+func untilThen(at time.Time) string {
+	if time.Until(at) <= 0 {
 		return ""
 	}
-	return "waiting until " + call.NotBefore.Local().Format(time.DateTime)
+	return "waiting until " + at.Local().Format(time.DateTime)
 }
 
 // answerWithin is how long the fleet may take to report that a turn has reached its limit.
@@ -247,21 +223,6 @@ func turnOf(events []loop.Event, id protocol.CallID) []loop.Event {
 	return events[begin:end]
 }
 
-// turnResult reads the outcome of a turn from its call's result.
-func turnResult(r *protocol.Result) loop.TurnResult {
-	value, ok := r.Value.(wire.TurnRunResult)
-	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
-	switch known := ok && t.Outcome != ""; {
-	case r.Status == protocol.StatusTimeout: // before the turn began
-		t.Outcome = loop.OutcomeLimitReached
-	case !known && r.Status == protocol.StatusCancelled:
-		t.Outcome = loop.OutcomeInterrupted
-	case !known:
-		t.Outcome = loop.OutcomeFailed
-	}
-	return t
-}
-
 // detached is what submit --detach prints with --json.
 type detached struct {
 	SessionID protocol.SessionID `json:"session_id"`
@@ -270,41 +231,21 @@ type detached struct {
 }
 
 // leave sends the turn, and prints how to follow it.
-func (c *submitCommand) leave(ctx context.Context, p program, fl *fleet.Fleet, call protocol.Call, workspace string) error {
-	if err := accepted(ctx, fl, call); err != nil {
-		return err
+func (c *submitCommand) leave(ctx context.Context, p program, all fleet.Sessions, turn fleet.Turn, workspace string) error {
+	sent, err := all.Submit(ctx, turn)
+	if err != nil {
+		return fmt.Errorf("the turn was not accepted: %w", wrong(err))
 	}
 	where := flagsOf(c.Nats, c.Login, c.Fleet)
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach%s %s\n", where, call.SessionID)
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach%s %s\n", where, sent.SessionID)
 	if workspace != "" {
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, call.SessionID, shellWord(workspace))
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, sent.SessionID, shellWord(workspace))
 	}
 	if c.JSON {
-		return printJSON(p, detached{call.SessionID, call.ID, telemetry.TraceID(ctx)})
+		return printJSON(p, detached{sent.SessionID, sent.ID, telemetry.TraceID(ctx)})
 	}
-	_, err := fmt.Fprintln(p.Stdout, call.SessionID)
+	_, err = fmt.Fprintln(p.Stdout, sent.SessionID)
 	return err
-}
-
-// accepted sends a call and returns when the fleet has stored it.
-func accepted(ctx context.Context, fl *fleet.Fleet, call protocol.Call) error {
-	ctx, leave := context.WithCancelCause(ctx)
-	defer leave(nil)
-	var result *protocol.Result
-	err := fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
-		result = u.Result
-		if u.State != loop.StateDone {
-			leave(loop.ErrDetached)
-		}
-	})
-	switch {
-	case result != nil && result.Error != nil: // refused, or over already
-		return fmt.Errorf("the turn was not accepted: %w", result.Error)
-	case errors.Is(err, loop.ErrDetached):
-		return nil
-	default:
-		return err
-	}
 }
 
 // flagsOf returns the flags by which another command reaches the fleet, quoted for a shell and with
@@ -316,7 +257,7 @@ func flagsOf(nats string, login cli.Login, fleet string) string {
 			fmt.Fprintf(&flags, " %s %s", flag, shellWord(value))
 		}
 	}
-	add("--nats", natsio.Redact(nats))
+	add("--nats", cli.Redact(nats))
 	add("--creds", login.Creds)
 	add("--tls-ca", login.TLS.CA)
 	add("--tls-cert", login.TLS.Cert)
@@ -336,7 +277,6 @@ type liveTurn struct {
 	last  loop.Event // the last one of the turn
 	reply string     // the text of the last reply, and of what it goes on with
 	cut   bool       // that reply was cut, and has no tool calls
-	ended bool
 
 	traceID string
 }
@@ -349,46 +289,23 @@ func (l *liveTurn) observe(e loop.Event) {
 	l.last = e
 	switch e.Type {
 	case loop.EventTurnStarted: // one that was open may have come before
-		l.reply, l.cut, l.ended, l.traceID = "", false, false, e.TraceID
+		l.reply, l.cut, l.traceID = "", false, e.TraceID
 	case loop.EventModelReply:
 		if !l.cut {
 			l.reply = ""
 		}
 		l.reply += e.Text
 		l.cut = e.Finish == loop.FinishLength && len(e.ToolCalls) == 0
-	case loop.EventTurnEnded:
-		l.ended = true
 	default:
 	}
 }
 
-const (
-	// lastEvents is how long the live events of a turn may come after its result.
-	lastEvents = time.Second
-	// lastLook is the time between two checks.
-	lastLook = 5 * time.Millisecond
-)
-
-// complete waits for the last events, which may come a moment after the result, and shows the
-// answer if its event was lost. It returns the turn's trace.
-func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) (traceID string) {
-	ctx, cancel := context.WithTimeout(ctx, lastEvents)
-	defer cancel()
-	for !l.over() {
-		if !pause.For(ctx, lastLook) {
-			break
-		}
-	}
+// complete shows the answer if its event was lost, and returns the turn's trace.
+func (l *liveTurn) complete(r loop.TurnResult) (traceID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.Outcome == loop.OutcomeAnswered && l.reply != r.Text {
 		l.show(loop.Event{Type: loop.EventModelReply, SessionID: l.last.SessionID, Turn: l.last.Turn, Step: r.Steps, Text: r.Text})
 	}
 	return l.traceID
-}
-
-func (l *liveTurn) over() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ended
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -77,7 +76,7 @@ func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Too
 		return err
 	}
 	session := protocol.NewSessionID()
-	return call.inFleet(ctx, p, session, workspace, func(ctx context.Context, fl *fleet.Fleet, _ view) (*protocol.Call, error) {
-		return nil, box.List(ctx, fl, session, warn)
+	return call.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, _ view) (*protocol.Call, error) {
+		return nil, box.List(ctx, env.Fleet, session, warn)
 	})
 }

@@ -10,14 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
-	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -105,35 +101,11 @@ func (v view) busy(what string) {
 }
 
 // output shows what running calls of a session write, as it comes.
-func (v view) output(fl *fleet.Fleet, session protocol.SessionID) (stop func(), err error) {
+func (v view) output(client *fleet.Client, session protocol.SessionID) (stop func(), err error) {
 	if !v.live {
 		return func() {}, nil
 	}
-	var all []*nats.Subscription
-	stop = func() {
-		for _, frames := range all {
-			_ = frames.Unsubscribe() // fails only when the connection is closed
-		}
-	}
-	for _, part := range fl.Parts() {
-		frames, err := part.NC.Subscribe(wire.OutputFilter(fl.Name, session), func(message *nats.Msg) {
-			if f, err := wire.DecodeFrame(message.Data); err == nil && message.Subject == wire.OutputSubject(fl.Name, session, f.CallID) {
-				v.frame(f)
-			} // others are lost; the result has it all
-		})
-		if err != nil {
-			stop()
-			return nil, fmt.Errorf("listen to output of session %s: %w", session, err)
-		}
-		all = append(all, frames)
-	}
-	return stop, nil
-}
-
-func (v view) frame(f *wire.Frame) {
-	if f.Kind == wire.FrameStdout || f.Kind == wire.FrameStderr {
-		v.screen.Output(f.CallID, f.Data)
-	}
+	return client.Sessions("").Output(session, func(call protocol.CallID, o fleet.Output) { v.screen.Output(call, o.Data) })
 }
 
 // waitNotice is how long a call waits before the user is warned.
@@ -176,7 +148,7 @@ func (v view) sayWaiting(id protocol.CallID, url string) {
 		}
 	case url != "":
 		v.warn(fmt.Sprintf("%s has waited %s: no worker is free, or another session has its lane (coordinator workers --nats %s, coordinator lane ls --nats %s)",
-			about, waitNotice, natsio.Redact(url), natsio.Redact(url)))
+			about, waitNotice, cli.Redact(url), cli.Redact(url)))
 	default:
 		v.warn(fmt.Sprintf("%s has waited %s: the worker in this process is busy", about, waitNotice))
 	}

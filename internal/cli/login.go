@@ -129,3 +129,6 @@ func checkFile(flag, file string) error {
 
 // Files are the flags as [natsio.Connect] takes them.
 func (l *Login) Files() natsio.TLS { return natsio.TLS(l.TLS) }
+
+// Redact hides user names, passwords and tokens of URLs of servers.
+func Redact(urls string) string { return natsio.Redact(urls) }

@@ -24,6 +24,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/transfer"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -65,8 +66,8 @@ type Options struct {
 	Temporary bool
 	// Listen is the address of the server in this process; "" does not listen.
 	Listen string
-	// Connect connects to a fleet that exists; nil connects as Flags say.
-	Connect func(ctx context.Context) (*fleet.Fleet, error)
+	// Existing is a fleet that must exist, which takes turns; nil means the one of Flags.
+	Existing *ExistingFleet
 	// Warn, Alert and Busy report to the person, see [transfer.Options]; an alert stands out.
 	Warn, Alert, Busy func(string)
 }
@@ -85,6 +86,8 @@ type Process struct {
 // Environment is what a session runs with.
 type Environment struct {
 	Fleet *fleet.Fleet
+	// Client is what programs have of the fleet.
+	Client *public.Client
 	// Data is the data directory of this process; "" for a session elsewhere.
 	Data string
 	// Host is what sandboxes of this process see of the host; nil with --nats.
@@ -129,17 +132,23 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 		ctx, ended = Span(ctx, o.Span)
 		e.onClose(ended)
 	}
-	if o.Connect != nil {
-		e.Fleet, err = o.Connect(ctx)
+	if o.Existing != nil {
+		e.Fleet, err = o.Existing.connect(ctx, &o)
 	} else {
 		e.Fleet, err = o.Flags.connect(ctx, &o, e.Data)
 	}
 	if err != nil {
 		return ctx, nil, err
 	}
+	client, is := fleet.NewClient(ctx, e.Fleet, e.Data).(*public.Client)
+	if !is {
+		e.Fleet.Close()
+		return ctx, nil, errors.New("the client is of another package")
+	}
+	e.Client = client
 	e.onClose(func(error) {
 		e.unused = e.fresh && e.Fleet.IsUnused()
-		e.Fleet.Close()
+		_ = client.Close() // nothing of it is left to lose
 	})
 	if o.Session != nil {
 		e.Git = gitguard.NewReport(ctx, o.Workspace, o.Alert)
@@ -159,7 +168,7 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 			return nil, err
 		}
 	}
-	if o.Connect != nil {
+	if o.Existing != nil {
 		return nil, nil //nolint:nilnil // see the comment
 	}
 	if err := o.Flags.consistent(); err != nil {

@@ -56,19 +56,18 @@ func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Opt
 	}
 }
 
-// Connect reaches the fleet for a subcommand, which needs rights there in addition to those to look
-// at its streams.
-func (f *ExistingFleet) Connect(ctx context.Context, subcommand string, logger *slog.Logger, rights ...natsio.Rights) (*fleet.Fleet, error) {
+// connect reaches the fleet for a process that sends turns.
+func (f *ExistingFleet) connect(ctx context.Context, o *Options) (*fleet.Fleet, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	o := f.options(f.Nats, "coordinator "+subcommand, logger)
-	o.Existing = true
-	fl, err := fleet.Connect(ctx, o)
+	options := f.options(f.Nats, o.Client, o.Logger)
+	options.Existing = true
+	fl, err := fleet.Connect(ctx, options)
 	if err != nil {
 		return nil, f.missing(err)
 	}
-	if err := fl.CheckRights(ctx, rights...); err != nil { // without rights the server never answers requests
+	if err := fl.CheckRights(ctx, natsio.CallRights(fl.Name, protocol.SessionPool)); err != nil { // without rights the server never answers requests
 		fl.Close()
 		return nil, err
 	}

@@ -10,18 +10,15 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/serve"
-	"github.com/toolfleet/toolfleet/internal/transfer"
-	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Options say where cases run. All fields are required.
 type Options struct {
-	Fleet *fleet.Fleet
-	Pool  protocol.Pool // whose workers run the commands
+	Client *fleet.Client
+	Pool   protocol.Pool // whose workers run the commands
 	// Parallel is how many cases run at once.
 	Parallel int
 	// Project returns what a workspace says to agents.
@@ -97,26 +94,25 @@ func (o *Options) run(ctx context.Context, c *Case) Result {
 
 // try runs a case. It returns why the case fails, "" when it passes.
 func (o *Options) try(ctx context.Context, c *Case, r *Result) (why string, err error) {
-	turn := wire.TurnRun{Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolsets, System: c.System, TurnBounds: wire.TurnBounds{Budget: c.Budget}}
+	turn := fleet.Turn{
+		Session: r.SessionID, Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolsets, System: c.System, Budget: c.Budget, Timeout: c.Timeout,
+	}
+	all := o.Client.Sessions(o.Pool)
 	if c.Workspace != "" {
 		if turn.Project, err = o.Project(c.Workspace); err != nil {
 			return "", err
 		}
-		if _, err := transfer.Send(ctx, transfer.Options{
-			Fleet: o.Fleet, Session: r.SessionID, Pool: o.Pool, Dir: c.Workspace, Warn: o.Warn, Busy: func(string) {},
-		}); err != nil {
+		if err := all.Push(ctx, r.SessionID, c.Workspace, fleet.Copy{MinLevel: noLevel, Warn: o.Warn}); err != nil {
 			return "", err
 		}
 	}
-	call := serve.NewCall(r.SessionID, turn, c.Timeout)
-	result, err := o.Fleet.Dispatcher.One(ctx, &call)
+	result, err := all.Run(ctx, turn, nil)
 	if err != nil {
 		return "", err
 	}
-	value, _ := result.Value.(wire.TurnRunResult)
-	r.Outcome, r.Text, r.Steps, r.Usage = loop.Outcome(value.Outcome), value.Text, value.Steps, value.Usage
+	r.Outcome, r.Text, r.Steps, r.Usage = result.Outcome, result.Text, result.Steps, result.Usage
 	r.CostUSD = o.cost(ctx, r.SessionID)
-	if r.Outcome == "" && result.Error != nil { // it never began
+	if _, err := all.Log(ctx, r.SessionID); errors.Is(err, fleet.ErrNotFound) && result.Error != nil { // it never began
 		return "", result.Error
 	}
 	if r.Outcome != loop.OutcomeAnswered {
@@ -141,7 +137,7 @@ func (o *Options) try(ctx context.Context, c *Case, r *Result) (why string, err 
 
 // cost is what a session cost; nil is unknown.
 func (o *Options) cost(ctx context.Context, id protocol.SessionID) *float64 {
-	history, err := o.Fleet.Journal.Load(ctx, id)
+	history, err := o.Client.Sessions(o.Pool).Log(ctx, id)
 	if err != nil {
 		return nil
 	}
@@ -152,6 +148,9 @@ func (o *Options) cost(ctx context.Context, id protocol.SessionID) *float64 {
 	}
 	return nil
 }
+
+// noLevel is the minimum sandbox level of checks: that of the workers that run the turn is enough.
+const noLevel = "none"
 
 // maxOutput bounds what is repeated of the output of a check, in characters, from its end.
 const maxOutput = 2000
@@ -164,13 +163,9 @@ func (o *Options) check(ctx context.Context, c *Case, r *Result, check *Check) (
 		}
 		return fmt.Sprintf("the answer does not contain %q", check.Text), nil
 	}
-	call := protocol.Call{
-		ID: wire.RandomCallID(), SessionID: r.SessionID, Tool: "check", Pool: o.Pool,
-		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(r.SessionID)), Access: protocol.Exclusive}},
-		Delivery:  protocol.Rollback, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(c.Timeout),
-		Payload: protocol.CommandRun{Command: check.Command},
-	}
-	result, err := o.Fleet.Dispatcher.One(ctx, &call)
+	result, err := o.Client.Call(ctx, fleet.Call{
+		Session: r.SessionID, Pool: o.Pool, MinLevel: noLevel, Timeout: c.Timeout, Payload: protocol.CommandRun{Command: check.Command},
+	})
 	if err != nil {
 		return "", err
 	}

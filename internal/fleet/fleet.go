@@ -209,6 +209,10 @@ func (f *Fleet) At(pool protocol.Pool) *Fleet {
 // Conn is the connection to the part that a pool is in.
 func (f *Fleet) Conn(pool protocol.Pool) *nats.Conn { return f.At(pool).NC }
 
+// NewClient makes the public client of a fleet, a *fleet.Client of pkg/fleet, which sets it: that
+// package imports this one. Closing the client closes the fleet.
+var NewClient func(ctx context.Context, f *Fleet, data string) any //nolint:gochecknoglobals // see above
+
 // Parts are all that [Fleet.At] may return, each once, the fleet itself first.
 func (f *Fleet) Parts() []*Fleet {
 	parts := []*Fleet{f}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/approval"
-	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -19,7 +19,7 @@ type Answers struct {
 	// Alone says that nobody else can answer: without a terminal every question is declined.
 	Alone bool
 
-	fleet  *fleet.Fleet
+	client *fleet.Client
 	prompt *Prompt // nil without a terminal
 	flags  string  // by which other commands reach the fleet
 	report func(string)
@@ -31,8 +31,8 @@ type Answers struct {
 }
 
 // NewAnswers answers questions of a fleet, which other commands reach by some flags.
-func NewAnswers(prompt *Prompt, fl *fleet.Fleet, flags string, report func(string)) *Answers {
-	return &Answers{fleet: fl, prompt: prompt, flags: flags, report: report, open: map[protocol.CallID]context.CancelFunc{}}
+func NewAnswers(prompt *Prompt, client *fleet.Client, flags string, report func(string)) *Answers {
+	return &Answers{client: client, prompt: prompt, flags: flags, report: report, open: map[protocol.CallID]context.CancelFunc{}}
 }
 
 // Observe asks the question of an event, and withdraws the one that an event answers.
@@ -41,8 +41,7 @@ func (a *Answers) Observe(ctx context.Context, e loop.Event) {
 	case loop.EventApprovalAsked:
 		a.approval(ctx, e)
 	case loop.EventQuestionAsked:
-		pool, _, _ := strings.Cut(e.Lane, "/")
-		a.Question(ctx, e.Name, approval.Asked{Pool: protocol.Pool(pool), Session: e.SessionID, Call: e.CallID}, e.Question)
+		a.Question(ctx, &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane})
 	case loop.EventToolResult, loop.EventAnswered:
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -69,42 +68,40 @@ func (a *Answers) approval(ctx context.Context, e loop.Event) {
 		if err != nil {
 			return nil //nolint:nilerr // nobody waits for the answer any more, or nobody can give one
 		}
-		return approval.Answer(ctx, a.fleet.NC, a.fleet.Name, request.SessionID, request.CallID,
+		return a.client.Sessions("").Approve(ctx, request.SessionID, request.CallID,
 			protocol.Approval{Granted: answer.Granted, By: answer.By, Note: answer.Note})
 	})
 }
 
-// Question shows what a running call asks, until the call ends; nil asks nothing.
-func (a *Answers) Question(ctx context.Context, tool string, call approval.Asked, question *protocol.Question) {
-	if question == nil {
+// Question shows what a running call asks, until the call ends. Without a Question it asks nothing.
+func (a *Answers) Question(ctx context.Context, q *report.Question) {
+	if q.Question == nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.prompt == nil && a.Alone {
-		a.show(ctx, call.Call, func(ctx context.Context) error {
-			return a.reply(ctx, call, protocol.Answer{Question: question.ID, Action: protocol.ActionDecline})
-		})
-		return
-	}
-	if err := approval.TakeOn(a.fleet.Conn(call.Pool), a.fleet.Name, call, question.ID); err != nil {
-		a.report(err.Error())
-		return
-	}
-	if a.prompt == nil {
-		a.report(WaitsForAnswer(tool, call, question, a.flags))
-		return
-	}
-	a.show(ctx, call.Call, func(ctx context.Context) error {
+	a.show(ctx, q.CallID, func(ctx context.Context) error {
+		if a.prompt == nil && a.Alone {
+			return a.reply(ctx, q, protocol.ActionDecline)
+		}
+		switch err := a.reply(ctx, q, wire.ActionWait); {
+		case errors.Is(err, fleet.ErrNotAsked): // it was answered elsewhere
+			return nil
+		case err != nil:
+			return err
+		case a.prompt == nil:
+			a.report(WaitsForAnswer(q, a.flags))
+			return nil
+		}
 		for {
-			answer, err := a.prompt.Fill(ctx, tool, question)
+			answer, err := a.prompt.Fill(ctx, q.Tool, q.Question)
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // nobody waits for the answer any more
 			}
 			if err != nil {
-				answer = protocol.Answer{Question: question.ID, Action: protocol.ActionCancel}
+				return a.reply(ctx, q, protocol.ActionCancel)
 			}
-			if err = a.reply(ctx, call, answer); !errors.Is(err, approval.ErrRefused) {
+			if err = a.answer(ctx, q, answer); !errors.Is(err, fleet.ErrRefused) {
 				return err
 			}
 			a.report(err.Error())
@@ -112,14 +109,19 @@ func (a *Answers) Question(ctx context.Context, tool string, call approval.Asked
 	})
 }
 
-func (a *Answers) reply(ctx context.Context, call approval.Asked, answer protocol.Answer) error {
-	return approval.Reply(ctx, a.fleet.Conn(call.Pool), a.fleet.Name, call, answer)
+func (a *Answers) reply(ctx context.Context, q *report.Question, action protocol.Action) error {
+	return a.answer(ctx, q, protocol.Answer{Question: q.Question.ID, Action: action})
+}
+
+func (a *Answers) answer(ctx context.Context, q *report.Question, answer protocol.Answer) error {
+	asked := loop.Event{SessionID: q.SessionID, CallFields: loop.CallFields{CallID: q.CallID}, StatefulFields: loop.StatefulFields{Lane: q.Lane}}
+	return a.client.Answer(ctx, asked, answer)
 }
 
 // WaitsForAnswer says that a running call waits for an answer, with a command line that answers it.
-func WaitsForAnswer(tool string, call approval.Asked, question *protocol.Question, flags string) string {
+func WaitsForAnswer(q *report.Question, flags string) string {
 	return fmt.Sprintf("%s asks: %s; accept its defaults with: coordinator approve%s%s %s %s; --deny declines, --content JSON answers, of the schema %s",
-		tool, Shorten(question.Message), flags, PoolFlag(call.Pool), call.Session, call.Call, question.Schema)
+		q.Tool, Shorten(q.Question.Message), flags, PoolFlag(q.Pool()), q.SessionID, q.CallID, q.Question.Schema)
 }
 
 // PoolFlag is the flag that names a pool, with a space in front; "" for the default pool.

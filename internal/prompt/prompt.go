@@ -21,11 +21,8 @@ import (
 	"path"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
-	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -129,22 +126,25 @@ func textIn(dir, path string) ([]byte, bool) {
 
 // StoredFiles reads the files of a session's last checkpoint. They are unknown if workers store
 // none, or the rights do not reach.
-func StoredFiles(fl *fleet.Fleet, session protocol.SessionID) Files {
+func StoredFiles(client *fleet.Client, session protocol.SessionID) Files {
 	return func(ctx context.Context) func(string) ([]byte, bool) {
-		store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
+		all := client.Sessions("")
+		files, err := all.Files(ctx, session, "")
 		if err != nil {
 			return nil
 		}
-		_, tree, err := store.Change(ctx, wire.HashLane(protocol.SandboxKey(string(session)).Lane()), "")
-		if err != nil {
-			return nil
+		sizes := make(map[string]int64, len(files))
+		for _, file := range files {
+			if file.Type == protocol.TypeFile {
+				sizes[file.Path] = file.Size
+			}
 		}
 		return func(name string) ([]byte, bool) {
-			node := tree[workspace.Dir+"/"+path.Clean(name)]
-			if node.Type != protocol.TypeFile {
+			name = path.Clean(name)
+			if size, is := sizes[name]; !is || size > maxShownFile {
 				return nil, false
 			}
-			content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShownFile)
+			content, err := all.ReadFile(ctx, session, name, "")
 			return content, err == nil && !bytes.ContainsRune(content, 0)
 		}
 	}

@@ -33,11 +33,11 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	if err != nil {
 		return nil, fmt.Errorf("cancel session %s: %w", id, err)
 	}
-	var info Info
+	var info folded
 	for i := range history.Events {
 		info.apply(&history.Events[i])
 	}
-	if info.State.open() {
+	if IsOpen(info.State) {
 		return nil, fmt.Errorf("cancel session %s: turn %d is open, and %w: stop the process that runs it, or go on with it (run --session %s) if that was lost",
 			id, info.Turns, ErrElsewhere, id)
 	}

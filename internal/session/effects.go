@@ -8,21 +8,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Effect is a call that reaches outside of the workspace: restoring the workspace does not undo it.
+// Effect is a call that reaches outside of the workspace, and how it is undone.
 type Effect struct {
-	CallID protocol.CallID `json:"call_id"`
-	Tool   string          `json:"tool"`
-	Status protocol.Status `json:"status"`
-	// Reaches says how; none for a call of unknown outcome whose tool is not known.
-	Reaches []string `json:"reaches,omitempty"`
-	// Revert is the tool that undoes it; "" when none does.
-	Revert string `json:"revert,omitempty"`
-	// Reverted says that it was undone.
-	Reverted bool `json:"reverted,omitempty"`
+	report.Effect
 
 	call     *loop.RevertCall
 	attempts int             // to undo it that have failed
@@ -59,7 +52,7 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 		if !ended || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == loop.ResolvedDidNot {
 			continue
 		}
-		effect := Effect{CallID: e.CallID, Tool: e.Name, Status: status}
+		effect := Effect{Effect: report.Effect{CallID: e.CallID, Tool: e.Name, Status: status}}
 		if e.Effect != nil {
 			effect.Reaches = e.Effect.Reaches
 			if effect.call = e.Effect.Revert; effect.call != nil {
@@ -206,11 +199,11 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	if err != nil {
 		return err
 	}
-	var info Info
+	var info folded
 	for i := range history.Events {
 		info.apply(&history.Events[i])
 	}
-	at := slices.IndexFunc(info.Unknown, func(u Unknown) bool { return u.CallID == call })
+	at := slices.IndexFunc(info.Unknown, func(u report.Unknown) bool { return u.CallID == call })
 	if at < 0 {
 		return fmt.Errorf("%w: it is none of the calls whose outcome is unknown (session show %s lists them)", ErrNone, id)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -160,7 +161,7 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	require.Equal(t, []protocol.CallID{"y-3", "y-1"}, ids())
 	info, err := r.reader(t).Show(t.Context(), "s")
 	require.NoError(t, err)
-	require.Equal(t, []Unknown{{CallID: "y-3", Tool: "pay"}}, info.Unknown)
+	require.Equal(t, []report.Unknown{{CallID: "y-3", Tool: "pay"}}, info.Unknown)
 
 	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-0", true, "ada"), ErrNone)
 	require.NoError(t, Resolve(t.Context(), r.Fleet, "s", "", "y-3", false, "ada"))

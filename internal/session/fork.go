@@ -102,6 +102,9 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 	return turns, nil
 }
 
+// ErrExists means that there is a session of an id.
+var ErrExists = errors.New("exists")
+
 // Import stores the events of an export as a new session. A turn that is open at their end is
 // interrupted. It returns how many turns these are.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
@@ -111,7 +114,7 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 	}
 	switch _, err := journal.Append(ctx, to, 0, events...); {
 	case errors.Is(err, loop.ErrJournalConflict):
-		return 0, fmt.Errorf("session %s exists: give another id", to)
+		return 0, fmt.Errorf("session %s %w: give another id", to, ErrExists)
 	case err != nil:
 		return 0, fmt.Errorf("import session %s: %w", to, err)
 	}

@@ -3,9 +3,6 @@ package session
 import (
 	"encoding/json"
 	"fmt"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -58,8 +55,8 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	require.Positive(t, info.JournalBytes)
 	info.JournalBytes = 0
 	require.Equal(t, &Info{
-		SessionID: "s", State: StateOpen, Start: Start{Prompt: "do 1", Model: "script", Workspace: "/home/ada/x", CreatedAt: &at}, UpdatedAt: at,
-		Work: Work{Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}}, Size: Size{Messages: 1},
+		SessionID: "s", State: StateOpen, Prompt: "do 1", Model: "script", Workspace: "/home/ada/x", CreatedAt: &at, UpdatedAt: at,
+		Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}, Messages: 1,
 		History: []Turn{
 			{Turn: 1, State: "answered", StartedAt: at, Steps: 1, ToolCalls: 2, Input: "do 1"},
 			{Turn: 2, State: "failed", StartedAt: at, Steps: 2, ToolCalls: 4, Input: "do 2"},
@@ -92,7 +89,7 @@ func TestReader_ListsTheLastChangedFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, leftOut)
 	require.Equal(t, []protocol.SessionID{"b", "a"}, []protocol.SessionID{list[0].SessionID, list[1].SessionID})
-	require.Equal(t, State("answered"), list[0].State)
+	require.Equal(t, "answered", list[0].State)
 	require.Equal(t, 1, list[0].Steps)
 	require.Empty(t, list[0].History)
 }
@@ -129,94 +126,10 @@ func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list, 2)
 	require.Equal(t, StateInvalid, list[0].State)
-	require.Equal(t, State("answered"), list[1].State)
+	require.Equal(t, "answered", list[1].State)
 	_, err = Remove(t.Context(), r.Fleet, "broken", Options{})
 	require.ErrorIs(t, err, ErrBusy)
 	_, err = Remove(t.Context(), r.Fleet, "broken", Options{Force: true})
 	require.NoError(t, err)
 	require.Empty(t, r.left(t, "broken"))
-}
-
-func TestLocal_SessionsAreDirectories(t *testing.T) {
-	t.Parallel()
-	l := Local{Dir: filepath.Join(t.TempDir(), "sessions"), Fleet: "tf", Logger: slog.New(slog.DiscardHandler)}
-	list, leftOut, err := l.List(t.Context(), 10)
-	require.NoError(t, err)
-	require.Empty(t, list)
-	require.Zero(t, leftOut)
-	for i, id := range []protocol.SessionID{"old", "open", "new"} {
-		f, err := fleet.Connect(t.Context(), fleet.Options{Name: l.Fleet, Embedded: fleet.Embedded{Data: l.dir(id)}, Client: "test", Logger: l.Logger})
-		require.NoError(t, err)
-		outcome := loop.OutcomeAnswered
-		if id == "open" {
-			outcome = ""
-		}
-		journaled(t, f, id, time.Unix(int64(i+1), 0).UTC(), outcome)
-		f.Close()
-	}
-	require.NoError(t, os.Mkdir(filepath.Join(l.Dir, "empty"), 0o700))
-	require.NoError(t, os.Mkdir(filepath.Join(l.Dir, "no session"), 0o700))
-	workspace := filepath.Join(l.Dir, "new", "sandboxes", "new", "workspace")
-	require.NoError(t, os.MkdirAll(workspace, 0o700))
-	outside := filepath.Join(t.TempDir(), "file")
-	require.NoError(t, os.WriteFile(outside, []byte("x"), 0o600))
-	require.NoError(t, os.Symlink(filepath.Dir(outside), filepath.Join(workspace, "link")))
-
-	list, leftOut, err = l.List(t.Context(), 10)
-	require.NoError(t, err)
-	require.Zero(t, leftOut)
-	states := map[protocol.SessionID]State{}
-	for _, info := range list {
-		states[info.SessionID] = info.State
-	}
-	require.Equal(t, map[protocol.SessionID]State{"old": "answered", "open": StateOpen, "new": "answered", "empty": ""}, states)
-	require.Equal(t, protocol.SessionID("empty"), list[0].SessionID, "whose directory was made last")
-	require.WithinDuration(t, time.Now(), list[0].UpdatedAt, time.Minute)
-	require.Equal(t, protocol.SessionID("new"), list[1].SessionID)
-	require.Positive(t, list[1].DiskBytes)
-	_, err = l.Show(t.Context(), "empty")
-	require.ErrorIs(t, err, ErrNone)
-	made, err := os.ReadDir(filepath.Join(l.Dir, "empty"))
-	require.NoError(t, err)
-	require.Empty(t, made, "looking changes nothing")
-	_, leftOut, err = l.List(t.Context(), 1)
-	require.NoError(t, err)
-	require.Equal(t, 3, leftOut)
-
-	last, err := l.Last(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, protocol.SessionID("new"), last, "nothing came of the empty one")
-	running, err := l.Open(t.Context(), "new")
-	require.NoError(t, err)
-	last, err = l.Last(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, protocol.SessionID("open"), last, "a process uses the new one")
-	running.Close()
-	running, err = l.Open(t.Context(), "old")
-	require.NoError(t, err)
-	info, err := l.Show(t.Context(), "old")
-	require.NoError(t, err)
-	require.Equal(t, StateInUse, info.State)
-	_, err = l.Remove(t.Context(), "old", true)
-	require.ErrorIs(t, err, ErrBusy)
-	running.Close()
-
-	_, err = l.Remove(t.Context(), "open", false)
-	require.ErrorIs(t, err, ErrBusy)
-	require.DirExists(t, filepath.Join(l.Dir, "open"))
-	removed, err := l.Remove(t.Context(), "open", true)
-	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1}, removed)
-	removed, err = l.Remove(t.Context(), "new", false)
-	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1, Workspace: true}, removed)
-	require.FileExists(t, outside)
-	_, err = l.Remove(t.Context(), "new", false)
-	require.ErrorIs(t, err, ErrNone)
-	_, err = l.Show(t.Context(), "new")
-	require.ErrorIs(t, err, ErrNone)
-	removed, err = l.Remove(t.Context(), "empty", false)
-	require.NoError(t, err)
-	require.Equal(t, Removed{}, removed)
-	require.NoDirExists(t, filepath.Join(l.Dir, "empty"))
 }

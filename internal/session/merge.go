@@ -9,16 +9,17 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Merged is what a merge of two sessions did.
-type Merged struct {
-	wire.WorkspaceMergeResult
-
-	// Answer is the last that the model of the fork said.
-	Answer string `json:"answer,omitempty"`
+// mergedOf is what a merge did, with the answer of the fork.
+func mergedOf(r wire.WorkspaceMergeResult, answer string) report.Merged {
+	return report.Merged{
+		Written: r.Written, Removed: r.Removed, Merged: r.Merged, Conflicts: r.Conflicts, Theirs: r.Theirs, Protected: r.Protected,
+		Commits: r.Commits, Checkpoint: r.Checkpoint, Answer: answer, Text: render.MergeText(r),
+	}
 }
 
 // Merge brings what a fork of a session has changed in its workspace since it began, or since it
@@ -26,7 +27,7 @@ type Merged struct {
 // files are one call in the lane of the session's workspace; the message follows when that has a
 // result. A merge that was interrupted in between is completed by the same merge. The error wraps
 // [ErrBusy] when one of the two has an open turn or unfinished calls; then nothing was changed.
-func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (Merged, error) {
+func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (report.Merged, error) {
 	merged, err := merge(ctx, f, from, into, pool)
 	if err != nil {
 		return merged, fmt.Errorf("merge session %s into %s: %w", from, into, err)
@@ -34,7 +35,7 @@ func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, p
 	return merged, nil
 }
 
-func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (merged Merged, err error) {
+func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (merged report.Merged, err error) {
 	var r *remover
 	for _, id := range []protocol.SessionID{from, into} {
 		if r, err = idle(ctx, f, id, pool); err != nil {
@@ -63,7 +64,7 @@ func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, p
 	if !is {
 		return merged, errors.New("the worker returned no result of a merge")
 	}
-	merged = Merged{result, answerOf(fork.Events)}
+	merged = mergedOf(result, answerOf(fork.Events))
 	if len(history.Events) == 0 { // no conversation to add to
 		return merged, nil
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -49,12 +50,7 @@ type Options struct {
 }
 
 // Removed is what was there.
-type Removed struct {
-	Events    uint64 `json:"events"`  // messages of the journal
-	Results   uint64 `json:"results"` // of calls
-	Bodies    int    `json:"bodies"`  // whole outputs, large values, archives
-	Workspace bool   `json:"workspace"`
-}
+type Removed = report.Removed
 
 const (
 	// lookPeriod is how often unfinished calls are looked for.
@@ -166,11 +162,11 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	} else if err != nil {
 		return err
 	}
-	var info Info
+	var info folded
 	for i := range history.Events {
 		info.apply(&history.Events[i])
 	}
-	if info.State.open() {
+	if IsOpen(info.State) {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}
 	for _, p := range r.ownLanes() {

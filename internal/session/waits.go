@@ -142,7 +142,7 @@ func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 		return nil, ErrNone
 	}
 	call := &view.Calls[0]
-	info := &Info{SessionID: id, State: StateWaitsForCoordinator, Start: Start{CreatedAt: &call.AcceptedAt}, UpdatedAt: call.AcceptedAt, Work: Work{Turns: 1}}
+	info := &Info{SessionID: id, State: StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}
 	if len(view.Running) > 0 {
 		info.State = StateInUse
 	}

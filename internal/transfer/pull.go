@@ -11,12 +11,59 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Into prepares to copy a session's workspace into a directory. It is not made yet. One with files
+// Pull copies a session's workspace, as it was after a call or is now, into a directory, which is
+// made. One with files gets only the session's changes.
+func Pull(ctx context.Context, o Options, at protocol.CallID) (report.Pulled, error) {
+	w, err := into(ctx, o)
+	if err != nil {
+		return report.Pulled{}, err
+	}
+	fetch, err := w.source(ctx, at)
+	if err != nil {
+		return report.Pulled{}, err
+	}
+	return w.pulled(func() (snapshot.Changes, error) { return fetch(ctx) })
+}
+
+// PullFrom is Pull for a workspace on this machine. The base is unknown, so what differs stays as
+// it is.
+func PullFrom(ctx context.Context, o Options, from string) (report.Pulled, error) {
+	w, err := into(ctx, o)
+	if err != nil {
+		return report.Pulled{}, err
+	}
+	return w.pulled(func() (changes snapshot.Changes, err error) {
+		err = inplace.Change(ctx, w.Dir, "session pull", w.Session, w.Warn, func() (err error) {
+			changes, err = copyInto(ctx, from, w.Dir, w.Protect)
+			return err
+		})
+		return changes, err
+	})
+}
+
+// pulled makes the directory, and returns what fetch has changed in it.
+func (w *Workspace) pulled(fetch func() (snapshot.Changes, error)) (report.Pulled, error) {
+	if err := os.MkdirAll(w.Dir, 0o777); err != nil { //nolint:gosec // as mkdir does; the umask says who else may read it
+		return report.Pulled{}, fmt.Errorf("DIR: %w", err)
+	}
+	changes, err := fetch()
+	if err != nil {
+		return report.Pulled{}, err
+	}
+	list := func(names []string) []string { return append([]string{}, names...) }
+	return report.Pulled{
+		Dir: w.Dir, Written: list(changes.Written), Removed: list(changes.Removed), Conflicts: list(changes.Conflicts),
+		Theirs: list(changes.Theirs), Protected: list(changes.Protected),
+	}, nil
+}
+
+// into prepares to copy a session's workspace into a directory. It is not made yet. One with files
 // gets only the session's changes.
-func Into(ctx context.Context, o Options) (w *Workspace, err error) {
+func into(ctx context.Context, o Options) (w *Workspace, err error) {
 	w = &Workspace{Options: o}
 	w.Protect = []string{}
 	if w.everything, err = isEmpty(o.Dir); err == nil && !w.everything {
@@ -37,9 +84,9 @@ func isEmpty(dir string) (bool, error) {
 	return len(entries) == 0, nil
 }
 
-// Source returns what fetches the workspace from the fleet: a checkpoint, after a call or the last
+// source returns what fetches the workspace from the fleet: a checkpoint, after a call or the last
 // one, or the worker that has the workspace on its disk.
-func (w *Workspace) Source(ctx context.Context, at protocol.CallID) (fetch func(context.Context) (snapshot.Changes, error), err error) {
+func (w *Workspace) source(ctx context.Context, at protocol.CallID) (fetch func(context.Context) (snapshot.Changes, error), err error) {
 	if w.store, err = workspace.Open(ctx, w.Fleet.Conn(w.Pool), w.Fleet.Name); err != nil {
 		return nil, err
 	}
@@ -63,15 +110,6 @@ func (w *Workspace) Source(ctx context.Context, at protocol.CallID) (fetch func(
 		return fetch, err
 	}
 	return fetch, nil
-}
-
-// CopyFrom copies a directory of this machine. The base is unknown, so what differs stays as it is.
-func (w *Workspace) CopyFrom(ctx context.Context, from string) (changes snapshot.Changes, err error) {
-	err = inplace.Change(ctx, w.Dir, "session pull", w.Session, w.Warn, func() (err error) {
-		changes, err = copyInto(ctx, from, w.Dir, w.Protect)
-		return err
-	})
-	return changes, err
 }
 
 func copyInto(ctx context.Context, from, dir string, protect []string) (changes snapshot.Changes, err error) {

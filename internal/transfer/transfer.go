@@ -2,7 +2,7 @@
 // fleet, and brings back what changed there.
 //
 //	directory ──Send──► blobs and a manifest in the fleet ──► a worker fills the sandbox
-//	directory ◄─Fetch── checkpoint of the sandbox            (also [Workspace.Source], for session pull)
+//	directory ◄─Fetch── checkpoint of the sandbox            (also [Pull], for session pull)
 //
 // The base is what both sides had when they were last the same; the fleet stores which checkpoint
 // that is. What changed since on one side is copied to the other. What changed on both sides stays

@@ -6,38 +6,25 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // ErrNone is wrapped by errors about a workspace, or a checkpoint of it, that there is not.
 var ErrNone = errors.New("there is no such checkpoint")
 
-// Checkpoint is one of a workspace's history.
-type Checkpoint struct {
-	// Calls are those whose changes it covers, in the order in which they ended.
-	Calls []protocol.CallID `json:"calls"`
-	Time  time.Time         `json:"time"`
-	// Set and Removed are how many paths are new or changed, and how many are gone, with all that
-	// was below them. Both are 0 when the whole workspace was written down again.
-	Set     int `json:"set"`
-	Removed int `json:"removed"`
-	// Paths are those, sorted.
-	Paths []string `json:"paths"`
-}
-
 // History returns the checkpoints of a lane's workspace, the oldest first, but for those of workers
 // that only took it.
-func (s *Store) History(ctx context.Context, lane wire.LaneHash) ([]Checkpoint, error) {
-	var history []Checkpoint
+func (s *Store) History(ctx context.Context, lane wire.LaneHash) ([]report.Change, error) {
+	var history []report.Change
 	err := s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if len(m.Calls) > 0 {
 			paths := slices.AppendSeq(slices.Clone([]string(m.Delta.Removed)), maps.Keys(m.Delta.Set))
 			slices.Sort(paths)
-			history = append(history, Checkpoint{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed), Paths: paths})
+			history = append(history, report.Change{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed), Paths: paths})
 		}
 		return true, nil
 	})

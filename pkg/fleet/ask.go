@@ -26,7 +26,7 @@ func (c *Client) ServerTools(
 	return mcptools.Open(ctx, c.inner.Dispatcher.One, session, servers, taken)
 }
 
-// Errors of [Client.Answer] and [Client.Approve].
+// Errors of [Client.Answer] and [Sessions.Approve].
 var (
 	// ErrNotAsked says that nobody waits for the answer: there is one, or the time is over.
 	ErrNotAsked = approval.ErrNotAsked
@@ -36,27 +36,24 @@ var (
 
 // Answer answers what a call asks a person while it runs, as an MCP server does: an event
 // [loop.EventQuestionAsked] of [loop.Options] or [Call].Observe, of which the ids and
-// the lane count. It returns when the worker has taken the answer. A call waits [wire.AskWait];
-// who needs longer answers [wire.ActionWait] first, and has half of the call's time then.
-// Questions that nobody answers are declined.
+// the lane count. It returns when the worker has taken the answer; the error wraps [ErrNotAsked] or
+// [ErrRefused]. A question is declined when no answer comes within 2 s. Whoever needs longer sends
+// the action "wait" first, and then has half of the call's time.
 func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
 	pool, _, _ := strings.Cut(asked.Lane, "/")
 	if asked.Question != nil {
 		answer.Question = cmp.Or(answer.Question, asked.Question.ID)
 	}
+	if err := c.closed(); err != nil {
+		return err
+	}
 	of := approval.Asked{Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID}
 	return approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
 }
 
-// AwaitApproval waits until somebody says whether a call may be made: by [Client.Approve] of any
+// AwaitApproval waits until somebody says whether a call may be made: by [Sessions.Approve] of any
 // program of the fleet, or by coordinator approve. It is for [loop.Options] and
 // [Call].Approve.
 func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
 	return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
-}
-
-// Approve says whether a call may be made that somebody waits to hear about, as
-// [Client.AwaitApproval] and coordinator serve do, and returns when that has taken it.
-func (c *Client) Approve(ctx context.Context, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
-	return approval.Answer(ctx, c.inner.NC, c.inner.Name, session, call, answer)
 }

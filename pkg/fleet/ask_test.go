@@ -112,7 +112,7 @@ func TestApprove(t *testing.T) {
 	b := newBench(t)
 	approve := func(granted bool, note string) func(loop.Event) {
 		return asked(t, loop.EventApprovalAsked, func(e loop.Event) {
-			err := b.Approve(context.WithoutCancel(t.Context()), e.SessionID, e.CallID, protocol.Approval{Granted: granted, By: "ada", Note: note})
+			err := b.Sessions("").Approve(context.WithoutCancel(t.Context()), e.SessionID, e.CallID, protocol.Approval{Granted: granted, By: "ada", Note: note})
 			if err != nil {
 				t.Error(err)
 			}
@@ -128,5 +128,5 @@ func TestApprove(t *testing.T) {
 		require.Contains(t, result.Text, note)
 		require.Equal(t, granted, !strings.HasPrefix(result.Text, "[rejected"), result.Text)
 	}
-	require.ErrorIs(t, b.Approve(t.Context(), "s", wire.RandomCallID(), protocol.Approval{}), fleet.ErrNotAsked)
+	require.ErrorIs(t, b.Sessions("").Approve(t.Context(), "s", wire.RandomCallID(), protocol.Approval{}), fleet.ErrNotAsked)
 }

@@ -14,8 +14,9 @@
 //   - [Client.Runner] runs sessions: a model calls the tools of a table.
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
 //   - [Client.Lanes] and [Client.Workers] report what waits, what runs and who runs it.
+//   - [Client.Sessions] shows, follows, forks, merges and removes sessions, and has their files.
 //   - [Client.Limits], [Client.Schedules] and [Client.Templates] are settings of the fleet.
-//   - [Client.Answer] and [Client.Approve] answer what calls and sessions ask a person.
+//   - [Client.Answer] and [Sessions.Approve] answer what calls and sessions ask a person.
 //
 // Without a URL the NATS server is inside the process too, so one program can be a whole fleet.
 //
@@ -57,7 +58,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
-	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -246,6 +246,18 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 	return c, nil
 }
 
+// Commands of this module, which connect with more options than programs have, need a client too.
+func init() { //nolint:gochecknoinits // internal/fleet cannot import this package
+	fleet.NewClient = func(ctx context.Context, f *fleet.Fleet, data string) any {
+		c := &Client{
+			inner: f, data: data, cleanup: func() error { return nil }, logger: f.Logger(),
+			session: protocol.NewSessionID(), elsewhere: f.Server == nil,
+		}
+		c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
+		return c
+	}
+}
+
 // Close ends the workers of this process, the embedded server, and the connection. Calls that still
 // run in such a worker have 5 s to end. [Client.Call] cancels its call; futures end with
 // [ErrClosed], and their calls continue; other methods return [ErrClosed], from now on too. Close
@@ -303,20 +315,4 @@ func (c *Client) Runner(m loop.Model, table *tools.Table, options *loop.Options)
 	}
 	o.MinLevel = cmp.Or(o.MinLevel, c.least())
 	return loop.New(m, c.inner.Dispatcher, c.inner.Journal, table, &o)
-}
-
-// ErrSessionBusy is wrapped by the error of [Client.DeleteSession] for a session that has an
-// open turn or unfinished calls.
-var ErrSessionBusy = session.ErrBusy
-
-// DeleteSession removes a session: its journal, its workspace, which takes a worker of the default
-// pool, its results and the outputs that are kept with them. One that does not exist is fine. A
-// busy session is [ErrSessionBusy], and nothing is removed, unless force is set: then its calls are
-// cancelled. After any other error some of it may be left: delete it again.
-func (c *Client) DeleteSession(ctx context.Context, id protocol.SessionID, force bool) error {
-	if _, err := protocol.ParseSessionID(string(id)); err != nil {
-		return err
-	}
-	_, err := session.Remove(ctx, c.inner, id, session.Options{Force: force})
-	return err
 }

@@ -8,11 +8,12 @@ import (
 	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Errors of [Limits], [Schedules] and [Templates].
+// Errors of [Limits], [Schedules], [Sessions] and [Templates].
 var (
 	// ErrInvalid means that a field has a value that is not allowed. Nothing was changed.
 	ErrInvalid = errors.New("invalid input")
@@ -27,6 +28,7 @@ var kinds = map[error]error{ //nolint:gochecknoglobals // a constant table
 	limits.ErrInvalid: ErrInvalid, limits.ErrUnknown: ErrNotFound,
 	schedule.ErrInvalid: ErrInvalid, schedule.ErrUnknown: ErrNotFound, schedule.ErrExists: ErrExists,
 	workspace.ErrNone: ErrNotFound, workspace.ErrExists: ErrExists,
+	session.ErrNone: ErrNotFound, session.ErrNoFile: ErrNotFound, session.ErrExists: ErrExists,
 }
 
 // kindError is an error that is also another one.

@@ -213,7 +213,7 @@ func TestWorker_Drains(t *testing.T) {
 	require.Equal(t, protocol.StatusOutcomeUnknown, (<-outcomes).Status)
 }
 
-func TestDeleteSession_RemovesItsWorkspace(t *testing.T) {
+func TestSessions_RemoveTheWorkspaceToo(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
@@ -227,8 +227,13 @@ func TestDeleteSession_RemovesItsWorkspace(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, outcome.Error)
 	require.DirExists(t, filepath.Join(data, "sandboxes", "s"))
-	require.NoError(t, f.DeleteSession(t.Context(), "s", false))
+	removed, err := f.Sessions("").Remove(t.Context(), "s", false)
+	require.NoError(t, err)
+	require.True(t, removed.Workspace)
 	require.NoDirExists(t, filepath.Join(data, "sandboxes", "s"))
-	require.NoError(t, f.DeleteSession(t.Context(), "s", false))
-	require.ErrorIs(t, f.DeleteSession(t.Context(), "no/id", false), protocol.ErrInvalidName)
+	removed, err = f.Sessions("").Remove(t.Context(), "s", false)
+	require.NoError(t, err)
+	require.Zero(t, removed)
+	_, err = f.Sessions("").Remove(t.Context(), "no/id", false)
+	require.ErrorIs(t, err, protocol.ErrInvalidName)
 }

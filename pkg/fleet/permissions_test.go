@@ -159,7 +159,8 @@ func permissionsAreEnough(t *testing.T, p place) {
 	result, err := runner.Run(ctx, session, loop.Input{Text: "go"})
 	require.NoError(t, err, log)
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome, log)
-	require.NoError(t, f.DeleteSession(ctx, session, false), log)
+	_, err = f.Sessions("").Remove(ctx, session, false)
+	require.NoError(t, err, log)
 	require.NotContains(t, log.String(), "violation")
 }
 

@@ -3,76 +3,14 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
-	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// Turn is a request that a serving coordinator runs a turn of a session. Only Prompt is required;
-// what is zero is that of the session's turn before, or the coordinator's default.
-type Turn struct {
-	// Session is continued, or begun; "" means a new session.
-	Session protocol.SessionID
-	Prompt  string
-	// Model is one that a coordinator serves; "" means the default model of the coordinator that
-	// runs the turn.
-	Model    string
-	Settings loop.Settings
-	// Toolsets are names of built-in toolsets; none means "core".
-	Toolsets []string
-	// MaxSteps, MaxTokens and Timeout bound the turn, and Budget the session.
-	MaxSteps  int
-	MaxTokens int64
-	Timeout   time.Duration
-	Budget    *protocol.Spending
-	// PromoteAfter is when calls that have not ended become jobs.
-	PromoteAfter time.Duration
-	// Policies bind the tool calls in addition to those of the coordinator: JSON objects, as in a
-	// file of coordinator --policy.
-	Policies []json.RawMessage
-	Guard    protocol.Guard
-	// System is the system prompt, and Project what files of the project say to agents; an empty
-	// list removes these.
-	System  string
-	Project []protocol.InstructionFile
-	// Author is who commits with git in commands.
-	Author protocol.Author
-}
-
-// call asks a coordinator for the turn.
-func (t *Turn) call() protocol.Call {
-	return serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
-		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
-		Policies: t.Policies, Guard: t.Guard,
-		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
-		System:        t.System, Project: t.Project, Author: t.Author,
-	}, t.Timeout)
-}
-
-// served refuses a model that no coordinator serves. Without a coordinator, or the right to ask,
-// the turn will wait.
-func (c *Client) served(ctx context.Context, model string) error {
-	err := c.inner.CheckRights(ctx, natsio.WorkersRights(c.inner.Name, protocol.SessionPool))
-	if errors.Is(err, natsio.ErrRights) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if why := dispatch.Unserved(ctx, c.inner.NC, c.inner.Name, model); why != "" {
-		return kindError{fmt.Errorf("model %s: %s", model, why), ErrInvalid}
-	}
-	return nil
-}
 
 // NewSchedule is a request to start a turn at set times.
 type NewSchedule struct {
@@ -86,7 +24,8 @@ type NewSchedule struct {
 	// Missed is what becomes of times at which no coordinator ran: "once" starts the latest one,
 	// "skip" none, "all" each of the last 100; "" means once.
 	Missed string
-	// Turn starts at each time, in a new session unless it names one.
+	// Turn starts at each time, in a new session unless it names one. Its ID, NotBefore, Tenant and
+	// Priority do not count.
 	Turn Turn
 }
 
@@ -152,7 +91,7 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 // model that no coordinator serves, or [ErrExists].
 func (s Schedules) Add(ctx context.Context, request NewSchedule) (added Schedule, err error) {
 	err = s.with(ctx, func(store *schedule.Store) error {
-		if err := s.client.served(ctx, request.Turn.Model); err != nil {
+		if err := s.client.Sessions("").Serves(ctx, request.Turn.Model); err != nil {
 			return err
 		}
 		stored, err := store.Add(ctx, schedule.Schedule{

@@ -1,0 +1,246 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// maxRead is the maximum size of a file that is read, and maxCompared of one that is compared.
+	maxRead, maxCompared = 64 << 20, 1 << 20
+	// underWorkspace is where the files of a workspace are in its checkpoints.
+	underWorkspace = workspace.Dir + "/"
+)
+
+// Files reads the workspaces that the fleet stores, without a worker.
+type Files struct{ store *workspace.Store }
+
+// OpenFiles opens the workspaces of sessions whose sandboxes are in a pool.
+func OpenFiles(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) (Files, error) {
+	store, err := workspace.Open(ctx, f.Conn(pool), f.Name)
+	return Files{store}, err
+}
+
+func sandboxHash(id protocol.SessionID) wire.LaneHash { return wire.HashLane(sandboxLane(id)) }
+
+// List returns the files of a workspace after a call; "" is the last one. The error wraps
+// [workspace.ErrNone] if that is not stored.
+func (f Files) List(ctx context.Context, id protocol.SessionID, at protocol.CallID) ([]report.File, error) {
+	tree, err := f.store.At(ctx, sandboxHash(id), at)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	list := []report.File{}
+	for _, name := range slices.Sorted(maps.Keys(tree)) {
+		if shown, in := strings.CutPrefix(name, underWorkspace); in {
+			list = append(list, fileOf(shown, tree[name]))
+		}
+	}
+	return list, nil
+}
+
+func fileOf(path string, node snapshot.Node) report.File {
+	return report.File{Path: path, Type: node.Type, Mode: fmt.Sprintf("%04o", node.Mode), Size: node.Size, Target: node.Target}
+}
+
+// Changed returns what the last turn of a session has changed; a removed file is as it was.
+func (f Files) Changed(ctx context.Context, journal loop.Journal, id protocol.SessionID) ([]report.File, error) {
+	history, err := journal.Load(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	calls := map[protocol.CallID]bool{}
+	for _, e := range history.Events {
+		if e.Type == loop.EventTurnStarted {
+			clear(calls)
+		}
+		if e.Type == loop.EventToolCall {
+			calls[e.CallID] = true
+		}
+	}
+	before, after, err := f.store.Since(ctx, sandboxHash(id), calls)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	var list []report.File
+	eachChange(before, after, func(path string, was, is snapshot.Node, change string) {
+		file := fileOf(path, is)
+		if is.Type == "" {
+			file = fileOf(path, was)
+		}
+		file.Change = change
+		list = append(list, file)
+	})
+	return list, nil
+}
+
+// eachChange calls do for each path of a workspace that differs, in order.
+func eachChange(before, after snapshot.Tree, do func(path string, was, is snapshot.Node, change string)) {
+	all := maps.Clone(before)
+	if all == nil {
+		all = snapshot.Tree{}
+	}
+	maps.Copy(all, after)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		path, in := strings.CutPrefix(name, underWorkspace)
+		was, is := before[name], after[name]
+		switch {
+		case !in || was.Same(is):
+		case was.Type == "":
+			do(path, was, is, "created")
+		case is.Type == "":
+			do(path, was, is, "removed")
+		default:
+			do(path, was, is, "changed")
+		}
+	}
+}
+
+// Read returns the content of a file after a call, as [Files.List].
+func (f Files) Read(ctx context.Context, id protocol.SessionID, name string, at protocol.CallID) ([]byte, error) {
+	tree, err := f.store.At(ctx, sandboxHash(id), at)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	node, is := tree[underWorkspace+name]
+	if !is || node.Type != protocol.TypeFile {
+		return nil, fmt.Errorf("file %q: %w", name, ErrNoFile)
+	}
+	content, err := snapshot.LoadBytes(ctx, f.store, node.Parts, maxRead)
+	if err != nil {
+		return nil, fmt.Errorf("file %q: %w", name, err)
+	}
+	return content, nil
+}
+
+// ErrNoFile means that a workspace has no file of a name.
+var ErrNoFile = errors.New("no file of the workspace")
+
+// Changes lists the calls that changed a workspace, the oldest first.
+func (f Files) Changes(ctx context.Context, id protocol.SessionID) ([]report.Change, error) {
+	history, err := f.store.History(ctx, sandboxHash(id))
+	if err == nil && len(history) == 0 {
+		err = fmt.Errorf("it has no workspace: %w", workspace.ErrNone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	return history, nil
+}
+
+// Diff says what a call changed: a line for each path, and the difference of texts.
+func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.CallID) (string, error) {
+	before, after, err := f.store.Change(ctx, sandboxHash(id), call)
+	if err != nil {
+		return "", fmt.Errorf("session %s: %w", id, err)
+	}
+	return f.changed(ctx, id, before, after)
+}
+
+// Compare is Diff for the last workspaces of two sessions.
+func (f Files) Compare(ctx context.Context, id, other protocol.SessionID) (string, error) {
+	before, err := f.store.At(ctx, sandboxHash(id), "")
+	if err != nil {
+		return "", fmt.Errorf("session %s: %w", id, err)
+	}
+	after, err := f.store.At(ctx, sandboxHash(other), "")
+	if err != nil {
+		return "", fmt.Errorf("session %s: %w", other, err)
+	}
+	return f.changed(ctx, id, before, after)
+}
+
+func (f Files) changed(ctx context.Context, id protocol.SessionID, before, after snapshot.Tree) (string, error) {
+	var text strings.Builder
+	var err error
+	eachChange(before, after, func(path string, was, is snapshot.Node, change string) {
+		if err == nil {
+			err = f.difference(ctx, &text, path, was, is, change)
+		}
+	})
+	if err != nil {
+		return "", fmt.Errorf("session %s: %w", id, err)
+	}
+	return text.String(), nil
+}
+
+func (f Files) difference(ctx context.Context, text *strings.Builder, path string, was, is snapshot.Node, change string) error {
+	if change == "created" {
+		change = "new"
+	}
+	fmt.Fprintf(text, "%s %s %s\n", change, cmp.Or(is.Type, was.Type), path)
+	old, err := f.text(ctx, was)
+	if err != nil {
+		return err
+	}
+	now, err := f.text(ctx, is)
+	if err == nil && old != now {
+		text.WriteString(udiff.Unified("a/"+path, "b/"+path, old, now))
+	}
+	return err
+}
+
+// text is the content of a small text file; "" of anything else.
+func (f Files) text(ctx context.Context, node snapshot.Node) (string, error) {
+	if node.Type != protocol.TypeFile || node.Size > maxCompared {
+		return "", nil
+	}
+	content, err := snapshot.LoadBytes(ctx, f.store, node.Parts, maxRead)
+	if err != nil || !utf8.Valid(content) || strings.ContainsRune(string(content), 0) {
+		return "", err
+	}
+	return string(content), nil
+}
+
+// Fork begins a session with the workspace and the conversation that another one had at a point,
+// and returns how many turns that conversation has; 0 means that only the workspace was forked.
+func (f Files) Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
+	if err := f.fork(ctx, journal, from, at, sandboxHash(to)); err != nil {
+		return 0, fmt.Errorf("session %s: %w", from, err)
+	}
+	if turns, err = Fork(ctx, journal, from, at, to); err != nil {
+		return 0, errors.Join(err, f.store.Remove(context.WithoutCancel(ctx), sandboxHash(to)))
+	}
+	return turns, nil
+}
+
+// fork begins a workspace with the files that a session had at a point; none if it had none there.
+func (f Files) fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to wire.LaneHash) error {
+	has := func(path string) bool { return path != "processes.json" }
+	if at.Turn == 0 {
+		err := f.store.Fork(ctx, sandboxHash(from), at.Call, to, has)
+		if at.Call == "" || !errors.Is(err, workspace.ErrNone) {
+			return err
+		}
+	}
+	behind, known, err := Behind(ctx, journal, from, at)
+	switch {
+	case err != nil:
+		return err
+	case !known && at.Turn > 0:
+		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
+	case !known:
+		return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
+	}
+	last, err := f.store.Before(ctx, sandboxHash(from), behind)
+	if err != nil || last == "" {
+		return err
+	}
+	return f.store.Fork(ctx, sandboxHash(from), last, to, has)
+}

@@ -1,0 +1,173 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Turn is a request that a serving coordinator runs a turn of a session. Only Prompt is required;
+// what is zero is that of the session's turn before, or the coordinator's default.
+type Turn struct {
+	// Session is continued, or begun; "" means a new session.
+	Session protocol.SessionID
+	Prompt  string
+	// Model is one that a coordinator serves; "" means the default model of the coordinator that
+	// runs the turn.
+	Model    string
+	Settings loop.Settings
+	// Toolsets are names of built-in toolsets; none means "core".
+	Toolsets []string
+	// MaxSteps, MaxTokens and Timeout bound the turn, and Budget the session.
+	MaxSteps  int
+	MaxTokens int64
+	Timeout   time.Duration
+	Budget    *protocol.Spending
+	// PromoteAfter is when calls that have not ended become jobs; 0 means never.
+	PromoteAfter time.Duration
+	// Policies bind the tool calls in addition to those of the coordinator: JSON objects, as in a
+	// file of coordinator --policy.
+	Policies []json.RawMessage
+	Guard    protocol.Guard
+	// System is the system prompt, and Project what files of the project say to agents; an empty
+	// list removes these.
+	System  string
+	Project []protocol.InstructionFile
+	// Author is who commits with git in commands.
+	Author protocol.Author
+
+	// ID is the caller's own id of the turn, as [Call].ID; "" means a new one.
+	ID protocol.CallID
+	// NotBefore delays the turn until that time, up to 366 days; zero means no delay. Timeout begins
+	// then.
+	NotBefore time.Time
+	// Tenant and Priority are those of [Call].
+	Tenant   protocol.Tenant
+	Priority protocol.Priority
+}
+
+// call asks a coordinator for the turn.
+func (t *Turn) call() protocol.Call {
+	call := serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
+		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
+		Policies: t.Policies, Guard: t.Guard,
+		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
+		System:        t.System, Project: t.Project, Author: t.Author,
+	}, t.Timeout)
+	call.NotBefore, call.Tenant, call.Priority = t.NotBefore, t.Tenant, t.Priority
+	if t.ID != "" {
+		call.ID, call.Again = t.ID, true
+	}
+	return call
+}
+
+// Serves returns an error for a model that no coordinator serves, which wraps [ErrInvalid]. It is
+// nil if no coordinator runs, or the user may not ask them: a turn then waits.
+func (s Sessions) Serves(ctx context.Context, model string) error {
+	f := s.client.inner
+	err := s.client.check(ctx, natsio.WorkersRights(f.Name, protocol.SessionPool))
+	if errors.Is(err, ErrRights) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
+		return kindError{fmt.Errorf("model %s: %s", model, why), ErrInvalid}
+	}
+	return nil
+}
+
+// sendable returns the call of a turn that may be sent.
+func (s Sessions) sendable(ctx context.Context, turn *Turn) (*protocol.Call, error) {
+	call := turn.call()
+	if err := call.Validate(); err != nil {
+		return nil, err
+	}
+	return &call, s.client.check(ctx, natsio.CallRights(s.client.inner.Name, protocol.SessionPool))
+}
+
+// Submit stores a turn with the fleet, for a coordinator, and returns its reference.
+// [Sessions.Follow] shows the turn, and [Sessions.Cancel] ends it. It continues whatever becomes of
+// this process. Errors are those of [Client.Submit].
+func (s Sessions) Submit(ctx context.Context, turn Turn) (protocol.CallRef, error) {
+	call, err := s.sendable(ctx, &turn)
+	if err != nil {
+		return protocol.CallRef{}, err
+	}
+	return protocol.CallRef{SessionID: call.SessionID, ID: call.ID}, mayRun(s.client.inner.Dispatcher.Submit(ctx, call))
+}
+
+// Run has a coordinator run a turn, and waits for its end, also while no coordinator is free.
+// observe gets the live events of the turn, from other goroutines, one at a time; nil ignores them.
+// Some may be lost; [Sessions.Log] has those that are stored. An event [loop.EventToolQueued] with
+// the ID of the turn has in Text why the turn waits. The end of ctx cancels the turn, which ends as
+// interrupted.
+func (s Sessions) Run(ctx context.Context, turn Turn, observe func(loop.Event)) (loop.TurnResult, error) {
+	ctx, done := s.client.whileOpen(ctx)
+	defer done()
+	if observe == nil {
+		observe = func(loop.Event) {}
+	}
+	call, err := s.sendable(ctx, &turn)
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	}
+	f, ended := s.client.inner, make(chan struct{})
+	over := sync.OnceFunc(func() { close(ended) })
+	watch, err := dispatch.NewResults(f.NC, f.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(frame *wire.Frame) {
+		var e loop.Event
+		if frame.CallID == call.ID && frame.Kind == wire.FrameEvent && json.Unmarshal(frame.Data, &e) == nil {
+			observe(e)
+			if e.Type == loop.EventTurnEnded {
+				over()
+			}
+		}
+	})
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	}
+	defer watch.Stop()
+	result, err := f.Dispatcher.Told(ctx, call, func(waits string) {
+		observe(loop.Event{Type: loop.EventToolQueued, SessionID: call.SessionID, CallFields: loop.CallFields{CallID: call.ID, Name: call.Tool}, Text: waits})
+	})
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, mayRun(err)
+	}
+	if _, ran := result.Value.(wire.TurnRunResult); ran { // its last events may come a moment later
+		select {
+		case <-ended:
+		case <-time.After(lastEvents):
+		}
+	}
+	return turnResult(result), nil
+}
+
+// lastEvents is how long the live events of a turn may come after its result.
+const lastEvents = time.Second
+
+// turnResult reads the outcome of a turn from its call's result.
+func turnResult(r *protocol.Result) loop.TurnResult {
+	value, ok := r.Value.(wire.TurnRunResult)
+	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
+	switch known := ok && t.Outcome != ""; {
+	case r.Status == protocol.StatusTimeout: // before the turn began
+		t.Outcome = loop.OutcomeLimitReached
+	case !known && r.Status == protocol.StatusCancelled:
+		t.Outcome = loop.OutcomeInterrupted
+	case !known:
+		t.Outcome = loop.OutcomeFailed
+	}
+	return t
+}
