@@ -49,8 +49,8 @@ type Turn struct {
 
 	// ID is the caller's own id of the turn, as [Call].ID; "" means a new one.
 	ID protocol.CallID
-	// NotBefore delays the turn until that time, up to 366 days; zero means no delay. Timeout begins
-	// then.
+	// NotBefore delays the turn until that time, up to 366 days; zero means no delay. Timeout
+	// starts then.
 	NotBefore time.Time
 	// Tenant and Priority are those of [Call].
 	Tenant   protocol.Tenant
