@@ -38,7 +38,7 @@ import (
 	"github.com/synadia-io/orbit.go/natscontext"
 )
 
-// Server is a NATS server or servers, and who a process is there.
+// Server is a NATS server or servers, and a process's credentials for them.
 type Server struct {
 	URL   string // several are separated by commas
 	Creds string // a credentials file, or a file with a token; "" for none

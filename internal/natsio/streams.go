@@ -23,18 +23,18 @@ var ErrNoStream = errors.New("the stream is gone")
 // creates it. Calls that were published before are then lost.
 
 const (
-	// StreamsPeriod is how often a process asks whether the streams are there, at most.
+	// StreamsPeriod is the shortest time between two checks whether the streams exist.
 	StreamsPeriod = time.Second
-	// streamTimeout bounds one question.
+	// streamTimeout bounds one check.
 	streamTimeout = time.Second
-	// missesUntilGone is how often in a row a stream must be missing to be taken for gone: one of
+	// missesUntilGone is how often in a row a stream must be missing to count as deleted: one of
 	// several servers may not know it yet.
 	missesUntilGone = 2
-	// streamsRemedy is what to do about one that is gone.
+	// streamsRemedy is what to do about a deleted stream.
 	streamsRemedy = "restore it from a backup (nats stream restore), or start a worker or coordinator, which makes it again, empty"
 )
 
-// Streams knows whether streams are there, and since when. It is safe for concurrent use.
+// Streams records whether streams exist, and since when. It is safe for concurrent use.
 type Streams struct {
 	js jetstream.JetStream
 

@@ -330,8 +330,8 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Name: wire.ClaimsStream(t.Fleet), Subjects: wire.ClaimsSubjects(t.Fleet),
 			Description: "who holds which lane, and heartbeats of workers",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
-			// No claim makes room for another. The bound is on messages: on one server a heartbeat
-			// that is renewed takes the place of the one before, and is none more.
+			// No claim is discarded for another. The bound is on messages: on one server a renewed
+			// heartbeat replaces the one before, and does not count again.
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew,
 			MaxMsgsPerSubject: 1, MaxMsgs: t.MaxClaims, MaxMsgSize: maxClaim,
 			AllowDirect: t.Replicas == 1,

@@ -234,8 +234,8 @@ func (w *Worker) Languages() []string { return w.host.Languages() }
 // lost.
 func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 
-// Run takes calls until ctx ends, then drains: what runs may finish until drain
-// ends and is killed then. It returns when nothing of it runs any more.
+// Run accepts calls until ctx ends, then drains: running calls may finish until drain ends, and are
+// killed then. It returns when all of them have ended.
 func (w *Worker) Run(ctx, drain context.Context) error {
 	unobserved := w.metrics.Observe(ctx, w.holder.Load)
 	defer unobserved()

@@ -18,11 +18,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
-// A store that failed to write once, be it for want of descriptors or of space, fails for as long
-// as its server lives. Then the server is started again, which its clients survive as they do any
-// other loss of the connection, or is given up with a reason.
+// A store that failed to write once, for lack of descriptors or of space, fails until its server is
+// restarted. Clients survive the restart as any other loss of the connection. If it does not help,
+// the server ends with a reason.
 const (
-	// reopenWithin is the time in which a failed store must be open again for good.
+	// reopenWithin is the time within which a failed store must open again and stay open.
 	reopenWithin = 30 * time.Second
 	// reopenEvery is the time between two attempts.
 	reopenEvery = time.Second
@@ -57,7 +57,7 @@ const notFound = "Resource not found: "
 // stores is the directory of the streams.
 func (s *Server) stores() string { return filepath.Join(s.options.Data, server.JetStreamStoreDir) }
 
-// WhenFailed calls do with the reason once the server is down for good because it could not store.
+// WhenFailed calls do with the reason when the server has ended because it could not store.
 func (s *Server) WhenFailed(do func(error)) {
 	context.AfterFunc(s.failed, func() { do(context.Cause(s.failed)) })
 }

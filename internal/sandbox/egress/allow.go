@@ -225,7 +225,7 @@ func Sets() []string { return slices.Sorted(maps.Keys(sets())) }
 // hostsOf are the hosts of a set, or else the entry itself.
 func hostsOf(entry string) string { return cmp.Or(sets()[strings.ToLower(entry)], entry) }
 
-// noSet is the error of a word that is no set and could be meant as one; "" is none.
+// noSet is the error for a word that looks like a set but is none; "" for any other entry.
 func noSet(entry string) string {
 	if entry == "" || strings.Trim(strings.ToLower(entry), "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
 		return ""

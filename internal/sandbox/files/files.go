@@ -85,8 +85,8 @@ func newRoom(limit int) room {
 	return r
 }
 
-// take takes room for an entry of so many bytes, and reports whether there was any.
-// Once there was not, there is none for those that follow.
+// take reserves room for an entry of so many bytes, and reports whether there was any. After the
+// first failure there is no room for later entries.
 func (r *room) take(bytes int) bool {
 	if r.entries < 1 || r.bytes < bytes {
 		r.entries = 0

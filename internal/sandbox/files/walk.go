@@ -172,12 +172,11 @@ func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (pro
 // ignoreFile names the files whose rules exclude names.
 const ignoreFile = ".gitignore"
 
-// maxIgnoreFile is the largest one that is heeded, in bytes.
+// maxIgnoreFile is the size of the largest ignore file that is read, in bytes.
 const maxIgnoreFile = 1 << 20
 
-// ignoresAbove are the rules for what is in the directory name but for those of its own
-// ignore file. A directory that is excluded itself, and was asked for by name, is not
-// bound by the rules above it.
+// ignoresAbove are the rules for the contents of the directory name, without those of its own
+// ignore file. The rules above an excluded directory do not apply if the caller named it.
 func (f *FS) ignoresAbove(ctx context.Context, name string) gitignore.Rules {
 	var rules gitignore.Rules
 	if name == "." {

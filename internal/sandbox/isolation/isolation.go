@@ -10,8 +10,8 @@
 // The driver "process" isolates nothing but the environment and the lifetime of processes, and is
 // used only on request.
 //
-// A command in the background needs nothing of a driver: it is an Exec for which another goroutine
-// waits, with its output through Live, ended by its context.
+// A background command needs no support by a driver: another goroutine waits for its Exec, Live
+// gets its output, and its context ends it.
 package isolation
 
 import (
@@ -165,7 +165,7 @@ type Mount struct {
 	// /workspace, /tmp, the home directory (/home/sandbox), or below or above one of these. ""
 	// means the same path as Host.
 	Guest string
-	// Write lets commands change it, but for those that are read-only.
+	// Write lets commands change it, except read-only ones.
 	Write bool
 	// Cache lets those change it as well, as they may change home and temporary files; it goes with
 	// Write.
@@ -206,13 +206,13 @@ type Network struct {
 	// their lower-case forms to http://<address> where Spec.Env does not, and NO_PROXY to
 	// the loopback.
 	Serve func(ctx context.Context, listener net.Listener)
-	// ServeLink is the network of programs that know no proxy; nil is none. It is called as Serve
-	// is, by drivers that can ([Caps].Link), with the other end of a network interface in the
-	// sandbox: each Read is one IPv4 packet of it, each Write one for it, of up to [LinkMTU] bytes.
-	// The sandbox has [LinkAddress] there, sends to [LinkNames] and Addresses, and asks
+	// ServeLink is the network of programs that use no proxy; nil for none. Drivers with
+	// [Caps].Link call it as they call Serve, with the other end of a network interface in the
+	// sandbox: each Read is one IPv4 packet from it, each Write one to it, of up to [LinkMTU]
+	// bytes. The sandbox has [LinkAddress] there, sends to [LinkNames] and Addresses, and asks
 	// [LinkResolver] for names.
 	ServeLink func(ctx context.Context, link io.ReadWriteCloser)
-	// Addresses are of IPv4, and lead to the link as they are.
+	// Addresses are IPv4 addresses that lead to the link unchanged.
 	Addresses []netip.Addr
 }
 

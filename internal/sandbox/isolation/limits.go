@@ -98,7 +98,7 @@ func WithDefaults(l sandbox.Limits) sandbox.Limits {
 	}
 }
 
-// tighter returns the smaller of two limits, where 0 and less is none.
+// tighter returns the smaller of two limits; 0 or less means no limit.
 func tighter[T ~int64](a, b T) T {
 	if b > 0 && (a <= 0 || b < a) {
 		return b

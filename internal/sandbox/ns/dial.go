@@ -94,7 +94,7 @@ func takeSocket(m *wire.Message) *os.File {
 	return file
 }
 
-// connect connects a socket, whatever network it is of, and closes the file.
+// connect connects a socket of any network, and closes the file.
 func connect(ctx context.Context, socket *os.File, to unix.Sockaddr) (net.Conn, error) {
 	defer socket.Close()
 	raw, err := socket.SyscallConn()

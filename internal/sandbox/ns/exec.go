@@ -178,8 +178,8 @@ func (r *run) send(ctx context.Context, request wire.Exec) (err error) {
 	return nil
 }
 
-// supervise waits for the end of the command, or brings it about. It returns the reason, ""
-// when the command ended by itself, and the answer, nil when there is none.
+// supervise waits for the end of the command, or ends it. It returns the reason ("" if the command
+// ended by itself) and the answer (nil without one).
 func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reason, *reply) {
 	var wall <-chan time.Time
 	if r.limits.Wall > 0 {

@@ -143,7 +143,7 @@ func (i *instance) receive() {
 	}
 }
 
-// blame notes why the sandbox is of no use any more.
+// blame notes why the sandbox cannot be used any more.
 func (i *instance) blame(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

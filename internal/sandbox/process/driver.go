@@ -17,12 +17,12 @@
 //	worker ──exec──► guard ──fork──► command ──► ...
 //	   │ ◄─control socket─┘  adopts what loses its parent
 //
-// The guard is a child subreaper, so its descendants are the command's processes, whatever they do
-// to hide, and when it has no child left there is none. It kills them when the command has ended,
-// when the worker asks, when the control socket ends because the worker is gone, and when the lease
-// has ended. It leads a session of its own: what stops the worker does not stop it. A command of
-// this driver may kill its guard as it may kill the worker. Then the command itself ends, and what
-// it has started continues.
+// The guard is a child subreaper, so all processes of the command are its descendants, even those
+// that try to hide, and without a child left all have ended. It kills them when the command has
+// ended, when the worker asks, when the control socket closes because the worker is gone, and when
+// the lease has ended. It leads a session of its own: signals that stop the worker do not stop it.
+// A command of this driver may kill its guard as it may kill the worker. Then the command itself
+// ends, and what it has started continues.
 //
 // Where the system has handed control groups to this program (package cgroup), each sandbox has
 // one. Memory and processes are then bounded together.

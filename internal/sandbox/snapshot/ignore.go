@@ -112,7 +112,7 @@ func NewIgnore(root *os.Root, tracked []string, all bool) *Ignore {
 	return i
 }
 
-// read is a file's content; nothing when there is none to read.
+// read returns a file's content; nil if it cannot be read.
 func (i *Ignore) read(name string) []byte {
 	info, err := i.root.Lstat(name)
 	if err != nil || !info.Mode().IsRegular() { // a pipe would be waited for

@@ -74,7 +74,7 @@ func (l *local) standing(dir string) (string, error) {
 	return stands, nil
 }
 
-// open makes a directory usable. When that fails, so does what it is needed for.
+// open makes a directory readable and writable. If that fails, so does the operation that needs it.
 func (l *local) open(name string, info fs.FileInfo) {
 	if mode := info.Mode().Perm(); !privileged() && mode&0o700 != 0o700 {
 		if l.root.Chmod(name, mode|0o700) == nil {

@@ -15,7 +15,7 @@ import (
 // parent returns the directory that a path is in, "." for the root.
 func parent(name string) string { return path.Dir(name) }
 
-// merge is the second half of [Sync]: contents are there, now the directory changes.
+// merge is the second half of [Sync]: all contents are fetched, now the directory changes.
 type merge struct {
 	root   *os.Root
 	owner  owner
@@ -88,7 +88,7 @@ func (m *merge) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// write makes a path what it is in the tree, where it differs from base.
+// write changes a path to its state in the tree, if that differs from base.
 func (m *merge) write(ctx context.Context, name string) error {
 	want := m.theirs[name]
 	mine, err := m.local.at(ctx, name)

@@ -6,7 +6,7 @@ import (
 	"os"
 )
 
-// errChanged says that what is at a path is not what was there a moment ago.
+// errChanged says that a path was replaced while it was read.
 var errChanged = errors.New("it changed while it was read")
 
 // gone says that an error means that nothing is at a path.

@@ -27,9 +27,9 @@ type RestoreStats struct {
 	Removed int   // paths, each with all that was below it
 }
 
-// Restore makes root what tree says, and brings index up to date. What is there already is not
-// fetched: files that index knows are not read, others are compared with the tree. Paths that skip
-// names are left alone; nil skips nothing. No other writer may use root meanwhile.
+// Restore changes root until it is the same as tree, and updates index. It fetches only missing
+// contents: files that index knows are not read, others are compared with the tree. It does not
+// touch paths that skip names; nil skips nothing. No other writer may use root meanwhile.
 //
 // Files and links belong to the owner of root when this process runs as root. Every content is
 // checked against its sum, and nothing outside of root is touched, whatever the tree says; it

@@ -86,7 +86,7 @@ type Claim struct {
 	// Undos counts how often changes of this lane's calls were undone; it outlives the claim.
 	Undos *atomic.Int64
 	// Recorded returns the id of the data directory in which an earlier version stored the
-	// workspace without checkpoints; "" is none.
+	// workspace without checkpoints; "" if none did.
 	Recorded func(context.Context) (string, error)
 }
 

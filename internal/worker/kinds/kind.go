@@ -42,16 +42,16 @@ type Kind struct {
 type Need int
 
 const (
-	// NeedsNothing is of kinds that every worker runs; the result names no sandbox level.
+	// NeedsNothing means that every worker runs the kind; the result names no sandbox level.
 	NeedsNothing Need = iota
-	// NeedsFunction is of kinds that a function of the worker's program runs, which may open the
+	// NeedsFunction means that a function of the worker's program runs the kind, and may open the
 	// sandbox.
 	NeedsFunction
-	// NeedsLane is of kinds whose lane must be that of a sandbox, which is not opened.
+	// NeedsLane means that the lane must be a sandbox's; the sandbox is not opened.
 	NeedsLane
-	// NeedsAnySandbox is an open sandbox, which is a temporary one on a lane of another resource.
+	// NeedsAnySandbox means an open sandbox, a temporary one if the lane is of another resource.
 	NeedsAnySandbox
-	// NeedsSandbox is the open sandbox of the lane.
+	// NeedsSandbox means the open sandbox of the lane.
 	NeedsSandbox
 )
 

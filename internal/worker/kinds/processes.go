@@ -109,7 +109,7 @@ type Talk = dialog.Talk[*Attempt]
 // was stopped, before its dialog ends.
 const answerGrace = time.Second
 
-// graceAfter is none for a lane that must be quiet at once.
+// graceAfter returns [answerGrace], or 0 for a lane that must stop at once.
 func graceAfter(cause error) time.Duration {
 	if errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
 		return 0

@@ -55,8 +55,8 @@ func isLiteral(p protocol.FilesSearch) bool {
 	return !p.IgnoreCase && regexp.QuoteMeta(p.Pattern) == p.Pattern
 }
 
-// candidates returns the files that can have a match, or nil when all have to be
-// searched: there are few, or ripgrep is of no use.
+// candidates returns the files that can have a match. It returns nil if all have to be searched:
+// there are few, or ripgrep does not help.
 func (f fileOps) candidates(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch, pattern string) []string {
 	found, err := fs.GlobRegular(ctx, protocol.FilesGlob{Pattern: p.Glob, Names: true, Path: p.Path, NoIgnore: p.NoIgnore})
 	if err != nil || found.Total <= ripgrepFiles || found.Total > len(found.Paths) {
@@ -93,8 +93,8 @@ func (f fileOps) candidates(ctx context.Context, fs sandbox.FS, p protocol.Files
 // are no characters, one of them is a character here, and none is to ripgrep.
 const anyText = `(?-u:[^\n]){1,4}`
 
-// ripgrepPattern returns a pattern for ripgrep that matches in every line in which
-// the given one does, and perhaps in others. ok is false when there is none.
+// ripgrepPattern returns a pattern for ripgrep that matches every line that the given one matches,
+// and perhaps others. ok is false if there is no such pattern.
 func ripgrepPattern(pattern string, ignoreCase bool) (_ string, ok bool) {
 	flags := syntax.Perl
 	if ignoreCase {

@@ -62,8 +62,8 @@ func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pro
 	return kept, s.link(ctx, wire.KeptText(c.SessionID, c.ID), file)
 }
 
-// ensureFile stores the content of a file unless it is there, or returns an error when it is not
-// any more what was read.
+// ensureFile stores the content of a file unless it is stored already. It returns an error if the
+// file has changed since it was read.
 func (s *Store) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	_, err := s.objects.GetInfo(ctx, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {

@@ -71,9 +71,9 @@ func (k *Store) link(ctx context.Context, name string, to *jetstream.ObjectInfo)
 	return err
 }
 
-// Keep stores the whole of a result that a reader may not be shown at once, and says so in it. The
-// error is of one that cannot be stored: the result stays as it is. isLong reports whether a value
-// is stored that is no [Partial].
+// Keep stores the whole of a result that a reader may see shortened, and notes that in the result.
+// If it cannot be stored, Keep returns an error and leaves the result as it is. isLong reports
+// whether a value that is no [Partial] is stored.
 func (k *Store) Keep(ctx context.Context, c *protocol.Call, r *protocol.Result, isLong func(protocol.Value) bool) error {
 	var whole Func
 	switch value := r.Value.(type) {

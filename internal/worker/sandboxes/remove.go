@@ -55,7 +55,7 @@ func (s *Set) Remove(ctx context.Context, l protocol.Lane) error {
 const recordTimeout = 5 * time.Second
 
 // recorded returns the id of the data directory in which an earlier version stored the workspace of
-// a lane without checkpoints; "" is none.
+// a lane without checkpoints; "" if none did.
 func (s *Set) recorded(ctx context.Context, l protocol.Lane) (string, error) {
 	if s.options.Records == nil {
 		return "", nil
@@ -88,8 +88,8 @@ func removeWhile(may func() error, home string) error {
 	return removal.TreeWhile(may, home) // commands may have made that hard
 }
 
-// mountedBelow returns a mount point at or below a directory; "" when there is none, or
-// no way to know.
+// mountedBelow returns a mount point at or below a directory; "" if there is none, or this system
+// cannot list them.
 func mountedBelow(dir string) (string, error) {
 	table, err := os.Open("/proc/self/mountinfo")
 	if os.IsNotExist(err) {

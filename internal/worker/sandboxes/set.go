@@ -286,9 +286,9 @@ func (s *Set) mounts() []isolation.Mount {
 // guestTools is where sandboxes with a root of their own see the folder of tools.
 const guestTools = "/tools"
 
-// ToolsPath is where commands find the folder of tools; "" without one. Only
-// drivers with a root of their own can show it under another name, and they must: what
-// lies below the host's /tmp would be hidden by that of the sandbox.
+// ToolsPath is where commands find the folder of tools; "" without one. Drivers with a root of
+// their own show it under another name, because the sandbox's /tmp hides paths below the host's
+// /tmp.
 func (s *Set) ToolsPath() string {
 	if s.options.Tools != "" && s.options.Caps.Level >= isolation.LevelFull {
 		return guestTools

@@ -24,8 +24,8 @@ import (
 
 // Sizes of a [Spool], in bytes.
 const (
-	// Keep is how much is kept, frames included: half of it from the beginning; of the rest at
-	// least the end but for a segment.
+	// Keep is how much is kept, frames included: one half from the beginning, the other from the
+	// end, less at most a segment.
 	Keep = 64 << 20
 	// memory is how much is written to the file at once; what is less needs none.
 	memory = 256 << 10

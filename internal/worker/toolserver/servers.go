@@ -123,7 +123,7 @@ func (s *Servers) End() {
 	}
 }
 
-// Wait returns when nothing of them runs any more.
+// Wait returns when all servers have ended.
 func (s *Servers) Wait() { s.group.Wait() }
 
 // List returns the tools of a server. The error is a *[protocol.Error] when

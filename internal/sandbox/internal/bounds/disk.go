@@ -26,8 +26,8 @@ type DiskBound struct {
 	*part
 }
 
-// NewDisk bounds the directories of a sandbox, in which nothing runs yet, if quotas are of use, and
-// the directories may be given to a project and can be.
+// NewDisk bounds the directories of a sandbox by quotas, if the host has them and the directories
+// may become a project. Nothing may run in the sandbox yet.
 func NewDisk(spec isolation.Spec, quotas bool, log *slog.Logger) *Disk {
 	d := &Disk{}
 	d.whole = isolation.WithDefaults(spec.Limits)

@@ -178,9 +178,9 @@ func (p *program) noWhiteout() {
 	p.ret(retAllow)
 }
 
-// usualIoctl denies input into terminals, and what the kernel would load modules for: other drivers
-// of terminals, bridges and VLANs. Requests of btrfs do not exist, but for clones: with them one
-// makes directories that are not to be removed by ordinary calls.
+// usualIoctl denies input into terminals, and requests for which the kernel would load modules:
+// other drivers of terminals, bridges and VLANs. Requests of btrfs fail as unknown, except clones:
+// others create directories that ordinary calls cannot remove.
 func (p *program) usualIoctl() {
 	p.load(arg(1))
 	for _, request := range []uint32{

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Some things the kernel counts for each user, so that none takes away all there is; and what a
-// sandbox has of them it counts for the user who has started it, too, whoever its own user is. So
-// one sandbox could leave nothing for others, for the worker, and for every other program of that
-// user, who may be root. It gets a part of what the user may have.
+// The kernel counts some resources for each user, and counts what a sandbox uses for the user who
+// started it, too. So one sandbox could use up what other sandboxes, the worker and every other
+// program of that user (maybe root) need. It gets a share of the user's limit.
 
-// share is how much of it that is: one part in so many.
+// share is the divisor: a sandbox gets an eighth.
 const share = 8
 
 // maxTerminals is how many a sandbox may have at once. All sandboxes of a host together may have
@@ -96,7 +95,7 @@ const (
 	columnSwapped  = 15
 )
 
-// rows are what there is of the kind, but for the heading.
+// rows are the lines of the kind's list, without the heading.
 func (s shared) rows() [][]string {
 	text, err := os.ReadFile("/proc/sysvipc/" + s.list)
 	if err != nil {
@@ -110,7 +109,7 @@ func (s shared) rows() [][]string {
 	return rows
 }
 
-// removeShared removes all that is shared. Everything is of this process's user, who may.
+// removeShared removes all System V objects. They belong to this process's user, so it may.
 func removeShared() {
 	for _, s := range []shared{sysV.memory, sysV.queues, sysV.semaphores} {
 		for _, row := range s.rows() {

@@ -227,8 +227,9 @@ func (m mount) test(config wire.Config, places []placement) error {
 	return nil
 }
 
-// testDescriptors wants the descriptors of this process to lead to nothing of the host: three
-// to /dev/null, the control socket, this process's own score, and what the Go runtime waits by.
+// testDescriptors checks that no descriptor of this process leads to the host: three lead to
+// /dev/null, the others are the control socket, this process's own score, and those of the Go
+// runtime.
 func testDescriptors() error {
 	const dir = "/proc/self/fd/"
 	entries, err := os.ReadDir(dir)

@@ -228,11 +228,11 @@ func (t *commands) send(c *command, sig syscall.Signal) {
 	}
 }
 
-// members are the processes that have c's tag, or nobody's.
+// members are the processes with c's tag, or with that of no running command.
 func (t *commands) members(c *command) []int { return t.allMembers(c)[c] }
 
-// allMembers are the processes of each command that runs, by their tags; those with nobody's
-// are counted as c's.
+// allMembers are the processes of each running command, by their tags; those with the tag of no
+// running command count as c's.
 func (t *commands) allMembers(c *command) map[*command][]int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -253,7 +253,7 @@ func (t *commands) allMembers(c *command) map[*command][]int {
 	return members
 }
 
-// owner is the command of a tag; c when it is none that runs.
+// owner is the running command with a tag; c if there is none.
 func (t *commands) owner(b tag, c *command) *command {
 	for _, other := range t.running {
 		if other.tag == b {

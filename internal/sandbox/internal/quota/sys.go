@@ -103,7 +103,7 @@ func control(fd int, command, id uint32, value unsafe.Pointer) error {
 	return nil
 }
 
-// get reads the numbers of a project; one that the file system knows nothing of has none.
+// get reads the numbers of a project; they are zero if the file system does not know it.
 func get(dir *os.File, id uint32) (n numbers, err error) {
 	err = control(int(dir.Fd()), commandGet, id, unsafe.Pointer(&n))
 	if errors.Is(err, unix.ENOENT) {

@@ -75,9 +75,8 @@ type Exec struct {
 	Limits   Limits
 }
 
-// Limits bound a command; 0 is none. The kernel enforces them for each process, but for
-// memory and disk, which the first process watches for all of the command and for all of
-// the sandbox.
+// Limits bound a command; 0 means no limit. The kernel enforces them for each process, except
+// memory and disk, which the first process watches for the whole command and the whole sandbox.
 type Limits struct {
 	CPU       uint64 // seconds
 	Memory    uint64
@@ -132,8 +131,8 @@ type Config struct {
 	Shm       int64 // bytes of shared memory
 	Landlock  bool
 
-	// Namespaces are the worker's, in the order of initd.NamespaceKinds: none of them may be the
-	// sandbox's, but for the network when it has the whole of it.
+	// Namespaces are the worker's, in the order of initd.NamespaceKinds. The sandbox must not share
+	// them, except the network if all of it is allowed.
 	Namespaces []string
 }
 

@@ -19,10 +19,10 @@ import (
 // variable makes a test binary the server.
 const variable = "TOOLFLEET_TEST_MCP_SERVER"
 
-// stateless is the value for a server of the protocol since 2026-07-28; most are of one before.
+// stateless selects a server of protocol 2026-07-28 or later; most servers are older.
 const stateless = "stateless"
 
-// undiscovered knows nothing of the protocol without sessions.
+// undiscovered behaves as a server from before the protocol without sessions.
 func undiscovered(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, r mcp.Request) (mcp.Result, error) {
 		if method == "server/discover" {
