@@ -144,7 +144,7 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	m.shows("/undo      has the files as they were before the last turn")
 	prompted()
 	m.keys(`one \`, "Enter", "two", "Enter")
-	m.shows("› one\n  two\n", "First is done.")
+	m.shows("› one \\\n› two\n", "First is done.")
 	prompted()
 	m.keys("/undo", "Enter")
 	m.shows("undone: 0 files as before, 1 new file removed")
