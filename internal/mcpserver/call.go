@@ -63,7 +63,7 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 		return nil, err
 	}
 	single := loop.PlanSingle(ctx, s.offer.tools.Load(), session, request.Params.Name, arguments, &loop.SingleOptions{
-		Guard: s.options.Guard, Policy: s.options.Policy, MinLevel: s.options.MinLevel, Approve: ask.approve,
+		Guard: s.options.Guard, Policy: s.options.Policy, MinLevel: s.options.MinLevel, Approve: ask.approve, Ask: ask.ask,
 		Keeper: s.options.Dispatcher, Logger: s.options.Logger,
 	})
 	if ask.open() {

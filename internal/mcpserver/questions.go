@@ -26,14 +26,14 @@ var errAsked = errors.New("the client asks")
 // questionID is the name of the one question about a call.
 const questionID = "approval"
 
-// question is the question whether a call may be made.
+// question is the question whether a call may be made, or that of the tool ask_user.
 type question struct {
 	state  string            // what the client carries: the question is about this call and no other
 	can    bool              // whether the client can ask
 	answer *mcp.ElicitResult // nil before it was asked
 	other  loop.ApproveFunc
-	wait   func() // lets later calls continue, before the wait for a person
-	asked  *loop.ApprovalRequest
+	wait   func()            // lets later calls continue, before the wait for a person
+	asked  *mcp.ElicitParams // what the client is to ask; nil while there is nothing
 }
 
 // errState refuses an answer to a question that this server did not put about this call.
@@ -63,13 +63,32 @@ func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (l
 		note, _ := q.answer.Content["note"].(string)
 		return loop.Approval{Granted: q.answer.Action == "accept", By: "the client's user", Note: note}, nil
 	case q.can:
-		q.asked = &request
+		q.asked = &mcp.ElicitParams{
+			Mode:            "form",
+			Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", request.Reason, request.Tool, request.Arguments),
+			RequestedSchema: json.RawMessage(`{"type": "object", "properties": {"note": {"type": "string", "title": "Note", "description": "A word to the model."}}}`),
+		}
 		return loop.Approval{}, errAsked
 	case q.other != nil:
 		q.wait()
 		return q.other(ctx, request)
 	}
-	return loop.Approval{}, errors.New("the client cannot ask a person")
+	return loop.Approval{}, errCannotAsk
+}
+
+var errCannotAsk = errors.New("the client cannot ask a person")
+
+// ask puts the question of the tool ask_user.
+func (q *question) ask(_ context.Context, asked protocol.Question) (protocol.Answer, error) {
+	switch {
+	case q.answer != nil:
+		content, err := json.Marshal(q.answer.Content)
+		return protocol.Answer{Question: asked.ID, Action: protocol.Action(q.answer.Action), Content: content, By: "the client's user"}, err
+	case q.can:
+		q.asked = &mcp.ElicitParams{Mode: "form", Message: asked.Message, RequestedSchema: asked.Schema}
+		return protocol.Answer{}, errAsked
+	}
+	return protocol.Answer{}, errCannotAsk
 }
 
 // open reports whether the client is to ask.
@@ -77,11 +96,7 @@ func (q *question) open() bool { return q.asked != nil }
 
 // put is the question as an answer to a request.
 func (q *question) put() *mcp.CallToolResult {
-	return &mcp.CallToolResult{RequestState: q.state, InputRequests: mcp.InputRequestMap{questionID: &mcp.ElicitParams{
-		Mode:            "form",
-		Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", q.asked.Reason, q.asked.Tool, q.asked.Arguments),
-		RequestedSchema: json.RawMessage(`{"type": "object", "properties": {"note": {"type": "string", "title": "Note", "description": "A word to the model."}}}`),
-	}}}
+	return &mcp.CallToolResult{RequestState: q.state, InputRequests: mcp.InputRequestMap{questionID: q.asked}}
 }
 
 // elicit passes the question of a running call to the client's person. If the client cannot ask in

@@ -364,6 +364,36 @@ func TestApproval(t *testing.T) {
 	require.Contains(t, wire.Message, "requestState")
 }
 
+// The client's person answers ask_user.
+func TestAskUser(t *testing.T) {
+	t.Parallel()
+	set, err := toolset.Named("ask")
+	require.NoError(t, err)
+	table, err := tools.NewTable(set...)
+	require.NoError(t, err)
+	s, _ := open(t, shared, func(o *mcpserver.Options) { o.Tools = table })
+	var asked *mcp.ElicitParams
+	ask := func(action, answer string) *mcp.CallToolResult {
+		c := connect(t, s, &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+			asked = r.Params
+			return &mcp.ElicitResult{Action: action, Content: map[string]any{"answer": answer}}, nil
+		}})
+		result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "ask_user", Arguments: map[string]any{"question": "Which?", "choices": []string{"a", "b"}}})
+		require.NoError(t, err)
+		return result
+	}
+	result := ask("accept", "b")
+	require.Equal(t, "ok", field(t, result, "status"))
+	require.Equal(t, "b", text(t, result))
+	require.Equal(t, "Which?", asked.Message)
+	require.Contains(t, fmt.Sprint(asked.RequestedSchema), "enum")
+	require.Contains(t, text(t, ask("decline", "")), "declined to answer")
+
+	result, err = connect(t, s, nil).CallTool(t.Context(), &mcp.CallToolParams{Name: "ask_user", Arguments: map[string]any{"question": "Which?"}})
+	require.NoError(t, err)
+	require.Contains(t, text(t, result), "the client cannot ask a person")
+}
+
 // bearer adds a token to requests.
 type bearer struct{ token string }
 

@@ -13,12 +13,14 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // callable reports whether a tool works without a session's loop: jobs and stateful tools do not.
-func callable(tool *tools.Tool) bool { return !tool.Effect.Loop }
+// The client's person answers ask_user.
+func callable(tool *tools.Tool) bool { return !tool.Effect.Loop || tool.Name == wire.AskUserTool }
 
 // described is a tool as clients get it.
 func described(tool *tools.Tool) *mcp.Tool {

@@ -65,10 +65,13 @@ func (t *turnRun) answered(ctx context.Context, p *pendingCall, request wire.Per
 	case err != nil:
 		return answer, nil, fmt.Errorf("ask a person: %w", err)
 	case answer.Action != protocol.ActionAccept:
-		return answer, protocol.Errorf(protocol.CodeToolFailed, "The user was asked and declined to answer. Go on without an answer."), nil
+		return answer, protocol.Errorf(protocol.CodeToolFailed, askedDeclined), nil
 	}
 	return answer, nil, nil
 }
+
+// askedDeclined is what a model reads of a person who does not answer.
+const askedDeclined = "The user was asked and declined to answer. Go on without an answer."
 
 // textOf is the text of an answer that fits.
 func textOf(answer protocol.Answer) string {

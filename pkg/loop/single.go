@@ -35,6 +35,8 @@ type SingleOptions struct {
 	Author protocol.Author
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve ApproveFunc
+	// Ask puts a question of the tool ask_user to a person, until ctx ends; nil has nobody to ask.
+	Ask func(ctx context.Context, question protocol.Question) (protocol.Answer, error)
 	// Observe is told what the call asks a person while it runs ([EventQuestionAsked]); with nil
 	// the question is declined. Calls never overlap, and the call waits for them.
 	Observe func(Event)
@@ -97,7 +99,8 @@ func PlanSingle(
 		return s.refused(protocol.StatusRejected, callErr)
 	}
 	call := protocol.Call{ID: wire.RandomCallID(), SessionID: session}
-	if s.plan.Inline == nil {
+	request, asks := s.plan.Session.(wire.PersonRequest)
+	if asks = asks && o.Ask != nil; s.plan.Inline == nil && !asks {
 		if call, callErr = s.plan.Call(scope, tools.Place{ID: o.ID}, "", tool, time.Now().UTC()); callErr != nil {
 			return s.refused(protocol.StatusRejected, callErr)
 		}
@@ -107,6 +110,8 @@ func PlanSingle(
 	switch {
 	case callErr != nil:
 		return s.refused(protocol.StatusRejected, callErr)
+	case asks:
+		return s.ask(ctx, o.Ask, request)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
 		call.Payload = wire.WithAuthor(call.Payload, o.Author)
@@ -121,6 +126,24 @@ func PlanSingle(
 		return s
 	}
 	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)}
+	return s
+}
+
+// ask puts the question of the tool ask_user to a person.
+func (s *Single) ask(ctx context.Context, put func(context.Context, protocol.Question) (protocol.Answer, error), request wire.PersonRequest) *Single {
+	ctx, cancel := context.WithTimeout(ctx, request.Timeout)
+	defer cancel()
+	answer, err := put(ctx, request.Question)
+	if err == nil && answer.Action != protocol.ActionAccept {
+		return s.refused(protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, askedDeclined))
+	}
+	if err == nil {
+		err = request.Fits(answer)
+	}
+	if err != nil {
+		return s.refused(protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "There is no answer (%v). Go on without one.", err))
+	}
+	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: textOf(answer)}
 	return s
 }
 
