@@ -182,3 +182,12 @@ type TriggerRequest struct {
 
 // TriggersRequest is the plan of the tools that list triggers, and remove the one with an id.
 type TriggersRequest struct{ Remove string }
+
+// SearchTool is the name of the tool that searches journals.
+const SearchTool = "search_memory"
+
+// SearchRequest is the plan of [SearchTool]. The session carries it out.
+type SearchRequest struct {
+	Query string
+	Limit int
+}

@@ -15,8 +15,8 @@ import (
 // channels fail. A [protocol.Error] is the result of the call; any other error leaves the call
 // without result, and the next run of the session makes it again.
 type Channels interface {
-	// SendMessage adds a message to the end of a channel, once for each Call: later ones of the same
-	// Call change nothing. Sequence and Time are the channel's to set.
+	// SendMessage adds a message to the end of a channel, once for each Call: a later one of the
+	// same Call changes nothing. Sequence and Time are the channel's to set.
 	SendMessage(ctx context.Context, channel string, message ChannelMessage) error
 	// ReadMessages returns messages in their order. None is no error.
 	ReadMessages(ctx context.Context, channel string, read ChannelRead) ([]ChannelMessage, error)
@@ -39,8 +39,8 @@ type ChannelRead struct {
 	Wait   time.Duration      // for a message, if there is none
 }
 
-// ChannelPosition is how far a session has read a channel. It is the fold of the journal's reads, so
-// a resumed session and a fork read on where the journal is.
+// ChannelPosition is how far a session has read a channel. It is the fold of the journal's reads,
+// so a resumed session and a fork read on where the journal is.
 type ChannelPosition struct {
 	Channel  string `json:"channel"`
 	Sequence uint64 `json:"sequence"`

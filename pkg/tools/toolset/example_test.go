@@ -25,5 +25,5 @@ func ExampleNamed() {
 	fmt.Println(errors.Is(err, toolset.ErrUnknown), err)
 	// Output:
 	// [edit_file list_files read_file search_files tool_help write_file]
-	// true unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, openrath, scratchpad, smithers, triggers, web, web_search
+	// true unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search
 }

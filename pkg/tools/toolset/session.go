@@ -129,3 +129,38 @@ type agentArguments struct {
 	Workspace  string `json:"workspace"`
 	Background bool   `json:"background"`
 }
+
+// defaultPassages is how many passages search_memory returns if the call names no number.
+const defaultPassages = 8
+
+// memoryTools returns the tool by which a model searches what was said and done.
+func memoryTools() []tools.Tool {
+	return []tools.Tool{{
+		Metadata: tools.Metadata{
+			Effect: tools.Effect{Loop: true},
+			Hint:   "Search with search_memory for what was said and done earlier in this session, also when you do not see it any more.",
+			Help: `It searches the whole journal of this session, and those of the sub-agents that it has started: prompts, answers, tool calls and their results.
+A passage counts more when it has more of the words, and rare ones. Parts of words do not count: search for several forms.`,
+		},
+		Definition: definition(wire.SearchTool, "Search this session and its sub-agents for words, also what is older than your conversation.", `{
+			"type": "object",
+			"properties": {
+				"query": {"type": "string", "minLength": 1, "maxLength": 500, "description": "Words to search for."},
+				"limit": {"type": "integer", "minimum": 1, "maximum": 50, "description": "Maximum number of passages. Default: 8."}
+			},
+			"required": ["query"],
+			"additionalProperties": false
+		}`),
+		Plan: tools.PlanOf(func(_ tools.Scope, args searchArguments) (tools.Plan, *protocol.Error) {
+			if args.Limit == 0 {
+				args.Limit = defaultPassages
+			}
+			return tools.Plan{Session: wire.SearchRequest{Query: args.Query, Limit: args.Limit}}, nil
+		}),
+	}}
+}
+
+type searchArguments struct {
+	Query string `json:"query"`
+	Limit int    `json:"limit"`
+}

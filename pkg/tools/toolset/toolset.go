@@ -24,7 +24,7 @@ var ErrUnknown = errors.New("unknown toolset")
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
 		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
-		"jobs": jobsTools, "openrath": openRathTools, "scratchpad": scratchTools, "smithers": smithersTools, "triggers": triggerTools, "web": webTools,
+		"jobs": jobsTools, "memory": memoryTools, "openrath": openRathTools, "scratchpad": scratchTools, "smithers": smithersTools, "triggers": triggerTools, "web": webTools,
 		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
 }

@@ -195,7 +195,7 @@ func TestToolsets(t *testing.T) {
 
 	_, err = toolset.Named("Core")
 	require.ErrorIs(t, err, toolset.ErrUnknown)
-	require.EqualError(t, err, `unknown toolset "Core": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, openrath, scratchpad, smithers, triggers, web, web_search`)
+	require.EqualError(t, err, `unknown toolset "Core": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search`)
 	_, err = toolset.Named("x", "core", "y")
 	require.ErrorIs(t, err, toolset.ErrUnknown)
 	require.ErrorContains(t, err, `"x"`)

@@ -1,0 +1,155 @@
+package loop
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Bounds of a search.
+const (
+	maxSearched  = 64  // journals: that of the session, and of its sub-agents
+	passageBytes = 400 // that a passage shows around its first match
+)
+
+// passage is a text of a journal.
+type passage struct {
+	session    protocol.SessionID
+	turn, step int
+	kind       string // the type of its event, and the tool
+	text       string
+	words      int            // in the text
+	has        map[string]int // how often it has words of the query; nil without
+	score      float64
+}
+
+// search ranks the passages of the session's journal, and of those of its sub-agents, by the words
+// of a query. The journals have what older requests to the model left out as well.
+func (t *turnRun) search(ctx context.Context, request wire.SearchRequest) (string, error) {
+	query := wordsOf(request.Query)
+	if len(query) == 0 {
+		return "", protocol.Errorf(protocol.CodeInvalidArguments, "query %q has no word of letters or digits.", request.Query)
+	}
+	var passages []passage
+	sessions := []protocol.SessionID{t.id}
+	for i := 0; i < len(sessions) && i < maxSearched; i++ {
+		history, err := t.Runner.journal.Load(ctx, sessions[i])
+		if err != nil {
+			return "", fmt.Errorf("load session %s: %w", sessions[i], err)
+		}
+		for _, e := range history.Events {
+			if e.Type == EventToolCall && e.Name == wire.AgentTool {
+				sessions = append(sessions, protocol.SessionID(e.CallID))
+			}
+			if p, has := newPassage(&e, sessions[i], query); has {
+				passages = append(passages, p)
+			}
+		}
+	}
+	found := ranked(passages, query)
+	if len(found) == 0 {
+		return "[Nothing has these words]", nil
+	}
+	lines := []string{fmt.Sprintf("[%d passages have words of the query]", len(found))}
+	for _, p := range found[:min(len(found), request.Limit)] {
+		where := fmt.Sprintf("turn %d", p.turn)
+		if p.step > 0 {
+			where += fmt.Sprintf(", step %d", p.step)
+		}
+		if p.session != t.id {
+			where += ", sub-agent " + string(p.session)
+		}
+		lines = append(lines, fmt.Sprintf("[%s: %s]\n%s", where, p.kind, p.shown()))
+	}
+	return strings.Join(lines, "\n\n"), nil
+}
+
+// newPassage returns the text of an event, false without one. Searches have none.
+func newPassage(e *Event, session protocol.SessionID, query []string) (passage, bool) {
+	p := passage{session: session, turn: e.Turn, step: e.Step, kind: strings.TrimSpace(string(e.Type) + " " + e.Name)}
+	switch e.Type {
+	case EventTurnStarted:
+		p.text = e.Input
+	case EventModelReply, EventCompacted, EventSessionMerged:
+		p.text = e.Text
+	case EventToolCall:
+		p.text = e.Arguments
+	case EventToolResult, EventJobEnded, EventNativeCall:
+		p.text = e.Content
+	default:
+	}
+	for _, word := range wordsOf(p.text) {
+		p.words++
+		if !slices.Contains(query, word) {
+			continue
+		}
+		if p.has == nil {
+			p.has = make(map[string]int)
+		}
+		p.has[word]++
+	}
+	return p, p.words > 0 && e.Name != wire.SearchTool
+}
+
+// ranked returns the passages that have a word of the query, the best first, by BM25: a word counts
+// more if few passages have it, and less in a long one.
+func ranked(passages []passage, query []string) []passage {
+	const saturation, byLength = 1.2, 0.75
+	words := 0
+	for i := range passages {
+		words += passages[i].words
+	}
+	mean := float64(max(words, 1)) / float64(max(len(passages), 1))
+	for _, word := range slices.Compact(slices.Sorted(slices.Values(query))) {
+		having := 0
+		for i := range passages {
+			if passages[i].has[word] > 0 {
+				having++
+			}
+		}
+		weight := math.Log(1 + (float64(len(passages)-having)+0.5)/(float64(having)+0.5))
+		for i := range passages {
+			n := float64(passages[i].has[word])
+			passages[i].score += weight * n * (saturation + 1) / (n + saturation*(1-byLength+byLength*float64(passages[i].words)/mean))
+		}
+	}
+	found := slices.DeleteFunc(passages, func(p passage) bool { return len(p.has) == 0 })
+	slices.Reverse(found) // of equals the last comes first
+	slices.SortStableFunc(found, func(a, b passage) int { return cmp.Compare(b.score, a.score) })
+	return found
+}
+
+// shown is the part of a passage around the first word of the query.
+func (p *passage) shown() string {
+	first, lower := len(p.text), strings.ToLower(p.text)
+	for word := range p.has {
+		if i := strings.Index(lower, word); i >= 0 {
+			first = min(first, i)
+		}
+	}
+	if len(p.text) <= passageBytes || first >= len(p.text) {
+		first = 0
+	}
+	from := max(first-passageBytes/4, 0)
+	to := min(from+passageBytes, len(p.text))
+	text := strings.ToValidUTF8(p.text[from:to], "")
+	if from > 0 {
+		text = "..." + text
+	}
+	if to < len(p.text) {
+		text += "..."
+	}
+	return text
+}
+
+// wordsOf are the words of a text: letters and digits, in lower case.
+func wordsOf(text string) []string {
+	return strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+}
