@@ -119,7 +119,7 @@ func TestMcp_ToolsetsOfOtherSystems(t *testing.T) {
 // mcpURL is where clients without a token reach a coordinator.
 func mcpURL(t *testing.T, p *process) string {
 	t.Helper()
-	at := p.waitFor(t, `MCP is at (\S+) for clients that send the token in (\S+) `)
+	at := p.waitFor(t, `MCP is at (\S+) for clients that send the token in (.+) \(Authorization`)
 	return processtest.Authorized(t, at[1], at[2])
 }
 
@@ -130,7 +130,7 @@ func TestMcp_OnlyWithItsToken(t *testing.T) {
 	b, model := newBroker(t), script(t, say("Done."))
 	startWorkers(t, 1, b.flags)
 	p := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...)
-	at := p.waitFor(t, `MCP is at (\S+) for clients that send the token in (\S+) `)
+	at := p.waitFor(t, `MCP is at (\S+) for clients that send the token in (.+) \(Authorization`)
 	_, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).
 		Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: at[1]}, nil)
 	require.ErrorContains(t, err, "Unauthorized")

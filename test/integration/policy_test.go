@@ -119,7 +119,7 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 	write(t, rules, "approval: {tools: [write], timeout: 1s}\nmax_calls: 9\n")
 	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "--workspace", workspace, "go"}, b.flags...)})
 	answer := func(extra ...string) finished {
-		asked := submitted.waitFor(t, `calls of write need approval: write .*"path":"`+extra[0]+`".*coordinator approve --nats \S+ --creds \S+ (\S+) (\S+)\n`)
+		asked := submitted.waitFor(t, `calls of write need approval: write .*"path":"`+extra[0]+`".*coordinator approve --nats \S+ --creds .+ (\S+) (\S+)\n`)
 		return execute(t, coordinator, launch{args: append(append([]string{"approve", asked[1], asked[2]}, b.flags...), extra[1:]...)})
 	}
 	got := answer("a", "--note", "tell ada when it is done")
@@ -175,19 +175,19 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 	printed := regexp.MustCompile(`coordinator (approve --nats .* ` + id + ` ` + logged[0].CallID + `)\n`)
 	for name, text := range map[string]string{"approve ls": list(), "session show": show, "session log": b.session(t, "log", id).stdout} {
 		text = regexp.MustCompile(`\n? {2,}`).ReplaceAllString(text, " ") // lines that are broken
-		require.Regexp(t, `approve --nats \S+ --creds \S+ `+id, text, name)
+		require.Regexp(t, `approve --nats \S+ --creds .+ `+id, text, name)
 	}
 	command := printed.FindStringSubmatch(list())
 	require.NotNil(t, command, list())
 
 	attached := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
 	attached.waitFor(t, `need approval: write`)
-	answered := execute(t, coordinator, launch{args: append(strings.Fields(command[1]), "--note", "be quick")})
+	answered := execute(t, coordinator, launch{args: append(pasted(t, command[1]), "--note", "be quick")})
 	require.Equal(t, 0, answered.code, answered.stderr)
 	require.Equal(t, 0, attached.wait(t), attached)
 	require.Regexp(t, `write: approved by \S+, who said: be quick`, b.session(t, "log", id).stdout)
 	require.Regexp(t, `answered`, b.session(t, "ls").stdout)
 	require.Equal(t, "no call waits for approval or for an answer\n", list())
-	again := execute(t, coordinator, launch{args: strings.Fields(command[1])})
+	again := execute(t, coordinator, launch{args: pasted(t, command[1])})
 	require.Equal(t, 1, again.code)
 }
