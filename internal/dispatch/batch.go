@@ -289,17 +289,17 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 	if f == nil {
 		return
 	}
-	b.close(f)
+	b.close(f, r)
 	r = b.dispatcher.ended(ctx, f, r)
 	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
 }
 
-func (b *batch) close(f *followed) {
+func (b *batch) close(f *followed, r *protocol.Result) {
 	b.mu.Lock()
 	delete(b.open, f.call.ID)
 	b.mu.Unlock()
 	if f.accepted {
-		b.dispatcher.publisher.Ended(f.call)
+		b.dispatcher.publisher.Ended(f.call, r)
 	}
 }
 
@@ -387,7 +387,7 @@ func (b *batch) unfinished() []*followed {
 // abandon ends the spans of calls that were given up because the fleet cannot be reached.
 func (b *batch) abandon(ctx context.Context) {
 	for _, f := range b.unfinished() {
-		b.close(f)
+		b.close(f, nil)
 		f.span.End()
 		b.dispatcher.metrics.Left(ctx, string(f.call.Pool), string(f.call.Tenant))
 	}

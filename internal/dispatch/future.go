@@ -328,7 +328,7 @@ func (t *futures) end(f *Future, r *protocol.Result, err error) {
 		}
 	}
 	if f.accepted {
-		t.d.publisher.Ended(f.Call)
+		t.d.publisher.Ended(f.Call, r)
 	}
 	if r != nil {
 		f.result = t.d.ended(f.ctx, f.followed, r)

@@ -76,7 +76,9 @@
 //
 // A holder deletes settled entries without waiting for an ack, and checks before the release which
 // are left. So after a crash a settled entry may still be stored; a holder therefore looks for a
-// call's result before it starts the call.
+// call's result before it starts the call. It does not if the caller had a result of this hold
+// before it sent the call for the first time, as the call's header says: every copy of the call is
+// then stored in this hold or a later one, and this hold knows which calls it has settled.
 //
 // While a lane is held, the server republishes each stored message of its mailbox to the holder. A
 // single server does so completely and in order, so the holder need not read them from the stream.

@@ -286,6 +286,6 @@ func TestLater_OwesNoReadyMessage(t *testing.T) {
 	msg, err := stream.GetLastMsgForSubject(t.Context(), readyOf("account/a"))
 	require.NoError(t, err)
 	require.NotEmpty(t, msg.Data, "the call is the ready message")
-	p.Ended(call)
-	p.Ended(waits)
+	p.Ended(call, nil)
+	p.Ended(waits, nil)
 }

@@ -160,6 +160,9 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	if err == nil {
 		e := &core.Entry{Call: call, Header: header, Accepted: stored.Add(-lateness(call, header)), Size: len(body)}
 		e.Cancelled = cancelled
+		if l.holder.options.Keys == nil { // nobody signs headers
+			e.NoResult = l.knowsAllSince(wire.SeenOfHeader(header.Get(wire.HeaderSeen)))
+		}
 		return e, nil
 	}
 	id, idErr := protocol.ParseCallID(header.Get(wire.HeaderCall))
@@ -189,6 +192,12 @@ func (l *heldLane) enqueue(e *core.Entry) bool {
 	l.noteDue(e)
 	l.holder.awaited.add(l, e.Missing)
 	return true
+}
+
+// knowsAllSince reports whether a call that was first sent after seen can have a result only if
+// this hold knows that it has settled the call.
+func (l *heldLane) knowsAllSince(seen wire.Seen) bool {
+	return seen.Epoch > 0 && seen.Epoch == l.claim.epoch.Load() && seen.Sequence >= l.garbage.settled.forgotten
 }
 
 func (l *heldLane) discardUnread(msg *message, why error) {

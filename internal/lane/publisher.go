@@ -75,15 +75,23 @@ type Outgoing struct {
 	// costs a write when the lane is idle.
 	Findable bool
 	// Followed says that, if the call is accepted, [Publisher.Ended] is called once: when the
-	// caller has its result, or gives it up. That saves ready messages.
+	// caller has its result, or gives it up. That saves ready messages. A followed call with a
+	// random id that is not Again must not have been sent before by any process: its holder may
+	// leave out the look for its result.
 	Followed bool
 }
 
-// Ended says that an accepted call, which is followed, has its result or was given up.
-func (p *Publisher) Ended(call *protocol.Call) {
-	if call.Delay() == 0 {
-		p.lanes.ended(laneOf(call))
+// Ended says that an accepted call, which is followed, has its result or was given up; then r is
+// nil.
+func (p *Publisher) Ended(call *protocol.Call, r *protocol.Result) {
+	if call.Delay() > 0 {
+		return
 	}
+	var seen wire.Seen
+	if r != nil {
+		seen = wire.Seen{Epoch: r.Epoch, Sequence: r.Sequence}
+	}
+	p.lanes.ended(laneOf(call), seen)
 }
 
 // Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
@@ -155,6 +163,9 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 	s := &sending{call: out.Call, again: out.Call.Again}
 	if err := p.admit(ctx, s, out.Header); err != nil {
 		return s.failed(err, true)
+	}
+	if seen := p.lanes.seen(laneOf(s.call)); out.Followed && !s.again && wire.IsRandomCallID(s.call.ID) && seen.Epoch > 0 {
+		s.msg.Header.Set(wire.HeaderSeen, seen.Header())
 	}
 	if inline && wire.FlowOf(s.call).IsDefault() {
 		done, err := p.publishInline(ctx, s)

@@ -155,16 +155,21 @@ func newGarbage() garbage {
 // call that is sent again does not run again, even if a stale read hides its result.
 type settledCalls struct {
 	last, before map[protocol.CallID]struct{}
+	latest       uint64 // the highest sequence in last and before
+	middle       uint64 // that of before
+	forgotten    uint64 // every settled call with a higher sequence is known
 }
 
 // maxSettled bounds each half of settledCalls.
 const maxSettled = 4096
 
-func (s *settledCalls) add(call protocol.CallID) {
+func (s *settledCalls) add(call protocol.CallID, seq uint64) {
 	if s.last == nil || len(s.last) >= maxSettled {
 		s.last, s.before = map[protocol.CallID]struct{}{}, s.last
+		s.forgotten, s.middle = s.middle, s.latest
 	}
 	s.last[call] = struct{}{}
+	s.latest = max(s.latest, seq)
 }
 
 func (s *settledCalls) has(call protocol.CallID) bool {
@@ -191,7 +196,7 @@ func (l *heldLane) discardCall(e *core.Entry) {
 		l.discard(id, seq)
 	}
 	delete(l.garbage.marks, id)
-	l.garbage.settled.add(id)
+	l.garbage.settled.add(id, e.Seq)
 	if !e.Inline {
 		l.discard(id, e.Seq)
 	}

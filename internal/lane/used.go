@@ -4,6 +4,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 const (
@@ -41,6 +43,7 @@ type laneUse struct {
 	open     int       // followed calls without a result
 	progress time.Time // when a call ended, or the ready message began to be owed
 	appends  int       // calls appended since the lane was last free, or had to be made ready
+	seen     wire.Seen // the last result
 }
 
 // get returns what is known of a lane; the lock is held.
@@ -80,13 +83,26 @@ func (u *usedLanes) begun(lane poolLane) {
 	u.get(lane).open++
 }
 
-// ended notes that a followed call has ended.
-func (u *usedLanes) ended(lane poolLane) {
+// seen is the last result of a lane that is known.
+func (u *usedLanes) seen(lane poolLane) wire.Seen {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if use := u.lanes[lane]; use != nil {
+		return use.seen
+	}
+	return wire.Seen{}
+}
+
+// ended notes that a followed call has ended; seen is zero without a result of its holder.
+func (u *usedLanes) ended(lane poolLane, seen wire.Seen) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	use := u.get(lane)
 	use.last = time.Now()
 	use.progress = use.last
+	if seen.Epoch > use.seen.Epoch || seen.Epoch == use.seen.Epoch && seen.Sequence > use.seen.Sequence {
+		use.seen = seen
+	}
 	if use.open--; use.open == 0 {
 		delete(u.owing, lane)
 	}

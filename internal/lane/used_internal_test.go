@@ -1,12 +1,14 @@
 package lane
 
 import (
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -36,7 +38,7 @@ func TestUsedLanes_AReadyMessageIsOwed(t *testing.T) {
 			time.Sleep(owedFor / 2)
 			u.appended(a, true)
 			u.begun(a)
-			u.ended(a)
+			u.ended(a, wire.Seen{})
 		}
 		requireMade(1, "calls end")
 		u.appended(a, false)
@@ -46,7 +48,7 @@ func TestUsedLanes_AReadyMessageIsOwed(t *testing.T) {
 		u.appended(a, true)
 		u.begun(a)
 		for range 3 {
-			u.ended(a)
+			u.ended(a, wire.Seen{})
 		}
 		time.Sleep(time.Hour)
 		requireMade(3, "all have ended")
@@ -68,7 +70,7 @@ func TestUsedLanes_ALaneThatIsKept(t *testing.T) {
 			u.appended(a, true)
 			u.begun(a)
 			time.Sleep(takes)
-			u.ended(a)
+			u.ended(a, wire.Seen{})
 			synctest.Wait()
 		}
 		for range 3 * keptAfter {
@@ -103,4 +105,19 @@ func TestUsedLanes_AreBounded(t *testing.T) {
 		require.LessOrEqual(t, len(u.lanes), 2*maxUsed)
 		require.True(t, u.use(lane(0)), "its call is open")
 	})
+}
+
+// A holder that forgets calls says up to which sequence.
+func TestSettledCalls_SayWhatTheyForget(t *testing.T) {
+	t.Parallel()
+	var s settledCalls
+	for n := range uint64(3*maxSettled + 1) {
+		id := func(n uint64) protocol.CallID { return protocol.CallID(strconv.FormatUint(n, 10)) }
+		s.add(id(n), n^1) // not in the order of their sequences
+		for _, known := range []uint64{0, n / 2, n} {
+			require.True(t, s.has(id(known)) || known^1 <= s.forgotten, "%d after %d: all to %d may be forgotten", known, n, s.forgotten)
+		}
+	}
+	require.Equal(t, uint64(2*maxSettled-1), s.forgotten)
+	require.False(t, s.has("0"))
 }

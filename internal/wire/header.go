@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/json"
+	"strconv"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -33,9 +34,33 @@ const (
 	HeaderCancelled = "Tf-Cancelled"
 	// HeaderLate is how many milliseconds after its time a call with not_before entered its lane.
 	HeaderLate = "Tf-Late"
+	// HeaderSeen is the [Seen] of a call that its caller sends for the first time.
+	HeaderSeen = "Tf-Seen"
 	// HeaderLife names the only life that a question about a lane is for.
 	HeaderLife = "Tf-Life"
 )
+
+// Seen is the last result of a lane that a caller knew before it sent a call for the first time:
+// the epoch of its holder, and the sequence of its call. So every copy of the new call is stored
+// after that one, and in the same hold or a later one. The zero value is none.
+type Seen struct{ Epoch, Sequence uint64 }
+
+// Header is what [HeaderSeen] has.
+func (s Seen) Header() string {
+	return strconv.FormatUint(s.Epoch, 10) + " " + strconv.FormatUint(s.Sequence, 10)
+}
+
+// SeenOfHeader is the Seen with a header; zero for any other text.
+func SeenOfHeader(text string) (s Seen) {
+	epoch, sequence, _ := strings.Cut(text, " ")
+	var err, other error
+	s.Epoch, err = strconv.ParseUint(epoch, 10, 64)
+	s.Sequence, other = strconv.ParseUint(sequence, 10, 64)
+	if err != nil || other != nil {
+		return Seen{}
+	}
+	return s
+}
 
 // LaneHeader is the lane as [HeaderLane] has it: what a header cannot carry is escaped as in a JSON
 // string, and so is a space at its beginning or end, which NATS would take away.

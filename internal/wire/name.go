@@ -47,6 +47,12 @@ func SeedOf(seed protocol.Seed, call protocol.CallID) protocol.Seed {
 // session.
 func RandomCallID() protocol.CallID { return protocol.CallID(uuid.Must(uuid.NewV7()).String()) }
 
+// IsRandomCallID reports whether an id may be one of [RandomCallID]. Ids that derive from a secret,
+// which several processes make, are of another version of UUIDs.
+func IsRandomCallID(id protocol.CallID) bool {
+	return len(id) == len(uuid.Nil.String()) && id[14] == '7'
+}
+
 // NewWorkerID returns host name and a random suffix, cut to a safe token.
 func NewWorkerID(host string) protocol.WorkerID {
 	safe := strings.Map(func(r rune) rune {

@@ -45,6 +45,7 @@ type History struct {
 	// call was stored before the claim, and every earlier call that conflicts with it has a result.
 	MayHaveStarted bool
 	MayBeOld       bool     // the read may be stale: the call may have been settled and deleted before the claim
+	NoResult       bool     // the call was first sent in this hold, which has not settled it
 	SettledBefore  bool     // its result was stored already when its turn came
 	Starts         int      // start marks that are known
 	Marked         bool     // another holder stored a start mark

@@ -19,6 +19,7 @@ type history struct {
 	shared  []*attempt               // those of calls that conflict with no other
 	started map[string][]simStart    // by lane
 	tenants []string                 // whose calls started, each once
+	seen    map[string]uint64        // the epoch of the last result, by lane
 	faults  []string
 	// stats tells what the run went through, so that a test can see that it was not idle.
 	stats map[string]int
@@ -27,7 +28,7 @@ type history struct {
 func newHistory(w *world) *history {
 	return &history{
 		w: w, calls: map[protocol.CallID]*simCall{}, byLane: map[string][]*simCall{}, running: map[string]*attempt{},
-		paused: map[string]time.Duration{}, started: map[string][]simStart{}, stats: map[string]int{},
+		paused: map[string]time.Duration{}, started: map[string][]simStart{}, seen: map[string]uint64{}, stats: map[string]int{},
 	}
 }
 
@@ -88,6 +89,7 @@ func (h *history) stored(m *message) {
 	case resultBody:
 		c := b.call
 		c.results++
+		h.seen[c.lane] = b.epoch
 		c.outcome = b.outcome
 		h.stats[[]string{"ran", "not run", "unknown"}[b.outcome]]++
 		if c.results > 1 {

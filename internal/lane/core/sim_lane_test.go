@@ -345,13 +345,16 @@ func entryOf(c *simCall, seq uint64) *core.Entry {
 
 func (l *simLane) admit(b callBody, seq uint64, cancelled bool) {
 	c := b.call
-	if l.settled[c.id] {
+	if l.settled[c.id] && !l.broken("what was settled in this hold") {
 		l.throwAway(seq)
 		return
 	}
 	e := entryOf(c, seq)
 	e.Inline, e.Cancelled, e.Call.Again = seq == l.ready.seq, cancelled, b.again
 	e.MayHaveStarted = !l.allRead && l.claim.Interrupted
+	if e.NoResult = b.seen > 0 && (b.seen == l.epoch || l.broken("the epoch that a caller saw")); e.NoResult {
+		l.wk.m.w.history.stats["new to their holder"]++
+	}
 	if l.broken("the wait for the calls of after") {
 		e.Call.After = nil
 	}
@@ -573,7 +576,7 @@ func (l *simLane) run(t *task, c *simCall, e *core.Entry) bool {
 func (l *simLane) settle(t *task, e *core.Entry, end outcome) bool {
 	c := l.calls[e.Call.ID]
 	return l.tries(t, func() bool {
-		answer, ok := t.putOnce(resultOf(c.id), resultBody{c, end})
+		answer, ok := t.putOnce(resultOf(c.id), resultBody{c, end, l.epoch})
 		return ok && !answer.full
 	}) && (!l.broken("the commit before the result") || end != ran || l.commit(t, c.id))
 }

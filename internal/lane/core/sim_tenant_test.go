@@ -54,7 +54,7 @@ func (w *world) putTenant(t *task, c *simCall) bool {
 		}
 	}
 	for again := false; ; again = true {
-		if answer, ok := t.putOnce(callOf(c.lane, c.id), callBody{c, again}); ok && !answer.full {
+		if answer, ok := t.putOnce(callOf(c.lane, c.id), callBody{c, again, 0}); ok && !answer.full {
 			break
 		}
 	}
@@ -236,7 +236,7 @@ func simulateTenants(seed uint64, broken string) *world {
 			for _, tenant := range sortedKeys(flood) {
 				if n < flood[tenant] {
 					c := add(tenant, n)
-					w.streams.store(callOf(c.lane, c.id), callBody{c, false})
+					w.streams.store(callOf(c.lane, c.id), callBody{c, false, 0})
 					w.streams.store(subject{cell{ticket, c.lane}, tenant}, nil)
 				}
 			}

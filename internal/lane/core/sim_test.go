@@ -140,7 +140,7 @@ func (w *world) newCaller(n, calls int) {
 				w.cancel(t, c)
 			case w.chance(20): // again, by somebody who does not know
 				t.sleep(w.between(0, 3*time.Second))
-				w.put(t, c, true)
+				w.put(t, c, !w.seeing || w.chance(50))
 			case w.chance(4):
 				w.pause(t, c.lane)
 			}
@@ -155,13 +155,22 @@ func (w *world) newCaller(n, calls int) {
 
 // put is what a publisher does. It reports whether the call is accepted.
 func (w *world) put(t *task, c *simCall, again bool) bool {
+	seen := uint64(0)
+	if w.seeing && c.accepted == 0 && !again {
+		if seen = w.history.seen[c.lane]; seen > 0 && w.mishap(20) { // a copy that is on its way for long
+			w.history.stats["late copies"]++
+			w.after(w.between(0, 4*time.Second), func() {
+				w.streams.put(t.m, callOf(c.lane, c.id), callBody{c, false, seen}, 0, func(stored) {})
+			})
+		}
+	}
 	for {
-		answer, ok := t.put(readyOf(c.lane), callBody{c, again}, 0)
+		answer, ok := t.put(readyOf(c.lane), callBody{c, again, seen}, 0)
 		if answer.seq > 0 {
 			return true
 		}
 		again = again || !ok
-		answer, ok = t.putOnce(callOf(c.lane, c.id), callBody{c, again})
+		answer, ok = t.putOnce(callOf(c.lane, c.id), callBody{c, again, seen})
 		if ok && !answer.full {
 			break
 		}
@@ -343,6 +352,45 @@ func TestSimulation_FindsEachGuardThatIsMissing(t *testing.T) {
 			}
 			t.Error("not found")
 		})
+	}
+}
+
+// Law: a call is not looked for if its caller saw a result of its holder before it first sent the
+// call. Then no copy of it runs twice, however late it comes and whoever sends it again. The epoch
+// is needed for that.
+func TestSimulation_CallsThatAreNewToTheirHolderRunOnce(t *testing.T) {
+	t.Parallel()
+	seeing := func(seed uint64, cluster bool, broken string) *world {
+		return simulateWith(seed, cluster, broken, func(w *world) {
+			w.seeing = true
+			for i := range 3 {
+				w.newCaller(i, 8)
+			}
+		})
+	}
+	n, stats := uint64(300), map[string]int{}
+	if raced {
+		n = 30
+	}
+	for s := range simulated(n) {
+		for _, cluster := range []bool{false, true} {
+			w := seeing(s, cluster, "")
+			require.Empty(t, w.history.faults, "seed %d, cluster %v", s, cluster)
+			for what, count := range w.history.stats {
+				stats[what] += count
+			}
+		}
+	}
+	require.True(t, stats["late copies"] > 0 && stats["new to their holder"] > 0 || *seed > 0, stats)
+	for _, guard := range []string{"the epoch that a caller saw", "what was settled in this hold"} {
+		found := false
+		for s := uint64(1); s <= 1000 && !found; s++ {
+			w := seeing(s, s%2 == 0, guard)
+			if found = len(w.history.faults) > 0; found {
+				t.Logf("without %s: seed %d: %s", guard, s, w.history.faults[0])
+			}
+		}
+		require.True(t, found, guard)
 	}
 }
 

@@ -14,10 +14,12 @@ type (
 	callBody struct {
 		call  *simCall
 		again bool
+		seen  uint64 // the epoch of a result that its caller saw before it first sent the call
 	}
 	resultBody struct {
 		call    *simCall
 		outcome outcome
+		epoch   uint64
 	}
 	startMark  struct{ epoch uint64 }
 	cancelMark struct{}

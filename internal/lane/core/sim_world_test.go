@@ -29,6 +29,7 @@ type world struct {
 	rules    []simRule          // of all lanes, the last is in force; none without limits
 	weights  map[string]float64 // of tenants
 	quotas   map[string]int     // of calls in flight, by tenants
+	seeing   bool               // callers say which result they saw, see wire.Seen
 }
 
 // event is something that happens at a time.
