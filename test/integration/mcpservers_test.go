@@ -147,10 +147,10 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 
 	attached := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
 	attached.waitFor(t, `test__form asks: Who are you\?`)
-	answered := execute(t, coordinator, launch{args: append(strings.Fields(command[1]), "--content", `{"name":"Bob"}`)})
+	answered := execute(t, coordinator, launch{args: append(pasted(t, command[1]), "--content", `{"name":"Bob"}`)})
 	require.Equal(t, 0, answered.code, answered.stderr)
 	asked := attached.waitFor(t, `test__asks asks: Your name\?; .*coordinator (approve .* `+id+` \S+); `)
-	answered = execute(t, coordinator, launch{args: append(strings.Fields(asked[1]), "--deny")})
+	answered = execute(t, coordinator, launch{args: append(pasted(t, asked[1]), "--deny")})
 	require.Equal(t, 0, answered.code, answered.stderr)
 	require.Equal(t, 0, attached.wait(t), attached)
 	logged := events(t, b.session(t, "log", "--json", id).stdout)

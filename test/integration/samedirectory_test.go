@@ -72,7 +72,7 @@ func TestInPlace_ACallWaitsForAnotherProcess(t *testing.T) {
 		args: []string{"call", "--workspace", filepath.Join(workspace, "sub"), "--sandbox", "process", "bash", `{"command":"echo mine","timeout":3}`},
 		env:  []string{"HOME=" + home},
 	})
-	told := waiting.waitFor(t, `bash waits for: process (\d+) \(coordinator run, session \S+\), which uses (\S+) since`)
+	told := waiting.waitFor(t, `bash waits for: process (\d+) \(coordinator run, session \S+\), which uses (.+) since`)
 	require.Equal(t, fmt.Sprint(holder.cmd.Process.Pid), told[1])
 	require.Equal(t, workspace, told[2])
 	ended := execute(t, coordinator, launch{
