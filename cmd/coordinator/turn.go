@@ -22,21 +22,26 @@ import (
 
 // turnFlags describe a turn, for run, chat and submit.
 type turnFlags struct {
-	Prompt    string   `arg:"" optional:"" brief:"The prompt; - or none reads stdin." help:"The prompt. Without it, or with -, the prompt is read from stdin if that is a pipe or a file."`
-	Session   string   `placeholder:"ID" brief:"Session to continue, or last. Default: a new one." help:"Session to continue: its id, the beginning of its id (4 characters or more), or last for the most recent one. Any other name starts a session with that id. Default: a new session."`
-	Workspace string   `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: the directory where the session worked before; for a new session without --nats the current directory, unless it contains your home directory; else an empty workspace."`
-	WholeHome bool     `group:"Workspace:" help:"Allow the root or home directory as the workspace, where the session could change every file you own. On a terminal, run and chat ask instead."`
-	Toolset   []string `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
+	Prompt  string `arg:"" optional:"" brief:"The prompt; - or none reads stdin." help:"The prompt. Without it, or with -, the prompt is read from stdin if that is a pipe or a file."`
+	Session string `placeholder:"ID" brief:"Session to continue, or last. Default: a new one." help:"Session to continue: its id, the beginning of its id (4 characters or more), or last for the most recent one. Any other name starts a session with that id. Default: a new session."`
+	workspaceFlags
+	Toolset []string `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
 
 	boundFlags
-	promoteFlag              `group:"Tools:"`
-	environment.TemplateFlag `group:"Workspace:"`
-	viewFlags                `group:"Output:"`
-	shareFlags               `group:"Fleet:"`
-	modelFlags               `group:"Model:"`
+	promoteFlag `group:"Tools:"`
+	viewFlags   `group:"Output:"`
+	shareFlags  `group:"Fleet:"`
+	modelFlags  `group:"Model:"`
 	environment.SessionFlags
 
 	talks bool // the terminal asks for the prompt
+}
+
+// workspaceFlags name the workspace of a session.
+type workspaceFlags struct {
+	Workspace                string `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: the directory where the session worked before; for a new session without --nats the current directory, unless it contains your home directory; else an empty workspace."`
+	WholeHome                bool   `group:"Workspace:" help:"Allow the root or home directory as the workspace, where the session could change every file you own. On a terminal, run and chat ask instead."`
+	environment.TemplateFlag `group:"Workspace:"`
 }
 
 // modelFlags are about what the model reads, and how it replies.

@@ -83,15 +83,20 @@ func (o *Options) withDefaults() Options {
 	return out
 }
 
+// connection is the way to the servers of a fleet.
+type connection struct {
+	nc *nats.Conn
+	js jetstream.JetStream
+}
+
 // Dispatcher carries calls to workers and results back. It is safe for concurrent use.
 type Dispatcher struct {
+	connection
 	options   Options
-	nc        *nats.Conn
 	fleet     protocol.Fleet
 	publisher *lane.Publisher
 	results   *Results
 	futures   *futures
-	js        jetstream.JetStream
 	channels  channels
 	metrics   *telemetry.CallMetrics
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
@@ -121,7 +126,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	logger := o.Logger
 	results := NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
 	d := &Dispatcher{
-		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter),
+		options: o, connection: connection{nc, js}, fleet: fleet, publisher: publisher, results: results, metrics: telemetry.NewCallMetrics(o.Meter),
 		publish: []trace.SpanStartOption{
 			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(wire.CallsStream(fleet))...),
 		},

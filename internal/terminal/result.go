@@ -25,15 +25,15 @@ func (v *View) resultBody(e *loop.Event, indent string) {
 		v.diff(e.Diff, indent, lineFrom, lineTo) // the line above names the file
 		return
 	}
-	for _, line := range excerpt(content, v.resultLines()) {
+	for _, line := range excerpt(content, v.live.resultLines()) {
 		v.barred(indent, dim, line)
 	}
 	v.diff(e.Diff, indent)
 }
 
 // resultLines is how much is shown of a result. Of one that was seen as it came it is less.
-func (v *View) resultLines() int {
-	if v.live != nil {
+func (r *region) resultLines() int {
+	if r != nil {
 		return maxFoldedLines
 	}
 	return maxResultLines

@@ -132,9 +132,14 @@ type page struct {
 	gap    bool         // an empty line is due before the next line
 	typed  bool         // the terminal shows the input of the next turn
 	asking bool         // a question is open: nothing is written below it
-	width  int          // of lines that are cut
-	wrap   int          // of the model's text; 0 for none
-	rows   int          // of the screen; 0 when there is none
+	size
+}
+
+// size is the size of the screen.
+type size struct {
+	width int // of lines that are cut
+	wrap  int // of the model's text; 0 for none
+	rows  int // 0 when there is no screen
 }
 
 // heading adds a line of parts, with separators between them. A part that does not fit begins

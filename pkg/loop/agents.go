@@ -131,18 +131,18 @@ func (r *Runner) agentNamed(name string) (Agent, *protocol.Error) {
 
 // runAgent has a sub-agent work on its prompt, and settles the call that asked for that. An error
 // is one of the fleet or of a journal: then the call has no result, and the next run resumes it.
-func (t *turnRun) runAgent(ctx context.Context, p *pendingCall, settle func(Event)) error {
-	ctx, span := t.startTool(ctx, p)
+func (b *batch) runAgent(ctx context.Context, p *pendingCall) error {
+	ctx, span := b.startTool(ctx, p)
 	defer span.End()
-	kind, unknown := t.agentNamed(p.agent().Agent)
-	event, err := t.agent(ctx, p, t.subRunner(kind, p, p.agent()), unknown)
+	kind, unknown := b.agentNamed(p.agent().Agent)
+	event, err := b.agent(ctx, p, b.subRunner(kind, p, p.agent()), unknown)
 	if err != nil {
 		return err
 	}
 	if event.Error != nil {
 		failSpan(span, event.Error)
 	}
-	settle(event)
+	b.settle(event)
 	return nil
 }
 

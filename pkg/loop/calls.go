@@ -215,9 +215,9 @@ func (b *batch) run(ctx context.Context) error {
 			return b.dispatch(ctx)
 		})
 	}
-	b.runScratch(ctx, b.asking, b.settle)
+	b.runScratch(ctx)
 	if len(b.asking) > 0 {
-		group.Go(func() error { return b.runInOrder(ctx, b.asking, b.settle) })
+		group.Go(func() error { return b.runInOrder(ctx) })
 	}
 	for _, p := range b.asking {
 		group.Go(func() error {
@@ -267,9 +267,9 @@ func (b *batch) dispatch(ctx context.Context) error {
 func (b *batch) runOwn(ctx context.Context, p *pendingCall) error {
 	switch request := p.plan.Session.(type) {
 	case wire.AgentRequest:
-		return b.runAgent(ctx, p, b.settle)
+		return b.runAgent(ctx, p)
 	case wire.PersonRequest:
-		return b.askUser(ctx, p, request, b.settle)
+		return b.askUser(ctx, p, request)
 	case wire.JobRequest:
 		b.followed.runJobTool(ctx, p, request, b.settle)
 	case wire.SearchRequest:
@@ -368,8 +368,7 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 	defer span.End()
 	start := time.Now()
 	text, failure := tools.RunInline(ctx, p.plan)
-	keeper, _ := b.dispatcher.(Keeper)
-	keep := keeping{p.tool, keeper, b.opts.Logger, b.id}
+	keep := b.keeps(p)
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):
@@ -390,6 +389,12 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 	event := p.local(status, "", failure, time.Since(start))
 	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, failure), p.note)
 	b.settle(event)
+}
+
+// keeps stores what a tool that ran here returned, if a model is not shown all of it.
+func (b *batch) keeps(p *pendingCall) keeping {
+	keeper, _ := b.dispatcher.(Keeper)
+	return keeping{p.tool, keeper, b.opts.Logger, b.id}
 }
 
 // unknownResults are for the calls of a stopped turn of which nothing could be learned.

@@ -59,18 +59,18 @@ func (s *session) noteRead(p *ChannelPosition) {
 
 // runInOrder carries out those of a step's calls that are about channels and triggers, in their
 // order.
-func (t *turnRun) runInOrder(ctx context.Context, calls []*pendingCall, settle func(Event)) error {
-	for _, p := range calls {
+func (b *batch) runInOrder(ctx context.Context) error {
+	for _, p := range b.asking {
 		var err error
 		switch request := p.plan.Session.(type) {
 		case wire.SendRequest:
-			err = t.runOutside(ctx, p, settle, func(ctx context.Context, _ *Event) (string, error) { return t.send(ctx, p, request) })
+			err = b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.send(ctx, p, request) })
 		case wire.ReadRequest:
-			err = t.runOutside(ctx, p, settle, func(ctx context.Context, e *Event) (string, error) { return t.readChannel(ctx, request, e) })
+			err = b.runOutside(ctx, p, func(ctx context.Context, e *Event) (string, error) { return b.readChannel(ctx, request, e) })
 		case wire.TriggerRequest:
-			err = t.runOutside(ctx, p, settle, func(ctx context.Context, _ *Event) (string, error) { return t.addTrigger(ctx, p, request) })
+			err = b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.addTrigger(ctx, p, request) })
 		case wire.TriggersRequest:
-			err = t.runOutside(ctx, p, settle, func(ctx context.Context, _ *Event) (string, error) { return t.triggers(ctx, request) })
+			err = b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.triggers(ctx, request) })
 		}
 		if err != nil {
 			return err
@@ -81,11 +81,11 @@ func (t *turnRun) runInOrder(ctx context.Context, calls []*pendingCall, settle f
 
 // runOutside carries out a call that the session answers with what is stored outside of its
 // journal, and settles it. An error leaves the call without result.
-func (t *turnRun) runOutside(ctx context.Context, p *pendingCall, settle func(Event), do func(context.Context, *Event) (string, error)) error {
+func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.Context, *Event) (string, error)) error {
 	if detached(ctx) {
 		return context.Cause(ctx)
 	}
-	ctx, span := t.startTool(ctx, p)
+	ctx, span := b.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
 	var noted Event
@@ -93,10 +93,9 @@ func (t *turnRun) runOutside(ctx context.Context, p *pendingCall, settle func(Ev
 	failure, refused := errors.AsType[*protocol.Error](err)
 	switch {
 	case err == nil:
-		keeper, _ := t.dispatcher.(Keeper)
-		event := p.local(protocol.StatusOK, keeping{p.tool, keeper, t.opts.Logger, t.id}.fitted(ctx, p.event.CallID, validText(text)), nil, time.Since(start))
+		event := p.local(protocol.StatusOK, b.keeps(p).fitted(ctx, p.event.CallID, validText(text)), nil, time.Since(start))
 		event.Read = noted.Read
-		settle(event)
+		b.settle(event)
 		return nil
 	case refused:
 		failSpan(span, failure)
@@ -104,7 +103,7 @@ func (t *turnRun) runOutside(ctx context.Context, p *pendingCall, settle func(Ev
 		if failure.Code == protocol.CodeCancelled {
 			status = protocol.StatusCancelled
 		}
-		settle(p.local(status, "", failure, time.Since(start)))
+		b.settle(p.local(status, "", failure, time.Since(start)))
 		return nil
 	default:
 		failSpan(span, err)

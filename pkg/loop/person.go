@@ -14,11 +14,11 @@ import (
 // askUser puts the question of a tool call to a person, and settles the call with the answer. The
 // question is in the journal before it counts, so a resumed turn asks again. An error is one of
 // the fleet or the journal: then the call has no result.
-func (t *turnRun) askUser(ctx context.Context, p *pendingCall, request wire.PersonRequest, settle func(Event)) error {
-	ctx, span := t.startTool(ctx, p)
+func (b *batch) askUser(ctx context.Context, p *pendingCall, request wire.PersonRequest) error {
+	ctx, span := b.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	answer, failure, err := t.answered(ctx, p, request)
+	answer, failure, err := b.answered(ctx, p, request)
 	if err != nil {
 		return err
 	}
@@ -28,12 +28,12 @@ func (t *turnRun) askUser(ctx context.Context, p *pendingCall, request wire.Pers
 		if failure.Code == protocol.CodeCancelled {
 			status = protocol.StatusCancelled
 		}
-		settle(p.local(status, "", failure, time.Since(start)))
+		b.settle(p.local(status, "", failure, time.Since(start)))
 		return nil
 	}
 	event := p.local(protocol.StatusOK, textOf(answer), nil, time.Since(start))
 	event.By = validText(answer.By)
-	settle(event)
+	b.settle(event)
 	return nil
 }
 

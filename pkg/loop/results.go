@@ -30,10 +30,13 @@ type pendingCall struct {
 	done  bool           // the dispatcher told its result
 	wrote string         // the arguments, as the model wrote them
 	fork  *fork          // of the workspace, for a sub-agent; nil without
-	// asked are the questions of the call that the journal has and that are not answered; logged
-	// counts all of the call's that it has.
-	asked  map[string]*protocol.Question
-	logged int
+	questions
+}
+
+// questions are what a call asked a person.
+type questions struct {
+	asked  map[string]*protocol.Question // in the journal, and not answered
+	logged int                           // all that are in the journal
 }
 
 // agent is the request for a sub-agent; the zero value for other calls.
@@ -47,7 +50,7 @@ func (t *turnRun) pending(turn *turn, index int) *pendingCall {
 	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
 	return &pendingCall{place: at, event: Event{
 		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
-	}, asked: maps.Clone(call.asked), logged: len(call.asked), wrote: call.Arguments}
+	}, questions: questions{asked: maps.Clone(call.asked), logged: len(call.asked)}, wrote: call.Arguments}
 }
 
 // as returns an event of the call.

@@ -39,32 +39,31 @@ func (s *session) noteScratch(change *ScratchChange) {
 
 // runScratch carries out those of a step's calls that are about the scratchpad, in their order: one
 // reads what those before it wrote.
-func (t *turnRun) runScratch(ctx context.Context, calls []*pendingCall, settle func(Event)) {
-	for _, p := range calls {
+func (b *batch) runScratch(ctx context.Context) {
+	for _, p := range b.asking {
 		request, is := p.plan.Session.(wire.ScratchRequest)
 		if detached(ctx) {
 			return // the next run of the session carries them out
 		}
 		if is {
-			t.oneScratch(ctx, p, request, settle)
+			b.oneScratch(ctx, p, request)
 		}
 	}
 }
 
-func (t *turnRun) oneScratch(ctx context.Context, p *pendingCall, request wire.ScratchRequest, settle func(Event)) {
-	ctx, span := t.startTool(ctx, p)
+func (b *batch) oneScratch(ctx context.Context, p *pendingCall, request wire.ScratchRequest) {
+	ctx, span := b.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	text, change, failure := t.scratched(request)
+	text, change, failure := b.scratched(request)
 	if failure != nil {
 		failSpan(span, failure)
-		settle(p.local(protocol.StatusRejected, "", failure, time.Since(start)))
+		b.settle(p.local(protocol.StatusRejected, "", failure, time.Since(start)))
 		return
 	}
-	keeper, _ := t.dispatcher.(Keeper)
-	event := p.local(protocol.StatusOK, keeping{p.tool, keeper, t.opts.Logger, t.id}.fitted(ctx, p.event.CallID, text), nil, time.Since(start))
+	event := p.local(protocol.StatusOK, b.keeps(p).fitted(ctx, p.event.CallID, text), nil, time.Since(start))
 	event.Scratch = change
-	settle(event)
+	b.settle(event)
 }
 
 // scratched answers one request.
