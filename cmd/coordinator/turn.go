@@ -248,17 +248,10 @@ func (f *instructionFlags) system() (string, error) {
 	if f.System == "" {
 		return "", nil
 	}
-	file, err := os.Open(f.System)
-	if err != nil {
-		return "", cli.Usagef("--system %s: %v", f.System, errors.Unwrap(err))
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	content, err := io.ReadAll(io.LimitReader(file, maxSystem+1))
+	content, err := cli.ReadBounded(f.System, maxSystem)
 	switch {
 	case err != nil:
-		return "", cli.Usagef("--system %s: %v", f.System, errors.Unwrap(err))
-	case len(content) > maxSystem:
-		return "", cli.Usagef("--system %s: is larger than %d KiB", f.System, maxSystem>>10)
+		return "", cli.Usagef("--system %s: %v", f.System, err)
 	case strings.TrimSpace(string(content)) == "":
 		return "", cli.Usagef("--system %s: is empty", f.System)
 	}

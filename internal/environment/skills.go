@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,17 +25,9 @@ const maxFrontFile = 256 << 10
 // FrontMatter reads a Markdown file: the YAML between its first two lines of --- into fields, of
 // which unknown ones are ignored, and the text below.
 func FrontMatter(path string, fields any) (text string, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", errors.Unwrap(err)
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	content, err := io.ReadAll(io.LimitReader(file, maxFrontFile+1))
+	content, err := cli.ReadBounded(path, maxFrontFile)
 	if err != nil {
 		return "", err
-	}
-	if len(content) > maxFrontFile {
-		return "", fmt.Errorf("is larger than %d KiB", maxFrontFile>>10)
 	}
 	content = bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n"))
 	head, body, ok := bytes.Cut(bytes.TrimPrefix(content, []byte("---\n")), []byte("\n---\n"))

@@ -67,8 +67,7 @@ const (
 
 // Attributes and values of MCP.
 const (
-	MCPMethod    = attribute.Key("mcp.method.name")
-	MCPSessionID = attribute.Key("mcp.session.id")
+	MCPMethod = attribute.Key("mcp.method.name")
 
 	// MethodCallTool is the [MCPMethod] of tool calls, and starts the names of their spans.
 	MethodCallTool = "tools/call"

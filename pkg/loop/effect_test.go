@@ -23,8 +23,8 @@ func shop(name string, revert *tools.Revert, with tools.Remote) tools.Tool {
 	return tool
 }
 
-// The journal has how a call reaches outside of the workspace, and the call that undoes it as it was
-// planned when the result came.
+// The journal has how a call reaches outside of the workspace, and the call that undoes it as it
+// was planned when the result came.
 func TestEffect_IsJournaledWithItsRevert(t *testing.T) {
 	t.Parallel()
 	reply := asks("a", "order", "look", "broken", "work", "later")
