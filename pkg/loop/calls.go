@@ -273,7 +273,7 @@ func (b *batch) runOwn(ctx context.Context, p *pendingCall) error {
 	case wire.JobRequest:
 		b.followed.runJobTool(ctx, p, request, b.settle)
 	case wire.SearchRequest:
-		return b.runOutside(ctx, p, b.settle, func(ctx context.Context, _ *Event) (string, error) { return b.search(ctx, request) })
+		return b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.search(ctx, request) })
 	}
 	return nil
 }
