@@ -707,7 +707,7 @@ func TestTurn_ThatCannotGoOnIsEnded(t *testing.T) {
 func TestTurn_PromotesCallsThatTakeLong(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("until test -e go; do sleep 0.1; done")+","+answer)
-	r.serve(r.Connect(), "c-1", func(o *serve.Options) { o.Bounds.PromoteAfter = time.Hour })
+	r.serve(r.Connect(), "c-1", func(o *serve.Options) { o.PromoteAfter = time.Hour })
 	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "wait", TurnBounds: wire.TurnBounds{PromoteAfter: 50}}, 0)
 	requireAnswered(t, r.submit(t.Context(), call))
 	jobs := 0

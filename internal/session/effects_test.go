@@ -134,8 +134,8 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	require.Equal(t, "three\ntwo\n", string(content))
 }
 
-// The calls of sub-agents count, and what the model reads of reverts and of resolved calls is a part
-// of the conversation.
+// The calls of sub-agents count. What the model reads of reverts and of resolved calls is a part of
+// the conversation.
 func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

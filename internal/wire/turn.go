@@ -170,8 +170,9 @@ type ReadRequest struct {
 	Wait time.Duration
 }
 
-// TriggerRequest is the plan of the tools that set triggers: a time, times or a message of a channel
-// begin a turn with a prompt. One of At, Delay, Cron and Channel is set. The session carries it out.
+// TriggerRequest is the plan of the tools that set triggers: a time, times or a message of a
+// channel begin a turn with a prompt. One of At, Delay, Cron and Channel is set. The session
+// carries it out.
 type TriggerRequest struct {
 	At             time.Time
 	Delay          time.Duration

@@ -189,9 +189,9 @@ func (s Sessions) Effects(ctx context.Context, id protocol.SessionID, at At) ([]
 }
 
 // Revert undoes the effects behind a point by the reverts of their tools, in the order of
-// [Sessions.Effects], and returns all of them. It stops at the first one that cannot be undone, and
-// may be repeated. Effects without a revert stay. The error wraps [ErrSessionBusy] if the session is
-// busy.
+// [Sessions.Effects], and returns all of them. It stops at the first one that cannot be undone,
+// and may be repeated. Effects without a revert stay. The error wraps [ErrSessionBusy] if the
+// session is busy.
 func (s Sessions) Revert(ctx context.Context, id protocol.SessionID, at At) ([]report.Effect, error) {
 	name := s.client.inner.Name
 	f, err := s.of(ctx, id, append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))...)
@@ -212,9 +212,9 @@ func reported(effects []session.Effect) (all []report.Effect) {
 	return all
 }
 
-// Resolve notes that a person found out whether a call of unknown outcome ([report.Session].Unknown)
-// happened; the model reads that in its next turn. The error wraps [ErrSessionBusy] if the session
-// is busy.
+// Resolve notes that a person found out whether a call of unknown outcome happened
+// ([report.Session].Unknown); the model reads that in its next turn. The error wraps
+// [ErrSessionBusy] if the session is busy.
 func (s Sessions) Resolve(ctx context.Context, id protocol.SessionID, call protocol.CallID, happened bool, by string) error {
 	name := s.client.inner.Name
 	f, err := s.of(ctx, id, append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool))...)

@@ -11,8 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Triggers begin turns of one session later, whether or not this process still runs: each time once,
-// behind a turn that is open. Errors are as those of [Channels].
+// Triggers begin turns of one session later, whether or not this process still runs: each time
+// once, behind a turn that is open. Errors are as those of [Channels].
 type Triggers interface {
 	// Add stores a trigger. The same one added once more, also after it has fired or was removed,
 	// changes nothing.

@@ -143,11 +143,11 @@ func TestMcpDocs_FilesAreTaken(t *testing.T) {
 	require.Empty(t, faults)
 	require.Len(t, servers, 2)
 	dir := docsHome(t)
-	require.Len(t, own["yaml"], 2)
+	require.Len(t, own["yaml"], 3)
 	for i, text := range own["yaml"] {
 		write(t, filepath.Join(dir, "own", fmt.Sprintf("%d.yaml", i)), text)
 	}
-	for folder, want := range map[string]int{"own": 2, "examples/tools": 2, "examples/servers": 1} {
+	for folder, want := range map[string]int{"own": 3, "examples/tools": 2, "examples/servers": 1} {
 		opened, err := manifest.Open(filepath.Join(dir, folder))
 		require.NoError(t, err)
 		set := opened.Load()

@@ -28,7 +28,7 @@ func TestSessionMerge_OfAFork(t *testing.T) {
 	run("s-1", script(t, first, say("Begun.")), "begin")
 	run("s-1", script(t, first, say("Begun."), second, say("Done.")), "go on")
 
-	fork := strings.TrimSpace(session("fork", "--at", "turn 1", "s-1"))
+	fork := strings.TrimSpace(session("fork", "--at", "turn 1", "--leave-effects", "s-1"))
 	require.Equal(t, "1\n2\n3\n", session("files", fork, "both"))
 	run(fork, script(t, first, say("Begun."), say("", bash("c3", `printf '1\n2\nthree\n' > both; echo fork > clash; echo new > new`)), say("The fork is done.")), "try")
 	require.Contains(t, session("diff", "s-1", fork), "+three\n")
@@ -43,7 +43,7 @@ func TestSessionMerge_OfAFork(t *testing.T) {
 	require.Contains(t, session("merge", fork, "s-1"), "Nothing that changed")
 	run("s-1", script(t, first, say("Begun."), second, say("Done."), say("", bash("c4", "cat new")), say("Seen.")), "and now")
 
-	for _, bad := range [][]string{{"merge", "s-1", fork}, {"merge", "nobody", "s-1"}, {"fork", "--at", "turn 9", "s-1"}, {"diff", "s-1", "nobody"}} {
+	for _, bad := range [][]string{{"merge", "s-1", fork}, {"merge", "nobody", "s-1"}, {"fork", "--at", "turn 9", "--leave-effects", "s-1"}, {"diff", "s-1", "nobody"}} {
 		require.Equal(t, 1, b.session(t, bad[0], bad[1:]...).code, bad)
 	}
 	require.Equal(t, 2, b.session(t, "fork", "--at", "turn x", "s-1").code)

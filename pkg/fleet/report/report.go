@@ -66,8 +66,8 @@ type Lane struct {
 	// that is lost, the one that its claim names; empty when there is none.
 	Holder protocol.WorkerID `json:"holder,omitempty"`
 	HeldMS int64             `json:"held_ms,omitempty"`
-	// WaitsFor is what the lane's next call waits for: a slot, a limit, an earlier call, its time or
-	// an operator; "" is none.
+	// WaitsFor is what the lane's next call waits for: a slot, a limit, an earlier call, its time
+	// or an operator; "" is none.
 	WaitsFor string        `json:"waits_for,omitempty"`
 	Running  []RunningCall `json:"running"` // the longest first
 }
