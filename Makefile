@@ -31,13 +31,14 @@ SYSTEMS  := darwin/arm64 windows/amd64
 # Many tests wait, for leases and processes: three packages for two processors.
 WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))) -timeout 30m
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
-# long, and what they are made of is tested with it. Likewise what mostly parses: models and pages.
-PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch
+# long, and what they are made of is tested with it. Likewise what mostly parses: models and pages, and what has no
+# goroutines: the core of lanes, whose simulation takes ten times as long with it.
+PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch ./internal/lane/core
 # Nor with the detector: tests that move much data, that fill a fleet, or that run three servers in their process. They
 # take eight times as long with it, and it sees the same code in the others. PKG=./internal/lane runs them all with it.
 HEAVY     = Test(Cluster|Fact|Flood|Go_ManyFutures|Stream_ADeepStream|Keep|ResultRead|Toolsets|Command_OfVery)
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | sed 's,^,./,')
-PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch)(/|$$)'),$(PKG))
+PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch|internal/lane/core)(/|$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
@@ -80,7 +81,6 @@ program:
 test: program bin/testsum ## Run every test, those of packages with the race detector (PKG=./pkg/... for some, PKG=./test/... with it, too)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
 	bin/testsum $(MAKE) --no-print-directory test-json
-	$(if $(filter ./...,$(PKG)),$(ONCE) go test ./internal/lane/core) # a thousand seeds, which the detector would make ten times as slow
 
 # What testsum runs: it adopts the processes that tests leave behind, and fails.
 .PHONY: test-json
