@@ -23,7 +23,7 @@ func undoing(t *testing.T, log, id, word, command string) []loop.Event {
 	call := protocol.Call{
 		ID: protocol.CallID(id), SessionID: "s", Tool: "undo", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: "undo/all", Access: protocol.Exclusive}}, Delivery: protocol.AtMostOnce,
-		Payload: protocol.ToolRun{Argv: []string{"sh", "-c", command + "echo " + word + " >> " + log}, Arguments: json.RawMessage(`{}`), Text: true},
+		Payload: protocol.ToolRun{Argv: []string{"sh", "-c", command + "echo " + word + " >> '" + log + "'"}, Arguments: json.RawMessage(`{}`), Text: true},
 	}
 	body, err := wire.EncodeCall(&call)
 	require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	r := newRig(t)
 	log := filepath.Join(t.TempDir(), "log")
 	flag := filepath.Join(t.TempDir(), "flag")
-	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e "+flag+" || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
+	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e '"+flag+"' || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
 	require.NoError(t, err)
 	behind := At{Call: "x-1"}
 	effects, err := Effects(t.Context(), r.Journal, "s", behind)

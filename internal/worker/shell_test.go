@@ -63,7 +63,7 @@ func testLongCommand(t *testing.T, options func(*rig) worker.Options) {
 	r := newRig(t)
 	r.work(options(r))
 	session := protocol.NewSessionID()
-	long := "x='" + strings.Repeat("a", 3<<20) + "'; export y=${#x}; read -r line || line=none; echo $y $line $#; cat; ls -A ${TMPDIR:-/tmp}"
+	long := "x='" + strings.Repeat("a", 3<<20) + "'; export y=${#x}; read -r line || line=none; echo $y $line $#; cat; ls -A \"${TMPDIR:-/tmp}\""
 	for _, keep := range []bool{false, true} {
 		for stdin, want := range map[string]string{"": "3145728 none 0\n", "one\ntwo\n": "3145728 one 0\ntwo\n"} {
 			got := r.do(session, protocol.CommandRun{Command: long, Stdin: protocol.Bytes(stdin), KeepShell: keep})

@@ -69,7 +69,8 @@ func hierarchy(mountinfo string) (top, root string) {
 		fields := strings.Fields(before)
 		const rootField, topField = 3, 4
 		if strings.HasPrefix(after, "cgroup2 ") && len(fields) > topField {
-			return fields[topField], fields[rootField]
+			plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+			return plain.Replace(fields[topField]), plain.Replace(fields[rootField])
 		}
 	}
 	return "", ""

@@ -22,7 +22,8 @@ func host(t *testing.T, files map[string]string) string {
 	for name, content := range files {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(content, "TOP", dir+"/top")), 0o644))
+		top := strings.ReplaceAll(dir+"/top", " ", `\040`) // as the kernel writes it
+		require.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(content, "TOP", top)), 0o644))
 	}
 	return dir
 }
