@@ -21,7 +21,7 @@ func TestFindOutside(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sh", "-ec", `
 		export GIT_CONFIG_NOSYSTEM=1 HOME="$PWD" GIT_AUTHOR_NAME=p GIT_AUTHOR_EMAIL=p GIT_COMMITTER_NAME=p GIT_COMMITTER_EMAIL=p
 		git init -q repo; cd repo; git commit -q --allow-empty -m 1; mkdir sub; git worktree add -q ../work; git worktree add -q ../moved
-		sub() { git -C $1 -c protocol.file.allow=always submodule --quiet "$2" $3 $4; }
+		sub() { at=$1; shift; git -C "$at" -c protocol.file.allow=always submodule --quiet "$@"; }
 		git init -q ../inner; git -C ../inner commit -q --allow-empty -m 1; git init -q ../lib; sub ../lib add "$PWD/../inner" inner; git -C ../lib commit -q -m 1
 		sub . add "$PWD/../lib" lib; git commit -qm lib; git -C ../work reset -q --hard $(git rev-parse HEAD); git -C ../work -c protocol.file.allow=always submodule --quiet update --init --recursive
 		mkdir lib/d forged; cp lib/.git forged; cp -r .git/modules/lib .git/modules/own; mkdir own; echo "gitdir: ../.git/modules/own" >own/.git; git config -f .git/modules/own/config core.worktree ../../../own
