@@ -198,16 +198,22 @@ func parsePoint(text string) (at fleet.At, err error) {
 	return at, nil
 }
 
+// stored is connect for commands that need what only a fleet stores; local is what sessions without
+// one have.
+func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk, local string) (fleet.Sessions, func(), error) {
+	if c.Nats == "" {
+		return fleet.Sessions{}, nil, cli.Usagef("--nats is missing: sessions that ran without a fleet have %s", local)
+	}
+	return c.connect(ctx, p, desk)
+}
+
 // restore restores a session's workspace to its state after a call.
 func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDesk) error {
 	at, err := parseAt(c.Restore.At)
 	if err != nil {
 		return err
 	}
-	if c.Nats == "" {
-		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
-	}
-	all, done, err := c.connect(ctx, p, desk)
+	all, done, err := c.stored(ctx, p, desk, "their last workspace only")
 	if err != nil {
 		return err
 	}
@@ -244,10 +250,7 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	if c.Nats == "" {
-		return cli.Usagef("--nats is missing: sessions that ran without a fleet have their last workspace only")
-	}
-	all, done, err := c.connect(ctx, p, desk)
+	all, done, err := c.stored(ctx, p, desk, "their last workspace only")
 	if err != nil {
 		return err
 	}
@@ -279,10 +282,7 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	if into.id, err = c.resolve(ctx, p, into); err != nil {
 		return err
 	}
-	if c.Nats == "" {
-		return cli.Usagef("--nats is missing: sessions that ran without a fleet have no forks but those of their sub-agents")
-	}
-	all, done, err := c.connect(ctx, p, from)
+	all, done, err := c.stored(ctx, p, from, "no forks but those of their sub-agents")
 	if err != nil {
 		return err
 	}

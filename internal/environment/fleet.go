@@ -138,7 +138,7 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 	case err == nil && fl.Server != nil:
 		fl.Server.WhenFailed(func(reason error) {
 			o.Program.End(reason)
-			fl.NC.Close() // so that nobody waits for an answer of it
+			fl.NC.Close() // requests to it then fail at once
 		})
 	}
 	return fl, err

@@ -47,7 +47,7 @@ func (l LocalSessions) List(ctx context.Context, limit int) (list []report.Sessi
 	leftOut = max(0, len(list)-limit)
 	list = list[:len(list)-leftOut]
 	for i := range list {
-		info, err := l.Show(ctx, list[i].SessionID)
+		info, err := l.show(ctx, list[i])
 		if errors.Is(err, public.ErrNotFound) { // it was begun, and nothing came of it
 			continue
 		}
@@ -76,7 +76,7 @@ func (l LocalSessions) Last(ctx context.Context) (protocol.SessionID, error) {
 	list, err := l.measured()
 	var begun protocol.SessionID // and nothing came of it, or single calls alone did
 	for i := range list {
-		info, err := l.Show(ctx, list[i].SessionID)
+		info, err := l.show(ctx, list[i])
 		switch none := errors.Is(err, public.ErrNotFound); {
 		case err != nil && !none:
 			return "", err
@@ -104,8 +104,7 @@ func (l LocalSessions) measured() (list []report.Session, err error) {
 		if err != nil || !entry.IsDir() {
 			continue
 		}
-		size, changed := l.measure(id)
-		list = append(list, report.Session{SessionID: id, UpdatedAt: changed, DiskBytes: size})
+		list = append(list, l.measure(id))
 	}
 	l.sort(list)
 	return list, nil
@@ -119,18 +118,23 @@ func (LocalSessions) sort(list []report.Session) {
 
 // Show is [public.Sessions.Show].
 func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
-	size, changed := l.measure(id)
-	f, err := l.Open(ctx, id)
+	return l.show(ctx, l.measure(id))
+}
+
+// show is Show of a session that is measured.
+func (l LocalSessions) show(ctx context.Context, measured report.Session) (*report.Session, error) {
+	f, err := l.Open(ctx, measured.SessionID)
 	if errors.Is(err, public.ErrSessionBusy) {
-		return &report.Session{SessionID: id, State: session.StateInUse, UpdatedAt: changed, DiskBytes: size}, nil
+		measured.State = session.StateInUse
+		return &measured, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Sessions("").Show(ctx, id)
+	info, err := f.Sessions("").Show(ctx, measured.SessionID)
 	if err == nil {
-		info.DiskBytes = size
+		info.DiskBytes = measured.DiskBytes
 	}
 	return info, err
 }
@@ -228,9 +232,11 @@ func (l LocalSessions) Remove(ctx context.Context, id protocol.SessionID, force 
 
 func (l LocalSessions) dirOf(id protocol.SessionID) string { return filepath.Join(l.dir, string(id)) }
 
-// measure returns the size of a session's directory, and when a message was stored last, or it was
-// made.
-func (l LocalSessions) measure(id protocol.SessionID) (size int64, changed time.Time) {
+// measure returns a session with the size of its directory, and when a message was stored last, or
+// it was made.
+func (l LocalSessions) measure(id protocol.SessionID) report.Session {
+	var size int64
+	var changed time.Time
 	_ = filepath.WalkDir(l.dirOf(id), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return nil //nolint:nilerr // what cannot be read, or goes away, is not counted
@@ -248,7 +254,7 @@ func (l LocalSessions) measure(id protocol.SessionID) (size int64, changed time.
 	if made, err := os.Stat(l.dirOf(id)); err == nil && changed.IsZero() {
 		changed = made.ModTime()
 	}
-	return size, changed
+	return report.Session{SessionID: id, UpdatedAt: changed, DiskBytes: size}
 }
 
 // messageBlock is the extension of the server's files that have messages.

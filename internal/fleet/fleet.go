@@ -71,8 +71,9 @@ type Login struct {
 	Creds string
 	// TLS is for servers whose certificates the system does not know, and for those that want one.
 	TLS natsio.TLS
-	// SignKey is a file with the private key that calls are signed with, see [signing.Load]. "" is
-	// the one beside Creds, or that of an embedded server that listens, which is made, else none.
+	// SignKey is a file with the private key that calls are signed with, see [signing.Load]. ""
+	// means the key in the directory of Creds, or the one that an embedded server that listens
+	// makes; calls are not signed if there is neither.
 	SignKey string
 }
 

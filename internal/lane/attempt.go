@@ -337,7 +337,7 @@ func (a *earlyLookups) request(calls ...*protocol.Call) {
 
 // isSafe reports whether the result of a call may be looked up before its turn comes.
 func (a *earlyLookups) isSafe(e *core.Entry) bool {
-	return !e.NoResult && !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce
+	return !e.NoResult && e.IsFirst()
 }
 
 func (a *earlyLookups) drop(e *core.Entry) { delete(a.pending, e.Call.ID) }

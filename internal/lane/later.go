@@ -82,7 +82,7 @@ func (c *reaper) hasWork(ctx context.Context) (bool, error) {
 			return c.holder.clock.Age(entry.Time) >= reapAfter || c.isDue(ctx), nil
 		case wire.EntryLater, wire.EntryLaterCancel:
 			_, known := p.later[entry.Sequence]
-			if n == 0 && !known { // the first one of all, or of a stream that was created anew
+			if n == 0 && !known { // the first of all, or of a stream that was created again
 				*p = passed{later: map[uint64]laterCall{}}
 			}
 			if !known {

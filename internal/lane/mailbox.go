@@ -160,7 +160,7 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	if err == nil {
 		e := &core.Entry{Call: call, Header: header, Accepted: stored.Add(-lateness(call, header)), Size: len(body)}
 		e.Cancelled = cancelled
-		if l.holder.options.Keys == nil { // nobody signs headers
+		if l.holder.options.Keys == nil { // with keys only signed fields count, and headers are not signed
 			e.NoResult = l.knowsAllSince(wire.SeenOfHeader(header.Get(wire.HeaderSeen)))
 		}
 		return e, nil

@@ -24,7 +24,8 @@ func trigger(session protocol.SessionID) schedule.Schedule {
 	return schedule.Schedule{Name: "t-" + string(call), Call: turn(session), KeepSession: true, By: call, Secret: wire.SeedOf("seed", call)}
 }
 
-// accepting has accepted calls: each once, whoever sends it how often.
+// accepting is the calls that were accepted: each once, however often and by whichever process it
+// is sent.
 type accepting struct {
 	mu    sync.Mutex
 	calls map[protocol.CallID]int

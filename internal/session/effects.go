@@ -47,9 +47,8 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	}
 	for i := range events {
 		e := &events[i]
-		ended := e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == ""
 		status := protocol.Status(e.Status)
-		if !ended || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == loop.ResolvedDidNot {
+		if !endsCall(e) || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == loop.ResolvedDidNot {
 			continue
 		}
 		effect := Effect{Effect: report.Effect{CallID: e.CallID, Tool: e.Name, Status: status}}
@@ -70,6 +69,11 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	}
 	slices.Reverse(effects)
 	return effects, nil
+}
+
+// endsCall reports whether an event is the end of a call. The result of one that became a job is not.
+func endsCall(e *loop.Event) bool {
+	return e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == ""
 }
 
 // attempted notes an event of an attempt to undo an effect, and what a person found out about it.
@@ -94,7 +98,7 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 	var all []loop.Event
 	for i := range events {
 		e := &events[i]
-		if e.Name == wire.AgentTool && (e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == "") {
+		if e.Name == wire.AgentTool && endsCall(e) {
 			child, err := journal.Load(ctx, protocol.SessionID(e.CallID))
 			if err != nil {
 				return nil, err

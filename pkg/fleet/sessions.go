@@ -58,8 +58,13 @@ func (s Sessions) of(ctx context.Context, id protocol.SessionID, rights ...natsi
 	return s.open(ctx, []protocol.SessionID{id}, rights...)
 }
 
-// reader reads the sessions. In a fleet elsewhere it looks at lanes too, if the user may do that.
-func (s Sessions) reader(ctx context.Context, f *fleet.Fleet) (*session.Reader, error) {
+// reader opens the sessions for reading. In a fleet elsewhere it looks at lanes too, if the user may
+// do that.
+func (s Sessions) reader(ctx context.Context, ids ...protocol.SessionID) (*session.Reader, error) {
+	f, err := s.open(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
 	reader, err := session.NewReader(ctx, f)
 	if err == nil && s.client.elsewhere {
 		reader.Lanes = f.CheckRights(ctx, natsio.LaneRights(f.Name, protocol.SessionPool)) == nil
@@ -73,11 +78,7 @@ func (s Sessions) reader(ctx context.Context, f *fleet.Fleet) (*session.Reader, 
 // List returns the sessions that changed last, the last one first; a limit of 0 means 100. leftOut
 // is how many more there are.
 func (s Sessions) List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error) {
-	f, err := s.open(ctx, nil)
-	if err != nil {
-		return nil, 0, err
-	}
-	reader, err := s.reader(ctx, f)
+	reader, err := s.reader(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -89,11 +90,7 @@ const defaultSessions = 100
 
 // IDs returns the ids of all sessions, the one that changed last first.
 func (s Sessions) IDs(ctx context.Context) ([]protocol.SessionID, error) {
-	f, err := s.open(ctx, nil)
-	if err != nil {
-		return nil, err
-	}
-	reader, err := s.reader(ctx, f)
+	reader, err := s.reader(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -102,11 +99,7 @@ func (s Sessions) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 
 // Show returns a session with its turns.
 func (s Sessions) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
-	f, err := s.of(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	reader, err := s.reader(ctx, f)
+	reader, err := s.reader(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ const (
 // runs once. In a cluster a read can be stale, so if the call may have a result, its absence is
 // confirmed by a write.
 func (e *Entry) IsSettled(s Starter) (bool, error) {
-	if e.NoResult && !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce {
+	if e.NoResult && e.IsFirst() {
 		return false, nil
 	}
 	known, err := s.HasResult(e)

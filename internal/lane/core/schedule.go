@@ -77,6 +77,12 @@ func (e *Entry) MayHaveResult() bool { return e.MayHaveStarted || e.MayBeOld || 
 // MayHaveRun reports whether another holder may have started the call.
 func (e *Entry) MayHaveRun() bool { return e.MayHaveStarted || e.Marked }
 
+// IsFirst reports whether this is the first attempt of a call that may be repeated, as far as the
+// entry says.
+func (e *Entry) IsFirst() bool {
+	return !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce
+}
+
 // Waits is for how long a call waited under this holder, see [WaitClock].
 type Waits struct {
 	AwaitsSince time.Time // when only calls of its After held it up; zero if they never did

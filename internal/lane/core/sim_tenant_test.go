@@ -129,7 +129,7 @@ func (wk *worker) replaceTicket(t *task, c *simCall) (has, ok bool) {
 	return there != nil, ok
 }
 
-// unmark removes the mark of a call that has its result. Nobody answers.
+// unmark removes the mark of a call that has its result, without an answer.
 func (l *simLane) unmark(t *task, c *simCall) {
 	w := l.wk.m.w
 	if w.quotas[c.tenant] == 0 {

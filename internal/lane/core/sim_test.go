@@ -356,8 +356,8 @@ func TestSimulation_FindsEachGuardThatIsMissing(t *testing.T) {
 }
 
 // Law: a call is not looked for if its caller saw a result of its holder before it first sent the
-// call. Then no copy of it runs twice, however late it comes and whoever sends it again. The epoch
-// is needed for that.
+// call. Then no copy of it runs twice, however late it comes and whichever caller sends it again.
+// The epoch is needed for that.
 func TestSimulation_CallsThatAreNewToTheirHolderRunOnce(t *testing.T) {
 	t.Parallel()
 	seeing := func(seed uint64, cluster bool, broken string) *world {

@@ -209,7 +209,7 @@ func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait tim
 }
 
 // Nack has the pool's consumer deliver a ready message again after a while, 0 is at once. ack is
-// the subject of its acknowledgements. Nobody answers, and nothing happens without a connection.
+// the subject of its acknowledgements. There is no answer; without a connection nothing is sent.
 func (s *Store) Nack(ack string, wait time.Duration) { _ = s.NC.Publish(ack, nack(wait)) }
 
 func nack(wait time.Duration) []byte {

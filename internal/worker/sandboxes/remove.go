@@ -1,7 +1,6 @@
 package sandboxes
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/mountinfo"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -91,14 +91,13 @@ func removeWhile(may func() error, home string) error {
 // mountedBelow returns a mount point at or below a directory; "" if there is none, or this system
 // cannot list them.
 func mountedBelow(dir string) (string, error) {
-	table, err := os.Open("/proc/self/mountinfo")
+	table, err := os.ReadFile("/proc/self/mountinfo")
 	if os.IsNotExist(err) {
 		return "", nil // not Linux
 	}
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = table.Close() }() // it was only read
 	resolved, err := filepath.EvalSymlinks(dir)
 	if os.IsNotExist(err) {
 		return "", nil
@@ -106,13 +105,11 @@ func mountedBelow(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	escaped := strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`).Replace(resolved)
-	lines := bufio.NewScanner(table)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) > 4 && (fields[4] == escaped || strings.HasPrefix(fields[4], escaped+"/")) {
-			return fields[4], nil
+	mounts, err := mountinfo.Parse(string(table))
+	for _, m := range mounts {
+		if m.Point == resolved || strings.HasPrefix(m.Point, resolved+"/") {
+			return m.Point, nil
 		}
 	}
-	return "", lines.Err()
+	return "", err
 }

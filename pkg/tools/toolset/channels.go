@@ -1,8 +1,6 @@
 package toolset
 
 import (
-	"time"
-
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -53,7 +51,7 @@ they were sent, also after restarts. You do not read your own messages. What you
 				args.Limit = defaultMessages
 			}
 			return tools.Plan{Session: wire.ReadRequest{
-				Channel: args.Channel, All: args.All, Limit: args.Limit, Wait: time.Duration(args.Wait * float64(time.Second)),
+				Channel: args.Channel, All: args.All, Limit: args.Limit, Wait: seconds(args.Wait, 0),
 			}}, nil
 		}),
 	}}

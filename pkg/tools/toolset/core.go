@@ -94,7 +94,7 @@ func filePlan(
 	return tools.Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: fileTimeout}, nil
 }
 
-// seconds is a timeout as a model writes it, 0 for none given.
+// seconds is a time that a model gives in seconds; standard if it gives none, or 0.
 func seconds(s float64, standard time.Duration) time.Duration {
 	if s == 0 {
 		return standard

@@ -118,7 +118,7 @@ func (a processArguments) wait(usual time.Duration) time.Duration {
 	if a.Wait == nil {
 		return usual
 	}
-	return time.Duration(*a.Wait * float64(time.Second))
+	return seconds(*a.Wait, 0)
 }
 
 // keyboard is what keys send by their names, as those of a terminal of the kind xterm do. The rest

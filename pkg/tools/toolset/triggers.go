@@ -39,7 +39,7 @@ The new turn has your model, tools, policies and limits. A session has at most 2
 				return nil
 			},
 			Plan: tools.PlanOf(func(_ tools.Scope, args timerArguments) (tools.Plan, *protocol.Error) {
-				return tools.Plan{Session: wire.TriggerRequest{At: args.At, Delay: time.Duration(args.Seconds * float64(time.Second)), Prompt: args.Prompt}}, nil
+				return tools.Plan{Session: wire.TriggerRequest{At: args.At, Delay: seconds(args.Seconds, 0), Prompt: args.Prompt}}, nil
 			}),
 		},
 		{

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/mountinfo"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
 )
 
@@ -41,7 +42,7 @@ func Locate() (*Location, error) {
 }
 
 func locate(proc string, systemd bool) (*Location, error) {
-	mounts, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
+	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, &unusable.Error{What: unusable.Groups, Found: "there is no /proc", Err: err}
 	}
@@ -49,7 +50,11 @@ func locate(proc string, systemd bool) (*Location, error) {
 	if err != nil {
 		return nil, &unusable.Error{What: unusable.Groups, Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
 	}
-	top, root := hierarchy(string(mounts))
+	mounts, err := mountinfo.Parse(string(table))
+	if err != nil {
+		return nil, &unusable.Error{What: unusable.Groups, Found: "the mounts cannot be read", Err: err}
+	}
+	top, root := hierarchy(mounts)
 	own, found := ownGroup(string(groups))
 	if top == "" || !found {
 		return nil, &unusable.Error{What: unusable.Groups, Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
@@ -63,14 +68,10 @@ func locate(proc string, systemd bool) (*Location, error) {
 }
 
 // hierarchy finds where version 2 is mounted, and what part of it.
-func hierarchy(mountinfo string) (top, root string) {
-	for line := range strings.Lines(mountinfo) {
-		before, after, _ := strings.Cut(line, " - ")
-		fields := strings.Fields(before)
-		const rootField, topField = 3, 4
-		if strings.HasPrefix(after, "cgroup2 ") && len(fields) > topField {
-			plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-			return plain.Replace(fields[topField]), plain.Replace(fields[rootField])
+func hierarchy(mounts []mountinfo.Mount) (top, root string) {
+	for _, m := range mounts {
+		if m.Type == "cgroup2" {
+			return m.Point, m.Root
 		}
 	}
 	return "", ""

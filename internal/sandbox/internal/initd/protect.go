@@ -77,7 +77,7 @@ func guarded(config wire.Config) []placement {
 func testProtected(config wire.Config, all []mount) error {
 	for _, place := range slices.Concat(config.Pinned, config.Protected) {
 		at := path.Join(GuestWorkspace, place.Path)
-		if !slices.ContainsFunc(all, func(m mount) bool { return m.point == at }) {
+		if !slices.ContainsFunc(all, func(m mount) bool { return m.Point == at }) {
 			return fmt.Errorf("%s is not protected", at)
 		}
 		if place.Link != "" {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/mountinfo"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -84,36 +85,25 @@ func testUsers(config wire.Config) (err error) {
 	return err
 }
 
-// mount is a line of /proc/self/mountinfo.
-type mount struct {
-	id      string
-	parent  string // the id of the mount that it is in
-	point   string
-	options string
-	peers   []string // optional fields, of mounts that others can change
-}
+// mount is a mount of this process's namespace.
+type mount struct{ mountinfo.Mount }
 
 func mounts() ([]mount, error) {
 	text, err := readProc("/proc/self/mountinfo", make([]byte, 16<<10))
 	if err != nil {
 		return nil, err
 	}
-	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-	var all []mount
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		end := slices.Index(fields, "-")
-		if end < 6 {
-			return nil, fmt.Errorf("mountinfo: %q", line)
-		}
-		all = append(all, mount{id: fields[0], parent: fields[1], point: plain.Replace(fields[4]), options: fields[5], peers: fields[6:end]})
+	table, err := mountinfo.Parse(string(text))
+	all := make([]mount, len(table))
+	for i := range table {
+		all[i] = mount{table[i]}
 	}
-	return all, nil
+	return all, err
 }
 
 // has reports whether the mount has the option.
 func (m mount) has(option string) bool {
-	for o := range strings.SplitSeq(m.options, ",") {
+	for o := range strings.SplitSeq(m.Options, ",") {
 		if o == option {
 			return true
 		}
@@ -135,7 +125,7 @@ func testMounts(config wire.Config) error {
 	}
 	roots := 0
 	for _, m := range all {
-		if m.point == "/" {
+		if m.Point == "/" {
 			roots++
 		}
 	}
@@ -145,11 +135,11 @@ func testMounts(config wire.Config) error {
 	places := placesOf(config)
 	hidden := hiddenMounts(all)
 	for _, m := range all {
-		if hidden[m.id] {
+		if hidden[m.ID] {
 			continue // by a protected place, with its own copy of what is mounted below
 		}
 		if err := m.test(config, places); err != nil {
-			return fmt.Errorf("mount %s %w", m.point, err)
+			return fmt.Errorf("mount %s %w", m.Point, err)
 		}
 	}
 	return testProtected(config, all)
@@ -161,16 +151,16 @@ func hiddenMounts(all []mount) map[string]bool {
 	hidden := map[string]bool{}
 	for _, m := range all {
 		for _, over := range all {
-			if over.id != m.id && over.parent == m.parent && over.point != m.point && beneath(m.point, over.point) {
-				hidden[m.id] = true
+			if over.ID != m.ID && over.Parent == m.Parent && over.Point != m.Point && beneath(m.Point, over.Point) {
+				hidden[m.ID] = true
 			}
 		}
 	}
 	for known := -1; known < len(hidden); {
 		known = len(hidden)
 		for _, m := range all {
-			if hidden[m.parent] {
-				hidden[m.id] = true
+			if hidden[m.Parent] {
+				hidden[m.ID] = true
 			}
 		}
 	}
@@ -206,19 +196,19 @@ func placesOf(config wire.Config) []placement {
 func (m mount) test(config wire.Config, places []placement) error {
 	at := placement{path: "/"}
 	for _, p := range places {
-		if beneath(m.point, p.path) {
+		if beneath(m.Point, p.path) {
 			at = p
 		}
 	}
 	switch {
-	case at.path == "/" && m.point != "/":
+	case at.path == "/" && m.Point != "/":
 		return errors.New("was not asked for")
 	case !at.writable && !m.has("ro"):
 		return errors.New("can be written to")
 	case !at.devices && (!m.has("nosuid") || !m.has("nodev")):
 		return errors.New("has set-user-ID programs or devices")
 	}
-	for _, peer := range m.peers {
+	for _, peer := range m.Peers {
 		// Bubblewrap's mounts follow those of the host, but not the other way round.
 		if !config.Bwrap || !strings.HasPrefix(peer, "master:") {
 			return fmt.Errorf("is not private: %s", peer)
