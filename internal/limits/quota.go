@@ -18,8 +18,9 @@ import (
 
 // Spending is the rate of a tenant, or of a model's provider, as one process sees it. What was
 // spent is a record that each process replaces by compare-and-set for each call that it sends, so
-// the rate holds for all processes together. Times are the server's. It is safe for concurrent
-// use.
+// the rate holds for all processes together. Times are the server's, as far as processes know its
+// clock. The record has the time of its writer, and time never goes back: so the differences
+// between the clocks of processes count once. It is safe for concurrent use.
 type Spending struct {
 	js    jetstream.JetStream
 	fleet protocol.Fleet
@@ -40,15 +41,19 @@ func NewSpending(js jetstream.JetStream, fleet protocol.Fleet, of string) *Spend
 
 // spending is the record.
 type spending struct {
-	Type    string  `json:"type"`
-	Version int     `json:"version"`
-	Spent   float64 `json:"spent"`
+	Type    string    `json:"type"`
+	Version int       `json:"version"`
+	Spent   float64   `json:"spent"`
+	At      time.Time `json:"at,omitzero"` // when that was so; in older records, when it was stored
 }
 
 const (
 	typeSpending = "spending"
 	// conflictPause is the pause after another process has replaced the record.
 	conflictPause = 5 * time.Millisecond
+	// maxAhead bounds how far the clock of a writer may be ahead of the server's. More is an error
+	// of that clock, for which others do not wait.
+	maxAhead = time.Second
 )
 
 // Bucket is a rate a second, and how much may be spent at once.
@@ -82,6 +87,9 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 		}
 		bucket := core.Limit{Rate: b.Rate, Burst: b.Burst}
 		at := now()
+		if at.Before(s.at) {
+			at = s.at
+		}
 		bucket.Restore(s.spent, at.Sub(s.at), at)
 		if blocked, wait := bucket.Blocked(0, at); bounded && blocked != core.NotBlocked {
 			if fresh {
@@ -91,7 +99,7 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 			continue
 		}
 		spent := max(bucket.Spent(at)+n, 0)
-		err := s.write(ctx, spent)
+		err := s.write(ctx, spent, at)
 		if err == nil {
 			s.spent, s.at = spent, at
 			return 0, nil
@@ -125,11 +133,16 @@ func (s *Spending) read(ctx context.Context) error {
 		return err
 	}
 	s.known, s.revision, s.spent, s.at = true, entry.Revision(), r.Spent, entry.Created()
+	if latest := s.at.Add(maxAhead); r.At.After(latest) {
+		s.at = latest
+	} else if !r.At.IsZero() {
+		s.at = r.At
+	}
 	return nil
 }
 
-func (s *Spending) write(ctx context.Context, spent float64) (err error) {
-	body, err := json.Marshal(spending{Type: typeSpending, Version: wire.Version, Spent: spent})
+func (s *Spending) write(ctx context.Context, spent float64, at time.Time) (err error) {
+	body, err := json.Marshal(spending{Type: typeSpending, Version: wire.Version, Spent: spent, At: at})
 	if err != nil {
 		return err
 	}
