@@ -2,9 +2,11 @@ package dispatch
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -20,4 +22,17 @@ func TestWaited_HasEveryReason(t *testing.T) {
 		w + "not_before_ms": 1, w + "slot_ms": 2, w + "lane_ms": 3, w + "after_ms": 4, w + "limit_ms": 5, w + "rate_ms": 6, w + "pause_ms": 7,
 	}, got)
 	require.Empty(t, waited(&protocol.Waits{}))
+}
+
+// A lost worker is there again when it renews its heartbeat, and not because the server's clock was
+// measured again, which makes a heartbeat younger.
+func TestJudge_OnlyARenewalBringsAWorkerBack(t *testing.T) {
+	t.Parallel()
+	lost := attempt{number: 1, worker: "w1", late: 3, lost: "worker w1 is lost"}
+	owner := lane.Owner{Worker: "w1", Beat: 3, Silent: time.Second, Left: 5 * time.Second}
+	require.False(t, owner.Late())
+	var d Dispatcher
+	require.Equal(t, lost, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
+	owner.Beat = 4
+	require.Equal(t, attempt{number: 1, worker: "w1"}, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
 }
