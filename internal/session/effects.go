@@ -71,7 +71,8 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	return effects, nil
 }
 
-// endsCall reports whether an event is the end of a call. The result of one that became a job is not.
+// endsCall reports whether an event is the end of a call. The result of one that became a job is
+// not.
 func endsCall(e *loop.Event) bool {
 	return e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == ""
 }

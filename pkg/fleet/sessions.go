@@ -58,8 +58,8 @@ func (s Sessions) of(ctx context.Context, id protocol.SessionID, rights ...natsi
 	return s.open(ctx, []protocol.SessionID{id}, rights...)
 }
 
-// reader opens the sessions for reading. In a fleet elsewhere it looks at lanes too, if the user may
-// do that.
+// reader opens the sessions for reading. In a fleet elsewhere it looks at lanes too, if the user
+// may do that.
 func (s Sessions) reader(ctx context.Context, ids ...protocol.SessionID) (*session.Reader, error) {
 	f, err := s.open(ctx, ids)
 	if err != nil {
