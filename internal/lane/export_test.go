@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"slices"
 
 	"github.com/nats-io/nats.go"
 
@@ -34,3 +35,15 @@ func (h *Holder) Drains() bool {
 	}
 	return h.draining
 }
+
+// InLine reports whether each of these tenants waits for a slot of the holder.
+func (h *Holder) InLine(tenants ...protocol.Tenant) bool {
+	h.slots.mu.Lock()
+	defer h.slots.mu.Unlock()
+	return !slices.ContainsFunc(tenants, func(tenant protocol.Tenant) bool {
+		return !slices.ContainsFunc(h.slots.waiting, func(w *slotWaiter) bool { return w.tenant == tenant })
+	})
+}
+
+// WeightOf is the weight of a tenant by the rules that the holder has read.
+func (h *Holder) WeightOf(tenant protocol.Tenant) int { return h.limits.Rules().Weight(tenant) }
