@@ -28,17 +28,17 @@ func (c *Client) ServerTools(
 
 // Errors of [Client.Answer] and [Sessions.Approve].
 var (
-	// ErrNotAsked says that nobody waits for the answer: there is one, or the time is over.
+	// ErrNotAsked means that no call waits for the answer: it has one, or its time is over.
 	ErrNotAsked = approval.ErrNotAsked
-	// ErrRefused says that the answer does not fit what is asked, and why: the question stays.
+	// ErrRefused means that the answer does not fit the question, and says why. The question stays.
 	ErrRefused = approval.ErrRefused
 )
 
-// Answer answers what a call asks a person while it runs, as an MCP server does: an event
-// [loop.EventQuestionAsked] of [loop.Options] or [Call].Observe, of which the ids and
-// the lane count. It returns when the worker has taken the answer; the error wraps [ErrNotAsked] or
-// [ErrRefused]. A question is declined when no answer comes within 2 s. Whoever needs longer sends
-// the action "wait" first, and then has half of the call's time.
+// Answer answers the question of a running call, such as one of an MCP server. asked is the event
+// [loop.EventQuestionAsked] from [loop.Options] or [Call].Observe; only its ids and lane are used.
+// Answer returns when the worker has the answer; the error wraps [ErrNotAsked] or [ErrRefused]. A
+// question without an answer within 2 s is declined: send the action "wait" first to have half of
+// the call's time.
 func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
 	pool, _, _ := strings.Cut(asked.Lane, "/")
 	if asked.Question != nil {
@@ -51,9 +51,8 @@ func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.A
 	return approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
 }
 
-// AwaitApproval waits until somebody says whether a call may be made: by [Sessions.Approve] of any
-// program of the fleet, or by coordinator approve. It is for [loop.Options] and
-// [Call].Approve.
+// AwaitApproval waits until a person approves or denies a call: by [Sessions.Approve] in any
+// program of the fleet, or by coordinator approve. It is for [loop.Options] and [Call].Approve.
 func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
 	return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
 }

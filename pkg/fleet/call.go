@@ -87,7 +87,7 @@ type Call struct {
 	// Observe gets questions that the tool asks a person while [Client.Call] waits for it, as
 	// [loop.EventQuestionAsked]; nil declines them. The call waits for Observe to return.
 	Observe func(loop.Event)
-	// Guard is what the session must know of a file before a tool may change it; "" means nothing.
+	// Guard is the check before a tool changes a file; "" means none.
 	Guard protocol.Guard
 	// Author is who commits with git in commands.
 	Author protocol.Author
@@ -318,9 +318,8 @@ func (p *planned) failed(err error) (Result, error) {
 // [protocol.StatusOutcomeUnknown].
 //
 // Call returns within about 0.1 s of the end of ctx. A ctx that has already ended sends nothing and
-// is [ErrNotSent]. Otherwise the call is cancelled: the Result says what a worker answered within
-// that time, or is [protocol.StatusOutcomeUnknown]. While the server is away, Call tries until ctx
-// ends.
+// is [ErrNotSent]. Otherwise the call is cancelled: the Result is a worker's answer within that
+// time, or [protocol.StatusOutcomeUnknown]. While the server is away, Call tries until ctx ends.
 func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 	ctx, done := c.whileOpen(ctx)
 	defer done()
@@ -355,7 +354,7 @@ func mayRun(err error) error {
 	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 }
 
-// failed is what an error says about a call, and the error as [Client.Call] returns it.
+// failed returns the result and the error of [Client.Call] for an error of a call.
 func failed(session protocol.SessionID, err error) (Result, error) {
 	status, code := protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown
 	switch {

@@ -120,11 +120,11 @@ type Storage struct {
 	KeepAge   time.Duration
 	KeepBytes int64
 	// ResultAge is how long results of calls are stored, 10 minutes to 365 days, also in an
-	// existing fleet, whose older results are deleted at once. 0 means what the fleet has, or 7
+	// existing fleet, whose older results are deleted at once. 0 means the fleet's setting, or 7
 	// days. A call that is sent again when its result has been deleted runs again.
 	ResultAge time.Duration
 	// ResultBytes is the total size of stored results, at least 64 MiB, also in an existing fleet;
-	// beyond it the oldest are deleted. 0 means what the fleet has, or no bound.
+	// beyond it the oldest are deleted. 0 means the fleet's setting, or no bound.
 	ResultBytes int64
 }
 

@@ -52,8 +52,8 @@ func withKind(err error) error {
 	return err
 }
 
-// Limit bounds the calls of lanes, what a tenant may use, or what waits in a pool: it names one of
-// the three. A lane follows one limit, the most specific one that matches.
+// Limit bounds the calls of lanes, of a tenant, or of a pool: it names one of the three. A lane
+// follows one limit, the most specific one that matches.
 type Limit struct {
 	// Lane is a pattern: the first two segments of resource keys, of which each may end with "*",
 	// as in "account/*".

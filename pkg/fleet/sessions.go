@@ -292,11 +292,10 @@ func (s Sessions) Remove(ctx context.Context, id protocol.SessionID, force bool)
 	return session.Remove(ctx, f, id, session.Options{Pool: s.pool, Force: force})
 }
 
-// Follow shows the turn of a session that runs or waits until it ends, or else the last turn, and
-// returns how it ended. observe gets each event once, from any goroutine, one at a time. asked
-// gets questions that a person may answer ([Sessions.Approve], [Client.Answer]), and the live
-// events that end them; nil ignores them. The end of ctx ends Follow with its cause, and not the
-// turn.
+// Follow follows the open turn of a session until it ends, or else shows the last turn, and returns
+// how it ended. observe gets each event once, from any goroutine, one at a time. asked gets
+// questions that a person may answer ([Sessions.Approve], [Client.Answer]), and the live events
+// that end them; nil ignores them. The end of ctx ends Follow with its cause, not the turn.
 func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, asked func(loop.Event)) (loop.TurnResult, error) {
 	ctx, done := s.client.whileOpen(ctx)
 	defer done()
@@ -349,9 +348,9 @@ func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
 	}), err
 }
 
-// Approve says whether a call may be made, or accepts or declines what a running call of the pool
-// asks, with the default values. It returns when the process that waits for the answer has it. The
-// error wraps [ErrNotAsked] or [ErrRefused]. [Client.Answer] answers with other values.
+// Approve approves or denies a call, or accepts or declines the question of a running call of the
+// pool, with default values. It returns when the waiting process has the answer. The error wraps
+// [ErrNotAsked] or [ErrRefused]. [Client.Answer] answers with other values.
 func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
 	f := s.client.inner
 	_, err := protocol.ParseCallID(string(call))

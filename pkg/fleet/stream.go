@@ -77,11 +77,9 @@ func (s *Stream) Record() Event {
 	return s.last
 }
 
-// Wait has the next call that this value sends, and so all after it, wait for events of any stream.
-// A call whose event can never happen, because its call ended otherwise than ok, is rejected with
-// [protocol.CodeAfterUnmet], and so is one whose event has not happened when its time is over, as
-// [Call].After says; that is also so if the event's call was not sent, as with [ErrNotSent]. The
-// calls after it run.
+// Wait makes the next call of this value, and so all later ones, wait for events of any stream. The
+// call is rejected with [protocol.CodeAfterUnmet] if a call of an event ended otherwise than ok,
+// was not sent ([ErrNotSent]), or has not ended in time, see [Call].After. Later calls run.
 func (s *Stream) Wait(events ...Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -54,7 +54,7 @@ const (
 	maxAgents     = 64 // that one run of the first session starts or resumes
 )
 
-// lineage is what a sub-agent's run knows of its parents; the zero value is a session without.
+// lineage describes the parents of a sub-agent; the zero value is a session without parents.
 type lineage struct {
 	parent  *Parent
 	depth   int
@@ -344,8 +344,8 @@ func (t *turnRun) oneAtATime(approve ApproveFunc) ApproveFunc {
 	}
 }
 
-// relay tells the observer of a session what its sub-agent does: questions as they are, since they
-// are answered by session and call, and all else as a sentence about the call.
+// relay reports a sub-agent's events to the observer of its parent: questions unchanged, since
+// their answers name session and call, and all others as a sentence about the parent's call.
 func (t *turnRun) relay(p *pendingCall) func(Event) {
 	return func(e Event) {
 		about := p.as(EventAgentMoved)

@@ -169,11 +169,11 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	b.calls = append(b.calls, call)
 }
 
-// laneOf is where a call goes, as the journal has it.
+// laneOf returns a call's pool and lane, as in the journal.
 func laneOf(call *protocol.Call) string { return string(call.Pool) + "/" + string(call.Lane()) }
 
-// lost is the error of a call that an earlier run may have sent, and that cannot be sent as it was:
-// error says why, nil that it would go elsewhere now, where nobody knows what became of it.
+// lost returns the error of a call that an earlier run may have sent and that cannot be sent again
+// as it was: failure is the reason, nil means that the call would go to another lane or pool now.
 func lost(failure *protocol.Error) *protocol.Error {
 	why := "its tool is another one now"
 	if failure != nil {
@@ -320,7 +320,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 // because a holder of a worker's key could ask for ever.
 const maxQuestions = 16
 
-// question journals what a call asks a person, and what came of that.
+// question journals a call's question to a person, and its outcome.
 func (b *batch) question(p *pendingCall, u Update) {
 	if u.Question == nil {
 		if p.asked[u.Answered.Question] == nil {

@@ -20,8 +20,8 @@ import (
 // summary is journaled ([EventCompacted]), so every later run of the session, and a fork of it,
 // shows the model the same; the events that it replaces stay in the journal.
 type Compaction struct {
-	// Model writes the summaries; nil means the model of the Runner. ModelName is what it is called
-	// in traces, and Price what it costs; nil is unknown.
+	// Model writes the summaries; nil means the model of the Runner. ModelName is its name in
+	// traces, and Price its price; nil is unknown.
 	Model     Model
 	ModelName string
 	Price     *Price
@@ -266,7 +266,7 @@ func (s *session) noteSummary(e *Event) error {
 // bytesPerToken is about how many bytes of text a token has.
 const bytesPerToken = 4
 
-// tokens is about how many tokens the conversation has: what the last reply took, and what came
+// tokens estimates the tokens of the conversation: those of the last reply, and of the messages
 // after it.
 func (s *session) tokens() int64 {
 	if s.lastTokens == 0 {

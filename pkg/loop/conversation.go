@@ -117,18 +117,17 @@ func (c *conversation) withoutRefused(messages []Message) {
 	}
 }
 
-// nameLeftOut stands for the name of a tool that is left out.
+// nameLeftOut replaces the name of a tool that is left out.
 const nameLeftOut = "left_out"
 
 func note(what, reason string) string {
 	return fmt.Sprintf("[The %s was left out, because the model's server refuses it: %s]", what, reason)
 }
 
-// ErrTooLong is wrapped by the error of [Model.Reply] for a conversation that is longer than
-// the model takes. The Runner then has it compacted ([Compaction]), and without a summary asks
-// again with less of the tool calls that are long ago, several times if need be; what was said by
-// people and by the model is never cut. The journal
-// keeps all of it.
+// ErrTooLong is wrapped by the error of [Model.Reply] for a conversation that is longer than the
+// model takes. The Runner then has it compacted ([Compaction]), or else asks again with shorter
+// results of old tool calls, several times if need be. Texts of people and of the model are never
+// cut. The journal keeps all of it.
 var ErrTooLong = errors.New("the conversation is longer than the model takes")
 
 // wholeResults is how many of the last tool results are left as they are, after each time that
@@ -263,7 +262,7 @@ func sizeOf(messages []Message) int {
 	return size
 }
 
-// emptyReply is what a model is told whose reply was empty. The journal has neither.
+// emptyReply is the message to a model after an empty reply. The journal has neither.
 const emptyReply = "[Your last reply was empty. Answer, or ask for a tool.]"
 
 // empty reports whether the reply says nothing at all.
@@ -271,13 +270,14 @@ func (r *Reply) empty() bool {
 	return strings.TrimSpace(r.Text) == "" && len(r.ToolCalls) == 0 && !r.Cut && !slices.ContainsFunc(r.Native, func(c NativeCall) bool { return c.Image != nil })
 }
 
-// What a model is told behind a reply that was cut.
+// Messages to the model after a reply that was cut.
 const (
 	cutText  = "[Your reply was cut off at the limit of output tokens. Go on exactly where it stopped, and repeat nothing.]"
 	cutCalls = "[Your reply was cut off at the limit of output tokens: its last tool call may be incomplete. Ask for less at a time.]"
 )
 
-// wordAfter is what the model is told behind a step that was cut, unless the turn ended there.
+// wordAfter returns the messages to the model after a step that was cut, unless the turn ended
+// there.
 func (t *turn) wordAfter(step int) []string {
 	switch s := &t.steps[step]; {
 	case !s.cut, step == len(t.steps)-1 && t.result != nil:

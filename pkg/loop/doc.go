@@ -2,9 +2,9 @@
 // shows it the results, and asks again until it answers.
 //
 // A session is a durable conversation. A turn is one input and everything up to the answer; a step
-// is one reply of the model and the tool calls in it. The loop keeps no state of its own: what it
-// knows is the fold of the session's journal, and every event is journaled before anything follows
-// from it. So a turn has one shape whether it runs through or is resumed by another process:
+// is one reply of the model and the tool calls in it. The loop has no state but the fold of the
+// session's journal, and journals every event before it acts on it. So a turn is the same whether
+// one process runs it or another resumes it:
 //
 //	            ┌──────────────── all results known ────────────────┐
 //	            ▼                                                   │
@@ -20,15 +20,14 @@
 //
 // # Who is authoritative
 //
-// The [Journal] is, for the conversation: an append names the sequence that it builds on, so two
+// The [Journal], for the conversation: an append names the sequence that it builds on, so two
 // processes can never both extend a session; the slower one gets [ErrJournalConflict] and leaves
-// without cancelling anything. The fleet is, for results: ids of calls derive from session, turn,
-// step and place, so a resumed turn dispatches the calls without result again under the ids that
-// they had, and the [Dispatcher] tells the results that the fleet has or will have. They derive
-// from the seed in the journal, too, so that who stores results cannot foretell them. Plans are
-// pure, so the same tools make the same calls of them; a session should be resumed with the tools
-// that it had. A call that was sent, and that the tools of now would send elsewhere or not at all,
-// is outcome_unknown.
+// without cancelling anything. The fleet, for results: ids of calls derive from session, turn, step
+// and index, so a resumed turn dispatches calls without a result again under the same ids, and the
+// [Dispatcher] returns the results that the fleet has or will have. Ids also derive from the seed
+// in the journal, so that workers cannot guess them. Plans are pure: the same tools make the same
+// calls, so resume a session with the tools that it had. A sent call that the current tools would
+// send elsewhere, or not at all, is outcome_unknown.
 //
 // # Calls of a reply that streams
 //
@@ -38,24 +37,22 @@
 //
 // # Jobs
 //
-// A call whose plan says Background is a job. Its tool call has a result at once, the handle; the
-// call is dispatched beside the steps, by a goroutine that ends with the run and leaves the call to
-// itself. job_ended is journaled once for each job: between two steps, where it also is a message
-// to the model, or with the job_wait or job_cancel that answered it. The run of the next turn
-// follows the jobs without an end under the same ids.
+// A call whose plan says Background is a job. Its tool call has a result at once, the handle. A
+// goroutine dispatches the call concurrently with the steps, and ends with the run; the call
+// continues. job_ended is journaled once for each job: between two steps, where it also is a
+// message to the model, or with the job_wait or job_cancel that answered it. The run of the next
+// turn follows unfinished jobs under the same ids.
 //
 // # Sub-agents
 //
-// The tool agent is answered by the loop as well: it runs another session inside the turn,
-// under all that binds the turn. Its id is that of the tool call, so a resumed turn finds it; see
-// [Agent].
+// The loop answers the tool agent, too: it runs another session inside the turn, under the turn's
+// policies and limits. Its id is that of the tool call, so a resumed turn finds it; see [Agent].
 //
 // # Stateful tools
 //
-// A tool result may name a handle. A tool call that goes on with it becomes a call with the
-// resources of the one that opened it, which is planned once more for that; the worker that has the
-// state is the one that holds their lane. Which handles there are, and which have ended, is what
-// the journal's results say. See [tools.NewStateful].
+// A tool result may name a handle. A tool call that continues it becomes a call with the resources
+// of the opening call, which is planned again for that; the worker with the state holds their lane.
+// The journal's results say which handles there are, and which have ended. See [tools.NewStateful].
 //
 // # What happens on failure
 //

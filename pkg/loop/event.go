@@ -56,14 +56,13 @@ type Event struct {
 	SessionFields
 	TurnFields
 
-	// Text is what the model said (model_reply, text_delta, reasoning_delta, turn_ended,
-	// session_ended), what it reads (budget_low, budget_spent, session_merged, revert_ended,
-	// call_resolved, conversation_compacted), the reason (policy_decision, approval_asked,
-	// part_left_out), what the model asked of its provider's tool (native_call), what follows
-	// (worker_lost), what a sub-agent says or does (agent_moved), or the requirement that no worker
-	// meets (tool_queued;
-	// "" when one does).
-	// turn_ended has none where the journal could not store it a second time.
+	// Text depends on the type of event. The model's words: model_reply, text_delta,
+	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent,
+	// session_merged, revert_ended, call_resolved, conversation_compacted. A reason:
+	// policy_decision, approval_asked, part_left_out. The request to the provider's tool:
+	// native_call. The next step: worker_lost. A sub-agent's progress: agent_moved. The requirement
+	// that no worker meets, "" if one does: tool_queued. turn_ended has no text where the journal
+	// could not store it a second time.
 	Text string `json:"text,omitempty"`
 
 	ReplyFields
@@ -117,7 +116,7 @@ type TurnFields struct {
 	SpanID  string `json:"span_id,omitempty"`
 }
 
-// ReplyFields are what a model returned beside its text (model_reply).
+// ReplyFields are a reply without its text (model_reply).
 type ReplyFields struct {
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 	Reasoning *Reasoning `json:"reasoning,omitempty"`
@@ -132,7 +131,7 @@ type SpentFields struct {
 	CostUSD *float64 `json:"cost_usd,omitempty"`
 	// ElapsedMS is the time since the reply before in the same run.
 	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
-	// Spent is what a sub-agent has used (tool_result), whose Usage and CostUSD are there, too.
+	// Spent is the usage of a sub-agent (tool_result), in addition to Usage and CostUSD.
 	Spent *protocol.Spending `json:"spent,omitempty"`
 }
 

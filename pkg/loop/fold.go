@@ -24,7 +24,7 @@ type session struct {
 	// taken is every tool call id of the conversation.
 	taken map[string]bool
 	jobs  []*job // in the order in which they were started
-	// dialogs are what stateful tools go on with, in the order in which they were opened.
+	// dialogs are the open stateful tools, in the order in which they were opened.
 	dialogs []*dialog
 	scratch map[string]string // the scratchpad
 	// positions are how far channels are read.
@@ -93,13 +93,13 @@ type stepCall struct {
 	planned  bool      // its tool_call event is journaled
 	sent     bool      // and does not say that it is refused: it may have been made
 	lane     string    // where it was sent; "" for one that runs in place
-	about    string    // the stateful tool that it goes on with; "" for other calls
+	about    string    // the stateful tool that it continues; "" for other calls
 
 	asked map[string]*protocol.Question // what it asks a person, by the id of the question
 
 	content *string         // what the model sees of its result; nil while there is none
 	status  protocol.Status // of that result
-	image   *Image          // what it sees beside that
+	image   *Image          // image or document of the result
 }
 
 // decision is what was decided about a call.
@@ -346,9 +346,9 @@ func (s *session) ended(id protocol.CallID) *TurnResult {
 	return nil
 }
 
-// conversation returns what a model is shown: every step has its results behind
-// it, in the order of its calls, and a summary may stand for the first ones. What it thought is
-// shown of the last turn only.
+// conversation returns the messages for the model: each step is followed by its results, in the
+// order of its calls, and a summary may replace the first steps. Reasoning is that of the last turn
+// only.
 func (s *session) conversation(system string) []Message {
 	messages := []Message{{Role: RoleSystem, Text: system}}
 	for i := range s.turns {

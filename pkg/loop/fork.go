@@ -84,8 +84,8 @@ func (f *fork) ready(ctx context.Context) (*protocol.Result, error) {
 	}
 }
 
-// merge brings what a sub-agent has changed into the workspace, and returns what the model reads of
-// that. One that was stopped is not merged.
+// merge merges a sub-agent's changes into the workspace, and returns a text for the model. Changes
+// of a stopped sub-agent are not merged.
 func (t *turnRun) merge(ctx context.Context, p *pendingCall, outcome Outcome) (string, error) {
 	child := string(p.event.CallID)
 	if ctx.Err() != nil || outcome == OutcomeInterrupted {

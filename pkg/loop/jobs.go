@@ -70,7 +70,7 @@ func (s *session) jobOf(id protocol.CallID) *job {
 	return nil
 }
 
-// appendNotes adds what a model is told beside the results of its tool calls.
+// appendNotes adds notes for the model after the results of its tool calls.
 func appendNotes(messages []Message, notes []string) []Message {
 	if len(notes) == 0 {
 		return messages
@@ -292,8 +292,8 @@ func (w *followers) tellJobs(ctx context.Context) error {
 	return nil
 }
 
-// endJob journals the end of a job once, and returns it. A nil follower stands for a job of
-// which nothing can be learned.
+// endJob journals the end of a job once, and returns it. follower is nil if nothing can be learned
+// about the job.
 func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) (Event, error) {
 	w.ending.Lock()
 	defer w.ending.Unlock()

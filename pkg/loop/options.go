@@ -37,8 +37,8 @@ type Options struct {
 	// Author is who commits in commands of the session; the zero one is who their workers say.
 	Author protocol.Author
 
-	// Guard is what a session must know of a file before its tools may change it; ""
-	// lets them change what it never saw.
+	// Guard is the check before a tool changes a file; "" allows changes of files that the session
+	// never read.
 	Guard protocol.Guard
 
 	// MaxSteps is how often the model is asked in a turn; 0 means 64.

@@ -24,14 +24,14 @@ type Model interface {
 
 // Delta is a piece of a reply that streams.
 type Delta struct {
-	// Text is of what the model says, Reasoning of what it thinks before; either may be empty.
+	// Text is a piece of the answer, Reasoning one of the model's thoughts; either may be empty.
 	Text, Reasoning string
 	// Call is a tool call of the reply whose arguments are complete, and Index its position there.
-	// An adapter passes them in their order, and those of a reply that begins again from the first
-	// one; it may leave out any from one on.
+	// An adapter passes calls in their order, from the first one again if the reply begins again;
+	// it may stop after any of them.
 	Call  *ToolCall
 	Index int
-	// Waits says why there is no reply yet, and what comes next, as while the provider is down.
+	// Waits says why there is no reply yet, such as a provider that is down, and what comes next.
 	Waits string
 }
 
@@ -72,8 +72,7 @@ type Message struct {
 	// ToolCallID and Name say which tool call a tool message answers.
 	ToolCallID string
 	Name       string
-	// Image is what a tool message shows beside its text, to models that take images, or documents
-	// if it is one.
+	// Image is an image or document of a tool message, for models that take it.
 	Image *Image
 }
 
@@ -143,25 +142,23 @@ type Reply struct {
 // Dispatcher carries calls to workers and results back. Implementations are safe for
 // concurrent use: jobs have a Dispatch of their own, beside those of the steps.
 type Dispatcher interface {
-	// Dispatch enqueues the calls of one step in their order, and returns when each
-	// has its result. Every change is told to observe as it happens, one at a time;
-	// the last update of each call carries its result, and each call gets exactly one.
+	// Dispatch enqueues the calls of one step in their order, and returns when each has its result.
+	// observe gets every change as it happens, one at a time; the last update of each call carries
+	// its result, and each call gets exactly one.
 	//
-	// When ctx ends, what has not finished is cancelled, and Dispatch still returns
-	// only after it has told every result that it could learn; the others are
-	// "outcome_unknown", or "cancelled" if they were not sent: a ctx that has ended sends nothing.
-	// An error means that the fleet could not be reached at all.
+	// When ctx ends, unfinished calls are cancelled, and Dispatch returns once observe has every
+	// result that could be learned; the others are "outcome_unknown", or "cancelled" if they were
+	// not sent. An error means that the fleet could not be reached at all.
 	//
-	// A ctx that ended with [ErrDetached] as its cause is different: the calls go on
-	// in the fleet, nothing is cancelled, and Dispatch returns at once.
+	// A ctx that ended with [ErrDetached] as its cause is different: the calls continue in the
+	// fleet, and Dispatch returns at once.
 	//
-	// Calls whose ids the fleet knows already are not run again: their results are
-	// told, stored or to come.
+	// Calls whose ids the fleet knows already do not run again: observe gets their results.
 	Dispatch(ctx context.Context, calls []protocol.Call, observe func(Update)) error
 }
 
-// Keeper is a [Dispatcher] that can keep what an inline tool returned, when a model is not
-// shown all of it.
+// Keeper is a [Dispatcher] that can store the whole text of an inline tool, if the model sees only
+// a part.
 type Keeper interface {
 	// Keep stores the text of a call until its session is removed, where [wire.ResultRead]
 	// finds it. Storing it again replaces it.
@@ -170,8 +167,8 @@ type Keeper interface {
 
 // Asker is a [Dispatcher] by which a session asks a person. Without one, tools that ask fail.
 type Asker interface {
-	// Ask waits until somebody answers the question of a call, and returns the answer, or the error
-	// of ctx. It calls listening as soon as answers can arrive; an error of that ends it. An answer
+	// Ask waits for a person's answer to the question of a call, and returns it, or the error of
+	// ctx. It calls listening as soon as answers can arrive; an error of that ends it. An answer
 	// that fits refuses with an error is rejected with it, and the question stays.
 	Ask(
 		ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
@@ -181,10 +178,10 @@ type Asker interface {
 
 // TurnCaller is a [Dispatcher] of a fleet that carries the calls which ask for turns, too.
 type TurnCaller interface {
-	// GivenUp reports whether the call with an [Input].ID has a result that says that its turn does
-	// not go on: as when it was stopped while nobody had its session. The turn, found open before
-	// another input or by [Runner.EndGivenUp], is then not brought to its end but ended as
-	// interrupted, its calls cancelled. An error is the run's.
+	// GivenUp reports whether the call of a turn, by its [Input].ID, has a result that ends the
+	// turn, such as a cancel while no coordinator had the session. A turn found open, before
+	// another input or by [Runner.EndGivenUp], then ends as interrupted, and its calls are
+	// cancelled. An error ends the run.
 	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
 }
 
@@ -209,17 +206,17 @@ type Update struct {
 	State    State
 	WorkerID protocol.WorkerID // of running
 	Attempt  int               // of running
-	// Waits is, of a call that is queued for long, what the workers lack that it needs; "" when one
-	// of them has it. It may be told again when that changes.
+	// Waits is, of a call that is queued for long, the requirement that no worker meets; "" if one
+	// does. Another update follows when that changes.
 	Waits string
 	// Lost says, of a call that is running, that its worker is lost, and what comes next; "" when
 	// the worker is there again.
 	Lost string
-	// Question is, of a call that is running, what it wants to know of a person. It is told to
-	// observers ([EventQuestionAsked]), and only they may answer.
+	// Question is a running call's question to a person. Observers get it ([EventQuestionAsked]),
+	// and only they may answer.
 	Question *protocol.Question
-	// Answered says, of a call that is running, what came of its question, without the content of
-	// the answer: [protocol.ActionCancel] without an answer.
+	// Answered is the outcome of the question, without the content of the answer:
+	// [protocol.ActionCancel] if there was none.
 	Answered *protocol.Answer
 	// Result is set for, and only for, done.
 	Result *protocol.Result

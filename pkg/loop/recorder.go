@@ -94,9 +94,8 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	return r.publish(ctx, events)
 }
 
-// lean returns the events without what the reply before them has already, without what the model
-// thought, and with the beginnings of results: a step whose calls have no results, and a turn that
-// cannot end, would keep their session from going on for ever.
+// lean returns events that were too large for the journal, so that the session can continue:
+// without arguments (the reply has them) and reasoning, and with shortened results.
 func lean(events []Event) []Event {
 	events = slices.Clone(events)
 	for i := range events {
@@ -146,8 +145,8 @@ func (r *recorder) publish(ctx context.Context, events []Event) error {
 	return nil
 }
 
-// urgent reports whether observers see an event before it is in the journal, which may be slow: a
-// call declines its question itself if nobody takes that on within [wire.AskWait].
+// urgent reports whether observers see an event before the journal has it, which may take long: a
+// call declines its question if no observer accepts it within [wire.AskWait].
 func urgent(e *Event) bool { return e.Type == EventQuestionAsked }
 
 // logResult writes the one record of a tool call. Its name stays out: a model wrote it.
@@ -193,9 +192,9 @@ func uniqueIDs(calls []ToolCall, taken map[string]bool, turn, step int) []ToolCa
 // doing it first keeps a session that runs and one that is resumed the same.
 func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// validArguments replaces what is not UTF-8 in arguments by \u escapes of half a surrogate pair,
-// which no argument may have: the tool call is refused, and never made with other characters than
-// the model wrote. Half a pair keeps its number, and a byte becomes \udc00 and its value.
+// validArguments replaces invalid UTF-8 in arguments by \u escapes of half a surrogate pair, which
+// no argument may have. So the tool call is refused, and never made with other characters than the
+// model wrote. Half a pair keeps its number, and a byte becomes \udc00 and its value.
 func validArguments(s string) string {
 	if utf8.ValidString(s) {
 		return s

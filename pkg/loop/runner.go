@@ -262,8 +262,7 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	return result
 }
 
-// SessionEnded is the live event that tells observers that a process is done with
-// a session: what a command emits last.
+// SessionEnded is the last live event of a command: this process is done with the session.
 func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 	return Event{
 		Type: EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: result.Turn,

@@ -20,7 +20,7 @@ import (
 type SingleOptions struct {
 	// Sandbox is where the call runs; "" means the sandbox of its session.
 	Sandbox string
-	// Guard is what the session must know of a file before the tool may change it; "" is nothing.
+	// Guard is the check before the tool changes a file; "" is none.
 	Guard protocol.Guard
 	// Policy decides whether the call may be made; nil allows every call. Calls before
 	// this one are not known to it, so bounds of their number allow at least one.

@@ -12,9 +12,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// A call whose arguments are complete is sent while the rest of its reply streams, if all calls
-// before it in the reply were, so that calls which conflict keep their order. Its tool_call is
-// journaled before it is sent, and before its model_reply.
+// A call whose arguments are complete is sent while the rest of its reply streams, if all earlier
+// calls of the reply were sent: so conflicting calls keep their order. Its tool_call is journaled
+// before it is sent, and before its model_reply.
 //
 // Once the reply is there, its dispatch is left ([ErrDetached]), and the step dispatches all of its
 // calls as a resumed turn does: those that were sent have their ids, and do not run again. A reply

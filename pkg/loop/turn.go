@@ -244,8 +244,8 @@ func (t *turnRun) said(ctx context.Context, at Event, streams *stream) (Reply, *
 // maxReplyTokens is more than any reply takes; sums of it stay numbers.
 const maxReplyTokens = 1 << 40
 
-// counted is what counts of what a server says that a reply took: nothing that it says gives tokens
-// back.
+// counted returns the usage that a server reports, without negative numbers, which would give
+// tokens back.
 func counted(u protocol.Usage) protocol.Usage {
 	input, output := min(max(u.InputTokens, 0), maxReplyTokens), min(max(u.OutputTokens, 0), maxReplyTokens)
 	return protocol.Usage{

@@ -24,7 +24,7 @@ const (
 	maxDelay = 366 * 24 * time.Hour
 )
 
-// Delivery says what may happen to a call whose worker was lost.
+// Delivery decides about a call whose worker was lost.
 type Delivery string
 
 // The three kinds of delivery.
@@ -115,9 +115,8 @@ type Call struct {
 	// one is rejected with after_unmet.
 	After []CallRef `json:"after,omitempty"`
 
-	// Again says that the call may have been enqueued before, by an earlier life
-	// of its coordinator or because an acknowledgement was lost: whoever takes
-	// it looks for a stored result first.
+	// Again means that the call may have been enqueued before, by a restarted coordinator or
+	// because an acknowledgement was lost: the worker looks for a stored result first.
 	Again bool `json:"again,omitempty"`
 
 	// Payload is what the worker executes.

@@ -1,5 +1,5 @@
-// Package protocol is the wire format of a fleet: what a coordinator asks, and
-// what a worker answers.
+// Package protocol is the wire format of a fleet: the calls of coordinators, and the results of
+// workers.
 //
 //	tool call (model) ──plan──► Call ──────────► worker
 //	                             │ ID, Session     │ Payload: command_run, files_read, ...

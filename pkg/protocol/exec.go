@@ -122,8 +122,8 @@ type ToolRun struct {
 
 // ToolRunResult answers [ToolRun].
 type ToolRunResult struct {
-	// Output is what the command wrote to standard output, when it is what it should be;
-	// text as a JSON string. Stdout is empty then.
+	// Output is the standard output of the command, if it is valid; text as a JSON string. Stdout
+	// is empty then.
 	Output json.RawMessage `json:"output,omitempty"`
 	Execution
 }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Guard says what a session must know of a file before it may change it. Workers
-// remember what each session has seen of a sandbox's files.
+// Guard is the check before a session changes a file. Workers remember what each session has seen
+// of a sandbox's files.
 type Guard string
 
 // The guards.

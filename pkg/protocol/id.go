@@ -37,13 +37,13 @@ func ParseSessionID(s string) (SessionID, error) {
 	return SessionID(s), nil
 }
 
-// Seed is the secret that the ids of a session's calls derive from, beside their places: whoever
-// cannot read the session's journal foretells none of them, and so stores no result before its call
-// is sent.
+// Seed is the secret from which the ids of a session's calls derive, together with turn, step and
+// index. A worker cannot read the journal, so it cannot guess an id and store a result before the
+// call is sent.
 type Seed string
 
-// CallID names one call for ever. It derives from the session, its seed and the call's place, so a
-// resumed coordinator derives the same id and enqueueing again does no harm.
+// CallID names one call for ever. It derives from the session, its seed, and the call's turn, step
+// and index, so a resumed coordinator derives the same id and enqueueing again does no harm.
 type CallID string
 
 // ParseCallID checks s. The error wraps [ErrInvalidName].

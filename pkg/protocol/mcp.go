@@ -2,11 +2,11 @@ package protocol
 
 import "encoding/json"
 
-// MCPServer is a server of the Model Context Protocol: a program that runs in the session's
-// sandbox and is talked to through its standard input and output, or a URL (streamable HTTP).
-// "${NAME}" in the values of Env, Headers and Client, and in URL, stands for a variable of the
-// worker's own environment, which its operator must allow; it never travels. "{tools}" in Command
-// and Args stands for the worker's folder of tools, as in [ToolRun].
+// MCPServer is a server of the Model Context Protocol: a program that runs in the session's sandbox
+// and speaks on standard input and output, or a URL (streamable HTTP). The worker replaces
+// "${NAME}" in the values of Env, Headers and Client, and in URL, by its own variable NAME, if its
+// operator allows that; the value is never sent. It replaces "{tools}" in Command and Args by its
+// folder of tools, as in [ToolRun].
 type MCPServer struct {
 	Name    string            `json:"name"`
 	Command string            `json:"command,omitempty"`
@@ -44,7 +44,7 @@ type MCPCallResult struct {
 	Content []MCPContent `json:"content"`
 	// Structured is the result as JSON, of tools that have one.
 	Structured json.RawMessage `json:"structured,omitempty"`
-	// IsError says that the tool told of a failure of its own.
+	// IsError means that the tool reported a failure.
 	IsError bool `json:"is_error,omitempty"`
 	// ToolsChanged says that the server has other tools since it was asked for them.
 	ToolsChanged bool `json:"tools_changed,omitempty"`

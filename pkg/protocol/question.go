@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 )
 
-// Question is what a running call wants to know of a person: a form. Programs that
-// follow the call may put it to somebody.
+// Question is a form that a running call asks a person to fill in. Programs that follow the call
+// may show it.
 type Question struct {
 	// ID is that of this question among those of its call.
 	ID string `json:"id"`
@@ -19,11 +19,11 @@ type Question struct {
 // Action is what a person did about a question.
 type Action string
 
-// The actions. A question that nobody takes on within two seconds is declined.
+// The actions. A question that no program accepts within two seconds is declined.
 const (
 	ActionAccept  Action = "accept"  // it is answered
 	ActionDecline Action = "decline" // it is not
-	ActionCancel  Action = "cancel"  // nobody decided
+	ActionCancel  Action = "cancel"  // no decision
 )
 
 // Answer answers a [Question]. The worker confirms it; it refuses one that does not
@@ -42,7 +42,7 @@ type Answer struct {
 // coordinator that waits for it confirms it.
 type Approval struct {
 	Granted bool `json:"granted"`
-	// By says who answers, and Note is told to the model; both may be empty.
+	// By is the person, and Note a text for the model; both may be empty.
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
 }

@@ -129,7 +129,7 @@ type Result struct {
 	// Kept is set when more of Value is kept than a reader may be shown, or Value has.
 	Kept *Kept `json:"kept,omitempty"`
 
-	// Value is what the payload returned; it may be set beside an Error (partial output).
+	// Value is the output of the payload; it may be set in addition to Error (partial output).
 	Value Value `json:"-"`
 }
 
@@ -145,8 +145,8 @@ type Waits struct {
 	PauseMS     float64 `json:"pause_ms,omitempty"`      // an operator, who paused the lane
 }
 
-// Kept says that the fleet keeps a result whole until its session is removed, because it
-// may be longer than what a reader is shown of it at once.
+// Kept means that the fleet stores the whole result until its session is removed, because it may be
+// too long to be shown at once.
 type Kept struct {
 	// Lines is how many lines of a list, or of a file, are kept; 0 when it is neither.
 	Lines int `json:"lines,omitempty"`

@@ -36,8 +36,8 @@ type Retry struct {
 	Codes []Code `json:"codes,omitempty"`
 }
 
-// retryCodes are what a [Retry] may name; the first defaultRetryCodes of them are what it means
-// without codes.
+// retryCodes are the codes that a [Retry] may name; the first defaultRetryCodes of them are its
+// default.
 func retryCodes() []Code {
 	return []Code{
 		CodeToolFailed, CodeRunTimeout, CodeSandboxUnavailable, CodeSandboxLost, CodeInternal,

@@ -66,8 +66,8 @@ type Cmd struct {
 	// is not used then, and all output is of one stream, [Stdout]. A sandbox that has no terminals
 	// refuses with [ErrUnsupported].
 	Typed <-chan []byte
-	// Feed, when set, is what the command reads in the place of Stdin, as it comes; closing it ends
-	// the input. What is sent is taken only while the command runs.
+	// Feed, when set, is the command's input instead of Stdin, as it comes; closing it ends the
+	// input. Data is received only while the command runs.
 	Feed <-chan []byte
 	// Limits tighten those of the sandbox and never widen them.
 	Limits Limits

@@ -27,8 +27,8 @@ func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
 	return t.Text(&protocol.Result{Status: status, Error: err})
 }
 
-// Returned is what a model is shown of what [RunInline] returned for a call: shortened, or what the
-// tool's Format makes of it, as JSON where it is.
+// Returned returns the output of [RunInline] as the model reads it: by the tool's Format, or
+// shortened, as JSON if it is JSON.
 func (t *Tool) Returned(text string, call protocol.CallID, kept *protocol.Kept) string {
 	if t == nil || t.Format == nil {
 		return render.Shown(text, call, kept)

@@ -72,9 +72,8 @@ func (t *Table) Document(name string) (text string, found bool) {
 	return b.String(), true
 }
 
-// Hints returns what the tools have to say in the system prompt of a model of that
-// provider, in the order of their names, so that equal tables say equal things; "" when
-// there is nothing.
+// Hints returns the tools' hints for the system prompt of a model of that provider, in the order of
+// the tools' names, so that equal tables have equal hints; "" without hints.
 func (t *Table) Hints(provider string) string {
 	var b strings.Builder
 	for _, name := range t.names {

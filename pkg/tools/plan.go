@@ -180,16 +180,16 @@ func wholeSandbox(scope Scope) ([]protocol.Use, *protocol.Error) {
 	return modelpath.Use(scope.Sandbox, "", protocol.Exclusive)
 }
 
-// Effect is what calls of a tool may do, whatever their arguments are. Others are told it, as a
-// hint; nothing here depends on it but which tools are offered where there is no session's loop.
+// Effect describes all calls of a tool, whatever their arguments. It is a hint for MCP clients;
+// only the choice of tools without a session's loop depends on it.
 type Effect struct {
 	// ReadOnly says that nothing changes.
 	ReadOnly bool
-	// Hinted says that ReadOnly is the word of an MCP server, which nobody here has checked.
+	// Hinted means that ReadOnly is an unchecked claim of an MCP server.
 	Hinted bool
 	// Idempotent says that a second call with the same arguments changes nothing more.
 	Idempotent bool
-	// Additive says that what changes is only added to: nothing is replaced or removed.
+	// Additive means that calls only add: nothing is replaced or removed.
 	Additive bool
 	// Open says that calls may reach beyond the workspace: other systems, the network.
 	Open bool

@@ -21,8 +21,8 @@ type Remote struct {
 	// Kind is the kind of payload; workers need a handler for it (package worker). It
 	// is one that [wire.ParseUserKind] takes.
 	Kind protocol.Kind
-	// Resources is what a call touches. nil means the session's whole sandbox,
-	// exclusively; empty but not nil means nothing: calls run anywhere, beside anything.
+	// Resources is what a call touches. nil means the session's whole sandbox, exclusively; empty
+	// but not nil means nothing: calls run on any worker, concurrently with every call.
 	Resources []Resource
 	// Delivery is what may happen after a lost worker; "" means rollback.
 	Delivery protocol.Delivery
@@ -185,9 +185,9 @@ func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessag
 	return uses, nil
 }
 
-// Command is a tool of the user's own as a program: it runs in a sandbox of a worker,
-// reads the arguments as JSON from standard input, and writes the result to standard
-// output. An exit code other than 0 is a failure, told with what it wrote to standard error.
+// Command is a tool of the user's own as a program: it runs in a sandbox of a worker, reads the
+// arguments as JSON from standard input, and writes the result to standard output. An exit code
+// other than 0 is a failure, reported with its standard error.
 type Command struct {
 	// Argv is the program and its arguments. "{tools}" in any of them stands for the
 	// worker's folder of tools.

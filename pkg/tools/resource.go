@@ -16,8 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Resource is a template of what a tool touches: a resource key whose placeholders are filled from
-// the arguments of each call.
+// Resource is a template of a resource key: its placeholders are filled from the arguments of each
+// call.
 //
 //	account/{account}                 the argument, as one segment
 //	sandbox/{$sandbox}/{path...}      the argument, as a path in the session's workspace

@@ -16,7 +16,7 @@ import (
 type Definition struct {
 	// Name has 1 to 64 letters, digits, '_' and '-'.
 	Name string `json:"name"`
-	// Description tells the model what the tool does, what comes back, and its limits.
+	// Description is for the model: what the tool does, what it returns, and its limits.
 	Description string `json:"description"`
 	// Schema is the JSON Schema of the arguments: always of type "object".
 	Schema json.RawMessage `json:"parameters"`
@@ -86,7 +86,7 @@ type Scope struct {
 	Session protocol.SessionID
 	// Sandbox is the id of the session's sandbox: one segment of a resource key.
 	Sandbox string
-	// Guard is what the session must know of a file before it may change it.
+	// Guard is the check before a file is changed.
 	Guard protocol.Guard
 }
 
@@ -99,14 +99,14 @@ type Plan struct {
 	// stateful tools. Only built-in tools make such requests.
 	Session any
 
-	// Background makes a job of the call: the model gets a handle at once, and is told
-	// of the end when it has come. Until then the call holds its resources.
+	// Background makes a job of the call: the model gets a handle at once, and reads the result
+	// when the job ends. Until then the call holds its resources.
 	Background bool
 	// Payload is what a worker executes.
 	Payload protocol.Payload
-	// Resources is what the call touches; nil means the session's whole sandbox,
-	// exclusively. Empty but not nil means nothing at all: the call gets a lane of
-	// its own and may run anywhere, beside anything.
+	// Resources is what the call touches; nil means the session's whole sandbox, exclusively. Empty
+	// but not nil means nothing: the call gets a lane of its own, and runs on any worker,
+	// concurrently with every call.
 	Resources []protocol.Use
 	// Delivery is what may happen after a lost worker; "" means rollback.
 	Delivery protocol.Delivery
@@ -120,9 +120,9 @@ type Plan struct {
 	MinLevel string
 }
 
-// Text returns what the model reads of a result: what the tool's Format makes of it, or its
-// Render, or the value as JSON when there is none, it panics, or t is nil; of a call that was
-// started again it says so. It is valid UTF-8 of at most 48,000 characters.
+// Text returns a result as the model reads it: by the tool's Format or Render, or the value as JSON
+// when there is neither, one panics, or t is nil. It mentions that the call was started again. It
+// is valid UTF-8 of at most 48,000 characters.
 func (t *Tool) Text(result *protocol.Result) string {
 	if result == nil {
 		result = &protocol.Result{

@@ -54,8 +54,8 @@ type Options struct {
 	// sandboxes that live in the data directory.
 	Workspace func(sandbox string) (dir string, ok bool)
 	// Protect are paths in workspaces that neither commands nor file operations change: relative,
-	// at most 256. nil means, in directories that are used in place, what git and editors read or
-	// run there on their own, and none elsewhere; empty means none.
+	// at most 256. nil means the files that git and editors run, in directories used in place, and
+	// none elsewhere; empty means none.
 	Protect []string
 	// Drain is the time that running calls get when the context of Run ends; 0 means 30 s. Workers
 	// of a client get theirs from its Close, or from the caller of Drain.
@@ -85,13 +85,12 @@ type Server struct {
 const defaultDrain = 30 * time.Second
 
 // Run runs a worker until ctx ends. Then it takes no more calls, and returns nil when those that
-// run have ended, or [ErrDrain] when the time of [Options].Drain was over before: what it killed
-// runs again on other workers, except for calls that may run once only.
+// run have ended, or [ErrDrain] if the time of [Options].Drain was over before: killed calls run
+// again on other workers, except at_most_once calls.
 //
-// Any other error says why the worker could not start: invalid options, all of them joined and
-// before anything is sent; a server that does not answer; [sandbox.ErrLevel] when no driver
-// isolates on this host. Streams of the fleet that are missing are created. While the server is
-// away Run waits for it.
+// Any other error says why the worker could not start: invalid options, all joined, before anything
+// is sent; a server that does not answer; [sandbox.ErrLevel] when no driver isolates on this host.
+// Streams of the fleet that are missing are created. While the server is away Run waits for it.
 func Run(ctx context.Context, o Options) error {
 	setup, err := o.setup()
 	if err = errors.Join(err, o.Server.setup(&setup)); err != nil {

@@ -17,10 +17,10 @@ var ErrOver = dialog.ErrOver
 type StatefulOptions struct {
 	// Idle is how long a dialog waits for its next call; 0 means 10 minutes.
 	Idle time.Duration
-	// Life is how long a dialog lives at most; 0 means 2 hours.
+	// Life is the longest time of a dialog; 0 means 2 hours.
 	Life time.Duration
-	// Live is how many dialogs of the tool live in a worker at most, 0 means 64; further
-	// ones are refused with limit_reached.
+	// Live is the maximum number of dialogs of the tool in a worker; 0 means 64. More are refused
+	// with limit_reached.
 	Live int
 	// PerSession is how many of them one session may have; 0 means 8.
 	PerSession int
@@ -33,13 +33,13 @@ type Dialog[Input, Output any] struct {
 	talk *kinds.Talk
 }
 
-// Call is the call that the function answers at present: that which opened the dialog, or
-// the one whose input Yield returned last. It is valid until the next Yield.
+// Call is the call that the function answers now: the opening call, or that of the last Yield. It
+// is valid until the next Yield.
 func (d *Dialog[Input, Output]) Call() *Call { return &Call{handling: d.talk.Call()} }
 
-// Step is the context of that call. It ends when the call is cancelled or out of time, and
-// with the dialog. A function that yields within a second after it has ended keeps its
-// dialog: what it yields is told beside the status. One that does not loses it.
+// Step is the context of that call. It ends when the call is cancelled or out of time, and with the
+// dialog. A function that yields within a second after that keeps its dialog, and the result has
+// its output next to the status. Otherwise the dialog is lost.
 func (d *Dialog[Input, Output]) Step() context.Context { return d.talk.Step() }
 
 // Yield answers the present call with a value and waits for the next, whose input it returns.
@@ -78,11 +78,11 @@ func (d *Dialog[Input, Output]) Yield(output Output) (input Input, err error) {
 //		return output, nil
 //	}
 //
-// The calls of a dialog come one after another, in the order of its lane, which the worker keeps as
-// long as the dialog lives. ctx ends when fn must return: when the dialog was ended by the model,
-// idle for too long, or too old, and when the worker stops or has lost the lane. The worker waits
-// for it, as nothing else can stop it. The state is in this process only: after a lost worker a
-// call that continues it is outcome_unknown if it may have started, else rejected with state_lost.
+// The calls of a dialog come one after another, in the order of its lane, which the worker holds
+// until the dialog ends. ctx ends when fn must return: when the model ended the dialog, it was idle
+// for too long or is too old, or the worker stops or lost the lane. The worker waits for it, as
+// nothing else can stop it. The state is in this process only: after a lost worker a call that
+// continues it is outcome_unknown if it may have started, else rejected with state_lost.
 func HandleStateful[Args, Input, Output any](
 	kind protocol.Kind, fn func(ctx context.Context, dialog *Dialog[Input, Output], args Args) (Output, error), options *StatefulOptions,
 ) Handler {

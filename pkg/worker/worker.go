@@ -2,7 +2,7 @@
 //
 // A handler is a function for one kind of payload. The tool that sends such payloads is made where
 // the sessions run, with [github.com/toolfleet/toolfleet/pkg/tools.NewRemote] or with a manifest
-// that names the kind; fleet, order, retries and time limits are what they are for built-in tools.
+// that names the kind; order, retries and time limits are as for built-in tools.
 //
 //	tools.NewRemote ──► call {"type": KIND, "arguments": ...} ──► Handle(KIND, fn)
 //	 (coordinator)                lane of its resources              (worker)
@@ -13,7 +13,7 @@
 // function of its own. A program that is a client of the fleet starts workers with StartWorker of
 // package fleet, which share its connection.
 //
-// [HandleStateful] is for tools that answer several calls with what they know from the ones before.
+// [HandleStateful] is for tools that keep state between calls.
 //
 // # What a handler may rely on
 //
@@ -24,10 +24,10 @@
 // "tool_panicked". After a lost worker the call runs again, unless the tool is declared
 // at_most_once: then its result is outcome_unknown.
 //
-// Commands in a sandbox end with the lease of their lane, whatever has become of the worker. A
-// handler is code of this process, which only ends by itself: one whose process was stopped for
-// longer than the lease goes on when the process does, beside the next holder of the lane, until
-// its ctx ends a moment later. [Call.Fence] is for resources that must refuse it then.
+// Commands in a sandbox end with the lease of their lane, even if the worker is lost or stopped. A
+// handler cannot be killed: if its process was stopped for longer than the lease, it continues for
+// a moment, concurrently with the next holder of the lane, until its ctx ends. [Call.Fence] is for
+// resources that must refuse its writes then.
 package worker
 
 import (
@@ -75,17 +75,15 @@ func (c *Call) Tool() string { return c.handling.Run.Call.Tool }
 // Attempt counts the starts of the call, from 1.
 func (c *Call) Attempt() int { return c.handling.Run.Attempt }
 
-// LeaseEnd is until when the worker surely has the call's lane, as far as it knows now: renewals
-// move it forward. ctx ends when it has passed. A process that is stopped between a look at it and
-// what it does next (SIGSTOP, a suspended machine, a long pause of any kind) does that too late all
-// the same.
+// LeaseEnd is the end of the worker's lease of the call's lane; renewals move it forward. ctx ends
+// when it has passed. A process that is stopped (SIGSTOP, a suspended machine) between checking
+// LeaseEnd and acting may still act too late.
 func (c *Call) LeaseEnd() time.Time { return c.handling.Run.LeaseEnd() }
 
 // Fence is a number that grows with each holder of the call's lane. Only the resource itself can
-// keep out a handler that goes on after its lease: send the fence with every write, and have the
-// resource keep the greatest one that it has seen and refuse all lower ones in the same
-// transaction. It fences calls of one lane; a resource that calls of several lanes write to keeps
-// one for each.
+// refuse a handler that continues after its lease: send the fence with every write; in the same
+// transaction the resource refuses a fence lower than the greatest that it has stored. Fences of
+// different lanes cannot be compared: store one for each lane.
 func (c *Call) Fence() uint64 { return c.handling.Run.Fence }
 
 // Resources is what the call has for the time of the handler: exclusively, or

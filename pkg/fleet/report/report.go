@@ -10,8 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Worker is what a worker says about itself: what it can do, as far as it has proven it, and within
-// which limits. Which worker gets a call does not depend on it.
+// Worker is a worker's report: its proven capabilities, and its limits. Which worker gets a call
+// does not depend on it.
 type Worker struct {
 	WorkerID protocol.WorkerID `json:"worker_id"`
 	Pool     protocol.Pool     `json:"pool"`
@@ -46,7 +46,7 @@ type Worker struct {
 // Lane is a lane that has calls, is held, or is paused. A lane that changes hands may look lost or
 // stalled.
 type Lane struct {
-	// Lane is empty when nothing that is stored names it, and Hash stands for it in subjects.
+	// Lane is empty if no stored message names it. Hash is the lane in subjects.
 	Lane protocol.Lane `json:"lane"`
 	Hash string        `json:"hash"`
 	Pool protocol.Pool `json:"pool"`
@@ -62,8 +62,8 @@ type Lane struct {
 	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without
 	// one.
 	OldestMS int64 `json:"oldest_ms"`
-	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds, or, of a lane
-	// that is lost, the one that its claim names; empty when there is none.
+	// Holder is the worker that reports that it holds the lane, for HeldMS milliseconds; of a lost
+	// lane the one that its claim names; empty without a holder.
 	Holder protocol.WorkerID `json:"holder,omitempty"`
 	HeldMS int64             `json:"held_ms,omitempty"`
 	// WaitsFor is what the lane's next call waits for: a slot, a limit, an earlier call, its time

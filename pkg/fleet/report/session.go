@@ -14,9 +14,9 @@ type Session struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	// State is the outcome of the last turn ("answered", "failed", "limit_reached" or
 	// "interrupted"), or one of these: "open" (a turn runs, or its coordinator was lost), "in_use"
-	// (something of it runs or waits), "waits_for_approval" (see Approval), "waits_for_answer" (see
-	// Questions), "waits_for_worker" (no worker has taken its calls), "waits_for_coordinator" (no
-	// coordinator has taken its turn), "forked" (it had no turn of its own yet), "invalid" (its
+	// (a turn or a call runs or waits), "waits_for_approval" (see Approval), "waits_for_answer"
+	// (see Questions), "waits_for_worker" (no worker has taken its calls), "waits_for_coordinator"
+	// (no coordinator has taken its turn), "forked" (no turn since the fork), "invalid" (its
 	// journal cannot be read).
 	State     string     `json:"state"`
 	Prompt    string     `json:"prompt,omitempty"` // of the first turn

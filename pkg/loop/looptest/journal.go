@@ -14,9 +14,8 @@ import (
 
 var _ loop.Journal = (*Journal)(nil)
 
-// Journal keeps sessions in memory, as JSON, so that what is read back went
-// through what a stored event goes through. The zero value is empty and ready. It
-// is safe for concurrent use and grows without bound.
+// Journal keeps sessions in memory, as JSON, so that events are encoded and decoded as stored ones
+// are. The zero value is empty and ready. It is safe for concurrent use and grows without bound.
 type Journal struct {
 	mu       sync.Mutex
 	last     uint64

@@ -256,11 +256,11 @@ func nameLine(content []byte) int {
 	return 1 + bytes.Count(content[:at[0]], []byte{'\n'})
 }
 
-// Problem is what is wrong with one place of a manifest.
+// Problem is an error in a manifest.
 type Problem struct { //nolint:errname // "problem" is the word for it
 	// File is the path of the manifest, or of the folder.
 	File string
-	// Line counts from 1; 0 when no line is to blame.
+	// Line counts from 1; 0 if the error is of no line.
 	Line int
 	// Message says what is wrong, and what is allowed.
 	Message string

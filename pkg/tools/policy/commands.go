@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// scriptOf is what a payload's command does, or what is typed at one; judged is false for other
-// payloads. The commands of the user's own tools are the operator's, and not judged.
+// scriptOf returns the programs of a payload's command line, or of lines typed at a terminal;
+// judged is false for other payloads. Commands of the user's own tools are not judged.
 func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err error) {
 	switch p := payload.(type) {
 	case protocol.CommandRun:
@@ -36,11 +36,11 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 	}
 }
 
-// keys are those that a terminal sends as several characters, such as arrows.
+// keys matches keys that a terminal sends as several characters, such as arrows.
 var keys = regexp.MustCompile(`\x1b\[[0-9;]*[@-~]`)
 
-// typedLines is what lines typed at a terminal do, as far as they are shell: what a REPL of another
-// language is told is not, as programs in other languages are not.
+// typedLines returns the programs of lines typed at a terminal, if the lines are shell. Lines for a
+// REPL of another language are not judged.
 func typedLines(sent wire.ProcessSend) *shell.Script {
 	script := &shell.Script{}
 	text := strings.ReplaceAll(keys.ReplaceAllString(string(sent.Input), ""), "\\\r", "")

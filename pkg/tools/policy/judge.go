@@ -34,8 +34,8 @@ type Verdict struct {
 	MinLevel string
 	// Timeout is how long a person is waited for; 0 means [DefaultTimeout].
 	Timeout time.Duration
-	// Roots bind the call on the worker, for the call's Roots: the rules about paths,
-	// which see here what is written, hold there for what that leads to.
+	// Roots are for the call's Roots: the worker applies the rules about paths to the targets of
+	// links, which are not known here.
 	Roots []protocol.Roots
 	// AtMostOnce says that the call must not start a second time.
 	AtMostOnce bool

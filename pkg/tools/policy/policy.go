@@ -14,9 +14,9 @@
 // [Verdict]. So a resumed session decides as it did. What was asked of a person is not
 // pure, and is journaled by package loop.
 //
-// Rules of different sorts all have to agree. Where something cannot be known, as with a
-// variable in the place of a program's name, a rule that cares says no. docs/policy.md
-// says what each rule means, and what it cannot see.
+// Rules of different sorts all have to agree. Where something cannot be known, such as a program
+// named by a variable, a rule that depends on it denies the call. docs/policy.md says what each
+// rule means, and what it cannot see.
 package policy
 
 import (

@@ -38,8 +38,8 @@ func write() tools.Tool {
 	}
 }
 
-// writePlan is the plan of writing a whole file. With an expectation it is not
-// idempotent: what the first attempt wrote is not what the second one expects.
+// writePlan is the plan of writing a whole file. With an expectation it is not idempotent: the
+// second attempt would find the content of the first.
 func writePlan(scope tools.Scope, raw, content, expect string) (tools.Plan, *protocol.Error) {
 	path, err := modelpath.NewFile(raw)
 	if err != nil {

@@ -29,8 +29,8 @@ const (
 //	read, json_read, list,  sandbox/<id>/<path>  shared
 //	exists, tree, glob, grep
 //
-// Two calls conflict when one key is a prefix of the other and one is exclusive.
-// That covers what a write does beside its file:
+// Two calls conflict when one key is a prefix of the other and one is exclusive. That covers the
+// other effects of a write:
 //
 //   - It changes the listing of its directory, and makes missing ones. Whoever
 //     lists, searches or asks for any directory above the file uses a prefix of

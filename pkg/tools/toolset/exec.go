@@ -133,9 +133,8 @@ func planRunCode(scope tools.Scope, args runCodeArguments) (tools.Plan, *protoco
 	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, runCodeTimeout))
 }
 
-// commandPlan is the plan of a command. It uses all of its sandbox: exclusively, or
-// shared when the worker is told to keep the workspace from being changed, and then
-// there is nothing to roll back either.
+// commandPlan is the plan of a command. It uses all of its sandbox: exclusively, or shared if it is
+// read-only, and then there is nothing to roll back either.
 func commandPlan(scope tools.Scope, payload protocol.Payload, readOnly bool, timeout time.Duration) (tools.Plan, *protocol.Error) {
 	access, delivery := protocol.Exclusive, protocol.Rollback
 	if readOnly {

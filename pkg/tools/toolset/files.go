@@ -109,10 +109,9 @@ func exists() tools.Tool {
 	}
 }
 
-// readHandle plans the reading of a handle: offset is the first line, from 1, and 0
-// for the place that the handle names; limit is how many lines at most, 0 for as many as
-// fit. ok is false when path is not a handle. The plan touches no sandbox; its result is of
-// kind result_read.
+// readHandle plans the reading of a handle: offset is the first line, from 1, and 0 for the
+// position that the handle names; limit is the maximum number of lines, 0 for as many as fit. ok is
+// false when path is not a handle. The plan touches no sandbox; its result is of kind result_read.
 func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *protocol.Error) {
 	rest, ok := strings.CutPrefix(path, render.HandlePrefix)
 	if !ok {

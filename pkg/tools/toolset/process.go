@@ -152,8 +152,8 @@ func typed(text string, keys []string) (input protocol.Bytes, fault string) {
 	return input, ""
 }
 
-// keyNames are the keys of arguments that are not read yet; what is no name is somebody else's
-// fault to tell.
+// keyNames returns the keys of arguments that are not decoded yet. Values that are no strings are
+// left out: the schema reports them.
 func keyNames(value any) []string {
 	list, _ := value.([]any)
 	names := []string{}

@@ -167,7 +167,7 @@ func smithersBash() tools.Tool {
 	}
 }
 
-// smithersBashRules refuses what the tool of that system refuses, beyond what the schema says.
+// smithersBashRules refuses arguments as that system's tool does, in addition to the schema.
 func smithersBashRules(arguments map[string]any) (faults []string) {
 	if cmd, isText := arguments["cmd"].(string); isText && cmd != "" && strings.TrimSpace(cmd) == "" {
 		faults = append(faults, "cmd: is blank: name a program")

@@ -1,10 +1,10 @@
 // Package toolset is the built-in tools, in sets that have names.
 //
-// A tool of a set says what its arguments are and plans a payload; the texts of results
-// are in package render. Sets of other systems' tools (openRathTools, smithersTools, filesTools)
-// plan the same payloads as [Core] and word what comes back as those systems do, so agents that
-// were written for those keep their tool calls and what reads the answers, and share files and
-// order with all others. See docs/tools.md for every argument and every format.
+// A tool of a set declares its arguments and plans a payload; package render has the texts of
+// results. Sets of other systems' tools (openRathTools, smithersTools, filesTools) plan the same
+// payloads as [Core], and return results in those systems' words: agents written for those systems
+// work unchanged, and share files and order with all others. See docs/tools.md for every argument
+// and every format.
 package toolset
 
 import (

@@ -232,12 +232,12 @@ func escapedUnit(s string) (uint64, bool) {
 	return unit, err == nil
 }
 
-// below returns path with one more step, in memory of its own.
+// below returns a copy of path with one more step.
 func below(path []string, step string) []string {
 	return append(slices.Clip(path), step)
 }
 
-// at puts the place of a fault before what is wrong there.
+// at puts the path of an error before its message.
 func at(path []string, what string) string {
 	if len(path) == 0 {
 		return what

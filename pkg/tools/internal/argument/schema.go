@@ -4,8 +4,8 @@
 //	             │                                      │
 //	             └────────────── every fault ◄──────────┘──► one message, with the schema
 //
-// Parsing takes one JSON object and nothing that could be read in two ways. Coercion
-// takes what has one meaning only, such as "3" for an integer, for what it means; see coerce.
+// Parsing accepts one JSON object, and refuses ambiguous ones. Coercion accepts unambiguous
+// spellings, such as "3" for an integer; see coerce.
 package argument
 
 import (
@@ -89,9 +89,8 @@ func (s *Schema) Read(tool, raw string, rules Rules) (json.RawMessage, *protocol
 	return encoded, nil
 }
 
-// Rules returns what is wrong with arguments beyond what a schema says, one text a fault;
-// nil has no rules. It gets them as they were parsed and coerced, whether or not the
-// schema finds fault with them.
+// Rules returns errors of arguments that a schema cannot express, one text each; nil has no rules.
+// It gets the arguments after parsing and coercion, even if they do not fit the schema.
 type Rules = func(arguments map[string]any) []string
 
 // noLoader keeps schemas from reaching files and hosts.
@@ -104,8 +103,8 @@ func (noLoader) Load(url string) (any, error) {
 	return nil, fmt.Errorf("reference to %s: a schema may refer to itself only", url)
 }
 
-// encodeArguments is the JSON of arguments that were parsed from raw, with the keys of
-// objects in the order in which they were written: it can matter to who gets them.
+// encodeArguments is the JSON of arguments that were parsed from raw, with the keys of objects in
+// the order in which they were written, which can matter to the receiver.
 func encodeArguments(raw string, arguments map[string]any) (json.RawMessage, error) {
 	if strings.TrimSpace(raw) == "" {
 		return json.Marshal(arguments)
