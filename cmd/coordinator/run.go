@@ -324,8 +324,8 @@ func cameBack(before snapshot.Manifest, changes *snapshot.Changes) (changed []te
 // lookTime bounds the look at what a turn has changed.
 const lookTime = 5 * time.Second
 
-// stored shows what the last turn of a session has changed in a workspace that is only in the
-// fleet; what tools have said of it, if it cannot be looked at.
+// stored shows the changes of a session's last turn in a workspace that is only in the fleet, or,
+// if those cannot be read, the changes that its tools reported.
 func (v view) stored(ctx context.Context, client *fleet.Client, session protocol.SessionID) {
 	if v.json {
 		return

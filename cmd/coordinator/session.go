@@ -131,8 +131,8 @@ const minPrefix = 4
 // continueTimeout is the time limit for finding the session that --session means.
 const continueTimeout = time.Minute
 
-// resolve returns the session that an id means: the one of that id, or else the only one whose id
-// begins with it; last is the session that changed last. An unknown id stays as it is.
+// resolve returns the session with that id, or else the only one whose id begins with it; last is
+// the session that changed last. An unknown id is returned unchanged.
 func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDesk) (protocol.SessionID, error) {
 	if len(desk.id) == len(protocol.NewSessionID()) || desk.id == "" || desk.id != "last" && len(desk.id) < minPrefix {
 		return desk.id, nil

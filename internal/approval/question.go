@@ -88,9 +88,9 @@ func Asks(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked) boo
 	return waited(ctx, nc, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call))
 }
 
-// Say says yes or no to whatever is asked about a call: whether it may be made, or what it wants to
-// know, of which yes is everything that has a default. Coordinators wait at home, and the call's
-// worker at running, which may be the same. Errors are as those of [Answer] and [Reply].
+// Say answers yes or no to a call's approval or to its question; yes to a question sends the
+// default values of its fields. home is the connection on which coordinators wait, running that of
+// the call's worker; they may be the same. Errors are those of [Answer] and [Reply].
 func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
 	body, err := wire.EncodeApproval(said)
 	if err != nil {

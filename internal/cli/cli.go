@@ -71,8 +71,8 @@ type Program struct {
 	Getenv      func(string) string
 }
 
-// gcPercent lets garbage grow to three times what is in use before it is collected:
-// the heaps of these programs are small and what passes through them is short-lived. GOGC wins.
+// gcPercent lets the heap grow to four times its live size before a collection: heaps of these
+// programs are small, and most of their objects short-lived. GOGC wins.
 const gcPercent = 300
 
 // MinLease is the shortest lease that --lease takes.
@@ -357,8 +357,8 @@ type signalError struct{ os.Signal }
 func (e signalError) Error() string { return "signal " + e.String() }
 func (signalError) Unwrap() error   { return context.Canceled }
 
-// Telemetry sets up the traces and metrics of a service as the environment asks for them; what is
-// wrong there is an error of usage. end sends what is left, also when ctx has ended.
+// Telemetry sets up the traces and metrics of a service by its environment variables; a bad value
+// is a usage error. end sends the rest, also when ctx has ended.
 func (p Program) Telemetry(ctx context.Context, service string, o telemetry.Options) (end func(), err error) {
 	o.Getenv = p.Getenv
 	shutdown, err := telemetry.Setup(ctx, service, p.Version, &o)

@@ -9,9 +9,9 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// An empty value says nothing, and is what a script makes of a variable that is not set: as a flag
-// it is an error, so that nobody who wants to allow little allows everything. As a variable it is
-// none, but for those that [narrows] marks.
+// An unset variable of a script becomes an empty value. As a flag it is an error: an empty
+// --allow-tool would allow every tool. An empty environment variable counts as not set, except
+// those that [narrows] marks.
 
 // narrows marks flags without which more is allowed.
 const narrows = "narrows"

@@ -74,7 +74,7 @@ type news struct {
 	attempts map[protocol.CallID]attempt
 }
 
-// asked is what a call wants to know of a person, or what came of that; one of the two is set.
+// asked is a call's question to a person, or the outcome of one; one of the two is set.
 type asked struct {
 	call     protocol.CallID
 	question *protocol.Question

@@ -6,11 +6,10 @@
 //	                                  ▼
 //	             results stream ──► received from NATS, or looked up (done)
 //
-// Messages of NATS may be lost, so every unfinished call is also looked up now and
-// then. Nothing else depends on the process that waits: workers look after lanes in which
-// something waits. A call whose context ends is cancelled
-// durably; its result is still waited for, for a moment, because what a worker did
-// is better known than guessed.
+// Messages of NATS may be lost, so every unfinished call is also looked up now and then. Nothing
+// else depends on the process that waits: workers look after lanes in which something waits. A call
+// whose context ends is cancelled durably; the dispatcher still waits a moment for its result,
+// which says what a worker did.
 package dispatch
 
 import (
@@ -154,11 +153,11 @@ func (d *Dispatcher) Ask(
 	return approval.Put(ctx, d.nc, d.fleet, a, question.ID, fits, listening)
 }
 
-// GivenUp implements [loop.TurnCaller]. A coordinator that was lost may have begun the turn, so the
-// outcome may be unknown, which that of a turn, a call that may be started again, is for no other
-// reason. A turn whose call was refused after that, or that ended its coordinators or had one
-// panic, is not gone on with either: its caller was told so, and it would do so again. Others that
-// failed go on where they were, as when there was no room for the journal.
+// GivenUp implements [loop.TurnCaller]. A turn can be restarted, so its outcome is unknown only if
+// a coordinator was lost after it may have begun. A turn also ends if its call was rejected after
+// that, if it killed its coordinators, or if one panicked: its caller has that result, and it would
+// happen again. Turns that failed otherwise continue, for example if there was no room for the
+// journal.
 func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
 	result, err := d.publisher.Result(ctx, session, id)
 	switch {

@@ -71,9 +71,9 @@ type Login struct {
 	Creds string
 	// TLS is for servers whose certificates the system does not know, and for those that want one.
 	TLS natsio.TLS
-	// SignKey is a file with the private key that calls are signed with, see [signing.Load]. ""
-	// means the key in the directory of Creds, or the one that an embedded server that listens
-	// makes; calls are not signed if there is neither.
+	// SignKey is the file of the private key that signs calls, see [signing.Load]. "" means the key
+	// in the directory of Creds, or the key of an embedded server that listens; without either,
+	// calls are not signed.
 	SignKey string
 }
 

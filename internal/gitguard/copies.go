@@ -113,8 +113,8 @@ func (c *Copies) put(ctx context.Context, root, scratch *os.Root, f *copied, act
 	return err
 }
 
-// Take takes over what is harmless of what commands have set since, and returns the places and keys
-// of what is not and stays in the copies, as in ".git/config: core.fsmonitor".
+// Take copies harmless settings of commands to the repository, and returns the paths and keys of
+// all others, which stay in the copies, such as ".git/config: core.fsmonitor".
 func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
 	if c == nil || len(c.files) == 0 {
 		return nil, nil
@@ -147,8 +147,8 @@ func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
 	return kept, err
 }
 
-// Bring takes over what is harmless of what was set elsewhere, in a copy that was something and is
-// something else by now, and returns the keys of the rest.
+// Bring does the same for settings of a copy elsewhere: it compares the copy as it was with the
+// copy as it is, and returns the keys of settings that are not harmless.
 func (c *Copies) Bring(ctx context.Context, place string, was, is []byte) (kept []string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,15 +1,15 @@
-// Package gitguard knows what a person's git runs of its own accord in a directory that a session
-// works on: hooks, and the programs that settings name. It asks git itself, in a way that runs
-// nothing, so that includes, redirections and settings of any repository are seen as git sees them.
+// Package gitguard finds what a person's git runs on its own in a directory that a session works
+// on: hooks, and programs that settings name. It queries git itself, in a way that runs none of
+// them, so that includes, redirections and settings of any repository count as for git.
 //
 //	before a sandbox opens   [Protected]         the paths that commands must not change
 //	before a turn            [Look]              what git would run now
 //	after it                 [Watch.Findings]    what git would run that it would not have run
 //
-// Some ways into a person's git cannot be shut: a repository that a session makes is its own, and
-// git enters it from the one around it. These are found at the end of a turn, and reported by name.
+// Some ways into a person's git cannot be prevented: git enters repositories that a session creates
+// inside another one. They are reported by name at the end of a turn.
 //
-// Without a git on this host, paths are those that every repository has, and nothing is found.
+// Without git on this host, paths are those of every repository, and nothing is reported.
 package gitguard
 
 import (
@@ -45,12 +45,11 @@ func Only(names []string) Protection {
 	return p
 }
 
-// Protected returns what programs of the host read or run on their own in a directory: of every
-// repository that encloses it or is in it the settings, hooks, what says where these are, and the
-// files that settings name; and the settings of editors. What has to be written to commit is not
-// among it. A directory in which there is no repository, and none around it, has no places of one:
-// one can be made in it. Of more places than [isolation.MaxProtected], those of outer repositories
-// are taken.
+// Protected returns the paths that programs of the host read or run on their own in a directory:
+// the settings and hooks of every repository in it or around it, files that name their location,
+// files that settings name, and the settings of editors. Files that a commit writes are not
+// protected. Without a repository in or around the directory, commands may create one there. Of
+// more than [isolation.MaxProtected] paths, those of outer repositories come first.
 func Protected(ctx context.Context, dir string) (Protection, error) {
 	f, err := find(ctx, dir)
 	if err != nil {
@@ -88,8 +87,8 @@ type collector struct {
 	configs []string
 }
 
-// Files in the place of what is missing, so that git finds there what it finds without them. An
-// empty directory would do that elsewhere; here git ends with an error.
+// Files that replace missing paths with the same effect for git. Elsewhere an empty directory has
+// no effect; for these paths git would end with an error.
 const (
 	emptySettings = ""
 	sameDirectory = ".\n" // of commondir: the settings are where this is

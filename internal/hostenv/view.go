@@ -1,7 +1,6 @@
-// Package hostenv decides what a sandbox sees of the host's user, where a directory is worked on in
-// place: the toolchains on the PATH, mounts of the user's choice, caches of package managers and
-// compilers, and who commits; and which ways lead in and out: published ports, the user's SSH
-// agent, and credentials of git.
+// Package hostenv decides what sandboxes of a directory used in place get from the user's host:
+// toolchains of the PATH, mounts, caches of package managers and compilers, the author of commits,
+// published ports, the SSH agent, and credentials of git.
 //
 //	PATH of the user ──► Find ──► toolchains: read-only parts, variables, a PATH of what is there
 //	--mount          ──► ParseMount, Check ──► mounts, or a refusal that says what is allowed
@@ -10,9 +9,9 @@
 //	--publish        ──► ParsePublication, Listen ──► connections, which the worker forwards
 //	--ssh-agent, --git-credentials ──► Doors ──► sockets in the sandbox; each request is looked at here
 //
-// A toolchain is never a whole directory of the user's: of each kind it is known which parts
-// programs need, and only those are shown, so that other files, such as tokens and settings, stay
-// out. What commands may have written, the workspace, is never followed to elsewhere.
+// A toolchain is never a whole directory of the user: of each kind only the parts that programs
+// need are mounted, so that other files, such as tokens and settings, stay out. Links in the
+// workspace, which commands may have written, are never followed outside.
 package hostenv
 
 import (

@@ -13,14 +13,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Host is the program around a [Holder]: it runs the calls of held lanes, says which lanes it
-// wants, and learns what becomes of calls and lanes. Embed [DefaultHost] to implement only what you
-// need.
+// Host is the program around a [Holder]: it runs the calls of held lanes, chooses lanes, and is
+// notified of the ends of calls and lanes. Embed [DefaultHost] to implement only what you need.
 //
 // Each method names the goroutine that calls it. "The lane's goroutine" is one for each held lane:
-// while it waits in such a method, nothing else of that lane starts or ends, and calls of other
-// lanes go on. "The call's goroutine" is one for each call that runs. All methods are called
-// concurrently for different lanes.
+// while it waits in such a method, no other call of that lane starts or ends; calls of other lanes
+// do. "The call's goroutine" is one for each call that runs. All methods are called concurrently
+// for different lanes.
 type Host interface {
 	Executor
 

@@ -21,12 +21,12 @@ import (
 // delay all others. The lanes of calls with a tenant or a priority therefore get no ready message
 // at first, but a ticket: a message that is stored only while the lane has no ready message, at a
 // subject of its flow (tenant, priority, and a share of the sessions). Each worker waits for a slot
-// once for each tenant that has tickets, in fair queueing with its own lanes. When it is the turn
-// of a tenant, the worker takes a ticket, of the priority whose turn it is, from the shares of
-// sessions in turns: it makes the lane ready, deletes the ticket, and claims the lane as if
-// the ready message had been delivered to it. One worker succeeds in making it ready; others take
-// the next ticket of the tenant: if they gave up their turn, a tenant with a large share, for whose
-// tickets workers compete more often, would get less.
+// once for each tenant that has tickets, in fair queueing with its own lanes. In a tenant's turn
+// the worker takes a ticket of the next priority and the next share of sessions: it makes the lane
+// ready, deletes the ticket, and claims the lane as if the ready message had been delivered to it.
+// One worker succeeds; the others take the tenant's next ticket and do not give up their turn.
+// Otherwise a tenant with a large share, for whose tickets workers compete more often, would get
+// less.
 //
 // A ticket asks for a ready message and proves nothing, so the argument that no wake-up is lost is
 // that about ready messages. A publisher whose ticket is refused finds the lane ready or held, or

@@ -158,8 +158,8 @@ func (s *Server) follow(ctx context.Context, call *protocol.Call, told func(*loo
 	return result, nil
 }
 
-// answer is what a client gets of an outcome: the text that a model reads or the content that the
-// tool itself made, an image, a link to all of a result that was cut, and the typed result.
+// answer returns an outcome for a client: the text that a model reads or the tool's own content, an
+// image, a link to the whole of a shortened result, and the typed result.
 func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResult, error) {
 	typed := structured{Status: o.Status, Error: o.Error, SessionID: session}
 	answer := &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: o.Text}}, IsError: o.Status != protocol.StatusOK && o.Status != statusWorking}
@@ -199,9 +199,9 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 	return answer, nil
 }
 
-// ownAnswer is what a tool of the user's own answers that speaks the protocol itself: its output is
-// an object whose "content" is a list of text, images, audio and resources, as a result of
-// tools/call has it. It is nil for every other output.
+// ownAnswer returns the output of a user's own tool that is a result of the protocol already: an
+// object whose "content" is a list of text, images, audio and resources. It is nil for every other
+// output.
 func ownAnswer(value protocol.Value) *mcp.CallToolResult {
 	var output json.RawMessage
 	switch v := value.(type) {

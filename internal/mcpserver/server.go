@@ -6,8 +6,8 @@
 //	       ◄──progress────          ◄──live output───
 //	       ◄──result──────          ◄──result────────
 //
-// The protocol itself is the official SDK's. Here is what it does not know: which sandbox a client
-// has, what a plan says of a tool, in which order calls came, and how a person is asked.
+// The official SDK implements the protocol. This package adds sandboxes of clients, plans of tools,
+// the order of calls, and questions to a person.
 package mcpserver
 
 import (
@@ -50,9 +50,8 @@ type Options struct {
 	ToolsChanged func(session protocol.SessionID)
 	// Logger gets troubles at warn; nil discards them.
 	Logger *slog.Logger
-	// Configure and Extend may add what a server of the protocol has in addition to tools: to the
-	// options of the SDK's server, and to each server that was made, whose tools are answered by
-	// call. nil adds nothing.
+	// Configure changes the options of the SDK's servers, and Extend each server, to add more than
+	// tools; call answers the server's tools. nil adds nothing.
 	Configure func(*mcp.ServerOptions)
 	Extend    func(server *mcp.Server, call mcp.ToolHandler)
 }

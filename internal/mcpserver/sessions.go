@@ -127,9 +127,9 @@ func (o *openSessions) makeRoom(r *http.Request, owner, place string) bool {
 // keyHeader carries the key of the URL from [Server.Handler] to the calls of a request.
 const keyHeader = "Toolfleet-Mcp-Key"
 
-// session returns whose sandbox a request uses: the one that the server was given; else that of the
-// protocol's session; else, as that has none since 2026-07-28, the one of the key in the URL, among
-// those of the token.
+// session returns the session whose sandbox a request uses: the server's configured one; else that
+// of the protocol's session; else (2026-07-28 has no sessions) that of the token and the key in the
+// URL.
 func (s *Server) session(request mcp.Request) protocol.SessionID {
 	if s.options.Session != "" {
 		return s.options.Session

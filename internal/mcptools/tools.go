@@ -114,8 +114,8 @@ func touchesWorkspace(s *mcp.Server) bool {
 	return s.URL == ""
 }
 
-// resource is what a call touches: the workspace, as a command does, or else only the server, so
-// that it runs beside files, commands and other servers, but never beside another call of its own.
+// resource returns the resource of a tool's calls: the workspace, as of commands, or else only the
+// server, so that the call runs concurrently with everything but another call of that server.
 func resource(s *mcp.Server, t *wire.MCPTool) tools.Resource {
 	r := tools.Resource{Key: sandboxKey, Access: protocol.Exclusive}
 	if !touchesWorkspace(s) {

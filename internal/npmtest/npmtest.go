@@ -13,9 +13,10 @@ import (
 	"testing"
 )
 
-// Install returns a directory whose node_modules has what the folder source, a path from the
-// repository's root, pins. without says what is not tested where that cannot be had, such as "no
-// test against a real model server". It may be called from several tests and processes at once.
+// Install returns a directory with the npm packages that the folder source (a path from the
+// repository's root) pins, in node_modules. If they cannot be installed, the test is skipped with
+// the text without, such as "no test against a real model server". It may be called from several
+// tests and processes at once.
 func Install(tb testing.TB, source, without string) (dir string) {
 	tb.Helper()
 	dir, err := install(tb.Context(), source)

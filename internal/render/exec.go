@@ -88,8 +88,8 @@ func size(bytes, lines int64) string {
 	return fmt.Sprintf("%s in %s", prose.Plural(bytes, "byte"), prose.Plural(lines, "line"))
 }
 
-// cutAt is where the first piece that is missing begins, or a place before that: columns
-// are of what was written, which is not always what is shown of it.
+// cutAt returns the position of the first missing piece, or one before it. Columns are those of the
+// output as written, which may differ from those of the shown text.
 func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 	before, _, _ := strings.Cut(shown, "\n[... ")
 	before = strings.TrimPrefix(before, "[stderr]\n")

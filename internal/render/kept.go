@@ -14,9 +14,9 @@ import (
 // HandlePrefix begins a path that names no file but the result of an earlier call.
 const HandlePrefix = "result:"
 
-// Handle is the path under which tools that read files find the result of a call. part is
-// one of the protocol's Part constants, or "": of a command what it wrote, of anything else its
-// text. line and column are where to begin, 0 and 1 at the beginning.
+// Handle returns the path by which tools that read files read the result of a call. part is one of
+// the protocol's Part constants, or "": the output of a command, the text of anything else. Reading
+// begins at line and column, 0 and 1 at the beginning.
 func Handle(call protocol.CallID, part string, line int, column int64) string {
 	handle := HandlePrefix + string(call)
 	if part != "" && part != wire.PartText {

@@ -46,9 +46,9 @@ func Diff(result *protocol.Result) string {
 	}
 }
 
-// Image returns the image or document that a result is, or the first that it has, and its media
-// type, as in "image/png" or [MediaPDF]; ok is false for every other result, for those that are too
-// large to be shown, and for types that models do not take, as SVG.
+// Image returns the first image or document of a result, and its media type, such as "image/png" or
+// [MediaPDF]. ok is false without one, if it is too large, and for types that models do not accept,
+// such as SVG.
 func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 	if result == nil {
 		return "", nil, false

@@ -20,7 +20,7 @@ type Effect struct {
 	call     *loop.RevertCall
 	attempts int             // to undo it that have failed
 	started  bool            // the next attempt has begun
-	unknown  protocol.CallID // the attempt of which nobody knows whether it happened
+	unknown  protocol.CallID // the attempt that may have happened
 }
 
 // Effects are the effects of a session and its sub-agents behind a point, the last first. Those of

@@ -25,8 +25,8 @@ const lookers = 32
 // Reader reads what a fleet keeps of sessions. It changes nothing and is safe for concurrent use
 // once Lanes and Pool are set.
 type Reader struct {
-	// Lanes says that the caller may look at the lanes of turns: then sessions without a journal,
-	// whose first turn waits, are there too, and states say what runs and what waits.
+	// Lanes means that the caller may read the lanes of turns: then sessions whose first turn still
+	// waits, without a journal, are listed too, and states distinguish running and waiting turns.
 	Lanes bool
 	// Pool is the pool that has the sandboxes of sessions, when the caller may look at its lanes:
 	// then states say whose calls wait for a worker. "" looks at none.

@@ -120,9 +120,9 @@ func FailAs(span trace.Span, kind string) {
 	span.SetAttributes(KeyErrorType.String(kind))
 }
 
-// ErrorType returns the word of low cardinality that stands for err on spans and in
-// logs: what the first error in its tree with an ErrorType method says, else
-// [TypeCancelled] or [TypeTimeout] for the ends of a context, else [TypeOther].
+// ErrorType returns the type of err for spans and logs, with low cardinality: that of the first
+// error in its tree with a method ErrorType, else [TypeCancelled] or [TypeTimeout] for the ends of
+// a context, else [TypeOther].
 func ErrorType(err error) string {
 	var typed interface {
 		error

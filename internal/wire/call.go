@@ -1,7 +1,7 @@
-// Package wire has what coordinators and workers agree on beyond the types of package protocol: the
-// names of subjects, streams, consumers, buckets and headers; the records of the engine, [Claim]
-// and [Heartbeat]; live output, [Frame]; what a worker reports of itself, [WorkerInfo]; and the
-// JSON of all messages. Programs of users do not need it. docs/wire.md describes the format.
+// Package wire is the format of a fleet's messages, beyond the types of package protocol: the names
+// of subjects, streams, consumers, buckets and headers; the records of the engine, [Claim] and
+// [Heartbeat]; live output, [Frame]; a worker's report, [WorkerInfo]; and the JSON of all messages.
+// Programs of users do not need it. docs/wire.md describes the format.
 //
 //	subject.go   subjects, streams, buckets, consumers; what a mailbox subject says
 //	header.go    headers of messages

@@ -17,12 +17,12 @@ const (
 	HeaderLane = "Tf-Lane"
 	// HeaderCall is the call id, also when the subject does not name it.
 	HeaderCall = "Tf-Call"
-	// HeaderSigned is who signed the call, in five parts with spaces between: the id of the key (16
-	// hexadecimal digits), the time in milliseconds since 1970, how many calls were signed together
-	// and which of them this is (from 0), and, in base64 (URL, without padding), the root of their
-	// Merkle tree (RFC 6962, SHA-256), its Ed25519 signature, and the call's audit path. A leaf is
-	// "toolfleet call 1", the fleet, that time, a line each, and the body; signed are the line
-	// "toolfleet calls 1" and the root.
+	// HeaderSigned is the signature of the call, in five parts separated by spaces: the id of the
+	// key (16 hexadecimal digits), the time in milliseconds since 1970, how many calls were signed
+	// together and which of them this is (from 0), and, in base64 (URL, without padding), the root
+	// of their Merkle tree (RFC 6962, SHA-256), its Ed25519 signature, and the call's audit path. A
+	// leaf is "toolfleet call 1", the fleet and that time, a line each, and the body. The signature
+	// covers the line "toolfleet calls 1" and the root.
 	HeaderSigned = "Tf-Signed"
 	// HeaderFlow is the [Flow.Header] of the call; calls of the default flow have none.
 	HeaderFlow = "Tf-Flow"

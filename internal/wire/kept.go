@@ -6,10 +6,9 @@ import "github.com/toolfleet/toolfleet/pkg/protocol"
 // line. It touches no sandbox: its resources may be empty but for a lane of its own.
 type ResultRead struct {
 	CallID protocol.CallID `json:"call_id"`
-	// Part is text: what the call returned as one would read it, such as the content of a file or
-	// one line for each entry of a list; or stdout, stderr, or output (both, in the order in which
-	// they came) of a command; or value: what the call returned, as JSON. "" is output of a command
-	// and text of anything else.
+	// Part is text (the content of a file, or one line for each entry of a list), stdout, stderr or
+	// output (both, in the order written) of a command, or value (JSON). "" means output of a
+	// command, and text of anything else.
 	Part string `json:"part,omitempty"`
 	// Offset is the first line, from 1; 0 means 1.
 	Offset int `json:"offset,omitempty"`

@@ -58,8 +58,8 @@ type ProcessStatus struct {
 	Bytes int64 `json:"bytes"`
 	// TTY says that it has a terminal.
 	TTY bool `json:"tty,omitempty"`
-	// Kept is, of one that has ended, the call as whose result all that it wrote is kept, for
-	// [ResultRead]; "" when that is not more than is read at once, or could not be kept.
+	// Kept is, of an ended process, the call under whose id its whole output is stored, for
+	// [ResultRead]; "" if it can be read at once, or could not be stored.
 	Kept protocol.CallID `json:"kept,omitempty"`
 }
 

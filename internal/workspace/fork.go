@@ -88,10 +88,9 @@ func (s *Store) ForkFiles(ctx context.Context, of wire.LaneHash, files snapshot.
 // ErrNoFork says that a workspace did not begin as a fork of another one.
 var ErrNoFork = errors.New("the workspace is no fork of this one")
 
-// Forked returns the files that a fork of a lane's workspace has now, the checkpoint that has them,
-// and the files that the two had in common: those of the fork's checkpoint after, or, with 0, those
-// with which it began. The error wraps [ErrNoFork] for another workspace, [ErrNone] when there is
-// none.
+// Forked returns the current files of a fork of a lane's workspace, their checkpoint, and as base
+// the files of the fork's checkpoint after, or, with 0, those with which it began. The error wraps
+// [ErrNoFork] if the workspace is no fork of the lane's, [ErrNone] if there is none.
 func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64) (base, files snapshot.Tree, at Ref, err error) {
 	first, err := s.next(ctx, fork, 1)
 	switch {

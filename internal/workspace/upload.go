@@ -48,8 +48,8 @@ func UploadRef(name string, checkpoint uint64) Ref {
 	return Ref{Lane: wire.LaneHash(uploads + name), Checkpoint: checkpoint}
 }
 
-// Upload stores what a directory has and what the fleet does not know of the upload of that name.
-// Paths that skip names are left out. bodies is the store, or something that passes on to it.
+// Upload stores the files of a directory that the fleet's upload of that name does not have. Paths
+// for which skip is true are left out. bodies is the store, or forwards to it.
 func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func(string, bool) bool, bodies snapshot.Bodies) (*Upload, error) {
 	known, err := s.load(ctx, UploadRef(name, 0).Lane)
 	if err != nil {

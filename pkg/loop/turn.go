@@ -254,7 +254,7 @@ func counted(u protocol.Usage) protocol.Usage {
 	}
 }
 
-// provider is whose native tools the model has; "" when it has none.
+// provider is the provider of the model's native tools; "" without any.
 func (t *turnRun) provider() string {
 	if provider, is := t.model.(Provider); is {
 		return provider.Provider()

@@ -341,9 +341,9 @@ func headerSession(msg *jetstream.RawStreamMsg) protocol.SessionID {
 	return protocol.SessionID(msg.Header.Get(wire.HeaderSession))
 }
 
-// Present returns those of a session's calls of which the calls stream still has a message, in any
-// lane of any pool: whoever takes such a lane over looks for their results, and runs those again
-// that have none. complete is false when the fleet has too many calls to read them all.
+// Present returns which of a session's calls still have a message in the calls stream, in any lane
+// of any pool: the next holder of such a lane runs a call again if it has no result. complete is
+// false if the fleet has too many calls to read them all.
 func (o *Operator) Present(ctx context.Context, session protocol.SessionID, calls []protocol.CallID) (present map[protocol.CallID]bool, complete bool, err error) {
 	asked, present := make(map[protocol.CallID]bool, len(calls)), map[protocol.CallID]bool{}
 	for _, id := range calls {

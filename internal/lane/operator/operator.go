@@ -52,12 +52,11 @@ const (
 	confirmPause = 50 * time.Millisecond
 )
 
-// Pause keeps the calls of a lane from starting until [Operator.Resume]; what runs
-// goes on. It is durable and may come before the lane's first call. Nothing is lost: calls
-// are accepted and wait; cancelled ones and those whose time is up are answered by
-// the lane's holder within a second. confirmed says that no call starts any more; it
-// is false when the lane's holder did not answer within 3 s. When the calls stream is
-// full there is no room for the mark, and the error is [ErrFull].
+// Pause stops the start of a lane's calls until [Operator.Resume]; running calls continue. It is
+// durable and may come before the lane's first call. Calls are accepted and wait; the lane's holder
+// answers cancelled and expired ones within a second. confirmed means that no call starts any more;
+// it is false if the holder did not answer within 3 s. If the calls stream has no room for the
+// mark, the error is [ErrFull].
 func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (confirmed bool, err error) {
 	if err := o.store.Mark(ctx, wire.PauseSubject(o.store.Fleet, pool, wire.HashLane(lane)), lane); err != nil {
 		return false, fmt.Errorf("pause lane %s: %w", lane, err)

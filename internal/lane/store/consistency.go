@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Consistency is what the answers of the servers are worth, and what it takes to believe them. It
-// alone knows whether there is one server or a cluster.
+// Consistency decides which answers of servers are reliable. No other type depends on whether there
+// is one server or a cluster.
 type Consistency interface {
 	// RepublishesAll reports whether republished messages come completely and in order.
 	RepublishesAll() bool
@@ -32,8 +32,8 @@ type Consistency interface {
 	// waits reports whether anything is in a mailbox, but for the mark that the lane is paused.
 	// Whoever answers knows all that was stored before.
 	waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error)
-	// refusing is the ready message because of which another one was refused, as whoever answers
-	// has it who knows the message with sequence floor; nil when it is gone since.
+	// refusing returns the ready message that caused the refusal of another one, by a server that
+	// has the message with sequence floor; nil if it is deleted meanwhile.
 	refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
 	// left is which messages of a mailbox are there that were thrown away, of a call or of none.
 	left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
@@ -164,9 +164,9 @@ func (s single) left(ctx context.Context, filter string, _ uint64, thrown map[ui
 func (single) occupant(context.Context, string, string) (uint64, error) { return 0, nil }
 func (single) noResult(context.Context, *protocol.Call) error           { return nil }
 
-// clustered is one of several servers, or a leaf node: core NATS may lose messages in between, a
-// server may not know yet what others have answered, and a leader that was cut off goes on
-// answering for a moment. docs/decisions/order.md says what is done about it, and why.
+// clustered is for several servers, or a leaf node: core NATS may lose messages between servers, a
+// server may lag behind the answers of others, and a leader that was cut off still answers for a
+// moment. docs/decisions/order.md has the countermeasures, and why.
 type clustered struct{ *Store }
 
 func (clustered) RepublishesAll() bool    { return false }

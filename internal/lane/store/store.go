@@ -170,8 +170,8 @@ func sequenceIn(body []byte) uint64 {
 // ErrPending says that a message was refused because of one that is not stored.
 var ErrPending = errors.New("another message on the subject is under way, and may never be stored")
 
-// PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on
-// its subject; else the error is [ErrUnderWay], and whoever is refused has to try again.
+// PublishOnce is [Store.Publish], but a refusal proves that the subject has a message. Otherwise
+// the error is [ErrUnderWay]: try again.
 func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (uint64, Answer, error) {
 	seq, answer, err := s.Publish(ctx, msg)
 	if err == nil && answer == Occupied {
@@ -340,8 +340,8 @@ func Token() uint64 {
 	return binary.BigEndian.Uint64(random[:])
 }
 
-// NotStored reports whether the error of a publish says that the message is not stored, and never
-// will be: it was not sent, there was nobody to take it, or the server refused it.
+// NotStored reports whether the error of a publish proves that the message is not stored, and never
+// will be: it was not sent, no stream received it, or the server refused it.
 func NotStored(err error) bool {
 	if _, before := errors.AsType[unsent](err); before || errors.Is(err, nats.ErrNoResponders) {
 		return true

@@ -1,26 +1,25 @@
-// Package endpoint is what the adapters of models share: the HTTP side of a model's server, the
-// attempts for one reply, and the assembly of a reply from the pieces of a stream.
+// Package endpoint is the common part of the adapters of models: the HTTP side of a model's server,
+// the attempts for one reply, and the assembly of a reply from the pieces of a stream.
 //
 //	Endpoint.Reply ──► attempt (the adapter) ──► Send or Capture ──► server
 //	  ▲                  │                       (HTTP errors, events, silence, sizes)
 //	  │                  ├─ Read ──► Assembler ──► Finish
 //	  └── back-off ◄─────┴─ *Error that is worth another attempt
 //
-// Only this package sees HTTP. It makes everything that can go wrong there an [*Error]: a status
-// and the server's own message, a connection that broke, an answer that is no stream, an error
-// object in the middle of a stream, a server that fell silent. Adapters read only the data of the
-// event stream ([Events]), without comments and keep-alives. An adapter on a provider's SDK lets
-// that write the request, and reads the answer itself ([Endpoint.Capture]).
+// Only this package sees HTTP. Every failure becomes an [*Error]: a status with the server's
+// message, a broken connection, an answer that is no stream, an error object in the middle of a
+// stream, a silent server. Adapters read only the data of the event stream ([Events]), without
+// comments and keep-alives. An adapter with a provider's SDK writes the request with it, and reads
+// the answer itself ([Endpoint.Capture]).
 //
 // # Retries
 //
 // Rate limits (429), server errors (5xx), conflicts (409), connections that fail or break, replies
 // that the server gave up, and silence (also 408) are tried again, with jittered exponential back-
 // off, and not before the time that the server asks for (Retry-After, retry-after-ms, RetryInfo).
-// Nothing else is: a used-up quota, a bad key, an unknown model or a malformed request stay what
-// they are. Each attempt is a whole new request. When an attempt broke in the middle of its text,
-// the pieces of the next one start from the beginning again: live views show some words twice. The
-// returned reply is the truth.
+// Nothing else is: not a used-up quota, a bad key, an unknown model or a malformed request. Each
+// attempt is a new request. After an attempt that broke in the middle of its text, the pieces of
+// the next one begin from the start: live views show some words twice, the returned reply does not.
 //
 // A reply is an answer only when it ends for a reason that is known to be an end ([Ending]).
 package endpoint

@@ -15,20 +15,20 @@
 //	}
 //
 // A step needs text or tool_calls. delay_ms is the time before each word of the text, of all steps
-// or of one: 0 to 60000, default 0. usage is what the reply is said to take; default none.
-// reasoning is what the model thinks before, and "finish": "length" cuts the reply off at a limit
-// of output tokens. arguments_raw sends a string as it is, arguments an object; without both it is
-// {}. In either {{ID PATTERN}} becomes what the regular expression finds in the last result of the
-// tool call with this id, as the handle that a process has got: "{{c1 p-[0-9a-f]+}}". delay_ms of a
-// tool call is the time before it; the calls of such a step are passed on one by one, as those of a
+// or of one: 0 to 60000, default 0. usage is the reported usage of the reply; default none.
+// reasoning is the model's reasoning, and "finish": "length" cuts the reply off at a limit of
+// output tokens. arguments_raw sends a string as it is, arguments an object; without both it is {}.
+// In either, {{ID PATTERN}} is replaced by the first match of the regular expression in the last
+// result of tool call ID, such as the handle of a process: "{{c1 p-[0-9a-f]+}}". delay_ms of a tool
+// call is the time before it; the calls of such a step are passed on one by one, as those of a
 // reply that streams.
 //
-// The model keeps no state. Which step it replies with follows from the conversation alone: as many
-// assistant messages as it holds, so many steps are over. A resumed session therefore goes on where
-// it was, several sessions may share one model, and a second turn goes on behind the last step of
-// the first. A conversation that is longer than the script is an [EndError].
+// The model has no state: it replies with the step after as many steps as the conversation has
+// assistant messages. So a resumed session continues where it was, several sessions may share one
+// model, and a second turn begins after the last step of the first. A conversation that is longer
+// than the script is an [EndError].
 //
-// Whatever is wrong with a script is found when it is read, all errors at once.
+// Reading a script reports all of its errors at once.
 package scripted
 
 import (

@@ -1,10 +1,9 @@
-// Package capture keeps what a command writes, within a bound.
+// Package capture keeps the output of a command, within a bound.
 //
-// Of each stream the head and the tail are kept, half of the limit each, with a
-// mark between them that says how much is missing: the head shows what a command
-// was doing, the tail how it ended. A command may write without end: what it writes is
-// counted, and beyond [Burst] it is read more slowly, so that no command keeps the
-// worker's processors busy with reading.
+// Of each stream the head and the tail are kept, half of the limit each, with a mark between them
+// that says how much is missing: the head shows what a command was doing, the tail how it ended. A
+// command may write without end: all output is counted, and beyond [Burst] read more slowly, to
+// save the worker's processors.
 package capture
 
 import (

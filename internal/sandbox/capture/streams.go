@@ -24,10 +24,8 @@ const (
 // Streams are the pipes of one command: from its output streams to an [Output], and to its input.
 // The command gets pipes and never a file of the host.
 //
-// Where the system allows it (Linux) they keep the order of writes across both outputs: a
-// pipe holds one write at a time, and the next write waits until that was read, so
-// that of two writes the one that came first is known. That costs a command some
-// microseconds for each write.
+// On Linux they keep the order of writes across both outputs: a pipe holds one write at a time, and
+// the next write waits until that was read. That costs a command some microseconds for each write.
 type Streams struct {
 	out    *Output
 	pipes  *pipes

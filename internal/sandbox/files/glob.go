@@ -158,7 +158,7 @@ func badPattern(pattern string, err error) error {
 // badPlace is where a fault is in a pattern, and the text there; -1 when that is not known.
 func badPlace(pattern string, fault *syntax.Error) (int, string) {
 	switch fault.Code {
-	case syntax.ErrMissingParen, syntax.ErrUnexpectedParen: // of which the parser tells no place
+	case syntax.ErrMissingParen, syntax.ErrUnexpectedParen: // the parser reports no position
 		return -1, ""
 	case syntax.ErrTrailingBackslash:
 		return len(pattern) - 1, `\`

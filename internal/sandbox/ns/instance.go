@@ -276,8 +276,8 @@ func (i *instance) wait() error {
 	return err
 }
 
-// postMortem ends what is left of a sandbox that is lost, and says how its first process has ended,
-// as far as its parent knows, and what was wrong with the connection.
+// postMortem kills the rest of a lost sandbox, and describes how its first process ended, as far as
+// its parent knows, and the error of the connection.
 func (i *instance) postMortem() string {
 	if err := i.close(); err != nil {
 		return err.Error()

@@ -17,8 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// OwnIgnoreFile names the file in the root of a directory that says, with the rules of
-// gitignore(5), what else is left out of copies, and with "!" what is not.
+// OwnIgnoreFile is the name of a file in the root of a directory, with rules of gitignore(5): more
+// paths that are left out of copies, and with "!" paths that are not.
 const OwnIgnoreFile = ".toolfleetignore"
 
 // maxIgnoreFile bounds what is read of an ignore file.
@@ -78,11 +78,10 @@ const (
 	whyIgnored why = ".gitignore"
 )
 
-// Ignore says what of a directory is left out of copies, for [Options].Skip: secrets by their
-// names, what .gitignore files exclude, and what the directory's own [OwnIgnoreFile] says, which
-// has the last word. What git tracks is only left out by that one, because the repository has it
-// anyway; what is below .git is no file of the person's. Its methods are not safe for concurrent
-// use.
+// Ignore decides which files of a directory are left out of copies, for [Options].Skip: files with
+// names of secrets, files that .gitignore files exclude, and files that [OwnIgnoreFile] names,
+// whose rules come last. Only that file leaves out files that git tracks, because the repository
+// has them anyway. Paths below .git are not judged. Its methods are not safe for concurrent use.
 type Ignore struct {
 	root    *os.Root
 	all     bool
@@ -195,8 +194,8 @@ func (i *Ignore) rulesIn(dir string) gitignore.Rules {
 // maxNamed is how many paths are named.
 const maxNamed = 4
 
-// LeftOut says what was left out and not told before, as in ".env (secrets), a, b, c, d and 3 more
-// (.gitignore)", but for what [OwnIgnoreFile] names; "" is nothing.
+// LeftOut names the paths that were left out since the last call, such as ".env (secrets), a, b, c,
+// d and 3 more (.gitignore)", without those of [OwnIgnoreFile]; "" means none.
 func (i *Ignore) LeftOut() string {
 	var told []string
 	for _, cause := range []why{whySecret, whyIgnored} {

@@ -53,10 +53,10 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Step names what the next calls do, for who reads that one of them has failed.
 func (l *List) Step(name string) { l.step = name }
 
-// Do adds a call. An argument is an integer of type int, uint32, uint64 or uintptr, a string, which
-// ends with a zero byte then and must not contain any, bytes, an [unsafe.Pointer], the [Result] of
-// an earlier call, or, at most once, an *int32, which stands for what an earlier call has written
-// there. What they point to is kept, and must not be changed.
+// Do adds a call. An argument is an int, uint32, uint64 or uintptr; a string without zero bytes
+// (one is appended); bytes; an [unsafe.Pointer]; the [Result] of an earlier call; or, at most once,
+// an *int32: the value that an earlier call has written there. Do not change the memory that
+// arguments point to.
 func (l *List) Do(number uintptr, args ...any) Result {
 	c := call{number: number, step: l.step, text: uintptr(unsafe.Pointer(unsafe.StringData(l.step)))}
 	for i, arg := range args {

@@ -60,9 +60,8 @@ func made(step string, add func(*calls.List)) error {
 	return nil
 }
 
-// NoCore is the limit of core files with which there is no core file, and nobody is told of a
-// crash: with 0 the kernel still starts the program of the host that collects crashes, where
-// there is one, as root.
+// NoCore is the core file limit that prevents core files and the host's crash handler: with 0 the
+// kernel would still start that program, as root.
 const NoCore = 1
 
 // CoreLimit is [NoCore]; or 0, where this process may have no more for good and the kernel itself

@@ -156,9 +156,9 @@ func (p *program) usualPair() {
 	p.ret(retErrno(unix.EAFNOSUPPORT))
 }
 
-// usualOption denies options of TCP that have much code of the kernel behind them and few programs
-// that use it: protocols that are put on top, and keys for an algorithm that the caller names,
-// which it may load.
+// usualOption denies rarely used options of TCP that reach much code of the kernel: upper layer
+// protocols, and keys for an algorithm that the caller names, for which the kernel may load a
+// module.
 func (p *program) usualOption() {
 	p.load(arg(1))
 	p.jump(unix.BPF_JEQ, unix.IPPROTO_TCP, 1, 0)

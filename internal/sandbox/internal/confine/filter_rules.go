@@ -62,9 +62,8 @@ func hostFilter(families []uint32) program {
 	return p
 }
 
-// SeccompHost cuts the calling thread off from what it shares with the host when it has no
-// namespaces of its own: sockets but of the given families, shared memory and queues, and
-// the settings of other processes of its user. Pairs of sockets can be made still.
+// SeccompHost restricts a thread without namespaces: no sockets but those of the given families and
+// pairs, no shared memory and queues, and no changes of other processes of its user.
 func SeccompHost(families ...uint32) error { return install(hostFilter(families)) }
 
 // setID are the bits of a mode that make a program run as the owner of its file. In a
@@ -131,9 +130,9 @@ func untouchableFilter(last uint32) program {
 	return p
 }
 
-// Untouchable keeps all threads of this process, and what they start, from changing limits,
-// priorities, processors and the like of processes and threads with the ids 1 to last, as they are
-// in this process namespace, and of all of a user at once. It takes [Seccomp].
+// Untouchable prevents this process and its children from changing limits, priorities, processors
+// and the like of the processes and threads 1 to last of this process namespace, and of all of a
+// user at once. It needs [Seccomp].
 func Untouchable(last int) error {
 	return made("seccomp", func(l *calls.List) {
 		untouchableFilter(uint32(last)).addTo(l, unix.SECCOMP_FILTER_FLAG_TSYNC|unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH) //nolint:gosec // an id

@@ -17,8 +17,8 @@ import (
 )
 
 // launch starts sandboxes until the worker is gone: each is a process in namespaces of its own, a
-// child of the worker. It is a process of its own because starting one in a new user
-// namespace copies the page tables of the one that starts it, and those of a worker are big.
+// child of the worker. It is a separate process because a start in a new user namespace copies the
+// page tables of the starting process, and those of a worker are large.
 func launch(conn *wire.Conn) error {
 	for _, fd := range []int{fdControl, fdImage} {
 		unix.CloseOnExec(fd)

@@ -60,9 +60,9 @@ func number(name string) (int, error) {
 // have a limited number.
 const roomForOthers = 256
 
-// leaveProcesses has the kernel make no process in a sandbox when that would leave few to the user
-// of this process: what it counts in a user namespace it counts for the user who has made that,
-// too, and up to the limit of that process. Root has no limit.
+// leaveProcesses reserves some processes for the user of this process: the kernel counts processes
+// of a user namespace also for the user who created it, up to that user's limit, and then creates
+// no process in a sandbox. Root has no limit.
 func leaveProcesses() error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &limit); err != nil {

@@ -170,12 +170,12 @@ func sendListener(conn *wire.Conn) error {
 	return conn.Send(0, wire.KindListener, nil, fd)
 }
 
-// dropSignals has the kernel drop what commands send to this process, whatever that is. The Go
-// runtime has handlers: it ends for most signals, and for some as if they told of an error of its
-// own, unless kill(2) has sent them; by sigqueue(3) anybody can send those. Without a handler the
-// first process of a namespace gets no signal, but the kernel ends it all the same when its main
-// thread blocks that signal just then, as it does to fork; so signals are ignored. A error of its
-// own still ends it. Commands get the defaults back, see [command.fork].
+// dropSignals makes the kernel drop every signal that commands send to this process. The handlers
+// of the Go runtime end the process, for some signals as if the process had crashed unless kill(2)
+// sent them; commands can send those by sigqueue(3). Without a handler the first process of a
+// namespace gets no signal, but the kernel still ends it if its main thread blocks that signal at
+// the moment, as it does to fork. So signals are ignored. A crash of this process still ends it.
+// Commands get the defaults back, see [command.fork].
 func dropSignals() error {
 	ignore, byDefault := sigaction{handler: 1}, sigaction{}
 	for sig := 1; sig <= lastSignal; sig++ {

@@ -123,9 +123,9 @@ func held(pids []int) uint64 {
 	return (total + together(shared)) << 10
 }
 
-// together is how many kilobytes processes share, each of which has so many of them in its view: as
-// many as the one that has most, if the others have few, for they may be the same. Otherwise each
-// counts with its part of every page, which takes longer to find out.
+// together estimates the shared memory of processes, in kB, from the shared memory of each: the
+// largest, if the others have little, since they may share the same pages. Otherwise each counts
+// with its part of every page, which takes longer to read.
 func together(shared map[int]uint64) (parts uint64) {
 	const few = 16 << 10
 	var sum, most uint64

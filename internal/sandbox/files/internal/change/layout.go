@@ -176,8 +176,8 @@ func (t *unixText) replace(edit protocol.FileEdit, count int) (after []byte, ok 
 	return out.Bytes(), out.Len() <= isolation.MaxFileSize
 }
 
-// write writes text, with line ends for those of the file: lines that are in what it replaces, at
-// its start or end, keep theirs, and others get the one that is used there.
+// write writes text with the line ends of the file: lines that were at the start or end of the
+// replaced text keep theirs, others get the one that is used there.
 func (t *unixText) write(out *bytes.Buffer, text string, start, end int) {
 	if len(t.crlf) == 0 {
 		out.WriteString(text)
