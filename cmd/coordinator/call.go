@@ -296,7 +296,7 @@ func (c *callCommand) inFleet(
 	return err
 }
 
-// observed runs a call, reports what it waits for, and answers what it asks.
+// observed runs a call, reports why it waits, and answers its questions.
 func (c *callCommand) observed(ctx context.Context, env *environment.Environment, call *protocol.Call, show view) (*protocol.Result, error) {
 	answers := prompt.NewAnswers(c.asks, env.Client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 	answers.Alone = c.Nats == ""

@@ -119,7 +119,7 @@ type command interface {
 	run(ctx context.Context, p program) error
 }
 
-// program is what a subcommand gets beside its own flags.
+// program is the environment of a subcommand, without its flags.
 type program struct {
 	cli.Program
 	common cli.Common

@@ -373,8 +373,8 @@ func (c *runCommand) approver(p program, client *fleet.Client, show view, turn p
 	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), client.AwaitApproval)
 }
 
-// mayBeAsked reports whether calls can ask questions: of the tool ask_user, or of MCP servers, of
-// which those of a folder come and go between turns.
+// mayBeAsked reports whether calls can ask questions: those of the tool ask_user, or of MCP
+// servers; servers of a folder can change between turns.
 func (c *runCommand) mayBeAsked(turn prepared) bool {
 	_, asks := turn.tools.Table.Lookup(wire.AskUserTool)
 	return asks || len(turn.tools.Servers) > 0 || c.talks && turn.tools.Folder != nil

@@ -27,7 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ErrNotAsked says that nobody waits for an answer about that call.
+// ErrNotAsked means that no process waits for an answer about that call.
 var ErrNotAsked = errors.New("nobody waits for an answer about this call: it was answered, ran out of time, or has other ids (coordinator approve ls lists the calls that wait)")
 
 // ErrRefused is wrapped by errors about an answer that makes no sense where it is waited for, or

@@ -1,5 +1,5 @@
-// Package backup knows what a directory was before a turn: [Copy] has its contents, for /undo and
-// /diff; [Stamps] only says which files have changed since.
+// Package backup keeps the state of a directory from before a turn: [Copy] has its contents, for
+// /undo and /diff; [Stamps] only says which files have changed since.
 package backup
 
 import (

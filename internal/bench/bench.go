@@ -1,6 +1,5 @@
-// Package bench measures a fleet from the coordinator through JetStream to a
-// worker and back, beside what bare NATS does in the same run, and checks the
-// order and exclusivity of every lane while it measures.
+// Package bench measures a fleet from the coordinator through JetStream to a worker and back, next
+// to bare NATS in the same run, and checks the order and exclusivity of every lane meanwhile.
 //
 // Machines differ and are noisy; the ratios to the baselines travel better than the figures.
 package bench

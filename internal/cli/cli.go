@@ -1,6 +1,5 @@
-// Package cli is the conventions that the commands share: flags that are also
-// environment variables, errors that name what is allowed, exit codes, and
-// signals.
+// Package cli has the conventions of all commands: flags that are also environment variables,
+// errors that name what is allowed, exit codes, and signals.
 package cli
 
 import (

@@ -45,8 +45,8 @@ func (l *Limits) Sandbox() (sandbox.Limits, error) {
 	}, nil
 }
 
-// Warnings are what an operator should know of a driver with these capabilities, and which of the
-// limits that were asked for it does not hold.
+// Warnings returns warnings for an operator about a driver with these capabilities, and the
+// requested limits that it does not enforce.
 func Warnings(limits sandbox.Limits, caps isolation.Caps) []string {
 	warnings := slices.Clone(caps.Warnings)
 	var unheld []string

@@ -13,8 +13,7 @@ const (
 	filesOfCall = 8
 )
 
-// FewFiles are what an operator should know of a worker of so many slots that may not have as many
-// open files as they need.
+// FewFiles returns a warning if a worker may open fewer files than its slots need.
 func FewFiles(slots int) []string {
 	var limit unix.Rlimit
 	need := uint64(filesOfProcess + filesOfCall*slots) //nolint:gosec // slots are positive

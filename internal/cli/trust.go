@@ -125,7 +125,7 @@ func (h *hasher) content(path string) error {
 	return err
 }
 
-// obeyed are the flags whose files say what a session does.
+// obeyed are the flags with files that decide what a session does.
 func obeyed() []string {
 	return []string{"mcp-config", "mcp-tokens", "model", "policy", "system", "tools"}
 }

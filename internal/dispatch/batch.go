@@ -64,8 +64,8 @@ type progress struct {
 	attempt   attempt // the one that runs
 }
 
-// news is a result, a frame, a question of a call, what calls wait for, or what is known of
-// workers that have been silent; exactly one is set.
+// news is a result, a frame, a question of a call, the reason why calls wait, or a report on silent
+// workers; exactly one is set.
 type news struct {
 	result   *protocol.Result
 	frame    *wire.Frame

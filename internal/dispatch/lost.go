@@ -114,7 +114,7 @@ func (d *Dispatcher) judge(ctx context.Context, call *protocol.Call, a attempt, 
 	return a
 }
 
-// believe notes what is known of attempts, and reports what is new.
+// believe records the state of attempts, and reports changes.
 func (b *batch) believe(attempts map[protocol.CallID]attempt) {
 	for id, a := range attempts {
 		f := b.open[id]

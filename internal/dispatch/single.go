@@ -24,9 +24,8 @@ const graceWait = Grace / 2
 // ErrUnreachable is wrapped by errors about a fleet that did not answer.
 var ErrUnreachable = errors.New("the fleet cannot be reached")
 
-// One runs a single call and returns its result, which is nil beside an error: that is one of
-// [Dispatcher.Dispatch], or says that ctx ended before the call was sent and then wraps
-// [lane.ErrNotSent].
+// One runs a single call and returns its result, or an error of [Dispatcher.Dispatch], or one that
+// wraps [lane.ErrNotSent] if ctx ended before the call was sent.
 func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 	return d.one(ctx, call, d.options.CancelWait, nil, nil)
 }

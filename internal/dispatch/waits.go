@@ -136,7 +136,7 @@ func (b *batch) reportWaits(waits map[protocol.CallID]string) {
 	}
 }
 
-// lacks says what the workers of a pool lack of what a call needs; "" when one of them has it all.
+// lacks names the requirement of a call that no worker of the pool meets; "" if one meets all.
 func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Need) string {
 	if pool == protocol.SessionPool {
 		return unserved(workers, n.Model)

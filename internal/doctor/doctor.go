@@ -1,9 +1,9 @@
 // Package doctor finds out how much the sandboxes of this host isolate, and what to do where
 // they could isolate more.
 //
-// What counts is what was tried: each driver opens a sandbox and proves what it promises
-// ([isolation.Driver].Probe). Settings of the host are looked at only to explain why a
-// driver does not work, or works with less than it could.
+// Only trials count: each driver opens a sandbox and proves its promises
+// ([isolation.Driver].Probe). Settings of the host are looked at only to explain why a driver does
+// not work, or works with less than it could.
 package doctor
 
 import (

@@ -94,7 +94,7 @@ type Environment struct {
 	Host *Host
 	// Git reports what the session has left for git to run.
 	Git *gitguard.Report
-	// Copy is the workspace of which the session has a copy; nil in place.
+	// Copy is the local workspace if the session works on a copy; nil in place.
 	Copy *transfer.Workspace
 
 	options Options

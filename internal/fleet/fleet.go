@@ -49,9 +49,9 @@ type Options struct {
 	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
 	// otherwise it is made. It needs a URL.
 	Existing bool
-	// Pools are the servers of pools whose workers have a NATS account of their own, and in it all
-	// that they work with: streams of calls, claims and results, and the contents of workspaces.
-	// Other pools, turns and journals are at URL, which Pools need.
+	// Pools are the servers of pools that have their own NATS account, with streams of calls,
+	// claims and results, and the contents of workspaces. Other pools, turns and journals are at
+	// URL, which Pools need.
 	Pools map[protocol.Pool]natsio.Server
 	// Client is the name of this process, for the server's monitoring.
 	Client string

@@ -37,7 +37,7 @@ type copied struct {
 	place string
 	real  []byte // as it was when the copy was made of it
 	copy  []byte // as it was when it was last looked at
-	kept  values // what differs in the copy; nothing for what was removed there
+	kept  values // the settings that differ in the copy; nothing for removed ones
 
 	theirs values          // what the person has in real; nil until it is needed
 	mine   map[string]bool // keys that were taken over
@@ -234,8 +234,8 @@ var taken = map[string]*regexp.Regexp{ //nolint:gochecknoglobals // a constant
 	"submodule.url": nil, "submodule.active": yesOrNo,
 }
 
-// takes reports whether a setting is harmless and means the same to every user: a new remote is,
-// another server in the place of a person's is not, nor is one for a branch that has one.
+// takes reports whether a setting is harmless and means the same to every user: a new remote is;
+// another server for an existing remote, or for a branch that has one, is not.
 func takes(key string, theirs, is []string) bool {
 	section, subsection, name := split(key)
 	form, known := taken[section+"."+name]

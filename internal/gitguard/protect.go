@@ -23,7 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// Protection is what a sandbox keeps from being changed in a directory that it uses in place.
+// Protection is the protected paths of a directory that a sandbox uses in place.
 type Protection struct {
 	isolation.Protection // without Copies
 	// Configs are the paths in Protect that are settings of repositories. A sandbox can have copies

@@ -28,7 +28,7 @@ import (
 //	NAME/project  the workspace it is of
 //	NAME/files    what sandboxes see, and can write to
 //
-// Nothing is removed from a cache that a session uses, so that what one removes none misses.
+// Nothing is removed from a cache that a session uses, so no session misses a file.
 type Caches struct {
 	// Dir is the directory; it is made when it is needed.
 	Dir string
@@ -251,8 +251,8 @@ func filesBelow(dir string) []file {
 	return below(root, ".")
 }
 
-// Bounds of what a cache is taken for: what is deeper, or more, counts as more than any cache may
-// have, and goes.
+// Bounds of a cache's tree: a deeper or larger one counts as larger than any cache may be, and is
+// removed.
 const (
 	deepest   = 64
 	mostFiles = 1 << 20

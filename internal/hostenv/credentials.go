@@ -41,7 +41,7 @@ func ParseCredentialHost(text string, allow egress.Allow) (string, error) {
 	return t.String(), nil
 }
 
-// GitCredentials opens a door to what the user's git knows of these hosts, see
+// GitCredentials opens a socket to the user's git credentials of these hosts, see
 // [ParseCredentialHost]. In the sandbox it is for git the socket of its cache of credentials.
 func (d *Doors) GitCredentials(ctx context.Context, hosts []string) error {
 	if _, err := exec.LookPath("git"); err != nil {
@@ -76,7 +76,7 @@ func answerGit(ctx context.Context, caller net.Conn, hosts []string) {
 	}
 }
 
-// credential is what the user's git knows of a host, as lines of NAME=VALUE. It is asked outside of
+// credential is the user's git credential of a host, as lines of NAME=VALUE. It is asked outside of
 // the workspace, where commands may have written settings and programs, and in no repository. It
 // never prompts at a terminal.
 func credential(ctx context.Context, host string) []byte {

@@ -51,7 +51,7 @@ func refuse(code protocol.Code, after time.Duration, format string, args ...any)
 	return err
 }
 
-// admission is what a publisher knows of rules and counts. It is safe for concurrent use.
+// admission is a publisher's view of rules and counts. It is safe for concurrent use.
 type admission struct {
 	store *store.Store
 	now   func(context.Context) (func() time.Time, error) // the server's time
@@ -378,8 +378,8 @@ func (h *Holder) removeMarks(ctx context.Context) {
 	}
 }
 
-// sweepMarks deletes marks whose call is not stored, from a sequence on, and returns where to go
-// on.
+// sweepMarks deletes marks without a stored call, from a sequence on, and returns the next
+// sequence.
 func (h *Holder) sweepMarks(ctx context.Context, from uint64) (next uint64) {
 	s, pool := h.store, h.options.Pool
 	for range maxMarks {

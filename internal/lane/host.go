@@ -154,7 +154,7 @@ func (o Options) withDefaults() Options {
 var (
 	// ErrLost says that the lane may belong to another worker by now.
 	ErrLost = errors.New("lease lost")
-	// ErrCancelled says that somebody asked to cancel the call.
+	// ErrCancelled means that a cancel of the call was requested.
 	ErrCancelled = errors.New("cancelled on request")
 	// ErrRunTimeout says that the attempt took longer than the call allows.
 	ErrRunTimeout = errors.New("run timeout")

@@ -9,9 +9,9 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// order keeps the calls of one stream of messages in the order in which they were read: the SDK
-// handles each in a goroutine of its own. A call continues once the one before it has been sent
-// to the fleet or answered. Other requests are answered at once.
+// order keeps the calls of one stream of messages in the order in which they were read, because the
+// SDK handles each in its own goroutine. A call continues once the one before it has been sent to
+// the fleet or answered. Other requests are answered at once.
 type order struct {
 	mu    sync.Mutex
 	turns map[float64]*turn // by number

@@ -106,8 +106,8 @@ func Open(spec string, env func(name string) string) (loop.Model, string, error)
 }
 
 // Open opens a model and returns it with the name to show for it: the spec in its canonical form.
-// It connects to nothing. Errors say what can be given instead; they wrap [ErrInvalidSpec],
-// [ErrNoAPIKey], or what is wrong with the script or the settings.
+// It connects to nothing. Errors say what is allowed; they wrap [ErrInvalidSpec], [ErrNoAPIKey], or
+// an error of the script or the settings.
 func (o Opener) Open(spec string) (loop.Model, string, error) {
 	kind, name, _ := strings.Cut(strings.TrimSpace(spec), ":")
 	name = strings.TrimSpace(name)

@@ -247,8 +247,8 @@ func dialing(ctx context.Context) (dial dialFunc, release func()) {
 	}
 }
 
-// dialOne makes a connection that drops what was not sent when it is closed:
-// what a lost holder had still in its buffers must not reach the server later.
+// dialOne makes a connection whose unsent data is dropped when it is closed: buffered messages of a
+// lost holder must not reach the server later.
 func dialOne(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, network, address)
 	if tcp, ok := conn.(*net.TCPConn); ok {
@@ -324,8 +324,8 @@ func known(part string) bool {
 	return !found || slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme)
 }
 
-// Redact returns the URL list without user names, passwords and tokens. Of what is
-// no URL it shows only what stands behind the last "@".
+// Redact returns the URL list without user names, passwords and tokens. Of an invalid URL it shows
+// only the text after the last "@".
 func Redact(list string) string {
 	var out []string
 	for part := range strings.SplitSeq(list, ",") {
@@ -350,8 +350,8 @@ func redact(part string) string {
 	return part
 }
 
-// CheckURLs finds what is no URL before the client does, whose error would quote it. Errors wrap
-// [ErrURL].
+// CheckURLs finds invalid URLs before the client does, whose error would quote a password. Errors
+// wrap [ErrURL].
 func CheckURLs(list string) error {
 	if strings.HasPrefix(list, ContextScheme) {
 		return nil // the library says what is wrong

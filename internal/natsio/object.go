@@ -36,7 +36,7 @@ func chunkSize(nc *nats.Conn) uint32 {
 // ObjectStream is the name of the stream in which an object store has its objects.
 func ObjectStream(bucket string) string { return "OBJ_" + bucket }
 
-// objectTraces is what the subjects begin with on which such a stream says what its objects are.
+// objectTraces is the prefix of the subjects with the metadata of objects.
 func objectTraces(bucket string) string { return "$O." + bucket + ".M." }
 
 // objectTrace is the subject of what it says of an object, deleted ones too.
@@ -244,9 +244,8 @@ func purgeChunks(ctx context.Context, stream jetstream.Stream, info *jetstream.O
 	return nil
 }
 
-// ListObjects returns what an object store says of the objects whose names are wanted, in no order,
-// deleted ones too. That store's own List waits for ever when the last object is removed while it
-// begins.
+// ListObjects returns the metadata of the objects whose names are wanted, in no order, deleted ones
+// too. That store's own List waits for ever when the last object is removed while it begins.
 func ListObjects(ctx context.Context, js jetstream.JetStream, bucket string, wanted func(name string) bool) ([]*jetstream.ObjectInfo, error) {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package plain is what a reader gets of a result when nothing has to be cut: the
-// content of a file, one line for each entry of a list, what a command wrote. Tools show the
-// beginning of it, within limits that are here; workers keep all of it where it may be longer,
-// and so the lines that a reader was shown have the same numbers in both.
+// Package plain renders a whole result as text: the content of a file, one line for each entry of a
+// list, the output of a command. Tools show the beginning of it, within limits that are here;
+// workers keep all of it where it may be longer, and so the lines that a reader was shown have the
+// same numbers in both.
 package plain
 
 import (
@@ -105,7 +105,7 @@ func Execution(v protocol.Value) *protocol.Execution {
 	}
 }
 
-// Written is what a command wrote, in the order in which it did.
+// Written returns the output of a command, in the order written.
 func Written(e *protocol.Execution) []byte {
 	if len(e.Combined) > 0 {
 		return e.Combined

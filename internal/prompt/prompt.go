@@ -1,5 +1,5 @@
-// Package prompt asks the person at this terminal: whether a call may be made, what a running tool
-// asks for, and what to do next in a conversation.
+// Package prompt asks the person at this terminal: for approvals, for answers to a running tool,
+// and for the next message of a conversation.
 //
 //	Prompt.Approve   whether a tool call may be made: one line
 //	Prompt.Fill      what a running tool asks: a form, one line a field

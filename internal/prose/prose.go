@@ -28,9 +28,8 @@ func Valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 // move the cursor and set titles.
 var terminalSequence = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])`)
 
-// Plain is what a program wrote, as text: terminal sequences are dropped, and
-// other control characters, NUL among them, and what is not UTF-8 are replaced.
-// Tabs, line feeds and carriage returns stay.
+// Plain returns the output of a program as text: terminal sequences are dropped; other control
+// characters, with NUL, and invalid UTF-8 are replaced. Tabs, line feeds and carriage returns stay.
 func Plain(s string) string {
 	if strings.ContainsRune(s, 0x1b) {
 		s = terminalSequence.ReplaceAllString(s, "")
@@ -126,9 +125,9 @@ func Path(path string) string {
 // maxName bounds the names that are compared: the comparison is quadratic.
 const maxName = 128
 
-// Nearest returns the name that was most likely meant: one that differs in a few
-// letters, or else the longest one that is part of name or has it as a part
-// ("functions.read", "read_file"). Names longer than any tool's match nothing.
+// Nearest returns the most similar name: one that differs in a few letters, or else the longest one
+// that is part of name or contains it ("functions.read", "read_file"). Names longer than any tool's
+// match nothing.
 func Nearest(name string, names []string) (string, bool) {
 	if len(name) > maxName {
 		return "", false

@@ -13,9 +13,9 @@ const (
 	screenMost   = 1 << 20
 )
 
-// Screen is what a program wrote to a terminal as it stands there: lines that were written over
-// have what came last, and what has scrolled away comes first. Colours, titles and modes are
-// dropped. Lines are as long as they were written.
+// Screen returns the output of a program as a terminal shows it: overwritten lines have their last
+// content, and scrolled lines come first. Colours, titles and modes are dropped. Lines are as long
+// as they were written.
 func Screen(s string) string {
 	if !strings.ContainsAny(s, "\x1b\b\r") {
 		return Plain(s)

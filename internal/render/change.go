@@ -19,7 +19,7 @@ func Write(v protocol.FilesWriteResult) string {
 	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
 }
 
-// JSONWrite says what was written: the file, or a place of it.
+// JSONWrite names the written file, and the position in it.
 func JSONWrite(v protocol.FilesJSONWriteResult) string {
 	what := "Changed"
 	if v.Created {
@@ -28,7 +28,7 @@ func JSONWrite(v protocol.FilesJSONWriteResult) string {
 	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
 }
 
-// Edit says what was changed, what was not and why, and shows the diff.
+// Edit lists the changes, those that were not made and why, and the diff.
 func Edit(v protocol.FilesEditResult, r rest) string {
 	made, failed := 0, 0
 	var notes []string

@@ -55,7 +55,7 @@ func writtenOrCut(result *protocol.Result, e *protocol.Execution) string {
 	return text
 }
 
-// failed is a failure as text: what went wrong, and what was written until then.
+// failed returns a failure as text: the error, and the output until then.
 func failed(result *protocol.Result, what string) string {
 	text := prose.Head(what, prose.BodyLimit/2)
 	written := prose.Clip(partial(result), max(prose.BodyLimit-utf8.RuneCountInString(text), minClip))

@@ -97,7 +97,7 @@ func OpenRath(_, arguments string, result *protocol.Result) string {
 	return text
 }
 
-// rathValue is what a result is there, with so many characters of what may be long.
+// rathValue returns a result in that system's format; long texts have at most so many characters.
 func rathValue(arguments string, result *protocol.Result, limit int) any {
 	if result.Status != protocol.StatusOK {
 		return rathFault(arguments, result, limit)
@@ -143,7 +143,7 @@ func rathOfProgram(result *protocol.Result, e *protocol.Execution, limit int) ra
 	return value
 }
 
-// rathStreams is what a command wrote, head and tail of it, and what is missing.
+// rathStreams returns head and tail of a command's output, and how much is missing.
 func rathStreams(result *protocol.Result, e *protocol.Execution, limit int) (stdout, stderr, truncated string) {
 	out, err := prose.Valid(string(e.Stdout)), prose.Valid(string(e.Stderr))
 	stdout, stderr = share(out, err, limit)

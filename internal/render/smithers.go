@@ -20,8 +20,8 @@ const (
 	SmithersTimeout = time.Minute
 )
 
-// Smithers is the format of that system: what was asked for as it is, "ok" for a change, and
-// "CODE: text" for what went wrong.
+// Smithers is the format of that system: the requested content, "ok" for a change, and "CODE: text"
+// for a failure.
 func Smithers(tool, arguments string, result *protocol.Result) string {
 	return acting(result, smithersText(tool, arguments, result))
 }

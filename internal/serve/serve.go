@@ -240,8 +240,8 @@ func (s *Server) OnAlreadySettled(ctx context.Context, c *protocol.Call) {
 	}
 }
 
-// conclude brings the journal in line with a turn whose call is over: it records a turn that never
-// began, so that readers of the session see its outcome, and ends one that is open.
+// conclude ends the turn of a finished call in the journal: it records a turn that never began, so
+// that readers see its outcome, and ends an open one.
 func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	recorded, err := s.recordRefused(ctx, c, r)
 	if err == nil && !recorded {

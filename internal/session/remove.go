@@ -59,11 +59,10 @@ const (
 	moment = time.Second
 )
 
-// Remove removes a session: its journal, workspace, results and kept outputs. One that does
-// not exist is fine. What the session did elsewhere stays, and so do a directory that was its
-// workspace in place, and calls that other lanes still have, with their results: the next
-// holder of such a lane would run a call without a result again. Those age out, or go when the
-// removal is done again. Payloads go with their calls.
+// Remove removes a session: its journal, workspace, results and kept outputs. One that does not
+// exist is fine. Effects elsewhere stay, and so do a workspace in place, and the session's calls in
+// other lanes with their results: without its result the next holder of such a lane would run the
+// call again. Those age out, or go when the removal is done again. Payloads go with their calls.
 //
 // The error wraps [ErrBusy] when the session is busy and options do not force it; then
 // nothing was removed. After any other error some of it may be left: remove it again.
@@ -152,8 +151,7 @@ func (r *remover) ownLanes() []ownLane {
 	}
 }
 
-// refuseBusy returns an error that says what the session does, and what can be done instead of
-// waiting.
+// refuseBusy returns an error that says why the session is busy, and how not to wait.
 func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	var reasons []string
 	history, err := r.fleet.Journal.Load(ctx, r.id)

@@ -14,9 +14,9 @@
 // runs it, process, invoke_agent.
 //
 // [Setup] installs exporters when, and only when, the standard OTEL_* variables ask for them.
-// Without them nothing is installed: spans and metrics cost next to nothing, nobody is connected to
-// and nothing is logged; the trace context of a caller still travels through, so that a chain does
-// not break at a silent process.
+// Without them nothing is installed: spans and metrics cost next to nothing, and nothing is sent or
+// logged. The trace context of a caller is still passed on, so that a trace does not end at such a
+// process.
 //
 // [Inject] and [Extract] carry the context in NATS headers under the lower-case names of W3C Trace
 // Context, because NATS headers are case-sensitive. The names of spans, metrics and attributes
@@ -57,9 +57,9 @@ const ShutdownTimeout = 3 * time.Second
 type Options struct {
 	// Instance is the service.instance.id, such as a worker id; default is a fresh UUID.
 	Instance string
-	// Serves says that the process goes on until it is told to stop. Only such a process is
-	// scraped: for others OTEL_METRICS_EXPORTER=prometheus is "none", as they would be over
-	// before anybody came, and take the port of one that serves.
+	// Serves means that the process runs until it is stopped. Only such a process is scraped: for
+	// others OTEL_METRICS_EXPORTER=prometheus is "none", as they would be over before anybody came,
+	// and take the port of one that serves.
 	Serves bool
 	// Logger gets what goes wrong with exporting, at most one warning a minute.
 	// The default discards it.

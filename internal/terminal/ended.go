@@ -92,7 +92,7 @@ func (v *View) CameBack(found []Changed, there func(path string) bool) {
 	v.flush()
 }
 
-// merged is what the turn's tools have said that they changed, and what else is found to differ.
+// merged returns the changes that the turn's tools reported, and other differences found.
 func (v *View) merged() []change {
 	var all []change
 	for _, c := range v.turn.files {

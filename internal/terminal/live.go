@@ -22,9 +22,9 @@ const (
 	frameTime    = 120 * time.Millisecond
 )
 
-// region is the lines at the end of the screen that are written again and again. It knows where
-// they begin by what it wrote last, and by how wide the screen is now: terminals wrap what stands
-// there when they get narrower.
+// region is the lines at the end of the screen that are written again and again. It computes where
+// they begin from the text that it wrote last and the current width, because terminals wrap lines
+// when they get narrower.
 type region struct {
 	shown []string // painted
 	stop  chan struct{}
@@ -176,7 +176,7 @@ func (v *View) status() []string {
 	return append(lines, v.progressNow(now))
 }
 
-// progressNow is the last line: what the turn waits for, and what it took so far.
+// progressNow is the last line: the reason for waiting, and the usage so far.
 func (v *View) progressNow(now time.Time) string {
 	text := "  turn " + elapsed(now.Sub(v.turn.since))
 	if len(v.calls) == 0 {

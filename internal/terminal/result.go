@@ -8,8 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// resultBody shows what came of a call: why it failed, in full, some lines of
-// what the model sees, and what changed.
+// resultBody shows a result: the whole error, some lines of the model's text, and the changes.
 func (v *View) resultBody(e *loop.Event, indent string) {
 	content := e.Content
 	if e.Diff != "" {

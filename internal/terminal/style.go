@@ -47,7 +47,7 @@ func Size(f *os.File) (columns, rows int) {
 
 func descriptor(f *os.File) int { return int(f.Fd()) }
 
-// marks are what stands before and between what the view shows.
+// marks are the symbols before and between entries of the view.
 type marks struct {
 	user, model, thought, call, queued, running string
 	bar                                         string // before what a tool returned

@@ -203,8 +203,8 @@ func (w *Workspace) call(ctx context.Context, payload protocol.Payload, access p
 	return result.Value, nil
 }
 
-// Fetch brings what changed in the sandbox back into the directory, and returns also what the
-// directory was before. What changed on both sides stays as it is here.
+// Fetch copies the sandbox's changes back into the directory, and also returns the directory's
+// earlier state. What changed on both sides stays as it is here.
 func (w *Workspace) Fetch(ctx context.Context) (changes snapshot.Changes, before snapshot.Manifest, err error) {
 	before = w.base
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)

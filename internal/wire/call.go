@@ -53,8 +53,8 @@ func EncodeCall(c *protocol.Call) ([]byte, error) {
 	return json.Marshal(&wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
 }
 
-// DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
-// whose ids could be read is returned beside the error, so that it can be answered.
+// DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call with valid ids is
+// returned in addition to the error, so that it can be answered.
 func DecodeCall(body []byte) (*protocol.Call, error) {
 	if c := readPlainCall(body); c != nil {
 		return c, c.Validate()

@@ -40,8 +40,8 @@ type Heartbeat struct {
 	// Origin names something that only one process at a time can have, such as the directory of an
 	// embedded server: who has it knows that earlier lives of the same origin are over. "" is none.
 	Origin string `json:"origin,omitempty"`
-	// Disk names what the worker keeps when it is started again, such as its data directory: lanes
-	// whose workspace is there go to it first. "" is nothing.
+	// Disk identifies the disk of the worker's data directory, which outlives a restart: lanes
+	// whose workspace is there are offered to this worker first. "" means none.
 	Disk string `json:"disk,omitempty"`
 	// Expired says that the life is over: what it claimed may be taken over.
 	Expired bool `json:"expired,omitempty"`

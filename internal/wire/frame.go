@@ -7,7 +7,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// FrameKind says what a live frame of a running call tells.
+// FrameKind is the kind of a live frame of a running call.
 type FrameKind string
 
 // Every kind of frame.

@@ -114,7 +114,7 @@ func writePlain(kind string, visit func(*plain), last string, value json.RawMess
 	return append(p.body, '}')
 }
 
-// plainRoom is about what an object needs beside its last field.
+// plainRoom estimates the size of an object without its last field.
 const plainRoom = 480
 
 // readPlain reads an object of a type, and returns its last field; ok is false when it has to be

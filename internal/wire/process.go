@@ -10,8 +10,7 @@ import (
 // last ones that ended.
 type ProcessList struct{}
 
-// ProcessRead reads what a background process wrote, both streams in the order in
-// which they came.
+// ProcessRead reads the output of a background process, both streams in the order written.
 type ProcessRead struct {
 	// Process is the handle that starting it returned.
 	Process string `json:"process"`

@@ -266,7 +266,7 @@ func WhoSubject(f protocol.Fleet, pool protocol.Pool) Subject {
 	return string(f) + ".who." + string(pool)
 }
 
-// AskSubject asks, on core NATS, whoever holds a lane what it does with it.
+// AskSubject is for requests, on core NATS, to the holder of a lane about its state.
 func AskSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".ask." + string(pool) + "." + string(lane)
 }
@@ -372,8 +372,8 @@ func SessionsSubjects(f protocol.Fleet) []Subject { return []Subject{string(f) +
 // ReadyConsumer is the durable consumer that hands out a pool's ready lanes.
 func ReadyConsumer(pool protocol.Pool) string { return "ready_" + string(pool) }
 
-// CareConsumer is the durable consumer that tells a pool's workers what has waited in its mailboxes
-// for a while.
+// CareConsumer is the durable consumer that delivers entries that waited in mailboxes for a while
+// to a pool's workers.
 func CareConsumer(pool protocol.Pool) string { return "care_" + string(pool) }
 
 // Marks that follow a call id in a mailbox subject.

@@ -21,8 +21,8 @@ type WorkspaceExport struct {
 // directory that is a workspace in place stays. Done twice it does nothing.
 type WorkspaceRemove struct{}
 
-// WorkspaceRestore makes a sandbox's workspace, and what its shell remembers, what they were after
-// an earlier call. Processes that live in the sandbox are killed.
+// WorkspaceRestore restores a sandbox's workspace, and its shell's directory and variables, as
+// after an earlier call. Processes that live in the sandbox are killed.
 type WorkspaceRestore struct {
 	// At is the call, which changed something.
 	At protocol.CallID `json:"at"`

@@ -164,8 +164,7 @@ type Worker struct {
 	metrics   *telemetry.WorkerMetrics
 }
 
-// New opens what a worker needs in the fleet, whose streams must exist, and under its data
-// directory.
+// New opens the streams and stores of the fleet, which must exist, and the worker's data directory.
 func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	o = o.withDefaults()
 	if o.Driver == nil || o.Data == "" {

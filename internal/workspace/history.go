@@ -48,8 +48,8 @@ func (s *Store) Change(ctx context.Context, lane wire.LaneHash, call protocol.Ca
 	return before, tree.Tree, err
 }
 
-// Since returns what a lane's workspace had before the first checkpoint that covers any of the
-// calls, and what it has now.
+// Since returns the files of a lane's workspace before the first checkpoint that covers any of the
+// calls, and the current ones.
 func (s *Store) Since(ctx context.Context, lane wire.LaneHash, calls map[protocol.CallID]bool) (before, after snapshot.Tree, err error) {
 	tree := bounded{Tree: snapshot.Tree{}}
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {

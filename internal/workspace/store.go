@@ -183,7 +183,7 @@ func (s *Store) fold(ctx context.Context, lane wire.LaneHash, to *message) (tree
 	return tree, since, size, err
 }
 
-// step makes of a tree what a checkpoint says.
+// step applies a checkpoint to a tree.
 func (s *Store) step(ctx context.Context, tree *bounded, m *message) (err error) {
 	if len(m.Base) > 0 {
 		tree.Tree, err = snapshot.LoadTree(ctx, s, m.Base)

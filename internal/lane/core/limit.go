@@ -20,9 +20,9 @@ const AllSpent = -1
 // because what comes in between (a lookup, a start mark) takes an unknown time. A reserved token is
 // not refilled.
 //
-// The bucket outlives its holder: a holder that releases a lane stores in the claim what is spent,
-// and the next one goes on from there. After a lost holder the bucket is empty: a crash makes the
-// lane slower, never faster.
+// The bucket outlives its holder: a holder that releases a lane stores the spent amount in the
+// claim, and the next holder continues with it. After a lost holder the bucket is empty: a crash
+// makes the lane slower, never faster.
 type Limit struct {
 	Concurrent int     // 0 is no bound
 	Rate       float64 // starts a second; 0 is no bound
@@ -109,8 +109,8 @@ func (l *Limit) Cancel(e *Entry) {
 	}
 }
 
-// Spent is what the next holder has to know of the bucket. A call that has not begun counts as
-// begun, because it may begin before the claim is stored.
+// Spent is the state of the bucket for the next holder. A call that has not begun counts as begun,
+// because it may begin before the claim is stored.
 func (l *Limit) Spent(now time.Time) float64 {
 	if l.Rate <= 0 {
 		return 0

@@ -45,7 +45,7 @@ func (h holdings) add(a *lane.Answer) {
 	}
 }
 
-// of returns who holds the lane with the given claim; nil when nobody says so.
+// of returns the report of the lane's holder with the given claim; nil without one.
 func (h holdings) of(lane wire.LaneHash, claim *store.StoredClaim) *holding {
 	if found := h[lane]; found != nil && claim != nil && found.Epoch == claim.Epoch {
 		return found
@@ -87,7 +87,7 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 	return found, nil
 }
 
-// holder returns who holds a lane with the given claim; nil when nobody says so.
+// holder returns the report of a lane's holder with the given claim; nil without one.
 func (o *Operator) holder(
 	ctx context.Context, pool protocol.Pool, lane wire.LaneHash, claim *store.StoredClaim,
 ) *holding {

@@ -28,9 +28,9 @@ var (
 	ErrNothingRuns = errors.New("nothing runs")
 )
 
-// Operator looks at lanes and interferes with them. It needs no worker: what it
-// does is stored in the calls stream, and who holds a lane is asked on core NATS, so
-// that a holder which does not answer is shown as lost. It is safe for concurrent use.
+// Operator looks at lanes and interferes with them. It needs no worker: its marks are in the calls
+// stream. It requests the holders of lanes on core NATS, and shows a holder that does not answer as
+// lost. It is safe for concurrent use.
 type Operator struct {
 	store *store.Store
 	clock store.Clock

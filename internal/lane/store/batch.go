@@ -172,7 +172,7 @@ func (b *batcher) answered(answer *nats.Msg) {
 	b.send()
 }
 
-// end tells those who asked what the request under way has found; the lock is held.
+// end passes the result of the running request to its callers; the lock is held.
 func (b *batcher) end(found []*jetstream.RawStreamMsg, err error) {
 	lookups := b.underWay.lookups
 	b.underWay = nil

@@ -78,8 +78,8 @@ func (s *Store) Count(ctx context.Context, filter string) (int, error) {
 	return 0, fmt.Errorf("count %s: %w", filter, refusal(answer))
 }
 
-// foreign reports whether an answer is that of another stream, and asks no more that way then: a
-// mirror may be set up to answer for the one that it mirrors, and is behind it.
+// foreign reports whether an answer comes from another stream, and then ends direct gets: a mirror
+// may answer for its origin, and lags behind.
 func (r *reader) foreign(answer *nats.Msg) bool {
 	name := answer.Header.Get(jetstream.StreamHeader)
 	if name == "" || name == r.stream {
@@ -190,8 +190,8 @@ type Listing struct {
 // ErrBehind says that a server answered which does not know yet what others have answered already.
 var ErrBehind = errors.New("the server that answers is behind the others")
 
-// BehindPause is how long to wait for a server that is behind by what it was told this moment; it
-// is doubled up to behindMost.
+// BehindPause is the first pause for a server that lags by the latest messages; it doubles up to
+// behindMost.
 const (
 	BehindPause = time.Millisecond
 	behindMost  = 100 * time.Millisecond

@@ -46,7 +46,7 @@ func nativeName(offered []tools.Definition, name string) string {
 	return name
 }
 
-// nativeResult is what came back, for people: titles and addresses, or what a program wrote.
+// nativeResult returns the result for people: titles and addresses, or the output of a program.
 func nativeResult(raw json.RawMessage) (text string, failed bool) {
 	if lenient.Kind(raw) == '[' {
 		list, _ := lenient.List("content", raw)

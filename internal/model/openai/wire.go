@@ -8,8 +8,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// spoken is what a value of a message says: its text, and what the model thinks in it. A part of
-// another kind, as a reference, says nothing.
+// spoken returns the text and the reasoning in a value of a message. A part of another kind, as a
+// reference, says nothing.
 func spoken(where string, raw json.RawMessage) (text, thought string, err error) {
 	switch {
 	case !lenient.IsSet(raw):
@@ -52,7 +52,7 @@ func spokenPart(where string, raw json.RawMessage) (text, thought string, err er
 	return "", "", nil
 }
 
-// usageOf is what a reply took; 0 for what the server does not say as a number.
+// usageOf returns the usage of a reply; 0 where the server gives no number.
 func usageOf(raw json.RawMessage) (protocol.Usage, bool) {
 	var usage lenient.Fields
 	if !lenient.IsSet(raw) || json.Unmarshal(raw, &usage) != nil {

@@ -112,7 +112,7 @@ func probe(ctx context.Context, d isolation.Driver) (isolation.Driver, isolation
 type UnusableError struct {
 	// What is control groups or quotas.
 	What string
-	// Found is what is there instead, Advice what would change that; "" when nothing would.
+	// Found is the actual state, Advice how to change it; "" if it cannot be changed.
 	Found, Advice string
 }
 

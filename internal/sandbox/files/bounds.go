@@ -54,7 +54,7 @@ func operate[R any](f *FS, p string, as use, op string, do func(name string) (R,
 	return result, nil
 }
 
-// reachEntry is reach for reading what is said of a name, and not what a link there leads to.
+// reachEntry is reach for the entry itself: it does not follow a link.
 func (f *FS) reachEntry(p string) (string, error) {
 	name, err := clean(f.root.Name(), p)
 	if err != nil || len(f.bounds) == 0 || name == "." {

@@ -17,8 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// fault turns an error of the root into a *[protocol.Error]; what is not about the
-// request, a closed FS or an ended context, stays an error. name is what was operated on.
+// fault turns an error of the root into a *[protocol.Error]; a closed FS and an ended context stay
+// Go errors. name is the path of the operation.
 func (f *FS) fault(op, name string, err error) error {
 	var already *protocol.Error
 	switch {

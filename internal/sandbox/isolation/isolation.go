@@ -1,5 +1,6 @@
-// Package isolation is what workers and sandbox drivers agree on: what a driver is asked for, and
-// what it has proven on this host. Handlers of programs see only package sandbox.
+// Package isolation is the interface between workers and sandbox drivers: the requests to a driver,
+// and the properties that it has proven on this host. Handlers of programs see only package
+// sandbox.
 //
 //	Driver ──Probe──► Caps             what this host lets the driver prove, by trying it
 //	   │

@@ -189,7 +189,7 @@ func newConfig(spec isolation.Spec, dir *scratch.Dir) (wire.Config, error) {
 // namespaces are those of this process, which do not change.
 var namespaces = sync.OnceValues(initd.Namespaces) //nolint:gochecknoglobals // a constant
 
-// reservedPlaces are what a sandbox has of its own; a mount there would be hidden, or hide it.
+// reservedPlaces are the sandbox's own directories; a mount there would be hidden, or hide them.
 var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
 	"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace, initd.GuestHome, initd.GuestTemp, initd.HostTemp,
 }

@@ -12,8 +12,8 @@ var errChanged = errors.New("it changed while it was read")
 // gone says that an error means that nothing is at a path.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || notDirectory(err) }
 
-// openSame opens what seen describes, for reading, without blocking. A root follows
-// symbolic links that stay inside, so what was opened is compared with what was seen.
+// openSame opens what seen describes, for reading, without blocking. A root follows symbolic links
+// that stay inside, so the opened file is compared with the one seen before.
 func openSame(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
 	file, err := root.OpenFile(name, os.O_RDONLY|nonblock|nofollow, 0)
 	if err != nil {

@@ -83,8 +83,8 @@ func (r *restorer) restore(ctx context.Context) (err error) {
 	return r.files(ctx)
 }
 
-// clear removes what the tree does not have, or has otherwise, and notes what it has and root has
-// not.
+// clear removes paths that the tree does not have, or has with another type or content, and records
+// those that root lacks.
 func (r *restorer) clear(found *Delta) error {
 	gone := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(found.Set)) {

@@ -28,8 +28,8 @@ type SaveOptions struct {
 	Only []string
 }
 
-// Save compares what is in root with last, stores the contents that are new in bodies, and returns
-// what changed. Files that index knows to be as in last are not read. index is brought up to date.
+// Save compares root with last, stores new contents in bodies, and returns the changes. Files that
+// index knows to be as in last are not read. index is brought up to date.
 //
 // Holes of files are not read where the system tells them, and not stored. Hard links become files
 // of their own; FIFOs, sockets and devices are left out; modes lose all but the permission bits.
@@ -135,7 +135,7 @@ func (s *saver) chain(ctx context.Context, name string) (linked bool, err error)
 	return false, nil
 }
 
-// lostFrom notes what is not there any more of a path and of what was below it.
+// lostFrom records a path, and the paths below it, that no longer exist.
 func (s *saver) lostFrom(name string) {
 	before, was := s.last[name]
 	if !was {
@@ -380,8 +380,8 @@ type Changes struct {
 // All contents are fetched before anything changes, so one that is missing or damaged changes
 // nothing; until then they take space in a directory .toolfleet-*.tmp below root. Each file changes
 // by rename. After another error, or a crash, part of the changes are made: the same Sync again
-// makes the rest; a crash leaves the temporary directory behind. Something that writes to root at
-// the same time can lose what it writes to a path in the moment in which it is changed.
+// makes the rest; a crash leaves the temporary directory behind. A concurrent writer can lose a
+// write to a path at the moment when Save changes it.
 func Sync(ctx context.Context, root *os.Root, base Manifest, tree Tree, bodies Bodies, options *Options) (Changes, error) {
 	changes, err := bring(ctx, root, base, tree, bodies, options.withDefaults())
 	if err != nil {

@@ -22,8 +22,8 @@
 // the directory at the same time, nothing outside of it is read or written. A tree of others is
 // hostile until [Tree.Validate] accepts it, and each content is checked against its sum.
 //
-// Memory grows with the number and length of names, never with contents. Saving a directory in
-// which something runs keeps what was read; the next [Save] finds what changed meanwhile.
+// Memory grows with the number and length of names, never with contents. A save of a directory that
+// changes meanwhile has the files as they were read; the next [Save] finds the changes.
 package snapshot
 
 import (

@@ -83,7 +83,7 @@ type Delta struct {
 	Inline []byte `json:"inline,omitempty"`
 	// Stored are the bodies that were stored for it.
 	Stored []string `json:"-"`
-	// Stats count what was found, and what of it was read.
+	// Stats count the files found, and those that were read.
 	Stats SaveStats `json:"-"`
 }
 

@@ -62,8 +62,8 @@ func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite
 	return r, nil
 }
 
-// hasContent reports whether what a guarded session may not write is in the file already: by an
-// earlier attempt whose worker was lost before it could remember that, or otherwise. Nothing would
+// hasContent reports whether the file already has the content that a guarded session may not write,
+// for example from an earlier attempt whose worker was lost before it recorded that. Nothing would
 // be changed.
 func (f fileOps) hasContent(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) bool {
 	if p.Guard == protocol.GuardNone || p.ExpectSHA256 != "" {

@@ -2,7 +2,7 @@
 //
 //	Host.Accept ──► Kind: what it needs, what it refuses ──► Attempt.Run ──► value and error
 //
-// The table in this file says for each kind what it needs before it runs, what it refuses, and the
+// The table in this file has for each kind its requirements, the checks before it runs, and the
 // function that runs it. To add a kind:
 //
 //  1. Describe it in package wire.

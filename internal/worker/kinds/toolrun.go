@@ -125,7 +125,7 @@ func toolValue(shown, whole protocol.Execution, output json.RawMessage) protocol
 // toolSize is the size of what a tool returned, or wrote.
 func toolSize(v protocol.ToolRunResult) int { return max(outputSize(v), len(v.Output)) }
 
-// toolOutput reads what a tool wrote to standard output, all of it, or says what is wrong with it.
+// toolOutput reads the whole standard output of a tool, or returns why it is invalid.
 func toolOutput(e *protocol.Execution, isText bool) (output json.RawMessage, fault string) {
 	if int64(len(e.Stdout)) != e.StdoutBytes {
 		return nil, fmt.Sprintf("the tool wrote %d bytes to standard output: what it returns has %d bytes at most", e.StdoutBytes, maxToolOutput)

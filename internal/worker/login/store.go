@@ -9,10 +9,10 @@
 //
 //	call ──► Machine: client credentials ──► access token, in memory
 //
-// The file is authoritative: it is read for every request, so that what a person or another
-// process puts there counts at once. A login is bound to the name and the URL of its server; no
-// other gets the token. Tokens are in the file and in headers of requests to the server, and
-// nowhere else: errors name what an authorization server said by its code only.
+// The file is authoritative: it is read for every request, so a change by a person or another
+// process counts at once. A login is bound to the name and the URL of its server; no other gets the
+// token. Tokens are in the file and in headers of requests to the server, and nowhere else: errors
+// name what an authorization server said by its code only.
 package login
 
 import (

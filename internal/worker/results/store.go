@@ -29,8 +29,7 @@ import (
 // Timeout bounds the storing of what does not fit into a result: it may be 128 MiB.
 const Timeout = 2 * time.Minute
 
-// Partial is a value that is larger than what a message carries, or than what a reader may be
-// shown.
+// Partial is a value too large for a message, or for a reader to see at once.
 type Partial struct {
 	protocol.Value
 

@@ -1,5 +1,5 @@
-// Package spool keeps what a command writes, in the order in which it does: in memory at first,
-// then in a file of the worker's that has no name.
+// Package spool keeps the output of a command in the order written: in memory at first, then in an
+// unnamed file of the worker.
 //
 //	memory ──► file: | head: the first 32 MiB | tail: a ring of 8 segments of 4 MiB |
 //
@@ -140,8 +140,8 @@ func (s *Spool) Missing(streams ...sandbox.Stream) int64 {
 	return n
 }
 
-// Reader reads what is kept of some streams, in the order in which it was written, with a mark
-// where something is missing. Nothing may be written meanwhile.
+// Reader reads the kept output of some streams in the order written, with a mark where output is
+// missing. Nothing may be written meanwhile.
 func (s *Spool) Reader(streams ...sandbox.Stream) io.Reader {
 	readers := []io.Reader{}
 	for i := range ring {

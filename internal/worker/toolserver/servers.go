@@ -6,7 +6,7 @@
 //	   result ◄── content, structured ◄┴─ tools/call ──► progress ──► live output
 //
 // A server lives in one sandbox, with its state, until it has had no call for a while, its sandbox
-// is closed, or it ends by itself; while one lives the worker keeps the lane, as for background
+// is closed, or it ends by itself; until then the worker holds the lane, as for background
 // processes. One that has died is started again by the next call, with growing delays if it dies
 // again and again. The resource keys of calls, not this package, decide which calls may overlap.
 //
@@ -63,8 +63,8 @@ type Surroundings struct {
 	// Variable is a variable of the worker's environment, for "${NAME}". The error says why it
 	// may not be used.
 	Variable func(name string) (string, error)
-	// Show gets what happens while a call runs: progress, and what the server logs. Calls do not
-	// overlap, and none comes after the call has returned; nil shows nothing.
+	// Show gets the progress and the server's log messages while a call runs. Calls do not overlap,
+	// and none comes after the call has returned; nil shows nothing.
 	Show func(text string)
 	// Ask puts a question of a call that runs to a person, and returns an answer that fits, which
 	// may complete it. It ends with ctx; the error says why there is no answer. nil declines.

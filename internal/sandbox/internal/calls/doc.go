@@ -10,10 +10,10 @@
 //	pid, err := list.Fork(flags, socket)
 //
 // The copy of a Go program that clone(2) makes has one thread, and the runtime of Go does not work
-// in it: nothing may be allocated, no function called that may need more stack. So what a new
-// process does before it becomes a program of its own is written down here, with all that it points
-// to, and the copy works through the list. That spares it one start of a program, which takes
-// longer than all of the calls.
+// in it: nothing may be allocated, no function called that may need more stack. So the system calls
+// of a new process before it executes a program are listed first, with all their memory, and the
+// copy makes the calls of the list. That spares it one start of a program, which takes longer than
+// all of the calls.
 //
 // The parent does not wait for the calls. [List.Fork] reports a failed call through a socket.
 package calls

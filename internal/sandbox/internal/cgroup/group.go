@@ -111,9 +111,9 @@ func number(text []byte, key string) uint64 {
 	return 0
 }
 
-// KillEach kills every process of the group one by one, while they are kept from running: the group
-// can be used again, and what was started at the last moment is left. Of a group that was killed as
-// a whole, some kernels (6.12.107 is one) kill what is started in it later, too.
+// KillEach freezes the group and kills its processes one by one. The group can be used again; a
+// process that started at the last moment is left. Of a group that was killed as a whole, some
+// kernels (6.12.107 is one) kill what is started in it later, too.
 func (g *Group) KillEach() error {
 	if err := put(g.path, "cgroup.freeze", "1"); err != nil {
 		return fmt.Errorf("control group: %w", err)

@@ -16,7 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// StepLink is the step that fails on hosts whose kernel lacks what a link is made of.
+// StepLink is the step that fails if the kernel lacks the interfaces of a link.
 const StepLink = "link"
 
 // A link is a pair of interfaces in the sandbox's network. What is sent by one arrives at the

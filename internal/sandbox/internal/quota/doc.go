@@ -1,6 +1,6 @@
-// Package quota bounds what sandboxes take up on a disk by project quotas, which ext4 and XFS have:
-// the kernel counts what belongs to a project, in whatever way it was made, and gives no more than
-// its limit. It takes root, a file system that enforces them (mount option prjquota), and no mount.
+// Package quota bounds the disk space of sandboxes by project quotas of ext4 and XFS: the kernel
+// counts all files of a project, and allocates no more than its limit. It takes root, a file system
+// that enforces them (mount option prjquota), and no mount.
 //
 //	workspace ──┐ project id, inherited by everything   ┌─ limits: bytes, and how many files
 //	            ├─────────────────────────────────────► │

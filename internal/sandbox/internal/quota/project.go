@@ -115,9 +115,9 @@ func (p *Project) Usage() (Usage, error) {
 	return Usage{Bytes: int64(n.space), Files: int64(n.files)}, nil //nolint:gosec // of this world
 }
 
-// near is how close to its limit a project is when something has not fitted in, most likely: the
-// kernel gives who writes much more than one block at once, and XFS makes a file only where its
-// directory could grow as well, some 200 KiB. Of a small limit it is a quarter.
+// near is the distance to a project's limit at which a write has probably failed by the quota: the
+// kernel reserves more than one block for large writes, and XFS creates a file only if its
+// directory could grow too, some 200 KiB. Of a small limit it is a quarter.
 const near = 256 << 10
 
 // Full reports whether a limit is reached.

@@ -13,7 +13,7 @@ const (
 // Error says why something of the host cannot be used, and what to do about it.
 type Error struct {
 	What string
-	// Found is what is there instead, Advice what would change that; "" when nothing would.
+	// Found is the actual state, Advice how to change it; "" if it cannot be changed.
 	Found, Advice string
 	// Err is what the system said; nil when nothing was tried.
 	Err error
@@ -22,7 +22,7 @@ type Error struct {
 // Error implements the error interface.
 func (e *Error) Error() string { return e.What + " cannot be used: " + e.Why() }
 
-// Why is what was found, and what the system said of it.
+// Why is the actual state, and the system's error.
 func (e *Error) Why() string {
 	if e.Err != nil {
 		return fmt.Sprintf("%s: %v", e.Found, e.Err)

@@ -158,9 +158,9 @@ func hint(content []byte, req protocol.FileEdit) string {
 	return fmt.Sprintf("%s line %d:\n%s", why, at+1, excerpt(lines[at:], min(len(wanted), hintLines)))
 }
 
-// nearest returns the index of the line that is most like the first line of wanted
-// that is not blank, less the number of lines before that; -1 when none is like it.
-// exact says that it differs in its outer white space only.
+// nearest returns the index of the line that is most like the first line of wanted that is not
+// blank, less the number of lines before that; -1 when none is like it. exact means that only
+// leading and trailing white space differ.
 func nearest(lines [][]byte, wanted []string) (at int, exact bool) {
 	before := 0
 	for before < len(wanted)-1 && strings.TrimSpace(wanted[before]) == "" {
