@@ -36,7 +36,7 @@ WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch ./internal/lane/core
 # Nor with the detector: tests that move much data, that fill a fleet, or that run three servers in their process. They
 # take eight times as long with it, and it sees the same code in the others. PKG=./internal/lane runs them all with it.
-HEAVY     = Test(Cluster|Fact|Flood|Go_ManyFutures|Stream_ADeepStream|Keep|ResultRead|Toolsets|Command_OfVery)
+HEAVY     = Test(Cluster|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Stream_ADeep|Limits_HoldWhile|Later_Many|\w*(OnThreeServers|Flood|ManyFutures|ManyHeld|LargePayloads|TooLargeForTheFleet))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | sed 's,^,./,')
 PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch|internal/lane/core)(/|$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
