@@ -199,7 +199,7 @@ func (c *laneCommand) resume(ctx context.Context, p program, of laneTarget) erro
 	if err != nil {
 		return err
 	}
-	sentence := "goes on"
+	sentence := "is resumed"
 	if !was {
 		sentence = "was not paused"
 	}

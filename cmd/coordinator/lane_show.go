@@ -15,7 +15,7 @@ import (
 // printLanes prints a table of lanes.
 func printLanes(w io.Writer, lanes []report.Lane) error {
 	if len(lanes) == 0 {
-		_, err := fmt.Fprintln(w, "no lane has anything")
+		_, err := fmt.Fprintln(w, "no lane has calls, a holder or a pause")
 		return err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

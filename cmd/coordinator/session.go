@@ -45,7 +45,7 @@ type sessionCommand struct {
 	Merge   sessionMerge   `cmd:"" help:"Merge a fork into its session: the files that changed, and its answer as one message. Conflicts are printed; both versions stay."`
 	Resolve sessionResolve `cmd:"" help:"Say whether a call of unknown outcome happened, as session show lists them; the model reads it."`
 	Compact sessionCompact `cmd:"" help:"Replace older replies of a session by a summary that a model writes. Its journal keeps them."`
-	Eval    sessionEval    `cmd:"" help:"Run the cases of a file on a fleet, each in a session of its own, and check what came of them."`
+	Eval    sessionEval    `cmd:"" help:"Run the cases of a file on a fleet, each in its own session, and check the results."`
 	Cancel  struct {
 		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Cancel a session's running and waiting turns, with their calls."`
@@ -58,7 +58,7 @@ type sessionCommand struct {
 
 type sessionRemove struct {
 	Force bool   `help:"Remove the session even if a turn is open; in a fleet its calls are cancelled."`
-	Yes   bool   `help:"Do not ask on a terminal before removing what last, or the beginning of an id, stands for."`
+	Yes   bool   `help:"Remove a session named by last, or by the beginning of its id, without asking on a terminal."`
 	ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 }
 

@@ -26,7 +26,7 @@ import (
 type sessionPull struct {
 	ID  string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	Dir string `arg:"" help:"Target directory, created if missing. A directory with files gets only the session's changes; files changed on both sides are kept."`
-	At  string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state. Needs no worker if workers keep checkpoints."`
+	At  string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state."`
 
 	IncludeIgnored bool `help:"Copy also files that .gitignore files of DIR exclude."`
 }
@@ -47,9 +47,16 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer show.screen.Close()
-	git := gitguard.NewReport(ctx, dir, show.alert)
+	_, missing := os.Lstat(dir)
+	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does
+		return err
+	}
+	git := gitguard.NewReport(ctx, dir, show.alert) // of a directory that exists
 	pulled, err := c.pulled(ctx, p, desk, dir, options)
 	if err != nil {
+		if missing != nil {
+			_ = os.Remove(dir)
+		}
 		return err
 	}
 	defer func() { git.Alert(git.Findings(ctx)) }() // last
@@ -266,7 +273,7 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 		return printJSON(p, made)
 	}
 	if made.Turns == 0 {
-		_, _ = fmt.Fprintln(p.Stderr, "coordinator: the workspace alone is forked: the call is none of the session's conversation")
+		_, _ = fmt.Fprintln(p.Stderr, "coordinator: only the workspace is forked: the call is not part of the session's conversation")
 	}
 	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
 	return err

@@ -105,7 +105,7 @@ func TestRun_UsageErrorsNameWhatIsAllowed(t *testing.T) {
 		"empty value":      {[]string{"go", "home", "--nats="}, []string{"--nats: is empty; want URL, or leave it out"}},
 		"empty list":       {[]string{"go", "home", "--nats=x", "--only", ""}, []string{"--only: has an empty value"}},
 		"empty among two":  {[]string{"go", "home", "--nats=x", "--only=a", "--only="}, []string{"--only: has an empty value"}},
-		"comma at the end": {[]string{"go", "home", "--nats=x", "--only=a,"}, []string{"--only: has an empty value; leave it out, and no comma too many"}},
+		"comma at the end": {[]string{"go", "home", "--nats=x", "--only=a,"}, []string{"--only: has an empty value: omit it, and any extra comma"}},
 		"empty model":      {[]string{"go", "home", "--nats=x", "--model="}, []string{"--model: has an empty value"}},
 		"bad log level":    {[]string{"--log-level=x", "stand"}, []string{`"debug","info","warn","error"`}},
 		"missing flag":     {[]string{"go", "home"}, []string{"missing flags: --nats=URL"}},

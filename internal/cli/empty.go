@@ -16,7 +16,7 @@ import (
 // narrows marks flags without which more is allowed.
 const narrows = "narrows"
 
-var errEmptyItem = errors.New("has an empty value; leave it out, and no comma too many")
+var errEmptyItem = errors.New("has an empty value: omit it, and any extra comma")
 
 // list reads a flag that takes several values.
 func list(ctx *kong.DecodeContext, target reflect.Value) error {

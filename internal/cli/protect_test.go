@@ -19,7 +19,7 @@ func TestProtect_ParsesOrNamesTheFault(t *testing.T) {
 		require.Equal(t, want, got, text)
 	}
 	for text, fault := range map[string]string{
-		"/etc": `--protect: protected place "/etc": must be a path in the workspace`, "a,../b": `"../b"`, ".": "is the workspace itself", "a,": "no comma too many", ",": "no comma too many", "a\x00": "NUL",
+		"/etc": `--protect: protected place "/etc": must be a path in the workspace`, "a,../b": `"../b"`, ".": "is the workspace itself", "a,": "any extra comma", ",": "any extra comma", "a\x00": "NUL",
 	} {
 		_, err := (&cli.Protect{Protect: text}).Places()
 		require.ErrorContains(t, err, fault)

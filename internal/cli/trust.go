@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -54,7 +55,7 @@ func (m mark) give() error {
 func Trust(dir string, forget bool) (string, error) {
 	path := findProject(dir)
 	if path == "" {
-		return "", Usagef("no %s in %s or above it in its repository", ProjectFile, dir)
+		return "", Usagef("no %s in %s or above it in its repository", ProjectFile, cmp.Or(dir, "."))
 	}
 	s := &settings{path: path}
 	var m mark

@@ -65,13 +65,13 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 			h.groups = func() (string, error) {
 				return "", &driver.UnusableError{Found: "version 2 is not mounted", Advice: "boot with this"}
 			}
-		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is watched", advice: "boot with this"},
+		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is checked", advice: "boot with this"},
 		"cgroup": {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
 		"no quotas": {change: func(h *host) {
 			h.quotas = func() (string, error) {
 				return "", &driver.UnusableError{Found: "mounted without", Advice: "mount it with"}
 			}
-		}, check: "disk quotas", state: Limited, found: "mounted without; disk is watched", advice: "mount it with"},
+		}, check: "disk quotas", state: Limited, found: "mounted without; disk is checked", advice: "mount it with"},
 		"quotas":                 {check: "disk quotas", state: OK, found: "/data", noAdvice: true},
 		"few open files":         {files: map[string]string{"proc/sys/fs/file-max": "800000\n"}, check: "open files", state: Limited, found: "is 800000", advice: "sysctl -w fs.file-max"},
 		"many open files":        {files: map[string]string{"proc/sys/fs/file-max": "9223372036854775807\n"}, check: "open files", state: OK, noAdvice: true},
@@ -199,6 +199,6 @@ func TestAdvice_IsAboutTheLevel(t *testing.T) {
 	h := host{system: "linux", engine: true, files: files(map[string]string{"proc/sys/user/max_user_namespaces": "0", "proc/sys/fs/file-max": "1"})}
 	text := strings.Join(h.advice(), "\n")
 	require.Contains(t, text, "user namespaces: user.max_user_namespaces is 0; allow them")
-	require.Contains(t, text, "container: this is one; containers forbid")
+	require.Contains(t, text, "container: this process runs in one; containers forbid")
 	require.NotContains(t, text, "open files")
 }

@@ -148,7 +148,7 @@ func (h host) cgroup() Check {
 	if err == nil {
 		return Check{Name: "cgroup v2", State: OK, Found: "sandboxes have groups in " + dir}
 	}
-	return unusable("cgroup v2", err, "memory is watched, not hard")
+	return unusable("cgroup v2", err, "memory is checked, not enforced")
 }
 
 // quota looks for what makes limits of the disk hard.
@@ -157,7 +157,7 @@ func (h host) quota() Check {
 	if err == nil {
 		return Check{Name: "disk quotas", State: OK, Found: "sandboxes have them in " + dir}
 	}
-	return unusable("disk quotas", err, "disk is watched, not hard")
+	return unusable("disk quotas", err, "disk is checked, not enforced")
 }
 
 // openFiles looks whether one sandbox could use up the number of open files that the host has for
@@ -188,7 +188,7 @@ func (h host) container(full bool) Check {
 	if !h.engine && !h.exists(".dockerenv") && !h.exists("run/.containerenv") && !h.exists("var/run/secrets/kubernetes.io") {
 		return c
 	}
-	c.Found = "this is one"
+	c.Found = "this process runs in one"
 	if !full {
 		c.State = Limited
 		c.Advice = "containers forbid what sandboxes are made with: give it the profile deploy/seccomp.json, all of /proc, and no AppArmor profile " +

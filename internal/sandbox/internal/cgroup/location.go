@@ -101,7 +101,7 @@ func (p *Location) check() error {
 	if !slices.Contains(whole, missing[0]) {
 		return &unusable.Error{
 			What:   unusable.Groups,
-			Found:  fmt.Sprintf("version 2, at %s, is without %s, which version 1 has, or nobody", p.Top, strings.Join(missing, ", ")),
+			Found:  fmt.Sprintf("version 2, at %s, lacks %s, which version 1 may have", p.Top, strings.Join(missing, ", ")),
 			Advice: "use version 2 alone: boot with systemd.unified_cgroup_hierarchy=1 (cgroup_no_v1=all without systemd)",
 		}
 	}

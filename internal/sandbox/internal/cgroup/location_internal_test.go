@@ -50,8 +50,8 @@ func TestLocate_SaysWhereOrWhyNot(t *testing.T) {
 		"no proc":             {fault: "no /proc"},
 		"no groups":           {files: map[string]string{"self/mountinfo": mountRoot}, fault: "the kernel has none", advice: "CONFIG_CGROUPS"},
 		"version 1 alone":     {files: map[string]string{"self/mountinfo": "30 24 0:25 / /x rw - cgroup cgroup rw,memory\n", "self/cgroup": "4:memory:/x\n"}, fault: "version 2 is not mounted", advice: "unified_cgroup_hierarchy"},
-		"both versions":       {files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "4:memory:/x\n0::/\n", "top/cgroup.controllers": "\n"}, fault: "without cpu, memory, pids, which version 1 has", advice: "version 2 alone"},
-		"memory in version 1": {files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "0::/\n", "top/cgroup.controllers": "cpu pids\n"}, fault: "without memory, which", advice: "version 2 alone"},
+		"both versions":       {files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "4:memory:/x\n0::/\n", "top/cgroup.controllers": "\n"}, fault: "lacks cpu, memory, pids, which version 1 may have", advice: "version 2 alone"},
+		"memory in version 1": {files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "0::/\n", "top/cgroup.controllers": "cpu pids\n"}, fault: "lacks memory, which", advice: "version 2 alone"},
 		"not handed down":     {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/a\n", "top/cgroup.controllers": all, "top/a/cgroup.controllers": "memory pids\n"}, fault: "without cpu in TOP/a", advice: "Delegate=yes"},
 	} {
 		t.Run(name, func(t *testing.T) {
