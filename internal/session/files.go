@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -211,7 +212,19 @@ func (f Files) text(ctx context.Context, node snapshot.Node) (string, error) {
 // Fork begins a session with the workspace and the conversation that another one had at a point,
 // and returns how many turns that conversation has; 0 means that only the workspace was forked.
 func (f Files) Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
-	if err := f.fork(ctx, journal, from, at, sandboxHash(to)); err != nil {
+	return f.begin(ctx, journal, from, at, to, f.fork(ctx, journal, from, at, sandboxHash(to)))
+}
+
+// ForkDirectory is Fork for a session that works in a directory in place: the new session gets a
+// copy of the files that the directory has now.
+func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from protocol.SessionID, dir string, to protocol.SessionID) (turns int, err error) {
+	_, err = checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxHash(to), wire.RandomCallID())
+	return f.begin(ctx, journal, from, At{}, to, err)
+}
+
+// begin adds the conversation to a session whose workspace was forked, or was not because of err.
+func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID, err error) (turns int, _ error) {
+	if err != nil {
 		return 0, fmt.Errorf("session %s: %w", from, err)
 	}
 	if turns, err = Fork(ctx, journal, from, at, to); err != nil {
@@ -225,7 +238,7 @@ func (f Files) fork(ctx context.Context, journal loop.Journal, from protocol.Ses
 	has := func(path string) bool { return path != "processes.json" }
 	if at.Turn == 0 {
 		err := f.store.Fork(ctx, sandboxHash(from), at.Call, to, has)
-		if at.Call == "" || !errors.Is(err, workspace.ErrNone) {
+		if !errors.Is(err, workspace.ErrNone) {
 			return err
 		}
 	}
@@ -235,8 +248,10 @@ func (f Files) fork(ctx context.Context, journal loop.Journal, from protocol.Ses
 		return err
 	case !known && at.Turn > 0:
 		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
-	case !known:
+	case !known && at.Call != "":
 		return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
+	case !known:
+		return ErrNone
 	}
 	last, err := f.store.Before(ctx, sandboxHash(from), behind)
 	if err != nil || last == "" {

@@ -137,3 +137,21 @@ func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []protocol.SessionID{"to", "from"}, ids)
 }
+
+// Also a session that has changed no file can be forked.
+func TestFork_OfASessionWithoutFiles(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()...)
+	require.NoError(t, err)
+	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
+	require.NoError(t, err)
+	turns, err := files.Fork(t.Context(), r.Journal, "from", At{}, "to")
+	require.NoError(t, err)
+	require.Equal(t, 2, turns)
+	info, err := r.reader(t).Show(t.Context(), "to")
+	require.NoError(t, err)
+	require.Equal(t, protocol.SessionID("from"), info.Parent)
+	_, err = files.Fork(t.Context(), r.Journal, "nobody", At{}, "other")
+	require.ErrorIs(t, err, ErrNone)
+}

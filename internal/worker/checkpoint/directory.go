@@ -228,6 +228,36 @@ func Save(ctx context.Context, root *os.Root, last snapshot.Tree, known snapshot
 	return last.With(delta), nil
 }
 
+// Upload stores the files of a directory without checkpoints, and returns them. What the upload of
+// that name has is not stored again.
+func Upload(ctx context.Context, store *workspace.Store, dir, name string) (_ snapshot.Tree, err error) {
+	last, err := store.Last(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	return Save(ctx, root, last, snapshot.Index{}, store, nil)
+}
+
+// ForkDirectory begins the workspace of a lane with the files of a directory without checkpoints,
+// which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has a
+// workspace.
+func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of, to wire.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
+	kept := "fork" + string(of) // so that the next fork of the directory stores only what changed
+	files, err := Upload(ctx, store, dir, kept)
+	if err == nil {
+		_, err = store.Bring(ctx, kept, disk, files)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return files, store.ForkFiles(ctx, of, files, to, call)
+}
+
 // index is the content of the index file.
 type index struct {
 	Files snapshot.Index `json:"files"`

@@ -39,17 +39,12 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 	if err != nil || there { // an earlier attempt has made it
 		return wire.WorkspaceForkResult{}, err
 	}
-	kept := "fork" + string(lane) // which makes the next fork of a directory in place cheap
-	files, err := a.files(ctx, kept)
-	if err != nil {
-		return nil, fmt.Errorf("fork workspace: %w", err)
+	var files snapshot.Tree
+	if c := a.box.Checkpoints(); c == nil {
+		files, err = checkpoint.ForkDirectory(ctx, h.Workspaces, a.box.Workspace(), h.Sandboxes.Disk(), lane, hashOf(p.To), a.Run.Call.ID)
+	} else if files, err = c.Files(ctx); err == nil {
+		err = h.Workspaces.ForkFiles(ctx, lane, files, hashOf(p.To), a.Run.Call.ID)
 	}
-	if a.box.Checkpoints() == nil {
-		if _, err := h.Workspaces.Bring(ctx, kept, h.Sandboxes.Disk(), files); err != nil {
-			return nil, fmt.Errorf("fork workspace: %w", err)
-		}
-	}
-	err = h.Workspaces.ForkFiles(ctx, lane, files, hashOf(p.To), a.Run.Call.ID)
 	if err != nil && !errors.Is(err, fleetspace.ErrExists) {
 		return nil, fmt.Errorf("fork workspace: %w", err)
 	}

@@ -126,21 +126,11 @@ func workspaceExport(ctx context.Context, a *Attempt, p wire.WorkspaceExport) (p
 }
 
 // files stores what a workspace has. Most of it is known: of its checkpoints, or of the upload.
-func (a *Attempt) files(ctx context.Context, upload string) (_ snapshot.Tree, err error) {
-	store := a.host.Workspaces
+func (a *Attempt) files(ctx context.Context, upload string) (snapshot.Tree, error) {
 	if c := a.box.Checkpoints(); c != nil {
 		return c.Files(ctx)
 	}
-	last, err := store.Last(ctx, upload)
-	if err != nil {
-		return nil, err
-	}
-	root, err := os.OpenRoot(a.box.Workspace())
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
-	}
-	defer func() { err = errors.Join(err, root.Close()) }()
-	return checkpoint.Save(ctx, root, last, snapshot.Index{}, store, nil)
+	return checkpoint.Upload(ctx, a.host.Workspaces, a.box.Workspace(), upload)
 }
 
 // sizeOf counts the files of a tree, and their bytes.
