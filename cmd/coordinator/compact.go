@@ -154,7 +154,7 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 		return false, err
 	}
 	defer func() { _ = client.Close() }() // as in connect
-	return compactLocal(ctx, client, writer, name, desk.id, logger, c.Compact.Prices)
+	return compactLocal(ctx, client.Client, writer, name, desk.id, logger, c.Compact.Prices)
 }
 
 // compactLocal has a model write the summary of a session whose journal is this process's own.

@@ -37,7 +37,7 @@ type grammar struct {
 	Bench      benchCommand      `cmd:"" files:"section" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
 	Workers    workersCommand    `cmd:"" help:"List the workers of a fleet and their capabilities."`
 	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
-	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
+	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns at set times: add, ls, pause, resume, rm."`
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`

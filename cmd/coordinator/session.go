@@ -149,7 +149,13 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 	if desk.id == "last" && len(ids) > 0 {
 		return ids[0], nil
 	}
-	return only("ID", desk.id, ids)
+	id, err := only("ID", desk.id, ids)
+	if local, is := all.(environment.LocalSessions); is && err == nil && id == desk.id {
+		if ids, err = local.Agents(ctx); err == nil {
+			id, err = only("ID", desk.id, ids)
+		}
+	}
+	return id, err
 }
 
 // only returns the only id that begins with a prefix, or the prefix if none does.
@@ -295,18 +301,41 @@ func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) 
 	return c.connect(ctx, p, desk)
 }
 
-// reach connects to the fleet of the session: the one of the flags, or the session's own.
-func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
+// opened are the sessions of a fleet, or of a data directory of this machine.
+type opened struct {
+	fleet.Sessions
+
+	local *environment.LocalDirectory // nil with --nats
+	done  func()
+}
+
+func (o *opened) close() { o.done() }
+
+// reach connects to the fleet that the flags name, or opens the data directory of the session. The
+// caller closes it.
+func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
 	if c.Nats != "" {
-		return c.connect(ctx, p, desk)
+		all, done, err := c.connect(ctx, p, desk)
+		return &opened{all, nil, done}, err
 	}
 	local, err := c.local(p, desk)
 	if err != nil {
-		return all, nil, err
+		return nil, err
 	}
-	client, err := local.Open(ctx, desk.id)
+	directory, err := local.Open(ctx, desk.id)
 	if err != nil {
-		return all, nil, err
+		return nil, err
 	}
-	return client.Sessions(""), func() { _ = client.Close() }, nil // as in connect
+	return &opened{directory.Sessions(""), directory, func() { _ = directory.Close() }}, nil // as in connect
+}
+
+// stored is reach for a verb that needs stored states of the session's files.
+func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
+	all, err := c.reach(ctx, p, desk)
+	if err == nil && all.local != nil {
+		if err = all.local.Stored(desk.id); err != nil {
+			all.close()
+		}
+	}
+	return all, err
 }

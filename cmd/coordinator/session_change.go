@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -47,12 +49,17 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer show.screen.Close()
+	all, err := c.stored(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer all.close()
 	_, missing := os.Lstat(dir)
 	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does
 		return err
 	}
 	git := gitguard.NewReport(ctx, dir, show.alert) // of a directory that exists
-	pulled, err := c.pulled(ctx, p, desk, dir, options)
+	pulled, err := all.Pull(ctx, desk.id, dir, options)
 	if err != nil {
 		if missing != nil {
 			_ = os.Remove(dir)
@@ -66,25 +73,6 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	transfer.ReportSkipped(snapshot.Changes{Conflicts: pulled.Conflicts, Theirs: pulled.Theirs, Protected: pulled.Protected}, warn)
 	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(pulled.Written), "path"), len(pulled.Removed))
 	return err
-}
-
-func (c *sessionCommand) pulled(ctx context.Context, p program, desk sessionDesk, dir string, options fleet.Copy) (report.Pulled, error) {
-	if c.Nats == "" && options.At != "" {
-		return report.Pulled{}, cli.Usagef("--at needs --nats: sessions that ran without a fleet have their last workspace only")
-	}
-	if c.Nats == "" {
-		local, err := c.local(p, desk)
-		if err != nil {
-			return report.Pulled{}, err
-		}
-		return local.Pull(ctx, desk.id, dir, options)
-	}
-	all, done, err := c.connect(ctx, p, desk)
-	if err != nil {
-		return report.Pulled{}, err
-	}
-	defer done()
-	return all.Pull(ctx, desk.id, dir, options)
 }
 
 type sessionRestore struct {
@@ -110,11 +98,14 @@ type sessionMerge struct {
 type rewindFlags struct {
 	Revert       bool `help:"Undo the effects outside of the workspace of the calls after this point, the last call first, by the reverts of their tools."`
 	LeaveEffects bool `help:"Continue although effects outside of the workspace stay."`
+
+	Tools                   string `placeholder:"DIR" group:"Reverts of a session of this machine:" help:"Folder of the tools that revert, as for run."`
+	environment.WorkerFlags `group:"Reverts of a session of this machine:"`
 }
 
 // rewind lists the calls behind a point whose effects reach outside of the workspace, and reverts
 // them if the flags say so. It refuses to leave effects that the flags do not name.
-func (f rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions, desk sessionDesk, at fleet.At) ([]report.Effect, error) {
+func (f *rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions, desk sessionDesk, at fleet.At) ([]report.Effect, error) {
 	effects, err := all.Effects(ctx, desk.id, at)
 	if err != nil || len(effects) == 0 {
 		return nil, err
@@ -164,11 +155,11 @@ func (c *sessionCommand) resolveCall(ctx context.Context, p program, desk sessio
 	if err != nil {
 		return cli.Usagef("CALL: %v", err)
 	}
-	all, done, err := c.reach(ctx, p, desk)
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	if err := all.Resolve(ctx, desk.id, call, c.Resolve.Happened, prompt.UserName()); err != nil {
 		return err
 	}
@@ -205,13 +196,28 @@ func parsePoint(text string) (at fleet.At, err error) {
 	return at, nil
 }
 
-// stored is connect for commands that need what only a fleet stores; local is what sessions without
-// one have.
-func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk, local string) (fleet.Sessions, func(), error) {
-	if c.Nats == "" {
-		return fleet.Sessions{}, nil, cli.Usagef("--nats is missing: sessions that ran without a fleet have %s", local)
+// work has a session of this machine get a worker, which a fleet has: for reverts one that runs
+// programs.
+func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, f *rewindFlags, all *opened) error {
+	if all.local == nil {
+		return nil
 	}
-	return c.connect(ctx, p, desk)
+	if !f.Revert {
+		return all.local.Work(ctx)
+	}
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	local, done, err := all.local.WorkAs(ctx, environment.Options{
+		Process: environment.Process{Program: p.Program, Logger: p.common.Logger(p.Program), Client: "coordinator session"},
+		Flags: &environment.Flags{
+			ToolFlags: environment.ToolFlags{Tools: f.Tools}, FleetFlags: environment.FleetFlags{Connection: c.Connection},
+			WorkerFlags: f.WorkerFlags, HostFlags: environment.HostFlags{Toolchains: "auto", Cache: "none"},
+		},
+		Session: &environment.SessionFlags{}, ID: desk.id, Warn: warn, Alert: warn, Busy: func(string) {},
+	})
+	if err == nil {
+		*all = opened{local.Sessions(""), local, done}
+	}
+	return err
 }
 
 // restore restores a session's workspace to its state after a call.
@@ -220,17 +226,20 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 	if err != nil {
 		return err
 	}
-	all, done, err := c.stored(ctx, p, desk, "their last workspace only")
+	all, err := c.stored(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
+	if err := c.work(ctx, p, desk, &c.Restore.rewindFlags, all); err != nil {
+		return err
+	}
 	var restored struct {
 		Written int             `json:"written"`
 		Removed int             `json:"removed"`
 		Effects []report.Effect `json:"effects,omitempty"`
 	}
-	if restored.Effects, err = c.Restore.rewind(ctx, p, all, desk, fleet.At{Call: at}); err != nil {
+	if restored.Effects, err = c.Restore.rewind(ctx, p, all.Sessions, desk, fleet.At{Call: at}); err != nil {
 		return err
 	}
 	if restored.Written, restored.Removed, err = all.Restore(ctx, desk.id, at); err != nil {
@@ -257,16 +266,32 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	all, done, err := c.stored(ctx, p, desk, "their last workspace only")
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
+	if all.local != nil && at != (fleet.At{}) {
+		if err := all.local.Stored(desk.id); err != nil {
+			return fmt.Errorf("%w; without --at it can be forked", err)
+		}
+	}
+	if c.Fork.Revert {
+		if err := c.work(ctx, p, desk, &c.Fork.rewindFlags, all); err != nil {
+			return err
+		}
+	}
 	made := forked{SessionID: protocol.NewSessionID()}
-	if made.Effects, err = c.Fork.rewind(ctx, p, all, desk, at); err != nil {
+	if made.Effects, err = c.Fork.rewind(ctx, p, all.Sessions, desk, at); err != nil {
 		return err
 	}
-	if made.Turns, err = all.Fork(ctx, desk.id, at, made.SessionID); err != nil {
+	if all.local == nil {
+		made.Turns, err = all.Fork(ctx, desk.id, at, made.SessionID)
+	} else {
+		warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+		made.Turns, err = all.local.Fork(ctx, desk.id, at, made.SessionID, warn)
+	}
+	if err != nil {
 		return err
 	}
 	if c.JSON {
@@ -289,11 +314,28 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	if into.id, err = c.resolve(ctx, p, into); err != nil {
 		return err
 	}
-	all, done, err := c.stored(ctx, p, from, "no forks but those of their sub-agents")
+	all, err := c.reach(ctx, p, into)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
+	if all.local != nil {
+		if ids, err := all.IDs(ctx); err != nil || !slices.Contains(ids, from.id) {
+			return errors.Join(err, fmt.Errorf("session %s is no fork of session %s", from.id, into.id))
+		}
+		if dir, in := all.local.InPlace(into.id); in {
+			show, err := newView(p, &viewFlags{})
+			if err != nil {
+				return err
+			}
+			defer show.screen.Close()
+			git := gitguard.NewReport(ctx, dir, show.alert)
+			defer func() { git.Alert(git.Findings(ctx)) }() // last
+		}
+		if err := all.local.Work(ctx); err != nil {
+			return err
+		}
+	}
 	merged, err := all.Merge(ctx, from.id, into.id)
 	if err != nil {
 		return err
@@ -307,18 +349,18 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 
 // cancel ends the turns of a session that run or wait.
 func (c *sessionCommand) cancel(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.reach(ctx, p, desk)
+	all, err := c.reach(ctx, p, desk)
 	if c.Nats == "" { // the process that runs it has its server
 		if err != nil {
 			return fmt.Errorf("%w; stop that process (Ctrl-C)", err)
 		}
-		done()
+		all.close()
 		return c.cancelled(p, desk, nil)
 	}
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	ids, err := all.Cancel(ctx, desk.id)
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -28,24 +27,16 @@ type sessionDiff struct {
 	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown, or of another session, such as a fork, to compare with. Default: list the calls that changed something."`
 }
 
-// checkpoints are the workspaces of the fleet that the flags name.
-func (c *sessionCommand) checkpoints(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
-	if c.Nats == "" {
-		return all, nil, cli.Usagef("--nats is missing: only a fleet stores what each call changed. Of a session of this machine, session show %s names the directory, and session log %s shows its calls", desk.id, desk.id)
-	}
-	return c.connect(ctx, p, desk)
-}
-
 // underWorkspace is where the files of a workspace are in its checkpoints.
 const underWorkspace = "workspace/"
 
 // files lists the files of a workspace, or prints one.
 func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.checkpoints(ctx, p, desk)
+	all, err := c.stored(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	at := protocol.CallID(c.Files.At)
 	if c.Files.Path != "" {
 		content, err := all.ReadFile(ctx, desk.id, c.Files.Path, at)
@@ -90,17 +81,32 @@ func oneLine(name string) string {
 
 // diff shows what a call changed, or lists the calls that changed something.
 func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.checkpoints(ctx, p, desk)
+	second, secondErr := desk, error(nil) // the session whose id stands where that of a call may stand
+	if c.Diff.Call != "" {
+		if second.id, secondErr = protocol.ParseSessionID(c.Diff.Call); secondErr == nil {
+			second.id, secondErr = c.resolve(ctx, p, second)
+		}
+	}
+	all, err := c.stored(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	if c.Diff.Call == "" {
-		return c.calls(ctx, p, desk, all)
+		return c.calls(ctx, p, desk, all.Sessions)
 	}
 	text, err := all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
 	if errors.Is(err, fleet.ErrNotFound) {
-		text, err = c.compared(ctx, p, desk, all, err)
+		none := err
+		if err = secondErr; err == nil && all.local != nil {
+			err = all.local.Stored(second.id)
+		}
+		if err == nil {
+			text, err = all.Compare(ctx, desk.id, second.id)
+		}
+		if errors.Is(err, fleet.ErrNotFound) {
+			err = none
+		}
 	}
 	if err != nil {
 		return err
@@ -110,22 +116,6 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 	}
 	_, err = io.WriteString(p.out(), text)
 	return err
-}
-
-// compared is the difference to another session, whose id stands where that of a call may stand;
-// none is the error when there is no such session.
-func (c *sessionCommand) compared(ctx context.Context, p program, desk sessionDesk, all fleet.Sessions, none error) (text string, err error) {
-	second := desk
-	if second.id, err = protocol.ParseSessionID(c.Diff.Call); err == nil {
-		second.id, err = c.resolve(ctx, p, second)
-	}
-	if err != nil {
-		return "", errors.Join(none, err)
-	}
-	if text, err = all.Compare(ctx, desk.id, second.id); errors.Is(err, fleet.ErrNotFound) {
-		return "", none
-	}
-	return text, err
 }
 
 func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, all fleet.Sessions) error {

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
 func TestOneLine_ANameIsOneEntry(t *testing.T) {
@@ -24,4 +27,20 @@ func TestTurnFlags_StepsOfABudget(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, test.want, f.MaxSteps, test)
 	}
+}
+
+// Each session is listed once, right below its parent if that is listed.
+func TestEachBelow_KeepsEachSession(t *testing.T) {
+	t.Parallel()
+	list := []report.Session{
+		{SessionID: "child", Parent: "a"},
+		{SessionID: "b"},
+		{SessionID: "a"},
+		{SessionID: "grandchild", Parent: "child"},
+		{SessionID: "stray", Parent: "removed"},
+		{SessionID: "other", Parent: "a"},
+	}
+	var got []string
+	eachBelow(list, func(s *report.Session, depth int) { got = append(got, fmt.Sprint(depth, " ", s.SessionID)) })
+	require.Equal(t, []string{"0 b", "0 a", "1 child", "2 grandchild", "1 other", "0 stray"}, got)
 }

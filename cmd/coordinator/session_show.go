@@ -106,12 +106,12 @@ func history(ctx context.Context, all fleet.Sessions, id protocol.SessionID) (lo
 
 // log prints a session as run shows it, with --json as run --json does.
 func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.reach(ctx, p, desk)
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
-	history, err := history(ctx, all, desk.id)
+	defer all.close()
+	history, err := history(ctx, all.Sessions, desk.id)
 	if err != nil {
 		return err
 	}
@@ -156,12 +156,12 @@ func (c *sessionCommand) waits(info *report.Session) (waits []string) {
 
 // export prints the journal, or the transcript.
 func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.reach(ctx, p, desk)
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
-	history, err := history(ctx, all, desk.id)
+	defer all.close()
+	history, err := history(ctx, all.Sessions, desk.id)
 	if err != nil {
 		return err
 	}
@@ -179,12 +179,31 @@ func printSessions(w io.Writer, list []report.Session) error {
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "PROMPT\tSTATE\tCHANGED\tWHO\tTURNS\tSTEPS\tCALLS\tSESSION") // Flush tells of errors
-	for i := range list {
-		s := &list[i]
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", orDash(promptOf(s.Prompt, 40)), cmp.Or(s.State, "-"), ago(s.UpdatedAt),
+	eachBelow(list, func(s *report.Session, depth int) {
+		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth), orDash(promptOf(s.Prompt, 40)), cmp.Or(s.State, "-"), ago(s.UpdatedAt),
 			orDash(printableName(s.By)), s.Turns, s.Steps, s.ToolCalls, s.SessionID)
-	}
+	})
 	return table.Flush()
+}
+
+// eachBelow calls do for each session, and right after it for its sub-agents and forks in the list.
+func eachBelow(list []report.Session, do func(s *report.Session, depth int)) {
+	below := map[protocol.SessionID][]int{}
+	for i := range list {
+		parent := list[i].Parent
+		if parent == list[i].SessionID || !slices.ContainsFunc(list, func(s report.Session) bool { return s.SessionID == parent }) {
+			parent = ""
+		}
+		below[parent] = append(below[parent], i)
+	}
+	var each func(parent protocol.SessionID, depth int)
+	each = func(parent protocol.SessionID, depth int) {
+		for _, i := range below[parent] {
+			do(&list[i], depth)
+			each(list[i].SessionID, depth+1)
+		}
+	}
+	each("", 0)
 }
 
 // printSession prints a session and a table of its turns.
@@ -195,6 +214,9 @@ func printSession(w io.Writer, s *report.Session) error {
 	}
 	line("session", string(s.SessionID))
 	line("state", cmp.Or(s.State, "-"))
+	if s.Parent != "" {
+		line("parent", string(s.Parent))
+	}
 	for _, wait := range s.Waits {
 		line("waits", printableName(wait))
 	}

@@ -134,7 +134,11 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
 		return nil, errors.New("another coordinator serve of yours runs on this machine: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen")
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
-		return nil, fmt.Errorf("session %s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", o.ID)
+		used := "session " + string(o.ID)
+		if of := filepath.Base(data); of != string(o.ID) {
+			used = "the directory of session " + of + ", which has this fork,"
+		}
+		return nil, fmt.Errorf("%s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", used)
 	case err == nil && fl.Server != nil:
 		fl.Server.WhenFailed(func(reason error) {
 			o.Program.End(reason)
@@ -169,7 +173,9 @@ func (f *FleetFlags) sessionData(id protocol.SessionID) (string, error) {
 	if f.Data != "" {
 		return filepath.Abs(f.Data)
 	}
-	return cli.StateDir(filepath.Join("sessions", string(id)))
+	dir, err := cli.StateDir("sessions")
+	data, _ := dataOf(dir, id)
+	return data, err
 }
 
 // makeData makes the directory of --data; one that cannot be made is a usage error.

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -17,15 +19,15 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/session"
-	"github.com/toolfleet/toolfleet/internal/transfer"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// LocalSessions are the sessions of this machine that ran without a fleet: each has a directory,
-// named after it, with a server and a worker of its own. One that a process runs is
-// [public.ErrSessionBusy], and one that does not exist [public.ErrNotFound].
+// LocalSessions are the sessions of this machine that ran without a fleet. Each has a data
+// directory, named after it, with a server of its own. Its sub-agents and its forks are sessions of
+// the same directory. Those of a directory that a process uses are [public.ErrSessionBusy], and one
+// that does not exist is [public.ErrNotFound].
 type LocalSessions struct {
 	dir    string
 	fleet  protocol.Fleet
@@ -38,34 +40,93 @@ func Local(name protocol.Fleet, logger *slog.Logger) (LocalSessions, error) {
 	return LocalSessions{dir, name, logger}, err
 }
 
-// List is [public.Sessions.List].
+// List is [public.Sessions.List]. It opens the data directories that changed last, at most limit.
 func (l LocalSessions) List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error) {
-	list, err = l.measured()
+	all, err := l.directories()
 	if err != nil {
 		return nil, 0, err
 	}
-	leftOut = max(0, len(list)-limit)
-	list = list[:len(list)-leftOut]
-	for i := range list {
-		info, err := l.show(ctx, list[i])
-		if errors.Is(err, public.ErrNotFound) { // it was begun, and nothing came of it
+	for i, d := range all {
+		if i >= limit {
+			leftOut += 1 + len(d.forks)
 			continue
 		}
+		found, err := l.sessionsIn(ctx, d)
 		if err != nil {
 			return nil, 0, err
 		}
-		info.History = nil
-		list[i] = *info
+		list = append(list, found...)
 	}
-	l.sort(list)
-	return list, leftOut, nil
+	slices.SortStableFunc(list, func(a, b report.Session) int {
+		return cmp.Or(b.UpdatedAt.Compare(a.UpdatedAt), cmp.Compare(a.SessionID, b.SessionID))
+	})
+	shown := min(len(list), limit)
+	return list[:shown], leftOut + len(list) - shown, nil
 }
 
-// IDs is [public.Sessions.IDs].
-func (l LocalSessions) IDs(context.Context) (ids []protocol.SessionID, err error) {
-	list, err := l.measured()
-	for i := range list {
-		ids = append(ids, list[i].SessionID)
+// sessionsIn describes the sessions of a data directory, sub-agents and forks included.
+func (l LocalSessions) sessionsIn(ctx context.Context, d directory) (list []report.Session, err error) {
+	own := report.Session{SessionID: d.id, UpdatedAt: d.changed, DiskBytes: d.bytes}
+	opened, err := l.Open(ctx, d.id)
+	switch {
+	case errors.Is(err, public.ErrSessionBusy):
+		own.State = session.StateInUse
+		list = []report.Session{own}
+		for _, fork := range d.forks {
+			list = append(list, report.Session{SessionID: fork, UpdatedAt: d.changed, State: session.StateInUse})
+		}
+		return list, nil
+	case errors.Is(err, public.ErrNotFound): // it was begun, and nothing came of it
+		return []report.Session{own}, nil
+	case err != nil:
+		return nil, err
+	}
+	defer func() { _ = opened.Close() }()
+	list, _, err = opened.Sessions("").List(ctx, math.MaxInt)
+	if at := slices.IndexFunc(list, func(s report.Session) bool { return s.SessionID == d.id }); at >= 0 {
+		list[at].DiskBytes = d.bytes
+	} else {
+		list = append(list, own)
+	}
+	return list, err
+}
+
+// IDs is [public.Sessions.IDs], without sub-agents. It opens only directories with forks.
+func (l LocalSessions) IDs(ctx context.Context) (ids []protocol.SessionID, err error) {
+	all, err := l.directories()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range all {
+		own := append([]protocol.SessionID{d.id}, d.forks...)
+		if len(d.forks) > 0 {
+			opened, err := l.Open(ctx, d.id)
+			var changed []protocol.SessionID
+			if err == nil {
+				changed, err = opened.Sessions("").IDs(ctx)
+				_ = opened.Close() // it was only read
+			}
+			if err != nil && !errors.Is(err, public.ErrSessionBusy) {
+				return nil, err
+			}
+			slices.SortStableFunc(own, func(a, b protocol.SessionID) int { return slices.Index(changed, a) - slices.Index(changed, b) })
+		}
+		ids = append(ids, own...)
+	}
+	return ids, nil
+}
+
+// Agents returns the ids of sub-agents, as far as no process uses their directories.
+func (l LocalSessions) Agents(ctx context.Context) (ids []protocol.SessionID, err error) {
+	all, err := l.directories()
+	for _, d := range all {
+		opened, openErr := l.Open(ctx, d.id)
+		if openErr != nil {
+			continue // it is in use, or has none
+		}
+		found, idsErr := opened.Sessions("").IDs(ctx)
+		err = errors.Join(err, idsErr, opened.Close())
+		ids = append(ids, slices.DeleteFunc(found, func(id protocol.SessionID) bool { return id == d.id || slices.Contains(d.forks, id) })...)
 	}
 	return ids, err
 }
@@ -73,10 +134,10 @@ func (l LocalSessions) IDs(context.Context) (ids []protocol.SessionID, err error
 // Last returns the session that changed last of those that no process uses: one with a turn, or
 // else one without. It is "" when there is none.
 func (l LocalSessions) Last(ctx context.Context) (protocol.SessionID, error) {
-	list, err := l.measured()
+	ids, err := l.IDs(ctx)
 	var begun protocol.SessionID // and nothing came of it, or single calls alone did
-	for i := range list {
-		info, err := l.show(ctx, list[i])
+	for _, id := range ids {
+		info, err := l.Show(ctx, id)
 		switch none := errors.Is(err, public.ErrNotFound); {
 		case err != nil && !none:
 			return "", err
@@ -84,59 +145,114 @@ func (l LocalSessions) Last(ctx context.Context) (protocol.SessionID, error) {
 		case !none && info.Turns > 0:
 			return info.SessionID, nil
 		default:
-			begun = cmp.Or(begun, list[i].SessionID)
+			begun = cmp.Or(begun, id)
 		}
 	}
 	return begun, err
 }
 
-// measured are the sessions, those that changed last first, with their sizes alone.
-func (l LocalSessions) measured() (list []report.Session, err error) {
+// directory is the data directory of a session.
+type directory struct {
+	id      protocol.SessionID
+	forks   []protocol.SessionID // of it and its forks, sorted
+	changed time.Time            // when a message was stored last, or it was made
+	bytes   int64
+}
+
+// originFile is the file that names, in the directory of a fork, the session that has the data
+// directory.
+const originFile = "origin"
+
+// dataOf returns the data directory of a session below dir, and whose directory that is.
+func dataOf(dir string, id protocol.SessionID) (data string, of protocol.SessionID) {
+	if content, err := os.ReadFile(filepath.Join(dir, string(id), originFile)); err == nil {
+		if origin, err := protocol.ParseSessionID(strings.TrimSpace(string(content))); err == nil {
+			id = origin
+		}
+	}
+	return filepath.Join(dir, string(id)), id
+}
+
+// owners are the sessions that have a data directory, and their forks.
+func (l LocalSessions) owners() (ids []protocol.SessionID, forks map[protocol.SessionID][]protocol.SessionID, err error) {
 	entries, err := os.ReadDir(l.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
 	}
-	if err != nil {
-		return nil, err
-	}
+	forks = map[protocol.SessionID][]protocol.SessionID{}
 	for _, entry := range entries {
 		id, err := protocol.ParseSessionID(entry.Name())
 		if err != nil || !entry.IsDir() {
 			continue
 		}
-		list = append(list, l.measure(id))
+		if _, of := dataOf(l.dir, id); of != id {
+			forks[of] = append(forks[of], id)
+		} else {
+			ids = append(ids, id)
+		}
 	}
-	l.sort(list)
-	return list, nil
+	return ids, forks, nil
 }
 
-func (LocalSessions) sort(list []report.Session) {
-	slices.SortStableFunc(list, func(a, b report.Session) int {
-		return cmp.Or(b.UpdatedAt.Compare(a.UpdatedAt), cmp.Compare(a.SessionID, b.SessionID))
+// directories are the data directories, the one that changed last first.
+func (l LocalSessions) directories() (all []directory, err error) {
+	ids, forks, err := l.owners()
+	for _, id := range ids {
+		d := l.measure(id)
+		d.forks = forks[id]
+		all = append(all, d)
+	}
+	slices.SortStableFunc(all, func(a, b directory) int { return cmp.Or(b.changed.Compare(a.changed), cmp.Compare(a.id, b.id)) })
+	return all, err
+}
+
+// measure returns the directory of a session with its size.
+func (l LocalSessions) measure(id protocol.SessionID) directory {
+	d := directory{id: id}
+	path := filepath.Join(l.dir, string(id))
+	_ = filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // what cannot be read, or goes away, is not counted
+		}
+		info, err := entry.Info()
+		if err != nil || !entry.Type().IsRegular() {
+			return nil //nolint:nilerr // as above
+		}
+		d.bytes += info.Size()
+		if filepath.Ext(path) == messageBlock && info.ModTime().After(d.changed) {
+			d.changed = info.ModTime()
+		}
+		return nil
 	})
+	if made, err := os.Stat(path); err == nil && d.changed.IsZero() {
+		d.changed = made.ModTime()
+	}
+	return d
 }
 
 // Show is [public.Sessions.Show].
 func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
-	return l.show(ctx, l.measure(id))
-}
-
-// show is Show of a session that is measured.
-func (l LocalSessions) show(ctx context.Context, measured report.Session) (*report.Session, error) {
-	f, err := l.Open(ctx, measured.SessionID)
+	opened, err := l.Open(ctx, id)
 	if errors.Is(err, public.ErrSessionBusy) {
-		measured.State = session.StateInUse
-		return &measured, nil
+		_, of := dataOf(l.dir, id)
+		d := l.measure(of)
+		return &report.Session{SessionID: id, UpdatedAt: d.changed, DiskBytes: d.bytes, State: session.StateInUse}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Sessions("").Show(ctx, measured.SessionID)
-	if err == nil {
-		info.DiskBytes = measured.DiskBytes
+	defer func() { _ = opened.Close() }()
+	info, err := opened.Sessions("").Show(ctx, id)
+	if err != nil {
+		return nil, err
 	}
-	return info, err
+	switch _, of := dataOf(l.dir, id); {
+	case of != id:
+		info.Workspace = "" // that of its origin
+	case opened.data == filepath.Join(l.dir, string(id)):
+		info.DiskBytes = l.measure(id).bytes
+	}
+	return info, nil
 }
 
 // noSessionError is the error about a session that is not there, as the client has it.
@@ -146,68 +262,96 @@ func (noSessionError) Is(target error) bool { return target == public.ErrNotFoun
 
 func (e noSessionError) Unwrap() error { return e.error }
 
-// Open starts the session's own server.
-func (l LocalSessions) Open(ctx context.Context, id protocol.SessionID) (*public.Client, error) {
-	if _, err := os.Stat(filepath.Join(l.dirOf(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
-		return nil, fmt.Errorf("session %s: %w", id, noSessionError{session.ErrNone})
-	}
-	client, err := l.start(ctx, id)
-	if errors.Is(err, embedded.ErrInUse) {
-		return nil, fmt.Errorf("session %s: %w: a process of this machine runs it, and alone reads its journal", id, public.ErrSessionBusy)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("session %s: %w", id, err)
-	}
-	return client, nil
+// LocalDirectory is an open data directory, with its server.
+type LocalDirectory struct {
+	*public.Client
+
+	fleet *fleet.Fleet
+	data  string
 }
 
-func (l LocalSessions) start(ctx context.Context, id protocol.SessionID) (*public.Client, error) {
-	return public.Connect(ctx, public.Options{Name: l.fleet, Data: l.dirOf(id), Logger: l.logger})
+// Open opens the data directory that has a session. A sub-agent is looked for in those that no
+// process uses.
+func (l LocalSessions) Open(ctx context.Context, id protocol.SessionID) (*LocalDirectory, error) {
+	data, of := dataOf(l.dir, id)
+	if _, err := os.Stat(filepath.Join(l.dir, string(id))); errors.Is(err, fs.ErrNotExist) {
+		return l.search(ctx, id)
+	}
+	if _, err := os.Stat(filepath.Join(data, fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
+		return nil, fmt.Errorf("session %s: %w", id, noSessionError{session.ErrNone})
+	}
+	opened, err := l.start(ctx, data)
+	switch {
+	case errors.Is(err, embedded.ErrInUse) && of != id:
+		return nil, fmt.Errorf("session %s: %w: a process of this machine uses its directory, which is that of session %s", id, public.ErrSessionBusy, of)
+	case errors.Is(err, embedded.ErrInUse):
+		return nil, fmt.Errorf("session %s: %w: a process of this machine runs it, and alone reads its journal", id, public.ErrSessionBusy)
+	case err != nil:
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	return opened, nil
+}
+
+// search opens the data directory that has the journal of a session.
+func (l LocalSessions) search(ctx context.Context, id protocol.SessionID) (*LocalDirectory, error) {
+	all, err := l.directories()
+	if err != nil {
+		return nil, err
+	}
+	none := fmt.Errorf("session %s: %w", id, noSessionError{session.ErrNone})
+	for _, d := range all {
+		opened, err := l.Open(ctx, d.id)
+		if errors.Is(err, public.ErrSessionBusy) {
+			none = fmt.Errorf("session %s: %w, unless it is a sub-agent of one that a process runs, such as %s", id, noSessionError{session.ErrNone}, d.id)
+		}
+		if err != nil {
+			continue // one that cannot be opened says so itself
+		}
+		ids, err := opened.Sessions("").IDs(ctx)
+		if err == nil && slices.Contains(ids, id) {
+			return opened, nil
+		}
+		if err = errors.Join(err, opened.Close()); err != nil {
+			return nil, err
+		}
+	}
+	return nil, none
+}
+
+func (l LocalSessions) start(ctx context.Context, data string) (*LocalDirectory, error) {
+	f, err := fleet.Connect(ctx, fleet.Options{Name: l.fleet, Embedded: fleet.Embedded{Data: data}, Client: "coordinator session", Logger: l.logger})
+	if err != nil {
+		return nil, err
+	}
+	client, is := fleet.NewClient(ctx, f, data).(*public.Client)
+	if !is {
+		f.Close()
+		return nil, errors.New("the client is of another package")
+	}
+	return &LocalDirectory{client, f, data}, nil
 }
 
 // Create starts the server of a session that this machine does not have.
-func (l LocalSessions) Create(ctx context.Context, id protocol.SessionID) (*public.Client, error) {
-	if _, err := os.Stat(l.dirOf(id)); !errors.Is(err, fs.ErrNotExist) {
+func (l LocalSessions) Create(ctx context.Context, id protocol.SessionID) (*LocalDirectory, error) {
+	own := filepath.Join(l.dir, string(id))
+	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("session %s exists: give another id", id)
 	}
-	return l.start(ctx, id)
+	return l.start(ctx, own)
 }
 
-// Pull is [public.Sessions.Pull] for the last state of a workspace.
-func (l LocalSessions) Pull(ctx context.Context, id protocol.SessionID, dir string, options public.Copy) (report.Pulled, error) {
-	from, err := l.workspace(ctx, id)
-	if err != nil {
-		return report.Pulled{}, err
-	}
-	return transfer.PullFrom(ctx, transfer.Options{
-		Session: id, Dir: dir, IncludeIgnored: options.IncludeIgnored, Warn: options.Warn, Busy: func(string) {},
-	}, from)
-}
-
-// workspace returns the directory of a session's workspace. One that works on a directory of the
-// user's has none of its own, which is an error that names that directory.
-func (l LocalSessions) workspace(ctx context.Context, id protocol.SessionID) (string, error) {
-	dir := filepath.Join(l.dirOf(id), "sandboxes", string(id), "workspace")
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		return dir, err
-	}
-	info, err := l.Show(ctx, id)
-	switch {
-	case err != nil:
-		return "", err
-	case info.Workspace != "":
-		return "", fmt.Errorf("session %s works on %s itself: what it changed is there", id, info.Workspace)
-	default:
-		return "", fmt.Errorf("session %s has no workspace of its own", id)
-	}
-}
-
-// Remove is [public.Sessions.Remove] for a session of this machine: its directory is removed.
-// One that a process runs is not, forced or not. The error wraps [public.ErrNotFound] if there is
-// none.
+// Remove is [public.Sessions.Remove]. With a session goes its data directory, which has its forks;
+// if it has some, that must be forced. Nothing is removed of a directory that a process uses. The
+// error wraps [public.ErrNotFound] if there is no such session.
 func (l LocalSessions) Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error) {
-	if _, err := os.Stat(l.dirOf(id)); errors.Is(err, fs.ErrNotExist) {
-		return report.Removed{}, fmt.Errorf("session %s: %w", id, noSessionError{session.ErrNone})
+	own := filepath.Join(l.dir, string(id))
+	_, missing := os.Stat(own)
+	if _, of := dataOf(l.dir, id); of != id || errors.Is(missing, fs.ErrNotExist) {
+		return l.removeIn(ctx, id, force)
+	}
+	_, forks, err := l.owners()
+	if err != nil {
+		return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 	}
 	info, err := l.Show(ctx, id)
 	switch {
@@ -222,39 +366,33 @@ func (l LocalSessions) Remove(ctx context.Context, id protocol.SessionID, force 
 	case session.IsOpen(info.State) && !force:
 		return report.Removed{}, fmt.Errorf("remove session %s: %w: turn %d is open; go on with it, or force the removal", id, public.ErrSessionBusy, info.Turns)
 	}
-	_, err = os.Stat(filepath.Join(l.dirOf(id), "sandboxes", string(id)))
+	if len(forks[id]) > 0 && !force {
+		return report.Removed{}, fmt.Errorf("remove session %s: %w: its directory has its forks, as %s: remove them first, or force the removal of all", id, public.ErrSessionBusy, forks[id][0])
+	}
+	_, err = os.Stat(filepath.Join(own, "sandboxes", string(id)))
 	workspace := err == nil
-	if err := removal.Tree(l.dirOf(id)); err != nil {
-		return report.Removed{}, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
+	for _, fork := range append(forks[id], id) {
+		if err := removal.Tree(filepath.Join(l.dir, string(fork))); err != nil {
+			return report.Removed{}, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
+		}
 	}
 	return report.Removed{Events: info.Messages, Results: info.Results, Bodies: info.Bodies, Workspace: workspace}, nil
 }
 
-func (l LocalSessions) dirOf(id protocol.SessionID) string { return filepath.Join(l.dir, string(id)) }
-
-// measure returns a session with the size of its directory, and when a message was stored last, or
-// it was made.
-func (l LocalSessions) measure(id protocol.SessionID) report.Session {
-	var size int64
-	var changed time.Time
-	_ = filepath.WalkDir(l.dirOf(id), func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return nil //nolint:nilerr // what cannot be read, or goes away, is not counted
-		}
-		info, err := entry.Info()
-		if err != nil || !entry.Type().IsRegular() {
-			return nil //nolint:nilerr // as above
-		}
-		size += info.Size()
-		if filepath.Ext(path) == messageBlock && info.ModTime().After(changed) {
-			changed = info.ModTime()
-		}
-		return nil
-	})
-	if made, err := os.Stat(l.dirOf(id)); err == nil && changed.IsZero() {
-		changed = made.ModTime()
+// removeIn removes a fork or a sub-agent from the data directory of another session.
+func (l LocalSessions) removeIn(ctx context.Context, id protocol.SessionID, force bool) (removed report.Removed, err error) {
+	opened, err := l.Open(ctx, id)
+	if err != nil {
+		return removed, err
 	}
-	return report.Session{SessionID: id, UpdatedAt: changed, DiskBytes: size}
+	defer func() { _ = opened.Close() }()
+	if err := opened.Work(ctx); err != nil {
+		return removed, fmt.Errorf("remove session %s: %w", id, err)
+	}
+	if removed, err = opened.Sessions("").Remove(ctx, id, force); err != nil {
+		return removed, err
+	}
+	return removed, removal.Tree(filepath.Join(l.dir, string(id)))
 }
 
 // messageBlock is the extension of the server's files that have messages.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -58,4 +59,39 @@ func Unfinished(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool
 		return nil, nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	return turns, calls, nil
+}
+
+// Idle returns an error that wraps [ErrBusy] if a lane of a pool has calls without a result, which
+// a worker that starts would run. Those that run no program may be there: they complete a command
+// that was killed.
+func Idle(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) error {
+	o, err := operator.New(ctx, f.Conn(pool), f.Name)
+	if err != nil {
+		return err
+	}
+	list, err := o.List(ctx, pool, maxTurnLanes)
+	if err != nil {
+		return err
+	}
+	for i := range list.Lanes {
+		l := &list.Lanes[i]
+		if l.Waiting+l.Delayed == 0 {
+			continue
+		}
+		view, err := o.Show(ctx, pool, l.Lane, 0)
+		if errors.Is(err, operator.ErrNoLane) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for j := range view.Calls {
+			switch call := &view.Calls[j]; call.Payload.(type) {
+			case wire.WorkspaceMerge, wire.WorkspaceRestore, wire.WorkspaceRemove:
+			default:
+				return fmt.Errorf("%w: call %s of session %s has no result; continue that session (run --session)", ErrBusy, call.CallID, call.SessionID)
+			}
+		}
+	}
+	return nil
 }

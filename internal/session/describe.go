@@ -72,6 +72,9 @@ func (i *folded) apply(e *loop.Event) {
 		i.Approval = &Approval{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
 	case loop.EventSessionStarted:
 		i.Model, i.Workspace = e.Model, e.Workspace
+		if e.Parent != nil {
+			i.Parent = e.Parent.SessionID
+		}
 	case loop.EventTurnStarted:
 		if i.Turns, i.State = i.Turns+1, StateOpen; i.Turns == 1 {
 			i.Prompt, i.By = e.Input, e.By
@@ -95,7 +98,7 @@ func (i *folded) apply(e *loop.Event) {
 			i.History[last].ToolCalls += len(e.ToolCalls)
 		}
 	case loop.EventSessionForked:
-		i.State = StateForked
+		i.State, i.Parent = StateForked, e.From
 	case loop.EventTurnEnded:
 		i.State = e.Status
 		if last >= 0 {

@@ -243,5 +243,5 @@ func idle(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool proto
 	if err != nil {
 		return nil, err
 	}
-	return r, r.refuseBusy(ctx, "or end it (session cancel)")
+	return r, r.refuseBusy(ctx, "continue it (--session), or end it (session cancel)")
 }

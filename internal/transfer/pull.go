@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -26,31 +25,10 @@ func Pull(ctx context.Context, o Options, at protocol.CallID) (report.Pulled, er
 	if err != nil {
 		return report.Pulled{}, err
 	}
-	return w.pulled(func() (snapshot.Changes, error) { return fetch(ctx) })
-}
-
-// PullFrom is Pull for a workspace on this machine. The base is unknown, so what differs stays as
-// it is.
-func PullFrom(ctx context.Context, o Options, from string) (report.Pulled, error) {
-	w, err := into(ctx, o)
-	if err != nil {
-		return report.Pulled{}, err
-	}
-	return w.pulled(func() (changes snapshot.Changes, err error) {
-		err = inplace.Change(ctx, w.Dir, "session pull", w.Session, w.Warn, func() (err error) {
-			changes, err = copyInto(ctx, from, w.Dir, w.Protect)
-			return err
-		})
-		return changes, err
-	})
-}
-
-// pulled makes the directory, and returns what fetch has changed in it.
-func (w *Workspace) pulled(fetch func() (snapshot.Changes, error)) (report.Pulled, error) {
 	if err := os.MkdirAll(w.Dir, 0o777); err != nil { //nolint:gosec // as mkdir does; the umask says who else may read it
 		return report.Pulled{}, fmt.Errorf("DIR: %w", err)
 	}
-	changes, err := fetch()
+	changes, err := fetch(ctx)
 	if err != nil {
 		return report.Pulled{}, err
 	}
@@ -110,31 +88,4 @@ func (w *Workspace) source(ctx context.Context, at protocol.CallID) (fetch func(
 		return fetch, err
 	}
 	return fetch, nil
-}
-
-func copyInto(ctx context.Context, from, dir string, protect []string) (changes snapshot.Changes, err error) {
-	root, err := os.OpenRoot(from)
-	if err != nil {
-		return changes, fmt.Errorf("open the workspace: %w", err)
-	}
-	defer func() { err = errors.Join(err, root.Close()) }()
-	to, err := os.OpenRoot(dir)
-	if err != nil {
-		return changes, fmt.Errorf("open DIR: %w", err)
-	}
-	defer func() { err = errors.Join(err, to.Close()) }()
-	scratch, err := os.MkdirTemp(dir, ".toolfleet-*.tmp")
-	if err != nil {
-		return changes, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
-	contents := snapshot.Directory(scratch)
-	delta, err := snapshot.Save(ctx, root, snapshot.Tree{}, snapshot.Index{}, contents, nil)
-	if err == nil {
-		err = delta.Outline(ctx, contents)
-	}
-	if err != nil {
-		return changes, err
-	}
-	return snapshot.Sync(ctx, to, nil, delta.Set, contents, &snapshot.Options{Protect: protect})
 }

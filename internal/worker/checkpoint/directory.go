@@ -244,8 +244,8 @@ func Upload(ctx context.Context, store *workspace.Store, dir, name string) (_ sn
 }
 
 // ForkDirectory begins the workspace of a lane with the files of a directory without checkpoints,
-// which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has a
-// workspace.
+// which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has
+// a workspace.
 func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of, to wire.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
 	kept := "fork" + string(of) // so that the next fork of the directory stores only what changed
 	files, err := Upload(ctx, store, dir, kept)

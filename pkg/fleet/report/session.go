@@ -18,13 +18,15 @@ type Session struct {
 	// (see Questions), "waits_for_worker" (no worker has taken its calls), "waits_for_coordinator"
 	// (no coordinator has taken its turn), "forked" (no turn since the fork), "invalid" (its
 	// journal cannot be read).
-	State     string     `json:"state"`
-	Prompt    string     `json:"prompt,omitempty"` // of the first turn
-	By        string     `json:"by,omitempty"`     // who asked for it, as git names them
-	Model     string     `json:"model,omitempty"`
-	Workspace string     `json:"workspace,omitempty"` // directory that it was started on
-	CreatedAt *time.Time `json:"created_at,omitempty"`
-	UpdatedAt time.Time  `json:"updated_at"`
+	State string `json:"state"`
+	// Parent is the session whose sub-agent or fork this one is; "" without one.
+	Parent    protocol.SessionID `json:"parent,omitempty"`
+	Prompt    string             `json:"prompt,omitempty"` // of the first turn
+	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
+	Model     string             `json:"model,omitempty"`
+	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
+	CreatedAt *time.Time         `json:"created_at,omitempty"`
+	UpdatedAt time.Time          `json:"updated_at"`
 	// Steps are replies of the model, and ToolCalls the calls in those replies.
 	Turns     int            `json:"turns"`
 	Steps     int            `json:"steps"`

@@ -1,0 +1,111 @@
+package environment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/session"
+	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// InPlace returns the directory in which a session works in place; ok is false if it has a
+// workspace of its own.
+func (d *LocalDirectory) InPlace(id protocol.SessionID) (dir string, ok bool) {
+	content, err := os.ReadFile(workspaceFile(d.data, id))
+	return strings.TrimSuffix(string(content), "\n"), err == nil
+}
+
+// Stored returns an error about a session that works in place: no state of its files is stored.
+func (d *LocalDirectory) Stored(id protocol.SessionID) error {
+	if dir, in := d.InPlace(id); in {
+		return fmt.Errorf("session %s works on %s itself: what it changed is there, and no earlier state is stored", id, dir)
+	}
+	return nil
+}
+
+// Fork is [public.Sessions.Fork]. A fork has a workspace of its own in the same data directory,
+// also that of a session that works in place, which can be forked at its end only: the fork gets a
+// copy of the directory. warn gets a sentence about calls of other processes that it waits for.
+func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at public.At, to protocol.SessionID, warn func(string)) (turns int, err error) {
+	// Without this directory the next turn would not know that the fork has a workspace of its own.
+	if err := os.MkdirAll(filepath.Join(d.data, "sandboxes", string(to), "workspace"), 0o700); err != nil {
+		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	if dir, in := d.InPlace(from); !in {
+		turns, err = d.Sessions("").Fork(ctx, from, at, to)
+	} else if at != (public.At{}) {
+		err = d.Stored(from)
+	} else {
+		err = inplace.Change(ctx, dir, "session fork", from, warn, func() error {
+			files, err := session.OpenFiles(ctx, d.fleet, protocol.DefaultPool)
+			if err == nil {
+				turns, err = files.ForkDirectory(ctx, d.fleet.Journal, from, dir, to)
+			}
+			return err
+		})
+	}
+	if err != nil {
+		return 0, errors.Join(err, os.RemoveAll(filepath.Join(d.data, "sandboxes", string(to))))
+	}
+	own := filepath.Join(filepath.Dir(d.data), string(to))
+	if err := os.Mkdir(own, 0o700); err != nil {
+		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	return turns, os.WriteFile(filepath.Join(own, originFile), []byte(filepath.Base(d.data)+"\n"), 0o600)
+}
+
+// Work starts a worker that changes workspaces, and runs no command: it refuses to start if calls
+// wait that a killed process has left, which belong to the next turn of their session.
+func (d *LocalDirectory) Work(ctx context.Context) error {
+	if err := session.Idle(ctx, d.fleet, protocol.DefaultPool); err != nil {
+		return err
+	}
+	inPlace := func(sandbox string) (string, bool) { return d.InPlace(protocol.SessionID(sandbox)) }
+	_, err := d.fleet.StartWorker(ctx, internal.Options{
+		Options: lane.Options{Slots: 1, Linger: -1},
+		Settings: sandboxes.Settings{
+			Driver: unprotected{process.New(nil)}, Caps: isolation.Caps{Driver: process.Name, Protect: true}, Workspace: inPlace, CacheBytes: math.MaxInt64,
+		},
+		Data: d.data, Alone: true,
+	})
+	return err
+}
+
+// WorkAs closes d, and opens its directory with the worker that o describes, which runs commands,
+// too. The caller calls done.
+func (d *LocalDirectory) WorkAs(ctx context.Context, o Options) (opened *LocalDirectory, done func(), err error) {
+	if err := session.Idle(ctx, d.fleet, protocol.DefaultPool); err != nil {
+		return nil, nil, err
+	}
+	_ = d.Close() // nothing of it is left to lose
+	o.Workspace, _ = d.InPlace(o.ID)
+	o.Flags.Data = d.data
+	_, env, err := Open(ctx, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &LocalDirectory{env.Client, env.Fleet, env.Data}, func() { env.Close(nil) }, nil
+}
+
+// unprotected opens sandboxes in which no command runs, so that nothing has to be kept from
+// changing protected paths but a merge, which leaves them.
+type unprotected struct{ isolation.Driver }
+
+// Open implements [isolation.Driver].
+func (u unprotected) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
+	spec.Protection = isolation.Protection{}
+	return u.Driver.Open(ctx, spec)
+}
