@@ -106,10 +106,11 @@ type conversation struct {
 	command    *chatCommand
 	session    *started
 	editor     *prompt.Editor
-	begin      *backup.Copy   // the workspace at the beginning
-	before     []*backup.Copy // the workspace before each of the last turns that were not undone, at most maxUndone
-	undone     int            // turns that were undone since the last message
-	typed      bool           // the message was typed here
+	begin      *backup.Copy      // the workspace at the beginning
+	before     []*backup.Copy    // the workspace before each of the last turns that were not undone, at most maxUndone
+	undone     int               // turns that were undone since the last message
+	attached   []loop.Attachment // files that belong to the next message
+	typed      bool              // the message was typed here
 	turns      int
 	usage      protocol.Usage
 	interrupts chan os.Signal
@@ -126,7 +127,7 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 		c.asks = prompt.New(p.Stdin, s.show.screen, prompt.FilesOf(""))
 	}
 	return &conversation{
-		command: c, session: s, interrupts: make(chan os.Signal, 1),
+		command: c, session: s, attached: s.attachments, interrupts: make(chan os.Signal, 1),
 		editor: prompt.NewEditor(c.asks, p.Stderr, s.workspace, commands()...),
 	}
 }
@@ -206,7 +207,9 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 		case <-done:
 		}
 	}()
-	result, err = v.session.turn(ctx, text)
+	input := loop.Input{Text: text, Attachments: v.attached}
+	v.attached = nil
+	result, err = v.session.turn(ctx, input)
 	v.session.env.Git.AlertNew(ctx)
 	v.turns, v.usage = v.turns+1, v.usage.Add(result.Usage)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -224,13 +227,20 @@ func undoneNote(turns int) string {
 }
 
 // commands are the lines that the model does not get.
-func commands() []string { return []string{"/compact", "/diff", "/help", "/quit", "/session", "/undo"} }
+func commands() []string {
+	return []string{"/attach", "/compact", "/diff", "/help", "/quit", "/session", "/undo"}
+}
 
 func (v *conversation) obey(ctx context.Context, command string) {
+	if path, is := strings.CutPrefix(command, "/attach "); is {
+		v.attach(strings.TrimSpace(path))
+		return
+	}
 	switch command {
 	case "/help":
 		v.say("%s", `@path      a file of the workspace; Tab completes it, and commands too
 \          at the end of a line goes on with another one; pasted lines stay together
+/attach F  sends the file F with your next message: an image, a PDF document or a text
 /compact   has older replies replaced by a summary, so that there is room for more
 /diff      what has changed in the workspace since this conversation began here
 /undo      has the files as they were before the last turn; again, before the one before it
@@ -239,6 +249,8 @@ func (v *conversation) obey(ctx context.Context, command string) {
 	case "/session":
 		v.say("session %s, %s, %d tokens; go on with: coordinator chat --continue, or --session %s",
 			v.session.session, terminal.Plural(v.turns, "turn"), v.usage.Total(), v.session.session)
+	case "/attach":
+		v.say("name the file: /attach FILE")
 	case "/compact":
 		v.compact(ctx)
 	case "/diff":
@@ -248,6 +260,21 @@ func (v *conversation) obey(ctx context.Context, command string) {
 	default:
 		v.say("there is no %s; there are %s", command, strings.Join(commands(), ", "))
 	}
+}
+
+// attach adds a file to the next message.
+func (v *conversation) attach(path string) {
+	a, err := readAttachment(path)
+	list := append(slices.Clone(v.attached), a)
+	if err == nil {
+		err = loop.CheckAttachments(v.session.model, list)
+	}
+	if err != nil {
+		v.say("%s is not attached: %v", path, attachmentError(err))
+		return
+	}
+	v.attached = list
+	v.say("%s (%s) goes with your next message", a.Name, a.MediaType)
 }
 
 func (v *conversation) compact(ctx context.Context) {

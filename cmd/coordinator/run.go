@@ -90,6 +90,9 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	if turn.model, turn.modelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
+	if err := loop.CheckAttachments(turn.model, turn.attachments); err != nil {
+		return turn, cli.Usagef("--attach: model %s: %v", turn.modelName, attachmentError(err))
+	}
 	if turn.replay = model.RecordingOf(turn.model); turn.replay != nil {
 		turn.replay.Live, c.CompactAt = c.LiveTools, "none"
 	} else if c.LiveTools {
@@ -126,7 +129,9 @@ func (c *runCommand) run(ctx context.Context, p program) error {
 	if c.Prompt == "" && isTerminal(p) && !c.JSON {
 		return (&chatCommand{runCommand: *c}).run(ctx, p)
 	}
-	return c.with(ctx, p, cli.Signals, func(ctx context.Context, s *started) (loop.TurnResult, error) { return s.turn(ctx, c.Prompt) })
+	return c.with(ctx, p, cli.Signals, func(ctx context.Context, s *started) (loop.TurnResult, error) {
+		return s.turn(ctx, loop.Input{Text: c.Prompt, Attachments: s.attachments})
+	})
 }
 
 // with starts a session, lets converse run its turns, and shows how the last one ended.
@@ -256,7 +261,7 @@ type started struct {
 }
 
 // turn runs a turn, and brings back what it changed.
-func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error) {
+func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, error) {
 	begun := time.Now()
 	if s.turns++; s.turns > 1 {
 		err := s.tools.Reload(s.show.warn)
@@ -273,7 +278,7 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 	if s.workspace != "" && s.env.Copy == nil {
 		before = backup.StampsOf(ctx, s.workspace)
 	}
-	result, err := s.runner.Run(ctx, s.session, loop.Input{Text: text})
+	result, err := s.runner.Run(ctx, s.session, input)
 	if err == nil { // else it is open, and may continue
 		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}

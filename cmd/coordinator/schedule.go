@@ -96,6 +96,8 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 	switch {
 	case t.Workspace != "" || t.Template != "":
 		return cli.Usagef("--workspace, --template: a scheduled turn begins with an empty workspace, or continues --session")
+	case len(t.Attach) > 0:
+		return cli.Usagef("--attach: a scheduled turn has no attachments")
 	case t.Prompt == "-":
 		return cli.Usagef("PROMPT: must be text")
 	case t.Session == "last":

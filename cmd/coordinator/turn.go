@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -27,6 +29,7 @@ type turnFlags struct {
 	workspaceFlags
 	Toolset []string `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
 
+	attachFlag `group:"Model:"`
 	boundFlags
 	promoteFlag `group:"Tools:"`
 	viewFlags   `group:"Output:"`
@@ -76,11 +79,12 @@ func (f promoteFlag) badPromoteAfter() error {
 
 // checked is a turn's flags after every check that needs no fleet.
 type checked struct {
-	session   protocol.SessionID
-	workspace string
-	settings  loop.Settings
-	system    string
-	budget    *protocol.Spending // nil is that of the session
+	session     protocol.SessionID
+	workspace   string
+	settings    loop.Settings
+	system      string
+	budget      *protocol.Spending // nil is that of the session
+	attachments []loop.Attachment
 }
 
 // check checks the flags. confirm asks the person at the terminal; nil without one.
@@ -118,6 +122,9 @@ func (f *turnFlags) check(confirm func(question string) bool) (c checked, err er
 	if c.system, err = f.system(); err != nil {
 		return c, err
 	}
+	if c.attachments, err = f.attachments(); err != nil {
+		return c, err
+	}
 	if _, err = f.Places(); err != nil {
 		return c, err
 	}
@@ -125,6 +132,43 @@ func (f *turnFlags) check(confirm func(question string) bool) (c checked, err er
 		return c, err
 	}
 	return c, environment.CheckWhole(f.Workspace, c.workspace, confirm)
+}
+
+// attachFlag names files that belong to the prompt.
+type attachFlag struct {
+	Attach []string `sep:"none" placeholder:"FILE" help:"File for the model, in addition to the prompt: a PNG, JPEG, GIF or WebP image or a PDF document of up to 4 MiB, or a text of up to 256 KiB. Repeatable, up to 16 files of 12 MiB together. In chat it belongs to the first message."`
+}
+
+// attachments reads the files.
+func (f *attachFlag) attachments() (list []loop.Attachment, err error) {
+	for _, path := range f.Attach {
+		a, err := readAttachment(path)
+		if err != nil {
+			return nil, cli.Usagef("--attach %s: %v", path, err)
+		}
+		list = append(list, a)
+	}
+	if err := loop.CheckAttachments(nil, list); err != nil {
+		return nil, cli.Usagef("--attach: %v", attachmentError(err))
+	}
+	return list, nil
+}
+
+func readAttachment(path string) (loop.Attachment, error) {
+	content, err := cli.ReadBounded(path, render.MaxImageBytes)
+	if err != nil {
+		return loop.Attachment{}, err
+	}
+	a, err := loop.NewAttachment(filepath.Base(path), content)
+	return a, attachmentError(err)
+}
+
+// attachmentError leaves out the code of an error about attachments, which is for programs.
+func attachmentError(err error) error {
+	if failure, coded := errors.AsType[*protocol.Error](err); coded {
+		return errors.New(failure.Message)
+	}
+	return err
 }
 
 // parseBudget reads --budget; nil without one.

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -78,7 +79,7 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 			return loop.History{}, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
 		}
 		for i := range events {
-			if err := j.loadImage(ctx, events[i].Image); err != nil {
+			if err := j.loadImages(ctx, &events[i]); err != nil {
 				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
 			}
 		}
@@ -201,8 +202,8 @@ func (j *Journal) batches(ctx context.Context, session protocol.SessionID, event
 		if err != nil {
 			return nil, err
 		}
-		if len(body)+2 > limit && event.Image != nil {
-			if event.Image, err = j.storeImage(ctx, session, event.Image); err != nil {
+		if len(body)+2 > limit && (event.Image != nil || len(event.Attachments) > 0) {
+			if err = j.storeImages(ctx, session, &event); err != nil {
 				return nil, err
 			}
 			if body, err = json.Marshal(event); err != nil {
@@ -228,20 +229,46 @@ func (j *Journal) batches(ctx context.Context, session protocol.SessionID, event
 	return batches, nil
 }
 
+// storeImages puts the data of an event's image and attachments into the object store. Where there
+// is no room the journal has an image without its data, and takes no attachments.
+func (j *Journal) storeImages(ctx context.Context, session protocol.SessionID, event *loop.Event) (err error) {
+	if event.Image != nil {
+		if event.Image, err = j.storeImage(ctx, session, event.Image); errors.Is(err, loop.ErrJournalFull) {
+			event.Image, err = &loop.Image{MediaType: event.Image.MediaType}, nil
+		}
+	}
+	event.Attachments = slices.Clone(event.Attachments)
+	for i := 0; err == nil && i < len(event.Attachments); i++ {
+		var stored *loop.Image
+		if stored, err = j.storeImage(ctx, session, &event.Attachments[i].Image); err == nil {
+			event.Attachments[i].Image = *stored
+		}
+	}
+	return err
+}
+
 // storeImage puts the data of an image into the object store and returns what stands for it in the
-// journal. Storing it twice is storing it once. Where there is no room the journal has it without
-// its data.
+// journal. Storing it twice is storing it once. Without room the error wraps [loop.ErrJournalFull].
 func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, image *loop.Image) (*loop.Image, error) {
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: wire.ImageBlob(session, hex.EncodeToString(sum[:]))}
 	_, err := natsio.PutObject(ctx, j.js, wire.KeptBucket(j.fleet), stored.Blob, bytes.NewReader(image.Data))
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
-		return &loop.Image{MediaType: image.MediaType}, nil
+		err = fmt.Errorf("%w: %w", loop.ErrJournalFull, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("store %s: %w", stored.Blob, err)
+		return image, fmt.Errorf("store %s: %w", stored.Blob, err)
 	}
 	return stored, nil
+}
+
+// loadImages puts the data of an event's image and attachments back.
+func (j *Journal) loadImages(ctx context.Context, event *loop.Event) error {
+	err := j.loadImage(ctx, event.Image)
+	for i := 0; err == nil && i < len(event.Attachments); i++ {
+		err = j.loadImage(ctx, &event.Attachments[i].Image)
+	}
+	return err
 }
 
 // loadImage puts the data back. An image that is not kept any more stays without.

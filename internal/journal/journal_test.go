@@ -1,6 +1,8 @@
 package journal_test
 
 import (
+	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -163,6 +165,40 @@ func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, history.Events[1].Image.Data)
 	require.Equal(t, large.Text, history.Events[1].Text)
+}
+
+// Attachments that fit into no message go through the object store as well, those of a fork under
+// the fork's own name. Without room for them the event is refused.
+func TestAppend_KeepsAttachmentsThatDoNotFit(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{Storage: natsio.Storage{KeepBytes: 30 << 20}})
+	j := open(t, f.NC)
+	e := loop.Event{Type: loop.EventTurnStarted, Turn: 1}
+	for i := range 3 {
+		e.Attachments = append(e.Attachments, loop.Attachment{
+			ID: fmt.Sprint(i), Name: "a.png", Image: loop.Image{MediaType: "image/png", Data: bytes.Repeat([]byte{byte(i)}, 4<<20)},
+		})
+	}
+	var loaded loop.Event
+	for i, session := range []protocol.SessionID{"a", "b"} {
+		from := e
+		if i > 0 {
+			from = loaded
+		}
+		_, err := j.Append(t.Context(), session, 0, from)
+		require.NoError(t, err)
+		history, err := j.Load(t.Context(), session)
+		require.NoError(t, err)
+		loaded = history.Events[0]
+		for k := range e.Attachments {
+			require.Equal(t, e.Attachments[k].Data, loaded.Attachments[k].Data)
+			require.Equal(t, e.Attachments[k].Name, loaded.Attachments[k].Name)
+			require.Contains(t, loaded.Attachments[k].Blob, "/"+string(session)+"/")
+			require.Empty(t, e.Attachments[k].Blob, "the caller's event is as it was")
+		}
+	}
+	_, err := j.Append(t.Context(), "c", 0, e)
+	require.ErrorIs(t, err, loop.ErrJournalFull)
 }
 
 func TestAppend_WaitsForTheServer(t *testing.T) {

@@ -36,6 +36,9 @@ func WithFallback(first loop.Model, name string, other loop.Model, as loop.Fallb
 // Provider implements [loop.Provider].
 func (f *fallback) Provider() string { return providerOf(f.first) }
 
+// Views implements [loop.Viewer]. The other model reads of what it cannot be shown.
+func (f *fallback) Views(mediaType string) bool { return views(f.first, mediaType) }
+
 // Reply implements [loop.Model].
 func (f *fallback) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	var down error

@@ -104,6 +104,14 @@ func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.D
 // Provider implements [loop.Provider] with what the model says; "" when it says nothing.
 func (m measured) Provider() string { return providerOf(m.Model) }
 
+// Views implements [loop.Viewer] with what the model says; true when it says nothing.
+func (m measured) Views(mediaType string) bool { return views(m.Model, mediaType) }
+
+func views(m loop.Model, mediaType string) bool {
+	viewer, is := m.(loop.Viewer)
+	return !is || viewer.Views(mediaType)
+}
+
 func providerOf(m loop.Model) string {
 	if provider, is := m.(loop.Provider); is {
 		return provider.Provider()

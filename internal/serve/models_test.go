@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -125,6 +126,46 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	requireFault(t, r.submit(t.Context(), large), protocol.StatusFailed, codes.PayloadTooLarge)
 	events = r.concluded(large.SessionID)
 	require.Less(t, len(events[1].Input), 10_000)
+}
+
+// blind is a model that takes no files.
+type blind struct{ loop.Model }
+
+func (blind) Views(string) bool { return false }
+
+// Attachments of a turn reach the model and the journal, however large they are; a coordinator
+// refuses those that its model does not take.
+func TestTurn_Attachments(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	var said atomic.Pointer[loop.Message]
+	r.serve(r.Connect(), "a", func(o *serve.Options) {
+		seeing := r.model
+		o.Models = map[string]loop.Model{"sees": watched{seeing, &said}, "blind": blind{seeing}}
+		o.Default = "sees"
+	})
+	image := append([]byte("\x89PNG\x0D\x0A\x1A\x0A"), make([]byte, 3<<20)...)
+	turn := wire.TurnRun{Prompt: "Look.", Attachments: []wire.Attachment{{Name: "a.png", Data: image}}}
+	call := serve.NewCall(protocol.NewSessionID(), turn, 0)
+	require.Nil(t, r.submit(t.Context(), call).Error)
+	require.Equal(t, image, said.Load().Attachments[0].Data)
+	require.Equal(t, image, r.events(call.SessionID)[1].Attachments[0].Data)
+	turn.Model = "blind"
+	refused := r.turn(turn)
+	requireFault(t, refused, protocol.StatusRejected, codes.InvalidPayload)
+	require.Contains(t, refused.Error.Message, "attachment a.png: the model takes no files of type image/png")
+}
+
+// watched is a model whose first user's message of the last request is stored.
+type watched struct {
+	loop.Model
+
+	said *atomic.Pointer[loop.Message]
+}
+
+func (w watched) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	w.said.Store(&req.Messages[1])
+	return w.Model.Reply(ctx, req, delta)
 }
 
 // A summary is asked for as a turn is, in the session's order, and is none: the journal has no turn

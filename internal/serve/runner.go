@@ -62,6 +62,9 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
+	if err := loop.CheckAttachments(model, attachments(turn)); err != nil {
+		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
+	}
 	var price *loop.Price
 	var compaction *loop.Compaction
 	if s.options.About != nil {
@@ -77,6 +80,15 @@ func (s *Server) runner(
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	return runner, nil
+}
+
+// attachments are those of a turn's input.
+func attachments(turn wire.TurnRun) []loop.Attachment {
+	list := make([]loop.Attachment, len(turn.Attachments))
+	for i, a := range turn.Attachments {
+		list[i] = loop.Attachment{Name: a.Name, Image: loop.Image{Data: a.Data}}
+	}
+	return list
 }
 
 // model is the name of the model that a turn asks for.
@@ -155,6 +167,10 @@ func (e *events) send(event loop.Event) {
 	}
 	if event.Image != nil { // it may be more than a message holds, and the journal has it
 		event.Image = &loop.Image{MediaType: event.Image.MediaType}
+	}
+	event.Attachments = slices.Clone(event.Attachments)
+	for i := range event.Attachments {
+		event.Attachments[i].Data = nil
 	}
 	data, err := json.Marshal(event)
 	if err != nil {

@@ -404,7 +404,7 @@ const goOnPause = time.Second
 // persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
-		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID})
+		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
 		if err == nil || stays(err) || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
 			return result, err
 		}

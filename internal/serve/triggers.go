@@ -32,7 +32,7 @@ func (s *Server) triggers(call *protocol.Call) loop.Triggers {
 // Add implements [loop.Triggers].
 func (t triggers) Add(ctx context.Context, trigger loop.Trigger) error {
 	turn, _ := t.call.Payload.(wire.TurnRun)
-	turn.Prompt = trigger.Prompt
+	turn.Prompt, turn.Attachments = trigger.Prompt, nil
 	turn.System, turn.Project, turn.Budget, turn.Compact = "", nil, nil, false // as in the turn before
 	call := NewCall(t.call.SessionID, turn, t.call.RunFor())
 	call.Tenant, call.Priority = t.call.Tenant, t.call.Priority

@@ -167,12 +167,14 @@ func withoutStreamed(events []loop.Event) []loop.Event {
 	})
 }
 
-// leftOutOf are the events behind a cut that say which parts of calls before it are left out.
+// leftOutOf are the events behind a cut that say which parts of calls before it, and which
+// attachments, are left out.
 func leftOutOf(before, behind []loop.Event) []loop.Event {
 	var events []loop.Event
 	for i := range behind {
 		has := func(e loop.Event) bool {
-			return slices.ContainsFunc(e.ToolCalls, func(c loop.ToolCall) bool { return c.ID == behind[i].ToolCallID })
+			return slices.ContainsFunc(e.ToolCalls, func(c loop.ToolCall) bool { return c.ID == behind[i].ToolCallID }) ||
+				slices.ContainsFunc(e.Attachments, func(a loop.Attachment) bool { return a.ID == behind[i].ToolCallID })
 		}
 		if behind[i].Type == loop.EventPartLeftOut && slices.ContainsFunc(before, has) {
 			events = append(events, behind[i])

@@ -106,6 +106,18 @@ func TestFork_KeepsWhatIsLeftOut(t *testing.T) {
 	}
 }
 
+// So does an attachment of an input before the point, and none of a later one.
+func TestFork_KeepsAttachmentsThatAreLeftOut(t *testing.T) {
+	t.Parallel()
+	left := func(id string) loop.Event {
+		return loop.Event{Type: loop.EventPartLeftOut, CallFields: loop.CallFields{ToolCallID: id}, Part: loop.PartAttachment}
+	}
+	started := func(id string) []loop.Event {
+		return []loop.Event{{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Attachments: []loop.Attachment{{ID: id}}}}}
+	}
+	require.Equal(t, []loop.Event{left("a")}, leftOutOf(started("a"), []loop.Event{left("a"), left("b")}))
+}
+
 // answers is a model that has one answer.
 type answers struct{}
 

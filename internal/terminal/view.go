@@ -359,5 +359,8 @@ func (v *View) turnStarted(e *loop.Event) {
 		}
 		v.line(prefix + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
 	}
+	for i := range e.Attachments {
+		v.line("  " + v.ink.paint(dim, fit("attached "+e.Attachments[i].Name, max(v.width-columns(v.marks.user), minWidth/2))))
+	}
 	v.gap = true
 }

@@ -119,7 +119,7 @@ func fleetSamples() map[string]any {
 			Protected: []string{".git/config"}, Commits: true, Checkpoint: 9,
 		},
 		"payload/turn_run": wire.TurnRun{
-			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}, PromoteAfter: 1500},
+			Prompt: "Fix the test.", Attachments: []wire.Attachment{{Name: "a.png", Data: []byte(binary)}}, Model: "openai:gpt", Toolsets: []string{"core"}, TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}, PromoteAfter: 1500},
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			ReplySettings: wire.ReplySettings{Temperature: new(float64), Reasoning: "low", MaxOutput: 4096},
 			System:        "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},

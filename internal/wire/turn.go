@@ -14,9 +14,11 @@ import (
 
 // TurnRun runs one turn of a session on a coordinator.
 type TurnRun struct {
-	Prompt   string   `json:"prompt"`
-	Model    string   `json:"model,omitempty"`
-	Toolsets []string `json:"toolsets,omitempty"`
+	Prompt string `json:"prompt"`
+	// Attachments are images, PDF documents and texts that belong to the prompt.
+	Attachments []Attachment `json:"attachments,omitempty"`
+	Model       string       `json:"model,omitempty"`
+	Toolsets    []string     `json:"toolsets,omitempty"`
 	TurnBounds
 	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
 	// docs/policy.md describes them.
@@ -32,6 +34,12 @@ type TurnRun struct {
 	Author protocol.Author `json:"author,omitzero"`
 	// Compact asks for a summary of the session instead of a turn.
 	Compact bool `json:"compact,omitempty"`
+}
+
+// Attachment is a file; its content says what it is.
+type Attachment struct {
+	Name string `json:"name"`
+	Data []byte `json:"data"`
 }
 
 // TurnBounds bound a turn and its session.

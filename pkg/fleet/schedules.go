@@ -90,6 +90,9 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 // Add stores a schedule, which starts at its next time. The error wraps [ErrInvalid], also for a
 // model that no coordinator serves, or [ErrExists].
 func (s Schedules) Add(ctx context.Context, request NewSchedule) (added Schedule, err error) {
+	if len(request.Turn.Attachments) > 0 {
+		return added, kindError{errors.New("attachments: a scheduled turn has none"), ErrInvalid}
+	}
 	err = s.with(ctx, func(store *schedule.Store) error {
 		if err := s.client.Sessions("").Serves(ctx, request.Turn.Model); err != nil {
 			return err

@@ -23,6 +23,8 @@ type Turn struct {
 	// Session is continued, or begun; "" means a new session.
 	Session protocol.SessionID
 	Prompt  string
+	// Attachments belong to the prompt; see [loop.NewAttachment] and [loop.CheckAttachments].
+	Attachments []loop.Attachment
 	// Model is one that a coordinator serves; "" means the default model of the coordinator that
 	// runs the turn.
 	Model    string
@@ -60,7 +62,7 @@ type Turn struct {
 // call asks a coordinator for the turn.
 func (t *Turn) call() protocol.Call {
 	call := serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
-		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
+		Prompt: t.Prompt, Attachments: t.attachments(), Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
 		Policies: t.Policies, Guard: t.Guard,
 		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
 		System:        t.System, Project: t.Project, Author: t.Author,
@@ -70,6 +72,13 @@ func (t *Turn) call() protocol.Call {
 		call.ID, call.Again = t.ID, true
 	}
 	return call
+}
+
+func (t *Turn) attachments() (list []wire.Attachment) {
+	for _, a := range t.Attachments {
+		list = append(list, wire.Attachment{Name: a.Name, Data: a.Data})
+	}
+	return list
 }
 
 // Serves returns an error for a model that no coordinator serves, which wraps [ErrInvalid]. It is
@@ -94,6 +103,9 @@ func (s Sessions) sendable(ctx context.Context, turn *Turn) (*protocol.Call, err
 	call := turn.call()
 	if err := call.Validate(); err != nil {
 		return nil, err
+	}
+	if err := loop.CheckAttachments(nil, turn.Attachments); err != nil {
+		return nil, kindError{err, ErrInvalid}
 	}
 	return &call, s.client.check(ctx, natsio.CallRights(s.client.inner.Name, protocol.SessionPool))
 }

@@ -191,7 +191,7 @@ func (s *session) transcript(turn, step, most int) string {
 	until := &summary{turn: turn, step: step}
 	for i := range s.turns[:turn+1] {
 		t := &s.turns[i]
-		part("User", t.input.Text)
+		part("User", t.input.message().Text)
 		if s.summary != nil && s.summary.turn == i {
 			part("Summary of what was before", s.summary.text)
 		}

@@ -28,11 +28,11 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Part is a part of a conversation that can be left out.
 type Part struct {
-	ToolCallID string
+	ToolCallID string // of [PartAttachment] the [Attachment].ID
 	Kind       PartKind
 }
 
-// PartKind is which part of a tool call it is.
+// PartKind is which part of a tool call it is, or an attachment of an input.
 type PartKind string
 
 // Every kind.
@@ -40,6 +40,8 @@ const (
 	PartImage  PartKind = "image"     // the image or document of its result
 	PartResult PartKind = "result"    // the text of its result, and the image
 	PartCall   PartKind = "tool_call" // its tool's name and arguments
+
+	PartAttachment PartKind = "attachment" // an image or document of the user's
 )
 
 // maxReason bounds how much of a server's message is repeated to the model, in characters.
@@ -60,7 +62,7 @@ func (c *conversation) leaveOut(ctx context.Context, refused *RefusedError) bool
 	changed := false
 	for _, part := range refused.Parts {
 		_, known := c.session.leftOut[part]
-		if _, pending := c.refused[part]; known || pending || !c.session.taken[part.ToolCallID] {
+		if _, pending := c.refused[part]; known || pending || !c.session.has(part) {
 			continue
 		}
 		if c.refused == nil {
@@ -102,6 +104,12 @@ func (c *conversation) withoutRefused(messages []Message) {
 				call.Name, call.Arguments = nameLeftOut, string(arguments)
 			}
 		}
+		message.leaveOut(func(a *Attachment) string {
+			if reason, out := leftOut[Part{a.ID, PartAttachment}]; out {
+				return note("attached file "+a.Name, reason)
+			}
+			return ""
+		})
 		if message.Role != RoleTool {
 			continue
 		}
@@ -196,8 +204,10 @@ func (c *conversation) cutBelow(size int) bool {
 }
 
 // shorten cuts the tool calls before the last so many results, in place. Arguments are left as
-// they are where a result of the same reply is.
+// they are where a result of the same reply is. Of the inputs with attachments only the last one
+// keeps them.
 func shorten(messages []Message, whole int) {
+	leaveOutOlder(messages)
 	first := len(messages)
 	for i := len(messages) - 1; i >= 0 && whole > 0; i-- {
 		if messages[i].Role == RoleTool {
@@ -219,6 +229,19 @@ func shorten(messages []Message, whole int) {
 				message.ToolCalls[j].Arguments = cutArguments(message.ToolCalls[j].Arguments)
 			}
 		}
+	}
+}
+
+// leaveOutOlder leaves out the attachments of all messages but the last one that has some.
+func leaveOutOlder(messages []Message) {
+	newest := true
+	for i := range slices.Backward(messages) {
+		if !newest {
+			messages[i].leaveOut(func(a *Attachment) string {
+				return "[The attached file " + a.Name + " is left out because " + conversationLong + "]"
+			})
+		}
+		newest = newest && len(messages[i].Attachments) == 0
 	}
 }
 
@@ -258,6 +281,7 @@ func sizeOf(messages []Message) int {
 		if messages[i].Image != nil {
 			size += len(messages[i].Image.Data)
 		}
+		size += len(messages[i].Attachments) * attachmentForModel
 	}
 	return size
 }

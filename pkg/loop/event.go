@@ -80,7 +80,8 @@ type Event struct {
 	RevertFields
 	DecisionFields
 
-	// Part is what was left out of the tool call ToolCallID (part_left_out).
+	// Part is what was left out of the tool call ToolCallID, which for an attachment is its
+	// [Attachment].ID (part_left_out).
 	Part PartKind `json:"part,omitempty"`
 	// Status is that of the call (tool_result, job_ended, revert_ended; tool_call when the call is
 	// refused), a decision such as [DecisionDenied] (policy_decision), [ResolvedHappened] or
@@ -106,7 +107,8 @@ type SessionFields struct {
 // TurnFields describe a turn (turn_started). The event's CallID is [Input].ID, its By the name of
 // [Options].Author.
 type TurnFields struct {
-	Input string `json:"input,omitempty"`
+	Input       string       `json:"input,omitempty"`
+	Attachments []Attachment `json:"attachments,omitempty"`
 	// Seed is the session's, in the first turn that has one. Observers do not get it.
 	Seed  protocol.Seed `json:"seed,omitempty"`
 	Terms *Terms        `json:"terms,omitempty"`

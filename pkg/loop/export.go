@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -26,7 +27,8 @@ type exportHead struct {
 }
 
 // Export writes the events of a session as lines of JSON: a line with the version, and each event
-// as it is journaled, without the seed. Images are in it, other stored outputs are not.
+// as it is journaled, without the seed. Images and attachments are in it, other stored outputs are
+// not.
 func Export(w io.Writer, session protocol.SessionID, events []Event) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
@@ -36,6 +38,12 @@ func Export(w io.Writer, session protocol.SessionID, events []Event) error {
 		e.Seed = ""
 		if e.Image != nil && len(e.Image.Data) > 0 {
 			e.Image = &Image{MediaType: e.Image.MediaType, Data: e.Image.Data}
+		}
+		e.Attachments = slices.Clone(e.Attachments)
+		for i := range e.Attachments {
+			if a := &e.Attachments[i]; len(a.Data) > 0 {
+				a.Blob = ""
+			}
 		}
 		err = encoder.Encode(e)
 	}
@@ -120,7 +128,7 @@ func Transcript(w io.Writer, events []Event) error {
 	}
 	for i := range s.turns {
 		t := &s.turns[i]
-		write(transcriptLine{Turn: t.number, Role: string(RoleUser), Text: t.input.Text})
+		write(transcriptLine{Turn: t.number, Role: string(RoleUser), Text: t.input.message().Text})
 		notes(t.number, 0, t.notes)
 		for j := range t.steps {
 			step := &t.steps[j]

@@ -29,7 +29,7 @@ type session struct {
 	scratch map[string]string // the scratchpad
 	// positions are how far channels are read.
 	positions map[string]uint64
-	// leftOut are the parts of tool calls that requests are without, and why.
+	// leftOut are the parts of tool calls, and attachments, that requests are without, and why.
 	leftOut map[Part]string
 	// system and project are the instructions of its last turn.
 	system  string
@@ -223,9 +223,20 @@ func (s *session) startTurn(e *Event) error {
 	if e.Terms != nil && e.Terms.Budget != nil {
 		s.budget, s.warned = *e.Terms.Budget, false
 	}
-	s.sinceReply += len(e.Input)
-	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms, span: spanOf(e)})
+	input := Input{ID: e.CallID, Text: e.Input, Attachments: e.Attachments}
+	s.sinceReply += len(input.message().Text)
+	s.turns = append(s.turns, turn{number: e.Turn, input: input, terms: e.Terms, span: spanOf(e)})
 	return nil
+}
+
+// has reports whether the conversation has what a part is of.
+func (s *session) has(part Part) bool {
+	if part.Kind != PartAttachment {
+		return s.taken[part.ToolCallID]
+	}
+	return slices.ContainsFunc(s.turns, func(t turn) bool {
+		return slices.ContainsFunc(t.input.Attachments, func(a Attachment) bool { return a.ID == part.ToolCallID })
+	})
 }
 
 // place is the place of a tool call of a session.
@@ -356,7 +367,7 @@ func (s *session) conversation(system string) []Message {
 		if s.summary != nil && s.summary.turn == i && s.summary.step == 0 {
 			messages = append(messages, s.summary.message())
 		}
-		messages = append(messages, Message{Role: RoleUser, Text: t.input.Text})
+		messages = append(messages, t.input.message())
 		if !s.summary.covers(i, 0) {
 			messages = appendNotes(messages, t.notes)
 		}

@@ -18,7 +18,7 @@ type Model interface {
 	// A request is the whole conversation, however long: a model that takes less returns an
 	// error that wraps [ErrTooLong], and is asked again with less. One whose server refuses a
 	// part of it returns a [RefusedError], and is asked again without. The request is the
-	// callee's, but for images, which are only read.
+	// callee's, but for the data of images, which is only read.
 	Reply(ctx context.Context, req Request, delta func(Delta)) (Reply, error)
 }
 
@@ -74,9 +74,11 @@ type Message struct {
 	Name       string
 	// Image is an image or document of a tool message, for models that take it.
 	Image *Image
+	// Attachments are the images and documents that a user message carries; its text names them.
+	Attachments []Attachment
 }
 
-// Image is a picture or a document that a tool returned.
+// Image is a picture or a document for a model.
 type Image struct {
 	// MediaType is image/png, image/jpeg, image/gif, image/webp or application/pdf.
 	MediaType string `json:"media_type"`
@@ -237,8 +239,8 @@ var ErrEventTooLarge = errors.New("too large for the session journal")
 var ErrJournalFull = errors.New("there is no room for the session journal")
 
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
-// event with an image may have 6 MB. Implementations are safe for concurrent use; package
-// looptest tests them.
+// event with an image may have 6 MB, one with attachments 17 MB. Implementations are safe for
+// concurrent use; package looptest tests them.
 type Journal interface {
 	// Load returns every event of a session in order; none for a new session. An error wraps
 	// [ErrJournalInvalid] when what is there are no events, and trying again is in vain.

@@ -19,7 +19,7 @@ type Recording struct {
 	Live bool
 
 	events  []Event
-	inputs  []string
+	inputs  []Input
 	replies map[position]*Event
 	ends    map[int]*Event           // of turns
 	calls   map[callPosition][]Event // what was journaled about a call, up to its result
@@ -52,7 +52,7 @@ func NewRecording(events []Event) (*Recording, error) {
 		at := position{e.Turn, e.Step}
 		switch e.Type {
 		case EventTurnStarted:
-			r.inputs, next = append(r.inputs, e.Input), position{e.Turn, 1}
+			r.inputs, next = append(r.inputs, Input{Text: e.Input, Attachments: e.Attachments}), position{e.Turn, 1}
 		case EventModelReply:
 			r.replies[at], next = e, position{e.Turn, e.Step + 1}
 		case EventTurnEnded:
@@ -68,8 +68,8 @@ func NewRecording(events []Event) (*Recording, error) {
 	return r, nil
 }
 
-// Inputs are the inputs of the recorded turns.
-func (r *Recording) Inputs() []string { return r.inputs }
+// Inputs are the inputs of the recorded turns, without ids.
+func (r *Recording) Inputs() []Input { return r.inputs }
 
 // Transcript writes the transcript of the recorded session.
 func (r *Recording) Transcript(w io.Writer) error { return Transcript(w, r.events) }

@@ -56,14 +56,14 @@ func TestReplay_SameTranscript(t *testing.T) {
 	require.NoError(t, err)
 	recording, err := loop.NewRecording(events)
 	require.NoError(t, err)
-	require.Equal(t, []string{"one", "two", "three"}, recording.Inputs())
+	require.Equal(t, []loop.Input{{Text: "one"}, {Text: "two"}, {Text: "three"}}, recording.Inputs())
 
 	replay := newJobRig()
 	replay.opts.Replay = recording
 	runner, err := loop.New(recording, replay.fleet, replay.journal, table(t, replay.tools...), &replay.opts)
 	require.NoError(t, err)
 	for _, input := range recording.Inputs() {
-		_, err := runner.Run(t.Context(), replay.session, loop.Input{Text: input})
+		_, err := runner.Run(t.Context(), replay.session, input)
 		require.NoError(t, err)
 	}
 	require.Equal(t, transcript(t, original.events(t)), transcript(t, replay.events(t)))

@@ -62,13 +62,18 @@ type Input struct {
 	// ID, if set, makes the input safe to repeat: the session answers an id once.
 	// It is the id of the call that asked for the turn.
 	ID protocol.CallID
+	// Attachments are files that belong to the text; see [CheckAttachments].
+	Attachments []Attachment
 }
+
+// isZero reports whether the input only resumes.
+func (in *Input) isZero() bool { return in.Text == "" && in.ID == "" && len(in.Attachments) == 0 }
 
 // same reports whether the input is the one that started a turn. Without an id
 // the text decides; the zero Input stands for whatever is open.
 func (in Input) same(started Input) bool {
 	if in.ID != "" || started.ID != "" {
-		return in.ID == started.ID || in == Input{}
+		return in.ID == started.ID || in.isZero()
 	}
 	return in.Text == "" || validText(in.Text) == started.Text // as it was journaled
 }
@@ -129,7 +134,7 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	if rec.session.open() != nil {
 		return r.runTurn(ctx, rec)
 	}
-	if input == (Input{}) {
+	if input.isZero() {
 		return unfinished(ctx, TurnResult{}, ErrNoInput), ErrNoInput
 	}
 	ctx, span := r.startTurn(ctx, rec, len(rec.session.turns)+1, trace.SpanContext{})
@@ -204,6 +209,10 @@ func validIDs(session protocol.SessionID, input Input) error {
 
 // begin opens a turn, and the session if it is new.
 func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
+	attachments, err := attached(r.model, len(rec.session.turns)+1, input.Attachments)
+	if err != nil {
+		return err
+	}
 	var events []Event
 	if rec.last == 0 {
 		events = append(events, Event{
@@ -214,7 +223,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	}
 	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1,
-		TurnFields:     TurnFields{Input: validText(input.Text), Terms: r.terms(rec.session)},
+		TurnFields:     TurnFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
 		CallFields:     CallFields{CallID: input.ID},
 		DecisionFields: DecisionFields{By: validText(r.opts.Author.Name)},
 	}
@@ -247,6 +256,7 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 		}
 	}
 	code := protocol.CodeFleetUnavailable
+	failure, typed := errors.AsType[*protocol.Error](err)
 	switch {
 	case errors.Is(err, ErrDetached):
 		code = protocol.CodeCancelled
@@ -254,6 +264,8 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 		code = codes.PayloadTooLarge
 	case errors.Is(err, ErrJournalFull):
 		code = protocol.CodeFleetFull
+	case typed && failure.Code == protocol.CodeInvalidArguments: // of attachments
+		code = failure.Code
 	case errors.Is(err, ErrJournalConflict), errors.Is(err, ErrJournalInvalid),
 		errors.Is(err, ErrNoInput), errors.Is(err, protocol.ErrInvalidName):
 		code = protocol.CodeInternal

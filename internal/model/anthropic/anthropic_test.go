@@ -74,6 +74,10 @@ func messages() *modeltest.Dialect {
 			{Name: "own_0", Input: "x", Output: "unavailable", Failed: true},
 		},
 		Whole: "end_turn", Length: "max_tokens", Filtered: "refusal", Failed: "error", MayCut: true, Document: `"type":"document"`,
+		Attached: []string{
+			`{"text":"hello","type":"text"}`, `{"source":{"data":"AA==","media_type":"image/png","type":"base64"},"type":"image"}`,
+			`"source":{"data":"AQ==","media_type":"application/pdf","type":"base64"},"type":"document"`,
+		},
 	}
 }
 

@@ -107,22 +107,30 @@ func (r *request) add(message *loop.Message) {
 			ToolUseID: idOf(message.ToolCallID),
 			Content:   []sdk.ToolResultBlockParamContentUnion{{OfText: &sdk.TextBlockParam{Text: textOf(message.Text)}}},
 		}
-		if image := message.Image; image != nil {
+		if message.Image != nil {
 			r.sent.AddImage(message.ToolCallID)
-			data := base64.StdEncoding.EncodeToString(image.Data)
-			var shown sdk.ToolResultBlockParamContentUnion
-			if image.MediaType == render.MediaPDF {
-				shown.OfDocument = sdk.NewDocumentBlock(sdk.Base64PDFSourceParam{Data: data}).OfDocument
-			} else {
-				shown.OfImage = sdk.NewImageBlockBase64(image.MediaType, data).OfImage
-			}
-			block.Content = append(block.Content, shown)
+			shown := shownOf(message.Image)
+			block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfDocument: shown.OfDocument, OfImage: shown.OfImage})
 		}
 		r.append(sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{{OfToolResult: &block}},
 			[]loop.Part{{ToolCallID: message.ToolCallID, Kind: loop.PartResult}})
 	case loop.RoleUser, loop.RoleSystem:
-		r.append(sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{sdk.NewTextBlock(textOf(message.Text))}, []loop.Part{{}})
+		blocks, parts := []sdk.ContentBlockParamUnion{sdk.NewTextBlock(textOf(message.Text))}, []loop.Part{{}}
+		for i := range message.Attachments {
+			a := &message.Attachments[i]
+			blocks, parts = append(blocks, shownOf(&a.Image)), append(parts, endpoint.AttachmentPart(a))
+		}
+		r.append(sdk.MessageParamRoleUser, blocks, parts)
 	}
+}
+
+// shownOf is an image or document as a block.
+func shownOf(image *loop.Image) sdk.ContentBlockParamUnion {
+	data := base64.StdEncoding.EncodeToString(image.Data)
+	if image.MediaType == render.MediaPDF {
+		return sdk.NewDocumentBlock(sdk.Base64PDFSourceParam{Data: data})
+	}
+	return sdk.NewImageBlockBase64(image.MediaType, data)
 }
 
 func (r *request) append(role sdk.MessageParamRole, blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {

@@ -73,8 +73,8 @@ func toolKey(definition tools.Definition) string {
 
 // Refused makes the error of a request that the server refuses for parts of the conversation a
 // [loop.RefusedError]. The parts are those that the text of the error names by their position, else
-// images, if it speaks of them; images are the tool calls whose images were sent, by message.
-func Refused(err error, named func(text string, aboutImages bool) []loop.Part, images func() [][]string) error {
+// images, if it speaks of them; images are those that were sent, by message.
+func Refused(err error, named func(text string, aboutImages bool) []loop.Part, images func() [][]loop.Part) error {
 	failure, ok := errors.AsType[*Error](err)
 	if !ok {
 		return err
@@ -85,7 +85,7 @@ func Refused(err error, named func(text string, aboutImages bool) []loop.Part, i
 	return err
 }
 
-func refusedParts(failure *Error, named func(string, bool) []loop.Part, images func() [][]string) []loop.Part {
+func refusedParts(failure *Error, named func(string, bool) []loop.Part, images func() [][]loop.Part) []loop.Part {
 	text := failure.Text()
 	aboutImages := imageWord.MatchString(text)
 	switch failure.Type {
@@ -105,19 +105,15 @@ func refusedParts(failure *Error, named func(string, bool) []loop.Part, images f
 	case len(groups) == 0:
 		return nil
 	case tooManyFor.MatchString(text):
-		return ImageParts(groups[0][:1])
+		return groups[0][:1]
 	default: // the newest: the server took those before
-		return ImageParts(groups[len(groups)-1])
+		return groups[len(groups)-1]
 	}
 }
 
-// ImageParts are the images of tool calls as parts that can be left out.
-func ImageParts(toolCallIDs []string) []loop.Part {
-	parts := make([]loop.Part, len(toolCallIDs))
-	for i, id := range toolCallIDs {
-		parts[i] = loop.Part{ToolCallID: id, Kind: loop.PartImage}
-	}
-	return parts
+// AttachmentPart is an attachment as a part that can be left out.
+func AttachmentPart(a *loop.Attachment) loop.Part {
+	return loop.Part{ToolCallID: a.ID, Kind: loop.PartAttachment}
 }
 
 // IndexIn is the index into a list that a text names, if it is below its length.
@@ -163,24 +159,27 @@ func (s *Sent) Refused(err error, inMessage, inContent *regexp.Regexp) error {
 		case part.ToolCallID == "":
 			return nil
 		case aboutImages && s.images[part.ToolCallID] && part.Kind == loop.PartResult:
-			return ImageParts([]string{part.ToolCallID})
+			return []loop.Part{{ToolCallID: part.ToolCallID, Kind: loop.PartImage}}
 		default:
 			return []loop.Part{part}
 		}
 	}, s.imageGroups)
 }
 
-func (s *Sent) imageGroups() [][]string {
-	var groups [][]string
+func (s *Sent) imageGroups() [][]loop.Part {
+	var groups [][]loop.Part
 	for _, message := range s.Messages {
-		var ids []string
+		var images []loop.Part
 		for _, part := range message {
-			if part.Kind == loop.PartResult && s.images[part.ToolCallID] {
-				ids = append(ids, part.ToolCallID)
+			switch {
+			case part.Kind == loop.PartAttachment:
+				images = append(images, part)
+			case part.Kind == loop.PartResult && s.images[part.ToolCallID]:
+				images = append(images, loop.Part{ToolCallID: part.ToolCallID, Kind: loop.PartImage})
 			}
 		}
-		if len(ids) > 0 {
-			groups = append(groups, ids)
+		if len(images) > 0 {
+			groups = append(groups, images)
 		}
 	}
 	return groups

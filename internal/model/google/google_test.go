@@ -64,6 +64,9 @@ func gemini() *modeltest.Dialect {
 			{Name: "own_0", Input: "go 1.27; go", Output: "Go https://go.dev/"},
 		},
 		Whole: "STOP", Length: "MAX_TOKENS", Filtered: "SAFETY", Failed: "MALFORMED_FUNCTION_CALL", Document: `"mimeType":"application/pdf"`,
+		Attached: []string{
+			`{"text":"hello"}`, `{"inlineData":{"data":"AA==","mimeType":"image/png"}}`, `{"inlineData":{"data":"AQ==","mimeType":"application/pdf"}}`,
+		},
 	}
 }
 

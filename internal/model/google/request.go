@@ -155,7 +155,12 @@ func (r *request) add(message *loop.Message) {
 		}
 		r.append("user", parts, of)
 	case loop.RoleUser, loop.RoleSystem:
-		r.append("user", []part{{Text: new(endpoint.TextOf(message.Text))}}, []loop.Part{{}})
+		parts, of := []part{{Text: new(endpoint.TextOf(message.Text))}}, []loop.Part{{}}
+		for i := range message.Attachments {
+			a := &message.Attachments[i]
+			parts, of = append(parts, part{InlineData: &inlineData{a.MediaType, a.Data}}), append(of, endpoint.AttachmentPart(a))
+		}
+		r.append("user", parts, of)
 	}
 }
 

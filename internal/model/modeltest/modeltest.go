@@ -56,6 +56,9 @@ type Dialect struct {
 	NativeCalls []loop.NativeCall
 	// Document is how a request has the PDF document of a tool result; "" if it is not sent.
 	Document string
+	// Attached are a text, an image and a PDF document of the user's, as a request has them; nil if
+	// the model takes no images.
+	Attached []string
 	// MayCut says that arguments come in pieces, so that a reply can end within them.
 	MayCut bool
 }

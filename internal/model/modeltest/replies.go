@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -22,7 +23,7 @@ func Run(t *testing.T, d *Dialect) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, *Dialect){
 		"streams text": streamsText, "forms of a stream": forms, "cut characters": cutCharacters, "tool calls": toolCalls, "ends": ends,
-		"a large reply": largeReply, "documents": documents, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
+		"a large reply": largeReply, "documents": documents, "attachments": attachments, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
 		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "silence": silence, "slow": slowIsNotSilent,
@@ -239,6 +240,38 @@ func documents(t *testing.T, d *Dialect) {
 	var refused *loop.RefusedError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, []loop.Part{{ToolCallID: "c1", Kind: loop.PartImage}}, refused.Parts)
+}
+
+// Attachments follow the text of their input. Those that a server refuses without naming one are
+// left out together; a model that takes none reads so.
+func attachments(t *testing.T, d *Dialect) {
+	t.Helper()
+	asked := Hello()
+	for i, mediaType := range []string{"image/png", render.MediaPDF} {
+		asked.Messages[0].Attachments = append(asked.Messages[0].Attachments, loop.Attachment{
+			ID: fmt.Sprint("a", i), Name: []string{"a.png", "b.pdf"}[i], Image: loop.Image{MediaType: mediaType, Data: []byte{byte(i)}},
+		})
+	}
+	s := Serve(t, d, Stream(d.Stream(d.Text("ok"))...), Status(http.StatusBadRequest, `{"error":{"message":"This model takes no images."}}`))
+	m := s.Model(t)
+	_, err := m.Reply(t.Context(), asked, Ignore)
+	require.NoError(t, err)
+	body := encoded(t, s.Asked()[0])
+	if d.Attached == nil {
+		require.Contains(t, body, `hello\n[The attached file a.png is not shown: this model takes no files of type image/png]`)
+		require.NotContains(t, body, "AA==")
+		return
+	}
+	at := 0
+	for _, want := range d.Attached {
+		found := strings.Index(body[at:], want)
+		require.GreaterOrEqual(t, found, 0, "%s\nis missing, or not in its order, in\n%s", want, body)
+		at += found + len(want)
+	}
+	_, err = m.Reply(t.Context(), asked, Ignore)
+	var refused *loop.RefusedError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, []loop.Part{{ToolCallID: "a0", Kind: loop.PartAttachment}, {ToolCallID: "a1", Kind: loop.PartAttachment}}, refused.Parts)
 }
 
 func largeReply(t *testing.T, d *Dialect) {

@@ -24,6 +24,7 @@ import (
 	"net/http"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -41,6 +42,7 @@ type Model struct {
 var (
 	_ loop.Model    = (*Model)(nil)
 	_ loop.Provider = (*Model)(nil)
+	_ loop.Viewer   = (*Model)(nil)
 )
 
 // DefaultBaseURL is the server of a model that names none.
@@ -61,7 +63,7 @@ type Options struct {
 
 	// API is [Auto], [Responses] or [Chat]; "" means Auto.
 	API string
-	// Images says that the model takes images: those of tool results are sent with them, and
+	// Images says that the model takes images: those of tool results and of inputs are sent, and
 	// documents where the API has them.
 	Images bool
 	// Organization is sent as OpenAI-Organization; "" sends none.
@@ -84,6 +86,12 @@ func New(opts Options) (*Model, error) {
 
 // Provider implements [loop.Provider].
 func (m *Model) Provider() string { return nativeProvider }
+
+// Views implements [loop.Viewer]. Chat completions take documents at OpenAI alone: other servers
+// mostly refuse them.
+func (m *Model) Views(mediaType string) bool {
+	return m.images && (mediaType != render.MediaPDF || m.api != Chat || m.Options().BaseURL == DefaultBaseURL)
+}
 
 // Reply implements [loop.Model]. An error is the cause of ctx's end or wraps an
 // [*endpoint.Error]. After a broken attempt, delta gets the text from its start again.

@@ -3,6 +3,7 @@ package openai
 import (
 	"errors"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -101,9 +102,9 @@ func (m *Model) refused(req loop.Request, err error) error {
 			return nil
 		}
 		return partsOf(&sent.Messages[at], text, aboutImages)
-	}, func() (groups [][]string) {
+	}, func() (groups [][]loop.Part) {
 		for i := range sent.Messages {
-			if images := sent.Messages[i].images; len(images) > 0 {
+			if images := distinct(sent.Messages[i].shown); len(images) > 0 {
 				groups = append(groups, images)
 			}
 		}
@@ -111,14 +112,19 @@ func (m *Model) refused(req loop.Request, err error) error {
 	})
 }
 
+// distinct are the parts of a content that can be left out, each once.
+func distinct(shown []loop.Part) []loop.Part {
+	return slices.DeleteFunc(slices.Compact(slices.Clone(shown)), func(part loop.Part) bool { return part == loop.Part{} })
+}
+
 // partsOf are the parts of a message that can be left out.
 func partsOf(at *message, text string, aboutImages bool) []loop.Part {
 	switch {
-	case len(at.images) > 0:
-		if i, named := endpoint.IndexIn(inContent, text, 2*len(at.images)); named { // each image is behind its text
-			return endpoint.ImageParts(at.images[i/2 : i/2+1])
+	case len(at.shown) > 0:
+		if i, named := endpoint.IndexIn(inContent, text, len(at.shown)); named {
+			return distinct(at.shown[i : i+1])
 		}
-		return endpoint.ImageParts(at.images)
+		return distinct(at.shown)
 	case aboutImages: // the server counts in another way
 		return nil
 	case at.Role == loop.RoleTool:

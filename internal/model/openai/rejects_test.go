@@ -76,6 +76,32 @@ func TestReply_RefusalsNameParts(t *testing.T) {
 	}
 }
 
+// Attachments are parts of the user's message, behind its text.
+func TestReply_AttachmentsArePartsOfTheMessage(t *testing.T) {
+	t.Parallel()
+	request := modeltest.Hello()
+	for i, name := range []string{"a.png", "b.png", "c.pdf"} {
+		mediaType := []string{"image/png", "image/png", "application/pdf"}[i]
+		request.Messages[0].Attachments = append(request.Messages[0].Attachments,
+			loop.Attachment{ID: name, Name: name, Image: loop.Image{MediaType: mediaType, Data: []byte{byte(i)}}})
+	}
+	s := serve(t, modeltest.Stream(text("ok"), stop, done), modeltest.Status(http.StatusBadRequest, `{"error":{"message":"messages[0].content[2]: no image"}}`))
+	m := s.model(t, func(o *openai.Options) { o.Images = true })
+	_, err := m.Reply(t.Context(), request, modeltest.Ignore)
+	require.NoError(t, err)
+	sent, err := json.Marshal(s.Asked()[0]["messages"])
+	require.NoError(t, err)
+	require.JSONEq(t, `[{"role": "user", "content": [
+		{"type": "text", "text": "hello\n[The attached file c.pdf is not shown: this model takes no files of type application/pdf]"},
+		{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+		{"type": "image_url", "image_url": {"url": "data:image/png;base64,AQ=="}}
+	]}]`, string(sent))
+	_, err = m.Reply(t.Context(), request, modeltest.Ignore)
+	var refused *loop.RefusedError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, []loop.Part{{ToolCallID: "b.png", Kind: loop.PartAttachment}}, refused.Parts)
+}
+
 // A tool that a server refuses is left out, the others are there, and the model is told.
 func TestReply_ToolThatAServerRejectsIsLeftOut(t *testing.T) {
 	t.Parallel()

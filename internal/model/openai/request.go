@@ -44,8 +44,8 @@ type message struct {
 	Reasoning        *string          `json:"reasoning,omitempty"`
 	ReasoningDetails []lenient.Fields `json:"reasoning_details,omitempty"`
 
-	callID string   // of a tool message, as the conversation has it
-	images []string // the tool calls whose images it has, each behind a text
+	callID string      // of a tool message, as the conversation has it
+	shown  []loop.Part // of what each part of its content is; the zero one of a text of the user's
 }
 
 type contentPart struct {
@@ -110,13 +110,16 @@ func (m *Model) request(req loop.Request) *request {
 			continue
 		}
 		next := messageOf(asked, out.omitted)
+		if len(asked.Attachments) > 0 {
+			next.attach(m.viewable(asked))
+		}
 		if !out.omitted.reasoning {
 			next.sendBack(asked.Reasoning)
 		}
 		out.Messages = append(out.Messages, next)
 		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
 		if m.images && asked.Role == loop.RoleTool && last {
-			out.Messages = appendImages(out.Messages, req.Messages[:i+1], m.Options().BaseURL == DefaultBaseURL)
+			out.Messages = m.appendImages(out.Messages, req.Messages[:i+1])
 		}
 	}
 	for _, definition := range out.offered {
@@ -146,31 +149,67 @@ func dataURL(image *loop.Image) string {
 	return "data:" + image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(image.Data)
 }
 
+// viewable is the text of an input, and the attachments that the model takes; the text names the
+// others, which a session has from the time when it had another model.
+func (m *Model) viewable(asked *loop.Message) (text string, list []loop.Attachment) {
+	text = asked.Text
+	for _, a := range asked.Attachments {
+		if m.Views(a.MediaType) {
+			list = append(list, a)
+			continue
+		}
+		text += "\n[The attached file " + a.Name + " is not shown: this model takes no files of type " + a.MediaType + "]"
+	}
+	return text, list
+}
+
+// attach makes the content of a message of the user a text with attachments behind it.
+func (to *message) attach(text string, list []loop.Attachment) {
+	to.Content = endpoint.TextOf(text)
+	if len(list) == 0 {
+		return
+	}
+	parts := []contentPart{{Type: "text", Text: endpoint.TextOf(text)}}
+	to.shown = []loop.Part{{}}
+	for i := range list {
+		parts, to.shown = append(parts, partOf(&list[i].Image, list[i].Name)), append(to.shown, endpoint.AttachmentPart(&list[i]))
+	}
+	to.Content = parts
+}
+
+// partOf is an image or document as a part of a content.
+func partOf(image *loop.Image, name string) contentPart {
+	if image.MediaType == render.MediaPDF {
+		return contentPart{Type: "file", File: &fileData{name, dataURL(image)}}
+	}
+	return contentPart{Type: "image_url", ImageURL: &imageURL{dataURL(image)}}
+}
+
 // appendImages adds the images and documents of the tool messages at the end of a conversation, in
-// a message of the user: the API takes them there only. Documents are an extension that servers
-// other than OpenAI's mostly refuse.
-func appendImages(out []message, conversation []loop.Message, documents bool) []message {
+// a message of the user: the API takes them there only.
+func (m *Model) appendImages(out []message, conversation []loop.Message) []message {
 	first := len(conversation)
 	for first > 0 && conversation[first-1].Role == loop.RoleTool {
 		first--
 	}
 	var parts []contentPart
-	var images []string
+	var shown []loop.Part
 	for _, result := range conversation[first:] {
-		if result.Image == nil || result.Image.MediaType == render.MediaPDF && !documents {
+		if result.Image == nil || !m.Views(result.Image.MediaType) {
 			continue
 		}
-		images = append(images, result.ToolCallID)
-		what, shown := "image", contentPart{Type: "image_url", ImageURL: &imageURL{dataURL(result.Image)}}
+		of := loop.Part{ToolCallID: result.ToolCallID, Kind: loop.PartImage}
+		shown = append(shown, of, of)
+		what := "image"
 		if result.Image.MediaType == render.MediaPDF {
-			what, shown = "document", contentPart{Type: "file", File: &fileData{documentName, dataURL(result.Image)}}
+			what = "document"
 		}
-		parts = append(parts, contentPart{Type: "text", Text: "The " + what + " of tool call " + result.ToolCallID + ":"}, shown)
+		parts = append(parts, contentPart{Type: "text", Text: "The " + what + " of tool call " + result.ToolCallID + ":"}, partOf(result.Image, documentName))
 	}
 	if len(parts) == 0 {
 		return out
 	}
-	return append(out, message{Role: loop.RoleUser, Content: parts, images: images})
+	return append(out, message{Role: loop.RoleUser, Content: parts, shown: shown})
 }
 
 func messageOf(asked *loop.Message, without omitted) message {

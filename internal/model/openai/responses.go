@@ -64,7 +64,7 @@ type asked struct {
 type inputMessage struct {
 	Type    string    `json:"type"`
 	Role    loop.Role `json:"role"`
-	Content string    `json:"content"`
+	Content any       `json:"content"` // a string, or a []inputPart
 }
 
 type inputCall struct {
@@ -122,7 +122,7 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 		case loop.RoleTool:
 			out.result(message, m.images)
 		case loop.RoleUser:
-			out.add(inputMessage{"message", loop.RoleUser, endpoint.TextOf(message.Text)}, loop.Part{})
+			out.user(m.viewable(message))
 		}
 	}
 	out.offered = m.rejects.offered(req.Tools)
@@ -140,9 +140,28 @@ func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
 	return out
 }
 
-func (r *responsesRequest) add(item any, of loop.Part) {
+func (r *responsesRequest) add(item any, of ...loop.Part) {
 	r.Input = append(r.Input, item)
-	r.sent.Messages = append(r.sent.Messages, []loop.Part{of})
+	r.sent.Messages = append(r.sent.Messages, of)
+}
+
+// user adds what the user said, with attachments behind it.
+func (r *responsesRequest) user(text string, list []loop.Attachment) {
+	said := inputMessage{"message", loop.RoleUser, endpoint.TextOf(text)}
+	parts, of := []inputPart{{Type: "input_text", Text: endpoint.TextOf(text)}}, []loop.Part{{}}
+	for i := range list {
+		parts, of = append(parts, inputPartOf(&list[i].Image, list[i].Name)), append(of, endpoint.AttachmentPart(&list[i]))
+		said.Content = parts
+	}
+	r.add(said, of...)
+}
+
+// inputPartOf is an image or document as a part of the input.
+func inputPartOf(image *loop.Image, name string) inputPart {
+	if image.MediaType == render.MediaPDF {
+		return inputPart{Type: "input_file", FileName: name, FileData: dataURL(image)}
+	}
+	return inputPart{Type: "input_image", ImageURL: dataURL(image)}
 }
 
 // assistant adds what the model said: items that are only the provider's stand where they stood.
@@ -165,11 +184,7 @@ func (r *responsesRequest) result(message *loop.Message, images bool) {
 	answer := inputResult{"function_call_output", message.ToolCallID, endpoint.TextOf(message.Text)}
 	if image := message.Image; image != nil && images {
 		r.sent.AddImage(message.ToolCallID)
-		shown := inputPart{Type: "input_image", ImageURL: dataURL(image)}
-		if image.MediaType == render.MediaPDF {
-			shown = inputPart{Type: "input_file", FileName: documentName, FileData: dataURL(image)}
-		}
-		answer.Output = []inputPart{{Type: "input_text", Text: endpoint.TextOf(message.Text)}, shown}
+		answer.Output = []inputPart{{Type: "input_text", Text: endpoint.TextOf(message.Text)}, inputPartOf(image, documentName)}
 	}
 	r.add(answer, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult})
 }

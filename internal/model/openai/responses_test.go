@@ -66,6 +66,10 @@ func responses() *modeltest.Dialect {
 			{Name: "own_2", Input: "a dot", Image: &loop.Image{MediaType: "image/webp", Data: []byte("\x89PNG")}},
 		},
 		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error", MayCut: true, Document: `"file_data":"data:application/pdf;base64,JVBERi0="`,
+		Attached: []string{
+			`{"text":"hello","type":"input_text"}`, `{"image_url":"data:image/png;base64,AA==","type":"input_image"}`,
+			`{"file_data":"data:application/pdf;base64,AQ==","filename":"b.pdf","type":"input_file"}`,
+		},
 	}
 }
 

@@ -1,0 +1,155 @@
+package loop
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Attachment is an image, a PDF document or a text that a user's input carries. A model gets texts
+// as part of the input, the others as they are.
+type Attachment struct {
+	// ID names it in its session. The Runner sets it.
+	ID string `json:"id,omitempty"`
+	// Name is the name of the file, for the model.
+	Name string `json:"name"`
+	// Image has the file. Its MediaType may also be text/plain.
+	Image
+}
+
+// Viewer is implemented by a [Model] that cannot be shown every image and document.
+type Viewer interface {
+	// Views reports whether the model takes files of a media type.
+	Views(mediaType string) bool
+}
+
+const mediaText = "text/plain"
+
+// Bounds of the attachments of an input, in files and bytes.
+const (
+	maxAttachments     = 16
+	maxAttachedText    = 256 << 10
+	maxAttachedBytes   = 12 << 20
+	maxAttachmentName  = 255
+	attachmentForModel = 6000 // characters that count as long as an image
+)
+
+// NewAttachment makes an attachment of a file: a PNG, JPEG, GIF or WebP image or a PDF document of
+// up to 4 MiB, or a text in UTF-8 of up to 256 KiB. The content decides which.
+func NewAttachment(name string, data []byte) (Attachment, error) {
+	a := Attachment{Name: name, Image: Image{MediaType: typeOf(data), Data: data}}
+	most := render.MaxImageBytes
+	if a.MediaType == mediaText {
+		most = maxAttachedText
+	}
+	var problem string
+	switch {
+	case name == "" || len(name) > maxAttachmentName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return a, invalid("attachment %q: the name must be 1 to %d bytes of UTF-8 without control characters", prose.Short(name, maxAttachmentName), maxAttachmentName)
+	case len(data) == 0:
+		problem = "is empty"
+	case a.MediaType == "":
+		problem = "must be a PNG, JPEG, GIF or WebP image, a PDF document, or text in UTF-8"
+	case len(data) > most:
+		problem = fmt.Sprintf("has %d bytes as %s: must be at most %d", len(data), a.MediaType, most)
+	default:
+		return a, nil
+	}
+	return a, invalid("attachment %s: %s", name, problem)
+}
+
+// typeOf is the media type of a content; "" if it cannot be attached.
+func typeOf(data []byte) string {
+	switch sniffed := http.DetectContentType(data); sniffed {
+	case "image/png", "image/jpeg", "image/gif", "image/webp", render.MediaPDF:
+		return sniffed
+	}
+	if !utf8.Valid(data) || bytes.IndexByte(data, 0) >= 0 {
+		return ""
+	}
+	return mediaText
+}
+
+// CheckAttachments reports why a model cannot get an input with these attachments: at most 16, of
+// 12 MiB together, each as [NewAttachment] takes it and of a type that the model takes. A nil model
+// takes all types.
+func CheckAttachments(model Model, attachments []Attachment) error {
+	_, err := attached(model, 0, attachments)
+	return err
+}
+
+// attached are the attachments of a turn's input, with their ids.
+func attached(model Model, turn int, given []Attachment) ([]Attachment, error) {
+	if len(given) > maxAttachments {
+		return nil, invalid("attachments: %d files: must be at most %d", len(given), maxAttachments)
+	}
+	var list []Attachment
+	total := 0
+	for i := range given {
+		a, err := NewAttachment(given[i].Name, given[i].Data)
+		if err != nil {
+			return nil, err
+		}
+		if viewer, is := model.(Viewer); is && a.MediaType != mediaText && !viewer.Views(a.MediaType) {
+			return nil, invalid("attachment %s: the model takes no files of type %s", a.Name, a.MediaType)
+		}
+		if total += len(a.Data); total > maxAttachedBytes {
+			return nil, invalid("attachments: more than %d bytes together", maxAttachedBytes)
+		}
+		a.ID = fmt.Sprintf("attachment_%d_%d", turn, i+1)
+		list = append(list, a)
+	}
+	return list, nil
+}
+
+func invalid(format string, args ...any) error {
+	return protocol.Errorf(protocol.CodeInvalidArguments, format, args...)
+}
+
+// message is what a model reads of an input.
+func (in *Input) message() Message {
+	m := Message{Role: RoleUser, Text: in.Text}
+	var names []string
+	for i := range in.Attachments {
+		switch a := &in.Attachments[i]; {
+		case len(a.Data) == 0:
+			m.addNote("[The attached file " + a.Name + " is no longer stored.]")
+		case a.MediaType == mediaText:
+			m.addNote(fmt.Sprintf("[Attached file %s:]\n%s\n[End of %s]", a.Name, strings.TrimSuffix(string(a.Data), "\n"), a.Name))
+		default:
+			m.Attachments, names = append(m.Attachments, *a), append(names, a.Name)
+		}
+	}
+	if len(names) > 0 {
+		m.addNote("[Attached: " + strings.Join(names, ", ") + "]")
+	}
+	return m
+}
+
+// addNote adds a paragraph to the text.
+func (m *Message) addNote(text string) {
+	if m.Text != "" {
+		m.Text += "\n\n"
+	}
+	m.Text += text
+}
+
+// leaveOut removes attachments for which why returns a sentence, and adds the sentence to the text.
+func (m *Message) leaveOut(why func(*Attachment) string) {
+	var rest []Attachment
+	for i := range m.Attachments {
+		if note := why(&m.Attachments[i]); note != "" {
+			m.addNote(note)
+			continue
+		}
+		rest = append(rest, m.Attachments[i])
+	}
+	m.Attachments = rest
+}

@@ -1,0 +1,198 @@
+package loop_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	png = "\x89PNG\x0D\x0A\x1A\x0A"
+	pdf = "%PDF-1.7"
+)
+
+func attach(t *testing.T, name, content string) loop.Attachment {
+	t.Helper()
+	a, err := loop.NewAttachment(name, []byte(content))
+	require.NoError(t, err)
+	return a
+}
+
+// The model gets images and documents as files and texts as text, in every run of the session, and
+// so does the model of a replay.
+func TestAttachments_GoToTheModel(t *testing.T) {
+	t.Parallel()
+	r := newRig(says("I see."), says("Still."))
+	files := []loop.Attachment{attach(t, "a.png", png), attach(t, "n.txt", "one\ntwo\n"), attach(t, "b.pdf", pdf)}
+	_, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: files})
+	require.NoError(t, err)
+	require.NoError(t, runErr(r.run(t.Context(), t, "Again.")))
+	said := r.model.lastSeen()[1]
+	require.Equal(t, loop.RoleUser, said.Role)
+	require.Equal(t, "Look.\n\n[Attached file n.txt:]\none\ntwo\n[End of n.txt]\n\n[Attached: a.png, b.pdf]", said.Text)
+	require.Equal(t, []loop.Attachment{
+		{ID: "attachment_1_1", Name: "a.png", Image: loop.Image{MediaType: "image/png", Data: []byte(png)}},
+		{ID: "attachment_1_3", Name: "b.pdf", Image: loop.Image{MediaType: "application/pdf", Data: []byte(pdf)}},
+	}, said.Attachments)
+
+	var export bytes.Buffer
+	require.NoError(t, loop.Export(&export, r.session, r.events(t)))
+	events, err := loop.ReadExport(&export)
+	require.NoError(t, err)
+	recording, err := loop.NewRecording(events)
+	require.NoError(t, err)
+	other := newRig(says("I see."), says("Still."))
+	for _, input := range recording.Inputs() {
+		require.NoError(t, runErr(other.runInput(t.Context(), t, input)))
+	}
+	require.Equal(t, said, other.model.lastSeen()[1])
+}
+
+func runErr(_ loop.TurnResult, err error) error { return err }
+
+// refusesPDF is a model whose server refuses PDF documents.
+type refusesPDF struct{ *script }
+
+func (m refusesPDF) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	for _, message := range req.Messages {
+		for _, a := range message.Attachments {
+			if a.MediaType == "application/pdf" {
+				return loop.Reply{}, &loop.RefusedError{
+					Parts: []loop.Part{{ToolCallID: a.ID, Kind: loop.PartAttachment}, {ToolCallID: "attachment_9_9", Kind: loop.PartAttachment}},
+					Err:   errors.New("400: no documents"),
+				}
+			}
+		}
+	}
+	return m.script.Reply(ctx, req, delta)
+}
+
+// An attachment that the server refuses is left out, for good, and the model is notified.
+func TestAttachments_RefusedOnesAreLeftOut(t *testing.T) {
+	t.Parallel()
+	r := newRig(says("One."), says("Two."))
+	for _, input := range []loop.Input{
+		{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png), attach(t, "b.pdf", pdf)}}, {Text: "Again."},
+	} {
+		runner, err := loop.New(refusesPDF{r.model}, r.fleet, r.journal, table(t), &r.opts)
+		require.NoError(t, err)
+		result, err := runner.Run(t.Context(), r.session, input)
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		said := r.model.lastSeen()[1]
+		require.Len(t, said.Attachments, 1)
+		require.Equal(t, "a.png", said.Attachments[0].Name)
+		require.Contains(t, said.Text, "[The attached file b.pdf was left out, because the model's server refuses it: 400: no documents]")
+	}
+	left := r.watch.of(loop.EventPartLeftOut)
+	require.Len(t, left, 1)
+	require.Equal(t, loop.PartAttachment, left[0].Part)
+	require.Equal(t, "attachment_1_2", left[0].ToolCallID)
+}
+
+// blind is a model that takes no files.
+type blind struct{ *script }
+
+func (blind) Views(string) bool { return false }
+
+// What a model cannot get begins no turn; a text is for every model.
+func TestAttachments_OfAModelThatTakesNone(t *testing.T) {
+	t.Parallel()
+	r := newRig(says("ok"))
+	runner, err := loop.New(blind{r.model}, r.fleet, r.journal, table(t), &r.opts)
+	require.NoError(t, err)
+	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png)}})
+	require.ErrorContains(t, err, "attachment a.png: the model takes no files of type image/png")
+	require.Equal(t, protocol.CodeInvalidArguments, result.Error.Code)
+	require.Empty(t, r.events(t))
+	_, err = runner.Run(t.Context(), r.session, loop.Input{Attachments: []loop.Attachment{attach(t, "n.txt", "x")}})
+	require.NoError(t, err)
+	require.Equal(t, "[Attached file n.txt:]\nx\n[End of n.txt]", r.model.lastSeen()[1].Text)
+}
+
+// A conversation that is too long keeps the attachments of the last input that has some; a summary
+// keeps all.
+func TestAttachments_OfALongConversation(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 9000)
+	r := newRig(says(long), says(long), says("Three."))
+	for i := range 2 {
+		_, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, fmt.Sprintf("%d.png", i), png)}})
+		require.NoError(t, err)
+	}
+	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &loop.Options{Compaction: &loop.Compaction{Model: &summarizer{}}})
+	require.NoError(t, err)
+	done, err := runner.Compact(t.Context(), r.session, "")
+	require.NoError(t, err)
+	require.True(t, done)
+	tooLong := 0
+	shy := modelFunc(func(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+		if tooLong++; tooLong == 1 {
+			require.Len(t, req.Messages[1].Attachments, 1, "the user's words stay beside a summary")
+			return loop.Reply{}, loop.ErrTooLong
+		}
+		return r.model.Reply(ctx, req, delta)
+	})
+	runner, err = loop.New(shy, r.fleet, r.journal, table(t), &loop.Options{})
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "On."})
+	require.NoError(t, err)
+	var notes, files []string
+	for _, message := range r.model.lastSeen() {
+		if strings.Contains(message.Text, "is left out because the conversation is long") {
+			notes = append(notes, message.Text)
+		}
+		for _, a := range message.Attachments {
+			files = append(files, a.Name)
+		}
+	}
+	require.Equal(t, []string{"1.png"}, files)
+	require.Len(t, notes, 1)
+	require.Contains(t, notes[0], "[The attached file 0.png is left out")
+}
+
+type modelFunc func(context.Context, loop.Request, func(loop.Delta)) (loop.Reply, error)
+
+func (f modelFunc) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	return f(ctx, req, delta)
+}
+
+func TestNewAttachment_TypesByContent(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string]string{
+		png: "image/png", "\xFF\xD8\xFF": "image/jpeg", "GIF89a": "image/gif", "RIFF____WEBPVP": "image/webp", pdf: "application/pdf",
+		"plain, Grüße": "text/plain", "<html>": "text/plain", `{"a": 1}`: "text/plain",
+	} {
+		require.Equal(t, want, attach(t, "x", content).MediaType, "%q", content)
+	}
+}
+
+func TestCheckAttachments_NamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	of := func(name, content string) loop.Attachment {
+		return loop.Attachment{Name: name, Image: loop.Image{Data: []byte(content)}}
+	}
+	big := of("a.png", png+strings.Repeat("x", 4<<20-len(png)))
+	require.NoError(t, loop.CheckAttachments(nil, []loop.Attachment{big, big, big}))
+	many := make([]loop.Attachment, 17)
+	for want, list := range map[string][]loop.Attachment{
+		"attachment a.bin: must be a PNG, JPEG, GIF or WebP image, a PDF document, or text in UTF-8": {of("a.bin", "\x00\x01")},
+		"attachment a.txt: is empty": {of("a.txt", "")},
+		"attachment a.png: has 4194305 bytes as image/png: must be at most 4194304": {of("a.png", png+strings.Repeat("x", 4<<20-len(png)+1))},
+		"attachment a.txt: has 262145 bytes as text/plain: must be at most 262144":  {of("a.txt", strings.Repeat("x", 256<<10+1))},
+		`attachment "": the name must be 1 to 255 bytes`:                            {of("", "x")},
+		`attachment "a\nb": the name must be`:                                       {of("a\nb", "x")},
+		"attachments: 17 files: must be at most 16":                                 many,
+		"attachments: more than 12582912 bytes together":                            {big, big, big, of("n", "x")},
+	} {
+		require.ErrorContains(t, loop.CheckAttachments(nil, list), want)
+	}
+}
