@@ -16,7 +16,7 @@ import (
 // PolicyFlags say which tool calls may be made.
 type PolicyFlags struct {
 	Policy    string   `placeholder:"FILE" narrows:"" brief:"Policy file, see docs/policy.md." help:"Policy for tool calls, YAML or JSON, see docs/policy.md. The flags below apply in addition."`
-	AllowTool []string `placeholder:"TOOL" narrows:"" brief:"Allow only these tools, or @read, @write, @execute." help:"Allow only these tools. * matches any text; @execute, @write and @read match all tools of that class. May be given several times."`
+	AllowTool []string `placeholder:"TOOL" narrows:"" brief:"Allow only these tools, or @read, @write, @execute." help:"Allow only these tools. * matches any text; @execute, @write, @read, @message and @trigger match all tools of that class. May be given several times."`
 	DenyTool  []string `placeholder:"TOOL" narrows:"" brief:"Forbid these tools." help:"Forbid these tools; @execute matches every tool that runs programs. May be given several times."`
 	AskFor    []string `placeholder:"TOOL" narrows:"" brief:"Ask a person before calls of these tools." help:"Tools whose calls a person must approve, or @execute, @write, @read. May be given several times."`
 	MaxCalls  int      `hidden:"" default:"0" help:"Maximum number of tool calls of the session, without refused ones; 0 means unlimited. Use max_calls of --policy, or --budget calls=N."`

@@ -30,13 +30,13 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
 // Policy is rules for the tool calls of a session. The zero value allows everything.
 type Policy struct {
-	// Tools are the names, or classes (@execute, @write, @read), that may and may not be called;
+	// Tools are the names, or classes (such as @execute), that may and may not be called;
 	// '*' stands for any letters. With an empty Allow everything may that Deny does not name.
 	Tools Names `json:"tools,omitzero" yaml:"tools"`
 	// Commands are the programs that shell commands may and may not start.
@@ -236,25 +236,39 @@ func Parse(file string, content []byte) (Policy, error) {
 // A class stands, in a rule, for all tools whose calls do the same: a rule about it holds for tools
 // of every toolset. Calls of the user's own tools, of handlers and of MCP servers have none.
 const (
+	classMessage = "@message"                      // messages sent to other sessions
+	classTrigger = "@trigger"                      // triggers set and removed, which begin turns later
 	classExecute = "@" + string(wire.ClassExecute) // programs of the model's: run, typed at, ended
 	classWrite   = "@" + string(wire.ClassWrite)   // files changed by the tool itself
 	classRead    = "@" + string(wire.ClassRead)    // files, processes and results looked at
 )
 
 // classes returns every class.
-func classes() []string { return []string{classExecute, classWrite, classRead} }
+func classes() []string {
+	return []string{classExecute, classWrite, classRead, classMessage, classTrigger}
+}
 
-// classOf returns the class of a payload; "" when it has none.
-func classOf(payload protocol.Payload) string {
-	if payload == nil || wire.ClassOf(wire.KindOf(payload)) == wire.ClassNone {
+// classOf returns the class of a plan; "" when it has none.
+func classOf(plan *tools.Plan) string {
+	switch request := plan.Session.(type) {
+	case wire.SendRequest:
+		return classMessage
+	case wire.TriggerRequest:
+		return classTrigger
+	case wire.TriggersRequest:
+		if request.Remove != "" {
+			return classTrigger
+		}
+	}
+	if plan.Payload == nil || wire.ClassOf(wire.KindOf(plan.Payload)) == wire.ClassNone {
 		return ""
 	}
-	return "@" + string(wire.ClassOf(wire.KindOf(payload)))
+	return "@" + string(wire.ClassOf(wire.KindOf(plan.Payload)))
 }
 
 // anyIsOf reports whether a pattern names the tool of a call, or its class.
 func anyIsOf(patterns []string, call Call) (string, bool) {
-	class := classOf(call.Plan.Payload)
+	class := classOf(&call.Plan)
 	if class != "" && slices.Contains(patterns, class) {
 		return class, true
 	}

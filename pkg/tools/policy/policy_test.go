@@ -25,7 +25,9 @@ func judge(t *testing.T, rules, tool, arguments string, used map[string]int) pol
 	require.NoError(t, err)
 	j, err := policy.New(p)
 	require.NoError(t, err)
-	table, err := tools.NewTable(toolset.Core()...)
+	set, err := toolset.Named("core", "channels", "triggers")
+	require.NoError(t, err)
+	table, err := tools.NewTable(set...)
 	require.NoError(t, err)
 	_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "box"}, tool, arguments)
 	require.Nil(t, refusal)
@@ -70,6 +72,15 @@ func TestJudge(t *testing.T) {
 		{"looking is not", "tools: {deny: ['@execute', '@write']}", "process", `{"action":"list"}`, policy.Allowed, ""},
 		{"an allowed class", "tools: {allow: ['@read']}", "grep", `{"pattern":"x"}`, policy.Allowed, ""},
 		{"beside it", "tools: {allow: ['@read']}", "write", `{"path":"a","content":""}`, policy.Denied, "tools.allow"},
+		{"messages", "tools: {deny: ['@message']}", "send_message", `{"channel":"c","text":"x"}`, policy.Denied, "tools.deny"},
+		{"messages are not read by it", "tools: {deny: ['@message', '@trigger']}", "read_messages", `{"channel":"c"}`, policy.Allowed, ""},
+		{"messages change no files", "tools: {deny: ['@execute', '@write', '@read', '@trigger']}", "send_message", `{"channel":"c","text":"x"}`, policy.Allowed, ""},
+		{"a timer", "tools: {deny: ['@trigger']}", "add_timer", `{"seconds":1,"prompt":"x"}`, policy.Denied, "tools.deny"},
+		{"a schedule", "tools: {deny: ['@trigger']}", "add_schedule", `{"cron":"@daily","prompt":"x"}`, policy.Denied, "tools.deny"},
+		{"a watch", "approval: {tools: ['@trigger']}", "watch_channel", `{"channel":"c"}`, policy.Ask, "approval.tools"},
+		{"the end of a trigger", "tools: {allow: ['@read']}", "remove_trigger", `{"trigger":"t"}`, policy.Denied, "tools.allow"},
+		{"an allowed trigger", "tools: {allow: ['@trigger']}", "remove_trigger", `{"trigger":"t"}`, policy.Allowed, ""},
+		{"a list of triggers", "tools: {deny: ['@trigger']}", "list_triggers", `{}`, policy.Allowed, ""},
 		{"a class that is asked about", "approval: {tools: ['@write']}", "edit", `{"path":"a","old":"x","new":"y"}`, policy.Ask, "approval.tools"},
 
 		{"an allowed command", gitOnly, "bash", sh("git status -s"), policy.Allowed, ""},
@@ -332,7 +343,7 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 		"max_calls: -1":                   "p: max_calls -1: must not be negative",
 		"max_calls_of: {bash: -1}":        "max_calls_of.bash -1",
 		"max_calls_of: {'@read': 1}":      "max_calls_of.@read: must be names of tools, not a class",
-		"tools: {deny: ['@run']}":         `tools.deny "@run": classes of tools are @execute, @write, @read`,
+		"tools: {deny: ['@run']}":         `tools.deny "@run": classes of tools are @execute, @write, @read, @message, @trigger`,
 		"min_level: some":                 `min_level "some": must be one of none, paths, full, kernel`,
 		"paths: {write: [../x, /etc, a]}": `paths.write[0] "../x": must be a path in the workspace`,
 		"tools: {deny: [' ']}":            "tools.deny[0]: is empty",
