@@ -80,10 +80,10 @@ func entries(n int) string {
 func Search(v protocol.FilesSearchResult, r rest) string {
 	searched := prose.Plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {
-		searched += fmt.Sprintf(", %d skipped: too large or unreadable", v.Skipped)
+		searched += fmt.Sprintf(", %d skipped: too large or unreadable%s", v.Skipped, named(v.SkippedPaths, v.Skipped))
 	}
 	if v.Binary > 0 {
-		searched += fmt.Sprintf(", %d not searched: binary", v.Binary)
+		searched += fmt.Sprintf(", %d not searched: binary%s", v.Binary, named(v.BinaryPaths, v.Binary))
 	}
 	if v.Stopped {
 		searched += ", and no more because that took too long: use a narrower path or glob"
@@ -107,6 +107,24 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	}
 	return body + "[" + mark + "]"
 }
+
+// named is the first of so many paths in parentheses; "" without one.
+func named(paths []string, of int) string {
+	if len(paths) == 0 {
+		return ""
+	}
+	shown := make([]string, len(paths))
+	for i, path := range paths {
+		shown[i] = prose.Short(prose.Path(path), maxShownPath)
+	}
+	if len(paths) < of {
+		shown = append(shown, "...")
+	}
+	return " (" + strings.Join(shown, ", ") + ")"
+}
+
+// maxShownPath bounds a path in such a list, in characters.
+const maxShownPath = 200
 
 // cutMatches is how many matches have a line that is cut.
 func cutMatches(matches []protocol.Match) (n int) {

@@ -88,7 +88,8 @@ func unsearched(v protocol.FilesSearchResult) string {
 	case v.Stopped:
 		return "\n[not all files were searched, that took too long: use a narrower pattern or path]"
 	case v.Total == 0 && v.Binary+v.Skipped > 0:
-		return fmt.Sprintf("\n[not searched: %d binary, %d too large or unreadable]", v.Binary, v.Skipped)
+		return fmt.Sprintf("\n[not searched: %d binary%s, %d too large or unreadable%s]",
+			v.Binary, named(v.BinaryPaths, v.Binary), v.Skipped, named(v.SkippedPaths, v.Skipped))
 	default:
 		return ""
 	}

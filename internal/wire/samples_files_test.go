@@ -104,6 +104,7 @@ func fileValueSamples() map[string]any {
 		"value/files_search": protocol.FilesSearchResult{
 			Matches: []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
 			Total:   700, Stopped: true, Files: 12, Skipped: 3, Binary: 5, Ignored: 4,
+			SkippedPaths: []string{"secret"}, BinaryPaths: []string{"a.png"},
 		},
 	}
 }

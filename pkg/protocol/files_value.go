@@ -175,6 +175,10 @@ type FilesSearchResult struct {
 	Files   int `json:"files"`
 	Skipped int `json:"skipped"`
 	Binary  int `json:"binary,omitempty"`
+	// SkippedPaths and BinaryPaths name the first three of them; a directory that could not be read
+	// counts as one of Skipped.
+	SkippedPaths []string `json:"skipped_paths,omitempty"`
+	BinaryPaths  []string `json:"binary_paths,omitempty"`
 	// Ignored is how many entries .gitignore files exclude.
 	Ignored int `json:"ignored,omitempty"`
 }

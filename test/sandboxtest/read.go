@@ -166,7 +166,7 @@ func readTooLarge(t *testing.T, f *tree) {
 	requireFault(t, err, codes.TooLarge)
 	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
-	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Skipped: 1}, result)
+	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Skipped: 1, SkippedPaths: []string{"file"}}, result)
 }
 
 func listTests() map[string]func(*testing.T, *tree) {

@@ -112,12 +112,19 @@ func searchSkipped(t *testing.T, f *tree) {
 	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
 	require.NoError(t, err)
 	require.Equal(t, protocol.FilesSearchResult{
-		Total: 2, Files: 2, Skipped: 1, Binary: 1,
+		Total: 2, Files: 2, Skipped: 1, SkippedPaths: []string{"large"}, Binary: 1, BinaryPaths: []string{"binary"},
 		Matches: []protocol.Match{
 			{Path: ".hidden", Line: 1, Text: "hit"},
 			{Path: "latin1", Line: 1, Text: "hit grün"},
 		},
 	}, result)
+	for _, name := range []string{"b1", "b2", "b3"} {
+		f.put(t, name, "\x00")
+	}
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 4, result.Binary)
+	require.Equal(t, []string{"b1", "b2", "b3"}, result.BinaryPaths, "the first ones")
 }
 
 func searchNamed(t *testing.T, f *tree) {

@@ -100,6 +100,9 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 	}}
 	err = w.from(ctx, name)
 	s.result.Skipped += w.skipped
+	for _, name := range w.unread {
+		s.result.SkippedPaths = addName(s.result.SkippedPaths, name)
+	}
 	s.result.Ignored = w.ignored
 	return err
 }
@@ -120,11 +123,13 @@ func (s *search) file(ctx context.Context, name, below string) error {
 		return err
 	case err != nil:
 		s.result.Skipped++
+		s.result.SkippedPaths = addName(s.result.SkippedPaths, name)
 		return nil //nolint:nilerr // one unreadable file does not end a search
 	}
 	text, as, _ := decode(content)
 	if bytes.IndexByte(text, 0) >= 0 {
 		s.result.Binary++
+		s.result.BinaryPaths = addName(s.result.BinaryPaths, name)
 		return nil
 	}
 	s.result.Files++

@@ -29,6 +29,23 @@ type walk struct {
 	visit func(ctx context.Context, at position) error
 	// skipped counts the directories that could not be read, ignored the entries excluded.
 	skipped, ignored int
+	unread           []string // the first of the skipped ones
+}
+
+// skip notes a directory that cannot be read.
+func (w *walk) skip(name string) {
+	w.skipped++
+	w.unread = addName(w.unread, name)
+}
+
+// maxNamed is how many of the files and directories are named that are not looked at.
+const maxNamed = 3
+
+func addName(names []string, name string) []string {
+	if len(names) < maxNamed {
+		names = append(names, name)
+	}
+	return names
 }
 
 // position is where a walk stands.
@@ -56,7 +73,7 @@ func (w *walk) dir(ctx context.Context, at position) error {
 		if at.depth == 0 || ctx.Err() != nil || errors.Is(err, os.ErrClosed) {
 			return err
 		}
-		w.skipped++
+		w.skip(at.name)
 		return nil
 	}
 	for _, entry := range entries {
@@ -79,7 +96,7 @@ func (w *walk) enter(ctx context.Context, at position) error {
 	case err != nil, !at.entry.IsDir():
 		return err
 	case at.depth >= maxDepth || len(at.name) > maxPath:
-		w.skipped++
+		w.skip(at.name)
 		return nil
 	default:
 		return w.dir(ctx, at)
@@ -153,7 +170,7 @@ func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (pro
 			if at.entry.IsDir() && at.depth >= depth {
 				inside, _, err := w.entries(ctx, at)
 				if err != nil {
-					w.skipped++
+					w.skip(at.name)
 				}
 				entry.Hidden = len(inside)
 			}

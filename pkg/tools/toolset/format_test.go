@@ -104,13 +104,18 @@ func TestFormat_Smithers(t *testing.T) {
 	both := execution("1\n", "2\n", 0)
 	both.Combined = protocol.Bytes("2\n1\n")
 	checkFormats(t, "smithers", map[string]formatTest{
-		"a text":               {"read", file, ok(protocol.FilesReadResult{Content: protocol.Bytes("x\r\n\ty"), Lines: 2, TotalLines: 2, Bytes: 5}), "x\r\n\ty"},
-		"an empty file":        {"read", file, ok(protocol.FilesReadResult{}), ""},
-		"written":              {"write", `{"path":"a","content":""}`, ok(protocol.FilesWriteResult{}), "ok"},
-		"edited":               {"edit", edit, ok(protocol.FilesEditResult{Replacements: 1, Diff: "x"}), "ok"},
-		"matches":              {"grep", `{"pattern":"x"}`, ok(found), "a.go:2:x\nb:3:y\n"},
-		"matches in one file":  {"grep", `{"pattern":"x","path":"./b"}`, ok(protocol.FilesSearchResult{Matches: found.Matches[1:], Total: 1}), "3:y\n"},
-		"no match":             {"grep", `{"pattern":"x"}`, ok(protocol.FilesSearchResult{Files: 9}), ""},
+		"a text":              {"read", file, ok(protocol.FilesReadResult{Content: protocol.Bytes("x\r\n\ty"), Lines: 2, TotalLines: 2, Bytes: 5}), "x\r\n\ty"},
+		"an empty file":       {"read", file, ok(protocol.FilesReadResult{}), ""},
+		"written":             {"write", `{"path":"a","content":""}`, ok(protocol.FilesWriteResult{}), "ok"},
+		"edited":              {"edit", edit, ok(protocol.FilesEditResult{Replacements: 1, Diff: "x"}), "ok"},
+		"matches":             {"grep", `{"pattern":"x"}`, ok(found), "a.go:2:x\nb:3:y\n"},
+		"matches in one file": {"grep", `{"pattern":"x","path":"./b"}`, ok(protocol.FilesSearchResult{Matches: found.Matches[1:], Total: 1}), "3:y\n"},
+		"no match":            {"grep", `{"pattern":"x"}`, ok(protocol.FilesSearchResult{Files: 9}), ""},
+		"no match, files named": {
+			"grep", `{"pattern":"x"}`,
+			ok(protocol.FilesSearchResult{Files: 9, Binary: 2, BinaryPaths: []string{"a", "b"}, Skipped: 1, SkippedPaths: []string{"c"}}),
+			"\n[not searched: 2 binary (a, b), 1 too large or unreadable (c)]",
+		},
 		"no match in text":     {"grep", `{"pattern":"x"}`, ok(protocol.FilesSearchResult{Files: 9, Binary: 2, Skipped: 1}), "\n[not searched: 2 binary, 1 too large or unreadable]"},
 		"another name":         {"edit", `{"path":"a","patch":"x"}`, ok(protocol.FilesEditResult{Links: 2}), "ok\n[the file had 2 other names (hard links), which keep the old content]"},
 		"another encoding":     {"read", `{"path":"a"}`, ok(protocol.FilesReadResult{Content: protocol.Bytes("中"), Lines: 1, TotalLines: 1, Encoding: "GBK"}), "中\n[encoding GBK]"},

@@ -230,7 +230,12 @@ func TestText_Files(t *testing.T) {
 		}}, "a.go:3:\tx := 1\nb c.go:14:x\uFFFD\n[2 matches; 9 files searched]"},
 		"one match":         {"grep", protocol.FilesSearchResult{Files: 1, Matches: []protocol.Match{{Path: "a", Line: 1}}}, "a:1:\n[1 match; 1 file searched]"},
 		"only binary files": {"grep", protocol.FilesSearchResult{Binary: 2}, "[no matches; 0 files searched, 2 not searched: binary]"},
-		"no matches":        {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: too large or unreadable]"},
+		"skipped files": {
+			"grep",
+			protocol.FilesSearchResult{Skipped: 2, SkippedPaths: []string{"big.log", "a\nb"}, Binary: 4, BinaryPaths: []string{"a", "b", "c"}},
+			`[no matches; 0 files searched, 2 skipped: too large or unreadable (big.log, "a\nb"), 4 not searched: binary (a, b, c, ...)]`,
+		},
+		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: too large or unreadable]"},
 		"more matches": {
 			"grep",
 			protocol.FilesSearchResult{Files: 1, Total: 2, Stopped: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x", Cut: 7}}},
