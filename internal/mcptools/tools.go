@@ -2,6 +2,7 @@ package mcptools
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"regexp"
@@ -58,6 +59,7 @@ func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []erro
 			continue
 		}
 		tool := makeTool(s, &list[i])
+		tool.Revert = revert(s, s.Tools[list[i].Name].Revert, list)
 		if other, taken := origin[tool.Name]; taken {
 			failure(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
 			continue
@@ -96,7 +98,7 @@ func makeTool(s *mcp.Server, t *wire.MCPTool) tools.Tool {
 		remote.Resources = []tools.Resource{resource(s, t)}
 	}
 	tool := remote.MCPTool(tools.Definition{
-		Name:        s.Prefix() + badRunes.ReplaceAllString(t.Name, "_"),
+		Name:        nameOf(s, t.Name),
 		Description: cmp.Or(t.Description, fmt.Sprintf("%s of MCP server %s.", t.Name, s.Name)), Schema: t.Schema,
 	}, s.MCPServer, t.Name, t.ReadOnly)
 	tool.Title, tool.Structured = t.Title, t.Output
@@ -104,6 +106,27 @@ func makeTool(s *mcp.Server, t *wire.MCPTool) tools.Tool {
 	tool.Effect.Additive, tool.Effect.Open = t.Additive, !t.Closed
 	tool.Effect.Hinted = rule.Resources == nil
 	return tool
+}
+
+// nameOf is the name of a server's tool in sessions.
+func nameOf(s *mcp.Server, tool string) string {
+	return s.Prefix() + badRunes.ReplaceAllString(tool, "_")
+}
+
+// revert is what undoes the effect of a call; nil if nothing does.
+func revert(s *mcp.Server, r *mcp.Revert, list []wire.MCPTool) *tools.Revert {
+	if r == nil {
+		return nil
+	}
+	name := r.Tool
+	if slices.ContainsFunc(list, func(t wire.MCPTool) bool { return t.Name == name }) {
+		name = nameOf(s, name)
+	}
+	arguments := json.RawMessage("{}")
+	if r.Arguments != nil {
+		arguments, _ = json.Marshal(r.Arguments) // it was checked
+	}
+	return &tools.Revert{Tool: name, Arguments: arguments}
 }
 
 // touchesWorkspace reports whether the tools touch the workspace.

@@ -165,3 +165,39 @@ func TestParse_ErrorsShowNoSecretsOfURLs(t *testing.T) {
 		require.NotContains(t, faults[0].Error(), "s3cret")
 	}
 }
+
+// A revert names a tool of the server, or another one of the session. Its arguments are filled from
+// the text that the server returned, if that has no structured content.
+func TestTools_Reverts(t *testing.T) {
+	t.Parallel()
+	server := parse(t, `{"command": "p", "toolfleet": {"tools": {
+		"open.it": {"revert": {"tool": "close.it", "arguments": {"id": "{result.id}", "who": "{who}", "why": "said {result}"}}},
+		"run": {"revert": {"tool": "bash"}}
+	}}}`)
+	good := json.RawMessage(`{"type": "object", "properties": {"who": {"type": "string"}}}`)
+	made, faults := mcptools.ToolsOf(&server, []wire.MCPTool{{Name: "open.it", Schema: good}, {Name: "close.it", Schema: good}, {Name: "run", Schema: good}})
+	require.Empty(t, faults)
+	require.Nil(t, made[1].Revert)
+	require.Equal(t, &tools.Revert{Tool: "bash", Arguments: json.RawMessage("{}")}, made[2].Revert)
+	table, err := tools.NewTable(made...)
+	require.NoError(t, err)
+	opened, _, refusal := table.Plan(tools.Scope{Session: "a", Sandbox: "a"}, "s__open_it", `{"who": "me"}`)
+	require.Nil(t, refusal)
+	for name, value := range map[string]protocol.MCPCallResult{
+		"text":       {Content: []protocol.MCPContent{{Type: "text", Text: `{"id": 9007199254740993}`}}},
+		"structured": {Content: []protocol.MCPContent{{Type: "text", Text: "done"}}, Structured: json.RawMessage(`{"id": 9007199254740993}`)},
+	} {
+		tool, arguments, ok := opened.Reverted(&protocol.Result{Status: protocol.StatusOK, Value: value})
+		require.True(t, ok, name)
+		require.Equal(t, "s__close_it", tool)
+		require.JSONEq(t, `{"id": 9007199254740993, "who": "me", "why": "said {\"id\":9007199254740993}"}`, string(arguments))
+		require.Contains(t, string(arguments), "9007199254740993", "a number as the server wrote it")
+	}
+	_, _, ok := opened.Reverted(&protocol.Result{Status: protocol.StatusOK, Value: protocol.MCPCallResult{Content: []protocol.MCPContent{{Type: "text", Text: "done"}}}})
+	require.False(t, ok, "there is no id")
+	server.Tools["open.it"].Revert.Arguments["id"] = "{nothing}"
+	_, faults = mcptools.ToolsOf(&server, []wire.MCPTool{{Name: "open.it", Schema: good}, {Name: "run", Schema: good}})
+	require.Len(t, faults, 1)
+	require.ErrorContains(t, faults[0], "tool open.it: is left out: ")
+	require.ErrorContains(t, faults[0], "revert: arguments: placeholder {nothing}: must be who, result")
+}

@@ -40,22 +40,26 @@ func User(result *protocol.Result) string {
 	return outcome(result, text)
 }
 
-// Output is the JSON value that a tool of the user's own returned; nil without one.
+// Output is the JSON value that a tool of the user's own returned; nil without one. That of an MCP
+// server which returns a text is the JSON in the text, or the text.
 func Output(result *protocol.Result) (output any) {
 	var body json.RawMessage
 	switch value := result.Value.(type) {
 	case protocol.ToolRunResult:
 		body = value.Output
 	case protocol.MCPCallResult:
-		body = value.Structured
+		if body = value.Structured; body == nil && len(value.Content) == 1 && value.Content[0].Type == "text" {
+			output, body = value.Content[0].Text, json.RawMessage(value.Content[0].Text)
+		}
 	case protocol.UnknownValue:
 		body, _ = value.Output() // a value of another kind has none
 	}
+	if !json.Valid(body) {
+		return output
+	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
-	if decoder.Decode(&output) != nil {
-		return nil
-	}
+	_ = decoder.Decode(&output) // it is valid
 	return output
 }
 

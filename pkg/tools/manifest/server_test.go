@@ -31,7 +31,9 @@ tools:
         access: shared
     delivery: idempotent
     timeout: 30s
-  write_file: {resources: []}
+  write_file:
+    resources: []
+    revert: {tool: remove_file, arguments: {path: "{path}", how: [{deep: true}]}}
 timeout: 2m
 pool: gpu
 min_level: paths
@@ -39,7 +41,7 @@ min_level: paths
 			`{"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "."], "env": {"TOKEN": "${TOKEN}", "NUMBER": "7"},
 				"cwd": "sub", "toolfleet": {"workspace": false, "only": ["read_file", "write_file"], "tools": {
 					"read_file": {"resources": [{"key": "sandbox/{$sandbox}/{path...}", "access": "shared"}], "delivery": "idempotent", "timeout": "30s"},
-					"write_file": {"resources": []}
+					"write_file": {"resources": [], "revert": {"tool": "remove_file", "arguments": {"path": "{path}", "how": [{"deep": true}]}}}
 				}, "timeout": "2m", "pool": "gpu", "min_level": "paths"}}`,
 		},
 		"a URL": {
@@ -87,6 +89,9 @@ tools:
   a/b:
     delivery: twice
     timeout: 5
+  r:
+    revert:
+      arguments: {a: {1: 2}}
   x:
     resources:
       - key: account/a
@@ -105,13 +110,15 @@ min_level: high
 			`f:9: only: must name a tool; without it all are offered`,
 			`f:12: tool a/b: delivery "twice": must be "idempotent", "at_most_once" or "rollback"`,
 			`f:13: tool a/b: timeout "5": must be a time such as 90s or 2m`,
-			`f:16: tool x: resource "account/a": a server lives in the sandbox of its session: the key must begin with sandbox/{$sandbox}`,
-			`f:17: tool x: invalid resource "sandbox/{$sandbox}/{path...}/x": {path...}: a path must be the last segment, behind the two of the lane`,
-			`f:18: tool x: invalid resource "sandbox/{$sandbox}": access "reed": must be "shared" or "exclusive"`,
-			`f:19: tool x: timeout 30h0m0s: must be 0 to 24h0m0s`,
-			`f:20: timeout "soon": must be a time such as 90s or 2m`,
-			`f:21: pool "session": is that of the coordinators`,
-			`f:22: min_level "high": must be one of none, paths, full, kernel`,
+			`f:16: tool r: revert: tool: missing`,
+			`f:16: tool r: revert: arguments: must be a JSON object: json: unsupported type: map[interface {}]interface {}`,
+			`f:19: tool x: resource "account/a": a server lives in the sandbox of its session: the key must begin with sandbox/{$sandbox}`,
+			`f:20: tool x: invalid resource "sandbox/{$sandbox}/{path...}/x": {path...}: a path must be the last segment, behind the two of the lane`,
+			`f:21: tool x: invalid resource "sandbox/{$sandbox}": access "reed": must be "shared" or "exclusive"`,
+			`f:22: tool x: timeout 30h0m0s: must be 0 to 24h0m0s`,
+			`f:23: timeout "soon": must be a time such as 90s or 2m`,
+			`f:24: pool "session": is that of the coordinators`,
+			`f:25: min_level "high": must be one of none, paths, full, kernel`,
 		}},
 		"logins": {`kind: mcp
 name: s
@@ -160,7 +167,7 @@ workspace: perhaps
 `, []string{
 			`f:3: a list is not what belongs here: it must be a text`,
 			`f:4: there is no field "description"; the fields are kind, name, command, args, env, cwd, url, headers, oauth, workspace, only, tools, timeout, pool, min_level`,
-			`f:6: there is no field "colour"; the fields are resources, delivery, timeout`,
+			`f:6: there is no field "colour"; the fields are resources, delivery, timeout, revert`,
 			`f:8: there is no field "kay"; the fields are key, access`,
 			"f:9: `perhaps` is not what belongs here: it must be true or false",
 		}},

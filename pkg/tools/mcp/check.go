@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"regexp"
@@ -103,6 +104,14 @@ func beginning(url string) string {
 func (c *checker) rule(at, of string, r Rule) {
 	c.remote(at+"/delivery", of, tools.Remote{Delivery: r.Delivery})
 	c.timeout(at, of, r.Timeout)
+	if r.Revert != nil {
+		if r.Revert.Tool == "" {
+			c.failure(at+"/revert", "%srevert: tool: missing", of)
+		}
+		if _, err := json.Marshal(r.Revert.Arguments); err != nil { // keys that are no texts
+			c.failure(at+"/revert/arguments", "%srevert: arguments: must be a JSON object: %v", of, err)
+		}
+	}
 	for i, resource := range r.Resources {
 		at := fmt.Sprintf("%s/resources/%d", at, i)
 		if !strings.HasPrefix(resource.Key+"/", sandboxKey+"/") {

@@ -58,6 +58,15 @@ type Rule struct {
 	Delivery protocol.Delivery `json:"delivery,omitempty" yaml:"delivery"`
 	// Timeout is that of [Settings], for this tool.
 	Timeout string `json:"timeout,omitempty" yaml:"timeout"`
+	// Revert undoes the effect of a call; nil means that nothing does.
+	Revert *Revert `json:"revert,omitempty" yaml:"revert"`
+}
+
+// Revert is a [tools.Revert] in a file.
+type Revert struct {
+	// Tool is another tool of the server, by the server's name, or else a tool of the session.
+	Tool      string         `json:"tool" yaml:"tool"`
+	Arguments map[string]any `json:"arguments" yaml:"arguments"`
 }
 
 // entry is a server in a file. What other agents have there beside it is passed over.

@@ -83,12 +83,12 @@ func Faults(err error, document reflect.Type) []Fault {
 	return faults
 }
 
-// part returns the struct in a document, also in lists and mappings in it, that has this name in
-// Go; else the document.
+// part returns the struct in a document, also in lists, mappings and pointers in it, that has this
+// name in Go; else the document.
 func part(document reflect.Type, name string) reflect.Type {
 	for field := range document.Fields() {
 		t := field.Type
-		for t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
+		for t.Kind() == reflect.Slice || t.Kind() == reflect.Map || t.Kind() == reflect.Pointer {
 			t = t.Elem()
 		}
 		if t.Kind() != reflect.Struct || t == reflect.TypeFor[yaml.Node]() {
