@@ -67,13 +67,21 @@ const (
 
 // Attributes and values of MCP.
 const (
-	MCPMethod = attribute.Key("mcp.method.name")
+	MCPMethod          = attribute.Key("mcp.method.name")
+	MCPProtocolVersion = attribute.Key("mcp.protocol.version")
+	NetworkTransport   = attribute.Key("network.transport") // [TransportPipe] or [TransportTCP]
+
+	TransportPipe = "pipe" // stdio
+	TransportTCP  = "tcp"  // HTTP
 
 	// MethodCallTool is the [MCPMethod] of tool calls, and starts the names of their spans.
 	MethodCallTool = "tools/call"
 
 	MetricMCPClient = "mcp.client.operation.duration"
 	MetricMCPServer = "mcp.server.operation.duration"
+
+	MetricMCPClientSession = "mcp.client.session.duration"
+	MetricMCPServerSession = "mcp.server.session.duration"
 )
 
 // captureVariable asks instrumentations for the contents of messages and tool calls.

@@ -97,7 +97,8 @@ func (f *following) of(session protocol.SessionID, call protocol.CallID) *follow
 }
 
 // Close leaves calls that outlast their requests running if the fleet outlasts this server, and
-// cancels them otherwise. It is called once no client is served any more.
+// cancels them otherwise, and ends sessions of the protocol. It is called once no client is served
+// any more.
 func (s *Server) Close() {
 	cause := context.Canceled
 	if s.options.Lasting {
@@ -109,6 +110,18 @@ func (s *Server) Close() {
 	}
 	s.following.mu.Unlock()
 	s.following.all.Wait()
+	servers := []*mcp.Server{s.server}
+	s.offer.mu.Lock()
+	if s.offer.reading != nil {
+		servers = append(servers, s.offer.reading.server)
+	}
+	s.offer.mu.Unlock()
+	for _, server := range servers {
+		for session := range server.Sessions() {
+			_ = session.Close() // the client is gone
+		}
+	}
+	s.opened.Wait()
 }
 
 // leave returns after which time a call continues without its request, and the answer to its client

@@ -10,7 +10,10 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -151,6 +154,25 @@ func (l *listeners) middleware(server *mcp.Server) mcp.Middleware {
 			}
 			return next(ctx, method, request)
 		}
+	}
+}
+
+// measureSessions records how long sessions of the protocol last, from the greeting to the end of
+// the connection. Versions since 2026-07-28 have no sessions.
+func (s *Server) measureSessions(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
+		result, err := next(ctx, method, request)
+		greeting, greets := result.(*mcp.InitializeResult)
+		session, of := request.GetSession().(*mcp.ServerSession)
+		if err == nil && greets && of && method == "initialize" {
+			transport := genaiconv.TransportPipe
+			if session.ID() != "" {
+				transport = genaiconv.TransportTCP
+			}
+			ended := telemetry.StartMCPSession(ctx, trace.SpanKindServer, greeting.ProtocolVersion, transport)
+			s.opened.Go(func() { ended(session.Wait()) })
+		}
+		return result, err
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -107,6 +108,7 @@ type Server struct {
 
 	offer     offer
 	listeners listeners
+	opened    *sync.WaitGroup // sessions of the protocol
 	following *following
 }
 
@@ -122,7 +124,7 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
-	s := &Server{options: o, order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
+	s := &Server{options: o, order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}, opened: &sync.WaitGroup{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },
@@ -133,7 +135,7 @@ func New(o Options) *Server {
 		o.Configure(sdk)
 	}
 	s.server = mcp.NewServer(&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version}, sdk)
-	s.server.AddReceivingMiddleware(s.listeners.middleware(s.server))
+	s.server.AddReceivingMiddleware(s.listeners.middleware(s.server), s.measureSessions)
 	s.SetTools(o.Tools)
 	s.addResources()
 	s.addTasks()

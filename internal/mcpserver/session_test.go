@@ -7,10 +7,13 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 )
 
 // TestHTTP_KeysAreOfTheirToken: what two tokens call by one name is not one sandbox, and the key of
@@ -59,4 +62,21 @@ func TestHTTP_SessionsWithoutAKeyHaveTheirOwn(t *testing.T) {
 	says(one, "echo 1 >f")
 	require.Contains(t, says(two, "ls; echo 2 >f"), "no output")
 	require.Equal(t, "1\n", says(one, "cat f"))
+}
+
+// How long a session of the protocol lasted is a metric; the end of the server ends those that are
+// open.
+func TestHTTP_MeasuresSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
+	meter := metrictest.New(t)
+	meter.Install()
+	s, _ := open(t)
+	at := posting{t: t, url: serveHTTP(t, s), version: "2025-11-25"}
+	ended := at.begin()
+	at.begin()
+	const attributes = "mcp.protocol.version=2025-11-25,network.transport=tcp"
+	require.Empty(t, meter.Read(t, genaiconv.MetricMCPServerSession))
+	ended.do(http.MethodDelete, "", nil)
+	require.Eventually(t, func() bool { return meter.Read(t, genaiconv.MetricMCPServerSession)[attributes] == 1 }, time.Minute, time.Millisecond)
+	s.Close()
+	require.EqualValues(t, 2, meter.Read(t, genaiconv.MetricMCPServerSession)[attributes])
 }

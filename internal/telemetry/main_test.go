@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 )
 
@@ -135,6 +136,7 @@ func measure(ctx context.Context) {
 	w.Lost(ctx)
 	ctx, call := telemetry.StartCallTool(ctx, trace.SpanKindClient, "echo")
 	call.End(ctx, nil, true)
+	telemetry.StartMCPSession(ctx, trace.SpanKindClient, "2025-11-25", genaiconv.TransportPipe)(nil)
 }
 
 // scrape writes what a scraper gets from this process to stderr.

@@ -270,6 +270,23 @@ func (c *CallTool) End(ctx context.Context, err error, failed bool) {
 		with(genaiconv.MCPMethod.String(genaiconv.MethodCallTool), genaiconv.Operation.String(genaiconv.OperationTool), genaiconv.ToolName.String(c.tool), KeyErrorType.String(kind)))
 }
 
+// StartMCPSession measures a session of MCP on one of its sides, from now until ended is called
+// with the error by which it ended.
+func StartMCPSession(ctx context.Context, side trace.SpanKind, version, transport string) (ended func(error)) {
+	ctx, begun, name := context.WithoutCancel(ctx), time.Now(), genaiconv.MetricMCPClientSession
+	if side == trace.SpanKindServer {
+		name = genaiconv.MetricMCPServerSession
+	}
+	return func(err error) {
+		kind := ""
+		if err != nil {
+			kind = ErrorType(err)
+		}
+		newDuration(Meter(), name, "Time of a session of MCP.").Record(ctx, time.Since(begun).Seconds(),
+			with(genaiconv.MCPProtocolVersion.String(version), genaiconv.NetworkTransport.String(transport), KeyErrorType.String(kind)))
+	}
+}
+
 // WorkerMetrics are those of a worker: of a holder, and what it executes in which sandboxes. They
 // are safe for concurrent use.
 type WorkerMetrics struct {

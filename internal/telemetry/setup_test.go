@@ -186,6 +186,9 @@ var measured = []otlptest.Point{
 	{Name: "mcp.client.operation.duration", Unit: "s", Kind: "histogram", Attributes: map[string]any{
 		"mcp.method.name": "tools/call", "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "echo", "error.type": "tool_error",
 	}},
+	{Name: "mcp.client.session.duration", Unit: "s", Kind: "histogram", Attributes: map[string]any{
+		"mcp.protocol.version": "2025-11-25", "network.transport": "pipe",
+	}},
 	{Name: "toolfleet.call.ended", Unit: "{call}", Kind: "sum", Value: 1, Attributes: map[string]any{
 		"toolfleet.pool": "default", "gen_ai.tool.name": "bash", "toolfleet.status": "failed", "error.type": "out_of_memory",
 	}},
@@ -233,7 +236,7 @@ func TestMetrics_OfAWorkerLeaveByOTLP(t *testing.T) {
 		require.Equal(t, "instance-1", point.Instance)
 		require.Equal(t, telemetry.Scope, point.Scope)
 		want := measured[i]
-		if want.Name == genaiconv.MetricMCPClient {
+		if want.Name == genaiconv.MetricMCPClient || want.Name == genaiconv.MetricMCPClientSession {
 			want.Value = point.Value // it took a moment
 		}
 		want.Count, want.Bounds, want.Service, want.Instance, want.Scope = point.Count, point.Bounds, point.Service, point.Instance, point.Scope

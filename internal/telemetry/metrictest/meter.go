@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -16,8 +17,12 @@ import (
 type Meter struct {
 	metric.Meter
 
-	reader *sdkmetric.ManualReader
+	provider *sdkmetric.MeterProvider
+	reader   *sdkmetric.ManualReader
 }
+
+// Install makes it the meter of all that this process measures from now on.
+func (m *Meter) Install() { otel.SetMeterProvider(m.provider) }
 
 // New makes a meter; the test's end stops it.
 func New(tb testing.TB) *Meter {
@@ -25,7 +30,7 @@ func New(tb testing.TB) *Meter {
 	reader := sdkmetric.NewManualReader()
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 	tb.Cleanup(func() { require.NoError(tb, provider.Shutdown(context.Background())) })
-	return &Meter{Meter: provider.Meter("test"), reader: reader}
+	return &Meter{Meter: provider.Meter("test"), provider: provider, reader: reader}
 }
 
 // Read returns the values of a metric by its attributes, in the order of their keys, as in

@@ -16,9 +16,12 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -100,14 +103,24 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 	session, err := client.Connect(greeting, transport, nil)
 	if err == nil {
 		l.session = session
+		transport := genaiconv.TransportPipe
 		if spec.URL != "" {
-			s.follow(l, endRequests)
+			transport = genaiconv.TransportTCP
+		}
+		version := ""
+		if greeting := session.InitializeResult(); greeting != nil {
+			version = greeting.ProtocolVersion
+		}
+		ended := telemetry.StartMCPSession(ctx, trace.SpanKindClient, version, transport)
+		if spec.URL != "" {
+			s.follow(l, endRequests, ended)
 			return l, nil
 		}
 		endRequests()
 		s.join(func() {
 			<-l.Done()
 			_ = session.Close() // the program has ended
+			ended(session.Wait())
 		})
 		return l, nil
 	}

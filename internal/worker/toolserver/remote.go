@@ -42,9 +42,9 @@ func authorizes(headers map[string]string) bool {
 }
 
 // follow waits for the end of a connection, and notifies the server.
-func (s *Servers) follow(l *live, endRequests context.CancelFunc) {
+func (s *Servers) follow(l *live, endRequests context.CancelFunc, ended func(error)) {
 	s.join(func() {
-		_ = l.session.Wait() // the call reports how it ended
+		ended(l.session.Wait()) // the call reports the error
 		l.End(nil)
 	})
 	s.join(func() {

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
@@ -99,6 +101,24 @@ func TestServers_StartsAfterDeaths(t *testing.T) {
 		}
 		require.Zero(t, delay(dies+1))
 	})
+}
+
+// How long a session with a server lasted is a metric.
+func TestServers_MeasureSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
+	meter := metrictest.New(t)
+	meter.Install()
+	servers := toolserver.New()
+	list, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: &dying{}}, protocol.MCPServer{Name: "s", Command: "p"})
+	require.NoError(t, err)
+	require.NotEmpty(t, list.Tools)
+	servers.End()
+	servers.Wait()
+	measured := meter.Read(t, genaiconv.MetricMCPClientSession)
+	require.Len(t, measured, 1)
+	for attributes, count := range measured {
+		require.Regexp(t, `^mcp\.protocol\.version=20\d\d-\d\d-\d\d,network\.transport=pipe$`, attributes)
+		require.EqualValues(t, 1, count)
+	}
 }
 
 // A call that ends while its server waits for its next start is not kept.
