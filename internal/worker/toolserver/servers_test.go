@@ -75,7 +75,7 @@ func (live) Close() error { return nil }
 func TestServers_StartsAfterDeaths(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const dies = 12
+		const dies = 14 // so that the last delays are the longest ones
 		servers, box := toolserver.New(), &dying{dies: dies}
 		t.Cleanup(func() { servers.End(); servers.Wait() })
 		list := func() error {
