@@ -239,7 +239,7 @@ func Restore(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool pr
 	r, err := idle(ctx, f, id, pool)
 	var value protocol.Value
 	if err == nil {
-		value, err = r.call(ctx, wire.WorkspaceRestore{At: at})
+		value, err = r.call(ctx, wire.RandomCallID(), wire.WorkspaceRestore{At: at})
 	}
 	if err != nil {
 		return wire.WorkspaceRestoreResult{}, fmt.Errorf("restore session %s: %w", id, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -25,38 +26,47 @@ func mergedOf(r wire.WorkspaceMergeResult, answer string) report.Merged {
 // Merge brings what a fork of a session has changed in its workspace since it began, or since it
 // was merged last, into the session, and adds its answer to the conversation, as one message. The
 // files are one call in the lane of the session's workspace; the message follows when that has a
-// result. A merge that was interrupted in between is completed by the same merge. The error wraps
+// result. A merge that was interrupted in between is completed by the same merge: the id of the
+// call derives from what is merged, so it gets the result of the first one. The error wraps
 // [ErrBusy] when one of the two has an open turn or unfinished calls; then nothing was changed.
 func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (report.Merged, error) {
-	merged, err := merge(ctx, f, from, into, pool)
+	merged, err := merge(ctx, f, f.Journal, from, into, pool)
 	if err != nil {
 		return merged, fmt.Errorf("merge session %s into %s: %w", from, into, err)
 	}
 	return merged, nil
 }
 
-func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (merged report.Merged, err error) {
+func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into protocol.SessionID, pool protocol.Pool) (merged report.Merged, err error) {
 	var r *remover
 	for _, id := range []protocol.SessionID{from, into} {
 		if r, err = idle(ctx, f, id, pool); err != nil {
 			return merged, err
 		}
 	}
-	fork, err := f.Journal.Load(ctx, from)
+	fork, err := journal.Load(ctx, from)
 	if err != nil {
 		return merged, err
 	}
-	history, err := f.Journal.Load(ctx, into)
+	history, err := journal.Load(ctx, into)
 	if err != nil {
 		return merged, err
 	}
-	after := uint64(0)
+	var last loop.Event // the last merge of the fork
 	for i := range history.Events {
 		if e := &history.Events[i]; e.Type == loop.EventSessionMerged && e.From == from {
-			after = e.Checkpoint
+			last = *e
 		}
 	}
-	value, err := r.call(ctx, wire.WorkspaceMerge{From: string(from), After: after})
+	id := wire.MergeCallID(into, history.Last, from, fork.Last)
+	if len(history.Events) == 0 { // no conversation that says what was merged
+		id = wire.RandomCallID()
+	}
+	payload := wire.WorkspaceMerge{From: string(from), After: last.Checkpoint}
+	value, err := r.call(ctx, id, payload)
+	if _, failed := errors.AsType[*protocol.Error](err); failed { // maybe long ago, as without room
+		value, err = r.call(ctx, wire.RandomCallID(), payload)
+	}
 	if err != nil {
 		return merged, err
 	}
@@ -65,14 +75,15 @@ func merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, p
 		return merged, errors.New("the worker returned no result of a merge")
 	}
 	merged = mergedOf(result, answerOf(fork.Events))
-	if len(history.Events) == 0 { // no conversation to add to
+	known := last.From == from && last.Checkpoint == result.Checkpoint && strings.Contains(last.Text, merged.Answer)
+	if len(history.Events) == 0 || known {
 		return merged, nil
 	}
 	text := fmt.Sprintf("[Session %s, a fork of this one, was merged.]", from)
 	if merged.Answer != "" {
 		text += "\nIts answer:\n" + merged.Answer
 	}
-	_, err = f.Journal.Append(ctx, into, history.Last, loop.Event{
+	_, err = journal.Append(ctx, into, history.Last, loop.Event{
 		Type: loop.EventSessionMerged, SessionID: into, Time: time.Now().UTC(), Turn: history.Events[len(history.Events)-1].Turn,
 		Text: text + "\n\n" + render.Merge(result), MergeFields: loop.MergeFields{From: from, Checkpoint: result.Checkpoint},
 	})

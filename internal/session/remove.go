@@ -272,7 +272,7 @@ func (r *remover) workspace(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := r.call(ctx, wire.WorkspaceRemove{}); err != nil {
+	if _, err := r.call(ctx, wire.RandomCallID(), wire.WorkspaceRemove{}); err != nil {
 		return fmt.Errorf("%w (is a worker of pool %s running, with the data directory that has it?)", err, r.options.Pool)
 	}
 	r.removed.Workspace = true
@@ -280,9 +280,9 @@ func (r *remover) workspace(ctx context.Context) error {
 }
 
 // call has a worker do something with the whole workspace.
-func (r *remover) call(ctx context.Context, payload protocol.Payload) (protocol.Value, error) {
+func (r *remover) call(ctx context.Context, id protocol.CallID, payload protocol.Payload) (protocol.Value, error) {
 	call := protocol.Call{
-		ID: wire.RandomCallID(), SessionID: r.id, Tool: string(wire.KindOf(payload)), Pool: r.options.Pool,
+		ID: id, SessionID: r.id, Tool: string(wire.KindOf(payload)), Pool: r.options.Pool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(r.id)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: payload,
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"encoding/hex"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -34,6 +35,13 @@ func NewCallID(session protocol.SessionID, seed protocol.Seed, turn, step, index
 func RevertCallID(of protocol.CallID, attempt int) protocol.CallID {
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/revert/"+string(of)))
 	return protocol.CallID(uuid.NewSHA1(space, []byte(strconv.Itoa(attempt))).String())
+}
+
+// MergeCallID returns the id of the call that merges the workspace of a fork, whose journal ends at
+// fromLast, into that of a session, whose journal ends at intoLast.
+func MergeCallID(into protocol.SessionID, intoLast uint64, from protocol.SessionID, fromLast uint64) protocol.CallID {
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/merge/"+string(into)+"/"+string(from)))
+	return protocol.CallID(uuid.NewSHA1(space, []byte(fmt.Sprint(intoLast, "/", fromLast))).String())
 }
 
 // SeedOf derives a secret for what a call of a session makes from the session's seed.

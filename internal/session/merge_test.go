@@ -1,0 +1,68 @@
+package session
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A merge that is interrupted before or after its message is stored, and done again, leaves one
+// message, which names what was merged.
+func TestMerge_ThatIsInterruptedIsCompleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	for _, stores := range []bool{false, true} {
+		into, fork := protocol.NewSessionID(), protocol.NewSessionID()
+		require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "seq 9 > both"}).Error)
+		_, err = r.Journal.Append(t.Context(), into, 0, conversation()[:7]...)
+		require.NoError(t, err)
+		_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
+		require.NoError(t, err)
+		require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "sed -i s/1/one/ both; echo new > new"}).Error)
+		history, err := r.Journal.Load(t.Context(), fork)
+		require.NoError(t, err)
+		_, err = r.Journal.Append(t.Context(), fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
+		require.NoError(t, err)
+
+		_, err = merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: 1, stores: stores}, fork, into, "")
+		require.ErrorIs(t, err, errCrash)
+		merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
+		require.NoError(t, err)
+		require.Equal(t, stores, merged.Written == nil, "it was complete")
+		history, err = r.Journal.Load(t.Context(), into)
+		require.NoError(t, err)
+		said := slices.DeleteFunc(history.Events, func(e loop.Event) bool { return e.Type != loop.EventSessionMerged })
+		require.Len(t, said, 1)
+		require.Contains(t, said[0].Text, "Its answer:\nI am done.")
+		require.Contains(t, said[0].Text, "changed: both, new")
+		both, err := files.Read(t.Context(), into, "both", "")
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(string(both), "one\n2\n"), string(both))
+	}
+}
+
+// A merge that failed is done again: the result of the first one does not stay.
+func TestMerge_ThatFailedIsDoneAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	into, fork := protocol.NewSessionID(), protocol.NewSessionID()
+	_, err = r.Journal.Append(t.Context(), into, 0, conversation()[:7]...)
+	require.NoError(t, err)
+	_, err = Merge(t.Context(), r.Fleet, fork, into, "")
+	require.Equal(t, protocol.CodeNotFound, codeOf(err), "it has no workspace yet")
+	require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "echo old > old"}).Error)
+	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxHash(fork)))
+	require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "echo new > new"}).Error)
+	merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
+	require.NoError(t, err)
+	require.Equal(t, []string{"new"}, merged.Written)
+}
