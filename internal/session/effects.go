@@ -159,24 +159,22 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	if err != nil {
 		return err
 	}
-	call.ID, call.IssuedAt, call.Again = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC(), e.started
+	call.ID, call.IssuedAt = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC()
 	event := loop.Event{
 		Type: loop.EventRevertStarted, RevertFields: loop.RevertFields{Reverts: e.CallID},
 		CallFields: loop.CallFields{CallID: call.ID, Name: e.Revert, Arguments: e.call.Arguments},
 	}
-	if !e.started {
-		if err := note(ctx, r.journal, r.id, event); err != nil {
-			return err
-		}
-		e.started = true
+	if call.Again, err = r.note(ctx, event); err != nil {
+		return err
 	}
+	e.started = true
 	result, err := r.do(ctx, call)
 	if err != nil {
 		return err
 	}
 	event.Type, event.Status, event.Error, event.Arguments = loop.EventRevertEnded, string(result.Status), result.Error, ""
 	event.Text = fmt.Sprintf("[A person rewound the session: %s %s was to undo a call of %s, and ended as %s.]", e.Revert, e.call.Arguments, e.Tool, result.Status)
-	if err := note(ctx, r.journal, r.id, event); err != nil {
+	if _, err := r.note(ctx, event); err != nil {
 		return err
 	}
 	e.attempted(&event, "")
@@ -184,6 +182,21 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 		return result.Error
 	}
 	return nil
+}
+
+// note adds an event to the journal, unless it is there: an earlier attempt, or another process
+// that undoes the same, has added it.
+func (r reverter) note(ctx context.Context, e loop.Event) (there bool, err error) {
+	history, err := r.journal.Load(ctx, r.id)
+	if err != nil {
+		return false, err
+	}
+	for i := range history.Events {
+		if history.Events[i].Type == e.Type && history.Events[i].CallID == e.CallID {
+			return true, nil
+		}
+	}
+	return false, note(ctx, r.journal, history, r.id, e)
 }
 
 // Resolve notes what a person found out about a call of unknown outcome, which the model reads. The
@@ -216,24 +229,21 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	if !happened {
 		status, what = loop.ResolvedDidNot, "did not happen"
 	}
-	return note(ctx, journal, id, loop.Event{
+	return note(ctx, journal, history, id, loop.Event{
 		Type: loop.EventCallResolved, CallFields: loop.CallFields{CallID: call, Name: info.Unknown[at].Tool}, Status: status,
 		DecisionFields: loop.DecisionFields{By: by},
 		Text:           fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
 	})
 }
 
-// note adds an event of the last turn to the journal of a session.
-func note(ctx context.Context, journal loop.Journal, id protocol.SessionID, e loop.Event) error {
-	history, err := journal.Load(ctx, id)
-	if err != nil {
-		return err
-	}
+// note adds an event of the last turn to the journal of a session, which ends as it was read: else
+// the error is [loop.ErrJournalConflict].
+func note(ctx context.Context, journal loop.Journal, history loop.History, id protocol.SessionID, e loop.Event) error {
 	if len(history.Events) == 0 {
 		return ErrNone
 	}
 	e.SessionID, e.Time, e.Turn = id, time.Now().UTC(), history.Events[len(history.Events)-1].Turn
-	_, err = journal.Append(ctx, id, history.Last, e)
+	_, err := journal.Append(ctx, id, history.Last, e)
 	return err
 }
 

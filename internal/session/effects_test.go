@@ -186,3 +186,59 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, none)
 }
+
+// Two persons who revert or resolve the same at once: it is done once, and the journal says so once.
+func TestRevert_TwoAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	log := filepath.Join(t.TempDir(), "log")
+	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(undoing(t, log, "z-1", "one", ""), undoing(t, log, "z-2", "two", ""), undoing(t, log, "z-3", "three", ""))...)
+	require.NoError(t, err)
+	var both [2][]Effect
+	for i := range both {
+		both[i], err = Effects(t.Context(), r.Journal, "s", At{Call: "z-1"})
+		require.NoError(t, err)
+	}
+	for _, effects := range both {
+		require.NoError(t, Revert(t.Context(), r.Fleet, "s", "", effects))
+	}
+	content, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.Equal(t, "three\ntwo\n", string(content))
+	history, err := r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	counts := map[loop.EventType]int{}
+	for _, e := range history.Events {
+		counts[e.Type]++
+	}
+	require.Equal(t, []int{2, 2}, []int{counts[loop.EventRevertStarted], counts[loop.EventRevertEnded]})
+}
+
+func TestResolve_TwoAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	unknown := loop.CallFields{CallID: "u-1", ToolCallID: "u-1", Name: "pay"}
+	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(
+		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"}},
+	)...)
+	require.NoError(t, err)
+	first := func() { require.NoError(t, resolve(t.Context(), r.Journal, "s", "u-1", true, "ada")) }
+	require.ErrorIs(t, resolve(t.Context(), &meeting{Journal: r.Journal, then: first}, "s", "u-1", false, "bob"), loop.ErrJournalConflict)
+	require.ErrorIs(t, resolve(t.Context(), r.Journal, "s", "u-1", false, "bob"), ErrNone)
+}
+
+// meeting is a journal that another process extends as soon as this one has read it.
+type meeting struct {
+	loop.Journal
+
+	then func()
+}
+
+func (m *meeting) Load(ctx context.Context, id protocol.SessionID) (loop.History, error) {
+	history, err := m.Journal.Load(ctx, id)
+	if m.then != nil {
+		m.then()
+		m.then = nil
+	}
+	return history, err
+}
