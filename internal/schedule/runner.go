@@ -165,6 +165,9 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	if err != nil || last.IsZero() {
 		return err
 	}
+	if err := r.Store.unchanged(ctx, s); err != nil { // this process may have been stopped or cut off
+		return err
+	}
 	for _, t := range times {
 		call := s.At(t)
 		if err := r.Send(ctx, call); err != nil {

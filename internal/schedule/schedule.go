@@ -278,24 +278,41 @@ type Store struct {
 
 // Open opens the store, which is made with the replicas of the fleet's journals if it is missing.
 func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
-	bucket, err := js.KeyValue(ctx, wire.SchedulesBucket(fleet))
+	name := wire.SchedulesBucket(fleet)
+	bucket, err := js.KeyValue(ctx, name)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		var journals jetstream.Stream
 		if journals, err = js.Stream(ctx, wire.SessionsStream(fleet)); err == nil {
-			const room = 16 << 20
-			bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-				Bucket: wire.SchedulesBucket(fleet), Replicas: journals.CachedInfo().Config.Replicas, MaxBytes: room,
-			})
+			bucket, err = create(ctx, js, name, journals.CachedInfo().Config.Replicas)
 		}
 	}
 	var stream jetstream.Stream
 	if err == nil {
-		stream, err = js.Stream(ctx, "KV_"+wire.SchedulesBucket(fleet))
+		stream, err = js.Stream(ctx, "KV_"+name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
 	}
 	return &Store{bucket: bucket, stream: stream}, nil
+}
+
+// create makes the bucket.
+func create(ctx context.Context, js jetstream.JetStream, name string, replicas int) (jetstream.KeyValue, error) {
+	const room = 16 << 20
+	bucket, err := js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: name, Replicas: replicas, MaxBytes: room})
+	if err != nil || replicas == 1 {
+		return bucket, err
+	}
+	stream, err := js.Stream(ctx, "KV_"+name)
+	if err != nil {
+		return nil, err
+	}
+	config := stream.CachedInfo().Config
+	config.AllowDirect = false // a server that is one of several answers from its past
+	if _, err := js.UpdateStream(ctx, config); err != nil {
+		return nil, err
+	}
+	return js.KeyValue(ctx, name)
 }
 
 // Add stores a new schedule, which starts at its next time. Errors wrap [ErrInvalid] or
@@ -453,11 +470,23 @@ func (st *Store) update(ctx context.Context, s *Schedule) error {
 	return err
 }
 
-// changedMeanwhile reports whether an update or a removal failed because the record has changed,
-// or, with replicas, is about to.
+// errChanged means that the stored record is another one.
+var errChanged = errors.New("the schedule was changed or removed")
+
+// unchanged returns an error, errChanged if it is one, unless a record is stored as it was read.
+func (st *Store) unchanged(ctx context.Context, s *Schedule) error {
+	stored, err := st.Get(ctx, s.Name)
+	if errors.Is(err, ErrUnknown) || err == nil && stored.revision != s.revision {
+		return errChanged
+	}
+	return err
+}
+
+// changedMeanwhile reports whether an operation failed because the record has changed, or, with
+// replicas, is about to.
 func changedMeanwhile(err error) bool {
 	api, is := errors.AsType[*jetstream.APIError](err)
-	return is && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+	return errors.Is(err, errChanged) || is && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
 // forget deletes the mark of a removed record, unless there is a record again.

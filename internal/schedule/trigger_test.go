@@ -9,9 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/channel"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -125,6 +130,46 @@ func TestTrigger_OfAStoppedCoordinator(t *testing.T) {
 	one, err := store.Get(t.Context(), s.Name)
 	require.NoError(t, err)
 	require.Equal(t, first.ID, one.At(time.Now()).ID)
+}
+
+// A coordinator that is cut off while a trigger is removed starts nothing by it, and goes on.
+func TestTrigger_RemovedBehindACoordinator(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	opened := func(nc *nats.Conn) *schedule.Store {
+		js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Second))
+		require.NoError(t, err)
+		store, err := schedule.Open(t.Context(), js, "tf")
+		require.NoError(t, err)
+		return store
+	}
+	store := opened(f.Connect())
+	nc, link := f.ConnectVia()
+	started := make(chan protocol.SessionID, 100)
+	runner := schedule.Runner{Store: opened(nc), Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call protocol.Call) error {
+		started <- call.SessionID
+		return nil
+	}}
+	var running sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	running.Go(func() { runner.Run(ctx) })
+	defer running.Wait()
+	defer end()
+	set := func(after time.Duration) schedule.Schedule {
+		s := trigger(protocol.NewSessionID())
+		s.Once = time.Now().Add(after)
+		require.NoError(t, store.AddTrigger(t.Context(), s))
+		return s
+	}
+	late, now := set(2*time.Second), set(0)
+	require.Equal(t, now.Call.SessionID, <-started, "the runner has read both")
+	link.Cut()
+	require.NoError(t, store.Remove(t.Context(), late.Name))
+	pause.For(t.Context(), time.Until(late.Once)+time.Second)
+	require.Empty(t, started)
+	link.Mend()
+	now = set(0)
+	require.Equal(t, now.Call.SessionID, <-started)
 }
 
 // A watched channel starts one call by a message of another session that was not read.
