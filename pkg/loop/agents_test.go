@@ -40,6 +40,16 @@ type family struct {
 	*rig
 
 	models byPrompt
+	before []loop.Event // of turns that the session has already
+}
+
+// in has the family play in a session that a journal does not have yet.
+func (f *family) in(t *testing.T, session protocol.SessionID, journal loop.Journal) *family {
+	t.Helper()
+	f.session = session
+	_, err := journal.Append(t.Context(), session, 0, f.before...)
+	require.NoError(t, err)
+	return f
 }
 
 func newFamily(t *testing.T, models byPrompt) *family {
@@ -48,7 +58,7 @@ func newFamily(t *testing.T, models byPrompt) *family {
 	set, err := toolset.Named("agents")
 	require.NoError(t, err)
 	r.tools = set
-	return &family{r, models}
+	return &family{rig: r, models: models}
 }
 
 func (f *family) run(ctx context.Context, t *testing.T) (loop.TurnResult, error) {
@@ -145,7 +155,7 @@ func TestAgent_CrashAtAnyAppendStartsNoneTwice(t *testing.T) {
 func requireCrashesChangeNothing(t *testing.T, more int, family func() *family, same func(clean, f *family, name string)) {
 	t.Helper()
 	session, clean := protocol.NewSessionID(), family()
-	clean.session = session
+	clean.in(t, session, clean.journal)
 	want, err := clean.run(t.Context(), t)
 	require.NoError(t, err)
 	conversation := clean.placed(t, clean.models["go"].lastSeen())
@@ -154,7 +164,7 @@ func requireCrashesChangeNothing(t *testing.T, more int, family func() *family, 
 		for kept := range 3 {
 			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
 			f, journal := family(), &crashingJournal{untilCrash: n, kept: kept}
-			f.session, f.journal = session, journal
+			f.in(t, session, &journal.Journal).journal = journal
 			got, err := f.run(t.Context(), t)
 			for tries := 0; err != nil && tries < 5; tries++ {
 				crashed = true
@@ -162,12 +172,14 @@ func requireCrashesChangeNothing(t *testing.T, more int, family func() *family, 
 				got, err = f.run(t.Context(), t)
 			}
 			require.NoError(t, err, name)
-			if got.Turn == 2 {
-				continue // the end of the turn was stored before the crash
+			if got.Turn == want.Turn { // else the end of the turn was stored before the crash
+				require.Equal(t, want, got, name)
+				require.Equal(t, conversation, f.placed(t, f.models["go"].lastSeen()), name)
+				same(clean, f, name)
 			}
-			require.Equal(t, want, got, name)
-			require.Equal(t, conversation, f.placed(t, f.models["go"].lastSeen()), name)
-			same(clean, f, name)
+			if kept == journal.size {
+				break // all of it was stored
+			}
 		}
 		if !crashed {
 			require.Greater(t, n, more)

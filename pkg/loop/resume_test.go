@@ -27,6 +27,7 @@ type crashingJournal struct {
 	mu         sync.Mutex
 	untilCrash int // appends that go well first; negative never crashes
 	kept       int
+	size       int // of the append that failed
 }
 
 func (j *crashingJournal) Append(
@@ -38,6 +39,7 @@ func (j *crashingJournal) Append(
 	if j.untilCrash != -1 {
 		return j.Journal.Append(ctx, session, expected, events...)
 	}
+	j.size = len(events)
 	if _, err := j.Journal.Append(ctx, session, expected, events[:min(j.kept, len(events))]...); err != nil {
 		return 0, err
 	}
