@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -202,7 +201,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: schedules, Channels: channels, Send: startNow(fl, logger), Logger: logger}).Run(sweeping)
+			(&schedule.Runner{Store: schedules, Channels: channels, Send: serve.StartNow(fl.Dispatcher, logger), Logger: logger}).Run(sweeping)
 		})
 	}
 	c.announce(p, fl, first)
@@ -368,36 +367,4 @@ func readLimits(file string) ([]limits.Rule, error) {
 		return nil, cli.Usagef("--limits %s: %v", file, err)
 	}
 	return rules, nil
-}
-
-// startNow has the fleet accept a call of a schedule, and does not wait for its result. A call that
-// has a result already was started before.
-func startNow(fl *fleet.Fleet, logger *slog.Logger) func(ctx context.Context, call protocol.Call) error {
-	return func(ctx context.Context, call protocol.Call) error {
-		// When this coordinator stops, it leaves the call: it does not cancel it.
-		following, leave := context.WithCancelCause(context.WithoutCancel(ctx))
-		defer leave(nil)
-		defer context.AfterFunc(ctx, func() { leave(loop.ErrDetached) })()
-		var refused error
-		err := fl.Dispatcher.Dispatch(following, []protocol.Call{call}, func(u loop.Update) {
-			if r := u.Result; r != nil && r.Error != nil {
-				if slices.Contains([]protocol.Code{protocol.CodeFleetFull, protocol.CodeFleetUnavailable, protocol.CodeBusy, protocol.CodeQuota}, r.Error.Code) {
-					refused = r.Error
-				} else if r.Status == protocol.StatusRejected {
-					logger.WarnContext(ctx, "scheduled turn was rejected", slog.String("session_id", string(call.SessionID)), slog.Any("error", r.Error))
-				}
-			}
-			leave(loop.ErrDetached)
-		})
-		switch {
-		case refused != nil:
-			return refused
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, loop.ErrDetached):
-			return nil
-		default:
-			return err
-		}
-	}
 }

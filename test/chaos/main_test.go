@@ -54,7 +54,7 @@ type role interface {
 
 // play is the main function of a process that a test has started.
 func play(name string) int {
-	roles := map[string]role{"worker": &workerRole{}, "caller": &callerRole{}, "server": &serverRole{}, "machine": &machineRole{}}
+	roles := map[string]role{"worker": &workerRole{}, "caller": &callerRole{}, "server": &serverRole{}, "machine": &machineRole{}, "coordinator": &coordinatorRole{}}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	err := json.Unmarshal([]byte(os.Getenv(configVariable)), roles[name])
