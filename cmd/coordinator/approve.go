@@ -85,7 +85,7 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 		return nil, nil
 	}
 	if c.Deny || c.Note != "" {
-		return nil, cli.Usagef("--content: answers a question, and cannot be beside --deny or --note")
+		return nil, cli.Usagef("--content: answers a question, and cannot be combined with --deny or --note")
 	}
 	if text == "-" {
 		content, err := io.ReadAll(p.Stdin)

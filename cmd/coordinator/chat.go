@@ -247,7 +247,7 @@ func (v *conversation) obey(ctx context.Context, command string) {
 /session   which session this is, and how to go on with it
 /quit      ends, as do Ctrl-D, and Ctrl-C twice`)
 	case "/session":
-		v.say("session %s, %s, %d tokens; go on with: coordinator chat --continue, or --session %s",
+		v.say("session %s, %s, %d tokens; continue with: coordinator chat --continue, or --session %s",
 			v.session.session, terminal.Plural(v.turns, "turn"), v.usage.Total(), v.session.session)
 	case "/attach":
 		v.say("name the file: /attach FILE")

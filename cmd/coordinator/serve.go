@@ -190,7 +190,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		}
 		background.Go(func() {
 			workspaces.KeepSwept(sweeping, func(err error) {
-				logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
+				logger.WarnContext(sweeping, "unused contents of workspaces are not removed", slog.Any("error", err))
 			})
 		})
 	}

@@ -39,7 +39,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	defer silent()
 	result, err := client.Sessions(desk.pool).Follow(ctx, desk.id, show.observe, func(e loop.Event) { answers.Observe(ctx, e) })
 	if ctx.Err() != nil {
-		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "left; the turn goes on (session cancel ends it)"}
+		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "detached; the turn continues (session cancel ends it)"}
 	}
 	if err != nil {
 		return err

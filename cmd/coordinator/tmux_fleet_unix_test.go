@@ -128,7 +128,7 @@ func TestScreen_AttachIsLeft(t *testing.T) {
 		m = inTmux(t, columns, nil, append([]string{"session", "attach", "s-1"}, fleet...)...)
 		m.shows("● I look.", "behind:", "turn ")
 		m.keys("C-c")
-		screen := m.shows("left; the turn goes on", "[ended: 130]")
+		screen := m.shows("detached; the turn continues", "[ended: 130]")
 		require.NotContains(t, screen, "behind:", "what was live has gone")
 	}
 	m = inTmux(t, 80, nil, append([]string{"session", "attach", "s-1"}, fleet...)...)

@@ -146,7 +146,7 @@ func (n *Network) Reachable() (egress.Allow, []netip.Prefix, error) {
 		private = append(private, prefix.Masked())
 	}
 	if allow.Empty() || allow.All() {
-		return allow, nil, Usagef("--allow-net-private: only makes sense beside hosts in --allow-net")
+		return allow, nil, Usagef("--allow-net-private: needs hosts in --allow-net")
 	}
 	return allow, private, nil
 }
@@ -205,7 +205,7 @@ func (p *Protect) Places() ([]string, error) {
 // Protects returns a usage error unless a driver with these capabilities protects places.
 func Protects(places []string, caps isolation.Caps) error {
 	if len(places) > 0 && !caps.Protect {
-		return Usagef("--protect: driver %s cannot keep commands from changing places of their workspace; driver ns can", caps.Driver)
+		return Usagef("--protect: driver %s cannot protect paths in the workspace; driver ns can", caps.Driver)
 	}
 	return nil
 }

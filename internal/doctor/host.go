@@ -93,7 +93,7 @@ func (h host) namespaces(full bool) Check {
 		}
 	case !full:
 		c.Found = "not forbidden by a setting"
-		c.Advice = "why the driver ns does not work all the same is told with the driver above"
+		c.Advice = "the reason why driver ns does not work is above"
 	}
 	return c
 }

@@ -22,7 +22,7 @@ func (r Report) Err() error {
 	case level >= isolation.LevelFull:
 		return nil
 	case level > isolation.LevelNone:
-		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach level %s only; level %s is what workers should have", r.Level, isolation.LevelFull)}
+		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach only level %s; workers should have level %s", r.Level, isolation.LevelFull)}
 	default:
 		return &cli.ExitError{Code: cli.ExitFailed, Message: "no sandbox that isolates works on this host"}
 	}

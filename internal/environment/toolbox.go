@@ -228,6 +228,6 @@ func (f *FleetFlags) RemoveSession(ctx context.Context, fl *fleet.Fleet, id prot
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	if _, err := session.Remove(ctx, fl, id, session.Options{Pool: pool, Force: true, Used: true}); err != nil {
-		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(f.Nats), id))
+		warn(fmt.Sprintf("the call's session is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(f.Nats), id))
 	}
 }

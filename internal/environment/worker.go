@@ -129,7 +129,7 @@ func (w *worker) warnUnprotected(ctx context.Context, e *Environment) error {
 	}
 	places, err := gitguard.Protected(ctx, e.options.Workspace)
 	if err == nil && len(places.Protect) > 0 {
-		e.options.Warn(fmt.Sprintf("driver %s cannot keep commands from changing %s: look at what is there before git or an editor runs it",
+		e.options.Warn(fmt.Sprintf("driver %s cannot protect %s from commands: check it before git or an editor runs it",
 			w.caps.Driver, strings.Join(places.Protect, ", ")))
 	}
 	return err

@@ -81,7 +81,7 @@ func (l Limits) checkHost(host string, write bool) error {
 		}
 	}
 	if write && workspace != "" && (within(host, workspace) || within(workspace, host)) {
-		return fmt.Errorf("%s is, has or is in the workspace, which commands can write to already, but for what is protected (--protect); leave out rw", host)
+		return fmt.Errorf("%s is, contains or is in the workspace, which is writable already, except protected paths (--protect); omit rw", host)
 	}
 	return nil
 }
@@ -97,7 +97,7 @@ func (l Limits) checkGuest(m isolation.Mount) error {
 	}
 	for _, own := range slices.Concat(l.View.own, l.View.sees) {
 		if hides(own, m.Guest) || within(own, m.Guest) {
-			return fmt.Errorf("inside it would be %s: %s is the sandbox's own; give it another place, as in --mount %s:/data", m.Guest, own, m.Host)
+			return fmt.Errorf("inside it would be %s: %s is the sandbox's own; choose another path, as in --mount %s:/data", m.Guest, own, m.Host)
 		}
 	}
 	return nil

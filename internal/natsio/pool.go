@@ -63,7 +63,7 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	}
 	have := consumer.CachedInfo().Config
 	if ackWait != 0 && have.AckWait != ackWait {
-		differences = append(differences, fmt.Errorf("lease is %s, asked for %s; it stays what the pool was made with: leave --lease out", have.AckWait, ackWait))
+		differences = append(differences, fmt.Errorf("the pool's lease is %s, not %s, and --lease does not change it: omit --lease", have.AckWait, ackWait))
 	}
 	if have.AckWait > MaxAckWait {
 		differences = append(differences, fmt.Errorf("lease is %s, must be at most %s: nats consumer edit --wait", have.AckWait, MaxAckWait))

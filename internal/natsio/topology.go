@@ -213,7 +213,7 @@ func (t Topology) tellMade(ctx context.Context, made, found []string) {
 		return
 	}
 	for _, stream := range made {
-		t.Logger.ErrorContext(ctx, "a stream was missing in a fleet that has others: it is made again, empty; what was in it is lost",
+		t.Logger.ErrorContext(ctx, "a stream was missing in a fleet that has others: it is created again, empty; its messages are lost",
 			slog.String("stream", stream), slog.Any("found", found))
 	}
 }
@@ -244,7 +244,7 @@ func (t Topology) bound(ctx context.Context, js jetstream.JetStream, name string
 		return fmt.Errorf("edit stream %s to keep results for %s and %s: %w%s", name, want.MaxAge, sizeText(want.MaxBytes), err, remedy(err, want.Replicas, want.MaxBytes))
 	}
 	if t.Logger != nil {
-		t.Logger.WarnContext(ctx, "what is kept of results was edited, as --result-age and --result-size ask for", slog.String("stream", name),
+		t.Logger.WarnContext(ctx, "the retention of results was changed to --result-age and --result-size", slog.String("stream", name),
 			slog.Duration("age_before", have.MaxAge), slog.Duration("age", want.MaxAge),
 			slog.Int64("bytes_before", have.MaxBytes), slog.Int64("bytes", want.MaxBytes))
 	}

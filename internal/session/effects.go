@@ -153,7 +153,7 @@ func (r reverter) all(ctx context.Context, effects []Effect) error {
 
 func (r reverter) one(ctx context.Context, e *Effect) error {
 	if e.unknown != "" {
-		return fmt.Errorf("nobody knows whether call %s, which did it before, happened: say so by session resolve", e.unknown)
+		return fmt.Errorf("the outcome of an earlier revert, call %s, is unknown: run session resolve for it first", e.unknown)
 	}
 	call, err := wire.DecodeCall(e.call.Call)
 	if err != nil {
@@ -223,7 +223,7 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	}
 	at := slices.IndexFunc(info.Unknown, func(u report.Unknown) bool { return u.CallID == call })
 	if at < 0 {
-		return fmt.Errorf("%w: it is none of the calls whose outcome is unknown (session show %s lists them)", ErrNone, id)
+		return fmt.Errorf("%w: its outcome is not unknown (session show %s lists the calls of unknown outcome)", ErrNone, id)
 	}
 	status, what := loop.ResolvedHappened, "did happen"
 	if !happened {

@@ -221,7 +221,7 @@ func (l *leftOpen) ends() []loop.Event {
 	events := slices.Concat(l.calls, l.jobs)
 	for i := range events {
 		events[i].Status = string(protocol.StatusCancelled)
-		events[i].Content = "The session was forked or exported before this call ended: it is none of this session."
+		events[i].Content = "The session was forked or exported before this call ended: the call belongs to the other session."
 	}
 	if l.turn != nil {
 		events = append(events, loop.Event{Type: loop.EventTurnEnded, Turn: l.turn.Turn, Status: string(loop.OutcomeInterrupted)})

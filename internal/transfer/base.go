@@ -64,7 +64,7 @@ func (w *Workspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
 		base, err = tree.Manifest(ctx, w.store)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for what the workspace was: %w", err)
+		return nil, fmt.Errorf("read the workspace's last state: %w", err)
 	}
 	return base, nil
 }

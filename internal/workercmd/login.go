@@ -39,7 +39,7 @@ type loginFlags struct {
 // logIn is "worker login".
 func logIn(p cli.Program) int {
 	p.Name, p.Args = p.Name+" login", p.Args[1:]
-	p.Description = "Logs you in to an MCP server that asks who comes: prints a page to open in a browser, and keeps what that gives in --data, for the worker there."
+	p.Description = "Logs you in to an MCP server: prints a page to open in a browser, and stores the login in --data, for the worker with that directory."
 	p.Files = cli.Files{} // the section is of workers
 	p.Examples = map[string][]string{"": {`worker login --mcp-config mcp.json tickets`}}
 	var f loginFlags
@@ -84,7 +84,7 @@ func (l *Login) Run(ctx context.Context, p cli.Program, store login.Store) error
 	if authority, err := url.Parse(renewedAt); err == nil && renewedAt != "" {
 		renewal = "is renewed at " + authority.Host + ", which a list of --allow-net has to have"
 	}
-	_, err = fmt.Fprintf(out, "Logged in to %s, which tells of %d tools. The login is in %s, and %s.\n", spec.Name, count, at.File(), renewal)
+	_, err = fmt.Fprintf(out, "Logged in to %s, which has %d tools. The login is in %s, and %s.\n", spec.Name, count, at.File(), renewal)
 	return err
 }
 

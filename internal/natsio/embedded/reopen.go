@@ -103,7 +103,7 @@ func (s *Server) watch(ctx context.Context) {
 			return
 		} else if err == nil {
 			s.failing.Store(len(s.broken) > 0)
-			s.options.Notify(fmt.Sprintf("embedded NATS in %s (--data) stores again; what waited goes on", s.options.Data))
+			s.options.Notify(fmt.Sprintf("embedded NATS in %s (--data) stores again; waiting work continues", s.options.Data))
 		}
 		opened, calmed = time.Now(), time.After(calm)
 	}

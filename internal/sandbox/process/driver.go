@@ -209,7 +209,7 @@ func checkUnisolated(spec isolation.Spec) error {
 		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
 	}
 	if len(spec.Protect)+len(spec.Copies) > 0 {
-		return fmt.Errorf("%w: driver process cannot keep commands from changing %s", sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
+		return fmt.Errorf("%w: driver process cannot protect %s", sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
 	}
 	for _, m := range spec.Mounts {
 		if m.Guest != "" && filepath.Clean(m.Guest) != filepath.Clean(m.Host) {
