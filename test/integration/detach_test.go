@@ -46,7 +46,7 @@ func TestDetach_TurnIsAttachedToAndItsWorkspacePulled(t *testing.T) {
 	first.waitFor(t, `\[1\.1 bash\] › `) // live news of before are not told again
 	first.signal(t, syscall.SIGINT)
 	require.Equal(t, 130, first.wait(t))
-	require.Contains(t, first.stderr.String(), "the turn goes on")
+	require.Contains(t, first.stderr.String(), "the turn continues")
 
 	second := start(t, coordinator, launch{args: append([]string{"session", "attach", "--json", id}, b.flags...)})
 	hold.open(t)
