@@ -243,7 +243,7 @@ func TestEnsure_ResultsAreBoundedAsAskedFor(t *testing.T) {
 	require.Equal(t, time.Minute, blobs.MaxAge, "what is beside them goes with them")
 	require.EqualValues(t, 1<<30, results.MaxBytes)
 	require.EqualValues(t, -1, blobs.MaxBytes)
-	require.Equal(t, 2, strings.Count(log.String(), "was edited"), log.String())
+	require.Equal(t, 2, strings.Count(log.String(), "retention of results was changed"), log.String())
 	require.Contains(t, log.String(), "stream=TF_RESULTS age_before=168h0m0s age=1m0s bytes_before=-1 bytes=1073741824")
 
 	log.Reset()
@@ -432,7 +432,7 @@ func TestEnsurePool(t *testing.T) {
 
 	_, _, err = natsio.EnsurePool(t.Context(), f.JS, tf, "second", 4*time.Second)
 	require.ErrorIs(t, err, natsio.ErrTopology)
-	require.ErrorContains(t, err, "lease is 3s, asked for 4s")
+	require.ErrorContains(t, err, "lease is 3s, not 4s")
 	_, lease, err = natsio.EnsurePool(t.Context(), f.JS, tf, "second", 3*time.Second)
 	require.NoError(t, err)
 	require.Equal(t, 3*time.Second, lease, "nothing was changed")
