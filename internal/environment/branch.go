@@ -31,7 +31,7 @@ func (d *LocalDirectory) InPlace(id protocol.SessionID) (dir string, ok bool) {
 // Stored returns an error about a session that works in place: no state of its files is stored.
 func (d *LocalDirectory) Stored(id protocol.SessionID) error {
 	if dir, in := d.InPlace(id); in {
-		return fmt.Errorf("session %s works on %s itself: what it changed is there, and no earlier state is stored", id, dir)
+		return fmt.Errorf("session %s works in place: its changes are in %s, and no earlier state is stored", id, dir)
 	}
 	return nil
 }

@@ -118,7 +118,7 @@ func TestLocalSessions_AForkHasAWorkspaceOfItsOwn(t *testing.T) {
 	d, err = l.Open(t.Context(), "origin")
 	require.NoError(t, err)
 	_, err = d.Fork(t.Context(), "origin", public.At{Turn: 1}, "fork", nil)
-	require.ErrorContains(t, err, "session origin works on "+place+" itself")
+	require.ErrorContains(t, err, "session origin works in place: its changes are in "+place)
 	require.NoDirExists(t, filepath.Join(l.dir, "origin", "sandboxes", "fork"))
 	_, err = d.Fork(t.Context(), "origin", public.At{}, "fork", nil)
 	require.NoError(t, err)
