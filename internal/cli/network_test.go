@@ -24,7 +24,7 @@ func TestNetwork_ParsesOrNamesTheFault(t *testing.T) {
 		`--allow-net: entry "a b"`:       {AllowNet: "a b"},
 		`--allow-net-private "10.0.0.1"`: {AllowNet: "a.example", AllowNetPrivate: "10.0.0.1"},
 		`--allow-net-private ""`:         {AllowNet: "a.example", AllowNetPrivate: "10.0.0.0/8,"},
-		"needs hosts in --allow-net":    {AllowNetPrivate: "10.0.0.0/8"},
+		"needs hosts in --allow-net":     {AllowNetPrivate: "10.0.0.0/8"},
 	} {
 		_, _, err := n.Reachable()
 		require.ErrorContains(t, err, want)
