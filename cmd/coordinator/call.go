@@ -57,6 +57,7 @@ type batchFlags struct {
 type callRun struct {
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
 	Attempt  int               `json:"attempt,omitempty"`
+	Tries    []protocol.Try    `json:"tries,omitempty"`
 	Level    string            `json:"level,omitempty"`
 	QueueMS  float64           `json:"queue_ms"`
 	RunMS    float64           `json:"run_ms"`
@@ -228,7 +229,7 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 		return nil
 	}
 	o.CallID, o.WorkerID, o.Attempt, o.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
-	o.QueueMS, o.RunMS, o.Waits = r.QueueMS, r.RunMS, r.Waits
+	o.Tries, o.QueueMS, o.RunMS, o.Waits = r.Tries, r.QueueMS, r.RunMS, r.Waits
 	if r.Value == nil {
 		return nil
 	}

@@ -33,7 +33,11 @@ func startedAgain(result *protocol.Result) string {
 	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
 		return ""
 	}
-	return fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once", result.Attempt)
+	why := "a worker was lost while the call ran, and it was started again"
+	if failed := len(result.Tries); failed > 0 && failed >= result.Attempt-1 {
+		why = fmt.Sprintf("attempt %d failed with %s, and the tool's retry started the call again", result.Attempt-1, result.Tries[failed-1].Error.ErrorType())
+	}
+	return fmt.Sprintf("attempt %d: %s; what it does outside of the workspace may have happened more than once", result.Attempt, why)
 }
 
 // Annotated is a JSON text with a note in it: a property of an object, the last item of an array.

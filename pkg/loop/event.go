@@ -212,8 +212,10 @@ type ResultFields struct {
 	Error    *protocol.Error   `json:"error,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
 	Attempt  int               `json:"attempt,omitempty"`
-	QueueMS  *float64          `json:"queue_ms,omitempty"`
-	RunMS    *float64          `json:"run_ms,omitempty"`
+	// Tries are the attempts that failed before, and that the tool's retry repeated.
+	Tries   []protocol.Try `json:"tries,omitempty"`
+	QueueMS *float64       `json:"queue_ms,omitempty"`
+	RunMS   *float64       `json:"run_ms,omitempty"`
 	// Diff is a short unified diff of what the call changed.
 	Diff string `json:"diff,omitempty"`
 	// Scratch is what the call changed in the scratchpad (tool_result).

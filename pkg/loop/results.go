@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -85,8 +86,17 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 func resultFields(r *protocol.Result, content string) ResultFields {
 	return ResultFields{
 		Content: content, Error: carried(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
-		QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
+		Tries: carriedTries(r.Tries), QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
 	}
+}
+
+// carriedTries are attempts as an event has them, see [carried].
+func carriedTries(tries []protocol.Try) []protocol.Try {
+	tries = slices.Clone(tries)
+	for i := range tries {
+		tries[i].Error = carried(tries[i].Error)
+	}
+	return tries
 }
 
 // carried is an error as an event has it: with no more of its message than a model is shown,

@@ -317,7 +317,7 @@ func singleTurn(session protocol.SessionID, turn int, input, tool, arguments str
 			call(e)
 			e.Status, e.Content, e.Error, e.Diff = string(o.Status), o.Text, o.Error, render.Diff(r)
 			if r.CallID != "" {
-				e.WorkerID, e.Attempt, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, &r.QueueMS, &r.RunMS
+				e.WorkerID, e.Attempt, e.Tries, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, carriedTries(r.Tries), &r.QueueMS, &r.RunMS
 				e.Effect = o.effect
 			}
 		}),

@@ -42,6 +42,13 @@ func TestText_StartedAgain(t *testing.T) {
 		r.Attempt = 1
 		require.NotContains(t, command.Text(&r), "attempt", output)
 	}
+	const again = "attempt 3: attempt 2 failed with run_timeout, and the tool's retry started the call again; what it does outside of the workspace may have happened more than once"
+	retried := protocol.Result{Status: protocol.StatusOK, Attempt: 3, Value: protocol.ToolRunResult{Output: json.RawMessage(`[]`)}, Tries: []protocol.Try{
+		{Attempt: 1, Error: protocol.Errorf(protocol.CodeToolFailed, "no")}, {Attempt: 2, Error: protocol.Errorf(protocol.CodeRunTimeout, "late")},
+	}}
+	require.Equal(t, `["[`+again+`]"]`, command.Text(&retried))
+	retried.Attempt = 4
+	require.Contains(t, command.Text(&retried), "attempt 4: a worker was lost")
 	failed := protocol.Result{Attempt: 2, Status: protocol.StatusFailed, Error: protocol.Errorf(protocol.CodeToolFailed, "no")}
 	require.Regexp(t, `^\[failed: tool_failed\]\n(?s:.*)\n\[attempt 2: .*\]$`, command.Text(&failed))
 	for code, status := range map[protocol.Code]protocol.Status{
