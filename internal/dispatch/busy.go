@@ -46,13 +46,21 @@ func (b *batch) holdBack(f *followed, fault error) bool {
 
 // mayWait reports whether a call that was not sent could be sent after a pause.
 func (f *followed) mayWait(pause time.Duration) bool {
-	end := f.call.Deadline
-	if wait := f.call.QueueTimeout.Duration(); wait > 0 {
-		if last := f.since.Add(wait); end.IsZero() || last.Before(end) {
+	end := f.lastStart()
+	return end.IsZero() || !time.Now().Add(pause).After(end)
+}
+
+func (f *followed) lastStart() time.Time { return lastStart(f.call, f.since) }
+
+// lastStart is when a call that is sent since then starts at the latest; zero is any time.
+func lastStart(call *protocol.Call, since time.Time) time.Time {
+	end := call.Deadline
+	if wait := call.QueueTimeout.Duration(); wait > 0 {
+		if last := since.Add(wait); end.IsZero() || last.Before(end) {
 			end = last
 		}
 	}
-	return end.IsZero() || !time.Now().Add(pause).After(end)
+	return end
 }
 
 // sendAgain sends the calls that were held back.

@@ -50,6 +50,8 @@ type Future struct {
 	due
 	watch func(*wire.Frame) // may be nil
 	tried chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
+	trial bool              // others that wait for it wait until it was sent
+	after []*trial          // of the calls that it waits for
 }
 
 // due is when something is done about a future.
@@ -81,6 +83,7 @@ type futures struct {
 	open     map[protocol.CallRef][]*Future
 	sessions map[protocol.SessionID]*futureSession
 	unsent
+	before
 	looking bool
 	closed  bool
 }
@@ -109,13 +112,14 @@ type futureSession struct {
 func newFutures(d *Dispatcher) *futures {
 	t := &futures{
 		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, unsent: unsent{lanes: map[futureLane][]*Future{}},
+		before: before{trials: map[protocol.CallRef]*trial{}, failed: map[protocol.CallRef]bool{}, parked: map[futureLane]bool{}},
 	}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
 	return t
 }
 
-// Go enqueues a call, after those of its lane that were enqueued so before, and follows it. It does
-// not wait. When ctx ends the call is cancelled; it ends as unknown if that is not answered for the
+// Go enqueues a call, after those of its lane and of its After that were enqueued so before, and
+// follows it. It does not wait. When ctx ends the call is cancelled; it ends as unknown if that is not answered for the
 // time of [Options].CancelWait.
 func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
@@ -125,6 +129,9 @@ func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 	f.followed = d.begin(ctx, call)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	f.after = t.trialsOf(call)
+	t.begin(refOf(call))
+	f.trial = true
 	switch {
 	case t.closed:
 		t.end(f, nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed))
@@ -153,9 +160,17 @@ func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
 	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
 	d = d.of(call.Pool)
+	tried, unmet, err := d.futures.sendAfter(ctx, call)
+	switch {
+	case err != nil:
+		return err
+	case unmet != nil:
+		return fmt.Errorf("%w: %w", lane.ErrNotSent, unmet.Error)
+	}
 	f := d.begin(ctx, call)
 	fault := d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: call, Header: f.header, Findable: true}})[0]
 	refused := d.sent(ctx, f, fault)
+	tried(refused != nil || errors.Is(fault, lane.ErrNotSent))
 	f.span.End()
 	d.metrics.Left(ctx, string(call.Pool), string(call.Tenant))
 	switch {
@@ -256,9 +271,10 @@ func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
 func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
 		t.mu.Lock()
-		if f.state == futureQueued && f.wait > 0 {
+		if at := (futureLane{f.Call.Pool, f.Call.Lane()}); f.state == futureQueued && (f.wait > 0 || t.parked[at]) {
 			r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
 			t.end(f, &r, nil)
+			t.wake(at)
 		}
 		state := f.state
 		if f.tried == nil {
@@ -315,6 +331,10 @@ func (t *futures) end(f *Future, r *protocol.Result, err error) {
 		f.stop()
 	}
 	ref := refOf(f.Call)
+	if f.trial {
+		f.trial = false
+		t.tried(ref, notRun(r, err))
+	}
 	if left := slices.DeleteFunc(slices.Clone(t.open[ref]), func(o *Future) bool { return o == f }); len(left) < len(t.open[ref]) {
 		if t.open[ref] = left; len(left) == 0 {
 			delete(t.open, ref)
@@ -407,6 +427,7 @@ func (t *futures) cancelled(f *Future) {
 	switch f.state {
 	case futureQueued:
 		t.end(f, nil, notSent(f.ctx, f.Call))
+		t.wake(futureLane{f.Call.Pool, f.Call.Lane()})
 	case futureSent:
 		t.cancels = append(t.cancels, f)
 		t.startSender()
@@ -437,6 +458,9 @@ func (t *futures) send() {
 		at := t.turns[0]
 		t.turns = t.turns[1:]
 		f := t.lanes[at][0]
+		if f.state == futureQueued && t.park(f, at) {
+			continue
+		}
 		sent := f.state != futureQueued || t.sendCall(f)
 		if f.tried != nil {
 			close(f.tried)
@@ -470,6 +494,13 @@ func (t *futures) sendCall(f *Future) bool {
 	t.mu.Unlock()
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	stop := context.AfterFunc(t.ctx, func() { cancel(ErrClosed) })
+	if unmet := t.unmet(ctx, f.Call, f.after); unmet != nil {
+		stop()
+		cancel(nil)
+		t.mu.Lock()
+		t.end(f, unmet, nil)
+		return true
+	}
 	fault := t.listen(ctx, f.Call.SessionID)
 	heard := fault == nil
 	if heard {
@@ -510,6 +541,10 @@ func (t *futures) sendCall(f *Future) bool {
 		t.end(f, nil, fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, fault))
 	default:
 		t.end(f, nil, fmt.Errorf("%w: %w", ErrUnreachable, fault))
+	}
+	if f.trial {
+		f.trial = false
+		t.tried(refOf(f.Call), false)
 	}
 	if f.state == futureSent && f.ctx.Err() != nil {
 		t.cancels = append(t.cancels, f)

@@ -74,6 +74,10 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	if ctx.Err() != nil {
 		return nil, notSent(ctx, call)
 	}
+	tried, unmet, err := d.of(call.Pool).futures.sendAfter(ctx, call)
+	if err != nil || unmet != nil {
+		return unmet, err
+	}
 	type outcome struct {
 		result *protocol.Result
 		err    error
@@ -84,12 +88,21 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	closed := d.futures.closed
 	if !closed {
 		d.left.Go(func() {
-			result, err := d.one(ctx, call, graceWait, &state, observe)
+			result, err := d.one(ctx, call, graceWait, &state, func(u loop.Update) {
+				if u.Result == nil && u.Waits == "" { // it is accepted
+					tried(false)
+				}
+				if observe != nil {
+					observe(u)
+				}
+			})
+			tried(notRun(result, err))
 			done <- outcome{result, err}
 		})
 	}
 	d.futures.mu.Unlock()
 	if closed {
+		tried(true)
 		return nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed)
 	}
 	select {

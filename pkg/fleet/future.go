@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,12 @@ func (c *Client) Go(ctx context.Context, call Call) *Future {
 	return f.started(c.inner.Dispatcher.Go(ctx, f.plan.call))
 }
 
+// notSent has calls that wait for the call rejected. A call without an id gets one, to be named.
+func (c *Client) notSent(ref *protocol.CallRef) {
+	ref.ID = cmp.Or(ref.ID, wire.RandomCallID())
+	c.inner.Dispatcher.NotSent(*ref)
+}
+
 // prepare plans a call. The future has ended if that fails.
 func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 	f := &Future{ref: protocol.CallRef{SessionID: call.Session, ID: call.ID}}
@@ -56,10 +63,13 @@ func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 		f.plan, err = c.plan(ctx, &call)
 	}
 	if err != nil {
+		c.notSent(&f.ref)
 		return f.end(failed(call.Session, err)), err
 	}
 	if f.plan.call != nil {
 		f.ref.ID = f.plan.call.ID
+	} else if f.plan.single.Outcome.Error != nil {
+		c.notSent(&f.ref)
 	}
 	return f, nil
 }

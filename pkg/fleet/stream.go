@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -47,7 +48,9 @@ func (s *Stream) Go(ctx context.Context, call Call) *Future {
 	defer s.mu.Unlock()
 	call, err := s.next(call)
 	if err != nil {
-		return (&Future{}).end(failed(call.Session, err))
+		f := &Future{ref: protocol.CallRef{SessionID: cmp.Or(call.Session, protocol.SessionID(s.sandbox), s.client.session), ID: call.ID}}
+		s.client.notSent(&f.ref)
+		return f.end(failed(call.Session, err))
 	}
 	f := s.client.Go(ctx, call)
 	s.sent(f)
@@ -79,7 +82,7 @@ func (s *Stream) Record() Event {
 
 // Wait makes the next call of this value, and so all later ones, wait for events of any stream. The
 // call is rejected with [protocol.CodeAfterUnmet] if a call of an event ended otherwise than ok,
-// was not sent ([ErrNotSent]), or has not ended in time, see [Call].After. Later calls run.
+// was not sent, or has not ended in time, see [Call].After. Later calls run.
 func (s *Stream) Wait(events ...Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
