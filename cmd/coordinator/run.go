@@ -404,7 +404,10 @@ func finish(ctx context.Context, show view, session protocol.SessionID, r loop.T
 	findings := git.Findings(ctx)
 	show.found(session, findings)
 	defer git.Alert(findings)
-	show.observe(loop.SessionEnded(session, r))
+	show.observe(loop.Event{
+		Type: loop.EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: r.Turn, Status: string(r.Outcome), Text: r.Text, Usage: &r.Usage,
+		SpentFields: loop.SpentFields{CostUSD: r.CostUSD}, TurnFields: loop.TurnFields{TraceID: r.TraceID}, ResultFields: loop.ResultFields{Error: r.Error},
+	})
 	err = errors.Join(err, show.answer(r))
 	exit := &cli.ExitError{}
 	if r.Error != nil {

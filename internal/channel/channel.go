@@ -18,8 +18,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -64,7 +64,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 
 // Send stores a message, unless the channel has the one of its call. It tries until ctx ends. A
 // [protocol.Error] says that the server refused it; after any other error it may be stored.
-func (s *Store) Send(ctx context.Context, channel string, m loop.ChannelMessage) error {
+func (s *Store) Send(ctx context.Context, channel string, m ports.ChannelMessage) error {
 	subject := wire.MessageSubject(s.fleet, channel, m.From, m.Call)
 	for {
 		err := s.publish(ctx, subject, m.Text)
@@ -94,7 +94,7 @@ func (s *Store) publish(ctx context.Context, subject, text string) error {
 
 // Next returns the first message behind a sequence that is not the reader's own; nil when there is
 // none.
-func (s *Store) Next(ctx context.Context, channel string, reader protocol.SessionID, after uint64) (*loop.ChannelMessage, error) {
+func (s *Store) Next(ctx context.Context, channel string, reader protocol.SessionID, after uint64) (*ports.ChannelMessage, error) {
 	for {
 		msg, err := s.stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(wire.MessagesFilter(s.fleet, channel)))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -105,13 +105,13 @@ func (s *Store) Next(ctx context.Context, channel string, reader protocol.Sessio
 		}
 		_, from, call := wire.PartsOfMessage(msg.Subject)
 		if after = msg.Sequence; from != reader {
-			return &loop.ChannelMessage{Sequence: msg.Sequence, Time: msg.Time, From: from, Call: call, Text: string(msg.Data)}, nil
+			return &ports.ChannelMessage{Sequence: msg.Sequence, Time: msg.Time, From: from, Call: call, Text: string(msg.Data)}, nil
 		}
 	}
 }
 
-// Read returns messages as [loop.Channels] says.
-func (s *Store) Read(ctx context.Context, channel string, read loop.ChannelRead) ([]loop.ChannelMessage, error) {
+// Read returns messages as [ports.Channels] says.
+func (s *Store) Read(ctx context.Context, channel string, read ports.ChannelRead) ([]ports.ChannelMessage, error) {
 	sent := make(chan *nats.Msg, 1)
 	if read.Wait > 0 {
 		subscription, err := s.Listen(channel, sent)
@@ -120,7 +120,7 @@ func (s *Store) Read(ctx context.Context, channel string, read loop.ChannelRead)
 		}
 		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
 	}
-	var messages []loop.ChannelMessage
+	var messages []ports.ChannelMessage
 	for end := time.Now().Add(read.Wait); ; {
 		for len(messages) < read.Limit {
 			m, err := s.Next(ctx, channel, read.Reader, read.After)

@@ -13,8 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/channel"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -33,12 +33,12 @@ func open(t *testing.T) *channel.Store {
 	return store
 }
 
-func message(from protocol.SessionID, text string) loop.ChannelMessage {
-	return loop.ChannelMessage{From: from, Call: wire.RandomCallID(), Text: text}
+func message(from protocol.SessionID, text string) ports.ChannelMessage {
+	return ports.ChannelMessage{From: from, Call: wire.RandomCallID(), Text: text}
 }
 
 // read is the texts of the messages behind a sequence.
-func read(t *testing.T, store *channel.Store, name string, read loop.ChannelRead) (texts []string) {
+func read(t *testing.T, store *channel.Store, name string, read ports.ChannelRead) (texts []string) {
 	t.Helper()
 	messages, err := store.Read(t.Context(), name, read)
 	require.NoError(t, err)
@@ -52,19 +52,19 @@ func TestSend_IsInOrderAndOnceForACall(t *testing.T) {
 	t.Parallel()
 	store := open(t)
 	a, b := message("left", "a"), message("right", "b")
-	for _, m := range []loop.ChannelMessage{a, b, a, b, message("left", "c")} {
+	for _, m := range []ports.ChannelMessage{a, b, a, b, message("left", "c")} {
 		require.NoError(t, store.Send(t.Context(), work, m))
 	}
 	require.NoError(t, store.Send(t.Context(), "other.work", message("left", "of another tenant")))
-	require.Equal(t, []string{"a", "b", "c"}, read(t, store, work, loop.ChannelRead{Limit: 10}))
-	require.Equal(t, []string{"a", "b"}, read(t, store, work, loop.ChannelRead{Limit: 2}))
-	require.Equal(t, []string{"b"}, read(t, store, work, loop.ChannelRead{Limit: 10, Reader: "left"}), "a reader's own are left out")
+	require.Equal(t, []string{"a", "b", "c"}, read(t, store, work, ports.ChannelRead{Limit: 10}))
+	require.Equal(t, []string{"a", "b"}, read(t, store, work, ports.ChannelRead{Limit: 2}))
+	require.Equal(t, []string{"b"}, read(t, store, work, ports.ChannelRead{Limit: 10, Reader: "left"}), "a reader's own are left out")
 	first, err := store.Next(t.Context(), work, "", 0)
 	require.NoError(t, err)
 	require.Equal(t, []any{a.From, a.Call, "a"}, []any{first.From, first.Call, first.Text})
 	require.WithinDuration(t, time.Now(), first.Time, time.Minute)
-	require.Equal(t, []string{"b", "c"}, read(t, store, work, loop.ChannelRead{Limit: 10, After: first.Sequence}))
-	require.Empty(t, read(t, store, "default.nothing", loop.ChannelRead{Limit: 10}))
+	require.Equal(t, []string{"b", "c"}, read(t, store, work, ports.ChannelRead{Limit: 10, After: first.Sequence}))
+	require.Empty(t, read(t, store, "default.nothing", ports.ChannelRead{Limit: 10}))
 }
 
 func TestSend_AChannelHasItsLastMessages(t *testing.T) {
@@ -74,10 +74,10 @@ func TestSend_AChannelHasItsLastMessages(t *testing.T) {
 	for i := range channel.MaxMessages + 3 {
 		require.NoError(t, store.Send(t.Context(), work, message("left", fmt.Sprint(i))))
 	}
-	texts := read(t, store, work, loop.ChannelRead{Limit: 2 * channel.MaxMessages})
+	texts := read(t, store, work, ports.ChannelRead{Limit: 2 * channel.MaxMessages})
 	require.Len(t, texts, channel.MaxMessages)
 	require.Equal(t, "3", texts[0])
-	require.Equal(t, []string{"stays"}, read(t, store, "default.quiet", loop.ChannelRead{Limit: 1}))
+	require.Equal(t, []string{"stays"}, read(t, store, "default.quiet", ports.ChannelRead{Limit: 1}))
 }
 
 func TestRead_WaitsForAMessage(t *testing.T) {
@@ -85,7 +85,7 @@ func TestRead_WaitsForAMessage(t *testing.T) {
 	store := open(t)
 	got := make(chan []string)
 	go func() {
-		messages, err := store.Read(t.Context(), work, loop.ChannelRead{Reader: "right", Limit: 5, Wait: time.Minute})
+		messages, err := store.Read(t.Context(), work, ports.ChannelRead{Reader: "right", Limit: 5, Wait: time.Minute})
 		if err != nil || len(messages) == 0 {
 			got <- nil
 			return
@@ -95,9 +95,9 @@ func TestRead_WaitsForAMessage(t *testing.T) {
 	require.NoError(t, store.Send(t.Context(), work, message("right", "own")))
 	require.NoError(t, store.Send(t.Context(), work, message("left", "hello")))
 	require.Equal(t, []string{"hello"}, <-got)
-	require.Empty(t, read(t, store, "default.nothing", loop.ChannelRead{Limit: 1, Wait: time.Millisecond}))
+	require.Empty(t, read(t, store, "default.nothing", ports.ChannelRead{Limit: 1, Wait: time.Millisecond}))
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	_, err := store.Read(ctx, "default.nothing", loop.ChannelRead{Limit: 1, Wait: time.Minute})
+	_, err := store.Read(ctx, "default.nothing", ports.ChannelRead{Limit: 1, Wait: time.Minute})
 	require.ErrorIs(t, err, context.Canceled)
 }

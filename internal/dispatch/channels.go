@@ -5,10 +5,10 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/channel"
-	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/internal/ports"
 )
 
-var _ loop.Channels = (*Dispatcher)(nil)
+var _ ports.Channels = (*Dispatcher)(nil)
 
 // channels is the store of messages, which is opened when a session first uses it.
 type channels struct {
@@ -25,8 +25,8 @@ func (d *Dispatcher) channelStore(ctx context.Context) (_ *channel.Store, err er
 	return d.channels.store, err
 }
 
-// SendMessage implements [loop.Channels].
-func (d *Dispatcher) SendMessage(ctx context.Context, name string, message loop.ChannelMessage) error {
+// SendMessage implements [ports.Channels].
+func (d *Dispatcher) SendMessage(ctx context.Context, name string, message ports.ChannelMessage) error {
 	store, err := d.channelStore(ctx)
 	if err != nil {
 		return err
@@ -34,8 +34,8 @@ func (d *Dispatcher) SendMessage(ctx context.Context, name string, message loop.
 	return store.Send(ctx, name, message)
 }
 
-// ReadMessages implements [loop.Channels].
-func (d *Dispatcher) ReadMessages(ctx context.Context, name string, read loop.ChannelRead) ([]loop.ChannelMessage, error) {
+// ReadMessages implements [ports.Channels].
+func (d *Dispatcher) ReadMessages(ctx context.Context, name string, read ports.ChannelRead) ([]ports.ChannelMessage, error) {
 	store, err := d.channelStore(ctx)
 	if err != nil {
 		return nil, err

@@ -34,6 +34,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -105,9 +106,9 @@ type Dispatcher struct {
 }
 
 var (
-	_ loop.Dispatcher = (*Dispatcher)(nil)
-	_ loop.Keeper     = (*Dispatcher)(nil)
-	_ loop.TurnCaller = (*Dispatcher)(nil)
+	_ loop.Dispatcher  = (*Dispatcher)(nil)
+	_ ports.Keeper     = (*Dispatcher)(nil)
+	_ ports.TurnCaller = (*Dispatcher)(nil)
 )
 
 // New opens the streams of a fleet, which must exist.
@@ -137,14 +138,14 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 // ModelLimits count the requests to models' providers for all processes of the fleet.
 func (d *Dispatcher) ModelLimits() *lane.Publisher { return d.publisher }
 
-// Keep implements [loop.Keeper]. What it keeps is read by workers of the default pool.
+// Keep implements [ports.Keeper]. What it keeps is read by workers of the default pool.
 func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
 	d = d.of(protocol.DefaultPool)
 	_, err := natsio.PutObject(ctx, d.js, wire.KeptBucket(d.fleet), wire.KeptText(session, call), strings.NewReader(text))
 	return err
 }
 
-// Ask implements [loop.Asker]. The question counts as one of pool [protocol.SessionPool].
+// Ask implements [ports.Asker]. The question counts as one of pool [protocol.SessionPool].
 func (d *Dispatcher) Ask(
 	ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
 	fits func(protocol.Answer) error, listening func() error,
@@ -153,7 +154,7 @@ func (d *Dispatcher) Ask(
 	return approval.Put(ctx, d.nc, d.fleet, a, question.ID, fits, listening)
 }
 
-// GivenUp implements [loop.TurnCaller]. A turn can be restarted, so its outcome is unknown only if
+// GivenUp implements [ports.TurnCaller]. A turn can be restarted, so its outcome is unknown only if
 // a coordinator was lost after it may have begun. A turn also ends if its call was rejected after
 // that, if it killed its coordinators, or if one panicked: its caller has that result, and it would
 // happen again. Turns that failed otherwise continue, for example if there was no room for the

@@ -20,6 +20,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -28,7 +29,7 @@ import (
 // Dispatcher carries calls to workers; package dispatch has one.
 type Dispatcher interface {
 	loop.Dispatcher
-	loop.Keeper
+	ports.Keeper
 	Result(ctx context.Context, call *protocol.Call) (*protocol.Result, error)
 	Cancel(ctx context.Context, call *protocol.Call) error
 }

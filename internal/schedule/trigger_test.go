@@ -17,9 +17,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -180,7 +180,7 @@ func TestTrigger_MessagesStartOnce(t *testing.T) {
 	require.NoError(t, err)
 	a := runners(t, store, channels)
 	send := func(from protocol.SessionID) uint64 {
-		m := loop.ChannelMessage{From: from, Call: wire.RandomCallID(), Text: "hello"}
+		m := ports.ChannelMessage{From: from, Call: wire.RandomCallID(), Text: "hello"}
 		require.NoError(t, channels.Send(t.Context(), "default.work", m))
 		for after := uint64(0); ; {
 			got, err := channels.Next(t.Context(), "default.work", "", after)

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -263,7 +264,7 @@ func less(a, b protocol.Spending) protocol.Spending {
 
 // agentEnded is the result of the call of a sub-agent.
 func (t *turnRun) agentEnded(ctx context.Context, p *pendingCall, result TurnResult, used protocol.Spending) Event {
-	keeper, _ := t.dispatcher.(Keeper)
+	keeper, _ := t.dispatcher.(ports.Keeper)
 	text := keeping{p.tool, keeper, t.opts.Logger, t.id}.fitted(ctx, p.event.CallID, result.Text)
 	event := p.local(protocol.StatusOK, text, nil, 0)
 	if result.Outcome != OutcomeAnswered {

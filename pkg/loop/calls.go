@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -393,7 +394,7 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 
 // keeps stores what a tool that ran here returned, if a model is not shown all of it.
 func (b *batch) keeps(p *pendingCall) keeping {
-	keeper, _ := b.dispatcher.(Keeper)
+	keeper, _ := b.dispatcher.(ports.Keeper)
 	return keeping{p.tool, keeper, b.opts.Logger, b.id}
 }
 

@@ -7,37 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// Channels is a [Dispatcher] by which sessions send each other messages. Without one, tools about
-// channels fail. A [protocol.Error] is the result of the call; any other error leaves the call
-// without result, and the next run of the session makes it again.
-type Channels interface {
-	// SendMessage adds a message to the end of a channel, once for each Call: a later one of the
-	// same Call changes nothing. Sequence and Time are the channel's to set.
-	SendMessage(ctx context.Context, channel string, message ChannelMessage) error
-	// ReadMessages returns messages in their order. None is no error.
-	ReadMessages(ctx context.Context, channel string, read ChannelRead) ([]ChannelMessage, error)
-}
-
-// ChannelMessage is a message of a channel.
-type ChannelMessage struct {
-	Sequence uint64 // grows with each message
-	Time     time.Time
-	From     protocol.SessionID
-	Call     protocol.CallID // that sent it
-	Text     string
-}
-
-// ChannelRead says which messages of a channel are read.
-type ChannelRead struct {
-	Reader protocol.SessionID // whose own messages are left out
-	After  uint64             // the sequence behind which it reads
-	Limit  int                // maximum number of messages
-	Wait   time.Duration      // for a message, if there is none
-}
 
 // ChannelPosition is how far a session has read a channel. It is the fold of the journal's reads,
 // so a resumed session and a fork read on where the journal is.
@@ -112,8 +85,8 @@ func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.
 }
 
 // channels are those of the dispatcher.
-func (t *turnRun) channels() (Channels, error) {
-	channels, is := t.dispatcher.(Channels)
+func (t *turnRun) channels() (ports.Channels, error) {
+	channels, is := t.dispatcher.(ports.Channels)
 	if !is {
 		return nil, protocol.Errorf(protocol.CodeToolFailed, "There are no channels here. Go on without them.")
 	}
@@ -130,7 +103,7 @@ func (t *turnRun) send(ctx context.Context, p *pendingCall, request wire.SendReq
 	name := wire.ChannelName(ctx, request.Channel)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout)
 	defer cancel()
-	err = channels.SendMessage(ctx, name, ChannelMessage{From: t.id, Call: p.event.CallID, Text: request.Text})
+	err = channels.SendMessage(ctx, name, ports.ChannelMessage{From: t.id, Call: p.event.CallID, Text: request.Text})
 	return fmt.Sprintf("[sent to channel %s]", request.Channel), err
 }
 
@@ -140,7 +113,7 @@ func (t *turnRun) readChannel(ctx context.Context, request wire.ReadRequest, not
 	if err != nil {
 		return "", err
 	}
-	read := ChannelRead{Reader: t.id, Limit: request.Limit, Wait: request.Wait}
+	read := ports.ChannelRead{Reader: t.id, Limit: request.Limit, Wait: request.Wait}
 	if !request.All {
 		t.mu.Lock()
 		read.After = t.session.positions[request.Channel]

@@ -11,19 +11,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // SendMessage stores a message once for each call.
-func (f *fleet) SendMessage(_ context.Context, channel string, m loop.ChannelMessage) error {
+func (f *fleet) SendMessage(_ context.Context, channel string, m ports.ChannelMessage) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.posts == nil {
-		f.posts = make(map[string][]loop.ChannelMessage)
+		f.posts = make(map[string][]ports.ChannelMessage)
 	}
-	if !slices.ContainsFunc(f.posts[channel], func(other loop.ChannelMessage) bool { return other.Call == m.Call }) {
+	if !slices.ContainsFunc(f.posts[channel], func(other ports.ChannelMessage) bool { return other.Call == m.Call }) {
 		m.Sequence, m.Time = uint64(len(f.posts[channel])+1), time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 		f.posts[channel] = append(f.posts[channel], m)
 	}
@@ -31,9 +32,9 @@ func (f *fleet) SendMessage(_ context.Context, channel string, m loop.ChannelMes
 }
 
 // ReadMessages returns what is there, or waits until ctx ends.
-func (f *fleet) ReadMessages(ctx context.Context, channel string, read loop.ChannelRead) ([]loop.ChannelMessage, error) {
+func (f *fleet) ReadMessages(ctx context.Context, channel string, read ports.ChannelRead) ([]ports.ChannelMessage, error) {
 	f.mu.Lock()
-	messages := slices.DeleteFunc(slices.Clone(f.posts[channel]), func(m loop.ChannelMessage) bool {
+	messages := slices.DeleteFunc(slices.Clone(f.posts[channel]), func(m ports.ChannelMessage) bool {
 		return m.Sequence <= read.After || m.From == read.Reader
 	})
 	f.mu.Unlock()
@@ -138,7 +139,7 @@ type (
 	broken struct{ *fleet }
 )
 
-func (broken) SendMessage(context.Context, string, loop.ChannelMessage) error {
+func (broken) SendMessage(context.Context, string, ports.ChannelMessage) error {
 	return errors.New("the server is lost")
 }
 

@@ -12,9 +12,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ExportVersion is the version of the schema of exports. A field more is no new version: who reads
+// exportVersion is the version of the schema of exports. A field more is no new version: who reads
 // an export ignores fields and types of events that it does not know.
-const ExportVersion = 1
+const exportVersion = 1
 
 // exportType is the type of the first line of an export.
 const exportType = "session_export"
@@ -32,7 +32,7 @@ type exportHead struct {
 func Export(w io.Writer, session protocol.SessionID, events []Event) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
-	err := encoder.Encode(exportHead{exportType, ExportVersion, session})
+	err := encoder.Encode(exportHead{exportType, exportVersion, session})
 	for i := 0; err == nil && i < len(events); i++ {
 		e := events[i]
 		e.Seed = ""
@@ -85,10 +85,10 @@ func ReadExport(r io.Reader) ([]Event, error) {
 func checkHead(line []byte) error {
 	var head exportHead
 	if err := json.Unmarshal(line, &head); err != nil || head.Type != exportType {
-		return fmt.Errorf(`line 1: must be {"type":%q,"version":%d,...}, as session export prints it`, exportType, ExportVersion)
+		return fmt.Errorf(`line 1: must be {"type":%q,"version":%d,...}, as session export prints it`, exportType, exportVersion)
 	}
-	if head.Version != ExportVersion {
-		return fmt.Errorf("line 1: version %d: this program reads version %d", head.Version, ExportVersion)
+	if head.Version != exportVersion {
+		return fmt.Errorf("line 1: version %d: this program reads version %d", head.Version, exportVersion)
 	}
 	return nil
 }

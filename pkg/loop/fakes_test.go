@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -118,7 +119,7 @@ type fleet struct {
 	err error
 
 	mu      sync.Mutex
-	posts   map[string][]loop.ChannelMessage // by channel
+	posts   map[string][]ports.ChannelMessage // by channel
 	known   map[protocol.CallID]*protocol.Result
 	free    time.Time // when all calls so far have run
 	ends    map[protocol.CallID]time.Time

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -35,7 +36,7 @@ func (k *keeping) Keep(_ context.Context, _ protocol.SessionID, call protocol.Ca
 	return k.err
 }
 
-var _ loop.Keeper = (*keeping)(nil)
+var _ ports.Keeper = (*keeping)(nil)
 
 func long(t *testing.T) *tools.Table {
 	t.Helper()

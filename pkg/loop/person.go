@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -39,7 +40,7 @@ func (b *batch) askUser(ctx context.Context, p *pendingCall, request wire.Person
 
 // answered waits for the answer of a person. The failure says why there is none.
 func (t *turnRun) answered(ctx context.Context, p *pendingCall, request wire.PersonRequest) (protocol.Answer, *protocol.Error, error) {
-	asker, is := t.dispatcher.(Asker)
+	asker, is := t.dispatcher.(ports.Asker)
 	if !is {
 		return protocol.Answer{}, protocol.Errorf(protocol.CodeToolFailed, "There is nobody to ask. Go on without an answer."), nil
 	}

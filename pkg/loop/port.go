@@ -159,34 +159,6 @@ type Dispatcher interface {
 	Dispatch(ctx context.Context, calls []protocol.Call, observe func(Update)) error
 }
 
-// Keeper is a [Dispatcher] that can store the whole text of an inline tool, if the model sees only
-// a part.
-type Keeper interface {
-	// Keep stores the text of a call until its session is removed, where [wire.ResultRead]
-	// finds it. Storing it again replaces it.
-	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
-}
-
-// Asker is a [Dispatcher] by which a session asks a person. Without one, tools that ask fail.
-type Asker interface {
-	// Ask waits for a person's answer to the question of a call, and returns it, or the error of
-	// ctx. It calls listening as soon as answers can arrive; an error of that ends it. An answer
-	// that fits refuses with an error is rejected with it, and the question stays.
-	Ask(
-		ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
-		fits func(protocol.Answer) error, listening func() error,
-	) (protocol.Answer, error)
-}
-
-// TurnCaller is a [Dispatcher] of a fleet that carries the calls which ask for turns, too.
-type TurnCaller interface {
-	// GivenUp reports whether the call of a turn, by its [Input].ID, has a result that ends the
-	// turn, such as a cancel while no coordinator had the session. A turn found open, before
-	// another input or by [Runner.EndGivenUp], then ends as interrupted, and its calls are
-	// cancelled. An error ends the run.
-	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
-}
-
 // ErrDetached is the cause with which a context is cancelled when this process
 // must leave a session to another one without stopping its calls: because it
 // drains, or because it can no longer extend the journal. See [context.Cause].

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -146,7 +147,7 @@ const keepTimeout = 15 * time.Second
 // else the texts do not say that it is kept.
 type keeping struct {
 	tool    *tools.Tool
-	keeper  Keeper // may be nil
+	keeper  ports.Keeper // may be nil
 	logger  *slog.Logger
 	session protocol.SessionID
 }

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -98,9 +99,9 @@ type TurnResult struct {
 //
 // A turn that was begun and has not ended comes first. If this input started it, it is resumed and
 // is the turn that Run runs; otherwise it is brought to its end, and the input gets the turn after
-// it, unless ctx ended meanwhile; one that is given up ([TurnCaller]) is only ended. Either way it
-// keeps the [Terms] that it was begun with, beside those of this Runner. An input whose ID has had
-// its turn returns how that ended, and runs nothing. The zero Input resumes only; without an open
+// it, unless ctx ended meanwhile; one that was given up, because its submitted call has a result, is
+// only ended. Either way it keeps the [Terms] that it was begun with, with those of this Runner. An
+// input whose ID has had its turn returns how that ended, and runs nothing. The zero Input resumes only; without an open
 // turn it is refused with [ErrNoInput].
 //
 // When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit], and
@@ -146,10 +147,9 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	return r.runIn(ctx, span, rec)
 }
 
-// EndGivenUp ends the turn that the input with the given id started, if it is open and given up
-// ([TurnCaller]): as interrupted, its calls cancelled. The model is not asked. It is for whoever
-// learns that a turn is given up; without it the turn is ended by the session's next run. An error
-// says that it is open still.
+// EndGivenUp ends the turn that the input with the given id started, if it is open and its submitted
+// call has a result already: as interrupted, its calls cancelled. The model is not asked. Without it
+// the session's next run ends the turn. An error means that the turn is still open.
 func (r *Runner) EndGivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) error {
 	if gone, err := r.givenUp(ctx, session, id); err != nil || !gone {
 		return err
@@ -181,7 +181,7 @@ func (r *Runner) runOther(ctx context.Context, rec *recorder) (TurnResult, error
 
 // givenUp asks the dispatcher, which knows of inputs with an id only.
 func (r *Runner) givenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
-	caller, is := r.dispatcher.(TurnCaller)
+	caller, is := r.dispatcher.(ports.TurnCaller)
 	if !is || id == "" {
 		return false, nil
 	}
@@ -272,15 +272,6 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	}
 	result.Error = &protocol.Error{Code: code, Message: err.Error()}
 	return result
-}
-
-// SessionEnded is the last live event of a command: this process is done with the session.
-func SessionEnded(session protocol.SessionID, result TurnResult) Event {
-	return Event{
-		Type: EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: result.Turn,
-		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, SpentFields: SpentFields{CostUSD: result.CostUSD},
-		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
-	}
 }
 
 // TimeLimit makes the cause with which a context ends when the time of a turn is over, for

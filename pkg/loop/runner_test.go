@@ -411,17 +411,6 @@ func TestRun_ModelThatFailsEndsTheTurn(t *testing.T) {
 	requireProtocol(t, r.model.lastSeen())
 }
 
-func TestSessionEnded_TellsTheResult(t *testing.T) {
-	t.Parallel()
-	usage := protocol.Usage{InputTokens: 1}
-	event := loop.SessionEnded("s", loop.TurnResult{Turn: 2, Outcome: loop.OutcomeAnswered, Text: "x", Usage: usage})
-	require.False(t, event.Time.IsZero())
-	event.Time = time.Time{}
-	require.Equal(t, loop.Event{
-		Type: loop.EventSessionEnded, SessionID: "s", Turn: 2, Status: "answered", Text: "x", Usage: &usage,
-	}, event)
-}
-
 func TestRun_HintsOfTheToolsAreInTheSystemPrompt(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("done"))

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -42,7 +43,7 @@ type SingleOptions struct {
 	Observe func(Event)
 	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps
 	// nothing.
-	Keeper Keeper
+	Keeper ports.Keeper
 	// Logger gets the decisions of the policy, which are in no journal; nil discards them.
 	Logger *slog.Logger
 }

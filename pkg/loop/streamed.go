@@ -21,8 +21,8 @@ import (
 // that breaks off, by an error, a crash, or because the model began another one, is journaled with
 // the calls that were sent.
 
-// FinishBroken is the [Event].Finish of a reply that broke off after some of its calls were sent.
-const FinishBroken = "broken_off"
+// finishBroken is the [Event].Finish of a reply that broke off after some of its calls were sent.
+const finishBroken = "broken_off"
 
 const (
 	// maxStreamed bounds the arguments of a reply's calls that are sent early, in bytes: the
@@ -180,7 +180,7 @@ func (t *turnRun) breakOff(ctx context.Context, text string, usage protocol.Usag
 	for i := range turn.streamed {
 		event.ToolCalls = append(event.ToolCalls, turn.streamed[i].ToolCall)
 	}
-	event.Finish = FinishBroken
+	event.Finish = finishBroken
 	t.spend(&event, t.opts.Price)
 	return t.record(ctx, event)
 }

@@ -142,7 +142,7 @@ func TestStreamed_AReplyThatBreaksOff(t *testing.T) {
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, []string{"1/1/0", "1/1/1", "1/2/0"}, r.fleet.ran())
 	reply := r.watch.of(loop.EventModelReply)[0]
-	require.Equal(t, loop.FinishBroken, reply.Finish)
+	require.Equal(t, "broken_off", reply.Finish)
 	require.Len(t, reply.ToolCalls, 2)
 	require.Equal(t, "asking a", reply.Text)
 	requireProtocol(t, r.model.lastSeen())
@@ -165,7 +165,7 @@ func TestStreamed_AReplyThatBeginsAgain(t *testing.T) {
 			continue
 		}
 		require.Equal(t, []loop.ToolCall{other}, replies[0].ToolCalls)
-		require.Equal(t, loop.FinishBroken, replies[0].Finish)
+		require.Equal(t, "broken_off", replies[0].Finish)
 	}
 }
 

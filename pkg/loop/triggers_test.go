@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -78,7 +79,7 @@ func waits() byPrompt {
 func TestTriggers_AreSetAndListed(t *testing.T) {
 	t.Parallel()
 	f, s := newFamily(t, waits()).withTriggers(t)
-	require.NoError(t, f.fleet.SendMessage(t.Context(), "default.work", loop.ChannelMessage{From: "other", Text: "hello"}))
+	require.NoError(t, f.fleet.SendMessage(t.Context(), "default.work", ports.ChannelMessage{From: "other", Text: "hello"}))
 	_, err := f.run(t.Context(), t)
 	require.NoError(t, err)
 	id := func(step, index int) string { return "t-" + string(f.callID(t, 1, step, index)) }

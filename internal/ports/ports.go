@@ -1,0 +1,66 @@
+// Package ports has what a session asks of its dispatcher in addition to carrying calls. Each
+// interface is optional: a [github.com/toolfleet/toolfleet/pkg/loop.Dispatcher] without it has
+// sessions whose tools for that fail, or cut their texts. The dispatcher of a fleet has all of
+// them. They are internal, because programs use a fleet's dispatcher, and their own in tests only.
+package ports
+
+import (
+	"context"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Keeper stores the whole text of an inline tool, if the model sees only a part.
+type Keeper interface {
+	// Keep stores the text of a call until its session is removed, where a wire.ResultRead finds
+	// it. Storing it again replaces it.
+	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
+}
+
+// Asker asks a person. Without one, tools that ask fail.
+type Asker interface {
+	// Ask waits for a person's answer to the question of a call, and returns it, or the error of
+	// ctx. It calls listening as soon as answers can arrive; an error of that ends it. An answer
+	// that fits refuses with an error is rejected with it, and the question stays.
+	Ask(
+		ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
+		fits func(protocol.Answer) error, listening func() error,
+	) (protocol.Answer, error)
+}
+
+// TurnCaller carries the calls that ask for turns, too.
+type TurnCaller interface {
+	// GivenUp reports whether the call of a turn, by the id of its input, has a result that ends
+	// the turn, such as a cancel while no coordinator had the session. A turn found open then ends
+	// as interrupted, and its calls are cancelled. An error ends the run.
+	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
+}
+
+// Channels are how sessions send each other messages. Without them, tools about channels fail. A
+// [protocol.Error] is the result of the call; any other error leaves the call without result, and
+// the next run of the session makes it again.
+type Channels interface {
+	// SendMessage adds a message to the end of a channel, once for each Call: a later one of the
+	// same Call changes nothing. Sequence and Time are the channel's to set.
+	SendMessage(ctx context.Context, channel string, message ChannelMessage) error
+	// ReadMessages returns messages in their order. None is no error.
+	ReadMessages(ctx context.Context, channel string, read ChannelRead) ([]ChannelMessage, error)
+}
+
+// ChannelMessage is a message of a channel.
+type ChannelMessage struct {
+	Sequence uint64 // grows with each message
+	Time     time.Time
+	From     protocol.SessionID
+	Call     protocol.CallID // that sent it
+	Text     string
+}
+
+// ChannelRead says which messages of a channel are read.
+type ChannelRead struct {
+	Reader protocol.SessionID // whose own messages are left out
+	After  uint64             // the sequence behind which it reads
+	Limit  int                // maximum number of messages
+	Wait   time.Duration      // for a message, if there is none
+}
