@@ -9,8 +9,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-// Two commands in different sandboxes run side by side; a third one is stored, and followed by its
-// reference, as another process would.
+// Two commands in different sandboxes run side by side; the output of one is read while it runs, and
+// the other is cancelled.
 func ExampleClient_Go() {
 	ctx := context.Background()
 	client, err := fleet.Connect(ctx, fleet.Options{})
@@ -35,24 +35,56 @@ func ExampleClient_Go() {
 		result, err := future.Wait(ctx)
 		fmt.Println(result.Status, err)
 	}
-
-	ref, err := client.Submit(ctx, command("one", "exit 3"))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	attached, err := client.Attach(ctx, ref)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	result, err := attached.Wait(ctx)
-	if ran, ok := result.Value.(protocol.CommandRunResult); ok {
-		fmt.Println(ran.ExitCode, err)
-	}
 	// Output:
 	// stdout: one
 	// ok <nil>
 	// cancelled <nil>
-	// 3 <nil>
+}
+
+// A call outlives the program that submits it: any program that knows its reference waits for it.
+func ExampleClient_Submit() {
+	ctx := context.Background()
+	client, err := fleet.Connect(ctx, fleet.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = client.Close() }()
+	ref, err := client.Submit(ctx, fleet.Call{
+		Session: "nightly", ID: "build-7", // so that submitting it again does not run it again
+		Payload: protocol.CommandRun{Command: "exit 3"},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(ref) // to be stored or printed
+	if err := attach(ctx, client, ref.String()); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// nightly/build-7
+	// ok 3
+}
+
+// attach is another program, which is connected to the same servers, and has a worker.
+func attach(ctx context.Context, client *fleet.Client, text string) error {
+	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "process"}); err != nil {
+		return err
+	}
+	ref, err := protocol.ParseCallRef(text)
+	if err != nil {
+		return err
+	}
+	future, err := client.Attach(ctx, ref)
+	if err != nil {
+		return err // it wraps fleet.ErrNoCall if there is no such call
+	}
+	result, err := future.Wait(ctx)
+	ran, err := fleet.ValueOf[protocol.CommandRunResult](result, err)
+	if err != nil {
+		return err
+	}
+	fmt.Println(result.Status, ran.ExitCode)
+	return nil
 }
