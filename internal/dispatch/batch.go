@@ -153,7 +153,7 @@ func (b *batch) follow(ctx context.Context) error {
 	}
 	for _, f := range b.takeHeldBack() {
 		if b.how.alone {
-			return notSent(ctx, f.call)
+			return b.dispatcher.notSent(ctx, f.call)
 		}
 		b.stopUnsent(ctx, f)
 	}
@@ -166,6 +166,9 @@ func (b *batch) follow(ctx context.Context) error {
 		if !b.dispatcher.nc.IsConnected() {
 			wait = min(wait, time.Second)
 		}
+	}
+	if errors.Is(context.Cause(ctx), ErrClosed) { // the connection ends soon
+		wait = min(wait, time.Second)
 	}
 	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()

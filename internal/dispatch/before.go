@@ -164,7 +164,7 @@ func (t *futures) awaitTrials(ctx context.Context, call *protocol.Call, all []*t
 		case <-limit.Done():
 		}
 		if ctx.Err() != nil {
-			return nil, notSent(ctx, call)
+			return nil, t.d.notSent(ctx, call)
 		}
 		break // its time is over
 	}

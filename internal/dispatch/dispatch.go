@@ -101,7 +101,7 @@ type Dispatcher struct {
 	metrics   *telemetry.CallMetrics
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
 	blind     atomic.Bool                   // without the right to see which workers are lost
-	left      sync.WaitGroup                // calls whose callers may have stopped waiting
+	left      sync.WaitGroup                // single calls; see Close
 	publish   []trace.SpanStartOption       // of the span of a call that is published
 }
 
@@ -385,5 +385,5 @@ func (b *batch) notSent(ctx context.Context, f *followed, fault error) error {
 	if cause := context.Cause(ctx); !errors.Is(fault, ctx.Err()) {
 		return fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault)
 	}
-	return notSent(ctx, f.call)
+	return b.dispatcher.notSent(ctx, f.call)
 }

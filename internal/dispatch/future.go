@@ -137,7 +137,7 @@ func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 		t.end(f, nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed))
 		return f
 	case ctx.Err() != nil:
-		t.end(f, nil, notSent(ctx, call))
+		t.end(f, nil, d.notSent(ctx, call))
 		return f
 	}
 	t.add(f)
@@ -217,10 +217,10 @@ func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Future,
 		t.mu.Lock()
 		t.end(f, nil, err)
 		t.mu.Unlock()
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: %w", ErrUnreachable, err)
 		}
-		return nil, nil //nolint:nilnil // not in this part
+		return nil, err // nil if it is not in this part
 	}
 	return f, nil
 }
@@ -266,7 +266,7 @@ func (f *Future) Done() <-chan struct{} { return f.done }
 func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
 
 // Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
-// the call was not sent because its lane or pool is full. A call that is about to be sent is sent
+// the call has ended, or was not sent because its lane or pool is full. A call that is about to be sent is sent
 // first: a request before it would have no effect, and others may wait for its result.
 func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
@@ -284,8 +284,15 @@ func (f *Future) Cancel(ctx context.Context) error {
 		t.mu.Unlock()
 		switch state {
 		case futureSent:
-			return t.d.publisher.Cancel(ctx, f.Call)
+			err := t.d.publisher.Cancel(ctx, f.Call)
+			if err != nil {
+				err = t.d.whyNot(ctx, err)
+			}
+			return err
 		case futureDone:
+			if errors.Is(f.err, ErrClosed) && !errors.Is(f.err, lane.ErrNotSent) {
+				return ErrClosed // its call continues
+			}
 			return nil
 		case futureQueued, futureSending:
 		}
@@ -426,7 +433,7 @@ func (t *futures) onFrame(session protocol.SessionID, frame *wire.Frame) {
 func (t *futures) cancelled(f *Future) {
 	switch f.state {
 	case futureQueued:
-		t.end(f, nil, notSent(f.ctx, f.Call))
+		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
 		t.wake(futureLane{f.Call.Pool, f.Call.Lane()})
 	case futureSent:
 		t.cancels = append(t.cancels, f)
@@ -534,7 +541,7 @@ func (t *futures) sendCall(f *Future) bool {
 	case f.accepted || known:
 		t.schedule(f)
 	case f.ctx.Err() != nil && (!heard || errors.Is(fault, lane.ErrNotSent)):
-		t.end(f, nil, notSent(f.ctx, f.Call))
+		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
 	case f.ctx.Err() != nil: // whether it was enqueued is unknown, and cancelling it settles that
 		t.schedule(f)
 	case !heard:

@@ -27,7 +27,7 @@ var ErrUnreachable = errors.New("the fleet cannot be reached")
 // One runs a single call and returns its result, or an error of [Dispatcher.Dispatch], or one that
 // wraps [lane.ErrNotSent] if ctx ended before the call was sent.
 func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
-	return d.one(ctx, call, d.options.CancelWait, nil, nil)
+	return d.Observed(ctx, call, nil)
 }
 
 // Told is [Dispatcher.One], and reports what the call waits for if no worker can run it or its
@@ -40,21 +40,20 @@ func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(wa
 	})
 }
 
-// Observed is [Dispatcher.One], and reports every change of the call.
+// Observed is [Dispatcher.One], and reports every change of the call; observe may be nil.
 func (d *Dispatcher) Observed(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
-	return d.one(ctx, call, d.options.CancelWait, nil, observe)
+	if err := d.enter(call); err != nil {
+		return nil, err
+	}
+	defer d.left.Done()
+	return d.one(ctx, call, d.options.CancelWait, observe)
 }
 
-// one is [Dispatcher.Observed] with a time to wait for results after a cancel; state and observe
-// may be nil.
-func (d *Dispatcher) one(
-	ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value, observe func(loop.Update),
-) (*protocol.Result, error) {
+// one is [Dispatcher.Observed] with a time to wait for results after a cancel; observe may be nil.
+func (d *Dispatcher) one(ctx context.Context, call *protocol.Call, cancelWait time.Duration, observe func(loop.Update)) (*protocol.Result, error) {
 	var result *protocol.Result
 	err := d.dispatch(ctx, []protocol.Call{*call}, how{cancelWait: cancelWait, alone: true}, func(u loop.Update) {
-		if result = u.Result; state != nil {
-			state.Store(u.State)
-		}
+		result = u.Result
 		if observe != nil {
 			observe(u)
 		}
@@ -72,7 +71,7 @@ func (d *Dispatcher) one(
 // change of the call, until Promptly returns or a little longer, and may be nil.
 func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
 	if ctx.Err() != nil {
-		return nil, notSent(ctx, call)
+		return nil, d.notSent(ctx, call)
 	}
 	tried, unmet, err := d.of(call.Pool).futures.sendAfter(ctx, call)
 	if err != nil || unmet != nil {
@@ -82,29 +81,26 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 		result *protocol.Result
 		err    error
 	}
-	var state atomic.Value
+	var accepted atomic.Bool
 	done := make(chan outcome, 1)
-	d.futures.mu.Lock()
-	closed := d.futures.closed
-	if !closed {
-		d.left.Go(func() {
-			result, err := d.one(ctx, call, graceWait, &state, func(u loop.Update) {
-				if u.Result == nil && u.Waits == "" { // it is accepted
-					tried(false)
-				}
-				if observe != nil {
-					observe(u)
-				}
-			})
-			tried(notRun(result, err))
-			done <- outcome{result, err}
-		})
-	}
-	d.futures.mu.Unlock()
-	if closed {
+	if err := d.enter(call); err != nil {
 		tried(true)
-		return nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed)
+		return nil, err
 	}
+	go func() {
+		defer d.left.Done()
+		result, err := d.one(ctx, call, graceWait, func(u loop.Update) {
+			if u.Result == nil && u.Waits == "" { // else it may be held back, or was refused
+				accepted.Store(true)
+				tried(false)
+			}
+			if observe != nil {
+				observe(u)
+			}
+		})
+		tried(notRun(result, err))
+		done <- outcome{result, err}
+	}()
 	select {
 	case o := <-done:
 		return o.result, o.err
@@ -117,7 +113,7 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 		return o.result, o.err
 	case <-limit.C:
 	}
-	if state.Load() == nil { // it was not accepted
+	if !accepted.Load() {
 		return nil, maySent(ctx, call)
 	}
 	unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
@@ -125,12 +121,23 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	return &unknown, nil
 }
 
+// enter has Close wait for a call: left.Done ends that.
+func (d *Dispatcher) enter(call *protocol.Call) error {
+	d.futures.mu.Lock()
+	defer d.futures.mu.Unlock()
+	if d.futures.closed {
+		return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed)
+	}
+	d.left.Add(1)
+	return nil
+}
+
 // closeWait bounds the time of [Dispatcher.Close]. An observer of the user's may never return.
 const closeWait = 5 * time.Second
 
-// Close ends all futures with [ErrClosed]; their calls continue. Requests to cancel calls whose
-// callers did not wait are stored first, which takes a few seconds at most. Except by
-// [Dispatcher.Go] and [Dispatcher.Promptly], no call may be dispatched meanwhile.
+// Close ends all futures with [ErrClosed]; their calls continue. Requests to cancel single calls
+// whose contexts have ended are stored first, which takes a few seconds at most. By
+// [Dispatcher.Dispatch] no call may be dispatched meanwhile.
 func (d *Dispatcher) Close() {
 	d.futures.close()
 	stored := make(chan struct{})
@@ -151,7 +158,18 @@ func maySent(ctx context.Context, call *protocol.Call) error {
 	return fmt.Errorf("call %s: %w, and may have taken the call all the same: %w", call.ID, ErrUnreachable, context.Cause(ctx))
 }
 
-// notSent is the error of a call whose context had ended before.
-func notSent(ctx context.Context, call *protocol.Call) error {
-	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, context.Cause(ctx))
+// notSent is the error of a call whose context ended before it was sent.
+func (d *Dispatcher) notSent(ctx context.Context, call *protocol.Call) error {
+	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, d.whyNot(ctx, context.Cause(ctx)))
+}
+
+// whyNot adds to an error the cause of a context that has ended, and that the server is away.
+func (d *Dispatcher) whyNot(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	if (ctx.Err() == nil || !d.nc.IsConnected()) && !errors.Is(err, ErrUnreachable) {
+		err = fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return err
 }

@@ -3,6 +3,8 @@ package fleet_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,60 +65,50 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 	end()
 	denies, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{"bash"}}})
 	require.NoError(t, err)
-	own := func(c fleet.Call, id protocol.CallID) fleet.Call {
-		c.Session, c.ID = "own", id
-		return c
-	}
-	ofOwn := func(id protocol.CallID) protocol.CallRef { return protocol.CallRef{SessionID: "own", ID: id} }
+	var ids atomic.Int64
 	ref := func(f *fleet.Future) protocol.CallRef {
 		<-f.Done()
 		return f.Ref()
 	}
-	for name, first := range map[string]func() protocol.CallRef{
-		"a quota":          func() protocol.CallRef { return ref(client.Go(t.Context(), ofAcme())) },
-		"a full pool":      func() protocol.CallRef { return ref(client.Go(t.Context(), ofSmall(100*time.Millisecond))) },
-		"an ended context": func() protocol.CallRef { return ref(client.Go(ended, shell("a", "true"))) },
-		"invalid":          func() protocol.CallRef { return ref(client.Go(t.Context(), fleet.Call{})) },
-		"an invalid stream": func() protocol.CallRef {
+	for name, first := range map[string]func(t *testing.T) protocol.CallRef{
+		"a quota":          func(t *testing.T) protocol.CallRef { return ref(client.Go(t.Context(), ofAcme())) },
+		"a full pool":      func(t *testing.T) protocol.CallRef { return ref(client.Go(t.Context(), ofSmall(100*time.Millisecond))) },
+		"an ended context": func(t *testing.T) protocol.CallRef { return ref(client.Go(ended, shell("a", "true"))) },
+		"invalid":          func(t *testing.T) protocol.CallRef { return ref(client.Go(t.Context(), fleet.Call{})) },
+		"an invalid stream": func(t *testing.T) protocol.CallRef {
 			return ref(client.Stream("a", "no stream").Go(t.Context(), shell("a", "true")))
 		},
-		"a policy denies it": func() protocol.CallRef {
+		"a policy denies it": func(t *testing.T) protocol.CallRef {
 			return ref(client.Go(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"true"}`, Policy: denies}))
 		},
-		"cancelled before": func() protocol.CallRef {
+		"cancelled before": func(t *testing.T) protocol.CallRef {
 			f := client.Go(t.Context(), ofSmall(0))
 			require.NoError(t, f.Cancel(t.Context()))
 			return ref(f)
 		},
-		"Submit, refused": func() protocol.CallRef {
+		"Submit, refused": func(t *testing.T) protocol.CallRef {
 			ref, err := client.Submit(t.Context(), ofAcme())
 			require.ErrorIs(t, err, fleet.ErrQuota)
 			return ref
 		},
-		"Submit, ended context": func() protocol.CallRef {
+		"Submit, ended context": func(t *testing.T) protocol.CallRef {
 			ref, err := client.Submit(ended, shell("a", "true"))
 			require.ErrorIs(t, err, fleet.ErrNotSent)
 			return ref
 		},
-		"Submit of a stream, refused": func() protocol.CallRef {
+		"Submit of a stream, refused": func(t *testing.T) protocol.CallRef {
 			ref, err := client.Stream("a", "b").Submit(t.Context(), ofAcme())
 			require.ErrorIs(t, err, fleet.ErrQuota)
 			return ref
 		},
-		"Call, refused": func() protocol.CallRef {
-			result, err := client.Call(t.Context(), own(ofAcme(), "refused"))
-			require.NoError(t, err)
-			require.ErrorIs(t, result.Err(), fleet.ErrQuota)
-			return ofOwn("refused")
-		},
-		"Call, full until its context ends": func() protocol.CallRef {
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			defer cancel()
-			_, err := client.Call(ctx, own(ofSmall(0), "full"))
+		"Call, ended context": func(t *testing.T) protocol.CallRef {
+			call := shell("a", "true")
+			call.Session, call.ID = "own", protocol.CallID(fmt.Sprint("call-", ids.Add(1)))
+			_, err := client.Call(ended, call)
 			require.ErrorIs(t, err, fleet.ErrNotSent)
-			return ofOwn("full")
+			return protocol.CallRef{SessionID: call.Session, ID: call.ID}
 		},
-		"one that waits itself": func() protocol.CallRef {
+		"one that waits itself": func(t *testing.T) protocol.CallRef {
 			call := shell("a", "true")
 			call.After = []protocol.CallRef{ref(client.Go(t.Context(), ofAcme()))}
 			return ref(client.Go(t.Context(), call))
@@ -143,7 +135,7 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
 				call := shell("a", "true")
-				call.After = []protocol.CallRef{first()}
+				call.After = []protocol.CallRef{first(t)}
 				requireUnmet(t, second(call))
 			})
 		}

@@ -23,7 +23,11 @@ func (c *Client) ServerTools(
 	if _, err := protocol.ParseSessionID(string(session)); err != nil {
 		return nil, nil, err
 	}
-	return mcptools.Open(ctx, c.inner.Dispatcher.One, session, servers, taken)
+	made, err = do(ctx, c, nil, func(ctx context.Context) (made []tools.Tool, err error) {
+		made, problems, err = mcptools.Open(ctx, c.inner.Dispatcher.One, session, servers, taken)
+		return made, err
+	})
+	return made, problems, err
 }
 
 // Errors of [Client.Answer] and [Sessions.Approve].
@@ -44,15 +48,17 @@ func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.A
 	if asked.Question != nil {
 		answer.Question = cmp.Or(answer.Question, asked.Question.ID)
 	}
-	if err := c.closed(); err != nil {
-		return err
-	}
 	of := approval.Asked{Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID}
-	return approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
+	_, err := do(ctx, c, nil, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
+	})
+	return err
 }
 
 // AwaitApproval waits until a person approves or denies a call: by [Sessions.Approve] in any
 // program of the fleet, or by coordinator approve. It is for [loop.Options] and [Call].Approve.
 func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-	return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
+	return do(ctx, c, nil, func(ctx context.Context) (loop.Approval, error) {
+		return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
+	})
 }

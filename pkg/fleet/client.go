@@ -31,11 +31,14 @@
 //
 // # How methods end
 //
-//   - A closed client: [ErrClosed], at once.
-//   - An ended context: its cause. [Client.Call] and [Client.Go] then cancel their call; all other
-//     methods leave what is in the fleet as it is.
-//   - A server that is away: methods wait for it until their context ends, and then return
-//     [ErrUnreachable] or the cause. The client connects again by itself.
+//   - A closed client: [ErrClosed], at once, also from methods that wait.
+//   - An ended context: its cause, at once. [Client.Call] and [Client.Go] then cancel their call, and
+//     [Sessions.Run] and [Sessions.Compact] their turn; all other methods leave what is in the fleet
+//     as it is.
+//   - A server that is away: [ErrUnreachable] and, if the context has ended, its cause. [Client.Call],
+//     [Client.Go] and [Client.Submit] wait for the server until their context ends; other methods
+//     wait some seconds. What runs something has [ErrNotSent] or [ErrUnknownOutcome], too. The
+//     client connects again by itself.
 //   - A fleet of another version: [Connect] returns [ErrVersion], and changes nothing.
 package fleet
 
@@ -47,10 +50,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
@@ -287,13 +292,56 @@ func (c *Client) whileOpen(ctx context.Context) (context.Context, func()) {
 // closed returns [ErrClosed] for a closed client.
 func (c *Client) closed() error { return context.Cause(c.open) }
 
-// check returns [ErrClosed] for a closed client, or an error about rights that the user of the
-// connection lacks: the server does not answer requests without them.
-func (c *Client) check(ctx context.Context, rights ...natsio.Rights) error {
-	if err := c.closed(); err != nil {
+// do calls a method with a context that ends when the client is closed, if the user of the
+// connection has the rights for it: the server does not answer requests without them. The error is
+// an outcome.
+func do[T any](ctx context.Context, c *Client, rights []natsio.Rights, method func(context.Context) (T, error)) (result T, err error) {
+	ctx, done := c.whileOpen(ctx)
+	defer done()
+	if err = context.Cause(ctx); err == nil && len(rights) > 0 {
+		err = c.inner.CheckRights(ctx, rights...)
+	}
+	if err == nil {
+		result, err = method(ctx)
+	}
+	return result, c.outcome(ctx, err)
+}
+
+// outcome adds to the error of a method what callers branch on: see kinds; and if the method was
+// interrupted, [ErrClosed], the cause of its context, or [ErrUnreachable].
+func (c *Client) outcome(ctx context.Context, err error) error {
+	err = withKind(err)
+	if err == nil || !slices.ContainsFunc(interruptions, func(kind error) bool { return errors.Is(err, kind) }) {
 		return err
 	}
-	return c.inner.CheckRights(ctx, rights...)
+	for _, kind := range []error{c.closed(), context.Cause(ctx)} {
+		if kind != nil && !errors.Is(err, kind) {
+			err = fmt.Errorf("%w: %w", kind, err)
+		}
+	}
+	if c.closed() == nil && (ctx.Err() == nil || !c.connected()) && !errors.Is(err, ErrUnreachable) {
+		err = fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return err
+}
+
+// interrupted is the error of a result, with the cause if ctx ended before it was known.
+func (c *Client) interrupted(ctx context.Context, result *protocol.Result) error {
+	if result.Status == protocol.StatusOutcomeUnknown && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", context.Cause(ctx), result.Error)
+	}
+	return result.Error
+}
+
+// interruptions are how requests fail that the server does not answer.
+var interruptions = []error{ //nolint:gochecknoglobals // a constant table
+	context.Canceled, context.DeadlineExceeded, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionClosed,
+	nats.ErrDisconnected, nats.ErrReconnectBufExceeded, jetstream.ErrNoStreamResponse,
+}
+
+// connected reports whether the servers of all pools are connected.
+func (c *Client) connected() bool {
+	return !slices.ContainsFunc(c.inner.Parts(), func(part *fleet.Fleet) bool { return !part.NC.IsConnected() })
 }
 
 // OpenModel opens a model by its spec, such as "openai:NAME", "anthropic:NAME", "google:NAME" or

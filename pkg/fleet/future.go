@@ -3,7 +3,6 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"sync"
@@ -106,11 +105,13 @@ func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, err
 	if _, err := protocol.ParseCallRef(ref.String()); err != nil {
 		return nil, err
 	}
-	follow, err := c.inner.Dispatcher.Attach(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	return (&Future{ref: ref}).started(follow), nil
+	return do(ctx, c, nil, func(ctx context.Context) (*Future, error) {
+		follow, err := c.inner.Dispatcher.Attach(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		return (&Future{ref: ref}).started(follow), nil
+	})
 }
 
 // started is the future of a call that was sent.
@@ -155,16 +156,13 @@ func (f *Future) Wait(ctx context.Context) (Result, error) {
 
 // Cancel requests that the call ends as cancelled. When it returns nil the request is stored: the
 // call will not start, or will be killed, unless it ends first. [Future.Wait] says which. A call
-// that is about to be sent is sent first.
+// that is about to be sent is sent first. Other errors are those of all methods: [ErrClosed], the
+// cause of ctx, [ErrUnreachable].
 func (f *Future) Cancel(ctx context.Context) error {
 	if f.follow == nil {
 		return nil
 	}
-	err := f.follow.Cancel(ctx)
-	if err != nil && !errors.Is(err, ErrUnreachable) {
-		err = fmt.Errorf("%w: %w", ErrUnreachable, err)
-	}
-	return err
+	return f.follow.Cancel(ctx)
 }
 
 // Output is a piece of what a running call writes.

@@ -37,58 +37,56 @@ func (c *Client) Lanes(pool protocol.Pool) Lanes {
 	return Lanes{c, cmp.Or(pool, protocol.DefaultPool)}
 }
 
-// open checks the pool, and the rights to change lanes if change is set.
-func (l Lanes) open(ctx context.Context, change bool) (*operator.Operator, error) {
+// inLanes calls a method. With change set it needs the rights to change lanes.
+func inLanes[T any](ctx context.Context, l Lanes, change bool, method func(context.Context, *operator.Operator) (T, error)) (none T, err error) {
 	if _, err := protocol.ParsePool(string(l.pool)); err != nil {
-		return nil, err
+		return none, err
 	}
 	f := l.client.inner
 	rights := []natsio.Rights{natsio.LaneRights(f.Name, l.pool)}
 	if change {
 		rights = append(rights, natsio.LaneChangeRights(f.Name, l.pool))
 	}
-	if err := l.client.check(ctx, rights...); err != nil {
-		return nil, err
-	}
-	return operator.New(ctx, f.Conn(l.pool), f.Name)
+	return do(ctx, l.client, rights, func(ctx context.Context) (T, error) {
+		o, err := operator.New(ctx, f.Conn(l.pool), f.Name)
+		if err != nil {
+			return none, err
+		}
+		return method(ctx, o)
+	})
 }
 
-// of is open for a method about one lane.
-func (l Lanes) of(ctx context.Context, lane protocol.Lane, change bool) (*operator.Operator, error) {
+// inLane is inLanes for a method about one lane.
+func inLane[T any](ctx context.Context, l Lanes, lane protocol.Lane, change bool, method func(context.Context, *operator.Operator) (T, error)) (none T, err error) {
 	key, err := protocol.ParseResourceKey(string(lane))
 	if err == nil && key.Lane() != lane {
 		err = fmt.Errorf("lane %s: must be the first two segments of a resource key: %s", lane, key.Lane())
 	}
 	if err != nil {
-		return nil, err
+		return none, err
 	}
-	return l.open(ctx, change)
+	return inLanes(ctx, l, change, method)
 }
 
 // List returns the lanes that have calls, are held or paused, the one with the oldest call first;
 // a limit of 0 means 100. When more than 4,096 lanes have something, the others are only counted.
 func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
-	o, err := l.open(ctx, false)
-	if err != nil {
-		return nil, err
-	}
-	return o.List(ctx, l.pool, limit)
+	return inLanes(ctx, l, false, func(ctx context.Context, o *operator.Operator) (*report.LaneList, error) {
+		return o.List(ctx, l.pool, limit)
+	})
 }
 
 // Show returns a lane with its first unfinished calls; a limit of 0 means 256. It asks the workers
 // which requirements of waiting calls none of them meets, which takes half a second. A lane that
 // has nothing is [ErrNoLane].
 func (l Lanes) Show(ctx context.Context, lane protocol.Lane, limit int) (*report.LaneCalls, error) {
-	o, err := l.of(ctx, lane, false)
-	if err != nil {
-		return nil, err
-	}
-	shown, err := o.Show(ctx, l.pool, lane, limit)
-	if err != nil {
-		return nil, err
-	}
-	dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
-	return shown, nil
+	return inLane(ctx, l, lane, false, func(ctx context.Context, o *operator.Operator) (*report.LaneCalls, error) {
+		shown, err := o.Show(ctx, l.pool, lane, limit)
+		if err == nil {
+			dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
+		}
+		return shown, err
+	})
 }
 
 // Bounds of the waiting calls that [Lanes.Unmet] reads.
@@ -100,10 +98,10 @@ const (
 // Unmet returns waiting calls that none of the pool's workers can run, with WaitsFor set: at most
 // 16 of each of the 32 lanes that have waited longest.
 func (l Lanes) Unmet(ctx context.Context) ([]report.Call, error) {
-	o, err := l.open(ctx, false)
-	if err != nil {
-		return nil, err
-	}
+	return inLanes(ctx, l, false, l.unmet)
+}
+
+func (l Lanes) unmet(ctx context.Context, o *operator.Operator) ([]report.Call, error) {
 	list, err := o.List(ctx, l.pool, maxIdleLanes)
 	if err != nil {
 		return nil, err
@@ -125,30 +123,18 @@ func (l Lanes) Unmet(ctx context.Context) ([]report.Call, error) {
 // accepted and wait. A pause is stored, and may come before the lane's first call. confirmed means
 // that no call starts any more; it is false when the lane's holder did not answer within 3 s.
 func (l Lanes) Pause(ctx context.Context, lane protocol.Lane) (confirmed bool, err error) {
-	o, err := l.of(ctx, lane, true)
-	if err != nil {
-		return false, err
-	}
-	return o.Pause(ctx, l.pool, lane)
+	return inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) (bool, error) { return o.Pause(ctx, l.pool, lane) })
 }
 
 // Resume ends a pause, and reports whether the lane was paused.
 func (l Lanes) Resume(ctx context.Context, lane protocol.Lane) (paused bool, err error) {
-	o, err := l.of(ctx, lane, true)
-	if err != nil {
-		return false, err
-	}
-	return o.Resume(ctx, l.pool, lane)
+	return inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) (bool, error) { return o.Resume(ctx, l.pool, lane) })
 }
 
 // Wake publishes a lane's ready message if it is missing, and reports whether it was. Workers do
 // that themselves within a second or two. A lane that has nothing is [ErrNoLane].
 func (l Lanes) Wake(ctx context.Context, lane protocol.Lane) (missing bool, err error) {
-	o, err := l.of(ctx, lane, true)
-	if err != nil {
-		return false, err
-	}
-	return o.Wake(ctx, l.pool, lane)
+	return inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) (bool, error) { return o.Wake(ctx, l.pool, lane) })
 }
 
 // Cancel cancels one call of a lane: it does not start, or is killed. That is stored, and happens
@@ -157,21 +143,18 @@ func (l Lanes) Cancel(ctx context.Context, lane protocol.Lane, call protocol.Cal
 	if _, err := protocol.ParseCallID(string(call)); err != nil {
 		return err
 	}
-	o, err := l.of(ctx, lane, true)
-	if err != nil {
-		return err
-	}
-	return o.Skip(ctx, l.pool, lane, call)
+	_, err := inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) (struct{}, error) {
+		return struct{}{}, o.Skip(ctx, l.pool, lane, call)
+	})
+	return err
 }
 
 // CancelRunning cancels the running calls of a lane, and returns them. Those behind them start
 // next, unless the lane is paused. The error is [ErrNothingRuns] when there is none.
 func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.RunningCall, error) {
-	o, err := l.of(ctx, lane, true)
-	if err != nil {
-		return nil, err
-	}
-	return o.Kill(ctx, l.pool, lane)
+	return inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) ([]report.RunningCall, error) {
+		return o.Kill(ctx, l.pool, lane)
+	})
 }
 
 // Workers returns the workers of a pool that answer within a time, sorted by their ids. The list is
@@ -185,12 +168,11 @@ func (c *Client) Workers(ctx context.Context, pool protocol.Pool, wait time.Dura
 	if wait < 0 {
 		return nil, fmt.Errorf("wait %s: must not be negative", wait)
 	}
-	if err := c.check(ctx, natsio.WorkersRights(c.inner.Name, pool)); err != nil {
-		return nil, err
-	}
-	workers, err := dispatch.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))
-	if errors.Is(err, nats.ErrNoResponders) {
-		return nil, nil
-	}
-	return append([]*report.Worker{}, workers...), err
+	return do(ctx, c, []natsio.Rights{natsio.WorkersRights(c.inner.Name, pool)}, func(ctx context.Context) ([]*report.Worker, error) {
+		workers, err := dispatch.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))
+		if errors.Is(err, nats.ErrNoResponders) {
+			return nil, nil
+		}
+		return append([]*report.Worker{}, workers...), err
+	})
 }

@@ -116,7 +116,7 @@ func (c *Client) Limits() Limits { return Limits{c} }
 
 // List returns the limits, the most specific one first.
 func (l Limits) List(ctx context.Context) (list []Limit, err error) {
-	err = l.each(ctx, l.client.inner.Parts()[:1], func(store *limits.Store) error {
+	err = l.each(ctx, l.client.inner.Parts()[:1], func(ctx context.Context, store *limits.Store) error {
 		rules, err := store.Rules(ctx)
 		for _, r := range rules.List() {
 			burst := r.Burst
@@ -138,32 +138,33 @@ func (l Limits) Set(ctx context.Context, limit Limit) error {
 	if err != nil {
 		return err
 	}
-	return l.each(ctx, l.client.inner.Parts(), func(store *limits.Store) error { return store.Set(ctx, rule) })
+	return l.each(ctx, l.client.inner.Parts(), func(ctx context.Context, store *limits.Store) error { return store.Set(ctx, rule) })
 }
 
 // Remove removes the limit of the same lanes, tenant or pool; other fields do not count. The error
 // wraps [ErrNotFound] if there is none.
 func (l Limits) Remove(ctx context.Context, limit Limit) error {
 	about := limits.Rule{Lane: limits.Pattern(limit.Lane), Tenant: limit.Tenant, Pool: limit.Pool}
-	return l.each(ctx, l.client.inner.Parts(), func(store *limits.Store) error { return store.Remove(ctx, about) })
+	return l.each(ctx, l.client.inner.Parts(), func(ctx context.Context, store *limits.Store) error { return store.Remove(ctx, about) })
 }
 
 // each opens the limits of parts of the fleet: pools with servers of their own have a copy.
-func (l Limits) each(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store) error) error {
-	if err := l.client.check(ctx, natsio.CallRights(l.client.inner.Name, protocol.DefaultPool)); err != nil {
-		return err
-	}
-	for _, part := range parts {
-		store, err := limits.Open(ctx, part.JS, part.Name)
-		if err == nil {
-			err = natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name))
+func (l Limits) each(ctx context.Context, parts []*fleet.Fleet, method func(context.Context, *limits.Store) error) error {
+	rights := []natsio.Rights{natsio.CallRights(l.client.inner.Name, protocol.DefaultPool)}
+	_, err := do(ctx, l.client, rights, func(ctx context.Context) (struct{}, error) {
+		for _, part := range parts {
+			store, err := limits.Open(ctx, part.JS, part.Name)
+			if err == nil {
+				err = natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name))
+			}
+			if err == nil {
+				err = method(ctx, store)
+			}
+			if err != nil {
+				return struct{}{}, err
+			}
 		}
-		if err == nil {
-			err = do(store)
-		}
-		if err != nil {
-			return withKind(err)
-		}
-	}
-	return nil
+		return struct{}{}, nil
+	})
+	return err
 }

@@ -58,7 +58,7 @@ func (c *Client) Schedules() Schedules { return Schedules{c} }
 // returns the others.
 func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
 	list := []Schedule{}
-	err := s.with(ctx, func(store *schedule.Store) error {
+	err := s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
 		all, err := store.List(ctx)
 		for _, one := range all {
 			d := described(one)
@@ -93,7 +93,7 @@ func (s Schedules) Add(ctx context.Context, request NewSchedule) (added Schedule
 	if len(request.Turn.Attachments) > 0 {
 		return added, kindError{errors.New("attachments: a scheduled turn has none"), ErrInvalid}
 	}
-	err = s.with(ctx, func(store *schedule.Store) error {
+	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
 		if err := s.client.Sessions("").Serves(ctx, request.Turn.Model); err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func (s Schedules) Resume(ctx context.Context, name string) (Schedule, error) {
 }
 
 func (s Schedules) pause(ctx context.Context, name string, paused bool) (changed Schedule, err error) {
-	err = s.with(ctx, func(store *schedule.Store) error {
+	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
 		stored, err := store.Pause(ctx, name, paused)
 		if err == nil {
 			changed = described(stored)
@@ -132,22 +132,22 @@ func (s Schedules) pause(ctx context.Context, name string, paused bool) (changed
 
 // Remove removes a schedule. Turns that have started continue.
 func (s Schedules) Remove(ctx context.Context, name string) error {
-	return s.with(ctx, func(store *schedule.Store) error { return store.Remove(ctx, name) })
+	return s.with(ctx, func(ctx context.Context, store *schedule.Store) error { return store.Remove(ctx, name) })
 }
 
-func (s Schedules) with(ctx context.Context, do func(*schedule.Store) error) error {
+func (s Schedules) with(ctx context.Context, method func(context.Context, *schedule.Store) error) error {
 	f := s.client.inner
-	if err := s.client.check(ctx, natsio.CallRights(f.Name, protocol.SessionPool)); err != nil {
-		return err
-	}
-	store, err := schedule.Open(ctx, f.JS, f.Name)
-	if err == nil {
-		err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
-	}
-	if err == nil {
-		err = do(store)
-	}
-	return withKind(err)
+	_, err := do(ctx, s.client, []natsio.Rights{natsio.CallRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) (struct{}, error) {
+		store, err := schedule.Open(ctx, f.JS, f.Name)
+		if err == nil {
+			err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
+		}
+		if err == nil {
+			err = method(ctx, store)
+		}
+		return struct{}{}, err
+	})
+	return err
 }
 
 // nextTimes is the number of next times of a [Schedule].

@@ -39,50 +39,51 @@ func (c *Client) Sessions(pool protocol.Pool) Sessions {
 	return Sessions{c, cmp.Or(pool, protocol.DefaultPool)}
 }
 
-// open checks the ids and the pool, and the rights to read sessions and others.
-func (s Sessions) open(ctx context.Context, ids []protocol.SessionID, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	_, err := protocol.ParsePool(string(s.pool))
+// run calls a method about sessions. It needs the rights to read them, and those given.
+func run[T any](
+	ctx context.Context, s Sessions, ids []protocol.SessionID, rights []natsio.Rights, method func(context.Context, *fleet.Fleet) (T, error),
+) (none T, err error) {
+	_, err = protocol.ParsePool(string(s.pool))
 	for _, id := range ids {
 		_, idErr := protocol.ParseSessionID(string(id))
 		err = errors.Join(err, idErr)
 	}
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	f := s.client.inner
-	return f, s.client.check(ctx, append(natsio.JournalRights(f.Name), rights...)...)
+	return do(ctx, s.client, append(natsio.JournalRights(f.Name), rights...), func(ctx context.Context) (T, error) { return method(ctx, f) })
 }
 
-// of is open for a method about one session.
-func (s Sessions) of(ctx context.Context, id protocol.SessionID, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	return s.open(ctx, []protocol.SessionID{id}, rights...)
-}
+// only is the ids of a method about one session.
+func only(id protocol.SessionID) []protocol.SessionID { return []protocol.SessionID{id} }
 
-// reader opens the sessions for reading. In a fleet elsewhere it looks at lanes too, if the user
+// read calls a method that reads sessions. In a fleet elsewhere it looks at lanes too, if the user
 // may do that.
-func (s Sessions) reader(ctx context.Context, ids ...protocol.SessionID) (*session.Reader, error) {
-	f, err := s.open(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
-	reader, err := session.NewReader(ctx, f)
-	if err == nil && s.client.elsewhere {
-		reader.Lanes = f.CheckRights(ctx, natsio.LaneRights(f.Name, protocol.SessionPool)) == nil
-		if f.CheckRights(ctx, natsio.LaneRights(f.Name, s.pool)) == nil {
-			reader.Pool = s.pool
+func read[T any](ctx context.Context, s Sessions, ids []protocol.SessionID, method func(context.Context, *session.Reader) (T, error)) (T, error) {
+	return run(ctx, s, ids, nil, func(ctx context.Context, f *fleet.Fleet) (none T, err error) {
+		reader, err := session.NewReader(ctx, f)
+		if err != nil {
+			return none, err
 		}
-	}
-	return reader, err
+		if s.client.elsewhere {
+			reader.Lanes = f.CheckRights(ctx, natsio.LaneRights(f.Name, protocol.SessionPool)) == nil
+			if f.CheckRights(ctx, natsio.LaneRights(f.Name, s.pool)) == nil {
+				reader.Pool = s.pool
+			}
+		}
+		return method(ctx, reader)
+	})
 }
 
 // List returns the sessions that changed last, the last one first; a limit of 0 means 100. leftOut
 // is how many more there are.
 func (s Sessions) List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error) {
-	reader, err := s.reader(ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	return reader.List(ctx, cmp.Or(limit, defaultSessions))
+	list, err = read(ctx, s, nil, func(ctx context.Context, reader *session.Reader) (list []report.Session, err error) {
+		list, leftOut, err = reader.List(ctx, cmp.Or(limit, defaultSessions))
+		return list, err
+	})
+	return list, leftOut, err
 }
 
 // defaultSessions is the limit of a list without one.
@@ -90,59 +91,45 @@ const defaultSessions = 100
 
 // IDs returns the ids of all sessions, the one that changed last first.
 func (s Sessions) IDs(ctx context.Context) ([]protocol.SessionID, error) {
-	reader, err := s.reader(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return reader.IDs(ctx)
+	return read(ctx, s, nil, func(ctx context.Context, reader *session.Reader) ([]protocol.SessionID, error) {
+		return reader.IDs(ctx)
+	})
 }
 
 // Show returns a session with its turns.
 func (s Sessions) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
-	reader, err := s.reader(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	shown, err := reader.Show(ctx, id)
-	return shown, withKind(err)
+	return read(ctx, s, only(id), func(ctx context.Context, reader *session.Reader) (*report.Session, error) {
+		return reader.Show(ctx, id)
+	})
 }
 
 // Unfinished returns the calls of a session that run or wait, its turns first, with WaitsFor set
 // for those that no worker can run.
 func (s Sessions) Unfinished(ctx context.Context, id protocol.SessionID) ([]report.Call, error) {
-	f, err := s.of(ctx, id, natsio.LaneRights(s.client.inner.Name, s.pool))
-	if err != nil {
-		return nil, err
-	}
-	turns, calls, err := session.Unfinished(ctx, f, id, s.pool)
-	if err != nil {
-		return nil, err
-	}
-	dispatch.AddUnmet(ctx, f.Conn(protocol.SessionPool), f.Name, protocol.SessionPool, turns)
-	dispatch.AddUnmet(ctx, f.Conn(s.pool), f.Name, s.pool, calls)
-	return append(turns, calls...), nil
+	rights := []natsio.Rights{natsio.LaneRights(s.client.inner.Name, s.pool)}
+	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) ([]report.Call, error) {
+		turns, calls, err := session.Unfinished(ctx, f, id, s.pool)
+		if err != nil {
+			return nil, err
+		}
+		dispatch.AddUnmet(ctx, f.Conn(protocol.SessionPool), f.Name, protocol.SessionPool, turns)
+		dispatch.AddUnmet(ctx, f.Conn(s.pool), f.Name, s.pool, calls)
+		return append(turns, calls...), nil
+	})
 }
 
 // Log returns the events of a session, as its journal has them; see [loop.Export].
 func (s Sessions) Log(ctx context.Context, id protocol.SessionID) (loop.History, error) {
-	f, err := s.of(ctx, id)
-	if err != nil {
-		return loop.History{}, err
-	}
-	history, err := session.Load(ctx, f, id)
-	return history, withKind(err)
+	return run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (loop.History, error) { return session.Load(ctx, f, id) })
 }
 
 // Import stores events of [loop.ReadExport] as a new session, and returns how many turns these
 // are. A turn that is open at their end is interrupted. The error wraps [ErrExists] if that
 // session exists.
 func (s Sessions) Import(ctx context.Context, events []loop.Event, id protocol.SessionID) (turns int, err error) {
-	f, err := s.of(ctx, id, natsio.SessionRights(s.client.inner.Name)...)
-	if err != nil {
-		return 0, err
-	}
-	turns, err = session.Import(ctx, f.Journal, slices.Clone(events), id)
-	return turns, withKind(err)
+	return run(ctx, s, only(id), natsio.SessionRights(s.client.inner.Name), func(ctx context.Context, f *fleet.Fleet) (int, error) {
+		return session.Import(ctx, f.Journal, slices.Clone(events), id)
+	})
 }
 
 // At is a point of a session: the result of Call, or the end of Turn. The zero value is the end of
@@ -158,26 +145,22 @@ type At struct {
 // shared.
 func (s Sessions) Fork(ctx context.Context, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
 	name := s.client.inner.Name
-	f, err := s.open(ctx, []protocol.SessionID{from, to}, append(natsio.SessionRights(name), natsio.WorkspaceRights(name))...)
-	if err != nil {
-		return 0, err
-	}
-	files, err := session.OpenFiles(ctx, f, s.pool)
-	if err != nil {
-		return 0, err
-	}
-	turns, err = files.Fork(ctx, f.Journal, from, session.At(at), to)
-	return turns, withKind(err)
+	rights := append(natsio.SessionRights(name), natsio.WorkspaceRights(name))
+	return run(ctx, s, []protocol.SessionID{from, to}, rights, func(ctx context.Context, f *fleet.Fleet) (int, error) {
+		files, err := session.OpenFiles(ctx, f, s.pool)
+		if err != nil {
+			return 0, err
+		}
+		return files.Fork(ctx, f.Journal, from, session.At(at), to)
+	})
 }
 
 // Effects returns the calls behind a point whose effects reach outside of the workspace, those of
 // sub-agents too, the last first: neither Fork nor Restore undoes them.
 func (s Sessions) Effects(ctx context.Context, id protocol.SessionID, at At) ([]report.Effect, error) {
-	f, err := s.of(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	effects, err := session.Effects(ctx, f.Journal, id, session.At(at))
+	effects, err := run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) ([]session.Effect, error) {
+		return session.Effects(ctx, f.Journal, id, session.At(at))
+	})
 	return reported(effects), err
 }
 
@@ -187,14 +170,14 @@ func (s Sessions) Effects(ctx context.Context, id protocol.SessionID, at At) ([]
 // session is busy.
 func (s Sessions) Revert(ctx context.Context, id protocol.SessionID, at At) ([]report.Effect, error) {
 	name := s.client.inner.Name
-	f, err := s.of(ctx, id, append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))...)
-	if err != nil {
-		return nil, err
-	}
-	effects, err := session.Effects(ctx, f.Journal, id, session.At(at))
-	if err == nil {
-		err = session.Revert(ctx, f, id, s.pool, effects)
-	}
+	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
+	effects, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) ([]session.Effect, error) {
+		effects, err := session.Effects(ctx, f.Journal, id, session.At(at))
+		if err == nil {
+			err = session.Revert(ctx, f, id, s.pool, effects)
+		}
+		return effects, err
+	})
 	return reported(effects), err
 }
 
@@ -210,11 +193,11 @@ func reported(effects []session.Effect) (all []report.Effect) {
 // [ErrSessionBusy] if the session is busy.
 func (s Sessions) Resolve(ctx context.Context, id protocol.SessionID, call protocol.CallID, happened bool, by string) error {
 	name := s.client.inner.Name
-	f, err := s.of(ctx, id, append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool))...)
-	if err != nil {
-		return err
-	}
-	return withKind(session.Resolve(ctx, f, id, s.pool, call, happened, by))
+	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool))
+	_, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (struct{}, error) {
+		return struct{}{}, session.Resolve(ctx, f, id, s.pool, call, happened, by)
+	})
+	return err
 }
 
 // Merge brings what a fork has changed in its workspace into the session that it was forked from,
@@ -222,12 +205,10 @@ func (s Sessions) Resolve(ctx context.Context, id protocol.SessionID, call proto
 // if one of the two is busy.
 func (s Sessions) Merge(ctx context.Context, fork, into protocol.SessionID) (report.Merged, error) {
 	name := s.client.inner.Name
-	f, err := s.open(ctx, []protocol.SessionID{fork, into}, append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))...)
-	if err != nil {
-		return report.Merged{}, err
-	}
-	merged, err := session.Merge(ctx, f, fork, into, s.pool)
-	return merged, withKind(err)
+	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
+	return run(ctx, s, []protocol.SessionID{fork, into}, rights, func(ctx context.Context, f *fleet.Fleet) (report.Merged, error) {
+		return session.Merge(ctx, f, fork, into, s.pool)
+	})
 }
 
 // Restore has a worker make the workspace of a session what it was after a call, and returns how
@@ -235,36 +216,34 @@ func (s Sessions) Merge(ctx context.Context, fork, into protocol.SessionID) (rep
 // [ErrSessionBusy] if the session is busy.
 func (s Sessions) Restore(ctx context.Context, id protocol.SessionID, at protocol.CallID) (written, removed int, err error) {
 	name := s.client.inner.Name
-	f, err := s.of(ctx, id, natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
-	if err != nil {
-		return 0, 0, err
-	}
-	restored, err := session.Restore(ctx, f, id, s.pool, at)
-	return restored.Written, restored.Removed, withKind(err)
+	rights := []natsio.Rights{natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool)}
+	restored, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (wire.WorkspaceRestoreResult, error) {
+		return session.Restore(ctx, f, id, s.pool, at)
+	})
+	return restored.Written, restored.Removed, err
 }
 
 // Compact has a coordinator replace older replies of a session by a summary that the model writes;
 // "" is the coordinator's. It returns false if there was nothing to replace. The end of ctx
 // cancels it.
 func (s Sessions) Compact(ctx context.Context, id protocol.SessionID, model string) (bool, error) {
-	f, err := s.of(ctx, id, natsio.CallRights(s.client.inner.Name, protocol.SessionPool))
-	if err != nil {
-		return false, err
-	}
-	var limit time.Duration
-	if deadline, has := ctx.Deadline(); has {
-		limit = time.Until(deadline)
-	}
-	call := serve.NewCall(id, wire.TurnRun{Compact: true, Model: model}, limit)
-	result, err := f.Dispatcher.One(ctx, &call)
-	if err == nil && result.Error != nil {
-		err = result.Error
-	}
-	if err != nil {
-		return false, fmt.Errorf("session %s: %w", id, err)
-	}
-	value, _ := result.Value.(wire.TurnRunResult)
-	return value.Compacted, nil
+	rights := []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}
+	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (bool, error) {
+		var limit time.Duration
+		if deadline, has := ctx.Deadline(); has {
+			limit = time.Until(deadline)
+		}
+		call := serve.NewCall(id, wire.TurnRun{Compact: true, Model: model}, limit)
+		result, err := f.Dispatcher.One(ctx, &call)
+		if err == nil && result.Error != nil {
+			err = s.client.interrupted(ctx, result)
+		}
+		if err != nil {
+			return false, fmt.Errorf("session %s: %w", id, err)
+		}
+		value, _ := result.Value.(wire.TurnRunResult)
+		return value.Compacted, nil
+	})
 }
 
 // Cancel ends the turns of a session that run or wait, with their calls, and returns their ids
@@ -272,11 +251,10 @@ func (s Sessions) Compact(ctx context.Context, id protocol.SessionID, model stri
 // has is an error: its process must be stopped, or continue it.
 func (s Sessions) Cancel(ctx context.Context, id protocol.SessionID) ([]protocol.CallID, error) {
 	name := s.client.inner.Name
-	f, err := s.of(ctx, id, natsio.LaneRights(name, protocol.SessionPool), natsio.LaneChangeRights(name, protocol.SessionPool))
-	if err != nil {
-		return nil, err
-	}
-	return session.Cancel(ctx, f, id)
+	rights := []natsio.Rights{natsio.LaneRights(name, protocol.SessionPool), natsio.LaneChangeRights(name, protocol.SessionPool)}
+	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) ([]protocol.CallID, error) {
+		return session.Cancel(ctx, f, id)
+	})
 }
 
 // Remove removes a session: its journal, its workspace, which takes a worker of the pool, its
@@ -285,11 +263,10 @@ func (s Sessions) Cancel(ctx context.Context, id protocol.SessionID) ([]protocol
 // error some of it may be left: remove it again.
 func (s Sessions) Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error) {
 	name := s.client.inner.Name
-	f, err := s.of(ctx, id, append(natsio.RemoveRights(name), natsio.LaneRights(name, s.pool), natsio.LaneChangeRights(name, s.pool))...)
-	if err != nil {
-		return report.Removed{}, err
-	}
-	return session.Remove(ctx, f, id, session.Options{Pool: s.pool, Force: force})
+	rights := append(natsio.RemoveRights(name), natsio.LaneRights(name, s.pool), natsio.LaneChangeRights(name, s.pool))
+	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (report.Removed, error) {
+		return session.Remove(ctx, f, id, session.Options{Pool: s.pool, Force: force})
+	})
 }
 
 // Follow follows the open turn of a session until it ends, or else shows the last turn, and returns
@@ -297,21 +274,18 @@ func (s Sessions) Remove(ctx context.Context, id protocol.SessionID, force bool)
 // questions that a person may answer ([Sessions.Approve], [Client.Answer]), and the live events
 // that end them; nil ignores them. The end of ctx ends Follow with its cause, not the turn.
 func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, asked func(loop.Event)) (loop.TurnResult, error) {
-	ctx, done := s.client.whileOpen(ctx)
-	defer done()
-	name := s.client.inner.Name
-	f, err := s.of(ctx, id, natsio.CallRights(name, protocol.SessionPool), natsio.LaneRights(name, protocol.SessionPool))
-	if err != nil {
-		return loop.TurnResult{}, err
-	}
 	if asked == nil {
 		asked = func(loop.Event) {}
 	}
-	result, err := session.Follow(ctx, f, id, observe, asked)
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return result, withKind(err)
+	name := s.client.inner.Name
+	rights := []natsio.Rights{natsio.CallRights(name, protocol.SessionPool), natsio.LaneRights(name, protocol.SessionPool)}
+	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (loop.TurnResult, error) {
+		result, err := session.Follow(ctx, f, id, observe, asked)
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return result, err
+	})
 }
 
 // Output shows what the running calls of a session write, until stop. observe gets one piece at a
@@ -331,21 +305,19 @@ func (s Sessions) Output(id protocol.SessionID, observe func(protocol.CallID, Ou
 // Approvals returns the calls of all sessions that wait for a person, also running ones that ask
 // one, the oldest first.
 func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
-	f, err := s.open(ctx, nil, natsio.ApprovalRights(s.client.inner.Name, s.pool)...)
-	if err != nil {
-		return nil, err
-	}
-	reader, err := session.NewReader(ctx, f)
-	if err != nil {
-		return nil, err
-	}
-	all, err := reader.Approvals(ctx)
-	return slices.DeleteFunc(all, func(q report.Question) bool {
-		if q.Question != nil {
-			return !approval.Asks(ctx, f.Conn(q.Pool()), f.Name, approval.Asked{Pool: q.Pool(), Session: q.SessionID, Call: q.CallID})
+	return run(ctx, s, nil, natsio.ApprovalRights(s.client.inner.Name, s.pool), func(ctx context.Context, f *fleet.Fleet) ([]report.Question, error) {
+		reader, err := session.NewReader(ctx, f)
+		if err != nil {
+			return nil, err
 		}
-		return !approval.Waits(ctx, f.NC, f.Name, q.SessionID, q.CallID)
-	}), err
+		all, err := reader.Approvals(ctx)
+		return slices.DeleteFunc(all, func(q report.Question) bool {
+			if q.Question != nil {
+				return !approval.Asks(ctx, f.Conn(q.Pool()), f.Name, approval.Asked{Pool: q.Pool(), Session: q.SessionID, Call: q.CallID})
+			}
+			return !approval.Waits(ctx, f.NC, f.Name, q.SessionID, q.CallID)
+		}), err
+	})
 }
 
 // Approve approves or denies a call, or accepts or declines the question of a running call of the
@@ -358,81 +330,60 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 	if err := errors.Join(err, idErr); err != nil {
 		return err
 	}
-	if err := s.client.check(ctx, natsio.ApprovalRights(f.Name, s.pool)...); err != nil {
-		return err
-	}
-	return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, approval.Asked{Pool: s.pool, Session: id, Call: call}, answer)
+	_, err = do(ctx, s.client, natsio.ApprovalRights(f.Name, s.pool), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, approval.Asked{Pool: s.pool, Session: id, Call: call}, answer)
+	})
+	return err
 }
 
-// files opens the stored workspaces.
-func (s Sessions) files(ctx context.Context, ids ...protocol.SessionID) (session.Files, error) {
-	f, err := s.open(ctx, ids)
-	if err != nil {
-		return session.Files{}, err
-	}
-	return session.OpenFiles(ctx, f, s.pool)
+// inFiles calls a method about stored workspaces.
+func inFiles[T any](
+	ctx context.Context, s Sessions, ids []protocol.SessionID, rights []natsio.Rights, method func(context.Context, session.Files) (T, error),
+) (T, error) {
+	return run(ctx, s, ids, rights, func(ctx context.Context, f *fleet.Fleet) (none T, err error) {
+		files, err := session.OpenFiles(ctx, f, s.pool)
+		if err != nil {
+			return none, err
+		}
+		return method(ctx, files)
+	})
 }
 
 // Files returns the files of a session's workspace after a call; "" is the last stored state. It
 // needs no worker, as ReadFile, Changes, Diff and Compare.
 func (s Sessions) Files(ctx context.Context, id protocol.SessionID, at protocol.CallID) (list []report.File, err error) {
-	files, err := s.files(ctx, id)
-	if err == nil {
-		list, err = files.List(ctx, id, at)
-	}
-	return list, withKind(err)
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) ([]report.File, error) { return files.List(ctx, id, at) })
 }
 
 // ReadFile returns a file of a session's workspace after a call, as [Sessions.Files] names it; at
 // most 64 MiB.
 func (s Sessions) ReadFile(ctx context.Context, id protocol.SessionID, path string, at protocol.CallID) (content []byte, err error) {
-	files, err := s.files(ctx, id)
-	if err == nil {
-		content, err = files.Read(ctx, id, path, at)
-	}
-	return content, withKind(err)
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) ([]byte, error) { return files.Read(ctx, id, path, at) })
 }
 
 // Changes returns the stored states of a session's workspace, the oldest first.
 func (s Sessions) Changes(ctx context.Context, id protocol.SessionID) (list []report.Change, err error) {
-	files, err := s.files(ctx, id)
-	if err == nil {
-		list, err = files.Changes(ctx, id)
-	}
-	return list, withKind(err)
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) ([]report.Change, error) { return files.Changes(ctx, id) })
 }
 
 // ChangedFiles returns the files that the last turn of a session has changed, with Change set; a
 // removed one is as it was.
 func (s Sessions) ChangedFiles(ctx context.Context, id protocol.SessionID) (list []report.File, err error) {
-	f, err := s.of(ctx, id, natsio.WorkspaceRights(s.client.inner.Name))
-	if err != nil {
-		return nil, err
-	}
-	files, err := session.OpenFiles(ctx, f, s.pool)
-	if err == nil {
-		list, err = files.Changed(ctx, f.Journal, id)
-	}
-	return list, withKind(err)
+	f := s.client.inner
+	return inFiles(ctx, s, only(id), []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context, files session.Files) ([]report.File, error) {
+		return files.Changed(ctx, f.Journal, id)
+	})
 }
 
 // Diff says what a call changed in a session's workspace: a line for each path, with the unified
 // difference of texts up to 1 MiB.
 func (s Sessions) Diff(ctx context.Context, id protocol.SessionID, call protocol.CallID) (text string, err error) {
-	files, err := s.files(ctx, id)
-	if err == nil {
-		text, err = files.Diff(ctx, id, call)
-	}
-	return text, withKind(err)
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) (string, error) { return files.Diff(ctx, id, call) })
 }
 
 // Compare is Diff between the last workspaces of two sessions.
 func (s Sessions) Compare(ctx context.Context, id, other protocol.SessionID) (text string, err error) {
-	files, err := s.files(ctx, id, other)
-	if err == nil {
-		text, err = files.Compare(ctx, id, other)
-	}
-	return text, withKind(err)
+	return inFiles(ctx, s, []protocol.SessionID{id, other}, nil, func(ctx context.Context, files session.Files) (string, error) { return files.Compare(ctx, id, other) })
 }
 
 // Copy says how [Sessions.Push] and [Sessions.Pull] copy a directory. The zero value is fine.
@@ -462,15 +413,16 @@ func (c *Copy) options(s Sessions, id protocol.SessionID, dir string) transfer.O
 // worker. A session that has a workspace keeps it. Files that look like secrets are copied only if
 // a file .toolfleetignore includes them.
 func (s Sessions) Push(ctx context.Context, id protocol.SessionID, dir string, options Copy) error {
-	name := s.client.inner.Name
-	if _, err := s.of(ctx, id, natsio.CallRights(name, s.pool), natsio.UploadRights(name)); err != nil {
-		return err
-	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
 	}
-	_, err = transfer.Send(ctx, options.options(s, id, dir))
+	name := s.client.inner.Name
+	rights := []natsio.Rights{natsio.CallRights(name, s.pool), natsio.UploadRights(name)}
+	_, err = run(ctx, s, only(id), rights, func(ctx context.Context, _ *fleet.Fleet) (struct{}, error) {
+		_, err := transfer.Send(ctx, options.options(s, id, dir))
+		return struct{}{}, err
+	})
 	return err
 }
 
@@ -478,13 +430,12 @@ func (s Sessions) Push(ctx context.Context, id protocol.SessionID, dir string, o
 // is missing. A directory with files gets only the session's changes, and files that changed on
 // both sides stay as they are. It takes a worker if workers store no states of workspaces.
 func (s Sessions) Pull(ctx context.Context, id protocol.SessionID, dir string, options Copy) (report.Pulled, error) {
-	if _, err := s.of(ctx, id, natsio.CallRights(s.client.inner.Name, s.pool)); err != nil {
-		return report.Pulled{}, err
-	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return report.Pulled{}, err
 	}
-	pulled, err := transfer.Pull(ctx, options.options(s, id, dir), options.At)
-	return pulled, withKind(err)
+	rights := []natsio.Rights{natsio.CallRights(s.client.inner.Name, s.pool)}
+	return run(ctx, s, only(id), rights, func(ctx context.Context, _ *fleet.Fleet) (report.Pulled, error) {
+		return transfer.Pull(ctx, options.options(s, id, dir), options.At)
+	})
 }

@@ -31,7 +31,7 @@ func (c *Client) Templates() Templates { return Templates{c} }
 // List returns the templates, sorted by name.
 func (t Templates) List(ctx context.Context) ([]Template, error) {
 	list := []Template{}
-	err := t.with(ctx, func(store *workspace.Store) error {
+	err := t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
 		all, err := store.Templates(ctx)
 		for _, one := range all {
 			list = append(list, Template(one))
@@ -52,7 +52,7 @@ func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
 		return kindError{err, ErrInvalid}
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	return t.with(ctx, func(store *workspace.Store) error { return store.TemplateFrom(ctx, name, root) })
+	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error { return store.TemplateFrom(ctx, name, root) })
 }
 
 // CreateFromSession stores the workspace of a session as a template, with errors as Create. The
@@ -62,7 +62,7 @@ func (t Templates) CreateFromSession(ctx context.Context, name string, session p
 	if err := errors.Join(checkTemplate(name), err); err != nil {
 		return err
 	}
-	return t.with(ctx, func(store *workspace.Store) error {
+	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
 		return store.TemplateOf(ctx, name, wire.HashLane(protocol.SandboxKey(string(session)).Lane()))
 	})
 }
@@ -72,7 +72,7 @@ func (t Templates) Remove(ctx context.Context, name string) error {
 	if err := checkTemplate(name); err != nil {
 		return err
 	}
-	return t.with(ctx, func(store *workspace.Store) error { return store.RemoveTemplate(ctx, name) })
+	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error { return store.RemoveTemplate(ctx, name) })
 }
 
 func checkTemplate(name string) error {
@@ -82,14 +82,14 @@ func checkTemplate(name string) error {
 	return nil
 }
 
-func (t Templates) with(ctx context.Context, do func(*workspace.Store) error) error {
+func (t Templates) with(ctx context.Context, method func(context.Context, *workspace.Store) error) error {
 	f := t.client.inner
-	if err := t.client.check(ctx, natsio.WorkspaceRights(f.Name)); err != nil {
-		return err
-	}
-	store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name)
-	if err == nil {
-		err = do(store)
-	}
-	return withKind(err)
+	_, err := do(ctx, t.client, []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context) (struct{}, error) {
+		store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name)
+		if err == nil {
+			err = method(ctx, store)
+		}
+		return struct{}{}, err
+	})
+	return err
 }

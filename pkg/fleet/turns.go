@@ -85,40 +85,44 @@ func (t *Turn) attachments() (list []wire.Attachment) {
 // nil if no coordinator runs, or the user may not ask them: a turn then waits.
 func (s Sessions) Serves(ctx context.Context, model string) error {
 	f := s.client.inner
-	err := s.client.check(ctx, natsio.WorkersRights(f.Name, protocol.SessionPool))
+	_, err := do(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) (struct{}, error) {
+		if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
+			return struct{}{}, kindError{fmt.Errorf("model %s: %s", model, why), ErrInvalid}
+		}
+		return struct{}{}, context.Cause(ctx)
+	})
 	if errors.Is(err, ErrRights) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
-		return kindError{fmt.Errorf("model %s: %s", model, why), ErrInvalid}
-	}
-	return nil
+	return err
 }
 
-// sendable returns the call of a turn that may be sent.
-func (s Sessions) sendable(ctx context.Context, turn *Turn) (*protocol.Call, error) {
-	call := turn.call()
+// send calls a method that sends the call of a turn. An error before that is [ErrNotSent].
+func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(context.Context, *protocol.Call) (T, error)) (result T, err error) {
+	call, began := turn.call(), false
 	if err := call.Validate(); err != nil {
-		return nil, err
+		return result, err
 	}
 	if err := loop.CheckAttachments(nil, turn.Attachments); err != nil {
-		return nil, kindError{err, ErrInvalid}
+		return result, kindError{err, ErrInvalid}
 	}
-	return &call, s.client.check(ctx, natsio.CallRights(s.client.inner.Name, protocol.SessionPool))
+	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {
+		began = true
+		return method(ctx, &call)
+	})
+	if err != nil && !began {
+		err = fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	return result, err
 }
 
 // Submit stores a turn with the fleet, for a coordinator, and returns its reference.
 // [Sessions.Follow] shows the turn, and [Sessions.Cancel] ends it. It continues whatever becomes of
 // this process. Errors are those of [Client.Submit].
 func (s Sessions) Submit(ctx context.Context, turn Turn) (protocol.CallRef, error) {
-	call, err := s.sendable(ctx, &turn)
-	if err != nil {
-		return protocol.CallRef{}, err
-	}
-	return protocol.CallRef{SessionID: call.SessionID, ID: call.ID}, mayRun(s.client.inner.Dispatcher.Submit(ctx, call))
+	return send(ctx, s, &turn, func(ctx context.Context, call *protocol.Call) (protocol.CallRef, error) {
+		return protocol.CallRef{SessionID: call.SessionID, ID: call.ID}, mayRun(s.client.inner.Dispatcher.Submit(ctx, call))
+	})
 }
 
 // Run has a coordinator run a turn, and waits for its end, also while no coordinator is free.
@@ -127,15 +131,19 @@ func (s Sessions) Submit(ctx context.Context, turn Turn) (protocol.CallRef, erro
 // the ID of the turn has in Text why the turn waits. The end of ctx cancels the turn, which ends as
 // interrupted.
 func (s Sessions) Run(ctx context.Context, turn Turn, observe func(loop.Event)) (loop.TurnResult, error) {
-	ctx, done := s.client.whileOpen(ctx)
-	defer done()
 	if observe == nil {
 		observe = func(loop.Event) {}
 	}
-	call, err := s.sendable(ctx, &turn)
+	result, err := send(ctx, s, &turn, func(ctx context.Context, call *protocol.Call) (loop.TurnResult, error) {
+		return s.run(ctx, call, observe)
+	})
 	if err != nil {
-		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+		result.Outcome = loop.OutcomeFailed
 	}
+	return result, err
+}
+
+func (s Sessions) run(ctx context.Context, call *protocol.Call, observe func(loop.Event)) (loop.TurnResult, error) {
 	f, ended := s.client.inner, make(chan struct{})
 	over := sync.OnceFunc(func() { close(ended) })
 	watch, err := dispatch.NewResults(f.NC, f.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(frame *wire.Frame) {
@@ -148,14 +156,17 @@ func (s Sessions) Run(ctx context.Context, turn Turn, observe func(loop.Event)) 
 		}
 	})
 	if err != nil {
-		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+		return loop.TurnResult{}, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	defer watch.Stop()
 	result, err := f.Dispatcher.Told(ctx, call, func(waits string) {
 		observe(loop.Event{Type: loop.EventToolQueued, SessionID: call.SessionID, CallFields: loop.CallFields{CallID: call.ID, Name: call.Tool}, Text: waits})
 	})
+	if err == nil && s.client.closed() != nil && result.Status == protocol.StatusOutcomeUnknown {
+		err = s.client.interrupted(ctx, result)
+	}
 	if err != nil {
-		return loop.TurnResult{Outcome: loop.OutcomeFailed}, mayRun(err)
+		return loop.TurnResult{}, mayRun(err)
 	}
 	if _, ran := result.Value.(wire.TurnRunResult); ran { // its last events may come a moment later
 		select {

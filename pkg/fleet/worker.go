@@ -3,7 +3,6 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
@@ -34,9 +33,13 @@ func (w *Worker) Drain(ctx context.Context) error { return w.inner.Drain(ctx) }
 // [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host.
 func (c *Client) StartWorker(ctx context.Context, options worker.Options) (*Worker, error) {
 	o, err := internal.OfClient(options)
-	if err = errors.Join(err, c.closed()); err != nil {
+	if err != nil {
 		return nil, err
 	}
+	return do(ctx, c, nil, func(ctx context.Context) (*Worker, error) { return c.startWorker(ctx, options, o) })
+}
+
+func (c *Client) startWorker(ctx context.Context, options worker.Options, o internal.Options) (_ *Worker, err error) {
 	o.Data, o.Logger = cmp.Or(o.Data, c.data), cmp.Or(o.Logger, c.logger)
 	o.Driver, o.Caps, err = internal.OpenDriver(ctx, options.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
 	if err != nil {
