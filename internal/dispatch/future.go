@@ -179,7 +179,7 @@ func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
 	case fault == nil || errors.Is(fault, lane.ErrFullAgain) && d.hasResult(ctx, call):
 		return nil
 	}
-	return fmt.Errorf("%w: %w", ErrUnreachable, fault)
+	return d.whyNot(ctx, fault)
 }
 
 func (d *Dispatcher) hasResult(ctx context.Context, call *protocol.Call) bool {
