@@ -119,8 +119,8 @@ func newFutures(d *Dispatcher) *futures {
 }
 
 // Go enqueues a call, after those of its lane and of its After that were enqueued so before, and
-// follows it. It does not wait. When ctx ends the call is cancelled; it ends as unknown if that is not answered for the
-// time of [Options].CancelWait.
+// follows it. It does not wait. When ctx ends the call is cancelled; it ends as unknown if that is
+// not answered for the time of [Options].CancelWait.
 func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
 	d = d.of(call.Pool)
@@ -266,8 +266,8 @@ func (f *Future) Done() <-chan struct{} { return f.done }
 func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
 
 // Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
-// the call has ended, or was not sent because its lane or pool is full. A call that is about to be sent is sent
-// first: a request before it would have no effect, and others may wait for its result.
+// the call has ended, or was not sent because its lane or pool is full. A call that is about to be
+// sent is sent first: a request before it would have no effect, and others may wait for its result.
 func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
 		t.mu.Lock()

@@ -70,45 +70,45 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 		<-f.Done()
 		return f.Ref()
 	}
-	for name, first := range map[string]func(t *testing.T) protocol.CallRef{
-		"a quota":          func(t *testing.T) protocol.CallRef { return ref(client.Go(t.Context(), ofAcme())) },
-		"a full pool":      func(t *testing.T) protocol.CallRef { return ref(client.Go(t.Context(), ofSmall(100*time.Millisecond))) },
-		"an ended context": func(t *testing.T) protocol.CallRef { return ref(client.Go(ended, shell("a", "true"))) },
-		"invalid":          func(t *testing.T) protocol.CallRef { return ref(client.Go(t.Context(), fleet.Call{})) },
-		"an invalid stream": func(t *testing.T) protocol.CallRef {
+	for name, first := range map[string]func() protocol.CallRef{
+		"a quota":          func() protocol.CallRef { return ref(client.Go(t.Context(), ofAcme())) },
+		"a full pool":      func() protocol.CallRef { return ref(client.Go(t.Context(), ofSmall(100*time.Millisecond))) },
+		"an ended context": func() protocol.CallRef { return ref(client.Go(ended, shell("a", "true"))) },
+		"invalid":          func() protocol.CallRef { return ref(client.Go(t.Context(), fleet.Call{})) },
+		"an invalid stream": func() protocol.CallRef {
 			return ref(client.Stream("a", "no stream").Go(t.Context(), shell("a", "true")))
 		},
-		"a policy denies it": func(t *testing.T) protocol.CallRef {
+		"a policy denies it": func() protocol.CallRef {
 			return ref(client.Go(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"true"}`, Policy: denies}))
 		},
-		"cancelled before": func(t *testing.T) protocol.CallRef {
+		"cancelled before": func() protocol.CallRef {
 			f := client.Go(t.Context(), ofSmall(0))
 			require.NoError(t, f.Cancel(t.Context()))
 			return ref(f)
 		},
-		"Submit, refused": func(t *testing.T) protocol.CallRef {
+		"Submit, refused": func() protocol.CallRef {
 			ref, err := client.Submit(t.Context(), ofAcme())
 			require.ErrorIs(t, err, fleet.ErrQuota)
 			return ref
 		},
-		"Submit, ended context": func(t *testing.T) protocol.CallRef {
+		"Submit, ended context": func() protocol.CallRef {
 			ref, err := client.Submit(ended, shell("a", "true"))
 			require.ErrorIs(t, err, fleet.ErrNotSent)
 			return ref
 		},
-		"Submit of a stream, refused": func(t *testing.T) protocol.CallRef {
+		"Submit of a stream, refused": func() protocol.CallRef {
 			ref, err := client.Stream("a", "b").Submit(t.Context(), ofAcme())
 			require.ErrorIs(t, err, fleet.ErrQuota)
 			return ref
 		},
-		"Call, ended context": func(t *testing.T) protocol.CallRef {
+		"Call, ended context": func() protocol.CallRef {
 			call := shell("a", "true")
 			call.Session, call.ID = "own", protocol.CallID(fmt.Sprint("call-", ids.Add(1)))
 			_, err := client.Call(ended, call)
 			require.ErrorIs(t, err, fleet.ErrNotSent)
 			return protocol.CallRef{SessionID: call.Session, ID: call.ID}
 		},
-		"one that waits itself": func(t *testing.T) protocol.CallRef {
+		"one that waits itself": func() protocol.CallRef {
 			call := shell("a", "true")
 			call.After = []protocol.CallRef{ref(client.Go(t.Context(), ofAcme()))}
 			return ref(client.Go(t.Context(), call))
@@ -135,7 +135,7 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
 				call := shell("a", "true")
-				call.After = []protocol.CallRef{first(t)}
+				call.After = []protocol.CallRef{first()}
 				requireUnmet(t, second(call))
 			})
 		}

@@ -71,8 +71,8 @@ type Call struct {
 	// After are calls that must have ended with status ok before this one starts, up to 64, in any
 	// lane and session of pools on the same servers; see [Future.Ref]. A call that waits keeps no
 	// worker busy, and is sent when those that this client sends were sent. It is rejected with
-	// [protocol.CodeAfterUnmet] as soon as one of them ends otherwise, or was refused or not sent by
-	// this client, or when its own time is over (QueueTimeout, Deadline, else 24 hours).
+	// [protocol.CodeAfterUnmet] as soon as one of them ends otherwise, or was refused or not sent
+	// by this client, or when its own time is over (QueueTimeout, Deadline, else 24 hours).
 	After []protocol.CallRef
 	// Tenant is for whom the call runs: tenants share the slots of workers. Priority orders the
 	// calls of a tenant.
