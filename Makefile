@@ -133,7 +133,7 @@ vm: program ## Run sandbox tests in virtual machines with what this one may lack
 	go test ./test/vm -run TestMachines -count=1 -timeout=6h -v -args -vm $(VM)
 
 .PHONY: interop
-interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and print what they found
+interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and OpenTelemetry's collector, and print what they found
 	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/interop -count=1 -timeout=30m -v -args -tables
 
 .PHONY: git

@@ -19,6 +19,8 @@ type Span struct {
 	SpanID  string
 	// ParentID is "" for the root of a trace.
 	ParentID string
+	// Links are the traces of the spans that it is linked to.
+	Links []string
 	// Kind is internal, server, client, producer or consumer.
 	Kind string
 	// Service is the service.name of the process.
@@ -102,7 +104,12 @@ func spansOf(export *collector.ExportTraceServiceRequest) []*Span {
 }
 
 func spanOf(raw *tracepb.Span) *Span {
+	var links []string
+	for _, link := range raw.GetLinks() {
+		links = append(links, hex.EncodeToString(link.GetTraceId()))
+	}
 	return &Span{
+		Links:      links,
 		Name:       raw.GetName(),
 		TraceID:    hex.EncodeToString(raw.GetTraceId()),
 		SpanID:     hex.EncodeToString(raw.GetSpanId()),
