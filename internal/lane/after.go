@@ -175,7 +175,8 @@ func (l *heldLane) applyEnded() {
 	}
 }
 
-// noteAwaiting notes which call the lane waits for, for operators, and since when calls wait so.
+// noteAwaiting notes which call or retry the lane waits for, for operators, and since when calls
+// wait for other calls.
 func (l *heldLane) noteAwaiting(now time.Time) {
 	text := ""
 	for _, e := range l.schedule.Awaiting() {
@@ -183,6 +184,9 @@ func (l *heldLane) noteAwaiting(now time.Time) {
 		if text == "" {
 			text = "call " + e.Missing[0].String()
 		}
+	}
+	if text == "" && !l.retryAt.IsZero() {
+		text = "its retry"
 	}
 	if old := l.awaits.Load(); old == nil && text != "" || old != nil && *old != text {
 		l.awaits.Store(&text)

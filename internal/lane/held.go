@@ -36,7 +36,7 @@ type heldLane struct {
 type blocked struct {
 	waits    core.WaitClock
 	after    laneAfter
-	awaits   atomic.Pointer[string] // which call the lane waits for
+	awaits   atomic.Pointer[string] // which call or retry the lane waits for
 	slotless atomic.Bool            // the next call waits for a slot
 	unmet    *Need                  // requirements of a call that this worker cannot run; nil if it can run all
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.

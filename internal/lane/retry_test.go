@@ -125,6 +125,19 @@ func TestRetry_EndsWithTheLastFailure(t *testing.T) {
 	}
 }
 
+// An operator sees that a call waits for its retry.
+func TestRetry_IsShownWhileItWaits(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hold(newFlaky(99, toolFailed), lane.Options{})
+	call := retried(2, 10*time.Minute)
+	put(t, f.publisher(), call)
+	require.Eventually(t, func() bool {
+		view, err := f.operator().Show(t.Context(), protocol.DefaultPool, call.Lane(), 0)
+		return err == nil && view.WaitsFor == "its retry"
+	}, patience, 10*time.Millisecond)
+}
+
 // A tool that says when it can be tried again is not tried before.
 func TestRetry_WaitsAsLongAsTheToolSays(t *testing.T) {
 	t.Parallel()
