@@ -11,7 +11,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -23,40 +22,36 @@ import (
 const maxSettings = 1 << 20
 
 // Copies are the settings of repositories in a directory that is used in place. The sandbox has a
-// copy of each, see [isolation.Spec].Copies. Harmless settings that commands make in a copy are
-// taken over into the user's; the others stay in the copy. It is safe for concurrent use.
+// copy of each, see [isolation.Spec].Copies: what commands set there holds in the sandbox only. It
+// is safe for concurrent use.
 type Copies struct {
 	dir, scratch string
 
 	mu    sync.Mutex
-	files map[string]*copied // by places
+	files map[string]*copied // by path
 }
 
 // copied is one file of settings and its copy.
 type copied struct {
-	place string
-	real  []byte // as it was when the copy was made of it
-	copy  []byte // as it was when it was last looked at
-	kept  values // the settings that differ in the copy; nothing for removed ones
-
-	theirs values          // what the person has in real; nil until it is needed
-	mine   map[string]bool // keys that were taken over
+	real []byte // when the copy was made of it
+	copy []byte // when it was last looked at
+	own  values // what commands have set in the copy; nothing for what they have removed
 }
 
 // values are settings by their keys, in order.
 type values map[string][]string
 
-// NewCopies prepares copies of the settings in places of a directory, for the sandbox with a
+// NewCopies prepares copies of a directory's settings files with these names, for the sandbox with a
 // scratch directory.
-func NewCopies(dir, scratch string, places []string) *Copies {
+func NewCopies(dir, scratch string, names []string) *Copies {
 	c := &Copies{dir: dir, scratch: scratch, files: map[string]*copied{}}
-	for _, place := range places {
-		c.files[place] = &copied{place: place, kept: values{}, mine: map[string]bool{}}
+	for _, name := range names {
+		c.files[name] = &copied{own: values{}}
 	}
 	return c
 }
 
-// Put makes the copies, and again if another process has changed the settings since.
+// Put makes the copies, and again if the settings have changed since.
 func (c *Copies) Put(ctx context.Context) error {
 	if c == nil || len(c.files) == 0 {
 		return nil
@@ -73,20 +68,20 @@ func (c *Copies) Put(ctx context.Context) error {
 		return fmt.Errorf("copy settings: %w", err)
 	}
 	defer scratch.Close()
-	for _, f := range c.files {
-		actual, err := readSettings(root, f.place)
+	for name, f := range c.files {
+		actual, err := readSettings(root, name)
 		if err == nil && (f.copy == nil || !bytes.Equal(actual, f.real)) {
-			err = c.put(ctx, root, scratch, f, actual)
+			err = f.put(ctx, root, scratch, name, actual)
 		}
 		if err != nil {
-			return fmt.Errorf("copy settings %s: %w", f.place, err)
+			return fmt.Errorf("copy settings %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func (c *Copies) put(ctx context.Context, root, scratch *os.Root, f *copied, actual []byte) error {
-	content, err := edit(ctx, actual, f.kept)
+func (f *copied) put(ctx context.Context, root, scratch *os.Root, name string, actual []byte) error {
+	content, err := edit(ctx, actual, f.own)
 	if err != nil {
 		return err
 	}
@@ -94,7 +89,7 @@ func (c *Copies) put(ctx context.Context, root, scratch *os.Root, f *copied, act
 	if err != nil {
 		return err
 	}
-	at := isolation.CopyOf(f.place)
+	at := isolation.CopyOf(name)
 	if err := scratch.MkdirAll(path.Dir(at), 0o700); err != nil {
 		return err
 	}
@@ -104,18 +99,18 @@ func (c *Copies) put(ctx context.Context, root, scratch *os.Root, f *copied, act
 	if err := scratch.WriteFile(at, content, 0o600); err != nil {
 		return err
 	}
-	f.real, f.copy, f.theirs = actual, content, nil
+	f.real, f.copy = actual, content
 	if uid, gid, known := ownerOf(owner); known && os.Geteuid() == 0 {
-		for _, name := range []string{at, path.Dir(at), path.Dir(path.Dir(at))} {
-			err = errors.Join(err, scratch.Lchown(name, uid, gid))
+		for _, made := range []string{at, path.Dir(at), path.Dir(path.Dir(at))} {
+			err = errors.Join(err, scratch.Lchown(made, uid, gid))
 		}
 	}
 	return err
 }
 
-// Take copies harmless settings of commands to the repository, and returns the paths and keys of
-// all others, which stay in the copies, such as ".git/config: core.fsmonitor".
-func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
+// Changed names what commands have set in the copies since it was last called: file and key, as in
+// ".git/config: core.fsmonitor".
+func (c *Copies) Changed(ctx context.Context) (keys []string, err error) {
 	if c == nil || len(c.files) == 0 {
 		return nil, nil
 	}
@@ -123,169 +118,67 @@ func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
 	defer c.mu.Unlock()
 	scratch, err := os.OpenRoot(c.scratch)
 	if err != nil {
-		return nil, fmt.Errorf("take settings over: %w", err)
+		return nil, fmt.Errorf("look for changed settings: %w", err)
 	}
 	defer scratch.Close()
 	for _, name := range slices.Sorted(maps.Keys(c.files)) {
 		f := c.files[name]
 		now, readErr := readSettings(scratch, isolation.CopyOf(name))
 		if readErr != nil { // removed, or something else by now: made again for the next command
-			f.copy, f.kept = nil, values{}
+			f.copy, f.own = nil, values{}
 			continue
 		}
 		if f.copy == nil || bytes.Equal(now, f.copy) {
 			continue
 		}
-		keys, takeErr := c.take(ctx, f, now)
-		for _, key := range keys {
-			kept = append(kept, name+": "+printable(key))
+		changed, listErr := differences(ctx, f.copy, now)
+		if listErr != nil {
+			err = errors.Join(err, fmt.Errorf("look for changed settings in %s: %w", name, listErr))
+			continue
 		}
-		if takeErr != nil {
-			err = errors.Join(err, fmt.Errorf("take settings over into %s: %w", name, takeErr))
-		}
+		f.copy = now
+		maps.Copy(f.own, changed)
+		keys = append(keys, changed.named(name)...)
 	}
-	return kept, err
+	return keys, err
 }
 
-// Bring does the same for settings of a copy elsewhere: it compares the copy as it was with the
-// copy as it is, and returns the keys of settings that are not harmless.
-func (c *Copies) Bring(ctx context.Context, place string, was, is []byte) (kept []string, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f, known := c.files[place]
-	if !known || bytes.Equal(was, is) {
-		return nil, nil
-	}
-	root, err := os.OpenRoot(c.dir)
-	if err != nil {
-		return nil, fmt.Errorf("take settings over: %w", err)
-	}
-	defer root.Close()
-	if f.real, err = readSettings(root, place); err == nil {
-		f.copy, f.theirs = was, nil
-		kept, err = c.take(ctx, f, is)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("take settings over into %s: %w", place, err)
-	}
-	for i, key := range kept {
-		kept[i] = printable(key)
-	}
-	return kept, nil
-}
-
-// take compares a copy with what it was.
-func (c *Copies) take(ctx context.Context, f *copied, now []byte) (kept []string, err error) {
-	was, err := list(ctx, f.copy)
+// Differences names the settings of a file in a directory, such as .git/config, that are others in
+// a session's version of it.
+func Differences(ctx context.Context, root *os.Root, name string, theirs []byte) ([]string, error) {
+	actual, err := readSettings(root, name)
 	if err != nil {
 		return nil, err
 	}
-	is, err := list(ctx, now)
+	changed, err := differences(ctx, actual, theirs)
+	return changed.named(name), err
+}
+
+// differences are the settings that are others than they were; nothing for those that are gone.
+func differences(ctx context.Context, before, after []byte) (values, error) {
+	was, err := list(ctx, before)
 	if err != nil {
 		return nil, err
 	}
-	if f.theirs == nil {
-		if f.theirs, err = list(ctx, f.real); err != nil {
-			return nil, err
-		}
-		maps.DeleteFunc(f.theirs, func(key string, _ []string) bool { return f.mine[key] })
+	is, err := list(ctx, after)
+	if err != nil {
+		return nil, err
 	}
-	f.copy = now
-	taken := values{}
-	keys := slices.Concat(slices.Collect(maps.Keys(was)), slices.Collect(maps.Keys(is)))
-	slices.Sort(keys)
-	for _, key := range slices.Compact(keys) {
-		switch {
-		case slices.Equal(was[key], is[key]):
-		case takes(key, f.theirs[key], is[key]):
-			taken[key] = is[key]
-		default:
-			f.kept[key] = is[key]
-			kept = append(kept, key)
+	for key := range was {
+		if _, there := is[key]; !there {
+			is[key] = nil
 		}
 	}
-	if len(taken) == 0 {
-		return kept, nil
-	}
-	if err := c.change(ctx, f, taken); err != nil {
-		maps.Copy(f.kept, taken)
-		return append(kept, slices.Sorted(maps.Keys(taken))...), err
-	}
-	for key := range taken {
-		delete(f.kept, key)
-		f.mine[key] = true
-	}
-	return kept, nil
+	maps.DeleteFunc(is, func(key string, value []string) bool { return slices.Equal(value, was[key]) })
+	return is, nil
 }
 
-// Forms of settings that are taken over.
-var (
-	remoteName  = regexp.MustCompile(`^(\.|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`)
-	trackedRef  = regexp.MustCompile(`^refs/(heads|tags)/[^:*?\[\\ ~^]+$`)
-	fetchedRefs = regexp.MustCompile(`^\+?refs/[^: ]+:refs/(remotes|tags)/[^: ]+$`)
-	yesOrNo     = regexp.MustCompile(`^(true|false|yes|no|on|off|1|0)?$`)
-)
-
-// taken are the settings that are taken over, by section and name, and the form of their values;
-// nil is that of a URL.
-var taken = map[string]*regexp.Regexp{ //nolint:gochecknoglobals // a constant
-	"branch.remote": remoteName, "branch.merge": trackedRef, "branch.rebase": yesOrNo,
-	"remote.url": nil, "remote.fetch": fetchedRefs, "remote.tagopt": regexp.MustCompile(`^--(no-)?tags$`), "remote.prune": yesOrNo,
-	"submodule.url": nil, "submodule.active": yesOrNo,
-}
-
-// takes reports whether a setting is harmless and means the same to every user: a new remote is;
-// another server for an existing remote, or for a branch that has one, is not.
-func takes(key string, theirs, is []string) bool {
-	section, subsection, name := split(key)
-	form, known := taken[section+"."+name]
-	switch {
-	case !known || subsection == "":
-		return false
-	case len(theirs) > 0 && !slices.Equal(theirs, is) && (section != "branch" || name == "remote" && len(is) > 0):
-		return false
+// named are the keys with the name of their file.
+func (v values) named(file string) (all []string) {
+	for _, key := range slices.Sorted(maps.Keys(v)) {
+		all = append(all, file+": "+printable(key))
 	}
-	return !slices.ContainsFunc(is, func(value string) bool {
-		if form == nil {
-			return !harmlessURL(value)
-		}
-		return !form.MatchString(value)
-	})
-}
-
-// change changes the settings themselves. They stay the file that they are, which the sandbox is
-// kept from: git's lock keeps others from changing it meanwhile.
-func (c *Copies) change(ctx context.Context, f *copied, taken values) (err error) {
-	root, err := os.OpenRoot(c.dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	lock, err := root.OpenFile(f.place+".lock", os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Close(), root.Remove(f.place+".lock")) }()
-	actual, err := readSettings(root, f.place)
-	if err != nil {
-		return err
-	}
-	changed, err := edit(ctx, actual, taken)
-	if err != nil {
-		return err
-	}
-	file, err := root.OpenFile(f.place, os.O_WRONLY|noWait, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	if _, err := file.WriteAt(changed, 0); err != nil {
-		return err
-	}
-	if bytes.Equal(actual, f.real) { // else the copy is made again
-		f.real = changed
-	}
-	return file.Truncate(int64(len(changed)))
+	return all
 }
 
 // readSettings reads a regular file of some size.

@@ -60,6 +60,9 @@ var harmlessOf = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"submodule":   {"active", "branch", "fetchrecursesubmodules", "ignore", "shallow", "update", "url"},
 }
 
+// remoteName is the name of a remote; "." is the repository itself.
+var remoteName = regexp.MustCompile(`^(\.|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`)
+
 // storages are forms of settings that git takes for a place when they are others.
 var storages = regexp.MustCompile(`^[a-z0-9]*$`)
 

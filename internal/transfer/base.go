@@ -60,7 +60,6 @@ func (w *Workspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
 	}
 	var base snapshot.Manifest
 	if err == nil {
-		w.git.begin(tree)
 		base, err = tree.Manifest(ctx, w.store)
 	}
 	if err != nil {

@@ -62,7 +62,7 @@ type Workspace struct {
 
 	store      *workspace.Store
 	base       snapshot.Manifest // nil if unknown
-	git        *gitSettings      // harmless settings of repositories come back; nil for none
+	settings   []string          // paths in Protect of git's settings
 	everything bool              // nothing is left out: the directory was empty
 	left       string            // what was reported last as left out
 }
@@ -116,7 +116,7 @@ func Send(ctx context.Context, o Options) (_ *Workspace, err error) {
 func (w *Workspace) protect(ctx context.Context) error {
 	places, err := gitguard.Protected(ctx, w.Dir)
 	if err == nil {
-		w.Protect, w.git = places.Protect, newGitSettings(w.Dir, places.Configs)
+		w.Protect, w.settings = places.Protect, places.Configs
 	}
 	return err
 }
@@ -164,7 +164,6 @@ func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
 	if w.base, err = upload.Tree.Manifest(ctx, w.store); err != nil {
 		return fmt.Errorf("remember the workspace: %w", err)
 	}
-	w.git.begin(upload.Tree)
 	return w.storeBase(ctx, workspace.UploadRef(w.name(), imported.Checkpoint))
 }
 
@@ -245,8 +244,29 @@ func (w *Workspace) take(ctx context.Context, at workspace.Ref) (changes snapsho
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	w.base = changes.Base
-	w.git.bring(ctx, w.store, theirs, &changes, w.Warn)
+	w.nameSettings(ctx, root, theirs, &changes)
 	return changes, w.storeBase(ctx, at)
+}
+
+// maxSettings is the maximum size of a settings file whose changes are named, in bytes.
+const maxSettings = 1 << 20
+
+// nameSettings names which of git's settings the session has changed, instead of their whole file.
+func (w *Workspace) nameSettings(ctx context.Context, root *os.Root, theirs snapshot.Tree, changes *snapshot.Changes) {
+	var named []string
+	for _, name := range changes.Protected {
+		if slices.Contains(w.settings, name) && theirs[name].Type == protocol.TypeFile {
+			content, err := snapshot.LoadBytes(ctx, w.store, theirs[name].Parts, maxSettings)
+			if err == nil {
+				if keys, err := gitguard.Differences(ctx, root, name, content); err == nil && len(keys) > 0 {
+					named = append(named, keys...)
+					continue
+				}
+			}
+		}
+		named = append(named, name)
+	}
+	changes.Protected = named
 }
 
 // ReportSkipped reports what was left as it is.

@@ -74,7 +74,7 @@ func TestProtect_WhatGitRunsStaysAsItIs(t *testing.T) {
 	require.Equal(t, "2\n", all["commit"].Content)
 	require.Contains(t, all["tool"].Content, ".git/hooks/pre-commit is protected")
 	for i, plant := range plants {
-		require.Regexp(t, `exit code|hold in this sandbox alone|may hold in this sandbox alone`, all["plant"+string(rune('a'+i))].Content, plant)
+		require.Regexp(t, `exit code|hold in this sandbox only`, all["plant"+string(rune('a'+i))].Content, plant)
 	}
 	require.Equal(t, config, content(t, filepath.Join(workspace, ".git", "config")))
 	git(t, workspace, "status")
@@ -97,10 +97,11 @@ func TestProtect_RepositoriesCanBeMade(t *testing.T) {
 }
 
 // TestProtect_WhatComesBack is the same for a copy of the repository that a fleet works on: what
-// the session has committed, and its remotes, come back, and what it has planted does not.
+// the session has committed comes back, and what it has set and planted does not.
 func TestProtect_WhatComesBack(t *testing.T) {
 	t.Parallel()
 	workspace := repository(t)
+	config := content(t, filepath.Join(workspace, ".git", "config"))
 	model := script(t, say("Working.", bash("c1", identity+"git commit -q --allow-empty -m second && git remote add up https://example.com/up.git && "+
 		"printf '"+`#!/bin/sh\ntouch ../ran\n`+"' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit && git config core.fsmonitor 'touch ../ran' && git rev-list --count HEAD")),
 		say("Done."))
@@ -109,9 +110,8 @@ func TestProtect_WhatComesBack(t *testing.T) {
 	args := append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...)
 	p := start(t, coordinator, launch{args: append(args, "do it")})
 	require.Equal(t, 0, p.wait(t))
-	require.Regexp(t, `protected, left as they are here \(--protect says what is\): \.git/config: core\.fsmonitor, \.git/hooks/pre-commit\n`, p.stderr)
-	require.Equal(t, "https://example.com/up.git\n", git(t, workspace, "remote", "get-url", "up"), "what is harmless comes back")
-	require.NotContains(t, content(t, filepath.Join(workspace, ".git", "config")), "fsmonitor")
+	require.Regexp(t, `protected, left as they are here \(--protect says what is\): \.git/config: core\.fsmonitor, \.git/config: remote\.up\.fetch, \.git/config: remote\.up\.url, \.git/hooks/pre-commit\n`, p.stderr)
+	require.Equal(t, config, content(t, filepath.Join(workspace, ".git", "config")))
 	require.NoFileExists(t, filepath.Join(workspace, ".git", "hooks", "pre-commit"))
 	require.Equal(t, "2\n", git(t, workspace, "rev-list", "--count", "HEAD"))
 	git(t, workspace, "commit", "-q", "--allow-empty", "-m", "third")

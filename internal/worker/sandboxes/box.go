@@ -217,8 +217,7 @@ func (b *Box) copySettings(ctx context.Context) error {
 }
 
 // Notes are what a model must know about a command that has ended: which protected paths refused a
-// change, and which settings of git hold in this sandbox only. Other settings are copied to the
-// workspace.
+// change, and which git settings hold in this sandbox only.
 func (b *Box) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (notes []string) {
 	b.mu.Lock()
 	protect, settings := b.protect, b.settings
@@ -232,14 +231,14 @@ func (b *Box) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (n
 	if cmd.ReadOnly { // it changes nothing of the workspace
 		return notes
 	}
-	private, err := settings.Take(context.WithoutCancel(ctx))
+	changed, err := settings.Changed(context.WithoutCancel(ctx))
 	if err != nil {
-		b.set.options.Logger.WarnContext(ctx, "settings of git are not copied to the workspace", slog.String("lane", string(b.lane)), slog.Any("error", err))
-		notes = append(notes, "Settings of git that were changed may hold in this sandbox alone.")
+		b.set.options.Logger.WarnContext(ctx, "cannot look for changed git settings", slog.String("lane", string(b.lane)), slog.Any("error", err))
+		notes = append(notes, "Git settings that were changed hold in this sandbox only.")
 	}
-	if len(private) > 0 {
-		notes = append(notes, fmt.Sprintf("These settings of git hold in this sandbox alone, and are not in the user's repository: %s. "+
-			"If they are wanted there, say so: only the user can set them.", strings.Join(private, ", ")))
+	if len(changed) > 0 {
+		notes = append(notes, fmt.Sprintf("These git settings hold in this sandbox only, not in the user's repository: %s. "+
+			"If they are wanted there, say so: only the user can set them.", strings.Join(changed, ", ")))
 	}
 	return notes
 }
