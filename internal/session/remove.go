@@ -303,21 +303,7 @@ func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (b
 	if err != nil {
 		return false, err
 	}
-	if there, err := workspaces.Has(ctx, lane); err != nil || there {
-		return there, err
-	}
-	places, err := f.JS.KeyValue(ctx, wire.PlacesBucket(f.Name))
-	if err != nil {
-		return false, fmt.Errorf("open bucket %s: %w", wire.PlacesBucket(f.Name), err)
-	}
-	_, err = places.Get(ctx, string(lane))
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for the workspace: %w", err)
-	}
-	return true, nil
+	return workspaces.Has(ctx, lane)
 }
 
 // released waits until no worker holds the session's lanes. As long as one does, a settled call

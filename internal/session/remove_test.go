@@ -121,11 +121,6 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 	} else {
 		require.ErrorIs(t, err, fs.ErrNotExist)
 	}
-	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
-	require.NoError(t, err)
-	if _, err := places.Get(t.Context(), string(wire.HashLane(protocol.SandboxKey(string(id)).Lane()))); err == nil {
-		left = append(left, "place")
-	}
 	return left
 }
 
@@ -344,18 +339,4 @@ func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
 	}
 	require.Equal(t, protocol.StatusCancelled, (<-result).Status)
 	require.Empty(t, r.left(t, "s"))
-}
-
-// A workspace that is in nobody's reach is not forgotten.
-func TestRemove_NeedsAWorkerForTheWorkspace(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
-	require.NoError(t, err)
-	_, err = places.Create(t.Context(), string(wire.HashLane(protocol.SandboxKey("far").Lane())), []byte("another directory"))
-	require.NoError(t, err)
-	_, err = Remove(t.Context(), r.Fleet, "far", Options{})
-	require.ErrorContains(t, err, "is in another data directory (another directory)")
-	require.Equal(t, []string{"place"}, r.left(t, "far")[1:], "and the result of the call")
-	require.Equal(t, protocol.ResourceKey("session/far"), serve.Key("far"))
 }

@@ -184,10 +184,6 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	records, err := natsio.Open(ctx, js.KeyValue, wire.PlacesBucket(o.Fleet))
-	if err != nil {
-		return nil, fmt.Errorf("worker: bucket %s: %w", wire.PlacesBucket(o.Fleet), err)
-	}
 	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
 	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
 	w := &Worker{options: o, metrics: metrics, nc: nc}
@@ -199,7 +195,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		return nil, err
 	}
 	w.sandboxes, err = sandboxes.New(sandboxes.Options{
-		Settings: o.Settings, Worker: o.Worker, Data: o.Data, Records: records, Workspaces: workspaces,
+		Settings: o.Settings, Worker: o.Worker, Data: o.Data, Workspaces: workspaces,
 		Network: w.network.Sandboxes, Idle: o.Linger > 0, Slots: o.Slots, Logger: o.Logger,
 	})
 	if err != nil {

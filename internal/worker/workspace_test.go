@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -69,44 +68,6 @@ func TestWorkspace_IsSharedByWorkersOfOneDataDirectory(t *testing.T) {
 	requireOK(t, got)
 	require.Equal(t, second.ID(), got.WorkerID)
 	r.requireContent(session, "a", "second")
-}
-
-// TestWorkspace_OfAnEarlierVersionIsAdopted: that one stored a workspace in a data directory only,
-// and recorded in which one.
-func TestWorkspace_OfAnEarlierVersionIsAdopted(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	here, elsewhere := r.options(), r.options()
-	_, stop := r.work(here)
-	stop()
-	id, err := os.ReadFile(filepath.Join(here.Data, "id"))
-	require.NoError(t, err)
-	places, err := r.JS.KeyValue(t.Context(), wire.PlacesBucket(r.Name))
-	require.NoError(t, err)
-	place := string(wire.HashLane(protocol.SandboxKey("s-1").Lane()))
-	_, err = places.Put(t.Context(), place, id)
-	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(workspaceOf(here.Data, "s-1"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(workspaceOf(here.Data, "s-1"), "f"), []byte("old"), 0o600))
-
-	_, stop = r.work(elsewhere)
-	for _, payload := range []protocol.Payload{protocol.FilesExists{Path: "f"}, wire.WorkspaceRemove{}} {
-		got := r.do("s-1", payload)
-		requireFault(t, got, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
-		require.Contains(t, got.Error.Message, "in another data directory ("+string(id)+")")
-	}
-	stop()
-	_, stop = r.work(here)
-	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "g", Content: []byte("new")}))
-	stop()
-	_, stop = r.work(elsewhere)
-	r.requireContent("s-1", "f", "old")
-	r.requireContent("s-1", "g", "new")
-	stop()
-	r.work(here)
-	requireOK(t, r.do("s-1", wire.WorkspaceRemove{}))
-	_, err = places.Get(t.Context(), place)
-	require.ErrorIs(t, err, jetstream.ErrKeyNotFound)
 }
 
 func TestWorkspace_InPlace(t *testing.T) {

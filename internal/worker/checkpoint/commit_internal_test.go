@@ -36,7 +36,6 @@ func newDirectory(t *testing.T) directory {
 	require.NoError(t, err)
 	d, err := Open(t.Context(), Claim{
 		Store: store, Lane: oneLane, Path: t.TempDir(), Disk: "disk", Epoch: 1, Undos: new(atomic.Int64),
-		Recorded: func(context.Context) (string, error) { return "", nil },
 	})
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(filepath.Join(d.path, WorkspaceDir), 0o700))

@@ -85,9 +85,6 @@ type Claim struct {
 	Epoch uint64 // of the lane's claim
 	// Undos counts how often changes of this lane's calls were undone; it outlives the claim.
 	Undos *atomic.Int64
-	// Recorded returns the id of the data directory in which an earlier version stored the
-	// workspace without checkpoints; "" if none did.
-	Recorded func(context.Context) (string, error)
 }
 
 // Open claims the workspace of a lane, and restores its last checkpoint into the directory. The
@@ -108,18 +105,6 @@ func open(ctx context.Context, c Claim) (*Directory, error) {
 	d := &Directory{store: c.Store, path: c.Path, epoch: c.Epoch, undos: c.Undos, contents: contents{claimed: claimed, index: snapshot.Index{}}}
 	if err := os.MkdirAll(d.path, 0o700); err != nil {
 		return nil, err
-	}
-	if len(claimed.Tree()) == 0 {
-		disk, err := c.Recorded(ctx)
-		switch {
-		case err != nil:
-			return nil, err
-		case disk == c.Disk:
-			return d, nil
-		case disk != "":
-			return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-				"the workspace of %s was not stored with the fleet, but in another data directory (%s): start a worker with that --data", c.Lane, disk)
-		}
 	}
 	if known := readIndex(filepath.Join(d.path, indexFile)); known.Files != nil {
 		d.index = known.Files

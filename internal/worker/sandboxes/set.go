@@ -28,7 +28,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
@@ -86,9 +85,6 @@ type Options struct {
 
 	Worker protocol.WorkerID
 	Data   string // the data directory
-	// Records is the bucket in which earlier versions recorded which data directory has a workspace
-	// without checkpoints.
-	Records jetstream.KeyValue
 	// Workspaces are those that the fleet stores; nil in tests without.
 	Workspaces *workspace.Store
 	Network    isolation.Network
@@ -206,7 +202,6 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 	if s.options.Workspaces != nil && !inPlace && ID(l) != "" && (b.checkpoints == nil || b.checkpoints.Epoch() != epoch) {
 		b.checkpoints, err = checkpoint.Open(ctx, checkpoint.Claim{
 			Store: s.options.Workspaces, Lane: l, Path: s.home(l), Disk: s.Disk(), Epoch: epoch, Undos: &b.undos,
-			Recorded: func(ctx context.Context) (string, error) { return s.recorded(ctx, l) },
 		})
 		if err != nil {
 			return err
