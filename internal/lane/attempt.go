@@ -68,7 +68,7 @@ func (s *starter) HasResult(e *core.Entry) (bool, error) {
 
 // ConfirmNoResult implements [core.Starter].
 func (l *heldLane) ConfirmNoResult(e *core.Entry) error {
-	return l.holder.store.ConfirmNoResult(l.ctx, e.Call)
+	return l.holder.store.Consistency().ConfirmNoResult(l.ctx, e.Call)
 }
 
 // Refusal implements [core.Starter].

@@ -70,7 +70,7 @@ func (l *heldLane) openLane() error {
 	if l.ready.call != nil && !l.claim.Interrupted && l.lookups.isSafe(l.ready.call) {
 		l.lookups.request(l.ready.call.Call)
 	}
-	found, err := l.holder.store.OpenLane(l.ctx, l.holder.options.Pool, l.hash, l.ready.seq, l.claim.epoch.Load())
+	found, err := l.holder.store.Consistency().OpenLane(l.ctx, l.holder.options.Pool, l.hash, l.ready.seq, l.claim.epoch.Load())
 	if err != nil {
 		return err
 	}

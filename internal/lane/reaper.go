@@ -199,7 +199,7 @@ func (c *reaper) makeReady(ctx context.Context, lane protocol.Lane, entry uint64
 	if made || err != nil {
 		return err
 	}
-	ready, err := s.Refusing(ctx, pool, wire.HashLane(lane), entry)
+	ready, err := s.Consistency().Refusing(ctx, pool, wire.HashLane(lane), entry)
 	if err != nil || ready == nil {
 		return err // it was stored, so its holder looks into the mailbox
 	}

@@ -60,7 +60,7 @@ func (l releaser) RemoveReady() bool {
 // Look implements [core.Releaser].
 func (l releaser) Look() (found, ok bool) {
 	ok = l.retry("last look into the mailbox failed", func() (err error) {
-		found, err = l.holder.store.HasEntries(l.ctx, l.holder.options.Pool, l.hash)
+		found, err = l.holder.store.Consistency().HasEntries(l.ctx, l.holder.options.Pool, l.hash)
 		return err
 	})
 	return found, ok
@@ -208,7 +208,7 @@ func (l *heldLane) sweep() error {
 		return nil
 	}
 	s := l.holder.store
-	left, err := s.StillStored(l.ctx, l.mail.filter(), max(l.ready.seq, l.mail.cursor, 1)-1, l.garbage.unconfirmed)
+	left, err := s.Consistency().StillStored(l.ctx, l.mail.filter(), max(l.ready.seq, l.mail.cursor, 1)-1, l.garbage.unconfirmed)
 	if err != nil {
 		return err
 	}

@@ -19,26 +19,31 @@ import (
 type Consistency interface {
 	// RepublishesAll reports whether republished messages come completely and in order.
 	RepublishesAll() bool
-	// ReadsDirect reports whether whoever answers a direct get knows everything.
+	// ReadsDirect reports whether the server that answers a direct get knows everything.
 	ReadsDirect() bool
 	// MayRestoreDeleted reports whether a server that was killed may bring back what was removed.
 	MayRestoreDeleted() bool
 
-	// open reads what a lane has behind its claim.
-	open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error)
+	// OpenLane reads what a lane has behind its claim. The error wraps [ErrNotReady] when the ready
+	// message with that sequence is gone.
+	OpenLane(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error)
+	// HasEntries reports whether anything is in a mailbox, but for the mark that the lane is paused.
+	// It knows all that was stored before it is called.
+	HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error)
+	// Refusing returns the ready message because of which another one was refused; nil when it was
+	// removed since. The answer is of a server that knows the message with sequence floor. The error
+	// wraps [ErrBehind] when it is not sure.
+	Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
+	// StillStored returns which messages of a mailbox are still there that were thrown away, each of
+	// a call or of none. The answer is of a server that knows the message with sequence floor.
+	StillStored(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
+	// ConfirmNoResult makes sure that a call of which no result was found has none. It fails when
+	// there is one all the same.
+	ConfirmNoResult(ctx context.Context, c *protocol.Call) error
+
 	// occupant is the sequence of the message because of which another one was refused; 0 when it
 	// does not matter.
 	occupant(ctx context.Context, stream, subject string) (uint64, error)
-	// waits reports whether anything is in a mailbox, but for the mark that the lane is paused.
-	// Whoever answers knows all that was stored before.
-	waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error)
-	// refusing returns the ready message that caused the refusal of another one, by a server that
-	// has the message with sequence floor; nil if it is deleted meanwhile.
-	refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
-	// left is which messages of a mailbox are there that were thrown away, of a call or of none.
-	left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
-	// noResult makes sure that a call without a result that was found has none.
-	noResult(ctx context.Context, c *protocol.Call) error
 }
 
 // Consistency is that of the server to which the connection leads now.
@@ -49,8 +54,8 @@ func (s *Store) Consistency() Consistency {
 	return clustered{s}
 }
 
-// ErrNotReady says that a lane's ready message is gone: whoever held the lane before has removed
-// it, and the delivery was an old one.
+// ErrNotReady says that a lane's ready message is gone: the holder before has removed it, and the
+// delivery was an old one.
 var ErrNotReady = errors.New("the ready message is gone")
 
 // Opening is what a lane has behind its claim.
@@ -60,39 +65,8 @@ type Opening struct {
 	Read    bool
 	// Snapshot says which entries to believe; nil is all of them.
 	Snapshot *Snapshot
-	// Floor is the mark that was stored for it, which nobody needs any more; 0 is none.
+	// Floor is the mark that was stored for it and is not needed any more; 0 is none.
 	Floor uint64
-}
-
-// OpenLane reads what a lane has behind its claim. The error wraps [ErrNotReady] when the ready
-// message with that sequence is gone.
-func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error) {
-	return s.Consistency().open(ctx, pool, lane, ready, epoch)
-}
-
-// HasEntries reports whether anything is in a mailbox, but for the mark that the lane is paused. It
-// knows all that was stored before it is called.
-func (s *Store) HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
-	return s.Consistency().waits(ctx, pool, lane)
-}
-
-// Refusing returns the ready message because of which another one was refused; nil when it was
-// removed since, behind the message with sequence floor. The error wraps [ErrBehind] when that is
-// not sure.
-func (s *Store) Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
-	return s.Consistency().refusing(ctx, pool, lane, floor)
-}
-
-// StillStored returns which messages of a mailbox are still there that were thrown away, each of a
-// call or of none. Whoever answers knows the message with sequence floor.
-func (s *Store) StillStored(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
-	return s.Consistency().left(ctx, filter, floor, thrown)
-}
-
-// ConfirmNoResult makes sure that a call of which no result was found has none. It fails when there
-// is one all the same.
-func (s *Store) ConfirmNoResult(ctx context.Context, c *protocol.Call) error {
-	return s.Consistency().noResult(ctx, c)
 }
 
 // single is a server on its own: every answer has all that is stored.
@@ -102,7 +76,7 @@ func (single) RepublishesAll() bool    { return true }
 func (single) ReadsDirect() bool       { return true }
 func (single) MayRestoreDeleted() bool { return true }
 
-func (s single) open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, _ uint64) (*Opening, error) {
+func (s single) OpenLane(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, _ uint64) (*Opening, error) {
 	there, entries, err := s.ReadLane(ctx, pool, lane)
 	many := errors.Is(err, ErrNotAtOnce)
 	if many {
@@ -117,7 +91,7 @@ func (s single) open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash
 	return &Opening{Entries: entries, Read: !many}, nil
 }
 
-func (s single) waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
+func (s single) HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
 	filter := wire.MailboxFilter(s.Fleet, pool, lane)
 	found, err := s.ReadAll(ctx, filter)
 	if errors.Is(err, ErrNotAtOnce) {
@@ -134,13 +108,13 @@ func (s *Store) isPause(subject string) bool {
 	return wire.ParseMailboxSubject(s.Fleet, subject).Kind == wire.EntryPause
 }
 
-func (s single) refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, _ uint64) (*jetstream.RawStreamMsg, error) {
+func (s single) Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, _ uint64) (*jetstream.RawStreamMsg, error) {
 	return s.Ready(ctx, pool, lane)
 }
 
-// left has the last one removed behind all others, and reads on from the first. So it costs no more
-// where much waits: a list has all of that.
-func (s single) left(ctx context.Context, filter string, _ uint64, thrown map[uint64]protocol.CallID) (there []uint64, err error) {
+// StillStored has the last one removed behind all others, and reads on from the first. So it costs
+// no more where much waits: a list has all of that.
+func (s single) StillStored(ctx context.Context, filter string, _ uint64, thrown map[uint64]protocol.CallID) (there []uint64, err error) {
 	seqs := slices.Sorted(maps.Keys(thrown))
 	last := len(seqs) - 1
 	if err := s.Remove(ctx, seqs[last]); err != nil {
@@ -162,7 +136,7 @@ func (s single) left(ctx context.Context, filter string, _ uint64, thrown map[ui
 }
 
 func (single) occupant(context.Context, string, string) (uint64, error) { return 0, nil }
-func (single) noResult(context.Context, *protocol.Call) error           { return nil }
+func (single) ConfirmNoResult(context.Context, *protocol.Call) error    { return nil }
 
 // clustered is for several servers, or a leaf node: core NATS may lose messages between servers, a
 // server may lag behind the answers of others, and a leader that was cut off still answers for a
@@ -173,10 +147,10 @@ func (clustered) RepublishesAll() bool    { return false }
 func (clustered) ReadsDirect() bool       { return false }
 func (clustered) MayRestoreDeleted() bool { return false }
 
-// open stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
+// OpenLane stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
 // stream has to empty, so it is served without: then a cancel may be missed for a moment, but
 // nothing is run twice.
-func (s clustered) open(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error) {
+func (s clustered) OpenLane(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error) {
 	msg := nats.NewMsg(wire.FloorSubject(s.Fleet, pool, lane, epoch))
 	floor, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), msg) // refused: by an earlier try, whose answer was lost
 	if err != nil {
@@ -192,7 +166,7 @@ func (s clustered) open(ctx context.Context, pool protocol.Pool, lane wire.LaneH
 	}
 	delete(list.Subjects, msg.Subject) // that of an earlier holder is read, and removed
 	if err := s.confirmReady(ctx, wire.ReadySubject(s.Fleet, pool, lane), ready, floor); err != nil {
-		if errors.Is(err, ErrNotReady) && floor > 0 { // nobody may come to this lane again
+		if errors.Is(err, ErrNotReady) && floor > 0 { // no holder may come to this lane again
 			err = errors.Join(err, s.Remove(ctx, floor))
 		}
 		return nil, err
@@ -211,7 +185,7 @@ func (s clustered) confirmReady(ctx context.Context, subject string, ready, floo
 	case there != nil && there.Sequence > ready:
 		return ErrNotReady
 	}
-	list, err := s.List(ctx, subject, max(floor, ready)) // whoever answered may not have it yet
+	list, err := s.List(ctx, subject, max(floor, ready)) // the server that answered may not have it yet
 	switch {
 	case err != nil:
 		return fmt.Errorf("ready message: %w", err)
@@ -221,10 +195,10 @@ func (s clustered) confirmReady(ctx context.Context, subject string, ready, floo
 	return fmt.Errorf("ready message: %w", ErrBehind)
 }
 
-// waits stores a mark, and lists the mailbox as a server has it that knows the mark: a leader that
-// was cut off may not know yet what was stored before. A full stream has no room for the mark, and
-// is asked again.
-func (s clustered) waits(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
+// HasEntries stores a mark, and lists the mailbox as a server has it that knows the mark: a leader
+// that was cut off may not know yet what was stored before. A full stream has no room for the mark,
+// and is asked again.
+func (s clustered) HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
 	filter := wire.MailboxFilter(s.Fleet, pool, lane)
 	mark := nats.NewMsg(wire.FloorSubject(s.Fleet, pool, lane, Token()))
 	floor, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), mark)
@@ -243,7 +217,7 @@ func (s clustered) waits(ctx context.Context, pool protocol.Pool, lane wire.Lane
 	return len(list.Subjects) > 0 || !list.Whole, nil
 }
 
-func (s clustered) refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
+func (s clustered) Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
 	list, err := s.List(ctx, wire.ReadySubject(s.Fleet, pool, lane), floor)
 	if err != nil {
 		return nil, err
@@ -268,8 +242,8 @@ func (s clustered) occupant(ctx context.Context, stream, subject string) (uint64
 	return there.Sequence, nil
 }
 
-// left lists the mailbox, as a server has it that knows the floor.
-func (s clustered) left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
+// StillStored lists the mailbox, as a server has it that knows the floor.
+func (s clustered) StillStored(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
 	list, err := s.List(ctx, filter, floor)
 	if err != nil {
 		return nil, err
@@ -282,9 +256,9 @@ func (s clustered) left(ctx context.Context, filter string, floor uint64, thrown
 	return slices.Sorted(maps.Keys(thrown)), nil
 }
 
-// noResult stores a note among the results on the condition that there is none: only the leader
-// that the others follow can.
-func (s clustered) noResult(ctx context.Context, c *protocol.Call) error {
+// ConfirmNoResult stores a note among the results on the condition that there is none: only the
+// leader that the others follow can.
+func (s clustered) ConfirmNoResult(ctx context.Context, c *protocol.Call) error {
 	_, answer, err := s.Publish(ctx, &nats.Msg{
 		Subject: wire.NoResultSubject(s.Fleet, c.SessionID, c.ID, Token()),
 		Header: nats.Header{
