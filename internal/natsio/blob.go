@@ -102,7 +102,7 @@ func (b *Blobs) Get(ctx context.Context, stored wire.Stored) (json.RawMessage, e
 func (b *Blobs) Remove(ctx context.Context, stored wire.Stored) {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	_ = DeleteObject(ctx, b.js, b.bucket, stored.Blob)
+	_ = DeleteObjects(ctx, b.js, b.bucket, stored.Blob)
 }
 
 // Value puts the value of a result back that was too large for its message. The error wraps

@@ -177,26 +177,16 @@ func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (in
 // deleters is how many objects are removed side by side.
 const deleters = 16
 
-// DeleteObject removes an object that has no readers left, and its records in the object store. One
-// that is not there is fine, and one that is stored meanwhile stays. What was cut short is
-// completed by doing it again. That store's own Delete stores a mark, which takes the place of what
+// DeleteObjects removes objects that have no readers left, in no order, and their records in the
+// object store. One that is not there is fine, and one that is stored meanwhile stays. What was cut
+// short is completed by doing it again. That store's own Delete stores a mark, which replaces what
 // was put meanwhile: its parts stay. A full store has no room for one.
-func DeleteObject(ctx context.Context, js jetstream.JetStream, bucket, name string) error {
-	return DeleteObjects(ctx, js, bucket, name)
-}
-
-// DeleteObjects is [DeleteObject] for several, in no order.
 func DeleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, names ...string) error {
-	stream, err := js.Stream(ctx, ObjectStream(bucket))
-	if err != nil {
-		return fmt.Errorf("open object store %s: %w", bucket, err)
+	infos := make([]*jetstream.ObjectInfo, len(names))
+	for i, name := range names {
+		infos[i] = &jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: name}}
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(deleters)
-	for _, name := range names {
-		group.Go(func() error { return deleteObject(ctx, stream, bucket, name) })
-	}
-	return group.Wait()
+	return DeleteTheseObjects(ctx, js, bucket, infos...)
 }
 
 // DeleteTheseObjects is [DeleteObjects] for objects as they were when they were listed: one that
@@ -209,34 +199,29 @@ func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket stri
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(deleters)
 	for _, info := range infos {
-		group.Go(func() error {
-			return deleteIf(ctx, stream, bucket, info.Name, func(now *jetstream.ObjectInfo) bool { return now.NUID == info.NUID })
-		})
+		group.Go(func() error { return deleteObject(ctx, stream, bucket, info) })
 	}
 	return group.Wait()
 }
 
-func deleteObject(ctx context.Context, stream jetstream.Stream, bucket, name string) error {
-	return deleteIf(ctx, stream, bucket, name, func(*jetstream.ObjectInfo) bool { return true })
-}
-
-func deleteIf(ctx context.Context, stream jetstream.Stream, bucket, name string, is func(*jetstream.ObjectInfo) bool) error {
-	subject := objectTrace(bucket, name)
+// deleteObject deletes an object by its name, and its NUID if that is known.
+func deleteObject(ctx context.Context, stream jetstream.Stream, bucket string, listed *jetstream.ObjectInfo) error {
+	subject := objectTrace(bucket, listed.Name)
 	info, seq, err := lastTrace(ctx, stream, subject)
-	if err == nil && seq > 0 && is(info) {
+	if err == nil && seq > 0 && (listed.NUID == "" || listed.NUID == info.NUID) {
 		if err = purgeChunks(ctx, stream, info); err == nil {
 			err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("delete object %s: %w", name, err)
+		return fmt.Errorf("delete object %s: %w", listed.Name, err)
 	}
 	return nil
 }
 
 func chunkSubject(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
 
-// purgeChunks removes the chunks of an object that nothing names any more.
+// purgeChunks removes the chunks of an object that has no name any more.
 func purgeChunks(ctx context.Context, stream jetstream.Stream, info *jetstream.ObjectInfo) error {
 	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(info.Bucket, info.NUID))); err != nil {
 		return fmt.Errorf("purge what object %s was: %w", info.Name, err)

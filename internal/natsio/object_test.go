@@ -110,8 +110,8 @@ func openObjects(t *testing.T, f *natsiotest.Fleet, bucket string) (jetstream.Ob
 	return store, stream
 }
 
-// TestDeleteObject: nothing is left, also where the store's own Delete did a part of it.
-func TestDeleteObject(t *testing.T) {
+// TestDeleteObjects: nothing is left, also where the store's own Delete did a part of it.
+func TestDeleteObjects(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	bucket := wire.KeptBucket(tf)
@@ -122,7 +122,7 @@ func TestDeleteObject(t *testing.T) {
 		return info
 	}
 	gone := func() {
-		require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, bucket, "a/b c"))
+		require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, bucket, "a/b c"))
 		info, err := stream.Info(t.Context())
 		require.NoError(t, err)
 		require.Zero(t, info.State.Msgs)
@@ -144,7 +144,7 @@ func TestDeleteObject(t *testing.T) {
 	_, err = store.GetInfo(t.Context(), "a/b c")
 	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 	gone()
-	require.ErrorIs(t, natsio.DeleteObject(t.Context(), f.JS, "NONE", "a"), jetstream.ErrStreamNotFound)
+	require.ErrorIs(t, natsio.DeleteObjects(t.Context(), f.JS, "NONE", "a"), jetstream.ErrStreamNotFound)
 }
 
 // TestDeleteObject_BesideOneThatIsStored: it is there as a whole, or not at all.
@@ -163,7 +163,7 @@ func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
 				}
 			})
 			all.Go(func() {
-				if err := natsio.DeleteObject(t.Context(), f.JS, bucket, "a"); err != nil {
+				if err := natsio.DeleteObjects(t.Context(), f.JS, bucket, "a"); err != nil {
 					t.Error(err)
 				}
 			})
@@ -207,7 +207,7 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 		}, func() {
 			removed = true
 			for _, name := range []string{"a/1", "a/2 ü", "b/1"} {
-				if err := natsio.DeleteObject(t.Context(), f.JS, bucket, name); err != nil {
+				if err := natsio.DeleteObjects(t.Context(), f.JS, bucket, name); err != nil {
 					t.Error(err)
 				}
 			}
@@ -281,7 +281,7 @@ func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 		}
 	}
 	require.ErrorContains(t, store.Delete(t.Context(), "first"), "maximum bytes exceeded")
-	require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, wire.KeptBucket(tf), "first"))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.KeptBucket(tf), "first"))
 	_, err = store.GetInfo(t.Context(), "first")
 	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 }

@@ -37,7 +37,7 @@ func TestStored(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2*mebibyte, stored("acme"))
 	require.EqualValues(t, mebibyte, stored(wire.DefaultTenant))
-	require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, wire.KeptBucket(tf), "text/s/1"))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.KeptBucket(tf), "text/s/1"))
 	require.EqualValues(t, mebibyte, stored("acme"))
 
 	for _, session := range []protocol.SessionID{"one", "two"} {

@@ -144,18 +144,26 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
-	err = r.make(ctx, "KV_"+wire.PlacesBucket(t.Fleet), 0, func(size int64) error { return t.ensurePlaces(ctx, js, size) })
+	places := wire.PlacesBucket(t.Fleet)
+	err = r.make(ctx, "KV_"+places, 0, func(size int64) error {
+		return ensureBucket(ctx, js, "KV_"+places, places, js.KeyValue, func() (jetstream.KeyValue, error) {
+			return js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: places, Replicas: t.Replicas, MaxBytes: size})
+		}, t.Replicas, size)
+	})
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, bucket := range []jetstream.ObjectStoreConfig{
+	for _, want := range []jetstream.ObjectStoreConfig{
 		{Bucket: wire.BlobsBucket(t.Fleet), Replicas: t.Replicas, TTL: cmp.Or(t.ResultAge, DefaultResultAge)},
 		{Bucket: wire.KeptBucket(t.Fleet), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
 		{Bucket: wire.BodiesBucket(t.Fleet), Replicas: t.Replicas},
 	} {
-		err := r.make(ctx, ObjectStream(bucket.Bucket), bucket.MaxBytes, func(size int64) error {
-			bucket.MaxBytes = size
-			return ensureObjects(ctx, js, bucket)
+		stream := ObjectStream(want.Bucket)
+		err := r.make(ctx, stream, want.MaxBytes, func(size int64) error {
+			return ensureBucket(ctx, js, stream, want.Bucket, js.ObjectStore, func() (jetstream.ObjectStore, error) {
+				want.MaxBytes = size
+				return js.CreateObjectStore(ctx, want)
+			}, t.Replicas, size)
 		})
 		if err != nil {
 			return nil, nil, err
@@ -164,22 +172,20 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 	return made, found, nil
 }
 
-// ensurePlaces creates [wire.PlacesBucket] if it is missing.
-func (t Topology) ensurePlaces(ctx context.Context, js jetstream.JetStream, size int64) error {
-	bucket := wire.PlacesBucket(t.Fleet)
-	_, err := Open(ctx, js.KeyValue, bucket)
+// ensureBucket makes a bucket or object store, which has a stream, if it is missing.
+func ensureBucket[T any](ctx context.Context, js jetstream.JetStream, stream, bucket string, open func(context.Context, string) (T, error), create func() (T, error), replicas int, size int64) error {
+	_, err := Open(ctx, open, bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
 			return fmt.Errorf("open bucket %s: %w", bucket, err)
 		}
 		return nil
 	}
-	if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+bucket)); err != nil {
-		return fmt.Errorf("make bucket %s: %w", bucket, err)
+	if err = CheckRights(ctx, js.Conn(), makeRights(stream)); err == nil {
+		_, err = create()
 	}
-	_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: bucket, Replicas: t.Replicas, MaxBytes: size})
 	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return fmt.Errorf("make bucket %s: %w%s", bucket, err, remedy(err, t.Replicas, size))
+		return fmt.Errorf("make bucket %s: %w%s", bucket, err, remedy(err, replicas, size))
 	}
 	return nil
 }
@@ -281,24 +287,6 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		if err := checkStream(stream, want); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// ensureObjects makes an object store when it is missing.
-func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) error {
-	_, err := Open(ctx, js.ObjectStore, want.Bucket)
-	if !errors.Is(err, jetstream.ErrBucketNotFound) {
-		if err != nil {
-			return fmt.Errorf("open object store %s: %w", want.Bucket, err)
-		}
-		return nil
-	}
-	if err := CheckRights(ctx, js.Conn(), makeRights(ObjectStream(want.Bucket))); err != nil {
-		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
-	}
-	if _, err = js.CreateObjectStore(ctx, want); err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return fmt.Errorf("make object store %s: %w%s", want.Bucket, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
 	return nil
 }

@@ -149,7 +149,7 @@ func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { // it ages out otherwise
-		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.part().JS, wire.BlobsBucket(w.Fleet.Name), blob)
+		_ = natsio.DeleteObjects(context.WithoutCancel(ctx), w.part().JS, wire.BlobsBucket(w.Fleet.Name), blob)
 	}()
 	w.reportLeft("not copied", ignore)
 	value, err := w.call(ctx, wire.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)

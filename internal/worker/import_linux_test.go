@@ -25,7 +25,7 @@ func TestWorkspaceImport_FailedLeavesNothing(t *testing.T) { //nolint:parallelte
 	infos, err := natsio.ListObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	for _, info := range infos {
-		require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
+		require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
 	}
 	var was unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))

@@ -195,7 +195,7 @@ func TestWorkspaceImport_AllOrNothing(t *testing.T) {
 	require.NoError(t, err)
 	for _, info := range infos {
 		if info.Size > 90<<10 {
-			require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
+			require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
 		}
 	}
 	outside := r.uploadRoot(t, "outside", emptyRoot(t))
