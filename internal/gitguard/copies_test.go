@@ -40,11 +40,11 @@ func TestCopies_WhatCommandsSetStaysInTheCopy(t *testing.T) {
 	const before = "git config remote.origin.url https://example.com/o; git config branch.main.remote origin"
 	for script, key := range map[string]string{
 		"set core.fsmonitor ./evil": "core.fsmonitor", "set core.hooksPath x": "core.hookspath", "set user.name agent": "user.name",
-		"set remote.origin.url https://evil.example.com/o":                   "remote.origin.url",
-		"set --remove-section remote.origin":                                 "remote.origin.url",
-		"set remote.up.url https://example.com/up":                           "remote.up.url",
-		"set include.path x":                                                 "include.path",
-		"set \"remote.$(printf 'a\\033b').url\" ./evil":                      `"remote.a\x1bb.url"`,
+		"set remote.origin.url https://evil.example.com/o":                 "remote.origin.url",
+		"set --remove-section remote.origin":                               "remote.origin.url",
+		"set remote.up.url https://example.com/up":                         "remote.up.url",
+		"set include.path x":                                               "include.path",
+		"set \"remote.$(printf 'a\\033b').url\" ./evil":                    `"remote.a\x1bb.url"`,
 		"printf '[remote]\\n\\turl = https://example.com\\n' >> \"$COPY\"": "remote.url",
 		"printf '[-e]\\n\\tx = --global\\n' >> \"$COPY\"":                  "-e.x",
 	} {

@@ -43,23 +43,12 @@ type FS interface {
 	// Glob finds files by their paths: everything but directories. It follows no symlinks and
 	// enters no ".git".
 	Glob(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error)
-	// GlobRegular is Glob without symlinks and special files.
-	GlobRegular(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error)
-	// Search finds lines that match a regular expression. Below a directory it
-	// follows no symlinks and enters no ".git".
-	Search(ctx context.Context, p protocol.FilesSearch, options SearchOptions) (protocol.FilesSearchResult, error)
+	// Search finds lines that match a regular expression. Below a directory it follows no symlinks
+	// and enters no ".git". After patience it returns what it has found; 0 is no limit.
+	Search(ctx context.Context, p protocol.FilesSearch, patience time.Duration) (protocol.FilesSearchResult, error)
 	// Within returns the same operations, limited to some paths of the workspace. Each of roots
 	// must allow what an operation reaches once every symbolic link is followed. Without roots
 	// there is no limit. A root that is a symbolic link allows nothing by itself. What is not
 	// allowed fails with [protocol.CodePolicyDenied].
 	Within(roots ...protocol.Roots) FS
-}
-
-// SearchOptions are what a search has beyond its payload.
-type SearchOptions struct {
-	// Among, if set, are the files that are searched; all that match are counted.
-	Among []string
-	// Patience is how long a search takes at most: it then returns what it has found. 0 is no
-	// limit.
-	Patience time.Duration
 }

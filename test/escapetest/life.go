@@ -137,7 +137,7 @@ func (b *bench) hostileNames(t *testing.T) {
 			if err == nil {
 				require.NotContains(t, string(read.Content), b.host.Secret)
 			}
-			if found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: path, Pattern: "."}, sandbox.SearchOptions{}); err == nil {
+			if found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: path, Pattern: "."}, 0); err == nil {
 				for _, match := range found.Matches {
 					require.NotContains(t, match.Text, b.host.Secret)
 				}

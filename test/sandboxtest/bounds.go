@@ -48,7 +48,7 @@ func readers() map[string]operation {
 			return err
 		},
 		"search": func(ctx context.Context, fs sandbox.FS, p string) error {
-			_, err := fs.Search(ctx, protocol.FilesSearch{Path: p, Pattern: "o"}, sandbox.SearchOptions{})
+			_, err := fs.Search(ctx, protocol.FilesSearch{Path: p, Pattern: "o"}, 0)
 			return err
 		},
 	}
@@ -138,7 +138,7 @@ func boundTests() map[string]func(*testing.T, *tree) {
 			stat, err := fs.Stat(t.Context(), protocol.FilesExists{Path: "src/file"})
 			require.NoError(t, err)
 			require.Equal(t, protocol.TypeSymlink, stat.Type, "the link itself is within")
-			found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: "src", Pattern: "out|doc"}, sandbox.SearchOptions{})
+			found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: "src", Pattern: "out|doc"}, 0)
 			require.NoError(t, err)
 			require.Empty(t, found.Matches, "walks follow no links")
 		},

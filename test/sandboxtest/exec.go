@@ -133,7 +133,7 @@ func execNamesWithoutText(t *testing.T, b *box) {
 	found, err := files.Glob(ctx, protocol.FilesGlob{Pattern: "*"})
 	require.NoError(t, err)
 	require.Contains(t, found.Paths, "text")
-	matches, err := files.Search(ctx, protocol.FilesSearch{Pattern: "needle"}, sandbox.SearchOptions{})
+	matches, err := files.Search(ctx, protocol.FilesSearch{Pattern: "needle"}, 0)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(matches.Matches), 1)
 }

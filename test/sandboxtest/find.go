@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func findTests() map[string]func(*testing.T, *tree) {
@@ -29,7 +28,6 @@ func findTests() map[string]func(*testing.T, *tree) {
 		"a cut tree":                      treeLimit,
 		"trees of what is no directory":   treeRefused,
 		"searches with options":           searchOptions,
-		"searches among some files":       searchAmong,
 	}
 }
 
@@ -79,9 +77,6 @@ func globKinds(t *testing.T, f *tree) {
 	f.link(t, "dir/file", "link-to-file")
 	f.link(t, "/nowhere", "dangling")
 	require.Equal(t, []string{"dangling", "dir/file", "link-to-dir", "link-to-file"}, f.globbed(t, protocol.FilesGlob{Pattern: "**"}))
-	regular, err := f.GlobRegular(t.Context(), protocol.FilesGlob{Pattern: "**"})
-	require.NoError(t, err)
-	require.Equal(t, []string{"dir/file"}, regular.Paths)
 	require.Equal(t, []string{".git/config"}, f.globbed(t, protocol.FilesGlob{Pattern: "*", Path: ".git"}), "it was asked for by name")
 }
 
@@ -138,14 +133,14 @@ func ignoreRules(t *testing.T, f *tree) {
 	require.Equal(t, want, f.globbed(t, protocol.FilesGlob{Pattern: "**"}))
 	all := f.globbed(t, protocol.FilesGlob{Pattern: "**", NoIgnore: true})
 	require.Len(t, all, 24)
-	searched, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
+	searched, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, 0)
 	require.NoError(t, err)
 	paths := []string{".gitignore", "sub/.gitignore"}
 	for _, m := range searched.Matches {
 		paths = append(paths, m.Path)
 	}
 	require.ElementsMatch(t, want, paths)
-	searched, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", NoIgnore: true}, sandbox.SearchOptions{})
+	searched, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", NoIgnore: true}, 0)
 	require.NoError(t, err)
 	require.Len(t, searched.Matches, 22)
 }
@@ -233,25 +228,13 @@ func searchOptions(t *testing.T, f *tree) {
 	f.put(t, "a", "Hit\nhit\nHIT\nhät HÄT\n")
 	require.Equal(t, []string{"a:1:Hit", "a:2:hit", "a:3:HIT"}, f.found(t, protocol.FilesSearch{Pattern: "hIt", IgnoreCase: true}))
 	require.Equal(t, []string{"a:4:hät HÄT"}, f.found(t, protocol.FilesSearch{Pattern: "^HÄT hät|x$", IgnoreCase: true}))
-	got, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "(?i)hit", Limit: 2}, sandbox.SearchOptions{})
+	got, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "(?i)hit", Limit: 2}, 0)
 	require.NoError(t, err)
 	require.Len(t, got.Matches, 2)
 	require.Equal(t, 3, got.Total)
-	got, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "(?i)hit", Limit: 3}, sandbox.SearchOptions{})
+	got, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "(?i)hit", Limit: 3}, 0)
 	require.NoError(t, err)
 	require.Len(t, got.Matches, got.Total)
-	_, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "ü(", IgnoreCase: true}, sandbox.SearchOptions{})
+	_, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "ü(", IgnoreCase: true}, 0)
 	require.Contains(t, requireFault(t, err, codes.InvalidPattern), "missing closing )")
-}
-
-func searchAmong(t *testing.T, f *tree) {
-	for _, name := range []string{"a", "b", "c", "d.txt"} {
-		f.put(t, name, "hit\n")
-	}
-	got, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{Among: []string{"b", "c", "missing", "../x"}})
-	require.NoError(t, err)
-	require.Equal(t, protocol.FilesSearchResult{Total: 2, Files: 4, Matches: []protocol.Match{{Path: "b", Line: 1, Text: "hit"}, {Path: "c", Line: 1, Text: "hit"}}}, got)
-	got, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Glob: "?"}, sandbox.SearchOptions{Among: []string{"d.txt"}})
-	require.NoError(t, err)
-	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Files: 3}, got)
 }

@@ -109,7 +109,7 @@ func (f *tree) each(t *testing.T, path string, check func(op string, err error))
 	check("edit", err)
 	_, err = f.List(ctx, protocol.FilesList{Path: path})
 	check("list", err)
-	_, err = f.Search(ctx, protocol.FilesSearch{Path: path, Pattern: "x"}, sandbox.SearchOptions{})
+	_, err = f.Search(ctx, protocol.FilesSearch{Path: path, Pattern: "x"}, 0)
 	check("search", err)
 	require.Less(t, time.Since(start), patience)
 }
@@ -252,7 +252,7 @@ func pathAbsoluteLinks(t *testing.T, f *tree) {
 			result, err := f.Read(t.Context(), protocol.FilesRead{Path: at + path})
 			require.NoError(t, err, path)
 			require.Contains(t, "one\ndeep\n", string(result.Content), path)
-			found, err := f.Search(t.Context(), protocol.FilesSearch{Path: at + path, Pattern: "e$"}, sandbox.SearchOptions{})
+			found, err := f.Search(t.Context(), protocol.FilesSearch{Path: at + path, Pattern: "e$"}, 0)
 			require.NoError(t, err, path)
 			require.Equal(t, 1, found.Files, path)
 			exists, err := f.Stat(t.Context(), protocol.FilesExists{Path: at + path})
@@ -309,7 +309,7 @@ func pathSpecial(t *testing.T, f *tree) {
 		{Name: "link", Type: protocol.TypeSymlink},
 		{Name: "socket", Type: protocol.TypeOther},
 	}, list.Entries)
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, 0)
 	require.NoError(t, err)
 	require.Zero(t, result.Files)
 }
@@ -354,7 +354,7 @@ func pathNear(t *testing.T, f *tree) {
 	require.NotContains(t, requireFault(t, err, protocol.CodeNotFound), "there is")
 	_, err = f.List(t.Context(), protocol.FilesList{Path: "missing/dir"})
 	require.Contains(t, requireFault(t, err, protocol.CodeNotFound), `there is no "missing" in the workspace`)
-	_, err = f.Search(t.Context(), protocol.FilesSearch{Path: "missing", Pattern: "x"}, sandbox.SearchOptions{})
+	_, err = f.Search(t.Context(), protocol.FilesSearch{Path: "missing", Pattern: "x"}, 0)
 	requireFault(t, err, protocol.CodeNotFound)
 }
 
@@ -391,7 +391,7 @@ func pathContext(t *testing.T, f *tree) {
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = f.List(ctx, protocol.FilesList{})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Search(ctx, protocol.FilesSearch{Pattern: "a"}, sandbox.SearchOptions{})
+	_, err = f.Search(ctx, protocol.FilesSearch{Pattern: "a"}, 0)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, "a", f.get(t, "file"))
 	require.Equal(t, []string{"file"}, f.names(t, ""))

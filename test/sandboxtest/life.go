@@ -62,7 +62,7 @@ func lifeClosed(t *testing.T, b *box) {
 	require.ErrorIs(t, err, sandbox.ErrClosed)
 	_, err = b.FS().List(t.Context(), protocol.FilesList{})
 	require.ErrorIs(t, err, sandbox.ErrClosed)
-	_, err = b.FS().Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
+	_, err = b.FS().Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, 0)
 	require.ErrorIs(t, err, sandbox.ErrClosed)
 }
 

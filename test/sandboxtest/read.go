@@ -17,7 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func readTests() map[string]func(*testing.T, *tree) {
@@ -164,7 +163,7 @@ func readTooLarge(t *testing.T, f *tree) {
 	require.NoError(t, os.Truncate(f.host("file"), isolation.MaxReadSize+1))
 	_, err = f.Read(t.Context(), protocol.FilesRead{Path: "file"})
 	requireFault(t, err, codes.TooLarge)
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, 0)
 	require.NoError(t, err)
 	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Skipped: 1, SkippedPaths: []string{"file"}}, result)
 }

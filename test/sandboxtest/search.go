@@ -16,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func searchTests() map[string]func(*testing.T, *tree) {
@@ -38,7 +37,7 @@ func searchTests() map[string]func(*testing.T, *tree) {
 // found are the matches as "path:line:text".
 func (f *tree) found(t *testing.T, req protocol.FilesSearch) []string {
 	t.Helper()
-	result, err := f.Search(t.Context(), req, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), req, 0)
 	require.NoError(t, err)
 	out := []string{}
 	for _, m := range result.Matches {
@@ -56,7 +55,7 @@ func searchSorted(t *testing.T, f *tree) {
 		"a/b/c:1:hit", "a/b/c:3:hit 2", "a/z.go:1:hit", "a/z.go:3:hit 2", "b.go:1:hit", "b.go:3:hit 2",
 	}, f.found(t, protocol.FilesSearch{Pattern: "^hit"}))
 	require.Equal(t, []string{"a/b/c:1:hit", "a/z.go:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit$", Path: "/workspace/a"}))
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "nothing"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "nothing"}, 0)
 	require.NoError(t, err)
 	require.Equal(t, protocol.FilesSearchResult{Matches: []protocol.Match{}, Files: 6}, result)
 }
@@ -79,14 +78,14 @@ func searchGlobs(t *testing.T, f *tree) {
 		{"top.go", "*.md", []string{}},
 	} {
 		got := []string{}
-		result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Path: test.path, Glob: test.glob}, sandbox.SearchOptions{})
+		result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Path: test.path, Glob: test.glob}, 0)
 		require.NoError(t, err)
 		for _, m := range result.Matches {
 			got = append(got, m.Path)
 		}
 		require.Equal(t, test.want, got, "%+v", test)
 	}
-	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Glob: "a[b"}, sandbox.SearchOptions{})
+	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Glob: "a[b"}, 0)
 	require.Contains(t, requireFault(t, err, codes.InvalidPattern), "a[b")
 }
 
@@ -109,7 +108,7 @@ func searchSkipped(t *testing.T, f *tree) {
 	f.link(t, ".hidden", "link")
 	f.put(t, "large", "hit\n")
 	require.NoError(t, os.Truncate(f.host("large"), isolation.MaxFileSize+1))
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, 0)
 	require.NoError(t, err)
 	require.Equal(t, protocol.FilesSearchResult{
 		Total: 2, Files: 2, Skipped: 1, SkippedPaths: []string{"large"}, Binary: 1, BinaryPaths: []string{"binary"},
@@ -135,7 +134,7 @@ func searchNamed(t *testing.T, f *tree) {
 	require.Equal(t, []string{"link/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "link"}))
 	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}))
 	require.NoError(t, os.Truncate(f.host("dir/file"), isolation.MaxFileSize+1))
-	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}, sandbox.SearchOptions{})
+	_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Path: "dir/file"}, 0)
 	requireFault(t, err, codes.TooLarge)
 }
 
@@ -149,7 +148,7 @@ func searchBadPattern(t *testing.T, f *tree) {
 		`ab\`:      `trailing backslash at end of expression at character 3, "\\"`,
 		"a{5000}":  "at character 2",
 	} {
-		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, sandbox.SearchOptions{})
+		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, 0)
 		message := requireFault(t, err, codes.InvalidPattern)
 		require.Contains(t, message, "RE2")
 		require.Contains(t, message, want)
@@ -160,19 +159,19 @@ func searchMany(t *testing.T, f *tree) {
 	long := "x" + strings.Repeat("é", 5000)
 	f.put(t, "a", strings.Repeat("x\n", 999)+long+"\n")
 	f.put(t, "b", "x")
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, 0)
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1001)
 	require.Equal(t, 1001, result.Total)
 	require.Equal(t, protocol.Match{Path: "a", Line: 1000, Text: long}, result.Matches[999])
-	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 3}, sandbox.SearchOptions{})
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 3}, 0)
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 3)
 	require.Equal(t, 1001, result.Total, "all are counted")
 	require.Equal(t, 2, result.Files)
 	require.False(t, result.Stopped)
 	f.put(t, "c", strings.Repeat("x\n", isolation.MaxFound))
-	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 2 * isolation.MaxFound}, sandbox.SearchOptions{})
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x", Limit: 2 * isolation.MaxFound}, 0)
 	require.NoError(t, err)
 	require.Len(t, result.Matches, isolation.MaxFound)
 	require.Equal(t, isolation.MaxFound+1001, result.Total)
@@ -182,7 +181,7 @@ func searchMany(t *testing.T, f *tree) {
 func searchMuch(t *testing.T, f *tree) {
 	f.put(t, "a", strings.Repeat("x", isolation.MaxFoundBytes-10))
 	f.put(t, "b", strings.Repeat("x", 20)+"\nx\n")
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, 0)
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1, "one that is left out is not followed by others")
 	require.Equal(t, 3, result.Total)
@@ -191,10 +190,10 @@ func searchMuch(t *testing.T, f *tree) {
 func searchPatience(t *testing.T, f *tree) {
 	f.put(t, "a", "x\n")
 	f.put(t, "b", "x\n")
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{Patience: 1})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, 1)
 	require.NoError(t, err)
 	require.True(t, result.Stopped)
-	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, sandbox.SearchOptions{Patience: time.Minute})
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "x"}, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, 2, result.Total)
 	require.False(t, result.Stopped)
@@ -203,7 +202,7 @@ func searchPatience(t *testing.T, f *tree) {
 func searchDeep(t *testing.T, f *tree) {
 	f.put(t, strings.Repeat("d/", 50)+"file", "hit")
 	f.put(t, strings.Repeat("e/", 1000)+"file", "hit")
-	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
+	result, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, 0)
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1)
 	require.Equal(t, 1, result.Skipped, "it does not go deeper than it should")
@@ -215,7 +214,7 @@ func searchCancel(t *testing.T, f *tree) {
 	for tries := 0; err == nil && tries < 1000; tries++ { // one may be over before it is cancelled
 		ctx, cancel := context.WithCancel(t.Context())
 		go cancel()
-		_, err = f.Search(ctx, protocol.FilesSearch{Pattern: `(a|aa)+(a|aa)+(a|aa)+b`}, sandbox.SearchOptions{})
+		_, err = f.Search(ctx, protocol.FilesSearch{Pattern: `(a|aa)+(a|aa)+(a|aa)+b`}, 0)
 	}
 	require.ErrorIs(t, err, context.Canceled)
 }

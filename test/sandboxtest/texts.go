@@ -14,7 +14,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func textTests() map[string]func(*testing.T, *tree) {
@@ -79,7 +78,7 @@ func textEncodings(t *testing.T, f *tree) {
 
 		first, _, _ := strings.Cut(test.old, "\n")
 		for _, path := range []string{"", "file"} {
-			found, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: first, Path: path}, sandbox.SearchOptions{Among: []string{}})
+			found, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: first, Path: path}, 0)
 			require.NoError(t, err, name)
 			require.Equal(t, 1, found.Total, name)
 			require.Equal(t, 1, found.Files, name)
@@ -271,7 +270,7 @@ func textNoLine(t *testing.T, f *tree) {
 		`a\nb`: `has no \n`, "a\nb": `has no \n`, `(?s)a\r?\nb|\n`: `has no \n`, `a[\n]b`: `has no \n`, `(a\n)+`: `has no \n`,
 		`$user`: `put a \`, `(x|y)$z`: `put a \`, `b ^x`: `put a \`, `^a$b|$c`: `put a \`,
 	} {
-		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, sandbox.SearchOptions{})
+		_, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: pattern}, 0)
 		require.Contains(t, requireFault(t, err, codes.InvalidPattern), want, pattern)
 	}
 	for _, pattern := range []string{`a\n?`, `a|\n`, `a\s*`, `[^x]$`, `^^a$$`, `$|a`, `a(\n)*`, `x?^a`, `a$()`, `(?m)a$`} {
@@ -305,7 +304,7 @@ func textBrackets(t *testing.T, f *tree) {
 		require.NoError(t, err, pattern)
 		require.Equal(t, want, got.Paths, pattern)
 		found := []string{}
-		searched, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Glob: pattern}, sandbox.SearchOptions{})
+		searched, err := f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit", Glob: pattern}, 0)
 		require.NoError(t, err, pattern)
 		for _, match := range searched.Matches {
 			found = append(found, match.Path)

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // A patch that is the difference of two texts makes one of the other, and whatever
@@ -84,7 +83,7 @@ func FuzzFind(f *testing.F) {
 		for _, name := range found.Paths {
 			require.Contains(t, append(names, ".gitignore"), name)
 		}
-		searched, err := fs.Search(t.Context(), protocol.FilesSearch{Pattern: expression}, sandbox.SearchOptions{})
+		searched, err := fs.Search(t.Context(), protocol.FilesSearch{Pattern: expression}, 0)
 		requireFaultOrNil(t, err)
 		compiled, compileErr := regexp.Compile(expression)
 		require.True(t, err != nil || compileErr == nil)

@@ -21,15 +21,10 @@ import (
 
 // Glob implements [sandbox.FS].
 func (f *FS) Glob(ctx context.Context, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
-	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesGlobResult, error) { return f.glob(ctx, name, req, false) })
+	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesGlobResult, error) { return f.glob(ctx, name, req) })
 }
 
-// GlobRegular implements [sandbox.FS].
-func (f *FS) GlobRegular(ctx context.Context, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
-	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesGlobResult, error) { return f.glob(ctx, name, req, true) })
-}
-
-func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob, regular bool) (protocol.FilesGlobResult, error) {
+func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
 	result := protocol.FilesGlobResult{Paths: []string{}}
 	if info, err := f.root.Stat(name); err != nil {
 		return result, err
@@ -45,7 +40,7 @@ func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob, regu
 	}
 	room := newRoom(req.Limit)
 	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at position) error {
-		if at.entry.IsDir() || regular && !at.entry.Type().IsRegular() || !wanted.match(path.Join(wanted.base, at.below)) {
+		if at.entry.IsDir() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}
 		if result.Total++; room.take(len(at.name)) {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // While operations go through whole trees, directories and files are exchanged, in one step, with
@@ -108,7 +107,7 @@ func treeOperations(fs *files.FS) []func(context.Context) (string, error) {
 		read("in/a/b/c/file"), read("in-a/b/file"), read("in-a/file"), write("in/a/b/made"), write("in-a/new/file"),
 		write("tree/a/b/c/file"), write("tree/a/b/made"), write("plain"), write("tree/a/new/dir/file"),
 		func(ctx context.Context) (string, error) {
-			found, err := fs.Search(ctx, protocol.FilesSearch{Path: "tree", Pattern: "secret"}, sandbox.SearchOptions{})
+			found, err := fs.Search(ctx, protocol.FilesSearch{Path: "tree", Pattern: "secret"}, 0)
 			var seen strings.Builder
 			for _, match := range found.Matches {
 				seen.WriteString(match.Text)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // While file operations run, names change between files, directories and symbolic
@@ -114,7 +113,7 @@ func useAll(t *testing.T, fs *files.FS, user int) (ok, failed int) {
 		count(err)
 		_, err = fs.Edit(t.Context(), protocol.FilesEdit{Path: path, Edits: []protocol.FileEdit{{Old: "inside", New: "INSIDE"}}})
 		count(err)
-		found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: path, Pattern: "secret"}, sandbox.SearchOptions{})
+		found, err := fs.Search(t.Context(), protocol.FilesSearch{Path: path, Pattern: "secret"}, 0)
 		if count(err) && len(found.Matches) > 0 {
 			t.Errorf("searched %s outside", path)
 		}

@@ -7,20 +7,22 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"regexp/syntax"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // checkEvery is how many lines of one file are searched between looks at the context.
 const checkEvery = 4096
 
 // Search implements [sandbox.FS].
-func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, options sandbox.SearchOptions) (protocol.FilesSearchResult, error) {
+func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, patience time.Duration) (protocol.FilesSearchResult, error) {
 	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesSearchResult, error) {
-		s, err := f.newSearch(req, options)
+		s, err := f.newSearch(req, patience)
 		if err != nil {
 			return protocol.FilesSearchResult{}, err
 		}
@@ -40,10 +42,9 @@ func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, options sandb
 type search struct {
 	fs      *FS
 	pattern *regexp.Regexp
-	literal []byte // every match starts with it
+	literal []byte // every match has it
 	returns bool   // every match has a carriage return, perhaps that of the line end
 	glob    glob
-	among   map[string]bool // of the files in UTF-8 those that can match; nil for all
 	room    room
 	until   time.Time // zero for no end
 	named   bool      // one file was asked for, and its faults are those of the search
@@ -53,7 +54,7 @@ type search struct {
 // errStopped ends a search whose time is over.
 var errStopped = errors.New("the time of the search is over")
 
-func (f *FS) newSearch(req protocol.FilesSearch, options sandbox.SearchOptions) (*search, error) {
+func (f *FS) newSearch(req protocol.FilesSearch, patience time.Duration) (*search, error) {
 	pattern, err := regexp.Compile(req.Pattern)
 	if err != nil {
 		return nil, badPattern(req.Pattern, err)
@@ -64,19 +65,44 @@ func (f *FS) newSearch(req protocol.FilesSearch, options sandbox.SearchOptions) 
 	if err := canMatch(req.Pattern); err != nil {
 		return nil, err
 	}
-	literal, _ := pattern.LiteralPrefix()
-	s := &search{fs: f, pattern: pattern, literal: []byte(literal), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
+	s := &search{fs: f, pattern: pattern, literal: []byte(literal(pattern)), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
 	s.result.Matches = []protocol.Match{}
-	if options.Patience > 0 {
-		s.until = time.Now().Add(options.Patience)
-	}
-	if options.Among != nil {
-		s.among = make(map[string]bool, len(options.Among))
-		for _, name := range options.Among {
-			s.among[name] = true
-		}
+	if patience > 0 {
+		s.until = time.Now().Add(patience)
 	}
 	return s, nil
+}
+
+// literal is the longest text found that every match of a pattern has; "" if none is.
+func literal(pattern *regexp.Regexp) string {
+	parsed, err := syntax.Parse(pattern.String(), syntax.Perl)
+	if err != nil {
+		return ""
+	}
+	return longest(parsed)
+}
+
+func longest(re *syntax.Regexp) (text string) {
+	switch re.Op {
+	case syntax.OpLiteral:
+		if re.Flags&syntax.FoldCase == 0 && !slices.Contains(re.Rune, utf8.RuneError) { // which bytes match that are no text
+			text = string(re.Rune)
+		}
+	case syntax.OpConcat:
+		for _, part := range re.Sub {
+			if other := longest(part); len(other) > len(text) {
+				text = other
+			}
+		}
+	case syntax.OpCapture, syntax.OpPlus:
+		text = longest(re.Sub[0])
+	case syntax.OpRepeat:
+		if re.Min > 0 {
+			text = longest(re.Sub[0])
+		}
+	default:
+	}
+	return text
 }
 
 // run searches the file or directory name.
@@ -126,16 +152,13 @@ func (s *search) file(ctx context.Context, name, below string) error {
 		s.result.SkippedPaths = addName(s.result.SkippedPaths, name)
 		return nil //nolint:nilerr // one unreadable file does not end a search
 	}
-	text, as, _ := decode(content)
+	text, _, _ := decode(content)
 	if bytes.IndexByte(text, 0) >= 0 {
 		s.result.Binary++
 		s.result.BinaryPaths = addName(s.result.BinaryPaths, name)
 		return nil
 	}
 	s.result.Files++
-	if as == (form{}) && s.among != nil && !s.among[name] {
-		return nil
-	}
 	return s.lines(ctx, name, text)
 }
 

@@ -35,7 +35,7 @@ func TestThreads_AreAllThereBeforeTheFirstCommand(t *testing.T) {
 		},
 		func(string) { run(sandbox.Cmd{Argv: []string{"sh", "-c", "true & true"}, ReadOnly: true}) },
 		func(string) {
-			_, err := s.FS().Search(t.Context(), protocol.FilesSearch{Path: ".", Pattern: "line 1.*7"}, sandbox.SearchOptions{})
+			_, err := s.FS().Search(t.Context(), protocol.FilesSearch{Path: ".", Pattern: "line 1.*7"}, 0)
 			require.NoError(t, err)
 		},
 		func(name string) {

@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"slices"
+	"time"
 
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -18,14 +20,13 @@ type fileOps struct {
 	sandbox sandbox.Sandbox
 	session protocol.SessionID
 	digests *sandboxes.Digests
-	ripgrep bool // the sandbox has rg on its PATH
 }
 
 // inFiles makes a file operation the function of a kind.
 func inFiles[P protocol.Payload](op func(fileOps, context.Context, sandbox.FS, P) (protocol.Value, error)) func(context.Context, *Attempt, P) (protocol.Value, error) {
 	return func(ctx context.Context, a *Attempt, p P) (protocol.Value, error) {
 		fs := a.sandbox.FS().Within(a.Run.Call.Roots...)
-		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, digests: a.box.Digests, ripgrep: a.host.languages.ripgrep}
+		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, digests: a.box.Digests}
 		return op(f, ctx, fs, p)
 	}
 }
@@ -154,6 +155,26 @@ func (fileOps) glob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (p
 	}
 	return results.List(all, len(all.Paths), all.Total, limit, func(v protocol.FilesGlobResult, n int) protocol.FilesGlobResult {
 		v.Paths = v.Paths[:n]
+		return v
+	})
+}
+
+// searchPatience is the longest time of a search. After it, the search returns what it has found.
+const searchPatience = 15 * time.Second
+
+func (fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch) (protocol.Value, error) {
+	limit := p.Limit
+	p.Limit = 0
+	all, err := fs.Search(ctx, p, searchPatience)
+	if err != nil {
+		return nil, err
+	}
+	return results.List(all, len(all.Matches), all.Total, limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
+		short := make([]protocol.Match, n)
+		for i, m := range v.Matches[:n] {
+			short[i] = plain.CutMatch(m)
+		}
+		v.Matches = short
 		return v
 	})
 }

@@ -1,9 +1,7 @@
 package kinds
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -31,69 +28,6 @@ func opened(tb testing.TB) (sandbox.Sandbox, string) {
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, s.Close()) })
 	return s, dir
-}
-
-// The same files, lines and counts come of a search with ripgrep and without it.
-func TestSearch_WithRipgrepAndWithout(t *testing.T) {
-	t.Parallel()
-	if _, err := exec.LookPath("rg"); err != nil {
-		t.Skip("UNSUPPORTED HERE: ripgrep is not installed, so nothing is compared")
-	}
-	s, dir := opened(t)
-	put := func(name, content string) {
-		name = filepath.Join(dir, name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		require.NoError(t, os.WriteFile(name, []byte(content), 0o600))
-	}
-	for i := range 2 * ripgrepFiles {
-		put(fmt.Sprintf("src/d%d/f%d.go", i%9, i), fmt.Sprintf("package d\nfunc F%d() { return %d }\r\nlast word", i, i%7))
-	}
-	put(".gitignore", "ignored/\n*.log\n!keep.log\n")
-	put("ignored/a.go", "func F1() {}\n")
-	put("x.log", "func F1() {}\n")
-	put("keep.log", "func F1() {}\n")
-	put("binary", "func F1\x00\n")
-	put("latin1", "func F1 gr\xfc\xdfe\n")
-	put("straße", "STRASSE Kelvin \u212a\n")
-	put(" -e odd\nname", "func F1() {}\n")
-	require.NoError(t, os.Symlink("keep.log", filepath.Join(dir, "link")))
-	searches := []protocol.FilesSearch{
-		{Pattern: `func F1\b`},
-		{Pattern: `gr..e$`},
-		{Pattern: `return [35] }$`, Glob: "*.go"},
-		{Pattern: `^last`, Path: "src/d3", Limit: 20},
-		{Pattern: `strasse|KELVIN k`, IgnoreCase: true},
-		{Pattern: `f\w+ f1`, IgnoreCase: true, NoIgnore: true},
-		{Pattern: `nothing like this`},
-		{Pattern: `a.{1000}b`},
-		{Pattern: `[^a-z]{3,}F11`, Glob: "src/**/*.go"},
-	}
-	for _, p := range searches {
-		t.Run(p.Pattern, func(t *testing.T) {
-			t.Parallel()
-			plain := fileOps{sandbox: s}
-			fast := fileOps{sandbox: s, ripgrep: true}
-			want, err := plain.search(t.Context(), s.FS(), p)
-			require.NoError(t, err)
-			got, err := fast.search(t.Context(), s.FS(), p)
-			require.NoError(t, err)
-			require.Equal(t, bare(want), bare(got))
-		})
-	}
-	pattern, ok := ripgrepPattern("func F1\\b", false)
-	require.True(t, ok)
-	among := fileOps{sandbox: s, ripgrep: true}.candidates(t.Context(), s.FS(), protocol.FilesSearch{}, pattern)
-	require.NotNil(t, among, "ripgrep was used")
-	require.Less(t, len(among), 2*ripgrepFiles)
-	require.Contains(t, among, " -e odd\nname")
-}
-
-// bare is a value as a message carries it.
-func bare(v protocol.Value) protocol.Value {
-	if p, more := v.(results.Partial); more {
-		return p.Value
-	}
-	return v
 }
 
 // runFiles runs a payload about files as the worker does.

@@ -22,7 +22,6 @@ import (
 type languages struct {
 	shell   string            // of bash commands: bash where there is one, else sh
 	scripts map[string]string // of code_run, by language
-	ripgrep bool              // can help searches
 }
 
 // interpreters says how each language is run: by which program, with its text in which file.
@@ -36,7 +35,7 @@ var interpreters = []struct{ language, program, file, run string }{ //nolint:goc
 // languagesOf makes languages of the programs that there are. Each script takes the
 // program text on stdin, keeps it in a file, and runs it with an empty stdin.
 func languagesOf(has func(program string) bool) languages {
-	found := languages{shell: "sh", scripts: map[string]string{}, ripgrep: has("rg") && has("xargs")}
+	found := languages{shell: "sh", scripts: map[string]string{}}
 	if has("bash") {
 		found.shell = "bash"
 	}
@@ -78,7 +77,7 @@ func findLanguages(ctx context.Context, driver isolation.Driver, spec isolation.
 		}
 		err = errors.Join(err, sandboxes.RemoveUnmounted(dir))
 	}()
-	programs := []string{"bash", "rg", "xargs"}
+	programs := []string{"bash"}
 	for _, i := range interpreters {
 		programs = append(programs, i.program)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -35,28 +36,27 @@ type (
 		Count int
 	}
 	search struct {
-		Payload protocol.FilesSearch
-		Options sandbox.SearchOptions
+		Payload  protocol.FilesSearch
+		Patience time.Duration
 	}
 )
 
 // operations are what [ServeFiles] does, by the names that [RemoteFS] sends.
 var operations = map[string]func(context.Context, sandbox.FS, []byte) ([]byte, error){ //nolint:gochecknoglobals // a constant table
-	"read":         operation(sandbox.FS.Read),
-	"write":        operation(sandbox.FS.Write),
-	"edit":         operation(sandbox.FS.Edit),
-	"read_json":    operation(sandbox.FS.ReadJSON),
-	"write_json":   operation(sandbox.FS.WriteJSON),
-	"stat":         operation(sandbox.FS.Stat),
-	"list":         operation(sandbox.FS.List),
-	"tree":         operation(sandbox.FS.Tree),
-	"glob":         operation(sandbox.FS.Glob),
-	"glob_regular": operation(sandbox.FS.GlobRegular),
+	"read":       operation(sandbox.FS.Read),
+	"write":      operation(sandbox.FS.Write),
+	"edit":       operation(sandbox.FS.Edit),
+	"read_json":  operation(sandbox.FS.ReadJSON),
+	"write_json": operation(sandbox.FS.WriteJSON),
+	"stat":       operation(sandbox.FS.Stat),
+	"list":       operation(sandbox.FS.List),
+	"tree":       operation(sandbox.FS.Tree),
+	"glob":       operation(sandbox.FS.Glob),
 	"read_at": operation(func(fs sandbox.FS, ctx context.Context, r readAt) ([]byte, error) {
 		return fs.ReadAt(ctx, r.Path, r.From, r.Count)
 	}),
 	"search": operation(func(fs sandbox.FS, ctx context.Context, s search) (protocol.FilesSearchResult, error) {
-		return fs.Search(ctx, s.Payload, s.Options)
+		return fs.Search(ctx, s.Payload, s.Patience)
 	}),
 }
 
@@ -163,14 +163,9 @@ func (r RemoteFS) Glob(ctx context.Context, p protocol.FilesGlob) (protocol.File
 	return request[protocol.FilesGlobResult](ctx, r, "glob", p)
 }
 
-// GlobRegular implements [sandbox.FS].
-func (r RemoteFS) GlobRegular(ctx context.Context, p protocol.FilesGlob) (protocol.FilesGlobResult, error) {
-	return request[protocol.FilesGlobResult](ctx, r, "glob_regular", p)
-}
-
 // Search implements [sandbox.FS].
-func (r RemoteFS) Search(ctx context.Context, p protocol.FilesSearch, options sandbox.SearchOptions) (protocol.FilesSearchResult, error) {
-	return request[protocol.FilesSearchResult](ctx, r, "search", search{p, options})
+func (r RemoteFS) Search(ctx context.Context, p protocol.FilesSearch, patience time.Duration) (protocol.FilesSearchResult, error) {
+	return request[protocol.FilesSearchResult](ctx, r, "search", search{p, patience})
 }
 
 // request sends a payload and returns the result.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // fill sets every field of a value to something of its own.
@@ -84,7 +83,6 @@ func TestPack_EveryRequestAndReplyComesBack(t *testing.T) {
 		filled[protocol.FilesGlobResult](t, n)
 		filled[protocol.FilesSearch](t, n)
 		filled[protocol.FilesSearchResult](t, n)
-		filled[sandbox.SearchOptions](t, n)
 	}
 	roundTrip(t, wire.FileRequest{})
 	roundTrip(t, protocol.FilesListResult{Entries: []protocol.DirEntry{}})
