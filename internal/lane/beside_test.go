@@ -32,7 +32,7 @@ func TestWork_ReadsBesideWhatRuns(t *testing.T) {
 			require.True(t, l.mail.listen())
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel() // nothing can be read
-			l.ctx, l.starting, l.slots = ctx, t.Context(), newLaneSlots()
+			l.ctx, l.starting, l.slots = ctx, t.Context(), newLaneSlots(nil)
 			l.lookups, l.running.finished = newEarlyLookups(l.holder.store), make(chan finished, 1)
 			l.mail.opened, l.mail.oneByOne, l.mail.listed = true, true, true
 			e := &core.Entry{Call: &protocol.Call{ID: "next", Payload: wire.Noop{}, Delivery: protocol.Idempotent}}

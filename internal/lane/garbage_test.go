@@ -21,7 +21,7 @@ func newLaneOf(t *testing.T, s *store.Store) *heldLane {
 	const name = protocol.Lane("account/a")
 	l := &heldLane{
 		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, ownership: &ownership{lane: name, hash: wire.HashLane(name), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
-		schedule: core.NewSchedule(), garbage: newGarbage(),
+		schedule: core.NewSchedule(), garbage: newGarbage(s),
 		mail: newMailbox(s, protocol.DefaultPool, wire.HashLane(name)),
 	}
 	t.Cleanup(l.mail.close)

@@ -73,7 +73,7 @@ type usage struct {
 func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
 	return &heldLane{
 		ownership: newOwnership(life, ready, h.newClaim(life, ready)), holder: h,
-		schedule: core.NewSchedule(), slots: newLaneSlots(), garbage: newGarbage(), lookups: newEarlyLookups(h.store),
+		schedule: core.NewSchedule(), slots: newLaneSlots(h.slots), garbage: newGarbage(h.store), lookups: newEarlyLookups(h.store),
 		mail:    newMailbox(h.store, h.options.Pool, ready.hash),
 		running: running{finished: make(chan finished)},
 	}
@@ -86,7 +86,8 @@ func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
 func (l *heldLane) serve() (left bool) {
 	defer l.cancel(nil)
 	defer l.mail.close()
-	defer l.returnSlots()
+	defer l.slots.giveUp()
+	defer l.stop()
 	defer l.holder.awaited.drop(l)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -100,7 +101,7 @@ func (l *heldLane) serve() (left bool) {
 			return true
 		case err != nil:
 			l.logRetry("mailbox cannot be read", err)
-			l.freeSlots() // calls of other lanes may end and make room in a full stream
+			l.slots.giveBack() // calls of other lanes may end and make room in a full stream
 			wait = retryPause
 		case wait == nothingToDo:
 			if l.tryRelease() {
@@ -213,10 +214,10 @@ func (l *heldLane) startCalls() {
 				l.slots.free++
 			}
 			if l.slots.unspent == 0 && l.slots.free > 0 && !l.holder.slots.mayKeep(l.tenant()) {
-				l.freeSlots()
+				l.slots.giveBack()
 			}
 			if l.slots.free == 0 {
-				l.requestSlot()
+				l.slots.request(l.starting, l.tenant())
 				break
 			}
 			l.slots.unspent = max(l.slots.unspent-1, 0)
@@ -232,7 +233,7 @@ func (l *heldLane) startCalls() {
 	if l.unmet != nil { // running calls end first
 		l.stop()
 	}
-	l.freeSlots()
+	l.slots.giveBack()
 }
 
 func (l *heldLane) onFinished(f finished) {
@@ -262,7 +263,7 @@ func (l *heldLane) drainFinished() {
 func (l *heldLane) finishEntry(e *core.Entry) {
 	l.usage.served++
 	l.schedule.Finish(e)
-	l.discardCall(e)
+	l.garbage.discardCall(e)
 	l.lookups.drop(e)
 }
 
@@ -366,8 +367,9 @@ const (
 	yieldFor = 20 * time.Millisecond
 )
 
-// laneSlots is the lane's share of the holder's slots.
+// laneSlots is the lane's share of the holder's slots. The lane's goroutine owns it.
 type laneSlots struct {
+	shared    *slots
 	free      int       // slots that no call uses
 	unspent   int       // of those, that were granted and not used since
 	used      int       // calls that run
@@ -376,8 +378,8 @@ type laneSlots struct {
 	turnBegan time.Time // when the lane's share of the slots began; before it, they are left to others
 }
 
-func newLaneSlots() laneSlots {
-	return laneSlots{free: 1, unspent: 1, turnBegan: time.Now(), granted: make(chan bool, 1)}
+func newLaneSlots(shared *slots) laneSlots {
+	return laneSlots{shared: shared, free: 1, unspent: 1, turnBegan: time.Now(), granted: make(chan bool, 1)}
 }
 
 func (s *laneSlots) onGranted(granted bool) {
@@ -390,29 +392,30 @@ func (s *laneSlots) onGranted(granted bool) {
 
 func (s *laneSlots) isYielding(now time.Time) bool { return now.Before(s.turnBegan) }
 
-func (l *heldLane) freeSlots() {
-	l.slots.unspent = 0
-	for ; l.slots.free > 0; l.slots.free-- {
-		l.holder.slots.release()
+// giveBack gives free slots back to the holder.
+func (s *laneSlots) giveBack() {
+	s.unspent = 0
+	for ; s.free > 0; s.free-- {
+		s.shared.release()
 	}
 }
 
-// requestSlot queues for one slot. Lanes queue, not calls: a lane with many calls gets its turn
-// like all others.
-func (l *heldLane) requestSlot() {
-	if l.slots.wanting {
+// request queues for one slot. Lanes queue, not calls: a lane with many calls gets its turn like
+// all others.
+func (s *laneSlots) request(ctx context.Context, tenant protocol.Tenant) {
+	if s.wanting {
 		return
 	}
-	l.slots.wanting = true
-	go func() { l.slots.granted <- l.holder.slots.acquire(l.starting, l.tenant()) == nil }()
+	s.wanting = true
+	go func() { s.granted <- s.shared.acquire(ctx, tenant) == nil }()
 }
 
-func (l *heldLane) returnSlots() {
-	l.stop()
-	if l.slots.wanting {
-		l.slots.onGranted(<-l.slots.granted)
+// giveUp waits for the end of the request, whose context has ended, and gives all slots back.
+func (s *laneSlots) giveUp() {
+	if s.wanting {
+		s.onGranted(<-s.granted)
 	}
-	l.freeSlots()
+	s.giveBack()
 }
 
 // yields reports whether a busy lane leaves its free slots to other lanes, because it had them for

@@ -79,7 +79,7 @@ func (l *heldLane) openLane() error {
 		l.mail.push(found.Entries)
 	}
 	if found.Floor > 0 {
-		l.discard("", found.Floor)
+		l.garbage.discard("", found.Floor)
 	}
 	return nil
 }
@@ -116,16 +116,16 @@ func (l *heldLane) accept(msg *message) {
 		e.Seq = msg.Sequence
 		if l.garbage.settled.has(e.Call.ID) {
 			l.onAlreadySettled(e)
-			l.discard(e.Call.ID, e.Seq)
+			l.garbage.discard(e.Call.ID, e.Seq)
 			return
 		}
 		if !l.enqueue(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // sent twice; the scheduled one is the call
-			l.discard(what.CallID, msg.Sequence)
+			l.garbage.discard(what.CallID, msg.Sequence)
 		}
 	case wire.EntryCancel, wire.EntryStart:
 		e := l.schedule.Find(what.CallID)
 		if e == nil { // its call is settled
-			l.discard(what.CallID, msg.Sequence)
+			l.garbage.discard(what.CallID, msg.Sequence)
 			return
 		}
 		l.garbage.marks[what.CallID] = append(l.garbage.marks[what.CallID], msg.Sequence)
@@ -135,7 +135,7 @@ func (l *heldLane) accept(msg *message) {
 			e.Starts, e.Marked = max(e.Starts, what.Start), true
 		}
 	case wire.EntryFloor: // of an earlier holder, or our own
-		l.discard("", msg.Sequence)
+		l.garbage.discard("", msg.Sequence)
 	case wire.EntryPause: // it stays stored
 		l.control.paused.Store(true)
 	case wire.EntryUnknown, wire.EntryLater, wire.EntryLaterCancel: // none of a mailbox
@@ -203,7 +203,7 @@ func (l *heldLane) knowsAllSince(seen wire.Seen) bool {
 func (l *heldLane) discardUnread(msg *message, why error) {
 	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
 		slog.String("lane", string(l.lane)), slog.String("subject", msg.Subject), slog.Any("error", why))
-	l.discard("", msg.Sequence)
+	l.garbage.discard("", msg.Sequence)
 }
 
 var errUnknownEntry = errors.New("unknown kind of mailbox entry")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -142,13 +143,14 @@ func (l *heldLane) handOver(killed bool, deliver func(context.Context) error) {
 // deletions. So a deletion may be lost. Before the release the holder checks which messages are
 // left, and deletes these with an ack: in a cluster the next holder trusts what it finds.
 type garbage struct {
+	store       *store.Store
 	settled     settledCalls
 	unconfirmed map[uint64]protocol.CallID   // deleted without an ack; "" is of no call
 	marks       map[protocol.CallID][]uint64 // of scheduled calls
 }
 
-func newGarbage() garbage {
-	return garbage{unconfirmed: map[uint64]protocol.CallID{}, marks: map[protocol.CallID][]uint64{}}
+func newGarbage(s *store.Store) garbage {
+	return garbage{store: s, unconfirmed: map[uint64]protocol.CallID{}, marks: map[protocol.CallID][]uint64{}}
 }
 
 // settledCalls are the last few thousand calls that this holder settled while it held the lane: a
@@ -185,36 +187,42 @@ const maxUnconfirmed = 1024
 
 func (g *garbage) needsSweep() bool { return len(g.unconfirmed) >= maxUnconfirmed }
 
-func (l *heldLane) discard(call protocol.CallID, seq uint64) {
-	l.holder.store.DeleteAsync(seq)
-	l.garbage.unconfirmed[seq] = call
+// discard deletes a message of a call, or of none.
+func (g *garbage) discard(call protocol.CallID, seq uint64) {
+	g.store.DeleteAsync(seq)
+	g.unconfirmed[seq] = call
 }
 
-func (l *heldLane) discardCall(e *core.Entry) {
+// discardCall deletes the messages of a call that is settled.
+func (g *garbage) discardCall(e *core.Entry) {
 	id := e.Call.ID
-	for _, seq := range slices.Concat(e.OwnMarks, l.garbage.marks[id]) {
-		l.discard(id, seq)
+	for _, seq := range slices.Concat(e.OwnMarks, g.marks[id]) {
+		g.discard(id, seq)
 	}
-	delete(l.garbage.marks, id)
-	l.garbage.settled.add(id, e.Seq)
+	delete(g.marks, id)
+	g.settled.add(id, e.Seq)
 	if !e.Inline {
-		l.discard(id, e.Seq)
+		g.discard(id, e.Seq)
 	}
 }
 
-// sweep deletes the messages whose deletion was lost, and waits for the acks.
-func (l *heldLane) sweep() error {
-	if len(l.garbage.unconfirmed) == 0 {
+// sweep deletes the messages of a mailbox whose deletion was lost, and waits for the acks. Servers
+// that answer know the message with sequence floor.
+func (g *garbage) sweep(ctx context.Context, filter string, floor uint64) error {
+	if len(g.unconfirmed) == 0 {
 		return nil
 	}
-	s := l.holder.store
-	left, err := s.Consistency().StillStored(l.ctx, l.mail.filter(), max(l.ready.seq, l.mail.cursor, 1)-1, l.garbage.unconfirmed)
+	left, err := g.store.Consistency().StillStored(ctx, filter, floor, g.unconfirmed)
 	if err != nil {
 		return err
 	}
-	if err := s.Remove(l.ctx, left...); err != nil {
+	if err := g.store.Remove(ctx, left...); err != nil {
 		return err
 	}
-	clear(l.garbage.unconfirmed)
+	clear(g.unconfirmed)
 	return nil
+}
+
+func (l *heldLane) sweep() error {
+	return l.garbage.sweep(l.ctx, l.mail.filter(), max(l.ready.seq, l.mail.cursor, 1)-1)
 }
