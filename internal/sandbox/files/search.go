@@ -42,8 +42,8 @@ func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, patience time
 type search struct {
 	fs      *FS
 	pattern *regexp.Regexp
-	literal []byte // every match has it
-	returns bool   // every match has a carriage return, perhaps that of the line end
+	literal literal // every match has it
+	returns bool    // every match has a carriage return, perhaps that of the line end
 	glob    glob
 	room    room
 	until   time.Time // zero for no end
@@ -65,7 +65,7 @@ func (f *FS) newSearch(req protocol.FilesSearch, patience time.Duration) (*searc
 	if err := canMatch(req.Pattern); err != nil {
 		return nil, err
 	}
-	s := &search{fs: f, pattern: pattern, literal: []byte(literal(pattern)), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
+	s := &search{fs: f, pattern: pattern, literal: literalOf(pattern), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
 	s.result.Matches = []protocol.Match{}
 	if patience > 0 {
 		s.until = time.Now().Add(patience)
@@ -73,36 +73,66 @@ func (f *FS) newSearch(req protocol.FilesSearch, patience time.Duration) (*searc
 	return s, nil
 }
 
-// literal is the longest text found that every match of a pattern has; "" if none is.
-func literal(pattern *regexp.Regexp) string {
+// literal is a text that every match of a pattern has; "" is none.
+type literal struct {
+	text   string
+	folded bool // in lower case, of ASCII: matches may have others
+}
+
+// literalOf is the longest literal found in a pattern.
+func literalOf(pattern *regexp.Regexp) literal {
 	parsed, err := syntax.Parse(pattern.String(), syntax.Perl)
 	if err != nil {
-		return ""
+		return literal{}
 	}
 	return longest(parsed)
 }
 
-func longest(re *syntax.Regexp) (text string) {
+func longest(re *syntax.Regexp) (l literal) {
 	switch re.Op {
 	case syntax.OpLiteral:
-		if re.Flags&syntax.FoldCase == 0 && !slices.Contains(re.Rune, utf8.RuneError) { // which bytes match that are no text
-			text = string(re.Rune)
+		if re.Flags&syntax.FoldCase != 0 {
+			for _, part := range strings.FieldsFunc(strings.ToLower(string(re.Rune)), foldsWide) {
+				l = longer(l, literal{part, true})
+			}
+		} else if !slices.Contains(re.Rune, utf8.RuneError) { // bytes match that are no text, too
+			l.text = string(re.Rune)
 		}
 	case syntax.OpConcat:
 		for _, part := range re.Sub {
-			if other := longest(part); len(other) > len(text) {
-				text = other
-			}
+			l = longer(l, longest(part))
 		}
 	case syntax.OpCapture, syntax.OpPlus:
-		text = longest(re.Sub[0])
+		l = longest(re.Sub[0])
 	case syntax.OpRepeat:
 		if re.Min > 0 {
-			text = longest(re.Sub[0])
+			l = longest(re.Sub[0])
 		}
 	default:
 	}
-	return text
+	return l
+}
+
+func longer(a, b literal) literal {
+	if len(b.text) > len(a.text) {
+		return b
+	}
+	return a
+}
+
+// foldsWide reports whether a letter, in lower case, has other forms than those of ASCII: the signs
+// for kelvin and long s are forms of k and s.
+func foldsWide(r rune) bool { return r >= utf8.RuneSelf || r == 'k' || r == 's' }
+
+// lowered is a copy of a text whose ASCII letters are in lower case.
+func lowered(text []byte) []byte {
+	lower := bytes.Clone(text)
+	for i, c := range lower {
+		if 'A' <= c && c <= 'Z' {
+			lower[i] = c + 'a' - 'A'
+		}
+	}
+	return lower
 }
 
 // run searches the file or directory name.
@@ -164,7 +194,10 @@ func (s *search) file(ctx context.Context, name, below string) error {
 
 // lines searches content line by line, and skips to where a match is possible.
 func (s *search) lines(ctx context.Context, name string, content []byte) error {
-	number := 1
+	number, literal, look := 1, []byte(s.literal.text), content
+	if s.literal.folded {
+		look = lowered(content)
+	}
 	for looked := 1; len(content) > 0; looked++ {
 		if looked%checkEvery == 0 {
 			if ctx.Err() != nil {
@@ -174,13 +207,13 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 				return errStopped
 			}
 		}
-		skip := bytes.Index(content, s.literal)
+		skip := bytes.Index(look, literal)
 		if skip < 0 {
 			return nil
 		}
 		start := bytes.LastIndexByte(content[:skip], '\n') + 1
 		number += bytes.Count(content[:start], []byte{'\n'})
-		content = content[start:]
+		content, look = content[start:], look[start:]
 		length := lineLength(content)
 		line := bytes.TrimSuffix(content[:length], []byte{'\n'})
 		shown := bytes.TrimSuffix(line, []byte{'\r'})
@@ -190,7 +223,7 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 		if s.pattern.Match(line) {
 			s.found(name, number, shown)
 		}
-		content = content[length:]
+		content, look = content[length:], look[length:]
 		number++
 	}
 	return nil

@@ -27,7 +27,6 @@ type copied struct {
 	tree     snapshot.Tree
 	manifest snapshot.Manifest
 	bodies   *memory
-	stats    snapshot.SaveStats
 }
 
 func saved(tb testing.TB, root *os.Root, options *snapshot.SaveOptions) copied {
@@ -37,7 +36,6 @@ func saved(tb testing.TB, root *os.Root, options *snapshot.SaveOptions) copied {
 	require.NoError(tb, err)
 	require.NoError(tb, delta.Outline(tb.Context(), c.bodies))
 	c.tree.Apply(delta, "")
-	c.stats = delta.Stats
 	c.manifest, err = c.tree.Manifest(tb.Context(), c.bodies)
 	require.NoError(tb, err)
 	return c

@@ -240,8 +240,7 @@ func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info
 		s.set(name, Node{Type: protocol.TypeSymlink, Target: filepath.ToSlash(target)})
 		return s.budget.entry(name, target)
 	default:
-		s.delta.Stats.LeftOut++
-		return nil
+		return nil // a FIFO, a socket or a device
 	}
 }
 
@@ -273,8 +272,6 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 	if err := s.budget.entry(name, ""); err != nil {
 		return err
 	}
-	s.delta.Stats.Files++
-	s.delta.Stats.Bytes += info.Size()
 	if before, was := s.last[name]; was && before.Type == protocol.TypeFile && s.index.knows(name, info, before) &&
 		before.Mode == info.Mode().Perm() && before.ModTime == info.ModTime().UnixNano() {
 		s.found[name] = true

@@ -89,11 +89,8 @@ type Delta struct {
 
 // SaveStats count what one [Save] did.
 type SaveStats struct {
-	Files   int   // that the saved paths have now
-	Bytes   int64 // of them
-	Read    int   // files that were read, because they may have changed
-	Kept    int64 // bytes of contents that were new, before compression
-	LeftOut int   // FIFOs, sockets and devices
+	Read int   // files that were read, because they may have changed
+	Kept int64 // bytes of contents that were new, before compression
 }
 
 // Empty reports whether nothing changed.
