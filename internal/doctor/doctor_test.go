@@ -16,7 +16,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -63,13 +62,13 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		"seccomp":                  {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
 		"cgroup v1": {change: func(h *host) {
 			h.groups = func() (string, error) {
-				return "", &driver.UnusableError{Found: "version 2 is not mounted", Advice: "boot with this"}
+				return "", &isolation.UnusableError{Found: "version 2 is not mounted", Advice: "boot with this"}
 			}
 		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is checked", advice: "boot with this"},
 		"cgroup": {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
 		"no quotas": {change: func(h *host) {
 			h.quotas = func() (string, error) {
-				return "", &driver.UnusableError{Found: "mounted without", Advice: "mount it with"}
+				return "", &isolation.UnusableError{Found: "mounted without", Advice: "mount it with"}
 			}
 		}, check: "disk quotas", state: Limited, found: "mounted without; disk is checked", advice: "mount it with"},
 		"quotas":                 {check: "disk quotas", state: OK, found: "/data", noAdvice: true},

@@ -176,8 +176,8 @@ func (h host) openFiles() Check {
 // unusable is a check of something that is not there, for a reason and with a consequence.
 func unusable(name string, err error, so string) Check {
 	c := Check{Name: name, State: Limited, Found: err.Error()}
-	if why, ok := errors.AsType[*driver.UnusableError](err); ok {
-		c.Found, c.Advice = why.Found, why.Advice
+	if why, ok := errors.AsType[*isolation.UnusableError](err); ok {
+		c.Found, c.Advice = why.Why(), why.Advice
 	}
 	c.Found += "; " + so
 	return c

@@ -107,14 +107,3 @@ func probe(ctx context.Context, d isolation.Driver) (isolation.Driver, isolation
 	}
 	return d, caps, nil
 }
-
-// UnusableError says why something of the host that makes limits hard cannot be used.
-type UnusableError struct {
-	// What is control groups or quotas.
-	What string
-	// Found is the actual state, Advice how to change it; "" if it cannot be changed.
-	Found, Advice string
-}
-
-// Error implements the error interface.
-func (e *UnusableError) Error() string { return "no " + e.What + " for sandboxes: " + e.Found }

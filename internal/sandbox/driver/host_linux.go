@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 
@@ -9,42 +8,30 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 )
 
 // Groups returns the control group in which the sandboxes of this process have theirs, so that
-// limits are hard. Where there is none the error is a [*UnusableError]. The first call may move
+// limits are hard. Where there is none the error wraps a [*isolation.UnusableError]. The first call may move
 // this process into a group below its own, as opening a sandbox does.
 func Groups() (dir string, err error) {
 	tree, err := cgroup.Find()
 	if err != nil {
-		return "", because(unusable.Groups, err)
+		return "", err
 	}
 	return tree.Dir(), nil
 }
 
 // Quotas tries whether what sandboxes have on disk is bounded by quotas, in a directory below which
 // they will have their workspaces or, when that does not exist, the nearest above. It returns which
-// that was, and leaves nothing there. Where there are none the error is a [*UnusableError].
+// that was, and leaves nothing there. Where there are none the error is a [*isolation.UnusableError].
 func Quotas(data string) (dir string, err error) {
 	if dir = place(data); dir == "" {
 		dir = os.TempDir()
 	}
-	if err := quota.Check(dir); err != nil {
-		return dir, because(unusable.Quotas, err)
-	}
-	return dir, nil
-}
-
-// because is why something cannot be used.
-func because(what string, err error) error {
-	if why, ok := errors.AsType[*unusable.Error](err); ok {
-		return &UnusableError{What: what, Found: why.Why(), Advice: why.Advice}
-	}
-	return &UnusableError{What: what, Found: err.Error()}
+	return dir, quota.Check(dir)
 }
 
 // place is a directory that can be written and is on the file system that dir is on, or will be:

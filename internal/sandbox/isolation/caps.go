@@ -1,6 +1,9 @@
 package isolation
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Caps is what a driver has proven on this host, by trying it in a sandbox.
 type Caps struct {
@@ -77,3 +80,33 @@ func (k LimitKinds) Words() map[string]string {
 		"open_files": string(k.OpenFiles), "file_size": string(k.FileSize), "disk": string(k.Disk),
 	}
 }
+
+// What an [UnusableError] is about.
+const (
+	ControlGroups = "control groups"
+	Quotas        = "quotas"
+)
+
+// UnusableError says why something of the host that makes limits hard cannot be used, and what to
+// do about it.
+type UnusableError struct {
+	What string
+	// Found is the actual state, Advice how to change it; "" if it cannot be changed.
+	Found, Advice string
+	// Err is the error of the system; nil when nothing was tried.
+	Err error
+}
+
+// Error implements the error interface.
+func (e *UnusableError) Error() string { return e.What + " cannot be used: " + e.Why() }
+
+// Why is what was found, and the error of the system.
+func (e *UnusableError) Why() string {
+	if e.Err != nil {
+		return fmt.Sprintf("%s: %v", e.Found, e.Err)
+	}
+	return e.Found
+}
+
+// Unwrap returns the error of the system.
+func (e *UnusableError) Unwrap() error { return e.Err }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/mountinfo"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // adviceDelegate is what helps where the system has controllers and does not hand them over.
@@ -24,7 +24,7 @@ const adviceDelegate = "have them delegated: Delegate=yes in the worker's system
 
 // refused is an error of the system about a group.
 func refused(dir string, err error) error {
-	return &unusable.Error{What: unusable.Groups, Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
+	return &isolation.UnusableError{What: isolation.ControlGroups, Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
 }
 
 // Location is where this process is in the hierarchy of control groups.
@@ -35,7 +35,7 @@ type Location struct {
 }
 
 // Locate finds the hierarchy and this process in it. It changes nothing. An error is an
-// [*unusable.Error].
+// [*isolation.UnusableError].
 func Locate() (*Location, error) {
 	_, err := os.Stat("/run/systemd/system")
 	return locate("/proc/self", err == nil)
@@ -44,24 +44,24 @@ func Locate() (*Location, error) {
 func locate(proc string, systemd bool) (*Location, error) {
 	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
-		return nil, &unusable.Error{What: unusable.Groups, Found: "there is no /proc", Err: err}
+		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "there is no /proc", Err: err}
 	}
 	groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {
-		return nil, &unusable.Error{What: unusable.Groups, Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
+		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
 	}
 	mounts, err := mountinfo.Parse(string(table))
 	if err != nil {
-		return nil, &unusable.Error{What: unusable.Groups, Found: "the mounts cannot be read", Err: err}
+		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "the mounts cannot be read", Err: err}
 	}
 	top, root := hierarchy(mounts)
 	own, found := ownGroup(string(groups))
 	if top == "" || !found {
-		return nil, &unusable.Error{What: unusable.Groups, Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
+		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
 	}
 	below, err := filepath.Rel(root, own)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") {
-		return nil, &unusable.Error{What: unusable.Groups, Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
+		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
 	}
 	p := &Location{Top: top, Own: filepath.Join(top, below), systemd: systemd}
 	return p, p.check()
@@ -91,7 +91,7 @@ func ownGroup(cgroup string) (path string, found bool) {
 func (p *Location) check() error {
 	have, err := words(p.Own, "cgroup.controllers")
 	if err != nil {
-		return &unusable.Error{What: unusable.Groups, Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
+		return &isolation.UnusableError{What: isolation.ControlGroups, Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
 	}
 	missing := slices.DeleteFunc(Controllers(), func(c string) bool { return slices.Contains(have, c) })
 	if len(missing) == 0 {
@@ -99,13 +99,13 @@ func (p *Location) check() error {
 	}
 	whole, _ := words(p.Top, "cgroup.controllers") // none is an answer
 	if !slices.Contains(whole, missing[0]) {
-		return &unusable.Error{
-			What:   unusable.Groups,
+		return &isolation.UnusableError{
+			What:   isolation.ControlGroups,
 			Found:  fmt.Sprintf("version 2, at %s, lacks %s, which version 1 may have", p.Top, strings.Join(missing, ", ")),
 			Advice: "use version 2 alone: boot with systemd.unified_cgroup_hierarchy=1 (cgroup_no_v1=all without systemd)",
 		}
 	}
-	return &unusable.Error{What: unusable.Groups, Found: "without " + strings.Join(missing, ", ") + " in " + p.Own, Advice: adviceDelegate}
+	return &isolation.UnusableError{What: isolation.ControlGroups, Found: "without " + strings.Join(missing, ", ") + " in " + p.Own, Advice: adviceDelegate}
 }
 
 // candidates are the groups that may be for this process to divide, the best first: the
@@ -146,7 +146,7 @@ func isRoot(dir string) bool {
 // moved out of the way.
 func (p *Location) enable(dir string) error {
 	if !p.delegated(dir) {
-		return &unusable.Error{What: unusable.Groups, Found: dir + " was not delegated", Advice: adviceDelegate}
+		return &isolation.UnusableError{What: isolation.ControlGroups, Found: dir + " was not delegated", Advice: adviceDelegate}
 	}
 	err := control(dir, Controllers())
 	if errors.Is(err, unix.EBUSY) && dir == p.Own {
@@ -155,8 +155,8 @@ func (p *Location) enable(dir string) error {
 		}
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return &unusable.Error{
-			What:  unusable.Groups,
+		return &isolation.UnusableError{
+			What:  isolation.ControlGroups,
 			Found: "other processes are in " + dir, Err: err,
 			Advice: "start the worker in a group of its own: a systemd unit, or systemd-run --user --scope -p Delegate=yes",
 		}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // host makes a folder with what the kernel tells of a process and its groups; TOP stands
@@ -63,7 +63,7 @@ func TestLocate_SaysWhereOrWhyNot(t *testing.T) {
 				require.Equal(t, filepath.Join(dir, test.own), p.Own)
 				return
 			}
-			var why *unusable.Error
+			var why *isolation.UnusableError
 			require.ErrorAs(t, err, &why)
 			require.ErrorContains(t, err, strings.ReplaceAll(test.fault, "TOP", dir+"/top"))
 			require.Contains(t, why.Advice, test.advice)

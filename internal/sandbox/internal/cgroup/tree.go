@@ -35,7 +35,7 @@ type Tree struct {
 }
 
 // Find finds a group that this process may use, once: every call returns the same. If need
-// be it moves this process into a group below. An error is an [*unusable.Error].
+// be it moves this process into a group below. An error is an [*isolation.UnusableError].
 var Find = sync.OnceValues(func() (*Tree, error) { //nolint:gochecknoglobals // there is one hierarchy, and this process is in it
 	at, err := Locate()
 	if err != nil {

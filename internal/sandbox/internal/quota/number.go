@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // The range of the numbers of projects.
@@ -40,7 +40,7 @@ func common(dirs []*os.File) (id uint32, err error) {
 	for _, dir := range dirs {
 		a, err := attributesOf(int(dir.Fd()))
 		if err != nil {
-			return 0, &unusable.Error{What: unusable.Quotas, Found: "the file system of " + dir.Name() + " knows no projects", Advice: adviceOther, Err: err}
+			return 0, &isolation.UnusableError{What: isolation.Quotas, Found: "the file system of " + dir.Name() + " knows no projects", Advice: adviceOther, Err: err}
 		}
 		switch {
 		case ours(a.project):
@@ -48,8 +48,8 @@ func common(dirs []*os.File) (id uint32, err error) {
 				id = a.project
 			}
 		case a.project != 0:
-			return 0, &unusable.Error{
-				What:   unusable.Quotas,
+			return 0, &isolation.UnusableError{
+				What:   isolation.Quotas,
 				Found:  fmt.Sprintf("%s belongs to project %d of the host", dir.Name(), a.project),
 				Advice: "give the worker a directory of none (chattr -R -p 0 -P), or bound the project",
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota/quotatest"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // TestOpen_AgainFindsTheSame: a directory that outlives its sandbox keeps its number, also after a
@@ -163,7 +163,7 @@ func TestOpen_LeavesTheHostsProjectsAlone(t *testing.T) { //nolint:paralleltest 
 		defer top.Close()
 		require.NoError(t, change(int(top.Fd()), 1000, true))
 		_, err = Open(below(t, disk, "theirs/workspace")...)
-		why, ok := errors.AsType[*unusable.Error](err)
+		why, ok := errors.AsType[*isolation.UnusableError](err)
 		require.True(t, ok, "%v", err)
 		require.Contains(t, why.Found, "belongs to project 1000 of the host")
 		require.Error(t, Check(dir))
@@ -176,7 +176,7 @@ func TestOpen_LeavesTheHostsProjectsAlone(t *testing.T) { //nolint:paralleltest 
 func TestCheck_SaysWhatIsMissing(t *testing.T) { //nolint:paralleltest // as above
 	err := Check(t.TempDir()) // most likely without
 	if err != nil {
-		why, ok := errors.AsType[*unusable.Error](err)
+		why, ok := errors.AsType[*isolation.UnusableError](err)
 		require.True(t, ok, "%v", err)
 		t.Log(why, why.Advice)
 	}
@@ -184,7 +184,7 @@ func TestCheck_SaysWhatIsMissing(t *testing.T) { //nolint:paralleltest // as abo
 		t.Helper()
 		require.NoError(t, Check(fs.Mount(t, "prjquota")))
 		err := Check(fs.Mount(t, "noquota"))
-		why, ok := errors.AsType[*unusable.Error](err)
+		why, ok := errors.AsType[*isolation.UnusableError](err)
 		require.True(t, ok, "%v", err)
 		require.Contains(t, why.Found, "is mounted without project quotas")
 		require.Contains(t, why.Advice, "prjquota")

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // Limits bound a project; 0 is none.
@@ -33,7 +33,7 @@ type Project struct {
 
 // Open makes directories, which must not change meanwhile, and everything in them a project,
 // without limits yet. What is in them is looked at only if that was not done before. An error is an
-// [*unusable.Error] when it cannot be done with these directories: they are on different file
+// [*isolation.UnusableError] when it cannot be done with these directories: they are on different file
 // systems, or on one without quotas, or the host has them in a project of its own.
 func Open(dirs ...string) (_ *Project, err error) {
 	opened, err := openAll(dirs)
@@ -83,7 +83,7 @@ func openAll(dirs []string) (opened []*os.File, err error) {
 			return opened, fmt.Errorf("quota: %s: %w", name, err)
 		}
 		if stat.Dev != first.Dev {
-			return opened, &unusable.Error{What: unusable.Quotas, Found: fmt.Sprintf("%s and %s are on different file systems", dirs[0], name), Advice: "have both on one"}
+			return opened, &isolation.UnusableError{What: isolation.Quotas, Found: fmt.Sprintf("%s and %s are on different file systems", dirs[0], name), Advice: "have both on one"}
 		}
 	}
 	return opened, nil

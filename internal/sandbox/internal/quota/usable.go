@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/unusable"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // What helps where there are no quotas.
@@ -21,11 +21,11 @@ const (
 	adviceKernel = "use Linux 5.14 or later"
 )
 
-// Check tries quotas in a directory, and leaves nothing there. An error is an [*unusable.Error].
+// Check tries quotas in a directory, and leaves nothing there. An error is an [*isolation.UnusableError].
 func Check(dir string) (err error) {
 	top, err := os.Open(dir)
 	if err != nil {
-		return &unusable.Error{What: unusable.Quotas, Found: "the directory cannot be opened", Err: err}
+		return &isolation.UnusableError{What: isolation.Quotas, Found: "the directory cannot be opened", Err: err}
 	}
 	defer top.Close()
 	if err := usable(top); err != nil {
@@ -49,13 +49,13 @@ func Check(dir string) (err error) {
 // usable says why the file system of a directory has no quotas for this process.
 func usable(dir *os.File) error {
 	if !known() {
-		return &unusable.Error{What: unusable.Quotas, Found: "the kernel has no quotactl_fd", Advice: adviceKernel}
+		return &isolation.UnusableError{What: isolation.Quotas, Found: "the kernel has no quotactl_fd", Advice: adviceKernel}
 	}
 	switch on, err := enforces(dir); {
 	case err != nil || !on:
 		return missing(dir, err)
 	case os.Geteuid() != 0:
-		return &unusable.Error{What: unusable.Quotas, Found: "only root may set quotas"}
+		return &isolation.UnusableError{What: isolation.Quotas, Found: "only root may set quotas"}
 	}
 	sweep(dir)
 	return nil
@@ -63,7 +63,7 @@ func usable(dir *os.File) error {
 
 // missing says that a file system has no quotas, or does not hold to them.
 func missing(dir *os.File, err error) error {
-	u := &unusable.Error{What: unusable.Quotas, Found: dir.Name() + " is on a file system without project quotas", Advice: adviceOther}
+	u := &isolation.UnusableError{What: isolation.Quotas, Found: dir.Name() + " is on a file system without project quotas", Advice: adviceOther}
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(dir.Fd()), &fs) != nil {
 		u.Err = err
@@ -79,5 +79,5 @@ func missing(dir *os.File, err error) error {
 
 // refused is an error of the system about quotas that hold.
 func refused(dir *os.File, err error) error {
-	return &unusable.Error{What: unusable.Quotas, Found: "the system does not let this process set quotas for " + dir.Name(), Advice: "run the worker as root of the host, not of a container", Err: err}
+	return &isolation.UnusableError{What: isolation.Quotas, Found: "the system does not let this process set quotas for " + dir.Name(), Advice: "run the worker as root of the host, not of a container", Err: err}
 }
