@@ -41,8 +41,8 @@ type copied struct {
 // values are settings by their keys, in order.
 type values map[string][]string
 
-// NewCopies prepares copies of a directory's settings files with these names, for the sandbox with a
-// scratch directory.
+// NewCopies prepares copies of a directory's settings files with these names, for the sandbox with
+// a scratch directory.
 func NewCopies(dir, scratch string, names []string) *Copies {
 	c := &Copies{dir: dir, scratch: scratch, files: map[string]*copied{}}
 	for _, name := range names {

@@ -27,12 +27,12 @@ type Consistency interface {
 	// OpenLane reads what a lane has behind its claim. The error wraps [ErrNotReady] when the ready
 	// message with that sequence is gone.
 	OpenLane(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, ready, epoch uint64) (*Opening, error)
-	// HasEntries reports whether anything is in a mailbox, but for the mark that the lane is paused.
-	// It knows all that was stored before it is called.
+	// HasEntries reports whether anything is in a mailbox, but for the mark that the lane is
+	// paused. It knows all that was stored before it is called.
 	HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error)
 	// Refusing returns the ready message because of which another one was refused; nil when it was
-	// removed since. The answer is of a server that knows the message with sequence floor. The error
-	// wraps [ErrBehind] when it is not sure.
+	// removed since. The answer is of a server that knows the message with sequence floor. The
+	// error wraps [ErrBehind] when it is not sure.
 	Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
 	// StillStored returns which messages of a mailbox are still there that were thrown away, each of
 	// a call or of none. The answer is of a server that knows the message with sequence floor.

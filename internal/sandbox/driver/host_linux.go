@@ -14,8 +14,8 @@ import (
 )
 
 // Groups returns the control group in which the sandboxes of this process have theirs, so that
-// limits are hard. Where there is none the error wraps a [*isolation.UnusableError]. The first call may move
-// this process into a group below its own, as opening a sandbox does.
+// limits are hard. Where there is none the error wraps a [*isolation.UnusableError]. The first call
+// may move this process into a group below its own, as opening a sandbox does.
 func Groups() (dir string, err error) {
 	tree, err := cgroup.Find()
 	if err != nil {
@@ -26,7 +26,8 @@ func Groups() (dir string, err error) {
 
 // Quotas tries whether what sandboxes have on disk is bounded by quotas, in a directory below which
 // they will have their workspaces or, when that does not exist, the nearest above. It returns which
-// that was, and leaves nothing there. Where there are none the error is a [*isolation.UnusableError].
+// that was, and leaves nothing there. Where there are none the error wraps a
+// [*isolation.UnusableError].
 func Quotas(data string) (dir string, err error) {
 	if dir = place(data); dir == "" {
 		dir = os.TempDir()

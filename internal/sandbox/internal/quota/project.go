@@ -33,8 +33,8 @@ type Project struct {
 
 // Open makes directories, which must not change meanwhile, and everything in them a project,
 // without limits yet. What is in them is looked at only if that was not done before. An error is an
-// [*isolation.UnusableError] when it cannot be done with these directories: they are on different file
-// systems, or on one without quotas, or the host has them in a project of its own.
+// [*isolation.UnusableError] when it cannot be done with these directories: they are on different
+// file systems, or on one without quotas, or the host has them in a project of its own.
 func Open(dirs ...string) (_ *Project, err error) {
 	opened, err := openAll(dirs)
 	defer func() {

@@ -21,7 +21,8 @@ const (
 	adviceKernel = "use Linux 5.14 or later"
 )
 
-// Check tries quotas in a directory, and leaves nothing there. An error is an [*isolation.UnusableError].
+// Check tries quotas in a directory, and leaves nothing there. An error wraps an
+// [*isolation.UnusableError].
 func Check(dir string) (err error) {
 	top, err := os.Open(dir)
 	if err != nil {
