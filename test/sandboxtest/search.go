@@ -120,7 +120,7 @@ func searchSkipped(t *testing.T, f *tree) {
 	for _, name := range []string{"b1", "b2", "b3"} {
 		f.put(t, name, "\x00")
 	}
-	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, sandbox.SearchOptions{})
+	result, err = f.Search(t.Context(), protocol.FilesSearch{Pattern: "hit"}, 0)
 	require.NoError(t, err)
 	require.Equal(t, 4, result.Binary)
 	require.Equal(t, []string{"b1", "b2", "b3"}, result.BinaryPaths, "the first ones")
