@@ -34,8 +34,8 @@ type Consistency interface {
 	// removed since. The answer is of a server that knows the message with sequence floor. The
 	// error wraps [ErrBehind] when it is not sure.
 	Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
-	// StillStored returns which messages of a mailbox are still there that were thrown away, each of
-	// a call or of none. The answer is of a server that knows the message with sequence floor.
+	// StillStored returns which deleted messages of a mailbox are still there, each of a call or of
+	// none. The answer is of a server that knows the message with sequence floor.
 	StillStored(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
 	// ConfirmNoResult makes sure that a call of which no result was found has none. It fails when
 	// there is one all the same.
