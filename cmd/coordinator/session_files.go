@@ -87,21 +87,30 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 			second.id, secondErr = c.resolve(ctx, p, second)
 		}
 	}
-	all, err := c.stored(ctx, p, desk)
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
-	if c.Diff.Call == "" {
-		return c.calls(ctx, p, desk, all.Sessions)
+	var none error
+	if all.local != nil {
+		none = all.local.Stored(desk.id)
 	}
-	text, err := all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
-	if errors.Is(err, fleet.ErrNotFound) {
-		none := err
-		if err = secondErr; err == nil && all.local != nil {
-			err = all.local.Stored(second.id)
-		}
-		if err == nil {
+	var text string
+	switch {
+	case none != nil:
+	case c.Diff.Call == "":
+		return c.calls(ctx, p, desk, all.Sessions)
+	default:
+		text, none = all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
+	}
+	if err = none; c.Diff.Call != "" && errors.Is(none, fleet.ErrNotFound) {
+		switch {
+		case secondErr != nil:
+			err = secondErr
+		case all.local != nil:
+			text, err = all.local.Compare(ctx, desk.id, second.id, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
+		default:
 			text, err = all.Compare(ctx, desk.id, second.id)
 		}
 		if errors.Is(err, fleet.ErrNotFound) {

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -31,9 +32,31 @@ func (d *LocalDirectory) InPlace(id protocol.SessionID) (dir string, ok bool) {
 // Stored returns an error about a session that works in place: no state of its files is stored.
 func (d *LocalDirectory) Stored(id protocol.SessionID) error {
 	if dir, in := d.InPlace(id); in {
-		return fmt.Errorf("session %s works in place: its changes are in %s, and no earlier state is stored", id, dir)
+		return noSessionError{fmt.Errorf("session %s works in place: its changes are in %s, and no earlier state is stored", id, dir)}
 	}
 	return nil
+}
+
+// Compare is [public.Sessions.Compare], also for sessions that work in place. It waits for calls of
+// other processes in their directories.
+func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.SessionID, warn func(string)) (text string, err error) {
+	files, err := session.OpenFiles(ctx, d.fleet, protocol.DefaultPool)
+	if err != nil {
+		return "", err
+	}
+	files.InPlace = d.InPlace
+	dir, in := d.InPlace(id)
+	if !in {
+		dir, _ = d.InPlace(other)
+	}
+	err = inplace.Change(ctx, dir, "session diff", id, warn, func() (err error) {
+		text, err = files.Compare(ctx, id, other)
+		return err
+	})
+	if errors.Is(err, workspace.ErrNone) {
+		err = noSessionError{err}
+	}
+	return text, err
 }
 
 // Fork is [public.Sessions.Fork]. A fork has a workspace of its own in the same data directory,

@@ -255,7 +255,8 @@ func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report
 	return info, nil
 }
 
-// noSessionError is the error about a session that is not there, as the client has it.
+// noSessionError is the error about a session, or a state of one, that is not there, as the client
+// has it.
 type noSessionError struct{ error }
 
 func (noSessionError) Is(target error) bool { return target == public.ErrNotFound }

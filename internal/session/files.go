@@ -30,12 +30,17 @@ const (
 )
 
 // Files reads the workspaces that the fleet stores, without a worker.
-type Files struct{ store *workspace.Store }
+type Files struct {
+	// InPlace, when set, returns the directory in which a session works in place.
+	InPlace func(protocol.SessionID) (dir string, ok bool)
+
+	store *workspace.Store
+}
 
 // OpenFiles opens the workspaces of sessions whose sandboxes are in a pool.
 func OpenFiles(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) (Files, error) {
 	store, err := workspace.Open(ctx, f.Conn(pool), f.Name)
-	return Files{store}, err
+	return Files{store: store}, err
 }
 
 func sandboxHash(id protocol.SessionID) wire.LaneHash { return wire.HashLane(sandboxLane(id)) }
@@ -154,17 +159,28 @@ func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.Ca
 	return f.changed(ctx, id, before, after)
 }
 
-// Compare is Diff for the last workspaces of two sessions.
+// Compare is Diff for the present workspaces of two sessions.
 func (f Files) Compare(ctx context.Context, id, other protocol.SessionID) (string, error) {
-	before, err := f.store.At(ctx, sandboxHash(id), "")
+	before, err := f.present(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("session %s: %w", id, err)
 	}
-	after, err := f.store.At(ctx, sandboxHash(other), "")
+	after, err := f.present(ctx, other)
 	if err != nil {
 		return "", fmt.Errorf("session %s: %w", other, err)
 	}
 	return f.changed(ctx, id, before, after)
+}
+
+// present returns what a workspace has now.
+func (f Files) present(ctx context.Context, id protocol.SessionID) (snapshot.Tree, error) {
+	if f.InPlace != nil {
+		if dir, in := f.InPlace(id); in {
+			files, err := checkpoint.Present(ctx, f.store, dir, "", sandboxHash(id))
+			return workspace.TreeOf(files), err
+		}
+	}
+	return f.store.At(ctx, sandboxHash(id), "")
 }
 
 func (f Files) changed(ctx context.Context, id protocol.SessionID, before, after snapshot.Tree) (string, error) {

@@ -78,11 +78,16 @@ func (s *Store) ForkFiles(ctx context.Context, of wire.LaneHash, files snapshot.
 	if err := s.outline(ctx, files); err != nil {
 		return err
 	}
+	return s.begin(ctx, to, TreeOf(files), of, call)
+}
+
+// TreeOf is the tree of a workspace with these files, see [FilesOf].
+func TreeOf(files snapshot.Tree) snapshot.Tree {
 	tree := snapshot.Tree{Dir: {Type: protocol.TypeDir, Mode: 0o700}}
 	for name, node := range files {
 		tree[Dir+"/"+name] = node
 	}
-	return s.begin(ctx, to, tree, of, call)
+	return tree
 }
 
 // ErrNoFork says that a workspace did not begin as a fork of another one.

@@ -228,15 +228,22 @@ func Upload(ctx context.Context, store *workspace.Store, dir, name string) (_ sn
 	return Save(ctx, root, last, snapshot.Index{}, store, nil)
 }
 
+// Present stores the files of a directory without checkpoints, which a lane uses, and returns them.
+// They stay until another state of it is stored, so that this stores only what changed.
+func Present(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash) (snapshot.Tree, error) {
+	name := "fork" + string(of)
+	files, err := Upload(ctx, store, dir, name)
+	if err == nil {
+		_, err = store.Bring(ctx, name, disk, files)
+	}
+	return files, err
+}
+
 // ForkDirectory begins the workspace of a lane with the files of a directory without checkpoints,
 // which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has
 // a workspace.
 func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of, to wire.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
-	kept := "fork" + string(of) // so that the next fork of the directory stores only what changed
-	files, err := Upload(ctx, store, dir, kept)
-	if err == nil {
-		_, err = store.Bring(ctx, kept, disk, files)
-	}
+	files, err := Present(ctx, store, dir, disk, of)
 	if err != nil {
 		return nil, err
 	}
