@@ -38,12 +38,16 @@ func TestChat_TurnsOfOneSession(t *testing.T) {
 	m.keys("/undo", "Enter")
 	m.shows("1 new file removed")
 	require.NoFileExists(t, filepath.Join(m.dir, "made.txt"))
+	m.keys("/attach nothing", "Enter")
+	m.shows("nothing is not attached: no such file or directory")
+	m.keys("/attach readme.txt", "Enter")
+	m.shows("readme.txt (text/plain) goes with your next message")
 	m.keys("again", "Enter")
-	m.shows("│ waits", "turn ")
+	m.shows("  attached readme.txt", "│ waits", "turn ")
 	m.keys("C-c") // the turn, not the program
 	m.shows("■ interrupted")
 	m.keys("/session", "Enter")
-	m.shows("2 turns, 0 tokens; go on with:")
+	m.shows("2 turns, 0 tokens; continue")
 	m.keys("Up", "Up", "Enter") // the line before
 	m.shows("Third is done.", "›")
 	m.keys("/undo", "Enter")
