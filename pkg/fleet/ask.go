@@ -15,8 +15,9 @@ import (
 
 // ServerTools asks MCP servers for their tools: those of [mcp.Parse], or of a folder of manifests.
 // The servers run in the sandbox of the session, or are reached from its worker. What is wrong with
-// one, and names that taken has, are problems, and take nothing else with them. The error says that
-// the fleet failed. Ask again when a turn begins: servers may have other tools then.
+// one, and tools with the name of one of taken, are problems; the tools of other servers are
+// returned all the same. The error means that the fleet failed. Call it again when a turn begins:
+// servers may have other tools then.
 func (c *Client) ServerTools(
 	ctx context.Context, session protocol.SessionID, servers []mcp.Server, taken []tools.Tool,
 ) (made []tools.Tool, problems []error, err error) {

@@ -41,7 +41,7 @@ type Call struct {
 	Session protocol.SessionID
 	// Sandbox is the sandbox in which the call runs; "" means the one of Session.
 	Sandbox string
-	// Resources are what the call uses: 1 to [protocol.MaxUses], all of one lane. Calls whose
+	// Resources are what the call uses: 1 to 64, all of one lane, see [protocol.Use]. Calls whose
 	// resources conflict run one after another. Empty means what the tool defines; for a handler
 	// nothing; for a payload the whole sandbox, exclusively.
 	Resources []protocol.Use
@@ -60,13 +60,13 @@ type Call struct {
 	Delivery protocol.Delivery
 	// Retry says when a failed call starts again; nil means never.
 	Retry *protocol.Retry
-	// Timeout bounds one attempt; 0 means [protocol.DefaultRunTimeout].
+	// Timeout bounds one attempt; 0 means [protocol.DefaultRunTimeout], 2 minutes.
 	Timeout time.Duration
 	// QueueTimeout bounds the time from acceptance to the first start; 0 means no bound.
 	QueueTimeout time.Duration
 	// NotBefore delays the call until that time, up to 366 days; zero means no delay.
 	NotBefore time.Time
-	// Deadline is when the result is of no more use; zero means never.
+	// Deadline is when the call ends at the latest, whether it waits or runs; zero means never.
 	Deadline time.Time
 	// After are calls that must have ended with status ok before this one starts, up to 64, in any
 	// lane and session of pools on the same servers; see [Future.Ref]. A call that waits keeps no
@@ -74,8 +74,8 @@ type Call struct {
 	// [protocol.CodeAfterUnmet] as soon as one of them ends otherwise, or was refused or not sent
 	// by this client, or when its own time is over (QueueTimeout, Deadline, else 24 hours).
 	After []protocol.CallRef
-	// Tenant is for whom the call runs: tenants share the slots of workers. Priority orders the
-	// calls of a tenant.
+	// Tenant is for whom the call runs: tenants share the slots of workers. "" means the default
+	// tenant. Priority orders the calls of a tenant; "" means [protocol.Normal].
 	Tenant   protocol.Tenant
 	Priority protocol.Priority
 
@@ -89,7 +89,7 @@ type Call struct {
 	Observe func(loop.Event)
 	// Guard is the check before a tool changes a file; "" means none.
 	Guard protocol.Guard
-	// Author is who commits with git in commands.
+	// Author is who commits with git in commands; zero means the worker's.
 	Author protocol.Author
 }
 

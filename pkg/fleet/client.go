@@ -220,9 +220,9 @@ var (
 )
 
 // Connect connects to a fleet, or starts one inside this process, and creates its streams if they
-// are missing. ctx bounds only the connecting, and each server is tried for at most 5 s. Invalid
-// options are reported together, before anything is connected; an invalid name wraps
-// [protocol.ErrInvalidName].
+// are missing. ctx bounds only the connecting, and each server is tried for at most 5 s: the error
+// wraps [ErrUnreachable] if none answers. Invalid options are reported together, before anything is
+// connected; an invalid name wraps [protocol.ErrInvalidName].
 func Connect(ctx context.Context, options Options) (*Client, error) {
 	name, err := protocol.ParseFleet(string(cmp.Or(options.Name, protocol.DefaultFleet)))
 	if err = errors.Join(err, options.validate()); err != nil {
@@ -245,6 +245,9 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	if c.inner, err = fleet.Connect(ctx, options.inner(name, c)); err != nil {
+		if isInterruption(err) && ctx.Err() == nil {
+			err = fmt.Errorf("%w: %w", ErrUnreachable, err)
+		}
 		return nil, errors.Join(err, c.cleanup())
 	}
 	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -310,8 +313,7 @@ func do[T any](ctx context.Context, c *Client, rights []natsio.Rights, method fu
 // outcome adds to the error of a method what callers branch on: see kinds; and if the method was
 // interrupted, [ErrClosed], the cause of its context, or [ErrUnreachable].
 func (c *Client) outcome(ctx context.Context, err error) error {
-	err = withKind(err)
-	if err == nil || !slices.ContainsFunc(interruptions, func(kind error) bool { return errors.Is(err, kind) }) {
+	if err = withKind(err); !isInterruption(err) {
 		return err
 	}
 	for _, kind := range []error{c.closed(), context.Cause(ctx)} {
@@ -333,10 +335,14 @@ func (c *Client) interrupted(ctx context.Context, result *protocol.Result) error
 	return result.Error
 }
 
+func isInterruption(err error) bool {
+	return slices.ContainsFunc(interruptions, func(kind error) bool { return errors.Is(err, kind) })
+}
+
 // interruptions are how requests fail that the server does not answer.
 var interruptions = []error{ //nolint:gochecknoglobals // a constant table
 	context.Canceled, context.DeadlineExceeded, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionClosed,
-	nats.ErrDisconnected, nats.ErrReconnectBufExceeded, jetstream.ErrNoStreamResponse,
+	nats.ErrDisconnected, nats.ErrReconnectBufExceeded, nats.ErrNoServers, jetstream.ErrNoStreamResponse,
 }
 
 // connected reports whether the servers of all pools are connected.
@@ -352,10 +358,10 @@ func OpenModel(spec string) (loop.Model, error) {
 	return opened, err
 }
 
-// Runner makes what runs the sessions of a model with the tools of a table. Without a
-// [loop.Options].MinLevel, commands and files of a fleet elsewhere ([Options].URL) need "paths", so
-// that workers which isolate nothing take them only when "none" is said, or this process has
-// started one.
+// Runner returns a runner of sessions, with a model and the tools of a table. An empty
+// [loop.Options].MinLevel means "paths" in a fleet that has a URL, so that workers without isolation
+// run no commands and files; it means none in a fleet inside this process, and after this process
+// has started a worker without isolation. nil options are the defaults.
 func (c *Client) Runner(m loop.Model, table *tools.Table, options *loop.Options) (*loop.Runner, error) {
 	var o loop.Options
 	if options != nil {

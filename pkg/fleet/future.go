@@ -156,8 +156,8 @@ func (f *Future) Wait(ctx context.Context) (Result, error) {
 
 // Cancel requests that the call ends as cancelled. When it returns nil the request is stored: the
 // call will not start, or will be killed, unless it ends first. [Future.Wait] says which. A call
-// that is about to be sent is sent first. Other errors are those of all methods: [ErrClosed], the
-// cause of ctx, [ErrUnreachable].
+// that is about to be sent is sent first. After Close of the client it is [ErrClosed], and the call
+// continues.
 func (f *Future) Cancel(ctx context.Context) error {
 	if f.follow == nil {
 		return nil

@@ -211,6 +211,8 @@ func TestOutcomes_OfEachMethod(t *testing.T) {
 		}
 		_, err = client.Lanes("").List(t.Context(), 0)
 		require.ErrorIs(t, err, fleet.ErrUnreachable, "it does not wait for ever")
+		_, err = fleet.Connect(t.Context(), fleet.Options{URL: server.URL()})
+		require.ErrorIs(t, err, fleet.ErrUnreachable)
 	})
 }
 

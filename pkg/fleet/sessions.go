@@ -132,8 +132,8 @@ func (s Sessions) Import(ctx context.Context, events []loop.Event, id protocol.S
 	})
 }
 
-// At is a point of a session: the result of Call, or the end of Turn. The zero value is the end of
-// the session.
+// At is a point of a session: the result of Call, or else the end of Turn, which counts from 1. The
+// zero value is the end of the session.
 type At struct {
 	Call protocol.CallID
 	Turn int

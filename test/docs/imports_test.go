@@ -23,13 +23,13 @@ func TestCoordinator_UsesThePublicClient(t *testing.T) {
 	engine := []string{"approval", "dispatch", "fleet", "journal", "lane", "lane/operator", "limits", "natsio", "schedule", "session", "workspace"}
 	allowed := []string{
 		"bench.go",      // measures the engine itself
-		"call.go",       // judges a call before it opens a fleet, and reports what the call waits for
-		"call_batch.go", // sends all calls in one step
+		"call.go",       // judges a call before it opens a fleet, which a refused one needs not; reports its waits
+		"call_batch.go", // sends all calls in one step, and reports their waits, which futures do not
 		"context.go",    // contexts of NATS, for each command
 		"mcp.go",        // is a server: its sessions are processes of clients
-		"run.go",        // aborts the worker in this process, and binds a model's limits
+		"run.go",        // aborts the worker in this process, binds a model's limits, lists as tools.go
 		"serve.go",      // is a part of the fleet, not a client of it
-		"tools.go",      // lists the tools of MCP servers in a session of single calls
+		"tools.go",      // reports what MCP servers wait for to start, which Client.ServerTools does not
 	}
 	files, err := filepath.Glob("../../cmd/coordinator/*.go")
 	require.NoError(t, err)
