@@ -359,9 +359,9 @@ func OpenModel(spec string) (loop.Model, error) {
 }
 
 // Runner returns a runner of sessions, with a model and the tools of a table. An empty
-// [loop.Options].MinLevel means "paths" in a fleet that has a URL, so that workers without isolation
-// run no commands and files; it means none in a fleet inside this process, and after this process
-// has started a worker without isolation. nil options are the defaults.
+// [loop.Options].MinLevel means "paths" in a fleet that has a URL: workers without isolation get no
+// commands and files. It means none in a fleet inside this process, and after this process has
+// started a worker without isolation. nil options are the defaults.
 func (c *Client) Runner(m loop.Model, table *tools.Table, options *loop.Options) (*loop.Runner, error) {
 	var o loop.Options
 	if options != nil {
