@@ -9,6 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // Effect says how a call reaches outside of the workspace, where restoring the workspace undoes
@@ -85,11 +86,15 @@ func (r *Runner) revertOf(ctx context.Context, scope tools.Scope, tool *tools.To
 	if plan.Payload == nil {
 		return broken("the tool does not run on workers")
 	}
+	judged := r.judge(policy.Call{Tool: name, Plan: plan}, "")
+	if judged.Decision == policy.Denied { // what asks for approval has that of the person who reverts
+		return broken(judged.Reason)
+	}
 	call, failure := plan.Call(scope, tools.Place{ID: result.CallID}, "", name, time.Now().UTC())
 	if failure != nil {
 		return broken(failure)
 	}
-	verdict{}.bind(&call, r.opts.MinLevel)
+	binding(judged).bind(&call, r.opts.MinLevel)
 	body, err := wire.EncodeCall(&call)
 	if err != nil || len(body) > maxRevert {
 		return broken("the call is too large")

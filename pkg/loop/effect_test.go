@@ -1,6 +1,7 @@
 package loop_test
 
 import (
+	"context"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // shop is a tool of the user's own without arguments.
@@ -67,4 +69,108 @@ func TestEffect_IsJournaledWithItsRevert(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, protocol.ResourceKey("shop/orders"), call.Resources[0].Key)
 	require.Equal(t, protocol.Kind("cancel"), wire.KindOf(call.Payload))
+}
+
+// reporting is a fleet whose results are changed by the name of their tool.
+type reporting struct {
+	*fleet
+
+	change map[string]func(*protocol.Result)
+}
+
+func (r reporting) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	return r.fleet.Dispatch(ctx, calls, func(u loop.Update) {
+		for _, call := range calls {
+			if change := r.change[call.Tool]; change != nil && call.ID == u.CallID && u.Result != nil {
+				result := *u.Result
+				change(&result)
+				u.Result = &result
+			}
+		}
+		observe(u)
+	})
+}
+
+// judging is a policy.
+type judging func(policy.Call) policy.Verdict
+
+// Judge implements [loop.Policy].
+func (j judging) Judge(call policy.Call) policy.Verdict { return j(call) }
+
+// A call has an effect if it may have run, and reaches outside of the workspace, or nobody knows
+// what it did. Its revert is bound by the policy, and there is none that could not run.
+func TestEffect_WhatReachesOutside(t *testing.T) {
+	t.Parallel()
+	touches := []tools.Resource{{Access: protocol.Exclusive}}
+	planned := func(name string, effect tools.Effect, payload protocol.Payload) tools.Tool {
+		return tools.Tool{
+			Metadata:   tools.Metadata{Effect: effect},
+			Revert:     &tools.Revert{Tool: "undo", Arguments: json.RawMessage(`{}`)},
+			Definition: tools.Definition{Name: name, Description: name, Schema: json.RawMessage(`{"type":"object"}`)},
+			Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+				return tools.Plan{Payload: payload}, nil
+			},
+		}
+	}
+	reverted := func(name string, revert *tools.Revert) tools.Tool {
+		return shop(name, revert, tools.Remote{Resources: touches})
+	}
+	by := func(tool string) *tools.Revert { return &tools.Revert{Tool: tool, Arguments: json.RawMessage(`{}`)} }
+	large := &tools.Revert{Tool: "said", Func: func(json.RawMessage, *protocol.Result) json.RawMessage {
+		text, err := json.Marshal(map[string]string{"text": strings.Repeat("x", 70<<10)})
+		require.NoError(t, err)
+		return text
+	}}
+	command := protocol.CommandRun{Command: "true"}
+	unknown := func(r *protocol.Result) { r.Status, r.Attempt, r.Value = protocol.StatusOutcomeUnknown, 0, nil }
+	for name, test := range map[string]struct {
+		tool   tools.Tool
+		change func(*protocol.Result)
+		want   *loop.Effect
+	}{
+		"not started":                 {planned("a", tools.Effect{}, protocol.MCPCall{}), func(r *protocol.Result) { r.Attempt = 0 }, nil},
+		"rejected":                    {planned("a", tools.Effect{}, protocol.MCPCall{}), func(r *protocol.Result) { r.Status = protocol.StatusRejected }, nil},
+		"in the workspace":            {planned("a", tools.Effect{}, command), nil, nil},
+		"of unknown outcome":          {planned("a", tools.Effect{}, command), unknown, &loop.Effect{}},
+		"with a network":              {planned("a", tools.Effect{}, command), func(r *protocol.Result) { r.Network = "all" }, &loop.Effect{Reaches: []string{"network"}, Revert: &loop.RevertCall{Tool: "undo"}}},
+		"of an MCP server":            {planned("a", tools.Effect{}, protocol.MCPCall{}), nil, &loop.Effect{Reaches: []string{"mcp"}, Revert: &loop.RevertCall{Tool: "undo"}}},
+		"a claim to only read":        {planned("a", tools.Effect{ReadOnly: true, Hinted: true}, protocol.MCPCall{}), nil, &loop.Effect{Reaches: []string{"mcp"}, Revert: &loop.RevertCall{Tool: "undo"}}},
+		"reading":                     {planned("a", tools.Effect{ReadOnly: true}, protocol.MCPCall{}), nil, nil},
+		"whose revert is inline":      {reverted("a", by("inline")), nil, &loop.Effect{Reaches: []string{"tool"}}},
+		"whose revert is denied":      {reverted("a", by("forbidden")), nil, &loop.Effect{Reaches: []string{"tool"}}},
+		"whose revert is too large":   {reverted("a", large), nil, &loop.Effect{Reaches: []string{"tool"}}},
+		"whose revert needs approval": {reverted("a", by("asked")), nil, &loop.Effect{Reaches: []string{"tool"}, Revert: &loop.RevertCall{Tool: "asked"}}},
+	} {
+		reply := asks("a", "a")
+		reply.ToolCalls[0].Arguments = `{}`
+		r := newRig(reply, says("done"))
+		said := tools.NewRemote[struct {
+			Text string `json:"text"`
+		}]("said", "Says.", tools.Remote{Kind: "said", Resources: []tools.Resource{{Key: "shop/orders", Access: protocol.Exclusive}}})
+		undo := planned("undo", tools.Effect{}, command)
+		undo.Revert = nil
+		r.tools = append(r.tools, test.tool, said, undo, reverted("forbidden", nil), reverted("asked", nil))
+		r.opts.MinLevel = "paths"
+		r.opts.Policy = judging(func(call policy.Call) policy.Verdict {
+			return map[string]policy.Verdict{
+				"undo": {MinLevel: "full"}, "forbidden": {Decision: policy.Denied, Reason: "no"}, "asked": {Decision: policy.Ask, MinLevel: "kernel"},
+			}[call.Tool]
+		})
+		runner, err := loop.New(r.model, reporting{r.fleet, map[string]func(*protocol.Result){"a": test.change}}, r.journal, table(t, r.tools...), &r.opts)
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err, name)
+		got := r.watch.of(loop.EventToolResult)[0].Effect
+		if test.want == nil || test.want.Revert == nil {
+			require.Equal(t, test.want, got, name)
+			continue
+		}
+		require.NotNil(t, got, name)
+		require.Equal(t, test.want.Reaches, got.Reaches, name)
+		require.NotNil(t, got.Revert, name)
+		call, err := wire.DecodeCall(got.Revert.Call)
+		require.NoError(t, err)
+		require.Equal(t, test.want.Revert.Tool, got.Revert.Tool, name)
+		require.Equal(t, map[string]string{"undo": "full", "asked": "kernel"}[call.Tool], call.MinLevel, name)
+	}
 }
