@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -241,4 +242,83 @@ func (m *meeting) Load(ctx context.Context, id protocol.SessionID) (loop.History
 		m.then = nil
 	}
 	return history, err
+}
+
+// What became of the attempts to undo an effect is what the journal says, and a person.
+func TestEffects_OfAttempts(t *testing.T) {
+	t.Parallel()
+	attempt := func(id, status string) []loop.Event {
+		at, of := loop.CallFields{CallID: protocol.CallID(id), Name: "undo"}, loop.RevertFields{Reverts: "w-1"}
+		events := []loop.Event{{Type: loop.EventRevertStarted, Turn: 1, CallFields: at, RevertFields: of}}
+		if status != "" {
+			events = append(events, loop.Event{Type: loop.EventRevertEnded, Turn: 1, CallFields: at, RevertFields: of, Status: status})
+		}
+		return events
+	}
+	resolved := func(id, status string) []loop.Event {
+		return []loop.Event{{Type: loop.EventCallResolved, Turn: 1, CallFields: loop.CallFields{CallID: protocol.CallID(id)}, Status: status}}
+	}
+	for name, test := range map[string]struct {
+		events []loop.Event
+		want   Effect
+	}{
+		"none":                  {nil, Effect{}},
+		"started":               {attempt("r-1", ""), Effect{started: true}},
+		"ok":                    {attempt("r-1", "ok"), Effect{Effect: report.Effect{Reverted: true}}},
+		"failed":                {attempt("r-1", "failed"), Effect{attempts: 1}},
+		"failed, then started":  {append(attempt("r-1", "failed"), attempt("r-2", "")...), Effect{attempts: 1, started: true}},
+		"of unknown outcome":    {attempt("r-1", "outcome_unknown"), Effect{unknown: "r-1"}},
+		"that did happen":       {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedHappened)...), Effect{Effect: report.Effect{Reverted: true}}},
+		"that did not happen":   {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedDidNot)...), Effect{attempts: 1}},
+		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, RevertFields: loop.RevertFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
+	} {
+		journal := &looptest.Journal{}
+		_, err := journal.Append(t.Context(), "s", 0, append(turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", "")), test.events...)...)
+		require.NoError(t, err)
+		effects, err := Effects(t.Context(), journal, "s", At{Call: "w-0"})
+		require.NoError(t, err)
+		require.Len(t, effects, 1, name)
+		got := effects[0]
+		require.Equal(t, test.want, Effect{Effect: report.Effect{Reverted: got.Reverted}, started: got.started, attempts: got.attempts, unknown: got.unknown}, name)
+		if got.unknown != "" {
+			err := reverter{journal, nil, "s"}.all(t.Context(), effects)
+			require.ErrorContains(t, err, "nobody knows whether call r-1, which did it before, happened")
+		}
+	}
+}
+
+// A job counts when it ended, sub-agents of sub-agents count, and a point that the conversation
+// does not have has nothing behind it.
+func TestEffects_OfJobsAndOfDeepSubAgents(t *testing.T) {
+	t.Parallel()
+	journal := &looptest.Journal{}
+	agent := func(id string) []loop.Event {
+		at := loop.CallFields{CallID: protocol.CallID(id), ToolCallID: id, Name: wire.AgentTool}
+		return []loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: at}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: at, Status: "ok"}}
+	}
+	job := undoing(t, "log", "v-2", "", "")
+	ended := job[1]
+	ended.Type = loop.EventJobEnded
+	job[1].Job = "job"
+	for id, events := range map[protocol.SessionID][]loop.Event{
+		"s": append(turnOf(undoing(t, "log", "v-1", "", ""), job, agent("v-3")), ended), "v-3": turnOf(agent("v-4")), "v-4": turnOf(undoing(t, "log", "v-5", "", "")),
+	} {
+		_, err := journal.Append(t.Context(), id, 0, events...)
+		require.NoError(t, err)
+	}
+	var ids []protocol.CallID
+	effects, err := Effects(t.Context(), journal, "s", At{Call: "v-1"})
+	require.NoError(t, err)
+	for _, e := range effects {
+		ids = append(ids, e.CallID)
+	}
+	require.Equal(t, []protocol.CallID{"v-2", "v-5"}, ids)
+	for _, at := range []At{{Call: "other"}, {Turn: 2}} {
+		effects, err = Effects(t.Context(), journal, "s", at)
+		require.NoError(t, err)
+		require.Empty(t, effects)
+	}
+	effects, err = Effects(t.Context(), journal, "s", At{Turn: 1})
+	require.NoError(t, err)
+	require.Len(t, effects, 1, "the end of a sub-agent's turn is not that of the session's")
 }

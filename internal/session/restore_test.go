@@ -23,8 +23,14 @@ func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
 	require.ErrorIs(t, err, ErrBusy)
 	require.ErrorContains(t, err, "turn 2 is open")
 	require.ErrorContains(t, err, "session cancel")
+	require.ErrorIs(t, Revert(t.Context(), r.Fleet, "open", "", nil), ErrBusy)
+	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "open", "", "c-1", true, "ada"), ErrBusy)
 
 	journaled(t, r.Fleet, "ended", time.Now(), loop.OutcomeAnswered)
+	for _, both := range [][2]protocol.SessionID{{"open", "ended"}, {"ended", "open"}} {
+		_, err = Merge(t.Context(), r.Fleet, both[0], both[1], "")
+		require.ErrorIs(t, err, ErrBusy)
+	}
 	_, err = Restore(t.Context(), r.Fleet, "ended", "", "c-1")
 	require.ErrorContains(t, err, "is used in place: it has no checkpoints to go back to")
 	require.Equal(t, protocol.CodeWorkspaceUnavailable, codeOf(err))
