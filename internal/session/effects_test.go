@@ -188,7 +188,8 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	require.Empty(t, none)
 }
 
-// Two persons who revert or resolve the same at once: it is done once, and the journal says so once.
+// Two persons who revert or resolve the same at once: it is done once, and the journal says that
+// once.
 func TestRevert_TwoAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
