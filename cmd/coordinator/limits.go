@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -21,14 +22,14 @@ type limitsCommand struct {
 	Timeout time.Duration `default:"1m" help:"Time limit of the command."`
 
 	Set struct {
-		Concurrent int      `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
+		Concurrent bound    `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
 		Rate       string   `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start, or of a tenant that are accepted, in a second, minute or hour: 5/s, 60/min, 1000/h."`
 		Tokens     string   `placeholder:"N/UNIT" help:"Maximum number of tokens of a model's provider, all coordinators together, as in 'model/openai' --tokens 2000000/min."`
-		Burst      int      `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
-		Waiting    int      `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
-		Sessions   int      `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
+		Burst      bound    `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
+		Waiting    bound    `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
+		Sessions   bound    `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
 		Stored     cli.Size `placeholder:"SIZE" help:"Maximum number of bytes stored for a tenant, about, as in 10GiB: results, outputs, workspaces and journals."`
-		Weight     int      `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
+		Weight     bound    `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
 		Tenant     string   `placeholder:"NAME" help:"Set what a tenant may use, instead of the limit of lanes."`
 		Pool       string   `placeholder:"NAME" help:"Set how many calls wait in a pool, instead of the limit of lanes."`
 		Lane       string   `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
@@ -39,6 +40,20 @@ type limitsCommand struct {
 		Pool   string `placeholder:"NAME" help:"Remove the limit of a pool."`
 		Lane   string `arg:"" optional:"" help:"Lanes, as in the list."`
 	} `cmd:"" help:"Remove a limit."`
+}
+
+// bound is a number of calls or turns. 0 is refused: a reader may take it for no call or for no
+// bound.
+type bound int
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (b *bound) UnmarshalText(text []byte) error {
+	n, err := strconv.Atoi(string(text))
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q: must be a whole number, at least 1; limits rm removes a limit", text)
+	}
+	*b = bound(n)
+	return nil
 }
 
 // limitsVerb is one of the subcommands.
@@ -82,8 +97,8 @@ func (v limitsVerb) run(ctx context.Context, p program) error {
 // given is the limit that limits set stores.
 func (c *limitsCommand) given() fleet.Limit {
 	return fleet.Limit{
-		Lane: c.Set.Lane, Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: c.Set.Weight,
-		Concurrent: c.Set.Concurrent, Rate: c.Set.Rate, Burst: c.Set.Burst, Tokens: c.Set.Tokens, Waiting: c.Set.Waiting, Sessions: c.Set.Sessions, Stored: int64(c.Set.Stored),
+		Lane: c.Set.Lane, Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: int(c.Set.Weight),
+		Concurrent: int(c.Set.Concurrent), Rate: c.Set.Rate, Burst: int(c.Set.Burst), Tokens: c.Set.Tokens, Waiting: int(c.Set.Waiting), Sessions: int(c.Set.Sessions), Stored: int64(c.Set.Stored),
 	}
 }
 

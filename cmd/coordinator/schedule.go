@@ -86,7 +86,7 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 		args = args[1:]
 	}
 	if len(args) == 0 || args[0] != "submit" {
-		return cli.Usagef("give the turn as: -- submit \"PROMPT\"")
+		return cli.Usagef("only turns can be scheduled; give one as: -- submit \"PROMPT\"")
 	}
 	var turn scheduledTurn
 	if err := cli.Parse(p.Program, &turn, args); err != nil {

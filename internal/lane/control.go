@@ -184,7 +184,8 @@ type HeldLane struct {
 	HeldMS  int64         `json:"held_ms"`
 	Paused  bool          `json:"paused"`
 	Running []RunningCall `json:"running"`
-	// WaitsFor is the limit, the slot, the retry or the call that the lane's next call waits for; "" is none.
+	// WaitsFor is the limit, the slot, the retry or the call that the lane's next call waits for;
+	// "" is none.
 	WaitsFor string `json:"waits_for,omitempty"`
 }
 

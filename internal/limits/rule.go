@@ -272,7 +272,7 @@ func (r *Rate) UnmarshalText(text []byte) error {
 		return u.name == unit
 	})
 	if err != nil || at < 0 {
-		return fmt.Errorf("%w: rate %q: must be a number per s, min or h, such as 60/min", ErrInvalid, text)
+		return fmt.Errorf("%w: rate %q: must be a whole number per s, min or h, such as 60/min", ErrInvalid, text)
 	}
 	*r = Rate{N: n, Per: units[at].per}
 	if r.IsZero() || n <= 0 {

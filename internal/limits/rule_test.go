@@ -83,7 +83,7 @@ func TestReplace_BadInputChangesNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		`{`:                                   "must be a JSON list, as coordinator limits ls --json prints it",
 		`[{"lane":"a/b","concurent":1}]`:      `unknown field "concurent"`,
-		`[{"lane":"a/b","rate":"60/week"}]`:   `rate "60/week": must be a number per s, min or h`,
+		`[{"lane":"a/b","rate":"60/week"}]`:   `rate "60/week": must be a whole number per s, min or h`,
 		`[{"lane":"a/b","concurrent":-1}]`:    "concurrent -1: must be 1 to 1000000",
 		`[{"lane":"a/b","concurrent":1e99}]`:  "cannot unmarshal number 1e99 into Go struct field Rule.concurrent",
 		`[{"tenant":"acme","stored":"1GiB"}]`: "Rule.stored",

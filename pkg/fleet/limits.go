@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/limits"
@@ -104,6 +105,11 @@ func (l Limit) rule() (limits.Rule, error) {
 	}
 	if l.Tokens != "" {
 		r.Tokens, tokensErr = limits.ParseRate(l.Tokens)
+	}
+	if some := (limits.Rate{N: 1, Per: time.Second}); err != nil { // one error is enough for a bad rate
+		r.Rate = some
+	} else if tokensErr != nil {
+		r.Tokens = some
 	}
 	return r, withKind(errors.Join(err, tokensErr, r.Validate()))
 }

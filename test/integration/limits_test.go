@@ -34,7 +34,10 @@ account/*    5           60/min  10     -       -        -       -       -      
 	for text, args := range map[string][]string{
 		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},
 		`rate "0/s": must be more than 0`:                                               {"set", "account/*", "--rate", "0/s"},
-		`rate "9": must be a number per s, min or h, such as 60/min`:                    {"set", "account/*", "--rate", "9"},
+		`--concurrent: "0": must be a whole number, at least 1; limits rm`:              {"set", "account/*", "--concurrent", "0", "--rate", "5/s"},
+		`--burst: "x": must be a whole number, at least 1; limits rm`:                   {"set", "account/*", "--rate", "5/s", "--burst", "x"},
+		"min or h, such as 60/min\nRun \"coordinator limits":                            {"set", "account/*", "--rate", "5/week", "--burst", "3"},
+		`rate "9": must be a whole number per s, min or h, such as 60/min`:              {"set", "account/*", "--rate", "9"},
 		"rate 1000000/s: must be more than 0 and at most 100000/s":                      {"set", "account/*", "--rate", "1000000/s"},
 		"burst 10: needs a rate":                                                        {"set", "account/*", "--concurrent", "1", "--burst", "10"},
 		"account/*: needs concurrent, rate or waiting":                                  {"set", "account/*"},

@@ -80,7 +80,7 @@ func TestSchedule_Commands(t *testing.T) {
 	b := newBroker(t)
 	startServe(t, script(t, say("Done.")), b.flags...)
 	for text, args := range map[string][]string{
-		`give the turn as: -- submit "PROMPT"`:        {"--cron", "@daily", "a", "--", "run", "hello"},
+		`only turns can be scheduled; give one as: -- submit "PROMPT"`: {"--cron", "@daily", "a", "--", "run", "hello"},
 		"PROMPT is empty":                             {"--cron", "@daily", "a", "--", "submit"},
 		"--max-stepz":                                 {"--cron", "@daily", "a", "--", "submit", "--max-stepz", "1", "hello"},
 		"--workspace, --template":                     {"--cron", "@daily", "a", "--", "submit", "--workspace", "/tmp", "hello"},
