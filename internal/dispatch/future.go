@@ -532,6 +532,12 @@ func (t *futures) sendCall(f *Future) bool {
 	known := errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call)
 	cancel(nil)
 	t.mu.Lock()
+	if f.state == futureDone { // its result came first
+		if f.accepted {
+			t.d.publisher.Ended(f.Call, f.result)
+		}
+		return true
+	}
 	f.state = futureSent
 	switch {
 	case refused != nil:

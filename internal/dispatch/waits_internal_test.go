@@ -7,6 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -35,4 +38,46 @@ func TestJudge_OnlyARenewalBringsAWorkerBack(t *testing.T) {
 	require.Equal(t, lost, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
 	owner.Beat = 4
 	require.Equal(t, attempt{number: 1, worker: "w1"}, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
+}
+
+// A result can arrive before the server has acknowledged the call. Then nothing ends the future a
+// second time, also when the client is closed meanwhile.
+func TestFuture_EndsOnceWhenItsResultIsFirst(t *testing.T) {
+	t.Parallel()
+	r := natsiotest.New(t, natsio.Topology{})
+	d, err := New(t.Context(), r.NC, r.Name, nil)
+	require.NoError(t, err)
+	call := &protocol.Call{
+		ID: "c", SessionID: "s", Tool: "noop", Pool: protocol.DefaultPool, Resources: []protocol.Use{{Key: "sandbox/s", Access: protocol.Exclusive}},
+		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.Noop{},
+	}
+	f := &Future{Call: call, futures: d.futures, ctx: t.Context(), done: make(chan struct{}), stop: func() bool { return true }}
+	f.followed = d.begin(t.Context(), call)
+	listening := make(chan struct{})
+	d.futures.mu.Lock()
+	d.futures.add(f)
+	d.futures.sessions["s"].ready = listening // so that it is not sent yet
+	d.futures.mu.Unlock()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		d.futures.mu.Lock()
+		defer d.futures.mu.Unlock()
+		d.futures.sendCall(f)
+	}()
+	require.Eventually(t, func() bool {
+		d.futures.mu.Lock()
+		defer d.futures.mu.Unlock()
+		return f.state == futureSending
+	}, time.Minute, time.Millisecond)
+	result := wire.NewResult(call, protocol.StatusOK, nil)
+	d.futures.onResult(&result)
+	d.futures.mu.Lock()
+	d.futures.closed = true
+	d.futures.mu.Unlock()
+	close(listening)
+	<-sent
+	got, err := f.Result()
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, got.Status)
 }
