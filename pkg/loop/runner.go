@@ -98,11 +98,11 @@ type TurnResult struct {
 // Run runs one turn of a session to its end, and makes the session if there is none.
 //
 // A turn that was begun and has not ended comes first. If this input started it, it is resumed and
-// is the turn that Run runs; otherwise it is brought to its end, and the input gets the turn after
-// it, unless ctx ended meanwhile; one that was given up, because its submitted call has a result, is
-// only ended. Either way it keeps the [Terms] that it was begun with, with those of this Runner. An
-// input whose ID has had its turn returns how that ended, and runs nothing. The zero Input resumes only; without an open
-// turn it is refused with [ErrNoInput].
+// is the turn that Run runs. Otherwise it is brought to its end, and the input gets the turn after
+// it, unless ctx ended meanwhile. A turn that was given up, because its submitted call has a
+// result, is only ended. Either way the turn keeps the [Terms] that it was begun with, with those
+// of this Runner. An input whose ID has had its turn returns how that ended, and runs nothing. The zero
+// Input only resumes; without an open turn it is refused with [ErrNoInput].
 //
 // When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit], and
 // [ErrDetached], which leaves the turn open and its calls running.
@@ -147,9 +147,9 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	return r.runIn(ctx, span, rec)
 }
 
-// EndGivenUp ends the turn that the input with the given id started, if it is open and its submitted
-// call has a result already: as interrupted, its calls cancelled. The model is not asked. Without it
-// the session's next run ends the turn. An error means that the turn is still open.
+// EndGivenUp ends the turn that the input with the given id started, if the turn is open and its
+// submitted call has a result already: as interrupted, its calls cancelled. The model is not asked.
+// Without EndGivenUp the session's next run ends the turn. An error means that it is still open.
 func (r *Runner) EndGivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) error {
 	if gone, err := r.givenUp(ctx, session, id); err != nil || !gone {
 		return err
