@@ -50,7 +50,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
+	client, err := c.Client(ctx, p.logger())
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 
 // list prints the calls of the fleet that wait for approval, or ask while they run.
 func (c *approveCommand) list(ctx context.Context, p program) error {
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
+	client, err := c.Client(ctx, p.logger())
 	if err != nil {
 		return err
 	}

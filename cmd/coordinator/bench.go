@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,7 +55,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	}
 	o := bench.Options{
 		Fleet: fleet, Replicas: c.Replicas, Traffic: c.Traffic, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
-		Logger: p.common.Logger(p.Program),
+		Logger: p.logger(),
 	}
 	if err := errors.Join(c.validate(), o.Validate()); err != nil {
 		return cli.Usagef("%v", err)
@@ -159,7 +158,7 @@ func (c *benchCommand) sandboxes(ctx context.Context, dir string, logger *slog.L
 
 func (c *benchCommand) print(p program, r *bench.Report) error {
 	if c.JSON {
-		return json.NewEncoder(p.Stdout).Encode(r)
+		return printJSON(p, r)
 	}
 	_, err := fmt.Fprintf(p.Stdout, `%d calls on %d lanes by %d callers, %d worker(s) with %d slots, %s work, %d CPUs
 calls/s    %10.0f   (%.0f us CPU of this process and %.1f messages a call)

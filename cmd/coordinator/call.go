@@ -14,7 +14,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
-	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -78,53 +77,54 @@ type callOutput struct {
 	TraceID string `json:"trace_id,omitempty"` // when this process exports traces
 }
 
-func (c *callCommand) run(ctx context.Context, p program) error {
-	session := protocol.NewSessionID()
-	var err error
-	if c.Session, err = continued(ctx, p, &c.FleetFlags, c.Session); err != nil {
-		return err
+// planning is what calls are planned with.
+type planning struct {
+	session   protocol.SessionID
+	workspace string // absolute path; "" is an empty one
+	box       *environment.Toolbox
+	options   loop.SingleOptions
+}
+
+// prepare checks the flags and opens what they name; it connects to nothing.
+func (c *callCommand) prepare(ctx context.Context, p program) (with planning, err error) {
+	if with.session, err = findSession(ctx, p, &c.FleetFlags, &c.Session); err != nil {
+		return with, err
 	}
-	if c.Session != "" {
-		if session, err = protocol.ParseSessionID(c.Session); err != nil {
-			return cli.Usagef("--session: %v", err)
-		}
+	if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, p.warn); err != nil {
+		return with, err
 	}
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, warn); err != nil {
-		return err
-	}
-	workspace, err := environment.CheckWorkspace(c.Workspace)
-	if err != nil {
-		return err
+	if with.workspace, err = environment.CheckWorkspace(c.Workspace); err != nil {
+		return with, err
 	}
 	if c.Timeout < 0 {
-		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
+		return with, cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
 	if err := c.checkBatch(); err != nil {
-		return err
+		return with, err
 	}
 	if c.ID != "" && c.Session == "" {
-		return cli.Usagef("--id %s: needs --session: an id is one of a session", c.ID)
+		return with, cli.Usagef("--id %s: needs --session: an id is one of a session", c.ID)
 	}
 	if c.ID != "" {
 		if _, err := protocol.ParseCallID(c.ID); err != nil {
-			return cli.Usagef("--id: %v", err)
+			return with, cli.Usagef("--id: %v", err)
 		}
 	}
-	if err := errors.Join(c.CheckHost(c.Nats != ""), c.CheckTemplate(c.Nats, c.Workspace)); err != nil {
-		return err
+	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
+		return with, err
 	}
-	folder, err := c.OpenFolder()
+	with.options = loop.SingleOptions{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), Logger: p.logger()}
+	if c.Nats != "" {
+		with.options.Author = environment.Author(ctx, with.workspace)
+	}
+	with.box, with.options.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, c.Toolset, p.warn)
+	return with, err
+}
+
+func (c *callCommand) run(ctx context.Context, p program) error {
+	with, err := c.prepare(ctx, p)
 	if err != nil {
 		return err
-	}
-	box, err := c.OpenToolbox(c.Toolset, folder, warn)
-	if err != nil {
-		return err
-	}
-	c.WarnUnmatched(box, warn)
-	if c.Batch != "" {
-		return c.runBatch(ctx, p, box, session, workspace)
 	}
 	arguments := c.Arguments
 	if arguments == "-" {
@@ -134,11 +134,16 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 		}
 		arguments = string(content)
 	}
-	output, err := c.call(ctx, p, box, session, workspace, arguments)
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	if c.Batch != "" {
+		return c.runBatch(ctx, p, with)
+	}
+	output, err := c.call(ctx, p, with, arguments)
 	if err != nil {
 		return err
 	}
-	if err := output.print(p); err != nil {
+	if err := printJSON(p, output); err != nil {
 		return err
 	}
 	if output.Status != protocol.StatusOK {
@@ -147,56 +152,39 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	return nil
 }
 
-func (o *callOutput) print(p program) error {
-	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(o); err != nil {
-		return fmt.Errorf("print result: %w", err)
-	}
-	return nil
-}
-
 // call plans the tool call and runs it, inline or in the fleet.
-func (c *callCommand) call(ctx context.Context, p program, box *environment.Toolbox, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
-	judge, err := c.Judge()
-	if err != nil {
-		return nil, err
-	}
-	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
-	defer stop()
-	options := &loop.SingleOptions{Guard: c.FileGuard(), Policy: judge, ID: protocol.CallID(c.ID), MinLevel: c.DefaultMinLevel(), Logger: p.common.Logger(p.Program)}
+func (c *callCommand) call(ctx context.Context, p program, with planning, arguments string) (*callOutput, error) {
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
 		return nil, err
 	}
-	if c.Nats != "" {
-		options.Author = environment.Author(ctx, workspace)
-	}
-	output := &callOutput{SessionID: session, Name: c.Tool}
+	box, options := with.box, &with.options
+	options.ID = protocol.CallID(c.ID)
+	output := &callOutput{SessionID: with.session, Name: c.Tool}
 	ofServer := box.OnlyServerOf(c.Tool)
-	if judge != nil || ofServer {
-		shown := workspace
+	if options.Policy != nil || ofServer {
+		shown := with.workspace
 		if c.Nats != "" {
 			shown = ""
 		}
 		c.asks = prompt.New(p.Stdin, show.screen, prompt.FilesOf(shown))
 	}
-	if c.asks != nil && judge != nil {
+	if c.asks != nil && options.Policy != nil {
 		options.Approve = c.asks.Approve
 	}
 	var single *loop.Single
 	plan := func(ctx context.Context, table *tools.Table) *protocol.Call {
-		single = loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
+		single = loop.PlanSingle(ctx, table, with.session, c.Tool, arguments, options)
 		return single.Call
 	}
 	if !ofServer && plan(ctx, box.Table) == nil {
 		return output, output.take(single.Outcome)
 	}
 	var result *protocol.Result
-	err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, show view) (call *protocol.Call, err error) {
+	err = c.inFleet(ctx, p, with.session, with.workspace, func(ctx context.Context, env *environment.Environment, show view) (call *protocol.Call, err error) {
 		output.TraceID = telemetry.TraceID(ctx)
 		if ofServer {
-			if err := box.List(ctx, env.Fleet, session, show.warn); err != nil {
+			if err := box.List(ctx, env.Fleet, with.session, show.warn); err != nil {
 				return nil, err
 			}
 			plan(ctx, box.Table)
@@ -265,7 +253,7 @@ func (c *callCommand) inFleet(
 		return err
 	}
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: p.common.Logger(p.Program), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call"}, Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Template: &c.TemplateFlag, Temporary: c.Session == "", Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	})
 	if err != nil {

@@ -50,18 +50,16 @@ func (c *callCommand) checkBatch() error {
 }
 
 // runBatch makes the calls of a file together, and prints the result of each.
-func (c *callCommand) runBatch(ctx context.Context, p program, box *environment.Toolbox, session protocol.SessionID, workspace string) error {
-	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
-	defer stop()
+func (c *callCommand) runBatch(ctx context.Context, p program, with planning) error {
 	bad := badLines{}
 	lines, err := c.readBatch(p, bad)
 	if err == nil {
-		err = c.planBatch(ctx, p, box, session, workspace, lines, bad)
+		planBatch(ctx, with, lines, bad)
 	}
 	if err := errors.Join(err, bad.err(c.Batch)); err != nil {
 		return err
 	}
-	printed := &batchPrinter{program: p, session: session}
+	printed := &batchPrinter{program: p, session: with.session}
 	if c.Ordered {
 		printed.ready = make([]*callOutput, len(lines))
 	}
@@ -81,7 +79,7 @@ func (c *callCommand) runBatch(ctx context.Context, p program, box *environment.
 		calls, byID[l.single.Call.ID] = append(calls, *l.single.Call), l
 	}
 	if len(calls) > 0 {
-		err = c.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, show view) (*protocol.Call, error) {
+		err = c.inFleet(ctx, p, with.session, with.workspace, func(ctx context.Context, env *environment.Environment, show view) (*protocol.Call, error) {
 			var faults error
 			err := env.Fleet.Dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
 				l := byID[u.CallID]
@@ -163,21 +161,13 @@ func (l *batchLine) read(text []byte, mayHaveID bool) error {
 }
 
 // planBatch plans all calls, and reports those that cannot be made.
-func (c *callCommand) planBatch(ctx context.Context, p program, box *environment.Toolbox, session protocol.SessionID, workspace string, lines []batchLine, bad badLines) error {
-	judge, err := c.Judge()
-	if err != nil {
-		return err
-	}
-	options := loop.SingleOptions{Guard: c.FileGuard(), Policy: judge, MinLevel: c.DefaultMinLevel(), Logger: p.common.Logger(p.Program)}
-	if c.Nats != "" {
-		options.Author = environment.Author(ctx, workspace)
-	}
+func planBatch(ctx context.Context, with planning, lines []batchLine, bad badLines) {
 	for i := range lines {
-		l, own := &lines[i], options
+		l, own := &lines[i], with.options
 		if bad[l.number] != nil {
 			continue
 		}
-		if box.OnlyServerOf(l.Tool) {
+		if with.box.OnlyServerOf(l.Tool) {
 			bad[l.number] = fmt.Errorf("tool %s: those of MCP servers are not called in batches", l.Tool)
 			continue
 		}
@@ -186,12 +176,11 @@ func (c *callCommand) planBatch(ctx context.Context, p program, box *environment
 		if arguments == "" {
 			arguments = "{}"
 		}
-		l.single = loop.PlanSingle(ctx, box.Table, session, l.Tool, arguments, &own)
+		l.single = loop.PlanSingle(ctx, with.box.Table, with.session, l.Tool, arguments, &own)
 		if l.single.Call == nil && l.single.Outcome.Error != nil {
 			bad[l.number] = l.single.Outcome.Error
 		}
 	}
-	return nil
 }
 
 // badLines says of lines of a batch why they cannot be called.
@@ -228,11 +217,11 @@ func (b *batchPrinter) add(l *batchLine, outcome loop.SingleOutcome) error {
 	}
 	b.failed = b.failed || output.Status != protocol.StatusOK
 	if b.ready == nil {
-		return output.print(b.program)
+		return printJSON(b.program, output)
 	}
 	b.ready[l.index] = output
 	for b.next < len(b.ready) && b.ready[b.next] != nil {
-		if err := b.ready[b.next].print(b.program); err != nil {
+		if err := printJSON(b.program, b.ready[b.next]); err != nil {
 			return err
 		}
 		b.ready[b.next] = nil

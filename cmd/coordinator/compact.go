@@ -3,16 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/model"
-	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -125,6 +123,9 @@ func (c *sessionCommand) compact(ctx context.Context, p program, desk sessionDes
 
 func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionDesk) (bool, error) {
 	if c.Nats != "" {
+		if c.Compact.Prices != "" {
+			return false, cli.Usagef("--prices %s: only without --nats; in a fleet the coordinator counts, by its own --prices", c.Compact.Prices)
+		}
 		all, done, err := c.connect(ctx, p, desk)
 		if err != nil {
 			return false, err
@@ -132,51 +133,43 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 		defer done()
 		return all.Compact(ctx, desk.id, c.Compact.Model)
 	}
-	local, err := c.local(p, desk)
+	prices, err := model.LoadPrices(c.Compact.Prices)
+	if err != nil {
+		return false, cli.Usagef("--prices %s: %v", c.Compact.Prices, err)
+	}
+	local, err := environment.Local(desk.fleet, p.logger())
 	if err != nil {
 		return false, err
-	}
-	name := c.Compact.Model
-	if name == "" {
-		info, err := local.Show(ctx, desk.id)
-		if err != nil {
-			return false, err
-		}
-		name = info.Model
-	}
-	logger := p.common.Logger(p.Program)
-	writer, name, err := model.Opener{Env: p.Getenv, Logger: logger}.Open(name)
-	if err != nil {
-		return false, cli.Usagef("--model: %v", err)
 	}
 	client, err := local.Open(ctx, desk.id)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = client.Close() }() // as in connect
-	return compactLocal(ctx, client.Client, writer, name, desk.id, logger, c.Compact.Prices)
-}
-
-// compactLocal has a model write the summary of a session whose journal is this process's own.
-func compactLocal(
-	ctx context.Context, client *fleet.Client, writer loop.Model, name string, id protocol.SessionID, logger *slog.Logger, priceFile string,
-) (bool, error) {
+	name := c.Compact.Model
+	if name == "" {
+		info, err := client.Sessions("").Show(ctx, desk.id)
+		if err != nil {
+			return false, err
+		}
+		name = info.Model
+	}
+	writer, name, err := model.Opener{Env: p.Getenv, Logger: p.logger()}.Open(name)
+	if err != nil {
+		return false, cli.Usagef("--model: %v", err)
+	}
 	none, err := tools.NewTable()
 	if err != nil {
 		return false, err
 	}
-	prices, err := model.LoadPrices(priceFile)
-	if err != nil {
-		return false, cli.Usagef("--prices %s: %v", priceFile, err)
-	}
 	price, _ := prices.Of(name)
-	runner, err := client.Runner(writer, none, &loop.Options{ModelName: name, Price: price, Logger: logger})
+	runner, err := client.Runner(writer, none, &loop.Options{ModelName: name, Price: price, Logger: p.logger()})
 	if err != nil {
 		return false, err
 	}
-	done, err := runner.Compact(ctx, id, "")
+	done, err := runner.Compact(ctx, desk.id, "")
 	if err != nil {
-		return false, fmt.Errorf("session %s: %w", id, err)
+		return false, fmt.Errorf("session %s: %w", desk.id, err)
 	}
 	return done, nil
 }

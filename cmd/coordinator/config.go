@@ -15,10 +15,6 @@ type configCommand struct {
 	Trust configTrust `cmd:"" help:"Trust the toolfleet.yaml of a project as it is now, with the files in the project that it names."`
 }
 
-func (c *configCommand) commands() map[string]command {
-	return map[string]command{"config show": &c.Show, "config show <command>": &c.Show, "config trust": &c.Trust, "config trust <dir>": &c.Trust}
-}
-
 type configShow struct {
 	JSON    bool     `name:"json" help:"Print JSON."`
 	Changed bool     `help:"Leave out defaults."`
@@ -34,7 +30,7 @@ func (c *configShow) run(_ context.Context, p program) error {
 		return err
 	}
 	for _, note := range notes {
-		_, _ = fmt.Fprintln(p.err(), "coordinator: "+note)
+		p.warn(note)
 	}
 	shown := []cli.Setting{}
 	for _, s := range settings {
@@ -43,7 +39,7 @@ func (c *configShow) run(_ context.Context, p program) error {
 		}
 	}
 	if c.JSON {
-		return json.NewEncoder(p.Stdout).Encode(shown)
+		return printJSON(p, shown)
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	for _, s := range shown {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -21,10 +20,6 @@ type contextCommand struct {
 	Ls  contextLs  `cmd:"" help:"List contexts; * marks the one in use."`
 	Use contextUse `cmd:"" help:"Have commands use a context when they name no other; none ends that."`
 	Rm  contextRm  `cmd:"" help:"Remove a context. The files that it names stay."`
-}
-
-func (c *contextCommand) commands() map[string]command {
-	return map[string]command{"context add <name>": &c.Add, "context ls": &c.Ls, "context use <name>": &c.Use, "context rm <name>": &c.Rm}
 }
 
 type contextAdd struct {
@@ -82,7 +77,7 @@ func (c *contextLs) run(_ context.Context, p program) error {
 		return err
 	}
 	if c.JSON {
-		return json.NewEncoder(p.Stdout).Encode(all)
+		return printJSON(p, all)
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	for _, stored := range all {

@@ -58,13 +58,6 @@ func (a laneArg) parse() (protocol.Lane, error) {
 	return key.Lane(), nil
 }
 
-// laneVerb is one of the subcommands.
-type laneVerb struct {
-	command *laneCommand
-	arg     *laneArg // nil when it is about no lane
-	act     func(ctx context.Context, p program, of laneTarget) error
-}
-
 // laneTarget is what a verb works with.
 type laneTarget struct {
 	fleet.Lanes
@@ -74,55 +67,39 @@ type laneTarget struct {
 	call protocol.CallID // of skip
 }
 
-// commands are the subcommands as kong names them.
-func (c *laneCommand) commands() map[string]command {
+// verbs implements [group].
+func (c *laneCommand) verbs() map[string]command {
+	verb := func(arg *laneArg, act func(context.Context, program, laneTarget) error) command {
+		var of laneTarget
+		return fleetVerb{&c.ExistingFleet, c.Timeout, func() (err error) {
+			of, err = c.target(arg)
+			return err
+		}, func(ctx context.Context, p program, client *fleet.Client) error {
+			of.Lanes = client.Lanes(of.pool)
+			return act(ctx, p, of)
+		}}
+	}
 	return map[string]command{
-		"lane ls":                 laneVerb{c, nil, c.list},
-		"lane show <lane>":        laneVerb{c, &c.Show.laneArg, c.show},
-		"lane pause <lane>":       laneVerb{c, &c.Pause, c.pause},
-		"lane resume <lane>":      laneVerb{c, &c.Resume, c.resume},
-		"lane wake <lane>":        laneVerb{c, &c.Wake, c.wake},
-		"lane skip <lane> <call>": laneVerb{c, &c.Skip.laneArg, c.skip},
-		"lane kill <lane>":        laneVerb{c, &c.Kill, c.kill},
+		"ls": verb(nil, c.list), "show": verb(&c.Show.laneArg, c.show), "pause": verb(&c.Pause, c.pause), "resume": verb(&c.Resume, c.resume),
+		"wake": verb(&c.Wake, c.wake), "skip": verb(&c.Skip.laneArg, c.skip), "kill": verb(&c.Kill, c.kill),
 	}
 }
 
-func (v laneVerb) run(ctx context.Context, p program) error {
-	c := v.command
-	of, err := v.check()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = client.Close() }() // nothing of it is in this process
-	of.Lanes = client.Lanes(of.pool)
-	return v.act(ctx, p, of)
-}
-
-// check reads the flags and arguments; nothing is connected yet.
-func (v laneVerb) check() (of laneTarget, err error) {
-	c := v.command
-	if err := checkTimeout(c.Timeout); err != nil {
-		return of, err
-	}
+// target reads the flags and arguments; arg is nil for a verb about no lane.
+func (c *laneCommand) target(arg *laneArg) (of laneTarget, err error) {
 	if c.Ls.Limit < 1 || c.Show.Limit < 1 {
 		return of, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))
 	}
 	if of.pool, err = protocol.ParsePool(c.Pool); err != nil {
 		return of, cli.Usagef("--pool: %v", err)
 	}
-	if v.arg == nil {
+	if arg == nil {
 		return of, nil
 	}
-	if of.lane, err = v.arg.parse(); err != nil {
+	if of.lane, err = arg.parse(); err != nil {
 		return of, err
 	}
-	if v.arg == &c.Skip.laneArg {
+	if arg == &c.Skip.laneArg {
 		if of.call, err = protocol.ParseCallID(c.Skip.Call); err != nil {
 			return of, cli.Usagef("CALL: %v", err)
 		}

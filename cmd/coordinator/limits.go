@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"text/tabwriter"
@@ -56,42 +55,14 @@ func (b *bound) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// limitsVerb is one of the subcommands.
-type limitsVerb struct {
-	command *limitsCommand
-	check   func() error // reads the flags and arguments; may be nil
-	act     func(ctx context.Context, p program, all fleet.Limits) error
-}
-
-// commands are the subcommands as kong names them.
-func (c *limitsCommand) commands() map[string]command {
-	set := limitsVerb{c, func() error { return c.given().Validate() }, c.set}
-	rm := limitsVerb{c, c.checkRemove, c.remove}
-	return map[string]command{
-		"limits set": set, "limits set <lane>": set,
-		"limits ls": limitsVerb{c, nil, c.list},
-		"limits rm": rm, "limits rm <lane>": rm,
+// verbs implements [group].
+func (c *limitsCommand) verbs() map[string]command {
+	verb := func(check func() error, act func(context.Context, program, fleet.Limits) error) command {
+		return fleetVerb{&c.ExistingFleet, c.Timeout, check, func(ctx context.Context, p program, client *fleet.Client) error {
+			return act(ctx, p, client.Limits())
+		}}
 	}
-}
-
-func (v limitsVerb) run(ctx context.Context, p program) error {
-	c := v.command
-	if err := checkTimeout(c.Timeout); err != nil {
-		return err
-	}
-	if v.check != nil { // before anything is connected to
-		if err := v.check(); err != nil {
-			return cli.Usagef("%v", err)
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = client.Close() }() // nothing of it is in this process
-	return v.act(ctx, p, client.Limits())
+	return map[string]command{"set": verb(c.checkSet, c.set), "ls": verb(nil, c.list), "rm": verb(c.checkRemove, c.remove)}
 }
 
 // given is the limit that limits set stores.
@@ -102,12 +73,19 @@ func (c *limitsCommand) given() fleet.Limit {
 	}
 }
 
+func (c *limitsCommand) checkSet() error {
+	if err := c.given().Validate(); err != nil {
+		return cli.Usagef("%v", err)
+	}
+	return nil
+}
+
 // checkRemove returns the error of limits rm without a lane and a tenant.
 func (c *limitsCommand) checkRemove() error {
 	if c.Rm.Lane+c.Rm.Tenant+c.Rm.Pool != "" {
 		return nil
 	}
-	return errors.New("limits rm: needs a lane, such as 'account/*', --tenant or --pool")
+	return cli.Usagef("limits rm: needs a lane, such as 'account/*', --tenant or --pool")
 }
 
 func (c *limitsCommand) set(ctx context.Context, _ program, all fleet.Limits) error {

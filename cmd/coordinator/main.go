@@ -3,10 +3,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"maps"
+	"log/slog"
 	"os"
+	"time"
 	_ "time/tzdata" // the time zones of schedules, where the system has none
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -14,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
 // version is set when the binary is linked.
@@ -119,6 +122,51 @@ type command interface {
 	run(ctx context.Context, p program) error
 }
 
+// group is a command with subcommands that share its flags.
+type group interface {
+	verbs() map[string]command // by name
+}
+
+// commandOf returns what runs the selected command.
+func commandOf(s cli.Selected) command {
+	if c, is := s.Target.(command); is {
+		return c
+	}
+	verbs, _ := s.Group.(group)
+	return verbs.verbs()[s.Name]
+}
+
+// fleetVerb is a subcommand that works with a fleet that exists, within a time limit.
+type fleetVerb struct {
+	fleet   *environment.ExistingFleet
+	timeout time.Duration
+	check   func() error // checks the flags and arguments before anything is connected; may be nil
+	act     func(ctx context.Context, p program, client *fleet.Client) error
+}
+
+func (v fleetVerb) run(ctx context.Context, p program) error {
+	if err := checkTimeout(v.timeout); err != nil {
+		return err
+	}
+	if v.check != nil {
+		if err := v.check(); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, v.timeout)
+	defer cancel()
+	client, err := v.fleet.Client(ctx, p.logger())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }() // nothing of it is in this process
+	err = v.act(ctx, p, client)
+	if errors.Is(err, fleet.ErrInvalid) {
+		return cli.Usagef("%v", err)
+	}
+	return err
+}
+
 // program is the environment of a subcommand, without its flags.
 type program struct {
 	cli.Program
@@ -131,24 +179,18 @@ func (p program) out() io.Writer { return terminal.Writer(p.Stdout) }
 // err is standard error for people.
 func (p program) err() io.Writer { return terminal.Writer(p.Stderr) }
 
+// warn prints a message for people.
+func (p program) warn(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+
+func (p program) logger() *slog.Logger { return p.common.Logger(p.Program) }
+
 func run(p cli.Program) int {
 	if len(p.Args) > 1 && p.Args[0] == completeArgument {
 		return complete(context.Background(), p)
 	}
 	var g grammar
-	return cli.Run(p, &g, &g.Common, func(selected string) error {
-		commands := map[string]command{
-			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call": &g.Call, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "version": &g.Info, "completion <shell>": &g.Completion, "workers": &g.Workers, "bench": &g.Bench,
-		}
-		maps.Copy(commands, g.Lane.commands())
-		maps.Copy(commands, g.Session.commands())
-		maps.Copy(commands, g.Schedule.commands())
-		maps.Copy(commands, g.Limits.commands())
-		maps.Copy(commands, g.Template.commands())
-		maps.Copy(commands, g.Context.commands())
-		maps.Copy(commands, g.Config.commands())
-		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
+	return cli.Run(p, &g, &g.Common, func(selected cli.Selected) error {
+		return commandOf(selected).run(context.Background(), program{Program: p, common: g.Common})
 	})
 }
 

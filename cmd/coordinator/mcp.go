@@ -62,16 +62,22 @@ func (f taskFlag) badTaskAfter() error {
 	return nil
 }
 
-// patience is the time for clients without tasks, as mcpserver has it: negative means never.
-func (f taskFlag) patience() time.Duration {
-	if f.McpPatience == 0 {
-		return -1
+// options are those of a server for clients in a fleet; changed gets the sessions whose tools have
+// changed.
+func (f taskFlag) options(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox) (_ mcpserver.Options, changed environment.Changes, err error) {
+	fl := env.Fleet
+	o := mcpserver.Options{
+		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal},
+		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger(),
 	}
-	return f.McpPatience
+	if f.McpPatience == 0 {
+		o.Patience = -1 // never
+	}
+	changed = make(environment.Changes, 1)
+	o.ToolsChanged = changed.Notify
+	o.Key, err = fl.Secret(ctx)
+	return o, changed, err
 }
-
-// taskAfter is the same for every tool.
-func (f taskFlag) taskAfter(string) time.Duration { return f.McpTaskAfter }
 
 // unixPrefix begins the address of a Unix socket.
 const unixPrefix = "unix:"
@@ -136,28 +142,18 @@ func (f *httpFlags) checkAddress(flag, address string) error {
 const tokenFile = "mcp.token"
 
 func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	web, err := c.clients("--listen", c.Listen)
 	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
-	session, workspace, err := c.place(ctx, p, warn)
+	session, workspace, err := c.place(ctx, p)
 	if err != nil {
 		return err
 	}
-	folder, err := c.OpenFolder()
+	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, c.Toolset, p.warn)
 	if err != nil {
 		return err
 	}
-	box, err := c.OpenToolbox(c.Toolset, folder, warn)
-	if err != nil {
-		return err
-	}
-	judge, err := c.Judge()
-	if err != nil {
-		return err
-	}
-	c.WarnUnmatched(box, warn)
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	tokens := c.Data // with a directory of the session each run would have another token
@@ -171,9 +167,8 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer show.screen.Close()
-	logger := p.common.Logger(p.Program)
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator mcp"}, Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator mcp"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	})
 	if err != nil {
@@ -184,13 +179,8 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, bringBack(context.WithoutCancel(ctx), env.Copy, show)) }()
-	options := c.serverOptions(env.Fleet, show)
-	options.Version, options.Policy, options.Logger = p.Version, judge, logger
-	if c.shared() {
-		options.Session = session
-	}
 	list := func(ctx context.Context) error {
-		if options.Session == "" && c.Nats != "" {
+		if !c.shared() && c.Nats != "" {
 			return c.ListAside(ctx, env.Fleet, box, show.warn)
 		}
 		return box.List(ctx, env.Fleet, session, show.warn)
@@ -198,19 +188,22 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err := list(ctx); err != nil {
 		return err
 	}
-	options.Tools = box.Table
-	if options.Key, err = env.Fleet.Secret(ctx); err != nil {
+	options, changed, err := c.options(ctx, p, env, box)
+	if err != nil {
 		return err
 	}
-	changed := make(environment.Changes, 1)
-	options.ToolsChanged = changed.Notify
+	options.Rules = c.rules(env.Fleet, show)
+	options.Policy = judge
+	if options.Lasting = c.Nats != ""; c.shared() {
+		options.Session = session
+	}
 	server := mcpserver.New(options)
 	defer server.Close()
 	var following sync.WaitGroup
 	defer following.Wait()
 	followCtx, end := context.WithCancel(ctx)
 	defer end()
-	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, warn) })
+	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, p.warn) })
 	if c.Listen != "" {
 		var serve func() error
 		if serve, err = listenHTTP(ctx, server, c.Listen, web, tokens, p); err == nil {
@@ -230,44 +223,32 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 func (c *mcpCommand) shared() bool { return c.Listen == "" || c.Session != "" || c.Workspace != "" }
 
 // place checks the session and the workspace that the clients use.
-func (c *mcpCommand) place(ctx context.Context, p program, warn func(string)) (session protocol.SessionID, workspace string, err error) {
-	session = protocol.NewSessionID()
-	if c.Session, err = continued(ctx, p, &c.FleetFlags, c.Session); err != nil {
+func (c *mcpCommand) place(ctx context.Context, p program) (session protocol.SessionID, workspace string, err error) {
+	if session, err = findSession(ctx, p, &c.FleetFlags, &c.Session); err != nil {
 		return "", "", err
 	}
-	if c.Session != "" {
-		if session, err = protocol.ParseSessionID(c.Session); err != nil {
-			return "", "", cli.Usagef("--session: %v", err)
-		}
-	}
 	if c.shared() {
-		if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, warn); err != nil {
+		if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, p.warn); err != nil {
 			return "", "", err
 		}
 	}
-	if workspace, err = environment.CheckWorkspace(c.Workspace); err != nil {
-		return "", "", err
-	}
-	if !c.WholeHome {
+	if workspace, err = environment.CheckWorkspace(c.Workspace); err == nil && !c.WholeHome {
 		err = environment.CheckWhole(c.Workspace, workspace, nil)
 	}
-	return session, workspace, errors.Join(err, c.CheckHost(c.Nats != ""))
+	return session, workspace, err
 }
 
-// serverOptions are the options of the server that come from the flags and the fleet.
-func (c *mcpCommand) serverOptions(fl *fleet.Fleet, show view) mcpserver.Options {
-	o := mcpserver.Options{
-		Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Lasting: c.Nats != ""}, Rules: mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel()},
-		Tasks: mcpserver.Tasks{TaskAfter: c.taskAfter, Patience: c.patience()},
-	}
+// rules say which calls run. In a fleet other commands can answer the questions about them.
+func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
+	r := mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel()}
 	if c.Nats != "" {
 		flags := flagsOf(c.Nats, c.Login, c.Fleet)
-		o.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))
-		o.Ask = func(call *protocol.Call, q *protocol.Question) {
+		r.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))
+		r.Ask = func(call *protocol.Call, q *protocol.Question) {
 			show.warn(prompt.WaitsForAnswer(&report.Question{SessionID: call.SessionID, CallID: call.ID, Tool: call.Tool, Question: q, Lane: string(call.Pool)}, flags))
 		}
 	}
-	return o
+	return r
 }
 
 // listenHTTP listens for clients and returns a function that serves them until ctx ends. Every user

@@ -20,7 +20,7 @@ func replays(spec string) bool { return strings.HasPrefix(strings.TrimSpace(spec
 
 // playBack runs all turns of a recording, and compares the transcripts.
 func playBack(ctx context.Context, s *started) (result loop.TurnResult, err error) {
-	for _, input := range s.replay.Inputs() {
+	for _, input := range s.options.Replay.Inputs() {
 		if result, err = s.turn(ctx, input); err != nil || ctx.Err() != nil {
 			return result, err
 		}
@@ -30,7 +30,7 @@ func playBack(ctx context.Context, s *started) (result loop.TurnResult, err erro
 		return result, err
 	}
 	var recorded, now bytes.Buffer
-	if err := errors.Join(s.replay.Transcript(&recorded), loop.Transcript(&now, history.Events)); err != nil {
+	if err := errors.Join(s.options.Replay.Transcript(&recorded), loop.Transcript(&now, history.Events)); err != nil {
 		return result, err
 	}
 	if at := firstDifference(recorded.String(), now.String()); at != "" {

@@ -41,20 +41,14 @@ type runCommand struct {
 type prepared struct {
 	checked
 
-	tools     *environment.Toolbox
-	judge     loop.Policy // nil allows everything
-	model     loop.Model
-	modelName string
-	gate      *model.Gate
-	price     *loop.Price // nil is unknown
-	compact   *loop.Compaction
-	agents    []loop.Agent
-	project   []protocol.InstructionFile
-	replay    *loop.Recording // nil with other models
+	tools   *environment.Toolbox
+	model   loop.Model
+	gate    *model.Gate
+	options loop.Options
 }
 
 // prepare checks the flags and opens what they name; it connects to nothing, and writes nothing.
-func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err error) {
+func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(string)) (turn prepared, err error) {
 	if c.Workspace, err = c.FindWorkspace(c.Workspace, c.Session, warn); err != nil {
 		return turn, err
 	}
@@ -62,39 +56,33 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	if file, isFile := p.Stdin.(*os.File); isFile && isTerminal(p) && !c.JSON {
 		confirm = func(question string) bool { return prompt.Confirm(file, p.err(), "coordinator: "+question) }
 	}
-	if turn.checked, err = c.check(confirm); err != nil {
+	if turn.checked, err = c.check(session, confirm); err != nil {
 		return turn, err
 	}
 	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
 		return turn, err
 	}
-	if turn.project, err = c.project(turn.workspace, warn); err != nil {
+	o := &turn.options
+	*o = loop.Options{
+		Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, PromoteAfter: c.PromoteAfter,
+		System: turn.system, Settings: turn.settings, Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), Tracer: telemetry.Tracer(),
+	}
+	if o.Project, err = c.project(turn.workspace, warn); err != nil {
 		return turn, err
 	}
-	folder, err := c.OpenFolder()
-	if err != nil {
-		return turn, err
-	}
-	if turn.tools, err = c.OpenToolbox(c.Toolset, folder, warn); err != nil {
-		return turn, err
-	}
-	if turn.judge, err = c.Judge(); err != nil {
-		return turn, err
-	}
-	c.WarnUnmatched(turn.tools, warn)
-	if err := c.CheckHost(c.Nats != ""); err != nil {
+	if turn.tools, o.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, c.Toolset, warn); err != nil {
 		return turn, err
 	}
 	turn.gate = &model.Gate{}
 	opener := model.Opener{Env: p.Getenv, MaxWait: c.ModelWait, Gate: turn.gate} // the screen shows retries
-	if turn.model, turn.modelName, err = opener.Open(c.Model); err != nil {
+	if turn.model, o.ModelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
 	if err := loop.CheckAttachments(turn.model, turn.attachments); err != nil {
-		return turn, cli.Usagef("--attach: model %s: %v", turn.modelName, attachmentError(err))
+		return turn, cli.Usagef("--attach: model %s: %v", o.ModelName, attachmentError(err))
 	}
-	if turn.replay = model.RecordingOf(turn.model); turn.replay != nil {
-		turn.replay.Live, c.CompactAt = c.LiveTools, "none"
+	if o.Replay = model.RecordingOf(turn.model); o.Replay != nil {
+		o.Replay.Live, c.CompactAt = c.LiveTools, "none"
 	} else if c.LiveTools {
 		return turn, cli.Usagef("--live-tools: needs --model replay:FILE")
 	}
@@ -102,18 +90,18 @@ func (c *runCommand) prepare(p program, warn func(string)) (turn prepared, err e
 	if err != nil {
 		return turn, err
 	}
-	if turn.model, err = c.withFallback(opener, known, turn.modelName, turn.model); err != nil {
+	if turn.model, err = c.withFallback(opener, known, o.ModelName, turn.model); err != nil {
 		return turn, err
 	}
-	turn.price, turn.compact = known.about(turn.modelName)
-	if turn.agents, err = c.openAgents(opener, known, warn); err != nil {
+	o.Price, o.Compaction = known.about(o.ModelName)
+	if o.Agents, err = c.openAgents(opener, known, warn); err != nil {
 		return turn, err
 	}
 	if price, err := c.price(); err != nil || price != nil {
-		turn.price = price
+		o.Price = price
 	}
-	if turn.budget != nil && turn.budget.USD > 0 && turn.price == nil {
-		return turn, cli.Usagef("--budget %s: the price of model %s is unknown: name it with --price or --prices", c.Budget, turn.modelName)
+	if o.Budget != nil && o.Budget.USD > 0 && o.Price == nil {
+		return turn, cli.Usagef("--budget %s: the price of model %s is unknown: name it with --price or --prices", c.Budget, o.ModelName)
 	}
 	return turn, nil
 }
@@ -146,10 +134,11 @@ func (c *runCommand) with(
 	}
 	defer show.screen.Close()
 	logger := p.common.LoggerTo(show.screen)
-	if c.Session, err = continued(ctx, p, &c.FleetFlags, c.Session); err != nil {
+	session, err := findSession(ctx, p, &c.FleetFlags, &c.Session)
+	if err != nil {
 		return err
 	}
-	turn, err := c.prepare(p, show.warn)
+	turn, err := c.prepare(p, session, show.warn)
 	if err != nil {
 		return err
 	}
@@ -204,7 +193,6 @@ func (c *runCommand) with(
 
 // start makes the session's runner, and the part that answers its questions until end.
 func (c *runCommand) start(ctx context.Context, p program, env *environment.Environment, turn prepared, show view) (_ *started, end func(), err error) {
-	fl := env.Fleet
 	if c.JSON && env.Host != nil {
 		show.observe = withHost(show.observe, func() { _ = env.Host.WriteEvent(p.Stdout, turn.session) }) // the events report a reader that went away
 	}
@@ -213,7 +201,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 		return nil, nil, err
 	}
 	observe, end := noticeWaiting(show, c.Nats), silence
-	approve := c.approver(p, env.Client, show, turn)
+	turn.options.Approve = c.approver(p, env.Client, show, turn)
 	if c.mayBeAsked(turn) {
 		answers := prompt.NewAnswers(c.asks, env.Client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
 		answers.Alone = c.Nats == ""
@@ -226,14 +214,11 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 			}
 		}
 	}
-	var commits protocol.Author // the embedded worker sets variables instead
-	if env.Host == nil {
-		commits = environment.Author(ctx, turn.workspace)
+	if env.Host == nil { // else the embedded worker sets variables instead
+		turn.options.Author = environment.Author(ctx, turn.workspace)
 	}
-	runner, err := env.Client.Runner(turn.model, turn.tools.Table, &loop.Options{
-		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, Price: turn.price, Compaction: turn.compact, Agents: turn.agents,
-		Replay: turn.replay, PromoteAfter: c.PromoteAfter, System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.FileGuard(), Policy: turn.judge, MinLevel: c.DefaultMinLevel(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: fl.Logger(),
-	})
+	turn.options.Observe, turn.options.Logger = observe, env.Fleet.Logger()
+	runner, err := env.Client.Runner(turn.model, turn.tools.Table, &turn.options)
 	if err != nil {
 		end()
 		return nil, nil, err
@@ -280,7 +265,7 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 	}
 	result, err := s.runner.Run(ctx, s.session, input)
 	if err == nil { // else it is open, and may continue
-		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.options.ModelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	switch ctx := context.WithoutCancel(ctx); {
 	case s.env.Copy != nil:
@@ -362,7 +347,7 @@ func (v view) stored(ctx context.Context, client *fleet.Client, session protocol
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the
 // fleet.
 func (c *runCommand) approver(p program, client *fleet.Client, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-	if turn.judge == nil && !c.mayBeAsked(turn) {
+	if turn.options.Policy == nil && !c.mayBeAsked(turn) {
 		return nil // no question will be asked: do not read from the terminal
 	}
 	files := prompt.FilesOf(turn.workspace)
@@ -372,7 +357,7 @@ func (c *runCommand) approver(p program, client *fleet.Client, show view, turn p
 	if c.asks = prompt.New(p.Stdin, show.screen, files); c.asks != nil {
 		return c.asks.Approve
 	}
-	if c.Nats == "" || turn.judge == nil {
+	if c.Nats == "" || turn.options.Policy == nil {
 		return nil
 	}
 	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), client.AwaitApproval)

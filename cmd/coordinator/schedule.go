@@ -35,40 +35,14 @@ type scheduleName struct {
 	Name string `arg:"" help:"Name of the schedule."`
 }
 
-// scheduleVerb is one of the subcommands.
-type scheduleVerb struct {
-	command *scheduleCommand
-	act     func(ctx context.Context, p program, all fleet.Schedules) error
-}
-
-// commands are the subcommands as kong names them.
-func (c *scheduleCommand) commands() map[string]command {
-	return map[string]command{
-		"schedule add <name> <submit ...>": scheduleVerb{c, c.add},
-		"schedule ls":                      scheduleVerb{c, c.list},
-		"schedule pause <name>":            scheduleVerb{c, c.pause},
-		"schedule resume <name>":           scheduleVerb{c, c.resume},
-		"schedule rm <name>":               scheduleVerb{c, c.remove},
+// verbs implements [group].
+func (c *scheduleCommand) verbs() map[string]command {
+	verb := func(act func(context.Context, program, fleet.Schedules) error) command {
+		return fleetVerb{&c.ExistingFleet, c.Timeout, nil, func(ctx context.Context, p program, client *fleet.Client) error {
+			return act(ctx, p, client.Schedules())
+		}}
 	}
-}
-
-func (v scheduleVerb) run(ctx context.Context, p program) error {
-	c := v.command
-	if err := checkTimeout(c.Timeout); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = client.Close() }() // nothing of it is in this process
-	err = v.act(ctx, p, client.Schedules())
-	if errors.Is(err, fleet.ErrInvalid) {
-		return cli.Usagef("%v", err)
-	}
-	return err
+	return map[string]command{"add": verb(c.add), "ls": verb(c.list), "pause": verb(c.pause), "resume": verb(c.resume), "rm": verb(c.remove)}
 }
 
 // scheduledTurn is what can be scheduled of coordinator submit.

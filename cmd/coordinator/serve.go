@@ -31,7 +31,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
 type serveCommand struct {
@@ -73,52 +72,47 @@ type clientFlags struct {
 	taskFlag
 }
 
-func (c *serveCommand) run(ctx context.Context, p program) error {
+// prepare checks the flags and opens what they name; it connects to nothing.
+func (c *serveCommand) prepare(p program, gate *model.Gate) (o serve.Options, box *environment.Toolbox, err error) {
 	if err := c.check(); err != nil {
-		return err
+		return o, nil, err
 	}
-	logger := p.common.Logger(p.Program)
-	var gate model.Gate
-	opener := model.Opener{Env: p.Getenv, Logger: logger, MaxWait: c.ModelWait, Gate: &gate}
-	models, first, err := c.openModels(opener)
-	if err != nil {
-		return err
+	opener := model.Opener{Env: p.Getenv, Logger: p.logger(), MaxWait: c.ModelWait, Gate: gate}
+	if o.Models, o.Default, err = c.openModels(opener); err != nil {
+		return o, nil, err
 	}
 	known, err := c.openCosts(opener)
 	if err != nil {
-		return err
+		return o, nil, err
 	}
-	for name, opened := range models {
-		if models[name], err = c.withFallback(opener, known, name, opened); err != nil {
-			return err
+	o.About = known.about
+	for name, opened := range o.Models {
+		if o.Models[name], err = c.withFallback(opener, known, name, opened); err != nil {
+			return o, nil, err
 		}
 	}
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	agents, err := c.openAgents(opener, known, warn)
+	if o.Agents, err = c.openAgents(opener, known, p.warn); err != nil {
+		return o, nil, err
+	}
+	if box, err = c.OpenToolbox(c.Toolset, p.warn); err != nil {
+		return o, nil, err
+	}
+	o.Tools, o.Skills, o.Servers = box.Folder, box.Skills, box.Configured
+	o.MaxSteps, o.MaxTokens, o.PromoteAfter = c.MaxSteps, c.MaxTokens, c.PromoteAfter
+	if o.Settings, err = c.settings(); err != nil {
+		return o, nil, err
+	}
+	o.Policies, err = c.Policies()
+	return o, box, err
+}
+
+func (c *serveCommand) run(ctx context.Context, p program) error {
+	var gate model.Gate
+	options, box, err := c.prepare(p, &gate)
 	if err != nil {
 		return err
 	}
 	rules, err := readLimits(c.Limits)
-	if err != nil {
-		return err
-	}
-	folder, err := c.OpenFolder()
-	if err != nil {
-		return err
-	}
-	servers, err := c.ConfiguredServers()
-	if err != nil {
-		return err
-	}
-	skills, err := c.OpenSkills()
-	if err != nil {
-		return err
-	}
-	settings, err := c.settings()
-	if err != nil {
-		return err
-	}
-	policies, err := c.Policies()
 	if err != nil {
 		return err
 	}
@@ -131,7 +125,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: warn,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: p.warn,
 	})
 	if err != nil {
 		return err
@@ -139,36 +133,30 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer env.Close(nil)
 	fl := env.Fleet
 	gate.Bind(fl.Dispatcher.ModelLimits())
-	logger = fl.Logger()
+	logger := fl.Logger()
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
 			return err
 		}
 	}
 	if c.Limits != "" {
-		if err := eachLimits(ctx, fl.Parts(), func(store *limits.Store) error { return store.Replace(ctx, rules) }); err != nil {
+		if err := replaceLimits(ctx, fl.Parts(), rules); err != nil {
 			return err
 		}
 	}
-	schedules, err := schedule.Open(ctx, fl.JS, fl.Name)
-	if err != nil {
-		warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
+	if options.Schedules, err = schedule.Open(ctx, fl.JS, fl.Name); err != nil {
+		p.warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
 	}
 	channels, err := channel.Open(ctx, fl.JS, fl.Name)
 	if err != nil {
-		warn(fmt.Sprintf("this coordinator starts no turns by messages: %v", err))
+		p.warn(fmt.Sprintf("this coordinator starts no turns by messages: %v", err))
 	}
 	host, _ := os.Hostname() // only a name
-	id := wire.NewWorkerID(host)
-	server, err := serve.New(ctx, fl.NC, serve.Options{
-		Fleet: fl.Name, Holder: serve.Holder{ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin},
-		Dispatcher: fl.Dispatcher, Journal: fl.Journal,
-		Served:  serve.Served{Models: models, Default: first, About: known.about},
-		Toolbox: serve.Toolbox{Tools: folder, Skills: skills, Servers: servers, Do: fl.Dispatcher.One, Agents: agents, Schedules: schedules},
-		Rules:   serve.Rules{Policies: policies, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name), TakeOn: takesOn(fl, logger)},
-		Bounds:  serve.Bounds{MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, PromoteAfter: c.PromoteAfter, Settings: settings},
-		Tracer:  telemetry.Tracer(), Logger: logger,
-	})
+	options.Fleet, options.Dispatcher, options.Journal, options.Do = fl.Name, fl.Dispatcher, fl.Journal, fl.Dispatcher.One
+	options.Holder = serve.Holder{ID: wire.NewWorkerID(host), Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin}
+	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name), takesOn(fl, logger)
+	options.Tracer, options.Logger = telemetry.Tracer(), logger
+	server, err := serve.New(ctx, fl.NC, options)
 	if err != nil {
 		return err
 	}
@@ -176,6 +164,26 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer background.Wait()
 	sweeping, rest := context.WithCancel(ctx)
 	defer rest()
+	if err := c.sweep(sweeping, fl, &background); err != nil {
+		return err
+	}
+	if c.Mcp != "" {
+		if err := c.serveClients(sweeping, p, env, box, clients, &background); err != nil {
+			return err
+		}
+	}
+	if options.Schedules != nil {
+		background.Go(func() {
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: serve.StartNow(fl.Dispatcher, logger), Logger: logger}).Run(sweeping)
+		})
+	}
+	c.announce(p, fl, options.Default)
+	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
+	return server.Run(ctx, drain)
+}
+
+// sweep removes contents of workspaces that no workspace needs, until ctx ends.
+func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *sync.WaitGroup) error {
 	for _, part := range fl.Parts() {
 		bodies := ""
 		if part == fl.At(protocol.DefaultPool) { // it has the sandboxes of sessions
@@ -189,24 +197,12 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 		background.Go(func() {
-			workspaces.KeepSwept(sweeping, func(err error) {
-				logger.WarnContext(sweeping, "unused contents of workspaces are not removed", slog.Any("error", err))
+			workspaces.KeepSwept(ctx, func(err error) {
+				fl.Logger().WarnContext(ctx, "unused contents of workspaces are not removed", slog.Any("error", err))
 			})
 		})
 	}
-	if c.Mcp != "" {
-		if err := c.serveClients(sweeping, p, env, folder, clients, logger, &background); err != nil {
-			return err
-		}
-	}
-	if schedules != nil {
-		background.Go(func() {
-			(&schedule.Runner{Store: schedules, Channels: channels, Send: serve.StartNow(fl.Dispatcher, logger), Logger: logger}).Run(sweeping)
-		})
-	}
-	c.announce(p, fl, first)
-	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
-	return server.Run(ctx, drain)
+	return nil
 }
 
 // takesOn lets calls that ask a person wait for an answer: it may come from coordinator approve.
@@ -222,43 +218,36 @@ func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 
 // serveClients serves agents that bring their own model, until ctx ends.
 func (c *serveCommand) serveClients(
-	ctx context.Context, p program, env *environment.Environment, folder *manifest.Folder, clients mcpserver.HTTPOptions, logger *slog.Logger, background *sync.WaitGroup,
+	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, clients mcpserver.HTTPOptions, background *sync.WaitGroup,
 ) error {
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	box, err := c.OpenToolbox(c.Toolset, folder, warn)
-	if err != nil {
-		return err
-	}
 	judge, err := c.Judge()
 	if err != nil {
 		return err
 	}
 	fl := env.Fleet
-	key, err := fl.Secret(ctx)
+	options, changed, err := c.options(ctx, p, env, box)
 	if err != nil {
 		return err
 	}
-	changed := make(environment.Changes, 1)
-	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Lasting: true}, Tasks: mcpserver.Tasks{Key: key, TaskAfter: c.taskAfter, Patience: c.patience()}, Tools: box.Table, Rules: mcpserver.Rules{Policy: judge, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name)},
-		Logger: logger, ToolsChanged: changed.Notify,
-	})
+	options.Lasting = true
+	options.Rules = mcpserver.Rules{Policy: judge, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name)}
+	server := mcpserver.New(options)
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, env.Data, p)
 	if err != nil {
 		return err
 	}
-	list := func(ctx context.Context) error { return c.ListAside(ctx, fl, box, warn) }
+	list := func(ctx context.Context) error { return c.ListAside(ctx, fl, box, p.warn) }
 	background.Go(func() {
 		if err := list(ctx); err != nil && ctx.Err() == nil {
-			warn(fmt.Sprintf("clients get no tools of MCP servers: %v", err))
+			p.warn(fmt.Sprintf("clients get no tools of MCP servers: %v", err))
 		}
 		server.SetTools(box.Table)
-		box.Follow(ctx, fl, changed, list, server.SetTools, warn)
+		box.Follow(ctx, fl, changed, list, server.SetTools, p.warn)
 	})
 	background.Go(func() {
 		defer server.Close()
 		if err := serve(); err != nil {
-			logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
+			fl.Logger().ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
 		}
 	})
 	return nil
@@ -336,17 +325,17 @@ func shellWord(path string) string {
 	return path // no shell accepts it
 }
 
-// eachLimits opens the limits of parts of a fleet: pools with servers of their own have a copy.
-func eachLimits(ctx context.Context, parts []*fleet.Fleet, do func(*limits.Store) error) error {
+// replaceLimits stores the limits of parts of a fleet: pools with servers of their own have a copy.
+func replaceLimits(ctx context.Context, parts []*fleet.Fleet, rules []limits.Rule) error {
 	for _, part := range parts {
 		store, err := limits.Open(ctx, part.JS, part.Name)
+		if err == nil {
+			err = natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name))
+		}
+		if err == nil {
+			err = store.Replace(ctx, rules)
+		}
 		if err != nil {
-			return err
-		}
-		if err := natsio.CheckRights(ctx, part.NC, natsio.LimitRights(part.Name)); err != nil {
-			return err
-		}
-		if err := do(store); err != nil {
 			return err
 		}
 	}

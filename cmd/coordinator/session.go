@@ -10,7 +10,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -76,28 +75,26 @@ type sessionDesk struct {
 	id    protocol.SessionID // "" when the verb is about none
 }
 
-// commands are the subcommands as kong names them.
-func (c *sessionCommand) commands() map[string]command {
+// verbs implements [group].
+func (c *sessionCommand) verbs() map[string]command {
 	return map[string]command{
-		"session ls":        sessionVerb{c, nil, c.list},
-		"session show <id>": sessionVerb{c, &c.Show.ID, c.show},
-		"session rm <id>":   sessionVerb{c, &c.Rm.ID, c.remove},
-
-		"session log <id>":      sessionVerb{c, &c.Log.ID, c.log},
-		"session export <id>":   sessionVerb{c, &c.Export.ID, c.export},
-		"session compact <id>":  sessionVerb{c, &c.Compact.ID, c.compact},
-		"session import <file>": sessionVerb{c, nil, c.importFile},
-		"session eval <file>":   sessionVerb{c, nil, c.eval},
-		"session cancel <id>":   sessionVerb{c, &c.Cancel.ID, c.cancel},
-		"session attach <id>":   sessionVerb{c, &c.Attach.ID, c.attach},
-		"session files <id>":    sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
-		"session diff <id>": sessionVerb{c, &c.Diff.ID, c.diff}, "session diff <id> <call>": sessionVerb{c, &c.Diff.ID, c.diff},
-		"session pull <id> <dir>": sessionVerb{c, &c.Pull.ID, c.pull},
-		"session restore <id>":    sessionVerb{c, &c.Restore.ID, c.restore},
-		"session fork <id>":       sessionVerb{c, &c.Fork.ID, c.fork},
-
-		"session resolve <id> <call>": sessionVerb{c, &c.Resolve.ID, c.resolveCall},
-		"session merge <from> <into>": sessionVerb{c, &c.Merge.From, c.merge},
+		"ls":      sessionVerb{c, nil, c.list},
+		"show":    sessionVerb{c, &c.Show.ID, c.show},
+		"log":     sessionVerb{c, &c.Log.ID, c.log},
+		"export":  sessionVerb{c, &c.Export.ID, c.export},
+		"import":  sessionVerb{c, nil, c.importFile},
+		"files":   sessionVerb{c, &c.Files.ID, c.files},
+		"diff":    sessionVerb{c, &c.Diff.ID, c.diff},
+		"pull":    sessionVerb{c, &c.Pull.ID, c.pull},
+		"restore": sessionVerb{c, &c.Restore.ID, c.restore},
+		"fork":    sessionVerb{c, &c.Fork.ID, c.fork},
+		"merge":   sessionVerb{c, &c.Merge.From, c.merge},
+		"resolve": sessionVerb{c, &c.Resolve.ID, c.resolveCall},
+		"compact": sessionVerb{c, &c.Compact.ID, c.compact},
+		"eval":    sessionVerb{c, nil, c.eval},
+		"cancel":  sessionVerb{c, &c.Cancel.ID, c.cancel},
+		"attach":  sessionVerb{c, &c.Attach.ID, c.attach},
+		"rm":      sessionVerb{c, &c.Rm.ID, c.remove},
 	}
 }
 
@@ -171,6 +168,20 @@ func only(argument string, id protocol.SessionID, ids []protocol.SessionID) (pro
 	}
 }
 
+// findSession replaces --session by the session that it means, and returns that; without the flag a
+// new one.
+func findSession(ctx context.Context, p program, f *environment.FleetFlags, flag *string) (protocol.SessionID, error) {
+	found, err := continued(ctx, p, f, *flag)
+	if *flag = found; err != nil || found == "" {
+		return protocol.NewSessionID(), err
+	}
+	id, err := protocol.ParseSessionID(found)
+	if err != nil {
+		return "", cli.Usagef("--session: %v", err)
+	}
+	return id, nil
+}
+
 // continued returns the session that --session means: last is the session that changed last, and a
 // prefix stands for a generated id. Anything else is an id, maybe of a new session: a prefix of a
 // name that a person chose stands for itself. Sessions in a --data are in no list.
@@ -226,8 +237,8 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	if c.Ls.Limit < 1 {
 		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
 	}
-	if c.Ls.State != "" && !slices.Contains(sessionStates(), c.Ls.State) {
-		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(sessionStates(), ", "))
+	if states := report.States(); c.Ls.State != "" && !slices.Contains(states, c.Ls.State) {
+		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(states, ", "))
 	}
 	if c.Ls.Since < 0 {
 		return desk, cli.Usagef("--since %s: must not be negative", c.Ls.Since)
@@ -247,34 +258,12 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	return desk, nil
 }
 
-// The states of a session that commands treat differently, see [report.Session].
-const (
-	stateOpen             = "open"
-	stateInUse            = "in_use"
-	stateWaitsForApproval = "waits_for_approval"
-	stateWaitsForAnswer   = "waits_for_answer"
-	stateWaitsForWorker   = "waits_for_worker"
-	stateWaitsForTurn     = "waits_for_coordinator"
-)
-
-// sessionStates are all states of a session.
-func sessionStates() []string {
-	return []string{
-		string(loop.OutcomeAnswered), string(loop.OutcomeFailed), string(loop.OutcomeLimitReached), string(loop.OutcomeInterrupted),
-		stateOpen, stateInUse, stateWaitsForApproval, stateWaitsForAnswer, stateWaitsForWorker, stateWaitsForTurn, "forked", "invalid",
-	}
-}
-
 // sessions are those of a fleet, or of this machine.
 type sessions interface {
 	IDs(ctx context.Context) ([]protocol.SessionID, error)
 	List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error)
 	Show(ctx context.Context, id protocol.SessionID) (*report.Session, error)
-}
-
-// local are the sessions of this machine.
-func (c *sessionCommand) local(p program, desk sessionDesk) (environment.LocalSessions, error) {
-	return environment.Local(desk.fleet, p.common.Logger(p.Program))
+	Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error)
 }
 
 // flags say where the fleet is.
@@ -285,7 +274,7 @@ func (c *sessionCommand) flags() environment.ExistingFleet {
 // connect reaches the fleet that the flags name. The caller calls done.
 func (c *sessionCommand) connect(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
 	f := c.flags()
-	client, err := f.Client(ctx, p.common.Logger(p.Program))
+	client, err := f.Client(ctx, p.logger())
 	if err != nil {
 		return all, nil, err
 	}
@@ -294,11 +283,11 @@ func (c *sessionCommand) connect(ctx context.Context, p program, desk sessionDes
 
 // open returns the sessions that the flags name. The caller calls done.
 func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (all sessions, done func(), err error) {
-	if c.Nats == "" {
-		local, err := c.local(p, desk)
-		return local, func() {}, err
+	if c.Nats != "" {
+		return c.connect(ctx, p, desk)
 	}
-	return c.connect(ctx, p, desk)
+	local, err := environment.Local(desk.fleet, p.logger())
+	return local, func() {}, err
 }
 
 // opened are the sessions of a fleet, or of a data directory of this machine.
@@ -314,15 +303,22 @@ func (o *opened) close() { o.done() }
 // reach connects to the fleet that the flags name, or opens the data directory of the session. The
 // caller closes it.
 func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
+	return c.reachBy(ctx, p, desk, environment.LocalSessions.Open)
+}
+
+// reachBy is reach, with what opens the data directory.
+func (c *sessionCommand) reachBy(
+	ctx context.Context, p program, desk sessionDesk, open func(environment.LocalSessions, context.Context, protocol.SessionID) (*environment.LocalDirectory, error),
+) (*opened, error) {
 	if c.Nats != "" {
 		all, done, err := c.connect(ctx, p, desk)
 		return &opened{all, nil, done}, err
 	}
-	local, err := c.local(p, desk)
+	local, err := environment.Local(desk.fleet, p.logger())
 	if err != nil {
 		return nil, err
 	}
-	directory, err := local.Open(ctx, desk.id)
+	directory, err := open(local, ctx, desk.id)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	f := c.flags()
-	client, err := f.Client(ctx, p.common.Logger(p.Program))
+	client, err := f.Client(ctx, p.logger())
 	if err != nil {
 		return err
 	}

@@ -39,8 +39,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return fmt.Errorf("DIR %s: %w", c.Pull.Dir, err)
 	}
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	options := fleet.Copy{IncludeIgnored: c.Pull.IncludeIgnored, Warn: warn}
+	options := fleet.Copy{IncludeIgnored: c.Pull.IncludeIgnored, Warn: p.warn}
 	if options.At, err = parseAt(c.Pull.At); err != nil {
 		return err
 	}
@@ -70,7 +69,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	if c.JSON {
 		return printJSON(p, pulled)
 	}
-	transfer.ReportSkipped(snapshot.Changes{Conflicts: pulled.Conflicts, Theirs: pulled.Theirs, Protected: pulled.Protected}, warn)
+	transfer.ReportSkipped(snapshot.Changes{Conflicts: pulled.Conflicts, Theirs: pulled.Theirs, Protected: pulled.Protected}, p.warn)
 	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(pulled.Written), "path"), len(pulled.Removed))
 	return err
 }
@@ -390,9 +389,17 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 			return &cli.ExitError{Code: cli.ExitFailed, Message: "session " + string(desk.id) + " stays"}
 		}
 	}
-	removed, err := c.removed(ctx, p, desk)
+	all, done, err := c.open(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	removed, err := all.Remove(ctx, desk.id, c.Rm.Force)
 	if errors.Is(err, fleet.ErrSessionBusy) {
 		return fmt.Errorf("%w (--force)", err)
+	}
+	if err == nil && c.Nats != "" && removed == (report.Removed{}) {
+		err = fmt.Errorf("session %s: there is no such session", desk.id)
 	}
 	if err != nil {
 		return err
@@ -407,26 +414,6 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d kept bodies, %s\n",
 		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
 	return err
-}
-
-func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDesk) (report.Removed, error) {
-	if c.Nats == "" {
-		local, err := c.local(p, desk)
-		if err != nil {
-			return report.Removed{}, err
-		}
-		return local.Remove(ctx, desk.id, c.Rm.Force)
-	}
-	all, done, err := c.connect(ctx, p, desk)
-	if err != nil {
-		return report.Removed{}, err
-	}
-	defer done()
-	removed, err := all.Remove(ctx, desk.id, c.Rm.Force)
-	if err == nil && removed == (report.Removed{}) {
-		err = fmt.Errorf("session %s: there is no such session", desk.id)
-	}
-	return removed, err
 }
 
 type sessionImport struct {
@@ -447,11 +434,11 @@ func (c *sessionCommand) importFile(ctx context.Context, p program, desk session
 	if err != nil {
 		return cli.Usagef("FILE %s: %v", c.Import.File, err)
 	}
-	all, done, err := c.create(ctx, p, desk)
+	all, err := c.reachBy(ctx, p, desk, environment.LocalSessions.Create)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	made := forked{SessionID: desk.id}
 	if made.Turns, err = all.Import(ctx, events, desk.id); err != nil {
 		return err
@@ -473,20 +460,4 @@ func readExport(p program, path string) ([]loop.Event, error) {
 	}
 	defer func() { _ = file.Close() }() // it was only read
 	return loop.ReadExport(file)
-}
-
-// create connects to the fleet that gets a new session, or starts the session's own.
-func (c *sessionCommand) create(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
-	if c.Nats != "" {
-		return c.connect(ctx, p, desk)
-	}
-	local, err := c.local(p, desk)
-	if err != nil {
-		return all, nil, err
-	}
-	client, err := local.Create(ctx, desk.id)
-	if err != nil {
-		return all, nil, err
-	}
-	return client.Sessions(""), func() { _ = client.Close() }, nil // as in connect
 }

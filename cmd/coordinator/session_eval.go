@@ -59,19 +59,18 @@ func (c *sessionCommand) eval(ctx context.Context, p program, desk sessionDesk) 
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	f := c.flags()
-	client, err := f.Client(ctx, p.common.Logger(p.Program))
+	client, err := f.Client(ctx, p.logger())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = client.Close() }() // nothing of it is left to lose
-	report := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	results := evaluation.Run(ctx, evaluation.Options{
-		Client: client, Pool: desk.pool, Parallel: c.Eval.Parallel, Warn: report,
+		Client: client, Pool: desk.pool, Parallel: c.Eval.Parallel, Warn: p.warn,
 		Project: func(dir string) ([]protocol.InstructionFile, error) {
-			return (&instructionFlags{}).project(dir, report)
+			return (&instructionFlags{}).project(dir, p.warn)
 		},
 		Ended: func(r evaluation.Result) {
-			report(strings.TrimSuffix(fmt.Sprintf("%s: %s: %s", r.Name, r.State, r.Why), ": "))
+			p.warn(strings.TrimSuffix(fmt.Sprintf("%s: %s: %s", r.Name, r.State, r.Why), ": "))
 		},
 	}, cases)
 	if err := c.Eval.report(p, results, c.JSON); err != nil {

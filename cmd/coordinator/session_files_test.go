@@ -23,7 +23,7 @@ func TestTurnFlags_StepsOfABudget(t *testing.T) {
 		want   int
 	}{{64, "steps=200", 200}, {64, "usd=5", 64}, {64, "", 64}, {5, "steps=200", 5}, {64, "steps=10", 64}} {
 		f := turnFlags{Prompt: "go", boundFlags: boundFlags{MaxSteps: test.steps, Budget: test.budget}, workspaceFlags: workspaceFlags{WholeHome: true}}
-		_, err := f.check(nil)
+		_, err := f.check("s", nil)
 		require.NoError(t, err)
 		require.Equal(t, test.want, f.MaxSteps, test)
 	}

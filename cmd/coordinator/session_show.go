@@ -66,7 +66,7 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	info.Waits = append(info.Waits, c.waits(info)...)
-	waiting := []string{stateOpen, stateInUse, stateWaitsForWorker, stateWaitsForTurn}
+	waiting := []string{report.StateOpen, report.StateInUse, report.StateWaitsForWorker, report.StateWaitsForCoordinator}
 	if of, is := all.(fleet.Sessions); is && slices.Contains(waiting, info.State) {
 		used(ctx, of, info)
 	}
@@ -83,8 +83,8 @@ func used(ctx context.Context, all fleet.Sessions, info *report.Session) {
 	if err != nil || len(calls) == 0 {
 		return
 	}
-	if info.State == stateOpen {
-		info.State = stateInUse
+	if info.State == report.StateOpen {
+		info.State = report.StateInUse
 	}
 	for i := range calls {
 		if calls[i].WaitsFor != "" {
@@ -141,12 +141,12 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 
 // waits are sentences about what a session asks a person.
 func (c *sessionCommand) waits(info *report.Session) (waits []string) {
-	if a := info.Approval; a != nil && info.State == stateWaitsForApproval {
+	if a := info.Approval; a != nil && info.State == report.StateWaitsForApproval {
 		waits = append(waits, prompt.WaitsForApproval(loop.ApprovalRequest{
 			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
 		}, flagsOf(c.Nats, c.Login, c.Fleet)))
 	}
-	if info.State == stateWaitsForAnswer {
+	if info.State == report.StateWaitsForAnswer {
 		for i := range info.Questions {
 			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], flagsOf(c.Nats, c.Login, c.Fleet)))
 		}

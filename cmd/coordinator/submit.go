@@ -104,16 +104,17 @@ func (c *submitCommand) where() environment.FleetFlags {
 // prepare finds the session, checks the flags, and encodes the policies of the turn.
 func (c *submitCommand) prepare(ctx context.Context, p program) (turn checked, policies []json.RawMessage, err error) {
 	where := c.where()
-	if c.Session, err = continued(ctx, p, &where, c.Session); err != nil {
+	session, err := findSession(ctx, p, &where, &c.Session)
+	if err != nil {
 		return turn, nil, err
 	}
-	if turn, err = c.check(nil); err != nil {
+	if turn, err = c.check(session, nil); err != nil {
 		return turn, nil, err
 	}
 	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
 		return turn, nil, err
 	}
-	if _, err := (environment.ToolFlags{}).OpenToolbox(c.Toolset, nil, nil); err != nil {
+	if _, err := (environment.ToolFlags{}).OpenToolbox(c.Toolset, nil); err != nil {
 		return turn, nil, err
 	}
 	policies, err = c.Encoded()

@@ -30,38 +30,14 @@ type templateCommand struct {
 	} `cmd:"" help:"Remove a template. Sessions that began with it stay as they are."`
 }
 
-// templateVerb is one of the subcommands.
-type templateVerb struct {
-	command *templateCommand
-	act     func(ctx context.Context, p program, all fleet.Templates) error
-}
-
-// commands are the subcommands as kong names them.
-func (c *templateCommand) commands() map[string]command {
-	return map[string]command{
-		"template create <name> <dir|session>": templateVerb{c, c.create},
-		"template ls":                          templateVerb{c, c.list},
-		"template rm <name>":                   templateVerb{c, c.remove},
+// verbs implements [group].
+func (c *templateCommand) verbs() map[string]command {
+	verb := func(act func(context.Context, program, fleet.Templates) error) command {
+		return fleetVerb{&c.ExistingFleet, c.Timeout, nil, func(ctx context.Context, p program, client *fleet.Client) error {
+			return act(ctx, p, client.Templates())
+		}}
 	}
-}
-
-func (v templateVerb) run(ctx context.Context, p program) error {
-	c := v.command
-	if err := checkTimeout(c.Timeout); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = client.Close() }() // nothing of it is in this process
-	err = v.act(ctx, p, client.Templates())
-	if errors.Is(err, fleet.ErrInvalid) {
-		return cli.Usagef("%v", err)
-	}
-	return err
+	return map[string]command{"create": verb(c.create), "ls": verb(c.list), "rm": verb(c.remove)}
 }
 
 func (c *templateCommand) create(ctx context.Context, _ program, all fleet.Templates) error {

@@ -22,16 +22,12 @@ type toolsCommand struct {
 }
 
 func (c *toolsCommand) run(ctx context.Context, p program) error {
-	folder, err := c.OpenFolder()
-	if err != nil {
-		return err
-	}
 	broken := 0
 	warn := func(message string) {
 		broken++
 		_, _ = fmt.Fprintln(p.err(), message)
 	}
-	box, err := c.OpenToolbox(c.Toolset, folder, warn)
+	box, err := c.OpenToolbox(c.Toolset, warn)
 	if err == nil && len(box.Servers) > 0 {
 		err = c.list(ctx, p, box, warn)
 	}

@@ -87,14 +87,10 @@ type checked struct {
 	attachments []loop.Attachment
 }
 
-// check checks the flags. confirm asks the person at the terminal; nil without one.
-func (f *turnFlags) check(confirm func(question string) bool) (c checked, err error) {
-	c.session = protocol.NewSessionID()
-	if f.Session != "" {
-		if c.session, err = protocol.ParseSessionID(f.Session); err != nil {
-			return c, cli.Usagef("--session: %v", err)
-		}
-	}
+// check checks the flags of a turn of a session. confirm asks the person at the terminal; nil is
+// without one.
+func (f *turnFlags) check(session protocol.SessionID, confirm func(question string) bool) (c checked, err error) {
+	c.session = session
 	if strings.TrimSpace(f.Prompt) == "" && !f.talks {
 		return c, cli.Usagef("PROMPT is empty: say what the agent is to do")
 	}

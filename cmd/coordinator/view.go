@@ -175,63 +175,63 @@ func (j *jsonEvents) observe(e loop.Event) {
 	j.write(line)
 }
 
-// field is a field that scripts may rely on, and its value when the event has none.
-type field struct {
-	name  string
-	empty string
-}
-
-// alwaysThere returns the fields that an event of a type always has, besides type and session_id;
+// alwaysThere names the fields that an event of a type always has, besides type and session_id;
 // printed is false for events that are not part of the contract.
-func alwaysThere(t loop.EventType) (fields []field, printed bool) {
+func alwaysThere(t loop.EventType) (fields string, printed bool) {
 	switch t {
 	case loop.EventSessionStarted:
-		return []field{{"model", `""`}, {"tools", `[]`}}, true
+		return "model tools", true
 	case loop.EventModelReply:
-		return []field{{"text", `""`}, {"tool_calls", `[]`}}, true
+		return "text tool_calls", true
 	case loop.EventNativeCall:
-		return []field{{"name", `""`}, {"status", `""`}, {"text", `""`}, {"content", `""`}}, true
+		return "name status text content", true
 	case loop.EventToolCall:
-		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
+		return "index call_id name arguments", true
 	case loop.EventToolResult:
-		return []field{
-			{"index", `0`},
-			{"call_id", `""`},
-			{"name", `""`},
-			{"status", `""`},
-			{"content", `""`},
-			{"worker_id", `""`},
-			{"attempt", `0`},
-			{"queue_ms", `0`},
-			{"run_ms", `0`},
-		}, true
+		return "index call_id name status content worker_id attempt queue_ms run_ms", true
 	case loop.EventSessionEnded:
-		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
+		return "status text usage", true
 	case loop.EventJobEnded:
-		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
+		return "job index call_id name status content", true
 	case loop.EventPartLeftOut:
-		return []field{{"tool_call_id", `""`}, {"part", `""`}, {"text", `""`}}, true
+		return "tool_call_id part text", true
 	case loop.EventCompacted:
-		return []field{{"text", `""`}, {"kept_turn", `0`}, {"kept_step", `0`}}, true
+		return "text kept_turn kept_step", true
 	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits:
-		return []field{{"text", `""`}}, true
+		return "text", true
 	case loop.EventPolicyDecision:
-		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true
+		return "index call_id name status rule text", true
 	case loop.EventApprovalAsked:
-		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"rule", `""`}, {"text", `""`}}, true
+		return "index call_id name rule text", true
 	case loop.EventQuestionAsked:
-		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"lane", `""`}, {"question", `{}`}}, true
+		return "index call_id name lane question", true
 	case loop.EventAnswered:
-		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"question", `{}`}, {"status", `""`}}, true
+		return "index call_id name question status", true
 	case loop.EventWorkerLost:
-		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"worker_id", `""`}, {"attempt", `0`}, {"text", `""`}}, true
+		return "index call_id name worker_id attempt text", true
 	case loop.EventRevertStarted, loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved:
 	}
-	return nil, false
+	return "", false
+}
+
+// emptyField is the value of a field that an event always has, when it has none.
+func emptyField(name string) string {
+	switch name {
+	case "index", "attempt", "queue_ms", "run_ms", "kept_turn", "kept_step":
+		return `0`
+	case "tools", "tool_calls":
+		return `[]`
+	case "usage":
+		return `{"input_tokens":0,"output_tokens":0}`
+	case "question":
+		return `{}`
+	default:
+		return `""`
+	}
 }
 
 // encodeEvent returns the line of an event.
-func encodeEvent(e loop.Event, always []field) ([]byte, error) {
+func encodeEvent(e loop.Event, always string) ([]byte, error) {
 	var line bytes.Buffer
 	encoder := json.NewEncoder(&line)
 	encoder.SetEscapeHTML(false)
@@ -246,9 +246,9 @@ func encodeEvent(e loop.Event, always []field) ([]byte, error) {
 		return nil, err
 	}
 	line.Truncate(line.Len() - len("}\n"))
-	for _, f := range always {
-		if _, there := has[f.name]; !there {
-			fmt.Fprintf(&line, ",%q:%s", f.name, f.empty)
+	for name := range strings.FieldsSeq(always) {
+		if _, there := has[name]; !there {
+			fmt.Fprintf(&line, ",%q:%s", name, emptyField(name))
 		}
 	}
 	line.WriteString("}\n")

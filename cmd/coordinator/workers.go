@@ -37,7 +37,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	if c.Wait <= 0 {
 		return cli.Usagef("--wait %s: must be more than 0", c.Wait)
 	}
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
+	client, err := c.Client(ctx, p.logger())
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	start := time.Now()
-	client, err := c.Client(ctx, p.common.Logger(p.Program))
+	client, err := c.Client(ctx, p.logger())
 	if err != nil {
 		return err
 	}

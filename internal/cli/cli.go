@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"reflect"
@@ -100,9 +101,23 @@ func (c Common) LoggerTo(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, options))
 }
 
-// Run parses arguments into grammar, a pointer to a struct for kong, and calls run. It
-// returns the exit code, having printed any error. common points to the flags inside grammar.
-func Run(p Program, grammar any, common *Common, run func(command string) error) int {
+// Selected is the command of a command line.
+type Selected struct {
+	Name          string // as "ls"; "" for a program without commands
+	Target, Group any    // pointers to its struct, and to that of the command above it
+}
+
+func selected(kctx *kong.Context) Selected {
+	node := kctx.Selected()
+	if node == nil {
+		return Selected{}
+	}
+	return Selected{node.Name, node.Target.Addr().Interface(), node.Parent.Target.Addr().Interface()}
+}
+
+// Run parses arguments into grammar, a pointer to a struct for kong, and calls run. It returns the
+// exit code, having printed any error. common points to the flags inside grammar.
+func Run(p Program, grammar any, common *Common, run func(Selected) error) int {
 	if p.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
@@ -127,7 +142,7 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	if common.PrintConfig {
 		return report(p, command, printConfig(p.Stdout, kctx))
 	}
-	err = run(kctx.Command())
+	err = run(selected(kctx))
 	if exit, _ := errors.AsType[*ExitError](err); exit == nil || exit.Code != ExitLimit { // which comes first
 		if reason := ended.Load(); reason != nil {
 			err = *reason
@@ -220,16 +235,16 @@ func printConfig(w io.Writer, kctx *kong.Context) error {
 		if flag.Hidden && !flag.HasDefault { // it is only refused
 			continue
 		}
-		config[flag.Name] = printable(flag.Name, flag.Target)
+		config[flag.Name] = printable(flag.Name, flag.Target.Interface())
 	}
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(config)
 }
 
-// printable is a value as --print-config shows it.
-func printable(name string, value reflect.Value) any {
-	switch v := value.Interface().(type) {
+// printable is the value of a flag, or of its setting in a file, without secrets.
+func printable(name string, value any) any {
+	switch v := value.(type) {
 	case fmt.Stringer:
 		return v.String()
 	case map[string]string: // --env may carry secrets
@@ -238,6 +253,8 @@ func printable(name string, value reflect.Value) any {
 			names[key] = "(set)"
 		}
 		return names
+	case map[string]any: // of a file
+		return slices.Sorted(maps.Keys(v))
 	case string:
 		return withoutSecrets(name, v)
 	case []string:

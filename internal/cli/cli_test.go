@@ -71,8 +71,8 @@ func run(t *testing.T, result error, args ...string) outcome {
 	var g grammar
 	var o outcome
 	o.code = cli.Run(cli.Program{Name: "tool", Version: "v1.2.3", Description: "Does things.", Args: args, Stdout: stdout, Stderr: stderr, Getenv: os.Getenv},
-		&g, &g.Common, func(command string) error {
-			o.ran = append(o.ran, command)
+		&g, &g.Common, func(s cli.Selected) error {
+			o.ran = append(o.ran, s.Name)
 			return result
 		})
 	read := func(file *os.File) string {
@@ -141,7 +141,7 @@ func TestRun_WithoutCommands(t *testing.T) {
 
 		Nats string `help:"Servers."`
 	}
-	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr, Getenv: os.Getenv}, &g, &g.Common, func(string) error { return nil })
+	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr, Getenv: os.Getenv}, &g, &g.Common, func(cli.Selected) error { return nil })
 	require.Equal(t, cli.ExitUsage, code)
 	content, err := os.ReadFile(stderr.Name())
 	require.NoError(t, err)

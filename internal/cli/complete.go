@@ -38,10 +38,10 @@ func Complete(p Program, grammar any, words []string, values func(command, name 
 	var found []Candidate
 	switch {
 	case open != nil:
-		found = flagValues(open, command, values)
+		found = valuesOf(open.Value, "--"+open.Name, command, values)
 	case strings.HasPrefix(last, "--") && assigned:
 		if flag := valued(node, name); flag != nil {
-			for _, c := range flagValues(flag, command, values) {
+			for _, c := range valuesOf(flag.Value, "--"+name, command, values) {
 				found = append(found, Candidate{"--" + name + "=" + c.Word, c.Help})
 			}
 		}
@@ -56,7 +56,8 @@ func Complete(p Program, grammar any, words []string, values func(command, name 
 			}
 		}
 		if arguments < len(node.Positional) {
-			found = append(found, argumentValues(node.Positional[arguments], command, values)...)
+			argument := node.Positional[arguments]
+			found = append(found, valuesOf(argument, argument.Name, command, values)...)
 		}
 	}
 	return slices.DeleteFunc(found, func(c Candidate) bool { return !strings.HasPrefix(c.Word, last) }), nil
@@ -72,22 +73,12 @@ func valued(node *kong.Node, name string) *kong.Flag {
 	return nil
 }
 
-func flagValues(flag *kong.Flag, command string, values func(command, name string) []Candidate) []Candidate {
-	if flag.Enum == "" {
-		return values(command, "--"+flag.Name)
+// valuesOf are the candidates for a flag or argument: those of its enum, or else of values.
+func valuesOf(v *kong.Value, name, command string, values func(command, name string) []Candidate) (all []Candidate) {
+	if v.Enum == "" {
+		return values(command, name)
 	}
-	return enumerated(flag.Value)
-}
-
-func argumentValues(argument *kong.Positional, command string, values func(command, name string) []Candidate) []Candidate {
-	if argument.Enum == "" {
-		return values(command, argument.Name)
-	}
-	return enumerated(argument)
-}
-
-func enumerated(value *kong.Value) (all []Candidate) {
-	for _, word := range value.EnumSlice() {
+	for _, word := range v.EnumSlice() {
 		all = append(all, Candidate{Word: word})
 	}
 	return all

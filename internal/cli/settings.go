@@ -97,17 +97,13 @@ func (r *reader) read(path, label string, sections bool) (*settings, error) {
 			}
 		case sections && r.files.Section != "": // checked by the program whose flags these are
 		default:
-			value, err := r.setting(path, key, node, r.flags())
-			if err != nil {
+			if err := r.add(s.values, path, key, node, r.flags()); err != nil {
 				return nil, err
 			}
-			if _, twice := s.values[key.Value]; twice {
-				return nil, Usagef("%s:%d: %s is there twice", path, key.Line, key.Value)
-			}
-			if r.command == nil || r.command.Tag.Get(filesTag) != onlySection {
-				s.values[key.Value] = value
-			}
 		}
+	}
+	if r.command != nil && r.command.Tag.Get(filesTag) == onlySection {
+		clear(s.values)
 	}
 	maps.Copy(s.values, inSection)
 	return s, nil
@@ -142,16 +138,21 @@ func (r *reader) section(path, name string, node *yaml.Node) (map[string]setting
 		}
 	}
 	for key, node := range pairs(node) {
-		value, err := r.setting(path, key, node, flags)
-		if err != nil {
+		if err := r.add(values, path, key, node, flags); err != nil {
 			return nil, err
 		}
-		if _, twice := values[key.Value]; twice {
-			return nil, Usagef("%s:%d: %s is there twice", path, key.Line, key.Value)
-		}
-		values[key.Value] = value
 	}
 	return values, nil
+}
+
+// add adds one setting of a file.
+func (r *reader) add(values map[string]setting, path string, key, node *yaml.Node, flags map[string]*kong.Flag) error {
+	value, err := r.setting(path, key, node, flags)
+	if _, twice := values[key.Value]; twice && err == nil {
+		err = Usagef("%s:%d: %s is there twice", path, key.Line, key.Value)
+	}
+	values[key.Value] = value
+	return err
 }
 
 // setting reads one value. Its text is checked later, as that of the flag is.

@@ -152,7 +152,7 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 			continue
 		}
 		if value, is := project.values[flag.Name]; is {
-			sets = append(sets, fmt.Sprintf("%s: %v", flag.Name, redacted(flag.Name, value.value)))
+			sets = append(sets, fmt.Sprintf("%s: %v", flag.Name, printable(flag.Name, value.value)))
 		}
 	}
 	if len(sets) == 0 {
@@ -180,28 +180,6 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 		return false, nil
 	}
 	return true, mark.give()
-}
-
-// redacted is a setting without secrets in its URLs, and without values of variables.
-func redacted(flag string, value any) any {
-	switch v := value.(type) {
-	case string:
-		return withoutSecrets(flag, v)
-	case []any:
-		all := make([]any, len(v))
-		for i := range v {
-			all[i] = redacted(flag, v[i])
-		}
-		return all
-	case map[string]any:
-		var names []string
-		for name := range v {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		return names
-	}
-	return value
 }
 
 func keysOf(sets []string) []string {
@@ -347,7 +325,7 @@ func Settings(p Program, grammar any, args []string) (all []Setting, notes []str
 		if slices.Contains([]string{"help", "help-all", "version", "print-config"}, flag.Name) {
 			continue
 		}
-		all = append(all, Setting{Name: flag.Name, Value: printable(flag.Name, flag.Target), From: cmp.Or(from.origin(kctx, flag), "default")})
+		all = append(all, Setting{Name: flag.Name, Value: printable(flag.Name, flag.Target.Interface()), From: cmp.Or(from.origin(kctx, flag), "default")})
 	}
 	return all, from.notes, nil
 }

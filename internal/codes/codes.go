@@ -3,7 +3,31 @@
 // which programs branch. Both are values of [protocol.Code], and no code is in both.
 package codes
 
-import "github.com/toolfleet/toolfleet/pkg/protocol"
+import (
+	"errors"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Errors on which programs branch; pkg/fleet exports them.
+var (
+	ErrInvalid  = errors.New("invalid input")
+	ErrNotFound = errors.New("not found")
+	ErrExists   = errors.New("already exists")
+)
+
+// As is an error that is also one of these, with the text of err alone.
+func As(kind, err error) error { return kindError{err, kind} }
+
+type kindError struct {
+	error
+
+	kind error
+}
+
+func (e kindError) Is(target error) bool { return target == e.kind }
+
+func (e kindError) Unwrap() error { return e.error }
 
 // A model's request was wrong.
 const (

@@ -323,11 +323,7 @@ func (b *batch) look(ctx context.Context) {
 		return
 	}
 	for _, f := range b.nextLooked() {
-		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
-		if errors.Is(err, wire.ErrInvalidResult) { // it is there for good, and none will be that can be read
-			b.done(ctx, unreadable(f.call, err))
-			continue
-		}
+		r, err := b.dispatcher.stored(ctx, f.call, f.since)
 		if err != nil {
 			b.dispatcher.options.Logger.DebugContext(ctx, "result cannot be looked up",
 				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
@@ -338,12 +334,21 @@ func (b *batch) look(ctx context.Context) {
 		}
 		if r != nil {
 			b.done(ctx, r)
-			continue
-		}
-		if b.dispatcher.publisher.Lost(ctx, f.call, f.since) {
-			b.done(ctx, lostWithStream(f.call))
 		}
 	}
+}
+
+// stored is the result of a call that was sent then; nil when there is none yet. One that cannot be
+// read, or was deleted with its stream, is there for good.
+func (d *Dispatcher) stored(ctx context.Context, call *protocol.Call, since time.Time) (*protocol.Result, error) {
+	r, err := d.publisher.Result(ctx, call.SessionID, call.ID)
+	switch {
+	case errors.Is(err, wire.ErrInvalidResult):
+		return unreadable(call, err), nil
+	case err == nil && r == nil && d.publisher.Lost(ctx, call, since):
+		return lostWithStream(call), nil
+	}
+	return r, err
 }
 
 // unreadable is the result of a call whose stored result this version cannot read.

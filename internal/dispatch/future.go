@@ -667,18 +667,13 @@ func (t *futures) lookUpOne(f *Future) {
 	t.mu.Lock()
 	call, giveUp := f.Call, f.giveUp // which find and a cancel replace
 	t.mu.Unlock()
-	r, err := t.d.publisher.Result(t.ctx, call.SessionID, call.ID)
-	switch {
-	case err == nil && r != nil:
-	case errors.Is(err, wire.ErrInvalidResult):
-		r = unreadable(call, err)
-	case err == nil && t.d.publisher.Lost(t.ctx, call, f.since):
-		r = lostWithStream(call)
-	case !giveUp.IsZero() && time.Now().After(giveUp):
+	r, err := t.d.stored(t.ctx, call, f.since)
+	if err != nil || r == nil {
+		if giveUp.IsZero() || time.Now().Before(giveUp) {
+			return
+		}
 		unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, t.d.unanswered(t.ctx, f.followed))
 		r = &unknown
-	default:
-		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

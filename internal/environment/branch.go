@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -32,7 +33,7 @@ func (d *LocalDirectory) InPlace(id protocol.SessionID) (dir string, ok bool) {
 // Stored returns an error about a session that works in place: no state of its files is stored.
 func (d *LocalDirectory) Stored(id protocol.SessionID) error {
 	if dir, in := d.InPlace(id); in {
-		return noSessionError{fmt.Errorf("session %s works in place: its changes are in %s, and no earlier state is stored", id, dir)}
+		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s works in place: its changes are in %s, and no earlier state is stored", id, dir))
 	}
 	return nil
 }
@@ -54,7 +55,7 @@ func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.Session
 		return err
 	})
 	if errors.Is(err, workspace.ErrNone) {
-		err = noSessionError{err}
+		err = codes.As(codes.ErrNotFound, err)
 	}
 	return text, err
 }

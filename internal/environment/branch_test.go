@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -85,7 +86,7 @@ func TestLocalSessions_ForksAndSubAgentsShareADirectory(t *testing.T) {
 	list, _, err = l.List(t.Context(), 9)
 	require.NoError(t, err)
 	require.Len(t, list, 2)
-	require.Equal(t, session.StateInUse, list[1].State)
+	require.Equal(t, report.StateInUse, list[1].State)
 	_, err = l.Remove(t.Context(), "fork", true)
 	require.ErrorIs(t, err, public.ErrSessionBusy)
 	require.NoError(t, running.Close())

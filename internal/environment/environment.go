@@ -140,15 +140,10 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 	if err != nil {
 		return ctx, nil, err
 	}
-	client, is := fleet.NewClient(ctx, e.Fleet, e.Data).(*public.Client)
-	if !is {
-		e.Fleet.Close()
-		return ctx, nil, errors.New("the client is of another package")
-	}
-	e.Client = client
+	e.Client = clientOf(ctx, e.Fleet, e.Data)
 	e.onClose(func(error) {
 		e.unused = e.fresh && e.Fleet.IsUnused()
-		_ = client.Close() // nothing of it is left to lose
+		_ = e.Client.Close() // nothing of it is left to lose
 	})
 	if o.Session != nil {
 		e.Git = gitguard.NewReport(ctx, o.Workspace, o.Alert)

@@ -58,14 +58,9 @@ func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Opt
 
 // connect reaches the fleet for a process that sends turns.
 func (f *ExistingFleet) connect(ctx context.Context, o *Options) (*fleet.Fleet, error) {
-	if err := f.check(); err != nil {
-		return nil, err
-	}
-	options := f.options(f.Nats, o.Client, o.Logger)
-	options.Existing = true
-	fl, err := fleet.Connect(ctx, options)
+	fl, err := f.reach(ctx, o.Client, o.Logger)
 	if err != nil {
-		return nil, f.missing(err)
+		return nil, err
 	}
 	if err := fl.CheckRights(ctx, natsio.CallRights(fl.Name, protocol.SessionPool)); err != nil { // without rights the server never answers requests
 		fl.Close()
@@ -76,17 +71,30 @@ func (f *ExistingFleet) connect(ctx context.Context, o *Options) (*fleet.Fleet, 
 
 // Client reaches the fleet as a program does that has no more than the public API.
 func (f *ExistingFleet) Client(ctx context.Context, logger *slog.Logger) (*public.Client, error) {
+	fl, err := f.reach(ctx, "coordinator", logger)
+	if err != nil {
+		return nil, err
+	}
+	return clientOf(ctx, fl, ""), nil
+}
+
+func (f *ExistingFleet) reach(ctx context.Context, client string, logger *slog.Logger) (*fleet.Fleet, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	pools := map[protocol.Pool]public.Server{}
-	for pool, server := range f.Servers() {
-		pools[pool] = public.Server(server)
+	options := f.options(f.Nats, client, logger)
+	options.Existing = true
+	fl, err := fleet.Connect(ctx, options)
+	if errors.Is(err, natsio.ErrNoFleet) {
+		return nil, fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", f.Fleet, natsio.Redact(f.Nats), err)
 	}
-	client, err := public.Connect(ctx, public.Options{
-		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: public.TLS(f.Files()), Pools: pools, Existing: true, Logger: logger,
-	})
-	return client, f.missing(err)
+	return fl, err
+}
+
+// clientOf is the public client of a fleet, with a data directory of this process.
+func clientOf(ctx context.Context, fl *fleet.Fleet, data string) *public.Client {
+	client, _ := fleet.NewClient(ctx, fl, data).(*public.Client) // it is no other
+	return client
 }
 
 // check checks the flags before anything is connected.
@@ -95,14 +103,6 @@ func (f *ExistingFleet) check() error {
 		return cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
 	}
 	return errors.Join(f.checkFor(f.Nats), f.Check())
-}
-
-// missing explains the error about a fleet that does not exist.
-func (f *ExistingFleet) missing(err error) error {
-	if errors.Is(err, natsio.ErrNoFleet) {
-		return fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", f.Fleet, natsio.Redact(f.Nats), err)
-	}
-	return err
 }
 
 // consistent returns a usage error for flags that make no sense, alone or together.

@@ -53,9 +53,9 @@ func (f *HostFlags) kinds() ([]string, error) {
 	return names, nil
 }
 
-// CheckHost returns a usage error for flags that are wrong on every host; elsewhere says that the
+// checkHost returns a usage error for flags that are wrong on every host; elsewhere says that the
 // workers are.
-func (f *HostFlags) CheckHost(elsewhere bool) error {
+func (f *HostFlags) checkHost(elsewhere bool) error {
 	if _, err := f.kinds(); err != nil {
 		return err
 	}

@@ -83,10 +83,27 @@ func (f *PolicyFlags) Judge() (loop.Policy, error) {
 	return policy.New(all...)
 }
 
-// WarnUnmatched warns about each tool named by a flag that matches no tool of the session: a
+// OpenTools opens the tools of a session, and the policy of its calls; nil allows everything. It
+// checks what of the host the session may use.
+func OpenTools(f *Flags, s *SessionFlags, toolsets []string, warn func(string)) (*Toolbox, loop.Policy, error) {
+	if err := f.checkHost(f.Nats != ""); err != nil {
+		return nil, nil, err
+	}
+	box, err := f.OpenToolbox(toolsets, warn)
+	if err != nil {
+		return nil, nil, err
+	}
+	judge, err := s.Judge()
+	if err == nil {
+		s.warnUnmatched(box, warn)
+	}
+	return box, judge, err
+}
+
+// warnUnmatched warns about each tool named by a flag that matches no tool of the session: a
 // misspelled name would forbid nothing. Names of tools of MCP servers are not known yet, so with
 // servers it checks nothing.
-func (f *PolicyFlags) WarnUnmatched(box *Toolbox, warn func(string)) {
+func (f *PolicyFlags) warnUnmatched(box *Toolbox, warn func(string)) {
 	if len(box.Servers) > 0 {
 		return
 	}

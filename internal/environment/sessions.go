@@ -66,14 +66,14 @@ func (l LocalSessions) List(ctx context.Context, limit int) (list []report.Sessi
 
 // sessionsIn describes the sessions of a data directory, sub-agents and forks included.
 func (l LocalSessions) sessionsIn(ctx context.Context, d directory) (list []report.Session, err error) {
-	own := report.Session{SessionID: d.id, UpdatedAt: d.changed, DiskBytes: d.bytes}
+	own := report.Session{SessionID: d.id, SessionWork: report.SessionWork{UpdatedAt: d.changed}, SessionSize: report.SessionSize{DiskBytes: d.bytes}}
 	opened, err := l.Open(ctx, d.id)
 	switch {
 	case errors.Is(err, public.ErrSessionBusy):
-		own.State = session.StateInUse
+		own.State = report.StateInUse
 		list = []report.Session{own}
 		for _, fork := range d.forks {
-			list = append(list, report.Session{SessionID: fork, UpdatedAt: d.changed, State: session.StateInUse})
+			list = append(list, report.Session{SessionID: fork, SessionWork: report.SessionWork{UpdatedAt: d.changed}, State: report.StateInUse})
 		}
 		return list, nil
 	case errors.Is(err, public.ErrNotFound): // it was begun, and nothing came of it
@@ -141,7 +141,7 @@ func (l LocalSessions) Last(ctx context.Context) (protocol.SessionID, error) {
 		switch none := errors.Is(err, public.ErrNotFound); {
 		case err != nil && !none:
 			return "", err
-		case !none && info.State == session.StateInUse:
+		case !none && info.State == report.StateInUse:
 		case !none && info.Turns > 0:
 			return info.SessionID, nil
 		default:
@@ -236,7 +236,7 @@ func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report
 	if errors.Is(err, public.ErrSessionBusy) {
 		_, of := dataOf(l.dir, id)
 		d := l.measure(of)
-		return &report.Session{SessionID: id, UpdatedAt: d.changed, DiskBytes: d.bytes, State: session.StateInUse}, nil
+		return &report.Session{SessionID: id, SessionWork: report.SessionWork{UpdatedAt: d.changed}, SessionSize: report.SessionSize{DiskBytes: d.bytes}, State: report.StateInUse}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -255,14 +255,6 @@ func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report
 	return info, nil
 }
 
-// noSessionError is the error about a session, or a state of one, that is not there, as the client
-// has it.
-type noSessionError struct{ error }
-
-func (noSessionError) Is(target error) bool { return target == public.ErrNotFound }
-
-func (e noSessionError) Unwrap() error { return e.error }
-
 // LocalDirectory is an open data directory, with its server.
 type LocalDirectory struct {
 	*public.Client
@@ -279,7 +271,7 @@ func (l LocalSessions) Open(ctx context.Context, id protocol.SessionID) (*LocalD
 		return l.search(ctx, id)
 	}
 	if _, err := os.Stat(filepath.Join(data, fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
-		return nil, fmt.Errorf("session %s: %w", id, noSessionError{session.ErrNone})
+		return nil, fmt.Errorf("session %s: %w", id, session.ErrNone)
 	}
 	opened, err := l.start(ctx, data)
 	switch {
@@ -299,11 +291,11 @@ func (l LocalSessions) search(ctx context.Context, id protocol.SessionID) (*Loca
 	if err != nil {
 		return nil, err
 	}
-	none := fmt.Errorf("session %s: %w", id, noSessionError{session.ErrNone})
+	none := fmt.Errorf("session %s: %w", id, session.ErrNone)
 	for _, d := range all {
 		opened, err := l.Open(ctx, d.id)
 		if errors.Is(err, public.ErrSessionBusy) {
-			none = fmt.Errorf("session %s: %w, unless it is a sub-agent of one that a process runs, such as %s", id, noSessionError{session.ErrNone}, d.id)
+			none = fmt.Errorf("session %s: %w, unless it is a sub-agent of one that a process runs, such as %s", id, session.ErrNone, d.id)
 		}
 		if err != nil {
 			continue // one that cannot be opened says so itself
@@ -324,12 +316,7 @@ func (l LocalSessions) start(ctx context.Context, data string) (*LocalDirectory,
 	if err != nil {
 		return nil, err
 	}
-	client, is := fleet.NewClient(ctx, f, data).(*public.Client)
-	if !is {
-		f.Close()
-		return nil, errors.New("the client is of another package")
-	}
-	return &LocalDirectory{client, f, data}, nil
+	return &LocalDirectory{clientOf(ctx, f, data), f, data}, nil
 }
 
 // Create starts the server of a session that this machine does not have.
@@ -362,7 +349,7 @@ func (l LocalSessions) Remove(ctx context.Context, id protocol.SessionID, force 
 		return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 	case err != nil:
 		info = &report.Session{}
-	case info.State == session.StateInUse:
+	case info.State == report.StateInUse:
 		return report.Removed{}, fmt.Errorf("remove session %s: %w: a process runs it; stop that first", id, public.ErrSessionBusy)
 	case session.IsOpen(info.State) && !force:
 		return report.Removed{}, fmt.Errorf("remove session %s: %w: turn %d is open; go on with it, or force the removal", id, public.ErrSessionBusy, info.Turns)

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/session"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -55,7 +54,7 @@ func TestLocalSessions_AreDirectories(t *testing.T) {
 	for _, info := range list {
 		states[info.SessionID] = info.State
 	}
-	require.Equal(t, map[protocol.SessionID]string{"old": "answered", "open": session.StateOpen, "new": "answered", "empty": ""}, states)
+	require.Equal(t, map[protocol.SessionID]string{"old": "answered", "open": report.StateOpen, "new": "answered", "empty": ""}, states)
 	require.Equal(t, protocol.SessionID("empty"), list[0].SessionID, "whose directory was made last")
 	require.WithinDuration(t, time.Now(), list[0].UpdatedAt, time.Minute)
 	require.Equal(t, protocol.SessionID("new"), list[1].SessionID)
@@ -82,7 +81,7 @@ func TestLocalSessions_AreDirectories(t *testing.T) {
 	require.NoError(t, err)
 	info, err := l.Show(t.Context(), "old")
 	require.NoError(t, err)
-	require.Equal(t, session.StateInUse, info.State)
+	require.Equal(t, report.StateInUse, info.State)
 	_, err = l.Remove(t.Context(), "old", true)
 	require.ErrorIs(t, err, public.ErrSessionBusy)
 	require.NoError(t, running.Close())

@@ -56,8 +56,8 @@ const (
 	maxSkillFiles = 100 // of one skill, that are listed
 )
 
-// OpenSkills returns the tool that reads the skills of --skills; none without the flag.
-func (f ToolFlags) OpenSkills() ([]tools.Tool, error) {
+// openSkills returns the tool that reads the skills of --skills; none without the flag.
+func (f ToolFlags) openSkills() ([]tools.Tool, error) {
 	if f.Skills == "" {
 		return nil, nil
 	}

@@ -29,18 +29,6 @@ type ToolFlags struct {
 	McpConfig string `placeholder:"FILE" brief:"MCP servers, in the mcp.json format of agents." help:"File of MCP servers whose tools the model gets, in the mcp.json format of agents. They run in the session's sandbox."`
 }
 
-// OpenFolder returns the folder; nil if none is named.
-func (f ToolFlags) OpenFolder() (*manifest.Folder, error) {
-	if f.Tools == "" {
-		return nil, nil //nolint:nilnil // no folder is fine
-	}
-	folder, err := manifest.Open(f.Tools)
-	if err != nil {
-		return nil, cli.Usagef("--tools: %v", err)
-	}
-	return folder, nil
-}
-
 // folder is the folder's absolute path, for an embedded worker; "" if none is named.
 func (f ToolFlags) folder() (string, error) {
 	if f.Tools == "" {
@@ -55,34 +43,40 @@ type Toolbox struct {
 	Table *tools.Table
 	// Folder is the folder of manifests; nil without one.
 	Folder *manifest.Folder
-	// Servers are the MCP servers of --mcp-config and the folder.
-	Servers []mcp.Server
+	// Configured are the MCP servers of --mcp-config, and Servers those of the folder, too.
+	Configured, Servers []mcp.Server
+	// Skills has the tool that reads skills; empty without --skills.
+	Skills []tools.Tool
 
-	sets       []tools.Tool // of toolsets
-	own        []tools.Tool // of toolsets and the folder
-	configured []mcp.Server // of --mcp-config
-	listed     []mcp.Server // whose tools are in served
-	served     []tools.Tool // of MCP servers
+	sets   []tools.Tool // of toolsets, and Skills
+	own    []tools.Tool // of sets and the folder
+	listed []mcp.Server // whose tools are in served
+	served []tools.Tool // of MCP servers
 }
 
-// OpenToolbox makes the table of some toolsets and a folder, which may be nil. Broken manifests are
-// reported to warn, and left out. The tools of MCP servers are missing until [Toolbox.List].
-func (f ToolFlags) OpenToolbox(toolsets []string, folder *manifest.Folder, warn func(string)) (*Toolbox, error) {
-	box := &Toolbox{Folder: folder}
-	var err error
+// OpenToolbox makes the table of some toolsets and the folder. Broken manifests are reported to
+// warn, and left out. The tools of MCP servers are missing until [Toolbox.List].
+func (f ToolFlags) OpenToolbox(toolsets []string, warn func(string)) (_ *Toolbox, err error) {
+	box := &Toolbox{}
+	if f.Tools != "" {
+		if box.Folder, err = manifest.Open(f.Tools); err != nil {
+			return nil, cli.Usagef("--tools: %v", err)
+		}
+	}
 	if box.sets, err = toolset.Named(toolsets...); err != nil {
 		return nil, cli.Usagef("--toolset: %v", err)
 	}
-	skills, err := f.OpenSkills()
-	if err != nil {
+	if box.Skills, err = f.openSkills(); err != nil {
 		return nil, err
 	}
-	box.sets = append(box.sets, skills...)
+	box.sets = append(box.sets, box.Skills...)
 	if _, err = tools.NewTable(box.sets...); err != nil {
 		return nil, cli.Usagef("--toolset %s: %v", strings.Join(toolsets, ","), err)
 	}
-	if box.configured, err = f.ConfiguredServers(); err != nil {
-		return nil, err
+	if f.McpConfig != "" {
+		if box.Configured, err = workercmd.ServersOf(f.McpConfig); err != nil {
+			return nil, err
+		}
 	}
 	return box, box.load(func(set manifest.Set) {
 		for _, problem := range set.Problems {
@@ -93,9 +87,9 @@ func (f ToolFlags) OpenToolbox(toolsets []string, folder *manifest.Folder, warn 
 
 // load makes the table of what the folder has now, and passes that to report.
 func (b *Toolbox) load(report func(manifest.Set)) (err error) {
-	b.own, b.Servers = slices.Clone(b.sets), slices.Clone(b.configured)
+	b.own, b.Servers = slices.Clone(b.sets), slices.Clone(b.Configured)
 	if b.Folder != nil {
-		set := b.Folder.Load(append(toolNames(b.sets), mcptools.Prefixes(b.configured)...)...)
+		set := b.Folder.Load(append(toolNames(b.sets), mcptools.Prefixes(b.Configured)...)...)
 		report(set)
 		b.own, b.Servers = append(b.own, set.Tools...), append(b.Servers, set.Servers...)
 	}
@@ -163,14 +157,6 @@ func (b *Toolbox) Follow(
 			warn(fmt.Sprintf("the tools are as they were: %v", err))
 		}
 	}
-}
-
-// ConfiguredServers are the servers of --mcp-config.
-func (f ToolFlags) ConfiguredServers() ([]mcp.Server, error) {
-	if f.McpConfig == "" {
-		return nil, nil
-	}
-	return workercmd.ServersOf(f.McpConfig)
 }
 
 // List adds the tools of the MCP servers, which are started in the sandbox of a session. Servers

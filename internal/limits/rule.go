@@ -23,6 +23,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,8 +46,8 @@ const (
 
 // Errors of rules.
 var (
-	ErrInvalid = errors.New("invalid limit")
-	ErrUnknown = errors.New("there is no such limit")
+	ErrInvalid = codes.As(codes.ErrInvalid, errors.New("invalid limit"))
+	ErrUnknown = codes.As(codes.ErrNotFound, errors.New("there is no such limit"))
 )
 
 // Rule bounds each lane that matches its pattern, a tenant or a pool; one of the three is set. A

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -126,4 +128,24 @@ func comparePool(have, want jetstream.ConsumerConfig) []error {
 	}
 	check("max_ack_pending", have.MaxAckPending <= 0 || have.MaxAckPending >= least, have.MaxAckPending, fmt.Sprintf("%d or more", least))
 	return differences
+}
+
+// Describe answers requests for the list of a pool's workers or coordinators, until stop is called.
+// Without the right to do so the process works all the same.
+func Describe(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, self func() wire.WorkerInfo, logger *slog.Logger) (stop func()) {
+	requests, err := nc.Subscribe(wire.WhoSubject(fleet, pool), func(request *nats.Msg) {
+		info := self()
+		body, err := wire.EncodeWorkerInfo(&info)
+		if err == nil {
+			err = request.Respond(body)
+		}
+		if err != nil {
+			logger.DebugContext(ctx, "request for the list of workers cannot be answered", slog.Any("error", err))
+		}
+	})
+	if err != nil {
+		logger.WarnContext(ctx, "this process is not in lists of workers", slog.Any("error", err))
+		return func() {}
+	}
+	return func() { _ = requests.Unsubscribe() } // fails only when the connection is closed
 }

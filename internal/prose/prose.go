@@ -102,12 +102,19 @@ func Ended(s string) string {
 	return s + "\n"
 }
 
-// Plural is "1 line", "2 lines".
+// Plural is "1 line", "2 lines", "2 entries", "2 matches".
 func Plural[N int | int64](n N, noun string) string {
-	if n == 1 {
-		return fmt.Sprintf("%d %s", n, noun)
+	stem, is := strings.CutSuffix(noun, "y")
+	switch {
+	case n == 1:
+	case is:
+		noun = stem + "ies"
+	case strings.HasSuffix(noun, "ch"):
+		noun += "es"
+	default:
+		noun += "s"
 	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // Path is a path as a model reads it: quoted when it is empty, or has characters

@@ -2,7 +2,6 @@ package render
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -47,7 +46,7 @@ func Tree(v protocol.FilesTreeResult, r rest) string {
 	if shown < total {
 		marks = append(marks, fmt.Sprintf("%d of %d entries", shown, total))
 	} else {
-		marks = append(marks, entries(shown))
+		marks = append(marks, prose.Plural(shown, "entry"))
 	}
 	if v.Skipped > 0 {
 		marks = append(marks, fmt.Sprintf("%d directories could not be read", v.Skipped))
@@ -69,13 +68,6 @@ func ignoredText(n int) string {
 	return fmt.Sprintf("; %d left out by .gitignore", n)
 }
 
-func entries(n int) string {
-	if n == 1 {
-		return "1 entry"
-	}
-	return fmt.Sprintf("%d entries", n)
-}
-
 // Search is one line a match, and how many files were searched.
 func Search(v protocol.FilesSearchResult, r rest) string {
 	searched := prose.Plural(v.Files, "file") + " searched"
@@ -94,9 +86,9 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	}
 	body, shown := fitting(v)
 	total := max(v.Total, len(v.Matches))
-	mark := matches(total)
+	mark := prose.Plural(total, "match")
 	if shown < total {
-		mark = fmt.Sprintf("%d of %s", shown, matches(total))
+		mark = fmt.Sprintf("%d of %s", shown, mark)
 	}
 	mark += "; " + searched
 	switch cut := cutMatches(v.Matches[:shown]); {
@@ -141,13 +133,6 @@ func are(n int) string {
 		return "1 line is"
 	}
 	return fmt.Sprintf("%d lines are", n)
-}
-
-func matches(n int) string {
-	if n == 1 {
-		return "1 match"
-	}
-	return strconv.Itoa(n) + " matches"
 }
 
 // fitting returns the lines of a list that fit, each ended by a line feed, and how many: at

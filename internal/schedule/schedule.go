@@ -31,6 +31,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/robfig/cron/v3"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -57,9 +58,9 @@ const maxCron = 200
 
 // Errors of [Store].
 var (
-	ErrExists  = errors.New("the schedule exists")
-	ErrUnknown = errors.New("there is no such schedule")
-	ErrInvalid = errors.New("invalid schedule")
+	ErrExists  = codes.As(codes.ErrExists, errors.New("the schedule exists"))
+	ErrUnknown = codes.As(codes.ErrNotFound, errors.New("there is no such schedule"))
+	ErrInvalid = codes.As(codes.ErrInvalid, errors.New("invalid schedule"))
 )
 
 // Schedule is a record: a call, and when it starts.
@@ -78,6 +79,16 @@ type Schedule struct {
 	// secret and the time.
 	Call        protocol.Call `json:"-"`
 	KeepSession bool          `json:"keep_session,omitempty"`
+	Trigger
+	marks
+	// Secret keeps others from storing results of future calls in advance.
+	Secret protocol.Seed `json:"secret"`
+
+	parsed
+}
+
+// Trigger is what a schedule has that a session has set.
+type Trigger struct {
 	// Once is when the only call starts. Cron is empty then.
 	Once time.Time `json:"once,omitzero"`
 	// Channel is the channel, TENANT.NAME, that starts the only call by a message behind After. One
@@ -86,15 +97,13 @@ type Schedule struct {
 	After   uint64 `json:"after,omitempty"`
 	// By is the tool call by which a session has set the schedule; "" if a user has added it.
 	By protocol.CallID `json:"by,omitempty"`
-	// Created and Resumed are when the schedule was added, and resumed for the last time: earlier
-	// times do not start. Last is the latest time that was started or skipped.
-	Created time.Time `json:"created"`
-	Resumed time.Time `json:"resumed,omitzero"`
-	Last    time.Time `json:"last,omitzero"`
-	// Secret keeps others from storing results of future calls in advance.
-	Secret protocol.Seed `json:"secret"`
+}
 
-	parsed
+// marks are the times after which others start.
+type marks struct {
+	Created time.Time `json:"created"`
+	Resumed time.Time `json:"resumed,omitzero"` // for the last time
+	Last    time.Time `json:"last,omitzero"`    // that was started or skipped
 }
 
 // parsed is what the store adds to a schedule that it reads.

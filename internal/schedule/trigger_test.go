@@ -26,7 +26,7 @@ import (
 // trigger is one of a session, as yet without a time.
 func trigger(session protocol.SessionID) schedule.Schedule {
 	call := wire.RandomCallID()
-	return schedule.Schedule{Name: "t-" + string(call), Call: turn(session), KeepSession: true, By: call, Secret: wire.SeedOf("seed", call)}
+	return schedule.Schedule{Name: "t-" + string(call), Call: turn(session), KeepSession: true, Trigger: schedule.Trigger{By: call}, Secret: wire.SeedOf("seed", call)}
 }
 
 // accepting is the calls that were accepted: each once, however often and by whichever process it

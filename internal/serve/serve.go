@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -183,7 +184,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 // left to another coordinator then. It returns when nothing of it runs any more.
 func (s *Server) Run(ctx, drain context.Context) error {
 	defer s.metrics.Observe(ctx, s.holder.Load)()
-	defer s.tell(ctx)()
+	defer natsio.Describe(ctx, s.nc, s.options.Fleet, protocol.SessionPool, s.info, s.options.Logger)()
 	return s.holder.Run(ctx, drain)
 }
 
@@ -193,26 +194,13 @@ func (s *Server) CanRun(n lane.Need) bool {
 	return n.Model == "" || s.options.Models[n.Model] != nil
 }
 
-// tell answers requests for the list of coordinators, until stop is called.
-func (s *Server) tell(ctx context.Context) (stop func()) {
-	asked, err := s.nc.Subscribe(wire.WhoSubject(s.options.Fleet, protocol.SessionPool), func(question *nats.Msg) {
-		lanes, _, slots := s.holder.Load()
-		body, err := wire.EncodeWorkerInfo(&wire.WorkerInfo{
-			WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build, Slots: slots, HeldLanes: lanes,
-			Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(),
-		})
-		if err == nil {
-			err = question.Respond(body)
-		}
-		if err != nil {
-			s.options.Logger.DebugContext(ctx, "question cannot be answered", slog.Any("error", err))
-		}
-	})
-	if err != nil { // it runs turns all the same
-		s.options.Logger.WarnContext(ctx, "questions about this coordinator are not heard", slog.Any("error", err))
-		return func() {}
+// info describes this coordinator.
+func (s *Server) info() wire.WorkerInfo {
+	lanes, _, slots := s.holder.Load()
+	return wire.WorkerInfo{
+		WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build, Slots: slots, HeldLanes: lanes,
+		Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(),
 	}
-	return func() { _ = asked.Unsubscribe() } // fails only when the connection is closed
 }
 
 // models are the names of the models, sorted.

@@ -39,8 +39,8 @@ func (t triggers) Add(ctx context.Context, trigger loop.Trigger) error {
 	call := NewCall(t.call.SessionID, turn, t.call.RunFor())
 	call.Tenant, call.Priority = t.call.Tenant, t.call.Priority
 	record := schedule.Schedule{
-		Name: trigger.ID, Cron: trigger.Cron, TimeZone: trigger.TimeZone, Channel: trigger.Channel, After: trigger.After,
-		Call: call, KeepSession: true, By: trigger.Call, Secret: trigger.Secret,
+		Name: trigger.ID, Cron: trigger.Cron, TimeZone: trigger.TimeZone, Call: call, KeepSession: true,
+		Trigger: schedule.Trigger{Channel: trigger.Channel, After: trigger.After, By: trigger.Call}, Secret: trigger.Secret,
 	}
 	if trigger.Cron == "" {
 		record.Once = trigger.At

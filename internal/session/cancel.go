@@ -19,28 +19,29 @@ var ErrElsewhere = errors.New("no serving coordinator has it")
 // wait for, and returns their ids when they have ended. Without any it does nothing. The error
 // wraps [ErrElsewhere] when a turn is open that cannot be reached from here.
 func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]protocol.CallID, error) {
+	cancelled, err := cancel(ctx, f, id)
+	if err != nil {
+		err = fmt.Errorf("cancel session %s: %w", id, err)
+	}
+	return cancelled, err
+}
+
+func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]protocol.CallID, error) {
 	r, err := newRemover(ctx, f, id, Options{})
 	if err != nil {
-		return nil, fmt.Errorf("cancel session %s: %w", id, err)
+		return nil, err
 	}
 	cancelled, err := r.cancel(ctx, r.ownLanes()[0])
 	if err != nil || len(cancelled) > 0 {
-		if err != nil {
-			err = fmt.Errorf("cancel session %s: %w", id, err)
-		}
 		return cancelled, err
 	}
 	history, err := f.Journal.Load(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("cancel session %s: %w", id, err)
+		return nil, err
 	}
-	var info folded
-	for i := range history.Events {
-		info.apply(&history.Events[i])
-	}
+	info := fold(history.Events)
 	if IsOpen(info.State) {
-		return nil, fmt.Errorf("cancel session %s: turn %d is open, and %w: stop the process that runs it, or go on with it (run --session %s) if that was lost",
-			id, info.Turns, ErrElsewhere, id)
+		return nil, fmt.Errorf("turn %d is open, and %w: stop the process that runs it, or go on with it (run --session %s) if that was lost", info.Turns, ErrElsewhere, id)
 	}
 	return nil, nil
 }

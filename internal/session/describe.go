@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -16,41 +17,26 @@ import (
 )
 
 // ErrNone says that there is no session of that id: it has no journal.
-var ErrNone = errors.New("there is no such session")
-
-// The states of [report.Session] in addition to those of [loop.Outcome].
-const (
-	StateOpen                = "open"
-	StateInUse               = "in_use"
-	StateWaitsForApproval    = "waits_for_approval"
-	StateWaitsForAnswer      = "waits_for_answer"
-	StateWaitsForWorker      = "waits_for_worker"
-	StateWaitsForCoordinator = "waits_for_coordinator"
-	StateForked              = "forked"
-	StateInvalid             = "invalid"
-)
+var ErrNone = codes.As(codes.ErrNotFound, errors.New("there is no such session"))
 
 // IsOpen reports whether a state says that the journal has a turn that has not ended.
 func IsOpen(state string) bool {
-	return state == StateOpen || state == StateWaitsForApproval || state == StateWaitsForAnswer
+	return state == report.StateOpen || state == report.StateWaitsForApproval || state == report.StateWaitsForAnswer
 }
-
-// What this package returns is public.
-type (
-	// Info is what is known of a session.
-	Info = report.Session
-	// Turn is one turn of a session.
-	Turn = report.Turn
-	// Approval is a call that a person was asked about and that is not decided yet, or a call that
-	// asks a person while it runs and has no answer yet.
-	Approval = report.Question
-)
 
 // folded is what is known of a session by its events.
 type folded struct {
-	Info
+	report.Session
 
 	wrote map[protocol.CallID]string // arguments of calls without result
+}
+
+// fold is what the events of a journal say.
+func fold(events []loop.Event) (f folded) {
+	for i := range events {
+		f.apply(&events[i])
+	}
+	return f
 }
 
 // apply extends what is known by one event of the journal.
@@ -62,24 +48,24 @@ func (i *folded) apply(e *loop.Event) {
 	i.UpdatedAt = e.Time
 	last := len(i.History) - 1
 	if i.Approval != nil && e.Type != loop.EventJobEnded { // any other event comes after the answer
-		i.Approval, i.State = nil, StateOpen
+		i.Approval, i.State = nil, report.StateOpen
 	}
 	i.ask(e)
 	i.wonder(e)
 	switch e.Type {
 	case loop.EventApprovalAsked:
-		i.State = StateWaitsForApproval
-		i.Approval = &Approval{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
+		i.State = report.StateWaitsForApproval
+		i.Approval = &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
 	case loop.EventSessionStarted:
 		i.Model, i.Workspace = e.Model, e.Workspace
 		if e.Parent != nil {
 			i.Parent = e.Parent.SessionID
 		}
 	case loop.EventTurnStarted:
-		if i.Turns, i.State = i.Turns+1, StateOpen; i.Turns == 1 {
+		if i.Turns, i.State = i.Turns+1, report.StateOpen; i.Turns == 1 {
 			i.Prompt, i.By = e.Input, e.By
 		}
-		i.History = append(i.History, Turn{Turn: e.Turn, State: StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
+		i.History = append(i.History, report.Turn{Turn: e.Turn, State: report.StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
 	case loop.EventModelReply:
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
 		if e.Usage != nil {
@@ -98,7 +84,7 @@ func (i *folded) apply(e *loop.Event) {
 			i.History[last].ToolCalls += len(e.ToolCalls)
 		}
 	case loop.EventSessionForked:
-		i.State, i.Parent = StateForked, e.From
+		i.State, i.Parent = report.StateForked, e.From
 	case loop.EventTurnEnded:
 		i.State = e.Status
 		if last >= 0 {
@@ -129,7 +115,7 @@ func (i *folded) wonder(e *loop.Event) {
 // ask extends what the calls of the open turn ask by one event.
 func (i *folded) ask(e *loop.Event) {
 	before := len(i.Questions)
-	i.Questions = slices.DeleteFunc(i.Questions, func(q Approval) bool {
+	i.Questions = slices.DeleteFunc(i.Questions, func(q report.Question) bool {
 		switch e.Type {
 		case loop.EventTurnEnded:
 			return true
@@ -142,18 +128,18 @@ func (i *folded) ask(e *loop.Event) {
 		}
 	})
 	if e.Type == loop.EventQuestionAsked && e.Question != nil {
-		i.Questions = append(i.Questions, Approval{
+		i.Questions = append(i.Questions, report.Question{
 			SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Reason: e.Question.Message, AskedAt: e.Time, Question: e.Question, Lane: e.Lane,
 		})
-		i.State = StateWaitsForAnswer
+		i.State = report.StateWaitsForAnswer
 	}
 	if before > 0 && len(i.Questions) == 0 {
-		i.Questions, i.State = nil, StateOpen
+		i.Questions, i.State = nil, report.StateOpen
 	}
 }
 
 // Show describes a session. The error wraps [ErrNone] when there is none.
-func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
+func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
 	turn, err := r.turn(ctx, id) // before the journal, which then has a turn that began meanwhile
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
@@ -178,8 +164,8 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error)
 }
 
 // journal reads the journal.
-func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, error) {
-	info, invalid := &folded{Info: Info{SessionID: id}}, false
+func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
+	info, invalid := &folded{Session: report.Session{SessionID: id}}, false
 	for next := uint64(1); ; info.Messages++ {
 		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, id)))
 		switch {
@@ -187,9 +173,9 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, err
 			return nil, ErrNone
 		case errors.Is(err, jetstream.ErrMsgNotFound):
 			if invalid {
-				info.State = StateInvalid
+				info.State = report.StateInvalid
 			}
-			return &info.Info, nil
+			return &info.Session, nil
 		case err != nil:
 			return nil, fmt.Errorf("read the journal: %w", err)
 		}
@@ -206,7 +192,7 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, err
 }
 
 // sizes adds the size of what is stored of a session outside of its journal.
-func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.SessionID]body) error {
+func (r *Reader) sizes(ctx context.Context, info *report.Session, all map[protocol.SessionID]body) error {
 	for _, results := range r.results {
 		n, err := messagesOf(ctx, results, wire.ResultSubject(r.fleet, info.SessionID, "*"))
 		if err != nil {

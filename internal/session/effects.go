@@ -217,10 +217,7 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	if err != nil {
 		return err
 	}
-	var info folded
-	for i := range history.Events {
-		info.apply(&history.Events[i])
-	}
+	info := fold(history.Events)
 	at := slices.IndexFunc(info.Unknown, func(u report.Unknown) bool { return u.CallID == call })
 	if at < 0 {
 		return fmt.Errorf("%w: its outcome is not unknown (session show %s lists the calls of unknown outcome)", ErrNone, id)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -136,7 +137,7 @@ func (f Files) Read(ctx context.Context, id protocol.SessionID, name string, at 
 }
 
 // ErrNoFile means that a workspace has no file of a name.
-var ErrNoFile = errors.New("no file of the workspace")
+var ErrNoFile = codes.As(codes.ErrNotFound, errors.New("no file of the workspace"))
 
 // Changes lists the calls that changed a workspace, the oldest first.
 func (f Files) Changes(ctx context.Context, id protocol.SessionID) ([]report.Change, error) {

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -20,20 +19,6 @@ import (
 type At struct {
 	Call protocol.CallID
 	Turn int
-}
-
-// ParseAt reads the id of a call, or "turn N"; "" is the present.
-func ParseAt(text string) (at At, err error) {
-	if number, is := strings.CutPrefix(text, "turn "); is {
-		if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 1 {
-			return at, fmt.Errorf("%q: must be the id of a call, or \"turn N\" with N from 1", text)
-		}
-		return at, nil
-	}
-	if text != "" {
-		at.Call, err = protocol.ParseCallID(text)
-	}
-	return at, err
 }
 
 // in is the index of the event that is the point, -1 when it is none of them.
@@ -103,7 +88,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 }
 
 // ErrExists means that there is a session of an id.
-var ErrExists = errors.New("exists")
+var ErrExists = codes.As(codes.ErrExists, errors.New("exists"))
 
 // Import stores the events of an export as a new session. A turn that is open at their end is
 // interrupted. It returns how many turns these are.

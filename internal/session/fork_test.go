@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -46,13 +47,11 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	require.NoError(t, err)
 	for i, test := range []struct {
 		from  protocol.SessionID
-		at    string
+		at    At
 		turns int
-	}{{"from", "call-a", 1}, {"from", "call-c", 2}, {"from", "", 2}, {"ended", "", 1}, {"ended", "call-a", 1}, {"from", "turn 1", 1}} {
+	}{{"from", At{Call: "call-a"}, 1}, {"from", At{Call: "call-c"}, 2}, {"from", At{}, 2}, {"ended", At{}, 1}, {"ended", At{Call: "call-a"}, 1}, {"from", At{Turn: 1}, 1}} {
 		to := protocol.SessionID(fmt.Sprint("to-", i))
-		at, err := ParseAt(test.at)
-		require.NoError(t, err)
-		turns, err := Fork(t.Context(), j, test.from, at, to)
+		turns, err := Fork(t.Context(), j, test.from, test.at, to)
 		require.NoError(t, err)
 		require.Equal(t, test.turns, turns, test.at)
 		table, err := tools.NewTable()
@@ -77,10 +76,6 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	require.Zero(t, turns)
 	_, err = Fork(t.Context(), j, "from", At{}, "to-1")
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
-	for _, bad := range []string{"turn 0", "turn x", "turn -1", "a b"} {
-		_, err := ParseAt(bad)
-		require.Error(t, err, bad)
-	}
 	calls, ok, err := Behind(t.Context(), j, "from", At{Turn: 2})
 	require.NoError(t, err)
 	require.False(t, ok, "turn 2 has not ended")
@@ -137,14 +132,14 @@ func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 	require.NoError(t, err)
 	info, err := r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)
-	require.Equal(t, StateForked, info.State)
+	require.Equal(t, report.StateForked, info.State)
 	history, err := r.Journal.Load(t.Context(), "to")
 	require.NoError(t, err)
 	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, TurnFields: loop.TurnFields{Input: "on"}})
 	require.NoError(t, err)
 	info, err = r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)
-	require.Equal(t, StateOpen, info.State)
+	require.Equal(t, report.StateOpen, info.State)
 	ids, err := r.reader(t).IDs(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []protocol.SessionID{"to", "from"}, ids)

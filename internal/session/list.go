@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -59,7 +60,7 @@ func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
 
 // List describes the sessions, those that changed last first, at most limit of them. leftOut is how
 // many more there are.
-func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int, err error) {
+func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error) {
 	asked, err := r.asked(ctx) // before the journals, which then have turns that began meanwhile
 	if err != nil {
 		return nil, 0, err
@@ -86,7 +87,7 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 	if err != nil {
 		return nil, 0, err
 	}
-	found := make([]*Info, len(changed))
+	found := make([]*report.Session, len(changed))
 	err = each(ctx, len(changed), func(ctx context.Context, i int) error {
 		info := changed[i].accepted
 		if info == nil {
@@ -145,7 +146,7 @@ func (r *Reader) withAccepted(ctx context.Context, changed []change, asked asked
 	added := make([]change, len(without))
 	err := each(ctx, len(without), func(ctx context.Context, i int) error {
 		view, err := r.turn(ctx, without[i])
-		var info *Info
+		var info *report.Session
 		if err == nil {
 			info, err = accepted(without[i], view)
 		}
@@ -181,7 +182,7 @@ func (r *Reader) owner(subject string) protocol.SessionID {
 type change struct {
 	id       protocol.SessionID
 	at       time.Time
-	accepted *Info // of a session without a journal
+	accepted *report.Session // of a session without a journal
 }
 
 func sortChanges(changes []change) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -54,13 +55,14 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, info.JournalBytes)
 	info.JournalBytes = 0
-	require.Equal(t, &Info{
-		SessionID: "s", State: StateOpen, Prompt: "do 1", Model: "script", Workspace: "/home/ada/x", CreatedAt: &at, UpdatedAt: at,
-		Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}, Messages: 1,
-		History: []Turn{
+	require.Equal(t, &report.Session{
+		SessionID: "s", State: report.StateOpen, Prompt: "do 1", Model: "script", Workspace: "/home/ada/x",
+		SessionWork: report.SessionWork{CreatedAt: &at, UpdatedAt: at, Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}},
+		SessionSize: report.SessionSize{Messages: 1},
+		History: []report.Turn{
 			{Turn: 1, State: "answered", StartedAt: at, Steps: 1, ToolCalls: 2, Input: "do 1"},
 			{Turn: 2, State: "failed", StartedAt: at, Steps: 2, ToolCalls: 4, Input: "do 2"},
-			{Turn: 3, State: StateOpen, StartedAt: at, Steps: 3, ToolCalls: 6, Input: "do 3"},
+			{Turn: 3, State: report.StateOpen, StartedAt: at, Steps: 3, ToolCalls: 6, Input: "do 3"},
 		},
 	}, info)
 	info, err = reader.Show(t.Context(), "lived")
@@ -125,7 +127,7 @@ func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	list, _, err := r.reader(t).List(t.Context(), 10)
 	require.NoError(t, err)
 	require.Len(t, list, 2)
-	require.Equal(t, StateInvalid, list[0].State)
+	require.Equal(t, report.StateInvalid, list[0].State)
 	require.Equal(t, "answered", list[1].State)
 	_, err = Remove(t.Context(), r.Fleet, "broken", Options{})
 	require.ErrorIs(t, err, ErrBusy)

@@ -49,9 +49,6 @@ type Options struct {
 	Used bool
 }
 
-// Removed is what was there.
-type Removed = report.Removed
-
 const (
 	// lookPeriod is how often unfinished calls are looked for.
 	lookPeriod = 100 * time.Millisecond
@@ -66,14 +63,14 @@ const (
 //
 // The error wraps [ErrBusy] when the session is busy and options do not force it; then
 // nothing was removed. After any other error some of it may be left: remove it again.
-func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (Removed, error) {
+func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (report.Removed, error) {
 	r, err := newRemover(ctx, f, id, o)
 	if err != nil {
-		return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
+		return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 	}
 	if !o.Force {
 		if err := r.refuseBusy(ctx, "or force the removal, which cancels what runs"); err != nil {
-			return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
+			return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 		}
 	}
 	for _, step := range r.steps() {
@@ -90,7 +87,7 @@ type remover struct {
 	parts   []*part
 	id      protocol.SessionID
 	options Options
-	removed Removed
+	removed report.Removed
 }
 
 // part is a part of the fleet, and what it has of the session.
@@ -160,10 +157,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	} else if err != nil {
 		return err
 	}
-	var info folded
-	for i := range history.Events {
-		info.apply(&history.Events[i])
-	}
+	info := fold(history.Events)
 	if IsOpen(info.State) {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}

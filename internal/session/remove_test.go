@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -134,14 +135,14 @@ func TestRemove_LeavesNothingAndNobodyElses(t *testing.T) {
 
 	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
+	require.Equal(t, report.Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
 	require.Empty(t, r.left(t, "s"))
 	require.ElementsMatch(t, before, r.left(t, "s2"), "of which s is a prefix")
 	require.DirExists(t, "/etc")
 
 	removed, err = Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
-	require.Equal(t, Removed{}, removed)
+	require.Equal(t, report.Removed{}, removed)
 	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "new"}).Error, "the id can begin anew")
 }
 
@@ -224,7 +225,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	}
 	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
+	require.Equal(t, report.Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
 	require.ElementsMatch(t, kept, r.left(t, "s"))
 
 	driver := process.New(nil)

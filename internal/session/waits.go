@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -53,19 +54,19 @@ func (r *Reader) asked(ctx context.Context) (asked, error) {
 }
 
 // see adds the state of the lanes to that of the journal.
-func (a *asked) see(info *Info) {
+func (a *asked) see(info *report.Session) {
 	switch id := info.SessionID; {
 	case a.waiting[id]:
-		info.State = StateWaitsForCoordinator
-	case a.running[id] && info.State == StateOpen:
-		info.State = StateInUse
+		info.State = report.StateWaitsForCoordinator
+	case a.running[id] && info.State == report.StateOpen:
+		info.State = report.StateInUse
 	}
 }
 
 // seeWorkers adds to sessions with a turn whether their calls wait for a worker.
-func (r *Reader) seeWorkers(ctx context.Context, infos ...*Info) error {
-	waiting := slices.DeleteFunc(slices.Clone(infos), func(i *Info) bool {
-		return i == nil || i.State != StateOpen && i.State != StateInUse
+func (r *Reader) seeWorkers(ctx context.Context, infos ...*report.Session) error {
+	waiting := slices.DeleteFunc(slices.Clone(infos), func(i *report.Session) bool {
+		return i == nil || i.State != report.StateOpen && i.State != report.StateInUse
 	})
 	if r.Pool == "" || len(waiting) == 0 {
 		return nil
@@ -80,7 +81,7 @@ func (r *Reader) seeWorkers(ctx context.Context, infos ...*Info) error {
 	if len(waiting) == 1 {
 		view, err := o.Show(ctx, r.Pool, sandboxLane(waiting[0].SessionID), 1)
 		if err == nil && untaken(&view.Lane) {
-			waiting[0].State = StateWaitsForWorker
+			waiting[0].State = report.StateWaitsForWorker
 		}
 		if errors.Is(err, operator.ErrNoLane) {
 			err = nil
@@ -97,7 +98,7 @@ func (r *Reader) seeWorkers(ctx context.Context, infos ...*Info) error {
 	}
 	for _, info := range waiting {
 		if lanes[sandboxLane(info.SessionID)] {
-			info.State = StateWaitsForWorker
+			info.State = report.StateWaitsForWorker
 		}
 	}
 	return nil
@@ -137,26 +138,26 @@ func askedOf(id protocol.SessionID, view *operator.View) asked {
 // accepted describes a session that has no journal: its first turn was accepted, and no
 // coordinator has begun it, or one still asks MCP servers for their tools. The error is [ErrNone]
 // when there is no such turn.
-func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
+func accepted(id protocol.SessionID, view *operator.View) (*report.Session, error) {
 	if view == nil {
 		return nil, ErrNone
 	}
 	call := &view.Calls[0]
-	info := &Info{SessionID: id, State: StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}
+	info := &report.Session{SessionID: id, State: report.StateWaitsForCoordinator, SessionWork: report.SessionWork{CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}}
 	if len(view.Running) > 0 {
-		info.State = StateInUse
+		info.State = report.StateInUse
 	}
-	turn := Turn{Turn: 1, State: info.State, StartedAt: call.AcceptedAt}
+	turn := report.Turn{Turn: 1, State: info.State, StartedAt: call.AcceptedAt}
 	if run, is := call.Payload.(wire.TurnRun); is {
 		turn.Input, info.Prompt, info.Model, info.By = run.Prompt, run.Prompt, run.Model, run.Author.Name
 	}
-	info.History = []Turn{turn}
+	info.History = []report.Turn{turn}
 	return info, nil
 }
 
 // Approvals returns the calls of all sessions that wait for a person, also running ones that ask
 // one, by the journals, the oldest first. Their coordinators may have been lost.
-func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
+func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	var open []protocol.SessionID
 	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
 		var events []loop.Event
@@ -174,7 +175,7 @@ func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := make([][]Approval, len(open))
+	found := make([][]report.Question, len(open))
 	err = each(ctx, len(open), func(ctx context.Context, i int) error {
 		info, err := r.journal(ctx, open[i])
 		if err == nil {
@@ -185,15 +186,15 @@ func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
 		}
 		return err
 	})
-	approvals := []Approval{}
+	approvals := []report.Question{}
 	for _, a := range slices.Concat(found...) {
-		same := func(b Approval) bool {
+		same := func(b report.Question) bool {
 			return a.SessionID == b.SessionID && a.CallID == b.CallID && a.AskedAt.Equal(b.AskedAt)
 		}
 		if !slices.ContainsFunc(approvals, same) { // one that changes meanwhile may come twice
 			approvals = append(approvals, a)
 		}
 	}
-	slices.SortFunc(approvals, func(a, b Approval) int { return a.AskedAt.Compare(b.AskedAt) })
+	slices.SortFunc(approvals, func(a, b report.Question) int { return a.AskedAt.Compare(b.AskedAt) })
 	return approvals, err
 }

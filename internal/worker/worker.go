@@ -235,7 +235,7 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	unobserved := w.metrics.Observe(ctx, w.holder.Load)
 	defer unobserved()
 	unpublish := w.publish(ctx)
-	stop := w.tell(ctx)
+	stop := natsio.Describe(ctx, w.nc, w.options.Fleet, w.options.Pool, w.Info, w.options.Logger)
 	var evicting sync.WaitGroup
 	evicting.Go(func() { w.sandboxes.RunEviction(ctx) })
 	err := w.holder.Run(ctx, drain)
@@ -284,23 +284,4 @@ func (w *Worker) Info() wire.WorkerInfo {
 			OpenFiles: l.OpenFiles, FileSize: l.FileSize, Disk: l.Disk, Output: l.Output,
 		},
 	}
-}
-
-// tell answers requests for the list of workers until stop is called.
-func (w *Worker) tell(ctx context.Context) (stop func()) {
-	asked, err := w.nc.Subscribe(wire.WhoSubject(w.options.Fleet, w.options.Pool), func(question *nats.Msg) {
-		info := w.Info()
-		body, err := wire.EncodeWorkerInfo(&info)
-		if err == nil {
-			err = question.Respond(body)
-		}
-		if err != nil {
-			w.options.Logger.DebugContext(ctx, "question cannot be answered", slog.Any("error", err))
-		}
-	})
-	if err != nil { // the worker works all the same
-		w.options.Logger.WarnContext(ctx, "questions about this worker are not heard", slog.Any("error", err))
-		return func() {}
-	}
-	return func() { _ = asked.Unsubscribe() } // fails only when the connection is closed
 }

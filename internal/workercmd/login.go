@@ -44,7 +44,7 @@ func logIn(p cli.Program) int {
 	p.Examples = map[string][]string{"": {`worker login --mcp-config mcp.json tickets`}}
 	var f loginFlags
 	ctx := context.Background() //nolint:forbidigo // the root of a program
-	return cli.Run(p, &f, &f.Common, func(string) error {
+	return cli.Run(p, &f, &f.Common, func(cli.Selected) error {
 		data, err := (&workspaceFlags{Data: f.Data}).data()
 		if err != nil {
 			return err

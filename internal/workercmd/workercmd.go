@@ -124,7 +124,7 @@ func Run(p cli.Program, handlers kinds.Handlers) int {
 	}
 	f := flags{handlers: handlers.Any()}
 	ctx := context.Background() //nolint:forbidigo // the root of a program
-	return cli.Run(p, &f, &f.Common, func(string) error {
+	return cli.Run(p, &f, &f.Common, func(cli.Selected) error {
 		if f.SandboxCheck {
 			data, err := f.data()
 			if err != nil {

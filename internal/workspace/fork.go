@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // ErrExists says that a lane has a workspace already, so that none can begin there.
-var ErrExists = errors.New("there is a workspace already")
+var ErrExists = codes.As(codes.ErrExists, errors.New("there is a workspace already"))
 
 // Fork begins the workspace of a lane with the paths that another one had after a call, or after
 // the last one that changed anything when call is "". Both need the same bodies; none is copied. No

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -14,7 +15,7 @@ import (
 )
 
 // ErrNone is wrapped by errors about a workspace, or a checkpoint of it, that there is not.
-var ErrNone = errors.New("there is no such checkpoint")
+var ErrNone = codes.As(codes.ErrNotFound, errors.New("there is no such checkpoint"))
 
 // History returns the checkpoints of a lane's workspace, the oldest first, but for those of workers
 // that only took it.

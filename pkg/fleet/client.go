@@ -310,8 +310,8 @@ func do[T any](ctx context.Context, c *Client, rights []natsio.Rights, method fu
 	return result, c.outcome(ctx, err)
 }
 
-// outcome adds to the error of a method what callers branch on: see kinds; and if the method was
-// interrupted, [ErrClosed], the cause of its context, or [ErrUnreachable].
+// outcome adds to the error of a method what callers branch on if the method was
+// interrupted: [ErrClosed], the cause of its context, or [ErrUnreachable].
 func (c *Client) outcome(ctx context.Context, err error) error {
 	if err = withKind(err); !isInterruption(err) {
 		return err

@@ -5,53 +5,22 @@ import (
 	"errors"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/schedule"
-	"github.com/toolfleet/toolfleet/internal/session"
-	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Errors of [Limits], [Schedules], [Sessions] and [Templates].
 var (
 	// ErrInvalid means that a field has a value that is not allowed. Nothing was changed.
-	ErrInvalid = errors.New("invalid input")
+	ErrInvalid = codes.ErrInvalid
 	// ErrNotFound means that there is nothing of that name.
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = codes.ErrNotFound
 	// ErrExists means that there is something of that name already.
-	ErrExists = errors.New("already exists")
+	ErrExists = codes.ErrExists
 )
-
-// kinds are the errors that callers branch on, by those of the packages behind the client.
-var kinds = map[error]error{ //nolint:gochecknoglobals // a constant table
-	limits.ErrInvalid: ErrInvalid, limits.ErrUnknown: ErrNotFound,
-	schedule.ErrInvalid: ErrInvalid, schedule.ErrUnknown: ErrNotFound, schedule.ErrExists: ErrExists,
-	workspace.ErrNone: ErrNotFound, workspace.ErrExists: ErrExists,
-	session.ErrNone: ErrNotFound, session.ErrNoFile: ErrNotFound, session.ErrExists: ErrExists,
-}
-
-// kindError is an error that is also another one.
-type kindError struct {
-	error
-
-	kind error
-}
-
-func (e kindError) Is(target error) bool { return target == e.kind }
-
-func (e kindError) Unwrap() error { return e.error }
-
-// withKind adds to an error which one of [ErrInvalid], [ErrNotFound] and [ErrExists] it is.
-func withKind(err error) error {
-	for inner, kind := range kinds {
-		if errors.Is(err, inner) {
-			return kindError{err, kind}
-		}
-	}
-	return err
-}
 
 // Limit bounds the calls of lanes, of a tenant, or of a pool: it names one of the three. A lane
 // follows one limit, the most specific one that matches.
@@ -111,7 +80,7 @@ func (l Limit) rule() (limits.Rule, error) {
 	} else if tokensErr != nil {
 		r.Tokens = some
 	}
-	return r, withKind(errors.Join(err, tokensErr, r.Validate()))
+	return r, errors.Join(err, tokensErr, r.Validate())
 }
 
 // Limits are the limits of a fleet. They apply within a second.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -91,7 +92,7 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 // model that no coordinator serves, or [ErrExists].
 func (s Schedules) Add(ctx context.Context, request NewSchedule) (added Schedule, err error) {
 	if len(request.Turn.Attachments) > 0 {
-		return added, kindError{errors.New("attachments: a scheduled turn has none"), ErrInvalid}
+		return added, codes.As(ErrInvalid, errors.New("attachments: a scheduled turn has none"))
 	}
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
 		if err := s.client.Sessions("").Serves(ctx, request.Turn.Model); err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -49,7 +50,7 @@ func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return kindError{err, ErrInvalid}
+		return codes.As(ErrInvalid, err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error { return store.TemplateFrom(ctx, name, root) })
@@ -77,7 +78,7 @@ func (t Templates) Remove(ctx context.Context, name string) error {
 
 func checkTemplate(name string) error {
 	if err := workspace.CheckTemplate(name); err != nil {
-		return kindError{fmt.Errorf("name %w", err), ErrInvalid}
+		return codes.As(ErrInvalid, fmt.Errorf("name %w", err))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -87,7 +88,7 @@ func (s Sessions) Serves(ctx context.Context, model string) error {
 	f := s.client.inner
 	_, err := do(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) (struct{}, error) {
 		if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
-			return struct{}{}, kindError{fmt.Errorf("model %s: %s", model, why), ErrInvalid}
+			return struct{}{}, codes.As(ErrInvalid, fmt.Errorf("model %s: %s", model, why))
 		}
 		return struct{}{}, context.Cause(ctx)
 	})
@@ -104,7 +105,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 		return result, err
 	}
 	if err := loop.CheckAttachments(nil, turn.Attachments); err != nil {
-		return result, kindError{err, ErrInvalid}
+		return result, codes.As(ErrInvalid, err)
 	}
 	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {
 		began = true

@@ -13,11 +13,7 @@ import (
 type Session struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	// State is the outcome of the last turn ("answered", "failed", "limit_reached" or
-	// "interrupted"), or one of these: "open" (a turn runs, or its coordinator was lost), "in_use"
-	// (a turn or a call runs or waits), "waits_for_approval" (see Approval), "waits_for_answer"
-	// (see Questions), "waits_for_worker" (no worker has taken its calls), "waits_for_coordinator"
-	// (no coordinator has taken its turn), "forked" (no turn since the fork), "invalid" (its
-	// journal cannot be read).
+	// "interrupted"), or one of the constants.
 	State string `json:"state"`
 	// Parent is the session whose sub-agent or fork this one is; "" without one.
 	Parent    protocol.SessionID `json:"parent,omitempty"`
@@ -25,8 +21,17 @@ type Session struct {
 	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
 	Model     string             `json:"model,omitempty"`
 	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
-	CreatedAt *time.Time         `json:"created_at,omitempty"`
-	UpdatedAt time.Time          `json:"updated_at"`
+	SessionWork
+	SessionSize
+	SessionWaits
+	// History has the turns; lists leave it out.
+	History []Turn `json:"history,omitempty"`
+}
+
+// SessionWork is what a session has done, and when.
+type SessionWork struct {
+	CreatedAt *time.Time `json:"created_at,omitempty"`
+	UpdatedAt time.Time  `json:"updated_at"`
 	// Steps are replies of the model, and ToolCalls the calls in those replies.
 	Turns     int            `json:"turns"`
 	Steps     int            `json:"steps"`
@@ -34,6 +39,10 @@ type Session struct {
 	Usage     protocol.Usage `json:"usage"`
 	// CostUSD is nil when the price of a reply is unknown.
 	CostUSD *float64 `json:"cost_usd,omitempty"`
+}
+
+// SessionSize is what is stored of a session.
+type SessionSize struct {
 	// Messages and JournalBytes are the size of the journal, Results the number of stored results,
 	// Bodies and BodyBytes the number and the size of objects in the object stores.
 	Messages     uint64 `json:"messages"`
@@ -43,6 +52,10 @@ type Session struct {
 	BodyBytes    uint64 `json:"body_bytes"`
 	// DiskBytes is the size of the directory of a session that ran on this machine without a fleet.
 	DiskBytes int64 `json:"disk_bytes,omitempty"`
+}
+
+// SessionWaits is what a session waits for.
+type SessionWaits struct {
 	// Waits has a sentence about each call that no worker may take.
 	Waits []string `json:"waits,omitempty"`
 	// Approval is the call that waits for a person, and Questions are what running calls ask, the
@@ -51,8 +64,26 @@ type Session struct {
 	Questions []Question `json:"questions,omitempty"`
 	// Unknown are calls of unknown outcome, until a person resolves them.
 	Unknown []Unknown `json:"unknown,omitempty"`
-	// History has the turns; lists leave it out.
-	History []Turn `json:"history,omitempty"`
+}
+
+// The states of a [Session] in addition to outcomes of turns.
+const (
+	StateOpen                = "open"                  // a turn runs, or its coordinator was lost
+	StateInUse               = "in_use"                // something of it runs or waits
+	StateWaitsForApproval    = "waits_for_approval"    // see Approval
+	StateWaitsForAnswer      = "waits_for_answer"      // see Questions
+	StateWaitsForWorker      = "waits_for_worker"      // no worker has taken its calls
+	StateWaitsForCoordinator = "waits_for_coordinator" // no coordinator has taken its turn
+	StateForked              = "forked"                // it had no turn of its own yet
+	StateInvalid             = "invalid"               // its journal cannot be read
+)
+
+// States are all states of a [Session].
+func States() []string {
+	return []string{
+		"answered", "failed", "limit_reached", "interrupted",
+		StateOpen, StateInUse, StateWaitsForApproval, StateWaitsForAnswer, StateWaitsForWorker, StateWaitsForCoordinator, StateForked, StateInvalid,
+	}
 }
 
 // Turn is one turn of a session, with State as in [Session].
