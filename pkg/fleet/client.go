@@ -313,7 +313,7 @@ func do[T any](ctx context.Context, c *Client, rights []natsio.Rights, method fu
 // outcome adds to the error of a method what callers branch on if the method was
 // interrupted: [ErrClosed], the cause of its context, or [ErrUnreachable].
 func (c *Client) outcome(ctx context.Context, err error) error {
-	if err = withKind(err); !isInterruption(err) {
+	if !isInterruption(err) {
 		return err
 	}
 	for _, kind := range []error{c.closed(), context.Cause(ctx)} {
