@@ -101,8 +101,8 @@ type TurnResult struct {
 // is the turn that Run runs. Otherwise it is brought to its end, and the input gets the turn after
 // it, unless ctx ended meanwhile. A turn that was given up, because its submitted call has a
 // result, is only ended. Either way the turn keeps the [Terms] that it was begun with, with those
-// of this Runner. An input whose ID has had its turn returns how that ended, and runs nothing. The zero
-// Input only resumes; without an open turn it is refused with [ErrNoInput].
+// of this Runner. An input whose ID has had its turn returns how that ended, and runs nothing. The
+// zero Input only resumes; without an open turn it is refused with [ErrNoInput].
 //
 // When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit], and
 // [ErrDetached], which leaves the turn open and its calls running.
