@@ -142,7 +142,7 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	m.shows("nothing has changed")
 	prompted()
 	m.keys("/nope", "Enter")
-	m.shows("there is no /nope; there are /compact, /diff, /help, /quit, /session, /undo")
+	m.shows("there is no /nope; there are /attach, /compact, /diff, /help, /quit, /session, /undo")
 	prompted()
 	m.keys("/he", "Tab", "Enter")
 	m.shows("/undo      has the files as they were before the last turn")
