@@ -102,7 +102,7 @@ func coreFinding(t *testing.T, execute executor) {
 	s.has("glob", args{"pattern": "*.py"}, "no files match")
 	s.fails(codes.InvalidPattern, "glob", args{"pattern": "a["})
 	s.fails(codes.PathEscape, "glob", args{"pattern": "../*"})
-	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 3 files searched, 1 not searched: binary; 2 left out by .gitignore]", "grep", args{"pattern": "^func"})
+	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 3 files searched, 1 not searched: binary (bin); 2 left out by .gitignore]", "grep", args{"pattern": "^func"})
 	s.is("src/sub/b.go:1:func C() {}\n[1 match; 1 file searched]", "grep", args{"pattern": "FUNC", "ignore_case": true, "path": "src/sub"})
 	s.has("grep", args{"pattern": "func", "glob": "*.go", "limit": 1},
 		"src/a.go:1:func A() {}\n[1 of 3 matches; 2 files searched; 2 left out by .gitignore; the others: read on with path=\"result:")
