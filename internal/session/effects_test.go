@@ -283,7 +283,7 @@ func TestEffects_OfAttempts(t *testing.T) {
 		require.Equal(t, test.want, Effect{Effect: report.Effect{Reverted: got.Reverted}, started: got.started, attempts: got.attempts, unknown: got.unknown}, name)
 		if got.unknown != "" {
 			err := reverter{journal, nil, "s"}.all(t.Context(), effects)
-			require.ErrorContains(t, err, "nobody knows whether call r-1, which did it before, happened")
+			require.ErrorContains(t, err, "the outcome of an earlier revert, call r-1, is unknown")
 		}
 	}
 }

@@ -124,7 +124,7 @@ func hostileBytes(t *testing.T, execute executor) {
 	require.Equal(t, "636166e92074776f0a\n", s.sh("od -An -v -tx1 latin1 | tr -d ' '"), "bytes that are no text stay")
 	s.is("cr:1:a\rb\rc\n[1 match; 8 files searched, 1 not searched: binary (nul)]", "grep", args{"pattern": "b.c"})
 	s.has("grep", args{"pattern": "two$"}, "latin1:1:café two", "[1 match; ")
-	s.is("[no matches; 0 files searched, 1 not searched: binary]", "grep", args{"pattern": "two", "path": "nul"})
+	s.is("[no matches; 0 files searched, 1 not searched: binary (nul)]", "grep", args{"pattern": "two", "path": "nul"})
 	s.is("utf16:1:one\n[1 match; 1 file searched]", "grep", args{"pattern": "^one$", "path": "utf16"})
 	require.Contains(t, s.fails(codes.InvalidPattern, "grep", args{"pattern": `one\ntwo`}), "each line is searched by itself")
 	s.fails(codes.InvalidJSON, "json_read", args{"path": "utf16"})
