@@ -418,7 +418,8 @@ func (r *heldLanes) lanes() []*heldLane {
 const logEvery = time.Minute
 
 // retryLog logs operations that are retried until they succeed, as while the server is away: each
-// message at most once a minute, for all lanes and calls together. It is safe for concurrent use.
+// message at most once a minute, for all lanes and calls together. An operation that was cancelled,
+// as when the worker stops, is no trouble. It is safe for concurrent use.
 type retryLog struct {
 	logger *slog.Logger
 
@@ -427,6 +428,9 @@ type retryLog struct {
 }
 
 func (t *retryLog) log(ctx context.Context, msg string, attrs ...slog.Attr) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if last, known := t.last[msg]; known && time.Since(last) < logEvery {

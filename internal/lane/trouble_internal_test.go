@@ -2,6 +2,7 @@ package lane
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -15,12 +16,17 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
-// While the server is away many lanes try the same things many times a second.
+// While the server is away many lanes try the same things many times a second. What is cancelled is
+// no trouble.
 func TestTroubles_EachKindIsLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		all := &retryLog{logger: slog.New(slog.NewTextHandler(&log, nil))}
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
+		all.log(cancelled, "one")
+		require.Empty(t, log.String())
 		for range 90 {
 			for range 3 {
 				all.log(t.Context(), "one", slog.String("error", "away"))

@@ -278,7 +278,7 @@ func TestLogin_TakesNoOtherCode(t *testing.T) {
 		}
 		cancel() // nobody logs in
 	}})
-	require.ErrorContains(t, err, context.Canceled.Error())
+	require.ErrorIs(t, err, context.Canceled)
 	require.NoFileExists(t, r.login().File())
 }
 

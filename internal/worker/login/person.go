@@ -40,6 +40,9 @@ type Person struct {
 // where the login is renewed, "" if it cannot be. It waits for the person until ctx ends.
 func (l *Login) Ask(ctx context.Context, p Person) (tools int, renewedAt string, err error) {
 	if tools, err = l.ask(ctx, p); err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) { // the SDK may keep only its text
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
 		return 0, "", spoken(err)
 	}
 	r, err := l.read()
