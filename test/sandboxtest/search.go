@@ -206,6 +206,7 @@ func searchDeep(t *testing.T, f *tree) {
 	require.NoError(t, err)
 	require.Len(t, result.Matches, 1)
 	require.Equal(t, 1, result.Skipped, "it does not go deeper than it should")
+	require.Len(t, result.SkippedPaths, 1)
 }
 
 func searchCancel(t *testing.T, f *tree) {

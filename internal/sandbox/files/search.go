@@ -92,8 +92,8 @@ func longest(re *syntax.Regexp) (l literal) {
 	switch re.Op {
 	case syntax.OpLiteral:
 		if re.Flags&syntax.FoldCase != 0 {
-			for _, part := range strings.FieldsFunc(strings.ToLower(string(re.Rune)), foldsWide) {
-				l = longer(l, literal{part, true})
+			for _, part := range strings.FieldsFunc(string(re.Rune), foldsWide) {
+				l = longer(l, literal{strings.ToLower(part), true})
 			}
 		} else if !slices.Contains(re.Rune, utf8.RuneError) { // bytes match that are no text, too
 			l.text = string(re.Rune)
@@ -120,9 +120,9 @@ func longer(a, b literal) literal {
 	return a
 }
 
-// foldsWide reports whether a letter, in lower case, has other forms than those of ASCII: the signs
-// for kelvin and long s are forms of k and s.
-func foldsWide(r rune) bool { return r >= utf8.RuneSelf || r == 'k' || r == 's' }
+// foldsWide reports whether a letter has other forms than those of ASCII: the signs for kelvin and
+// long s are forms of k and s.
+func foldsWide(r rune) bool { return r >= utf8.RuneSelf || strings.ContainsRune("kKsS", r) }
 
 // lowered is a copy of a text whose ASCII letters are in lower case.
 func lowered(text []byte) []byte {
@@ -148,19 +148,31 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 		s.named = true
 		return s.file(ctx, name, path.Base(name))
 	}
-	w := walk{fs: s.fs, noIgnore: noIgnore, visit: func(ctx context.Context, at position) error {
+	w := walk{fs: s.fs, noIgnore: noIgnore, skip: s.skip, visit: func(ctx context.Context, at position) error {
 		if !at.entry.Type().IsRegular() {
 			return nil
 		}
 		return s.file(ctx, at.name, at.below)
 	}}
 	err = w.from(ctx, name)
-	s.result.Skipped += w.skipped
-	for _, name := range w.unread {
-		s.result.SkippedPaths = addName(s.result.SkippedPaths, name)
-	}
 	s.result.Ignored = w.ignored
 	return err
+}
+
+// skip notes a file or directory that cannot be searched.
+func (s *search) skip(name string) {
+	s.result.Skipped++
+	s.result.SkippedPaths = addName(s.result.SkippedPaths, name)
+}
+
+// maxNamed is how many of the files and directories are named that are not searched.
+const maxNamed = 3
+
+func addName(names []string, name string) []string {
+	if len(names) < maxNamed {
+		names = append(names, name)
+	}
+	return names
 }
 
 // file searches one regular file; below is its path below the start of the search.
@@ -178,8 +190,7 @@ func (s *search) file(ctx context.Context, name, below string) error {
 	case ctx.Err() != nil, errors.Is(err, os.ErrClosed), err != nil && s.named:
 		return err
 	case err != nil:
-		s.result.Skipped++
-		s.result.SkippedPaths = addName(s.result.SkippedPaths, name)
+		s.skip(name)
 		return nil //nolint:nilerr // one unreadable file does not end a search
 	}
 	text, _, _ := decode(content)

@@ -27,25 +27,9 @@ type walk struct {
 	noIgnore bool
 	// visit gets every entry but those left out, directories before their contents.
 	visit func(ctx context.Context, at position) error
-	// skipped counts the directories that could not be read, ignored the entries excluded.
-	skipped, ignored int
-	unread           []string // the first of the skipped ones
-}
-
-// skip notes a directory that cannot be read.
-func (w *walk) skip(name string) {
-	w.skipped++
-	w.unread = addName(w.unread, name)
-}
-
-// maxNamed is how many of the files and directories are named that are not looked at.
-const maxNamed = 3
-
-func addName(names []string, name string) []string {
-	if len(names) < maxNamed {
-		names = append(names, name)
-	}
-	return names
+	// skip gets each directory that cannot be read.
+	skip    func(name string)
+	ignored int // entries excluded
 }
 
 // position is where a walk stands.
@@ -159,7 +143,7 @@ func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (pro
 		depth = defaultDepth
 	}
 	room := newRoom(req.Limit)
-	w := &walk{fs: f, noIgnore: req.NoIgnore}
+	w := &walk{fs: f, noIgnore: req.NoIgnore, skip: func(string) { result.Skipped++ }}
 	w.visit = func(ctx context.Context, at position) error {
 		result.Total++
 		entry := protocol.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
@@ -182,7 +166,7 @@ func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (pro
 		return nil
 	}
 	err := w.from(ctx, name)
-	result.Ignored, result.Skipped = w.ignored, w.skipped
+	result.Ignored = w.ignored
 	return result, err
 }
 

@@ -17,7 +17,6 @@ import (
 
 // fileOps executes payloads about files for one session in one sandbox.
 type fileOps struct {
-	sandbox sandbox.Sandbox
 	session protocol.SessionID
 	digests *sandboxes.Digests
 }
@@ -26,7 +25,7 @@ type fileOps struct {
 func inFiles[P protocol.Payload](op func(fileOps, context.Context, sandbox.FS, P) (protocol.Value, error)) func(context.Context, *Attempt, P) (protocol.Value, error) {
 	return func(ctx context.Context, a *Attempt, p P) (protocol.Value, error) {
 		fs := a.sandbox.FS().Within(a.Run.Call.Roots...)
-		f := fileOps{sandbox: a.sandbox, session: a.Run.Call.SessionID, digests: a.box.Digests}
+		f := fileOps{session: a.Run.Call.SessionID, digests: a.box.Digests}
 		return op(f, ctx, fs, p)
 	}
 }

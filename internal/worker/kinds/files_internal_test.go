@@ -31,10 +31,10 @@ func opened(tb testing.TB) (sandbox.Sandbox, string) {
 }
 
 // runFiles runs a payload about files as the worker does.
-func runFiles(t *testing.T, ops fileOps, payload protocol.Payload) error {
+func runFiles(t *testing.T, s sandbox.Sandbox, ops fileOps, payload protocol.Payload) error {
 	t.Helper()
 	call := &protocol.Call{SessionID: ops.session, Resources: []protocol.Use{{Key: "sandbox/files", Access: protocol.Exclusive}}, Payload: payload}
-	a := &Attempt{Run: &lane.Run{Call: call}, host: &Host{}, box: &sandboxes.Box{Digests: ops.digests}, sandbox: ops.sandbox}
+	a := &Attempt{Run: &lane.Run{Call: call}, host: &Host{}, box: &sandboxes.Box{Digests: ops.digests}, sandbox: s}
 	_, err := table(Handlers{})[wire.KindOf(payload)].run(t.Context(), a, payload)
 	return err
 }
@@ -43,9 +43,9 @@ func TestGuards(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)
 	home := t.TempDir()
-	ops := fileOps{sandbox: s, session: "s1", digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
+	ops := fileOps{session: "s1", digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
 	do := func(payload protocol.Payload) protocol.Code {
-		err := runFiles(t, ops, payload)
+		err := runFiles(t, s, ops, payload)
 		if err == nil {
 			return ""
 		}
@@ -98,10 +98,10 @@ func TestGuards_AWriteCanBeDoneAgain(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)
 	for _, guard := range []protocol.Guard{protocol.GuardChanged, protocol.GuardRead} {
-		ops := fileOps{sandbox: s, session: "s1", digests: sandboxes.NewDigests(filepath.Join(t.TempDir(), "seen.jsonl"))}
+		ops := fileOps{session: "s1", digests: sandboxes.NewDigests(filepath.Join(t.TempDir(), "seen.jsonl"))}
 		path := filepath.Join(dir, "a-"+string(guard))
 		write := func(content string) error {
-			err := runFiles(t, ops, protocol.FilesWrite{Path: filepath.Base(path), Content: protocol.Bytes(content), Guard: guard})
+			err := runFiles(t, s, ops, protocol.FilesWrite{Path: filepath.Base(path), Content: protocol.Bytes(content), Guard: guard})
 			return err
 		}
 		require.NoError(t, os.WriteFile(path, []byte("new"), 0o600))
@@ -126,18 +126,18 @@ func TestGuards_FilesThatAreGoneCanBeMadeAgain(t *testing.T) {
 		for name, read := range map[string]protocol.Payload{
 			"text": protocol.FilesRead{Path: "a", Guard: guard}, "json": protocol.FilesJSONRead{Path: "a", Guard: guard},
 		} {
-			ops := fileOps{sandbox: s, session: protocol.SessionID(name + string(guard)), digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
+			ops := fileOps{session: protocol.SessionID(name + string(guard)), digests: sandboxes.NewDigests(filepath.Join(home, "seen.jsonl"))}
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("1"), 0o600))
-			err := runFiles(t, ops, read)
+			err := runFiles(t, s, ops, read)
 			require.NoError(t, err)
 			require.NoError(t, os.Remove(filepath.Join(dir, "a")))
 			write := protocol.FilesWrite{Path: "a", Content: protocol.Bytes("2"), Guard: guard}
-			err = runFiles(t, ops, write)
+			err = runFiles(t, s, ops, write)
 			require.ErrorContains(t, err, "no longer exists")
-			err = runFiles(t, ops, read)
+			err = runFiles(t, s, ops, read)
 			require.ErrorContains(t, err, "does not exist")
 			ops.digests = sandboxes.NewDigests(filepath.Join(home, "seen.jsonl")) // as another worker finds it
-			err = runFiles(t, ops, write)
+			err = runFiles(t, s, ops, write)
 			require.NoError(t, err)
 		}
 	}
