@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -126,18 +127,18 @@ func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	return nil
 }
 
-// carried is an error with a message that is not too large, head and tail of what there was.
-func carried(fault *protocol.Error) *protocol.Error {
-	if fault == nil || len(fault.Message) <= maxErrorText {
+// carried is an error with about so many bytes of its message at most, from its head and tail.
+func carried(fault *protocol.Error, most int) *protocol.Error {
+	if fault == nil || len(fault.Message) <= most {
 		return fault
 	}
-	head, tail := fault.Message[:maxErrorText/2], fault.Message[len(fault.Message)-maxErrorText/2:]
-	message := fmt.Sprintf("%s\n[... %d bytes left out ...]\n%s", head, len(fault.Message)-maxErrorText, tail)
+	head, tail := fault.Message[:most/2], fault.Message[len(fault.Message)-most/2:]
+	message := fmt.Sprintf("%s\n[... %d bytes left out ...]\n%s", head, len(fault.Message)-most, tail)
 	return &protocol.Error{Code: fault.Code, Message: strings.ToValidUTF8(message, "\uFFFD")}
 }
 
-// EncodeResult encodes a result for its message. If that cannot carry it, the middle of the error's
-// text is left out, and the value is stored apart. A result must always arrive: where that is not
+// EncodeResult encodes a result for its message. If that cannot carry it, the middles of the errors'
+// texts are left out, and the value is stored apart. A result must always arrive: where that is not
 // possible, one without the value says so.
 func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, error) {
 	body, err := wire.EncodeResult(r)
@@ -149,7 +150,10 @@ func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, e
 	case !b.TooLarge(body):
 		return body, nil
 	default:
-		small.Error = carried(r.Error)
+		small.Error, small.Tries = carried(r.Error, maxErrorText), slices.Clone(r.Tries)
+		for i := range small.Tries {
+			small.Tries[i].Error = carried(small.Tries[i].Error, maxErrorText/len(small.Tries))
+		}
 		if body, err = wire.EncodeResult(&small); err != nil || !b.TooLarge(body) {
 			return body, err
 		}

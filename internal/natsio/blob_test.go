@@ -2,6 +2,7 @@ package natsio_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -40,6 +41,31 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 	_, err = blobs.Put(t.Context(), "call/s", body)
 	require.NoError(t, err)
+}
+
+// A result whose attempts each failed with a long text still arrives, with the start and the end of each.
+func TestBlobs_EncodeResultShortensTheErrorsOfAttempts(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	blobs, err := natsio.NewBlobs(f.NC, f.Name)
+	require.NoError(t, err)
+	long := &protocol.Error{Code: protocol.CodeToolFailed, Message: "start" + strings.Repeat("x", 200<<10) + "end"}
+	r := protocol.Result{
+		CallID: "c", SessionID: protocol.NewSessionID(), Status: protocol.StatusFailed, Error: long,
+	}
+	for i := range 10 {
+		r.Tries = append(r.Tries, protocol.Try{Attempt: i + 1, Error: long})
+	}
+	body, err := blobs.EncodeResult(t.Context(), &r)
+	require.NoError(t, err)
+	require.False(t, blobs.TooLarge(body))
+	read, err := wire.DecodeResult(body)
+	require.NoError(t, err)
+	require.Len(t, read.Tries, 10)
+	for _, try := range read.Tries {
+		require.True(t, strings.HasPrefix(try.Error.Message, "start") && strings.HasSuffix(try.Error.Message, "end"))
+	}
+	require.Equal(t, long, r.Tries[0].Error, "the result itself stays whole")
 }
 
 // A bucket that somebody removes is found to be gone also by who has read from it: a result is had

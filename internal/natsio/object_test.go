@@ -147,8 +147,8 @@ func TestDeleteObjects(t *testing.T) {
 	require.ErrorIs(t, natsio.DeleteObjects(t.Context(), f.JS, "NONE", "a"), jetstream.ErrStreamNotFound)
 }
 
-// TestDeleteObject_BesideOneThatIsStored: it is there as a whole, or not at all.
-func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
+// TestDeleteObjects_BesideOneThatIsStored: it is there as a whole, or not at all.
+func TestDeleteObjects_BesideOneThatIsStored(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	bucket := wire.KeptBucket(tf)

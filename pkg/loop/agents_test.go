@@ -40,6 +40,7 @@ type family struct {
 	*rig
 
 	models byPrompt
+	set    *triggers    // with withTriggers
 	before []loop.Event // of turns that the session has already
 }
 

@@ -98,6 +98,24 @@ func TestAttachments_RefusedOnesAreLeftOut(t *testing.T) {
 	require.Equal(t, "attachment_1_2", left[0].ToolCallID)
 }
 
+// A turn that stays open ends first where the same words come with other files.
+func TestAttachments_OtherOnesAreAnotherTurn(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "bash"), says("One."), says("Two."))
+	r.fleet.err = errors.New("no servers")
+	_, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png)}})
+	require.Error(t, err)
+	r.fleet.err = nil
+	result, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "b.pdf", pdf)}})
+	require.NoError(t, err)
+	require.Equal(t, "Two.", result.Text)
+	var last []string
+	for _, a := range r.model.lastSeen()[len(r.model.lastSeen())-1].Attachments {
+		last = append(last, a.Name)
+	}
+	require.Equal(t, []string{"b.pdf"}, last)
+}
+
 // blind is a model that takes no files.
 type blind struct{ *script }
 
@@ -112,6 +130,7 @@ func TestAttachments_OfAModelThatTakesNone(t *testing.T) {
 	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png)}})
 	require.ErrorContains(t, err, "attachment a.png: the model takes no files of type image/png")
 	require.Equal(t, protocol.CodeInvalidArguments, result.Error.Code)
+	require.NotContains(t, result.Error.Message, string(protocol.CodeInvalidArguments), "the code is said once")
 	require.Empty(t, r.events(t))
 	_, err = runner.Run(t.Context(), r.session, loop.Input{Attachments: []loop.Attachment{attach(t, "n.txt", "x")}})
 	require.NoError(t, err)

@@ -224,7 +224,7 @@ func (s *session) startTurn(e *Event) error {
 		s.budget, s.warned = *e.Terms.Budget, false
 	}
 	input := Input{ID: e.CallID, Text: e.Input, Attachments: e.Attachments}
-	s.sinceReply += len(input.message().Text)
+	s.sinceReply += sizeOf([]Message{input.message()})
 	s.turns = append(s.turns, turn{number: e.Turn, input: input, terms: e.Terms, span: spanOf(e)})
 	return nil
 }

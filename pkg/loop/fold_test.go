@@ -179,6 +179,9 @@ func TestUniqueIDs_KeepsWhatIsUnique(t *testing.T) {
 
 func TestInput_SameTurn(t *testing.T) {
 	t.Parallel()
+	file := func(name, data string) []Attachment {
+		return []Attachment{{Name: name, Image: Image{Data: []byte(data)}}}
+	}
 	tests := []struct {
 		name           string
 		input, started Input
@@ -192,6 +195,13 @@ func TestInput_SameTurn(t *testing.T) {
 		{"other id", Input{Text: "a", ID: "2"}, Input{Text: "a", ID: "1"}, false},
 		{"no id against an id", Input{Text: "a"}, Input{Text: "a", ID: "1"}, false},
 		{"id against no id", Input{Text: "a", ID: "1"}, Input{Text: "a"}, false},
+		{"same file", Input{Text: "a", Attachments: file("a", "x")}, Input{Text: "a", Attachments: file("a", "x")}, true},
+		{"a file that is gone", Input{Text: "a", Attachments: file("a", "x")}, Input{Text: "a", Attachments: file("a", "")}, true},
+		{"the text without its file", Input{Text: "a"}, Input{Text: "a", Attachments: file("a", "x")}, true},
+		{"other contents", Input{Text: "a", Attachments: file("a", "y")}, Input{Text: "a", Attachments: file("a", "x")}, false},
+		{"other name", Input{Text: "a", Attachments: file("b", "x")}, Input{Text: "a", Attachments: file("a", "x")}, false},
+		{"a file more", Input{Text: "a", Attachments: file("a", "x")}, Input{Text: "a"}, false},
+		{"a file alone", Input{Attachments: file("a", "x")}, Input{Text: "a"}, false},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -150,7 +150,8 @@ type Dispatcher interface {
 	//
 	// When ctx ends, unfinished calls are cancelled, and Dispatch returns once observe has every
 	// result that could be learned; the others are "outcome_unknown", or "cancelled" if they were
-	// not sent. An error means that the fleet could not be reached at all.
+	// not sent; a ctx that has ended sends nothing. An error means that the fleet could not be
+	// reached at all.
 	//
 	// A ctx that ended with [ErrDetached] as its cause is different: the calls continue in the
 	// fleet, and Dispatch returns at once.

@@ -107,7 +107,7 @@ func lean(events []Event) []Event {
 		case EventModelReply:
 			e.Reasoning = nil
 		case EventToolResult, EventJobEnded, EventNativeCall:
-			e.Content, e.Diff, e.Image = cut(e.Content, tooLargeForJournal), "", nil
+			e.Content, e.Diff, e.Image, e.Tries = cut(e.Content, tooLargeForJournal), "", nil, nil
 			if e.Effect != nil {
 				e.Effect = &Effect{Reaches: e.Effect.Reaches}
 			}

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -70,13 +71,22 @@ type Input struct {
 // isZero reports whether the input only resumes.
 func (in *Input) isZero() bool { return in.Text == "" && in.ID == "" && len(in.Attachments) == 0 }
 
-// same reports whether the input is the one that started a turn. Without an id
-// the text decides; the zero Input stands for whatever is open.
+// same reports whether the input is the one that started a turn. Without an id the text decides, and
+// the attachments if it has some; the zero Input stands for whatever is open.
 func (in Input) same(started Input) bool {
-	if in.ID != "" || started.ID != "" {
-		return in.ID == started.ID || in.isZero()
+	switch {
+	case in.isZero():
+		return true
+	case in.ID != "" || started.ID != "":
+		return in.ID == started.ID
 	}
-	return in.Text == "" || validText(in.Text) == started.Text // as it was journaled
+	return validText(in.Text) == started.Text && // as it was journaled
+		(len(in.Attachments) == 0 || slices.EqualFunc(in.Attachments, started.Attachments, sameAttachment))
+}
+
+// sameAttachment compares a file with one of the journal, whose contents may be gone.
+func sameAttachment(a, journaled Attachment) bool {
+	return a.Name == journaled.Name && (len(journaled.Data) == 0 || bytes.Equal(a.Data, journaled.Data))
 }
 
 // TurnResult is how a turn ended.
@@ -265,7 +275,8 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	case errors.Is(err, ErrJournalFull):
 		code = protocol.CodeFleetFull
 	case typed && failure.Code == protocol.CodeInvalidArguments: // of attachments
-		code = failure.Code
+		result.Error = failure
+		return result
 	case errors.Is(err, ErrJournalConflict), errors.Is(err, ErrJournalInvalid),
 		errors.Is(err, ErrNoInput), errors.Is(err, protocol.ErrInvalidName):
 		code = protocol.CodeInternal

@@ -12,9 +12,8 @@ import (
 )
 
 // Triggers begin turns of one session later, whether or not this process still runs: each time
-// once, behind a turn that is open. A
-// [protocol.Error] is the result of the call; any other error leaves the call without result, and
-// the next run of the session makes it again.
+// once, behind a turn that is open. A [protocol.Error] is the result of the call; any other error
+// leaves the call without result, and the next run of the session makes it again.
 type Triggers interface {
 	// Add stores a trigger. The same one added once more, also after it has fired or was removed,
 	// changes nothing.

@@ -57,7 +57,7 @@ func (s *triggers) Remove(_ context.Context, id string) error {
 func (f *family) withTriggers(t *testing.T) (*family, *triggers) {
 	t.Helper()
 	s := &triggers{here: map[string]bool{}}
-	f.opts.Triggers = s
+	f.opts.Triggers, f.set = s, s
 	return f.withSets(t, "triggers", "channels"), s
 }
 
@@ -102,16 +102,11 @@ func TestTriggers_AreSetAndListed(t *testing.T) {
 
 func TestTriggers_CrashAtAnyAppendSetsNoneTwice(t *testing.T) {
 	t.Parallel()
-	sets := map[*family]*triggers{}
-	var mu sync.Mutex
 	requireCrashesChangeNothing(t, 15, func() *family {
-		f, s := newFamily(t, waits()).withTriggers(t)
-		mu.Lock()
-		defer mu.Unlock()
-		sets[f] = s
+		f, _ := newFamily(t, waits()).withTriggers(t)
 		return f
 	}, func(_, f *family, name string) {
-		require.Len(t, sets[f].ever, 4, name)
+		require.Len(t, f.set.ever, 4, name)
 	})
 }
 

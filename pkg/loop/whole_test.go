@@ -2,7 +2,6 @@ package loop_test
 
 import (
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,7 +12,7 @@ import (
 
 // whole is a session that has a turn behind it, and in its second one does what a session can: it
 // works with sub-agents on forks, messages, triggers and a scratchpad, and is compacted.
-func whole(t *testing.T) (*family, *triggers) {
+func whole(t *testing.T) *family {
 	t.Helper()
 	f := forking(t)
 	both := f.models["go"].replies[0]
@@ -27,15 +26,15 @@ func whole(t *testing.T) (*family, *triggers) {
 		f.models["go"].replies[i].Usage = protocol.Usage{InputTokens: int64(100 * (i + 1))}
 	}
 	f.opts.Compaction = &loop.Compaction{Model: &summarizer{}, At: 600}
-	f, set := f.withTriggers(t)
-	return f.withSets(t, "triggers", "channels", "scratchpad"), set
+	f, _ = f.withTriggers(t)
+	return f.withSets(t, "triggers", "channels", "scratchpad")
 }
 
 // lived are the events of the first turn of such a session as its fork has them, which was merged
 // into, and of which a person reverted one call and resolved another.
 func lived(t *testing.T) []loop.Event {
 	t.Helper()
-	f, _ := whole(t)
+	f := whole(t)
 	_, err := f.run(t.Context(), t)
 	require.NoError(t, err)
 	events := f.events(t)
@@ -58,19 +57,14 @@ func lived(t *testing.T) []loop.Event {
 func TestRun_CrashAtAnyAppendOfAWholeLife(t *testing.T) {
 	t.Parallel()
 	before := lived(t)
-	sets := map[*family]*triggers{}
-	var mu sync.Mutex
 	requireCrashesChangeNothing(t, 30, func() *family {
-		f, s := whole(t)
+		f := whole(t)
 		f.before = before
-		mu.Lock()
-		defer mu.Unlock()
-		sets[f] = s
 		return f
 	}, func(clean, f *family, name string) {
 		require.Equal(t, slices.Sorted(slices.Values(clean.kinds())), slices.Sorted(slices.Values(f.kinds())), name)
 		require.Len(t, f.fleet.posts["default.work"], 1, name)
-		require.Len(t, sets[f].ever, 2, name)
+		require.Len(t, f.set.ever, 2, name)
 		counts := map[loop.EventType]int{}
 		for _, e := range f.events(t) {
 			counts[e.Type]++
