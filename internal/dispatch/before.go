@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -22,7 +23,7 @@ type before struct {
 	trials map[protocol.CallRef]*trial // calls that are being sent
 	failed map[protocol.CallRef]bool   // calls that were not sent
 	oldest []protocol.CallRef          // of failed, in order; some may be sent again
-	parked map[futureLane]bool         // lanes whose first call waits for a trial
+	parked map[futureLane]*time.Timer  // lanes whose first call waits for a trial; nil without an end
 }
 
 // trial is a call that is being sent, by one or more senders at the same time.
@@ -61,8 +62,8 @@ func (b *before) fail(ref protocol.CallRef) {
 	b.failed[ref], b.oldest = true, append(b.oldest, ref)
 }
 
-// tried notes that a call was sent or, if failed is set, was not; the lock is held.
-func (t *futures) tried(ref protocol.CallRef, failed bool) {
+// endTrial notes that a call was sent or, if failed is set, was not; the lock is held.
+func (t *futures) endTrial(ref protocol.CallRef, failed bool) {
 	if failed {
 		t.fail(ref)
 	}
@@ -97,26 +98,40 @@ func (t *futures) park(f *Future, at futureLane) bool {
 			continue
 		}
 		a.lanes = append(a.lanes, at)
-		t.parked[at] = true
+		t.parked[at] = nil
 		if end := f.lastStart(); !end.IsZero() {
-			time.AfterFunc(time.Until(end), func() {
+			t.parked[at] = time.AfterFunc(time.Until(end), func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
 				t.wake(at)
 			})
+		}
+		for _, waiting := range t.lanes[at] {
+			waiting.look() // it may be cancelled now
 		}
 		return true
 	}
 	return false
 }
 
+// isParked reports whether the first call of a lane waits for a trial; the lock is held.
+func (t *futures) isParked(at futureLane) bool {
+	_, parked := t.parked[at]
+	return parked
+}
+
 // wake has the calls of a parked lane sent; the lock is held.
 func (t *futures) wake(at futureLane) {
-	if t.parked[at] {
-		delete(t.parked, at)
-		t.turns = append(t.turns, at)
-		t.startSender()
+	timer, parked := t.parked[at]
+	if !parked {
+		return
 	}
+	if timer != nil {
+		timer.Stop()
+	}
+	delete(t.parked, at)
+	t.turns = append(t.turns, at)
+	t.startSender()
 }
 
 // sendAfter waits until the calls that a call waits for were sent, and notes that the call is being
@@ -139,7 +154,7 @@ func (t *futures) sendAfter(ctx context.Context, call *protocol.Call) (done func
 		defer t.mu.Unlock()
 		if open {
 			open = false
-			t.tried(ref, failed)
+			t.endTrial(ref, failed)
 		}
 	}
 	if unmet, err = t.awaitTrials(ctx, call, all); err != nil || unmet != nil {
@@ -172,14 +187,14 @@ func (t *futures) awaitTrials(ctx context.Context, call *protocol.Call, all []*t
 }
 
 // unmet is the result of a call that cannot run, because one that it waits for was not sent, or not
-// in time. It is nil as far as this process knows of none, or if the fleet has that one all the
-// same, by another process or an earlier attempt.
+// in time. It is nil if this process knows of no such call, or if the fleet has that call from
+// another process or an earlier attempt.
 func (t *futures) unmet(ctx context.Context, call *protocol.Call, trials []*trial) *protocol.Result {
-	t.mu.Lock()
-	late := false
-	for _, a := range trials {
-		late = late || a.senders > 0
+	if len(call.After) == 0 {
+		return nil
 	}
+	t.mu.Lock()
+	late := slices.ContainsFunc(trials, func(a *trial) bool { return a.senders > 0 })
 	var failed []protocol.CallRef
 	for _, ref := range call.After {
 		if t.failed[ref] || late && t.trials[ref] != nil {

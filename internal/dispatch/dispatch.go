@@ -108,6 +108,7 @@ type Dispatcher struct {
 var (
 	_ loop.Dispatcher  = (*Dispatcher)(nil)
 	_ ports.Keeper     = (*Dispatcher)(nil)
+	_ ports.Asker      = (*Dispatcher)(nil)
 	_ ports.TurnCaller = (*Dispatcher)(nil)
 )
 

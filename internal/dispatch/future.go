@@ -112,7 +112,7 @@ type futureSession struct {
 func newFutures(d *Dispatcher) *futures {
 	t := &futures{
 		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, unsent: unsent{lanes: map[futureLane][]*Future{}},
-		before: before{trials: map[protocol.CallRef]*trial{}, failed: map[protocol.CallRef]bool{}, parked: map[futureLane]bool{}},
+		before: before{trials: map[protocol.CallRef]*trial{}, failed: map[protocol.CallRef]bool{}, parked: map[futureLane]*time.Timer{}},
 	}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
 	return t
@@ -266,12 +266,13 @@ func (f *Future) Done() <-chan struct{} { return f.done }
 func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
 
 // Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
-// the call has ended, or was not sent because its lane or pool is full. A call that is about to be
-// sent is sent first: a request before it would have no effect, and others may wait for its result.
+// the call has ended, or was not sent because its lane or pool is full, or because it waits for a
+// call that is being sent. A call that is about to be sent is sent first: a request before it would
+// have no effect, and others may wait for its result.
 func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
 		t.mu.Lock()
-		if at := (futureLane{f.Call.Pool, f.Call.Lane()}); f.state == futureQueued && (f.wait > 0 || t.parked[at]) {
+		if at := (futureLane{f.Call.Pool, f.Call.Lane()}); f.state == futureQueued && (f.wait > 0 || t.isParked(at)) {
 			r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
 			t.end(f, &r, nil)
 			t.wake(at)
@@ -340,7 +341,7 @@ func (t *futures) end(f *Future, r *protocol.Result, err error) {
 	ref := refOf(f.Call)
 	if f.trial {
 		f.trial = false
-		t.tried(ref, notRun(r, err))
+		t.endTrial(ref, notRun(r, err))
 	}
 	if left := slices.DeleteFunc(slices.Clone(t.open[ref]), func(o *Future) bool { return o == f }); len(left) < len(t.open[ref]) {
 		if t.open[ref] = left; len(left) == 0 {
@@ -469,10 +470,7 @@ func (t *futures) send() {
 			continue
 		}
 		sent := f.state != futureQueued || t.sendCall(f)
-		if f.tried != nil {
-			close(f.tried)
-			f.tried = nil
-		}
+		f.look()
 		if !sent {
 			time.AfterFunc(f.wait, func() { t.sendAgain(at) })
 			continue
@@ -484,6 +482,14 @@ func (t *futures) send() {
 		}
 	}
 	t.senders--
+}
+
+// look has those who want to cancel a call look at its state again; the lock is held.
+func (f *Future) look() {
+	if f.tried != nil {
+		close(f.tried)
+		f.tried = nil
+	}
 }
 
 // sendAgain sends the calls of a lane that was full.
@@ -518,6 +524,9 @@ func (t *futures) sendCall(f *Future) bool {
 			stop()
 			cancel(nil)
 			t.mu.Lock()
+			if f.state == futureDone { // the result of another copy of it came first
+				return true
+			}
 			f.wait, f.state = pause, futureQueued
 			if t.closed {
 				t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
@@ -527,11 +536,11 @@ func (t *futures) sendCall(f *Future) bool {
 			return false
 		}
 	}
-	refused := t.d.sent(ctx, f.followed, fault)
 	stop()
 	known := errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call)
-	cancel(nil)
 	t.mu.Lock()
+	refused := t.d.sent(ctx, f.followed, fault)
+	cancel(nil)
 	if f.state == futureDone { // its result came first
 		if f.accepted {
 			t.d.publisher.Ended(f.Call, f.result)
@@ -557,7 +566,7 @@ func (t *futures) sendCall(f *Future) bool {
 	}
 	if f.trial {
 		f.trial = false
-		t.tried(refOf(f.Call), false)
+		t.endTrial(refOf(f.Call), false)
 	}
 	if f.state == futureSent && f.ctx.Err() != nil {
 		t.cancels = append(t.cancels, f)
