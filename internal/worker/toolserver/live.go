@@ -42,6 +42,7 @@ type live struct {
 	mu    sync.Mutex
 	said  resident.Tail // standard error, and lines that are no message
 	how   string        // it ended
+	asked bool          // its program was to end
 	fault error         // why it could not be started
 	shown map[string]*shown
 }
@@ -103,15 +104,15 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 	session, err := client.Connect(greeting, transport, nil)
 	if err == nil {
 		l.session = session
-		transport := genaiconv.TransportPipe
+		network := genaiconv.TransportPipe
 		if spec.URL != "" {
-			transport = genaiconv.TransportTCP
+			network = genaiconv.TransportTCP
 		}
 		version := ""
-		if greeting := session.InitializeResult(); greeting != nil {
-			version = greeting.ProtocolVersion
+		if initialized := session.InitializeResult(); initialized != nil {
+			version = initialized.ProtocolVersion
 		}
-		ended := telemetry.StartMCPSession(ctx, trace.SpanKindClient, version, transport)
+		ended := telemetry.StartMCPSession(ctx, trace.SpanKindClient, version, network)
 		if spec.URL != "" {
 			s.follow(l, endRequests, ended)
 			return l, nil
@@ -120,7 +121,13 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		s.join(func() {
 			<-l.Done()
 			_ = session.Close() // the program has ended
-			ended(session.Wait())
+			err := session.Wait()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.asked {
+				err = nil
+			}
+			ended(err)
 		})
 		return l, nil
 	}
@@ -229,7 +236,7 @@ func (s *Servers) program(l *live, at Surroundings, spec protocol.MCPServer) mcp
 			result, err := at.Sandbox.Exec(ctx, cmd)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.how, l.fault = ending(result), err
+			l.how, l.asked, l.fault = ending(result), ctx.Err() != nil, err
 		})
 		_ = written.Close() // which ends the session
 	})
