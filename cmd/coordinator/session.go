@@ -147,12 +147,17 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 		return ids[0], nil
 	}
 	id, err := only("ID", desk.id, ids)
-	if local, is := all.(environment.LocalSessions); is && err == nil && id == desk.id {
+	if local, is := all.(environment.LocalSessions); is && err == nil && id == desk.id && maybeGenerated(string(id)) {
 		if ids, err = local.Agents(ctx); err == nil {
 			id, err = only("ID", desk.id, ids)
 		}
 	}
 	return id, err
+}
+
+// maybeGenerated reports whether text may be the beginning of a generated id.
+func maybeGenerated(text string) bool {
+	return len(text) >= minPrefix && len(text) < len(protocol.NewSessionID()) && strings.Trim(text, "0123456789abcdef-") == ""
 }
 
 // only returns the only id that begins with a prefix, or the prefix if none does.
@@ -187,8 +192,7 @@ func findSession(ctx context.Context, p program, f *environment.FleetFlags, flag
 // name that a person chose stands for itself. Sessions in a --data are in no list.
 func continued(ctx context.Context, p program, f *environment.FleetFlags, flag string) (string, error) {
 	c, data := &sessionCommand{Nats: f.Nats, Connection: f.Connection}, f.Data
-	generated := len(protocol.NewSessionID())
-	short := len(flag) >= minPrefix && len(flag) < generated && strings.Trim(flag, "0123456789abcdef-") == ""
+	short := maybeGenerated(flag)
 	switch {
 	case flag != "last" && !short:
 		return flag, nil
@@ -219,7 +223,7 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 	case err != nil || slices.Contains(ids, protocol.SessionID(flag)):
 		return flag, err
 	case flag != "last":
-		ids = slices.DeleteFunc(ids, func(id protocol.SessionID) bool { return len(id) != generated })
+		ids = slices.DeleteFunc(ids, func(id protocol.SessionID) bool { return len(id) != len(protocol.NewSessionID()) })
 		id, err := only("--session", protocol.SessionID(flag), ids)
 		return string(id), err
 	case len(ids) == 0:
@@ -299,6 +303,14 @@ type opened struct {
 }
 
 func (o *opened) close() { o.done() }
+
+// compare is [fleet.Sessions.Compare], also for sessions of this machine that work in place.
+func (o *opened) compare(ctx context.Context, id, other protocol.SessionID, warn func(string)) (string, error) {
+	if o.local != nil {
+		return o.local.Compare(ctx, id, other, warn)
+	}
+	return o.Compare(ctx, id, other)
+}
 
 // reach connects to the fleet that the flags name, or opens the data directory of the session. The
 // caller closes it.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -204,14 +203,13 @@ func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, 
 	if !f.Revert {
 		return all.local.Work(ctx)
 	}
-	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	local, done, err := all.local.WorkAs(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: p.common.Logger(p.Program), Client: "coordinator session"},
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator session"},
 		Flags: &environment.Flags{
 			ToolFlags: environment.ToolFlags{Tools: f.Tools}, FleetFlags: environment.FleetFlags{Connection: c.Connection},
 			WorkerFlags: f.WorkerFlags, HostFlags: environment.HostFlags{Toolchains: "auto", Cache: "none"},
 		},
-		Session: &environment.SessionFlags{}, ID: desk.id, Warn: warn, Alert: warn, Busy: func(string) {},
+		Session: &environment.SessionFlags{}, ID: desk.id, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
 	})
 	if err == nil {
 		*all = opened{local.Sessions(""), local, done}
@@ -287,8 +285,7 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	if all.local == nil {
 		made.Turns, err = all.Fork(ctx, desk.id, at, made.SessionID)
 	} else {
-		warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-		made.Turns, err = all.local.Fork(ctx, desk.id, at, made.SessionID, warn)
+		made.Turns, err = all.local.Fork(ctx, desk.id, at, made.SessionID, p.warn)
 	}
 	if err != nil {
 		return err
@@ -319,8 +316,10 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	}
 	defer all.close()
 	if all.local != nil {
-		if ids, err := all.IDs(ctx); err != nil || !slices.Contains(ids, from.id) {
-			return errors.Join(err, fmt.Errorf("session %s is no fork of session %s", from.id, into.id))
+		if has, err := all.local.Has(ctx, from.id); err != nil {
+			return err
+		} else if !has {
+			return fmt.Errorf("session %s is no fork of session %s", from.id, into.id)
 		}
 		if dir, in := all.local.InPlace(into.id); in {
 			show, err := newView(p, &viewFlags{})
@@ -395,7 +394,7 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	}
 	defer done()
 	removed, err := all.Remove(ctx, desk.id, c.Rm.Force)
-	if errors.Is(err, fleet.ErrSessionBusy) {
+	if errors.Is(err, fleet.ErrSessionBusy) && !c.Rm.Force {
 		return fmt.Errorf("%w (--force)", err)
 	}
 	if err == nil && c.Nats != "" && removed == (report.Removed{}) {

@@ -92,29 +92,23 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer all.close()
-	var none error
 	if all.local != nil {
-		none = all.local.Stored(desk.id)
+		err = all.local.Stored(desk.id)
 	}
 	var text string
 	switch {
-	case none != nil:
-	case c.Diff.Call == "":
+	case err == nil && c.Diff.Call == "":
 		return c.calls(ctx, p, desk, all.Sessions)
-	default:
-		text, none = all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
+	case err == nil:
+		text, err = all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
 	}
-	if err = none; c.Diff.Call != "" && errors.Is(none, fleet.ErrNotFound) {
-		switch {
-		case secondErr != nil:
-			err = secondErr
-		case all.local != nil:
-			text, err = all.local.Compare(ctx, desk.id, second.id, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
-		default:
-			text, err = all.Compare(ctx, desk.id, second.id)
+	if c.Diff.Call != "" && errors.Is(err, fleet.ErrNotFound) { // it may be the id of a session
+		compared, otherErr := "", secondErr
+		if otherErr == nil {
+			compared, otherErr = all.compare(ctx, desk.id, second.id, p.warn)
 		}
-		if errors.Is(err, fleet.ErrNotFound) {
-			err = none
+		if !errors.Is(otherErr, fleet.ErrNotFound) {
+			text, err = compared, otherErr
 		}
 	}
 	if err != nil {

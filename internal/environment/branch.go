@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -17,7 +18,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
-	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -54,9 +54,6 @@ func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.Session
 		text, err = files.Compare(ctx, id, other)
 		return err
 	})
-	if errors.Is(err, workspace.ErrNone) {
-		err = codes.As(codes.ErrNotFound, err)
-	}
 	return text, err
 }
 
@@ -64,8 +61,20 @@ func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.Session
 // also that of a session that works in place, which can be forked at its end only: the fork gets a
 // copy of the directory. warn gets a sentence about calls of other processes that it waits for.
 func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at public.At, to protocol.SessionID, warn func(string)) (turns int, err error) {
-	// Without this directory the next turn would not know that the fork has a workspace of its own.
-	if err := os.MkdirAll(filepath.Join(d.data, "sandboxes", string(to), "workspace"), 0o700); err != nil {
+	own, box := filepath.Join(filepath.Dir(d.data), string(to)), filepath.Join(d.data, "sandboxes", string(to))
+	if err := os.Mkdir(own, 0o700); err != nil {
+		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	defer func() {
+		if err != nil {
+			turns, err = 0, errors.Join(err, os.RemoveAll(own), os.RemoveAll(box))
+		}
+	}()
+	err = errors.Join(
+		os.WriteFile(filepath.Join(own, originFile), []byte(filepath.Base(d.data)+"\n"), 0o600),
+		// Without this directory the next turn would not know that the fork has a workspace of its own.
+		os.MkdirAll(filepath.Join(box, "workspace"), 0o700))
+	if err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
 	}
 	if dir, in := d.InPlace(from); !in {
@@ -81,14 +90,16 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 			return err
 		})
 	}
-	if err != nil {
-		return 0, errors.Join(err, os.RemoveAll(filepath.Join(d.data, "sandboxes", string(to))))
+	return turns, err
+}
+
+// Has reports whether the directory is that of a session: its own, a fork or a sub-agent.
+func (d *LocalDirectory) Has(ctx context.Context, id protocol.SessionID) (bool, error) {
+	if _, of := dataOf(filepath.Dir(d.data), id); string(of) == filepath.Base(d.data) {
+		return true, nil
 	}
-	own := filepath.Join(filepath.Dir(d.data), string(to))
-	if err := os.Mkdir(own, 0o700); err != nil {
-		return 0, fmt.Errorf("fork session %s: %w", from, err)
-	}
-	return turns, os.WriteFile(filepath.Join(own, originFile), []byte(filepath.Base(d.data)+"\n"), 0o600)
+	ids, err := d.Sessions("").IDs(ctx)
+	return slices.Contains(ids, id), err
 }
 
 // Work starts a worker that changes workspaces, and runs no command: it refuses to start if calls

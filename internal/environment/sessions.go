@@ -380,7 +380,7 @@ func (l LocalSessions) removeIn(ctx context.Context, id protocol.SessionID, forc
 	if removed, err = opened.Sessions("").Remove(ctx, id, force); err != nil {
 		return removed, err
 	}
-	return removed, removal.Tree(filepath.Join(l.dir, string(id)))
+	return removed, errors.Join(removal.Tree(filepath.Join(opened.data, "sandboxes", string(id))), removal.Tree(filepath.Join(l.dir, string(id))))
 }
 
 // messageBlock is the extension of the server's files that have messages.

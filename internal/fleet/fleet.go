@@ -397,7 +397,7 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 	return started, nil
 }
 
-// secretKey is the key of the secret among the places of sandboxes, whose keys are hashes.
+// secretKey is the key of the secret in [wire.PlacesBucket].
 const secretKey = "secret"
 
 // secretPause is the time between tries to read a secret that another process has just made.

@@ -107,7 +107,7 @@ func UploadRights(fleet protocol.Fleet) Rights {
 // ScheduleRights allow changing schedules.
 func ScheduleRights(fleet protocol.Fleet) Rights {
 	bucket := wire.SchedulesBucket(fleet)
-	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
+	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.MSG.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
 }
 
 // LimitRights allow changing limits.

@@ -305,20 +305,16 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 	return &Store{bucket: bucket, stream: stream}, nil
 }
 
-// create makes the bucket.
+// create makes the bucket, as CreateKeyValue does but for direct reads.
 func create(ctx context.Context, js jetstream.JetStream, name string, replicas int) (jetstream.KeyValue, error) {
 	const room = 16 << 20
-	bucket, err := js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: name, Replicas: replicas, MaxBytes: room})
-	if err != nil || replicas == 1 {
-		return bucket, err
-	}
-	stream, err := js.Stream(ctx, "KV_"+name)
+	_, err := js.CreateStream(ctx, jetstream.StreamConfig{
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, MaxBytes: room,
+		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxMsgSize: -1, MaxConsumers: -1,
+		Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
+		AllowDirect: replicas == 1, // a server that is one of several answers from its past
+	})
 	if err != nil {
-		return nil, err
-	}
-	config := stream.CachedInfo().Config
-	config.AllowDirect = false // a server that is one of several answers from its past
-	if _, err := js.UpdateStream(ctx, config); err != nil {
 		return nil, err
 	}
 	return js.KeyValue(ctx, name)

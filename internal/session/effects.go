@@ -19,7 +19,6 @@ type Effect struct {
 
 	call     *loop.RevertCall
 	attempts int             // to undo it that have failed
-	started  bool            // the next attempt has begun
 	unknown  protocol.CallID // the attempt that may have happened
 }
 
@@ -80,10 +79,9 @@ func endsCall(e *loop.Event) bool {
 // attempted notes an event of an attempt to undo an effect, and what a person found out about it.
 func (e *Effect) attempted(event *loop.Event, resolved string) {
 	if event.Type == loop.EventRevertStarted {
-		e.started = true
 		return
 	}
-	e.started, e.unknown = false, ""
+	e.unknown = ""
 	switch status := protocol.Status(event.Status); {
 	case status == protocol.StatusOK, resolved == loop.ResolvedHappened:
 		e.Reverted = true
@@ -167,7 +165,6 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	if call.Again, err = r.note(ctx, event); err != nil {
 		return err
 	}
-	e.started = true
 	result, err := r.do(ctx, call)
 	if err != nil {
 		return err

@@ -188,9 +188,9 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	require.Empty(t, none)
 }
 
-// Two persons who revert or resolve the same at once: it is done once, and the journal says that
-// once.
-func TestRevert_TwoAtOnce(t *testing.T) {
+// Two persons revert, or resolve, what both have read before: it is done once, and the journal says
+// that once.
+func TestRevert_OfEffectsReadBefore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -264,10 +264,10 @@ func TestEffects_OfAttempts(t *testing.T) {
 		want   Effect
 	}{
 		"none":                  {nil, Effect{}},
-		"started":               {attempt("r-1", ""), Effect{started: true}},
+		"started":               {attempt("r-1", ""), Effect{}},
 		"ok":                    {attempt("r-1", "ok"), Effect{Effect: report.Effect{Reverted: true}}},
 		"failed":                {attempt("r-1", "failed"), Effect{attempts: 1}},
-		"failed, then started":  {append(attempt("r-1", "failed"), attempt("r-2", "")...), Effect{attempts: 1, started: true}},
+		"failed, then started":  {append(attempt("r-1", "failed"), attempt("r-2", "")...), Effect{attempts: 1}},
 		"of unknown outcome":    {attempt("r-1", "outcome_unknown"), Effect{unknown: "r-1"}},
 		"that did happen":       {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedHappened)...), Effect{Effect: report.Effect{Reverted: true}}},
 		"that did not happen":   {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedDidNot)...), Effect{attempts: 1}},
@@ -280,7 +280,7 @@ func TestEffects_OfAttempts(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, effects, 1, name)
 		got := effects[0]
-		require.Equal(t, test.want, Effect{Effect: report.Effect{Reverted: got.Reverted}, started: got.started, attempts: got.attempts, unknown: got.unknown}, name)
+		require.Equal(t, test.want, Effect{Effect: report.Effect{Reverted: got.Reverted}, attempts: got.attempts, unknown: got.unknown}, name)
 		if got.unknown != "" {
 			err := reverter{journal, nil, "s"}.all(t.Context(), effects)
 			require.ErrorContains(t, err, "the outcome of an earlier revert, call r-1, is unknown")

@@ -229,19 +229,21 @@ func (f Files) text(ctx context.Context, node snapshot.Node) (string, error) {
 // Fork begins a session with the workspace and the conversation that another one had at a point,
 // and returns how many turns that conversation has; 0 means that only the workspace was forked.
 func (f Files) Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
-	return f.begin(ctx, journal, from, at, to, f.fork(ctx, journal, from, at, sandboxHash(to)))
+	return f.begin(ctx, journal, from, at, to, func() error { return f.fork(ctx, journal, from, at, sandboxHash(to)) })
 }
 
 // ForkDirectory is Fork for a session that works in a directory in place: the new session gets a
 // copy of the files that the directory has now.
 func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from protocol.SessionID, dir string, to protocol.SessionID) (turns int, err error) {
-	_, err = checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxHash(to), wire.RandomCallID())
-	return f.begin(ctx, journal, from, At{}, to, err)
+	return f.begin(ctx, journal, from, At{}, to, func() error {
+		_, err := checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxHash(to), wire.RandomCallID())
+		return err
+	})
 }
 
-// begin adds the conversation to a session whose workspace was forked, or was not because of err.
-func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID, err error) (turns int, _ error) {
-	if err != nil {
+// begin begins a session: its workspace by fork, and then its conversation.
+func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID, fork func() error) (turns int, err error) {
+	if err := fork(); err != nil {
 		return 0, fmt.Errorf("session %s: %w", from, err)
 	}
 	if turns, err = Fork(ctx, journal, from, at, to); err != nil {

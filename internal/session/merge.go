@@ -75,17 +75,18 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 		return merged, errors.New("the worker returned no result of a merge")
 	}
 	merged = mergedOf(result, answerOf(fork.Events))
-	known := last.From == from && last.Checkpoint == result.Checkpoint && strings.Contains(last.Text, merged.Answer)
-	if len(history.Events) == 0 || known {
-		return merged, nil
-	}
 	text := fmt.Sprintf("[Session %s, a fork of this one, was merged.]", from)
 	if merged.Answer != "" {
 		text += "\nIts answer:\n" + merged.Answer
 	}
+	text += "\n\n"
+	known := last.From == from && last.Checkpoint == result.Checkpoint && strings.HasPrefix(last.Text, text)
+	if len(history.Events) == 0 || known {
+		return merged, nil
+	}
 	_, err = journal.Append(ctx, into, history.Last, loop.Event{
 		Type: loop.EventSessionMerged, SessionID: into, Time: time.Now().UTC(), Turn: history.Events[len(history.Events)-1].Turn,
-		Text: text + "\n\n" + render.Merge(result), MergeFields: loop.MergeFields{From: from, Checkpoint: result.Checkpoint},
+		Text: text + render.Merge(result), MergeFields: loop.MergeFields{From: from, Checkpoint: result.Checkpoint},
 	})
 	return merged, err
 }

@@ -267,7 +267,7 @@ func (r *remover) workspace(ctx context.Context) error {
 		}
 	}
 	if _, err := r.call(ctx, wire.RandomCallID(), wire.WorkspaceRemove{}); err != nil {
-		return fmt.Errorf("%w (is a worker of pool %s running, with the data directory that has it?)", err, r.options.Pool)
+		return fmt.Errorf("%w (is a worker of pool %s running?)", err, r.options.Pool)
 	}
 	r.removed.Workspace = true
 	return nil

@@ -20,8 +20,7 @@ import (
 // ErrForeign says that bodies are, or would be, where those of another fleet are.
 var ErrForeign = errors.New("the place belongs to another fleet")
 
-// bodiesKey is the key, in the places of a fleet, of where its bodies are. No hash of a lane is
-// one.
+// bodiesKey is the key in [wire.PlacesBucket] of where the fleet's bodies are.
 const bodiesKey = "bodies"
 
 // record says where the bodies of a fleet are. It is in the fleet, and in the store that it names.

@@ -50,10 +50,9 @@ func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.A
 		answer.Question = cmp.Or(answer.Question, asked.Question.ID)
 	}
 	of := approval.Asked{Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID}
-	_, err := do(ctx, c, nil, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
+	return act(ctx, c, nil, func(ctx context.Context) error {
+		return approval.Reply(ctx, c.inner.Conn(of.Pool), c.inner.Name, of, answer)
 	})
-	return err
 }
 
 // AwaitApproval waits until a person approves or denies a call: by [Sessions.Approve] in any

@@ -310,6 +310,12 @@ func do[T any](ctx context.Context, c *Client, rights []natsio.Rights, method fu
 	return result, c.outcome(ctx, err)
 }
 
+// act is do for a method without a result.
+func act(ctx context.Context, c *Client, rights []natsio.Rights, method func(context.Context) error) error {
+	_, err := do(ctx, c, rights, func(ctx context.Context) (struct{}, error) { return struct{}{}, method(ctx) })
+	return err
+}
+
 // outcome adds to the error of a method what callers branch on if the method was
 // interrupted: [ErrClosed], the cause of its context, or [ErrUnreachable].
 func (c *Client) outcome(ctx context.Context, err error) error {

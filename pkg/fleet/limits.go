@@ -126,7 +126,7 @@ func (l Limits) Remove(ctx context.Context, limit Limit) error {
 // each opens the limits of parts of the fleet: pools with servers of their own have a copy.
 func (l Limits) each(ctx context.Context, parts []*fleet.Fleet, method func(context.Context, *limits.Store) error) error {
 	rights := []natsio.Rights{natsio.CallRights(l.client.inner.Name, protocol.DefaultPool)}
-	_, err := do(ctx, l.client, rights, func(ctx context.Context) (struct{}, error) {
+	return act(ctx, l.client, rights, func(ctx context.Context) error {
 		for _, part := range parts {
 			store, err := limits.Open(ctx, part.JS, part.Name)
 			if err == nil {
@@ -136,10 +136,9 @@ func (l Limits) each(ctx context.Context, parts []*fleet.Fleet, method func(cont
 				err = method(ctx, store)
 			}
 			if err != nil {
-				return struct{}{}, err
+				return err
 			}
 		}
-		return struct{}{}, nil
+		return nil
 	})
-	return err
 }

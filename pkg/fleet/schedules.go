@@ -138,7 +138,7 @@ func (s Schedules) Remove(ctx context.Context, name string) error {
 
 func (s Schedules) with(ctx context.Context, method func(context.Context, *schedule.Store) error) error {
 	f := s.client.inner
-	_, err := do(ctx, s.client, []natsio.Rights{natsio.CallRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) (struct{}, error) {
+	return act(ctx, s.client, []natsio.Rights{natsio.CallRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
 		store, err := schedule.Open(ctx, f.JS, f.Name)
 		if err == nil {
 			err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
@@ -146,9 +146,8 @@ func (s Schedules) with(ctx context.Context, method func(context.Context, *sched
 		if err == nil {
 			err = method(ctx, store)
 		}
-		return struct{}{}, err
+		return err
 	})
-	return err
 }
 
 // nextTimes is the number of next times of a [Schedule].

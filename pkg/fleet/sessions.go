@@ -330,10 +330,9 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 	if err := errors.Join(err, idErr); err != nil {
 		return err
 	}
-	_, err = do(ctx, s.client, natsio.ApprovalRights(f.Name, s.pool), func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, approval.Asked{Pool: s.pool, Session: id, Call: call}, answer)
+	return act(ctx, s.client, natsio.ApprovalRights(f.Name, s.pool), func(ctx context.Context) error {
+		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, approval.Asked{Pool: s.pool, Session: id, Call: call}, answer)
 	})
-	return err
 }
 
 // inFiles calls a method about stored workspaces.

@@ -85,12 +85,11 @@ func checkTemplate(name string) error {
 
 func (t Templates) with(ctx context.Context, method func(context.Context, *workspace.Store) error) error {
 	f := t.client.inner
-	_, err := do(ctx, t.client, []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context) (struct{}, error) {
+	return act(ctx, t.client, []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context) error {
 		store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name)
 		if err == nil {
 			err = method(ctx, store)
 		}
-		return struct{}{}, err
+		return err
 	})
-	return err
 }

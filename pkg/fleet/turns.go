@@ -86,11 +86,11 @@ func (t *Turn) attachments() (list []wire.Attachment) {
 // nil if no coordinator runs, or the user may not ask them: a turn then waits.
 func (s Sessions) Serves(ctx context.Context, model string) error {
 	f := s.client.inner
-	_, err := do(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) (struct{}, error) {
+	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
 		if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
-			return struct{}{}, codes.As(ErrInvalid, fmt.Errorf("model %s: %s", model, why))
+			return codes.As(ErrInvalid, fmt.Errorf("model %s: %s", model, why))
 		}
-		return struct{}{}, context.Cause(ctx)
+		return context.Cause(ctx)
 	})
 	if errors.Is(err, ErrRights) {
 		return nil
@@ -98,7 +98,8 @@ func (s Sessions) Serves(ctx context.Context, model string) error {
 	return err
 }
 
-// send calls a method that sends the call of a turn. An error before that is [ErrNotSent].
+// send calls a method that sends the call of a turn. An invalid turn is an error; any other error
+// before the method is [ErrNotSent].
 func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(context.Context, *protocol.Call) (T, error)) (result T, err error) {
 	call, began := turn.call(), false
 	if err := call.Validate(); err != nil {
