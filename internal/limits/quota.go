@@ -87,13 +87,12 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 		}
 		bucket := core.Limit{Rate: b.Rate, Burst: b.Burst}
 		at := now()
-		if at.Before(s.at) {
-			at = s.at
-		}
+		behind := max(s.at.Sub(at), 0) // this clock, behind that of another process
+		at = at.Add(behind)
 		bucket.Restore(s.spent, at.Sub(s.at), at)
 		if blocked, wait := bucket.Blocked(0, at); bounded && blocked != core.NotBlocked {
 			if fresh {
-				return wait, nil
+				return wait + behind, nil
 			}
 			s.known = false // another process may have given some back
 			continue

@@ -34,7 +34,7 @@ func startedAgain(result *protocol.Result) string {
 		return ""
 	}
 	why := "a worker was lost while the call ran, and it was started again"
-	if failed := len(result.Tries); failed > 0 && failed >= result.Attempt-1 {
+	if failed := len(result.Tries); failed >= result.Attempt-1 {
 		why = fmt.Sprintf("attempt %d failed with %s, and the tool's retry started the call again", result.Attempt-1, result.Tries[failed-1].Error.ErrorType())
 	}
 	return fmt.Sprintf("attempt %d: %s; what it does outside of the workspace may have happened more than once", result.Attempt, why)
