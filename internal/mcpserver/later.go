@@ -28,6 +28,8 @@ type following struct {
 	calls map[protocol.CallID]*followed
 	left  int // how many of them were left and have ended, about
 	all   sync.WaitGroup
+
+	sessions sync.WaitGroup // of the protocol
 }
 
 // maxLeft is how many calls that were left and have ended are remembered; with one more, all are
@@ -121,7 +123,7 @@ func (s *Server) Close() {
 			_ = session.Close() // the client is gone
 		}
 	}
-	s.opened.Wait()
+	s.following.sessions.Wait()
 }
 
 // leave returns after which time a call continues without its request, and the answer to its client

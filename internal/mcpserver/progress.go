@@ -164,13 +164,13 @@ func (s *Server) measureSessions(next mcp.MethodHandler) mcp.MethodHandler {
 		result, err := next(ctx, method, request)
 		greeting, greets := result.(*mcp.InitializeResult)
 		session, of := request.GetSession().(*mcp.ServerSession)
-		if err == nil && greets && of && method == "initialize" {
+		if err == nil && greets && of {
 			transport := genaiconv.TransportPipe
 			if session.ID() != "" {
 				transport = genaiconv.TransportTCP
 			}
 			ended := telemetry.StartMCPSession(ctx, trace.SpanKindServer, greeting.ProtocolVersion, transport)
-			s.opened.Go(func() { ended(session.Wait()) })
+			s.following.sessions.Go(func() { ended(session.Wait()) })
 		}
 		return result, err
 	}

@@ -14,7 +14,6 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -109,7 +108,6 @@ type Server struct {
 
 	offer     offer
 	listeners listeners
-	opened    *sync.WaitGroup // sessions of the protocol
 	following *following
 }
 
@@ -125,7 +123,7 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
-	s := &Server{options: o, order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}, opened: &sync.WaitGroup{}}
+	s := &Server{options: o, order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },

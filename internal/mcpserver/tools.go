@@ -163,7 +163,7 @@ func (s *Server) readingServer() *Server {
 	o := s.options
 	o.Tools = harmless(s.offer.tools.Load())
 	s.offer.reading = New(o)
-	s.offer.reading.following, s.offer.reading.opened, s.offer.reading.reads = s.following, s.opened, true
+	s.offer.reading.following, s.offer.reading.reads = s.following, true
 	return s.offer.reading
 }
 

@@ -71,20 +71,21 @@ func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []erro
 		origin[tool.Name] = list[i].Name
 		made = append(made, tool)
 	}
-	missing := func(name string) bool {
-		return !slices.ContainsFunc(list, func(t wire.MCPTool) bool { return t.Name == name })
-	}
 	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
-		if missing(name) {
+		if !has(list, name) {
 			failure(name, fmt.Errorf("there are settings for it, but the server has no such tool"))
 		}
 	}
 	for _, name := range s.Only {
-		if missing(name) {
+		if !has(list, name) {
 			failure(name, fmt.Errorf("is named in only, but the server has no such tool"))
 		}
 	}
 	return made, errs
+}
+
+func has(list []wire.MCPTool, name string) bool {
+	return slices.ContainsFunc(list, func(t wire.MCPTool) bool { return t.Name == name })
 }
 
 // makeTool is a tool of the server.
@@ -119,7 +120,7 @@ func revert(s *mcp.Server, r *mcp.Revert, list []wire.MCPTool) *tools.Revert {
 		return nil
 	}
 	name := r.Tool
-	if slices.ContainsFunc(list, func(t wire.MCPTool) bool { return t.Name == name }) {
+	if has(list, name) {
 		name = nameOf(s, name)
 	}
 	arguments := json.RawMessage("{}")

@@ -36,7 +36,7 @@ func WithFallback(first loop.Model, name string, other loop.Model, as loop.Fallb
 // Provider implements [loop.Provider].
 func (f *fallback) Provider() string { return providerOf(f.first) }
 
-// Views implements [loop.Viewer]. The other model reads of what it cannot be shown.
+// Views implements [loop.Viewer] with what the first model says.
 func (f *fallback) Views(mediaType string) bool { return views(f.first, mediaType) }
 
 // Reply implements [loop.Model].

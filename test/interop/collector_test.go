@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
 )
 
@@ -30,9 +29,7 @@ func collect(t *testing.T, receiver *otlptest.Receiver) []string {
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", output)
-	ports, err := embedded.FreePorts(t.Context(), 1)
-	require.NoError(t, err)
-	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0]))
+	address := fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])
 	config := filepath.Join(t.TempDir(), "collector.yaml")
 	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
 receivers: {otlp: {protocols: {grpc: {endpoint: %q}}}}
@@ -135,6 +132,9 @@ func TestCollector(t *testing.T) {
 	require.NoError(t, err, "%s", output)
 	spans = receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(otlptest.Find(spans, genaiconv.OperationAgent)) == 2 })
 	turns := otlptest.Find(spans, genaiconv.OperationAgent)
+	if turns[0].TraceID != agent.TraceID { // they arrive in any order
+		slices.Reverse(turns)
+	}
 	require.Equal(t, agent.TraceID, turns[0].TraceID)
 	require.Equal(t, []string{turns[1].TraceID}, turns[0].Links)
 	require.NotEqual(t, agent.TraceID, turns[1].TraceID)

@@ -151,6 +151,8 @@ func (r *responsesRequest) user(text string, list []loop.Attachment) {
 	parts, of := []inputPart{{Type: "input_text", Text: endpoint.TextOf(text)}}, []loop.Part{{}}
 	for i := range list {
 		parts, of = append(parts, inputPartOf(&list[i].Image, list[i].Name)), append(of, endpoint.AttachmentPart(&list[i]))
+	}
+	if len(list) > 0 {
 		said.Content = parts
 	}
 	r.add(said, of...)

@@ -160,7 +160,7 @@ name: s
 command: [npx, -y]
 description: Does.
 tools:
-  x: {colour: red}
+  x: {colour: red, revert: {tool: y, kay: a}}
   y:
     resources: [{kay: a}]
 workspace: perhaps
@@ -168,6 +168,7 @@ workspace: perhaps
 			`f:3: a list is not what belongs here: it must be a text`,
 			`f:4: there is no field "description"; the fields are kind, name, command, args, env, cwd, url, headers, oauth, workspace, only, tools, timeout, pool, min_level`,
 			`f:6: there is no field "colour"; the fields are resources, delivery, timeout, revert`,
+			`f:6: there is no field "kay"; the fields are tool, arguments`,
 			`f:8: there is no field "kay"; the fields are key, access`,
 			"f:9: `perhaps` is not what belongs here: it must be true or false",
 		}},

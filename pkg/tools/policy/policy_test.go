@@ -73,7 +73,7 @@ func TestJudge(t *testing.T) {
 		{"an allowed class", "tools: {allow: ['@read']}", "grep", `{"pattern":"x"}`, policy.Allowed, ""},
 		{"beside it", "tools: {allow: ['@read']}", "write", `{"path":"a","content":""}`, policy.Denied, "tools.allow"},
 		{"messages", "tools: {deny: ['@message']}", "send_message", `{"channel":"c","text":"x"}`, policy.Denied, "tools.deny"},
-		{"messages are not read by it", "tools: {deny: ['@message', '@trigger']}", "read_messages", `{"channel":"c"}`, policy.Allowed, ""},
+		{"reading messages", "tools: {deny: ['@message', '@trigger']}", "read_messages", `{"channel":"c"}`, policy.Allowed, ""},
 		{"messages change no files", "tools: {deny: ['@execute', '@write', '@read', '@trigger']}", "send_message", `{"channel":"c","text":"x"}`, policy.Allowed, ""},
 		{"a timer", "tools: {deny: ['@trigger']}", "add_timer", `{"seconds":1,"prompt":"x"}`, policy.Denied, "tools.deny"},
 		{"a schedule", "tools: {deny: ['@trigger']}", "add_schedule", `{"cron":"@daily","prompt":"x"}`, policy.Denied, "tools.deny"},

@@ -12,11 +12,11 @@ import (
 // maxReferences bounds the $ref chain that is followed to find out a type.
 const maxReferences = 8
 
-// coerce spells values as s, its properties and its items expect them: a string that spells a
-// number, boolean, array or object becomes one if s allows no string there; an integer loses its
-// fraction and exponent ("3.0", "3e0": 3), because Go's decoder refuses them; null is dropped for
-// an optional property that cannot be null. Validation judges everything else. Containers are
-// changed in place.
+// coerce brings values into the form that the schema s expects, also in properties and items: a
+// string that spells a number, boolean, array or object becomes one if s allows no string there; an
+// integer loses its fraction and exponent ("3.0", "3e0": 3), because Go's decoder refuses them; null
+// is dropped for an optional property that cannot be null. Validation judges everything else.
+// Containers are changed in place.
 func coerce(s *jsonschema.Schema, value any) any {
 	s = resolve(s)
 	if s == nil {
