@@ -18,8 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// maxSettings bounds a file of settings that is copied.
-const maxSettings = 1 << 20
+// MaxSettings bounds a file of settings that is copied or compared, in bytes.
+const MaxSettings = 1 << 20
 
 // Copies are the settings of repositories in a directory that is used in place. The sandbox has a
 // copy of each, see [isolation.Spec].Copies: what commands set there holds in the sandbox only. It
@@ -188,10 +188,10 @@ func readSettings(root *os.Root, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxSettings {
-		return nil, errors.Join(fmt.Errorf("%s is no regular file of at most %d bytes", name, maxSettings), err)
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > MaxSettings {
+		return nil, errors.Join(fmt.Errorf("%s is no regular file of at most %d bytes", name, MaxSettings), err)
 	}
-	return io.ReadAll(io.LimitReader(file, maxSettings))
+	return io.ReadAll(io.LimitReader(file, MaxSettings))
 }
 
 // list parses settings; what they include is not read.

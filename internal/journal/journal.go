@@ -232,9 +232,9 @@ func (j *Journal) batches(ctx context.Context, session protocol.SessionID, event
 // storeImages puts the data of an event's image and attachments into the object store. Where there
 // is no room the journal has an image without its data, and takes no attachments.
 func (j *Journal) storeImages(ctx context.Context, session protocol.SessionID, event *loop.Event) (err error) {
-	if event.Image != nil {
-		if event.Image, err = j.storeImage(ctx, session, event.Image); errors.Is(err, loop.ErrJournalFull) {
-			event.Image, err = &loop.Image{MediaType: event.Image.MediaType}, nil
+	if image := event.Image; image != nil {
+		if event.Image, err = j.storeImage(ctx, session, image); errors.Is(err, loop.ErrJournalFull) {
+			event.Image, err = &loop.Image{MediaType: image.MediaType}, nil
 		}
 	}
 	event.Attachments = slices.Clone(event.Attachments)
@@ -257,7 +257,7 @@ func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, im
 		err = fmt.Errorf("%w: %w", loop.ErrJournalFull, err)
 	}
 	if err != nil {
-		return image, fmt.Errorf("store %s: %w", stored.Blob, err)
+		return nil, fmt.Errorf("store %s: %w", stored.Blob, err)
 	}
 	return stored, nil
 }

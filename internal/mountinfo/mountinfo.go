@@ -18,6 +18,9 @@ type Mount struct {
 	Type    string   // of the file system
 }
 
+// Has reports whether the mount has an option, such as ro.
+func (m Mount) Has(option string) bool { return slices.Contains(strings.Split(m.Options, ","), option) }
+
 // The indexes of fields, and of the first optional one.
 const (
 	id, parent, root, point, options, optional = 0, 1, 3, 4, 5, 6

@@ -248,25 +248,32 @@ func (w *Workspace) take(ctx context.Context, at workspace.Ref) (changes snapsho
 	return changes, w.storeBase(ctx, at)
 }
 
-// maxSettings is the maximum size of a settings file whose changes are named, in bytes.
-const maxSettings = 1 << 20
-
-// nameSettings names which of git's settings the session has changed, instead of their whole file.
+// nameSettings names the settings of git that are others in the session than here, instead of their
+// whole file.
 func (w *Workspace) nameSettings(ctx context.Context, root *os.Root, theirs snapshot.Tree, changes *snapshot.Changes) {
 	var named []string
 	for _, name := range changes.Protected {
-		if slices.Contains(w.settings, name) && theirs[name].Type == protocol.TypeFile {
-			content, err := snapshot.LoadBytes(ctx, w.store, theirs[name].Parts, maxSettings)
-			if err == nil {
-				if keys, err := gitguard.Differences(ctx, root, name, content); err == nil && len(keys) > 0 {
-					named = append(named, keys...)
-					continue
-				}
-			}
+		keys := w.settingsOf(ctx, root, name, theirs[name])
+		if len(keys) == 0 {
+			keys = []string{name}
 		}
-		named = append(named, name)
+		named = append(named, keys...)
 	}
 	changes.Protected = named
+}
+
+// settingsOf are the settings in a file that are others in the session; none if the file has no
+// settings of git, or cannot be compared.
+func (w *Workspace) settingsOf(ctx context.Context, root *os.Root, name string, theirs snapshot.Node) []string {
+	if !slices.Contains(w.settings, name) || theirs.Type != protocol.TypeFile {
+		return nil
+	}
+	content, err := snapshot.LoadBytes(ctx, w.store, theirs.Parts, gitguard.MaxSettings)
+	if err != nil {
+		return nil
+	}
+	keys, _ := gitguard.Differences(ctx, root, name, content) // without git the file is named
+	return keys
 }
 
 // ReportSkipped reports what was left as it is.

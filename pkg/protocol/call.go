@@ -24,7 +24,7 @@ const (
 	maxDelay = 366 * 24 * time.Hour
 )
 
-// Delivery decides about a call whose worker was lost.
+// Delivery is what may happen to a call whose worker was lost.
 type Delivery string
 
 // The three kinds of delivery.

@@ -87,7 +87,7 @@ type Delta struct {
 	Stats SaveStats `json:"-"`
 }
 
-// SaveStats count what one [Save] did.
+// SaveStats count what one [Save] did, for tests.
 type SaveStats struct {
 	Read int   // files that were read, because they may have changed
 	Kept int64 // bytes of contents that were new, before compression

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/mountinfo"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 )
 
@@ -74,10 +75,10 @@ func guarded(config wire.Config) []placement {
 
 // testProtected wants a mount in every place that is protected, of what the worker has found there:
 // something else may be of the host, by a link that was there for a moment.
-func testProtected(config wire.Config, all []mount) error {
+func testProtected(config wire.Config, all []mountinfo.Mount) error {
 	for _, place := range slices.Concat(config.Pinned, config.Protected) {
 		at := path.Join(GuestWorkspace, place.Path)
-		if !slices.ContainsFunc(all, func(m mount) bool { return m.Point == at }) {
+		if !slices.ContainsFunc(all, func(m mountinfo.Mount) bool { return m.Point == at }) {
 			return fmt.Errorf("%s is not protected", at)
 		}
 		if place.Link != "" {

@@ -85,30 +85,13 @@ func testUsers(config wire.Config) (err error) {
 	return err
 }
 
-// mount is a mount of this process's namespace.
-type mount struct{ mountinfo.Mount }
-
-func mounts() ([]mount, error) {
+// mounts are the mounts of this process's namespace.
+func mounts() ([]mountinfo.Mount, error) {
 	text, err := readProc("/proc/self/mountinfo", make([]byte, 16<<10))
 	if err != nil {
 		return nil, err
 	}
-	table, err := mountinfo.Parse(string(text))
-	all := make([]mount, len(table))
-	for i := range table {
-		all[i] = mount{table[i]}
-	}
-	return all, err
-}
-
-// has reports whether the mount has the option.
-func (m mount) has(option string) bool {
-	for o := range strings.SplitSeq(m.Options, ",") {
-		if o == option {
-			return true
-		}
-	}
-	return false
+	return mountinfo.Parse(string(text))
 }
 
 // beneath reports whether a path is dir or something in it.
@@ -138,7 +121,7 @@ func testMounts(config wire.Config) error {
 		if hidden[m.ID] {
 			continue // by a protected place, with its own copy of what is mounted below
 		}
-		if err := m.test(config, places); err != nil {
+		if err := testMount(m, config, places); err != nil {
 			return fmt.Errorf("mount %s %w", m.Point, err)
 		}
 	}
@@ -147,7 +130,7 @@ func testMounts(config wire.Config) error {
 
 // hiddenMounts are the mounts, by id, to which no path leads: another one is mounted, in the same
 // mount, on a directory above, or they are below such a mount.
-func hiddenMounts(all []mount) map[string]bool {
+func hiddenMounts(all []mountinfo.Mount) map[string]bool {
 	hidden := map[string]bool{}
 	for _, m := range all {
 		for _, over := range all {
@@ -192,8 +175,8 @@ func placesOf(config wire.Config) []placement {
 	return append(all, guarded(config)...)
 }
 
-// test compares one mount with its place.
-func (m mount) test(config wire.Config, places []placement) error {
+// testMount compares one mount with its place.
+func testMount(m mountinfo.Mount, config wire.Config, places []placement) error {
 	at := placement{path: "/"}
 	for _, p := range places {
 		if beneath(m.Point, p.path) {
@@ -203,9 +186,9 @@ func (m mount) test(config wire.Config, places []placement) error {
 	switch {
 	case at.path == "/" && m.Point != "/":
 		return errors.New("was not asked for")
-	case !at.writable && !m.has("ro"):
+	case !at.writable && !m.Has("ro"):
 		return errors.New("can be written to")
-	case !at.devices && (!m.has("nosuid") || !m.has("nodev")):
+	case !at.devices && (!m.Has("nosuid") || !m.Has("nodev")):
 		return errors.New("has set-user-ID programs or devices")
 	}
 	for _, peer := range m.Peers {

@@ -38,6 +38,9 @@ func Check(dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.Remove(try)) }()
 	p, err := Open(try)
+	if _, is := errors.AsType[*isolation.UnusableError](err); err != nil && !is {
+		err = refused(top, err)
+	}
 	if err != nil {
 		return err
 	}
