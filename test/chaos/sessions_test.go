@@ -509,12 +509,11 @@ func TestChaos_ClusterMessages(t *testing.T) { //nolint:paralleltest // see side
 	}, 2*time.Second, s.killLeader)
 
 	read := map[string][]string{}
-	var all map[protocol.SessionID][]loop.Event
 	require.Eventually(t, func() bool { // the last turn of the listener
 		history, err := s.fleet.Journal.Load(t.Context(), listener)
 		return err == nil && history.Events[len(history.Events)-1].Type == loop.EventTurnEnded
 	}, patience, 50*time.Millisecond)
-	all = s.journals()
+	all := s.journals()
 	sequences := []string{}
 	for _, m := range readBy(all[listener]) {
 		sequences, read[m[2]] = append(sequences, fmt.Sprintf("%09s", m[1])), append(read[m[2]], m[3])

@@ -28,7 +28,6 @@ import (
 //	@ TOOL JSON        the model calls another tool
 //	> TEXT             is in what the model reads of the call
 //	+ TEXT             is in it in place
-//	! TEXT             is not
 //	found TEXT         is told of the workspace when the session ends in place
 //	after COMMAND      as outside, when the session has ended; it must succeed
 //	here COMMAND       the same, in place
@@ -88,8 +87,6 @@ func readProject(t *testing.T, path string) project {
 			p.calls[last].wanted = append(p.calls[last].wanted, rest)
 		case "+":
 			p.calls[last].here = append(p.calls[last].here, rest)
-		case "!":
-			p.calls[last].not = append(p.calls[last].not, rest)
 		default:
 			t.Fatalf("%s: %q is not what a project has", path, line)
 		}
