@@ -44,7 +44,7 @@ func authorizes(headers map[string]string) bool {
 // follow waits for the end of a connection, and notifies the server.
 func (s *Servers) follow(l *live, endRequests context.CancelFunc, ended func(error)) {
 	s.join(func() {
-		err := l.session.Wait() // the call reports it
+		err := l.session.Wait()       // the call reports it
 		if l.Context().Err() != nil { // it was to end
 			err = nil
 		}
