@@ -163,6 +163,10 @@ func TestTrigger_RemovedBehindACoordinator(t *testing.T) {
 	}
 	late, now := set(2*time.Second), set(0)
 	require.Equal(t, now.Call.SessionID, <-started, "the runner has read both")
+	require.Eventually(t, func() bool { // before that it may start the call again, with the same id
+		left, err := store.List(t.Context())
+		return err == nil && len(left) == 1
+	}, time.Minute, time.Millisecond)
 	link.Cut()
 	require.NoError(t, store.Remove(t.Context(), late.Name))
 	pause.For(t.Context(), time.Until(late.Once)+time.Second)
