@@ -285,6 +285,7 @@ func (b *batch) send(ctx context.Context, all []*followed) error {
 			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateQueued})
 		case refused != nil:
 			b.done(ctx, refused)
+		case errors.Is(context.Cause(ctx), loop.ErrDetached): // who runs the session next sends it
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent) && b.how.alone:
 			return b.notSent(ctx, f, fault)
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):

@@ -160,6 +160,46 @@ func TestDispatch_DetachedReturnsAtOnceAndCancelsNothing(t *testing.T) {
 	requireDone(t, o, again, protocol.StatusOK, "")
 }
 
+// A call that was not sent yet when the process left the session has no result: the next one sends
+// it.
+func TestDispatch_DetachedBeforeItSendsHasNoResult(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	ctx, detach := context.WithCancelCause(t.Context())
+	leaving := onPublish(func() { detach(fmt.Errorf("the lease is lost: %w", loop.ErrDetached)) })
+	dispatcher := r.dispatcher
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Tracer: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(leaving)).Tracer("test")})
+	calls := newCalls(3)
+	o, err := r.dispatch(ctx, calls)
+	require.ErrorIs(t, err, loop.ErrDetached)
+	for _, call := range calls {
+		_, result := o.of(call.ID)
+		require.Nil(t, result)
+	}
+	r.dispatcher = dispatcher
+	for i := range calls {
+		calls[i].Again = true
+	}
+	o, err = r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	for _, call := range calls {
+		requireDone(t, o, call, protocol.StatusOK, "")
+	}
+}
+
+// onPublish is called before a call is sent.
+type onPublish func()
+
+func (f onPublish) OnStart(_ context.Context, span sdktrace.ReadWriteSpan) {
+	if span.Name() == telemetry.SpanPublish {
+		f()
+	}
+}
+func (onPublish) OnEnd(sdktrace.ReadOnlySpan)      {}
+func (onPublish) Shutdown(context.Context) error   { return nil }
+func (onPublish) ForceFlush(context.Context) error { return nil }
+
 // Two pools may have calls of one lane; each has a ready message of its own.
 func TestDispatch_EachPoolHasAReadyMessageOfItsOwn(t *testing.T) {
 	t.Parallel()

@@ -370,7 +370,15 @@ func (s *stage) requireFile(id protocol.SessionID, name, want string) {
 	require.NoError(s.t, err)
 	got, err := files.Read(s.t.Context(), id, name, "")
 	require.NoError(s.t, err)
-	require.Equal(s.t, want, string(got), "%s of session %s", name, id)
+	history, err := s.fleet.Journal.Load(s.t.Context(), id)
+	require.NoError(s.t, err)
+	var failed []string
+	for _, e := range history.Events {
+		if e.Type == loop.EventToolResult && e.Status != string(protocol.StatusOK) {
+			failed = append(failed, fmt.Sprintf("%s %s, attempt %d: %s", e.CallID, e.Status, e.Attempt, e.Content))
+		}
+	}
+	require.Equal(s.t, want, string(got), "%s of session %s; calls that are not ok: %q", name, id, failed)
 }
 
 func (s *stage) requireNoTriggers() {
