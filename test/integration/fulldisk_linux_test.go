@@ -156,7 +156,7 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	all := results(events(t, submitted.stdout.String()))
 	require.Contains(t, all["c1"].Content, "No space left on device")
 	require.Contains(t, all["c2"].Content, `write "a": the disk of /workspace is full (no space left on device); delete what is not needed`)
-	require.Equal(t, "ok", all["c3"].Status, "an output needs no disk of the worker")
+	require.Equal(t, "ok", all["c3"].Status, "an output needs no disk of the worker: %s", all["c3"].Content)
 	require.Contains(t, all["c3"].Content, "[the whole output could not be stored: the disk of the worker is full]")
 	require.Contains(t, all["c6"].Content, "all of it: read it from")
 	require.Contains(t, p.stderr.String(), disk.dir+"/data/", "the operator reads which disk it is")
