@@ -118,6 +118,13 @@ func TestCheck_LawfulHistories(t *testing.T) {
 			s.stalled("", 3, 2400)
 			s.Stored[0].At = 2401 * ms
 		},
+		"a result that was being sent at a stop, and the next attempt": func(s story) {
+			s.put("a")
+			s.ran("a", "w1", 1, 1, 0, 4, protocol.StatusOK)
+			s.stopped("w1", 5, 2000)
+			s.stored("a", "w1", 1, 2028, protocol.StatusOK, "")
+			s.ran("a", "w2", 1, 2, 2059, 2070, protocol.StatusOK)
+		},
 		"a call starts before its holder hears that it is cancelled": func(s story) {
 			s.ok("a", "w1", 1, 1099, 1110)
 			s.Calls["a"].Cancelled, s.Calls["a"].Heard = true, 100*ms
@@ -435,15 +442,20 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.stopped("w1", 5, 2000)
 		}, "of a worker that slept through its lease"},
 		"a zombie's result is stored late, and the server was stalled before": {func(s story) {
-			s.ok("a", "w1", 1, 0, 4)
-			s.stopped("w1", 5, 2000)
+			s.ok("a", "w1", 1, 0, 100)
+			s.stopped("w1", 151, 2000)
 			s.stalled("", 3, 1400)
 			s.Stored[0].At = 2001 * ms
 		}, "L7 zombie: call a: result"},
 		"a zombie's result is stored late": {func(s story) {
-			s.ok("a", "w1", 1, 0, 4)
-			s.stopped("w1", 5, 2000)
+			s.ok("a", "w1", 1, 0, 100)
+			s.stopped("w1", 151, 2000)
 			s.Stored[0].At = 2001 * ms
+		}, "L7 zombie: call a: result"},
+		"a zombie's result is stored long after it wakes": {func(s story) {
+			s.ok("a", "w1", 1, 0, 100)
+			s.stopped("w1", 101, 2000)
+			s.Stored[0].At = 2201 * ms
 		}, "L7 zombie: call a: result"},
 	} {
 		t.Run(name, func(t *testing.T) {

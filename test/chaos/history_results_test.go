@@ -38,7 +38,7 @@ func (c *check) results(byCall map[protocol.CallID][]*span) {
 		c.report.Statuses[result.Status]++
 		c.grounds(call, result, byCall[id])
 		for _, s := range byCall[id] {
-			if s.Start > result.At+c.history.ClockError {
+			if s.Start > result.At+c.history.ClockError && !c.wasBeingSent(result, byCall[id], s.Start) {
 				c.fault(L3, id, "attempt %d started by %s %s after the result was stored", s.Attempt, s.Worker, until(s.Start, result.At))
 			}
 		}
@@ -120,10 +120,24 @@ func (c *check) ended(call *Call, r Stored, executions []*span) {
 	}
 	for _, f := range c.history.Faults {
 		asleep := f.Worker == r.Worker && f.Stopped && f.Until-f.Still > Time(c.history.Lease)
-		if asleep && s.End <= f.Still && r.At >= f.Until && !c.history.serverStalled(f.Until, r.At) {
+		if asleep && s.End <= f.Still && r.At >= f.Until && !c.history.serverStalled(f.Until, r.At) && !c.wasBeingSent(r, executions, r.At) {
 			c.fault(L7, call.ID, "result %+v was stored %s after the worker had slept through its lease", r.Result, until(r.At, f.Until))
 		}
 	}
+}
+
+// sending is how long after the end of an execution a worker may take to send its result.
+const sending = Time(50 * time.Millisecond)
+
+// wasBeingSent reports whether a worker was stopped while it sent a result, after it had looked
+// whether it may: the result is stored when it wakes, and whoever took the lane over may start the
+// call until a moment later.
+func (c *check) wasBeingSent(r Stored, executions []*span, started Time) bool {
+	at := slices.IndexFunc(executions, func(s *span) bool { return s.Worker == r.Worker && s.Attempt == r.Attempt })
+	return at >= 0 && started <= r.At+Time(c.history.Grace) && slices.ContainsFunc(c.history.Faults, func(f Fault) bool {
+		return f.Stopped && f.Worker == r.Worker && executions[at].End <= f.Still && f.Still <= executions[at].End+sending &&
+			f.Until <= r.At && r.At <= f.Until+Time(c.history.Grace)
+	})
 }
 
 // serverStalled reports whether the machine kept the server from running at a time, and until
