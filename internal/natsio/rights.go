@@ -171,7 +171,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			wire.ClaimSubject(fleet, pool, probed), wire.HeartbeatSubject(fleet, pool, probed), wire.AskSubject(fleet, pool, probed),
 			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
 			"$JS.API.DIRECT.GET.KV_" + wire.LimitsBucket(fleet) + "." + wire.LimitsSubject(fleet),
-			"$KV." + wire.PlacesBucket(fleet) + "." + probed, chunkSubject(wire.BlobsBucket(fleet), probed), chunkSubject(wire.KeptBucket(fleet), probed),
+			"$KV." + wire.PlacesBucket(fleet) + "." + wire.BodiesKey, chunkSubject(wire.BlobsBucket(fleet), probed), chunkSubject(wire.KeptBucket(fleet), probed),
 			wire.WorkspaceSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet),
 			chunkSubject(wire.BodiesBucket(fleet), probed),
 			purge + wire.WorkspacesStream(fleet), purge + ObjectStream(wire.BlobsBucket(fleet)), purge + ObjectStream(wire.KeptBucket(fleet)), purge + ObjectStream(wire.BodiesBucket(fleet)),

@@ -107,6 +107,9 @@ func LimitsSubject(f protocol.Fleet) Subject { return "$KV." + LimitsBucket(f) +
 // the fleet.
 func PlacesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_PLACES" }
 
+// BodiesKey is the key in [PlacesBucket] of where the contents of workspaces are.
+const BodiesKey = "bodies"
+
 // Subject is a NATS subject of a fleet.
 type Subject = string
 

@@ -20,9 +20,6 @@ import (
 // ErrForeign says that bodies are, or would be, where those of another fleet are.
 var ErrForeign = errors.New("the place belongs to another fleet")
 
-// bodiesKey is the key in [wire.PlacesBucket] of where the fleet's bodies are.
-const bodiesKey = "bodies"
-
 // record says where the bodies of a fleet are. It is in the fleet, and in the store that it names.
 type record struct {
 	Fleet protocol.Fleet `json:"fleet"`
@@ -87,7 +84,7 @@ func bind(ctx context.Context, js jetstream.JetStream, at record) (record, error
 	if err != nil {
 		return record{}, err
 	}
-	if _, err := places.Create(ctx, bodiesKey, body); !errors.Is(err, jetstream.ErrKeyExists) {
+	if _, err := places.Create(ctx, wire.BodiesKey, body); !errors.Is(err, jetstream.ErrKeyExists) {
 		return at, err
 	}
 	for { // one of several servers may not know it yet
@@ -127,7 +124,7 @@ func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r
 	if err != nil {
 		return record{}, fmt.Errorf("open %s: %w", wire.PlacesBucket(fleet), err)
 	}
-	entry, err := places.Get(ctx, bodiesKey)
+	entry, err := places.Get(ctx, wire.BodiesKey)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return record{}, nil
 	}

@@ -105,7 +105,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 		require.NoError(t, s.Purge(ctx, of...))
 	}
 	for stream, subject := range map[string]string{
-		"TF_RESULTS": "tf.result.junk.%", "TF_WORKSPACES": "tf.workspace.%", "KV_TF_PLACES": "$KV.TF_PLACES.%",
+		"TF_RESULTS": "tf.result.junk.%", "TF_WORKSPACES": "tf.workspace.%",
 		"OBJ_TF_BLOBS": "$O.TF_BLOBS.C.%", "OBJ_TF_KEPT": "$O.TF_KEPT.C.%", "OBJ_TF_BODIES": "$O.TF_BODIES.C.%",
 	} {
 		flood(stream, subject, len(junk))
