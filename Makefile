@@ -33,12 +33,13 @@ WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
 # long, and what they are made of is tested with it. Likewise what mostly parses: models and pages, and what has no
 # goroutines: the core of lanes, whose simulation takes ten times as long with it.
-PROCESSES = ./cmd/... ./test/... ./examples/... ./internal/model/... ./internal/webfetch ./internal/lane/core
+APART     = cmd|test|examples|internal/model|internal/webfetch|internal/lane/core
+PROCESSES = $(patsubst %,./%/...,$(subst |, ,$(APART)))
 # Nor with the detector: tests that move much data, that fill a fleet, or that run three servers in their process. They
 # take eight times as long with it, and it sees the same code in the others. PKG=./internal/lane runs them all with it.
 HEAVY     = Test(Cluster|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Stream_ADeep|Limits_HoldWhile|Later_Many|\w*(OnThreeServers|Flood|ManyFutures|ManyHeld|LargePayloads|TooLargeForTheFleet))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | sed 's,^,./,')
-PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/|/(examples|internal/model|internal/webfetch|internal/lane/core)(/|$$)'),$(PKG))
+PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '^([^/]+/){3}($(APART))(/|$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
