@@ -71,16 +71,6 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 
 func taken() []byte { return []byte(wire.AnswerTaken) }
 
-// Answer answers the question about a call and returns when the coordinator has taken
-// the answer. The error is [ErrNotAsked] when no coordinator waits for one.
-func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
-	body, err := wire.EncodeApproval(answer)
-	if err != nil {
-		return fmt.Errorf("answer: %w", err)
-	}
-	return deliver(ctx, reply{nc, wire.ApprovalSubject(fleet, session, call), body})
-}
-
 // Waits reports whether a coordinator waits for an answer about a call. One that does not say so in
 // time may wait.
 func Waits(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID) bool {

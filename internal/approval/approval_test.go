@@ -34,9 +34,9 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	}()
 	nc := f.Connect()
 	awaitQuestion(t, nc, wire.ApprovalSubject(f.Name, session, call))
-	require.NoError(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
+	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
 	require.Equal(t, loop.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
-	require.ErrorIs(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
+	require.ErrorIs(t, say(t, nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
 }
 
 // TestAnswer_WaitsForABusyOne: whoever waits for an answer has much to do before it confirms it.
@@ -50,8 +50,14 @@ func TestAnswer_WaitsForABusyOne(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.NoError(t, nc.FlushTimeout(time.Minute))
-	require.NoError(t, approval.Answer(t.Context(), f.NC, f.Name, session, call, protocol.Approval{}))
+	require.NoError(t, say(t, f.NC, f.Name, session, call, protocol.Approval{}))
 	require.True(t, approval.Waits(t.Context(), f.NC, f.Name, session, call), "it does not say no")
+}
+
+// say answers the question about a call.
+func say(t *testing.T, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
+	t.Helper()
+	return approval.Say(t.Context(), nc, nc, fleet, approval.Asked{Pool: protocol.DefaultPool, Session: session, Call: call}, answer)
 }
 
 // awaitQuestion waits until a question is put. An answer that makes no sense does not end it.
@@ -92,7 +98,7 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 	}
 	for i, call := range slices.Backward(calls) {
 		awaitQuestion(t, f.NC, wire.ApprovalSubject(f.Name, session, call))
-		require.NoError(t, approval.Answer(t.Context(), f.NC, f.Name, session, call, protocol.Approval{Granted: i == 0}))
+		require.NoError(t, say(t, f.NC, f.Name, session, call, protocol.Approval{Granted: i == 0}))
 	}
 	require.True(t, (<-answers[0]).Granted)
 	require.False(t, (<-answers[1]).Granted)

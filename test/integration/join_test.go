@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -42,12 +43,14 @@ func TestJoin_WithinASecond(t *testing.T) {
 		slow := delayed(t)
 		began := time.Now()
 		p := start(t, worker, launch{args: []string{"--sandbox", "process", "--data", t.TempDir(), "--nats", a.url("worker"), "--call-keys", filepath.Join(keys, signing.PublicFile)}})
-		require.NoError(t, d.Dispatch(t.Context(), []protocol.Call{call}, func(u loop.Update) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		require.NoError(t, d.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
 			if u.State == loop.StateDone {
 				answered = time.Since(began)
 				require.Equal(t, protocol.StatusOK, u.Result.Status, u.Result)
 			}
 		}))
+		cancel()
 		p.stop(t)
 		took = append(took, answered-time.Duration(float64(computed(p))*(slow-1)))
 		t.Log(answered, slow, computed(p))
