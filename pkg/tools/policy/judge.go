@@ -82,9 +82,7 @@ func (j *Judge) Policies() []Policy {
 func (j *Judge) Judge(call Call) Verdict {
 	final := Verdict{Decision: Allowed}
 	for i := range j.policies {
-		if final = final.And(j.policies[i].judge(call)); final.Decision == Denied {
-			break
-		}
+		final = final.And(j.policies[i].judge(call))
 	}
 	return final
 }

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -110,6 +111,8 @@ func TestJudge(t *testing.T) {
 		{"settings for all that follows", gitOnly, "bash", sh("read HOME <<< .; git status"), policy.Denied, "commands.allow"},
 		{"a setting that is left out", "commands: {allow: [unset, git]}", "bash", sh("unset PATH; git status"), policy.Denied, "commands.allow"},
 		{"settings of npm", "commands: {allow: [npm test]}", "bash", sh("npm_config_script_shell=./x npm test"), policy.Denied, "commands.allow"},
+		{"settings of yarn", "commands: {allow: [yarn test]}", "bash", sh("yarn_config_script_shell=./x yarn test"), policy.Denied, "commands.allow"},
+		{"a proxy", "commands: {allow: [curl]}", "bash", sh("https_proxy=http://x curl a"), policy.Denied, "commands.allow"},
 		{"settings of pnpm", "commands: {allow: [pnpm test]}", "bash", sh("pnpm_config_script_shell=./x pnpm test"), policy.Denied, "commands.allow"},
 		{"no environment at all", "commands: {deny: [git push]}", "bash", sh("env - git push"), policy.Denied, "commands.deny"},
 		{"another directory", gitOnly, "bash", sh("env -C x git status"), policy.Denied, "commands.allow"},
@@ -126,6 +129,8 @@ func TestJudge(t *testing.T) {
 		{"a wrapper of the system", "commands: {allow: [echo]}", "bash", sh("/usr/bin/env echo hi"), policy.Allowed, ""},
 		{"a program that is not known, asked about", "approval: {commands: [git push]}", "bash", sh("x='git push'; $x"), policy.Ask, "approval.commands"},
 		{"harmless options before", gitOnly, "bash", sh("git --no-pager diff"), policy.Allowed, ""},
+		{"an option without its value", "commands: {allow: [docker ps]}", "bash", sh("docker --log-level"), policy.Denied, "commands.allow"},
+		{"an option whose value may be more words", "commands: {allow: [docker ps]}", "bash", sh("docker --log-level $x ps"), policy.Denied, "commands.allow"},
 		{"options that run programs", gitOnly, "bash", sh("git -c core.fsmonitor=./x status"), policy.Denied, "commands.allow"},
 		{"options that lead elsewhere", gitOnly, "bash", sh("git -C x status"), policy.Denied, "commands.allow"},
 		{"a shell that reads a profile", gitOnly, "bash", sh("bash -lc 'git status'"), policy.Denied, "commands.allow"},
@@ -149,6 +154,7 @@ func TestJudge(t *testing.T) {
 		{"files are no commands", gitOnly, "write", `{"path":"a","content":""}`, policy.Allowed, ""},
 		{"a denied command", "commands: {deny: [git push, rm]}", "bash", sh("echo x; git push -f"), policy.Denied, "commands.deny"},
 		{"a denied program by its path", "commands: {deny: [rm]}", "bash", sh("/bin/rm x"), policy.Denied, "commands.deny"},
+		{"a denied file", "commands: {deny: [./deploy.sh]}", "bash", sh("./deploy.sh now"), policy.Denied, "commands.deny"},
 		{"a denied wrapper", "commands: {deny: [sudo]}", "bash", sh("sudo ls"), policy.Denied, "commands.deny"},
 		{"what is not denied", "commands: {deny: [git push]}", "bash", sh("git pull"), policy.Allowed, ""},
 		{"code beside a deny list", "commands: {deny: [rm]}", "run_code", `{"code":"1"}`, policy.Allowed, ""},
@@ -217,6 +223,8 @@ func TestJudge_OptionsBeforeTheSubcommand(t *testing.T) {
 		"git -C $x log":                                    true, // it may be two words
 		"git -c alias.p=push p":                            true,
 		"git --config-env=alias.p=X p":                     true,
+		"git -c Alias.p=push p":                            true,
+		"git -c include.path=f p":                          true,
 		"git -C . log --grep push":                         false,
 		"git -C push status":                               false,
 		"git -C \"$dir\" log":                              false,
@@ -309,10 +317,10 @@ func TestJudge_PoliciesAllHaveToAgree(t *testing.T) {
 	j, err := policy.New(
 		policy.Policy{MinLevel: "full", Approval: policy.Approval{Tools: []string{"read"}, Timeout: hour}},
 		policy.Policy{MinLevel: "paths", Tools: policy.Names{Deny: []string{"bash"}}, Approval: policy.Approval{Tools: []string{"read", "write"}, Timeout: minute}},
-		policy.Policy{AtMostOnce: policy.AtMostOnce{Tools: []string{"read"}}},
+		policy.Policy{AtMostOnce: policy.AtMostOnce{Tools: []string{"read"}}, Tools: policy.Names{Allow: []string{"read", "glob"}}},
 	)
 	require.NoError(t, err)
-	require.Equal(t, policy.Denied, j.Judge(policy.Call{Tool: "bash"}).Decision)
+	require.Equal(t, "tools.deny", j.Judge(policy.Call{Tool: "bash"}).Rule, "the first that denies")
 	v := j.Judge(policy.Call{Tool: "read"})
 	require.Equal(t, policy.Ask, v.Decision)
 	require.Equal(t, time.Minute, v.Timeout, "the shorter one")
@@ -340,12 +348,15 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 		"max_calls: many":                 "p:1: `many` is not what belongs here: it must be a whole number",
 		"max_calls_of: [a]":               "p:1: a list is not what belongs here: it must be a mapping of names to whole numbers",
 		"approval: {timeout: 5}":          `must be a time such as`,
+		"approval: {timeout: -5s}":        `must be a time such as`,
 		"max_calls: -1":                   "p: max_calls -1: must not be negative",
 		"max_calls_of: {bash: -1}":        "max_calls_of.bash -1",
 		"max_calls_of: {'@read': 1}":      "max_calls_of.@read: must be names of tools, not a class",
 		"tools: {deny: ['@run']}":         `tools.deny "@run": classes of tools are @execute, @write, @read, @message, @trigger`,
 		"min_level: some":                 `min_level "some": must be one of none, paths, full, kernel`,
 		"paths: {write: [../x, /etc, a]}": `paths.write[0] "../x": must be a path in the workspace`,
+		"paths: {read: [..]}":             `paths.read[0] "..": must be a path in the workspace`,
+		"paths: {write: ['']}":            `paths.write[0] "": must be a path in the workspace`,
 		"tools: {deny: [' ']}":            "tools.deny[0]: is empty",
 		"a: 1\n---\nb: 1":                 `there is no field "a"`,
 		"max_calls: 1\n---\nmax_calls: 2": "more than one document",
@@ -353,6 +364,8 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 		_, err := policy.Parse("p", []byte(content))
 		require.ErrorContains(t, err, want, content)
 	}
+	_, err := policy.New(policy.Policy{Approval: policy.Approval{Timeout: -1}})
+	require.ErrorContains(t, err, "approval.timeout -1ns: must not be negative")
 	p, err := policy.Parse("p", nil)
 	require.NoError(t, err)
 	require.True(t, p.Zero())
@@ -394,6 +407,9 @@ at_most_once: {tools: [k], commands: [l m]}
 
 	_, err = policy.Load(filepath.Dir(file))
 	require.ErrorContains(t, err, "must be a file")
+	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("#"), 1<<20+1), 0o600))
+	_, err = policy.Load(file)
+	require.ErrorContains(t, err, "at most 1048576 bytes")
 	_, err = policy.Load(file + ".none")
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
