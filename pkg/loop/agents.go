@@ -219,7 +219,7 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 		return p.local(protocol.StatusRejected, "", unknown, 0), nil
 	case !begun && context.Cause(ctx) != nil: // the call's result says so
 		return p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0), nil //nolint:nilerr // the result says it
-	case !begun && int(runner.lineage.started.Load()) >= maxAgents:
+	case runner.lineage.started.Add(1) > maxAgents && !begun:
 		return p.local(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0), nil
 	}
 	if !begun {
@@ -230,7 +230,6 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 			return Event{}, err
 		}
 	}
-	runner.lineage.started.Add(1)
 	rec.above = runner.lineage.above
 	rec.above.add(timeless(rec.session.spent))
 	result, err := runner.runLoaded(ctx, rec, Input{Text: p.agent().Prompt, ID: p.event.CallID})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -91,7 +92,7 @@ func two() byPrompt {
 func TestAgent_WorksInASessionOfItsOwn(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t, two())
-	f.opts.Price = &loop.Price{Input: 100_000}
+	f.opts.Price, f.opts.Sandbox = &loop.Price{Input: 100_000}, "shared"
 	var both sync.WaitGroup // each waits for the other one
 	both.Add(2)
 	for _, prompt := range []string{"left", "right"} {
@@ -238,6 +239,82 @@ func TestAgent_IsBoundByTheBudgetOfItsParent(t *testing.T) {
 	require.Contains(t, last.Messages[len(last.Messages)-1].Text, "5 steps of 5 steps, of the session that started this one")
 	require.Len(t, f.models["left"].seen, 5)
 	require.Contains(t, f.watch.of(loop.EventToolResult)[0].Content, "as far as I came")
+}
+
+// What a sub-agent used counts once, also when another one follows, or the parent was resumed.
+func TestAgent_CountsOnceForTheBudgetOfItsParent(t *testing.T) {
+	t.Parallel()
+	working := func() *script {
+		return &script{replies: []loop.Reply{asks("l", "work"), asks("m", "work"), says("done")}}
+	}
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left"}`), delegates("e", `{"prompt":"right"}`), says("done")}},
+		"left": working(), "right": working(),
+	})
+	f.opts.Budget = &protocol.Spending{Steps: 10} // of which 9 are used
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+	for _, e := range f.watch.of(loop.EventToolResult) {
+		require.Nil(t, e.Error, "no sub-agent has come to the limit")
+	}
+
+	f = newFamily(t, byPrompt{"go": {replies: []loop.Reply{delegates("d", `{"prompt":"left"}`)}}, "left": {replies: hungry(30)}})
+	f.opts.Budget = &protocol.Spending{Steps: 5}
+	ctx, leave := context.WithCancelCause(t.Context())
+	f.models["left"].before = func(context.Context) {
+		if len(f.models["left"].seen) == 2 {
+			leave(loop.ErrDetached)
+		}
+	}
+	_, err = f.run(ctx, t)
+	require.ErrorIs(t, err, loop.ErrDetached)
+	result, err = f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+	replies := 0
+	for _, e := range f.child(t, 1, 0) {
+		if e.Type == loop.EventModelReply {
+			replies++
+		}
+	}
+	require.Equal(t, 5, replies, "the last one is the answer without tools")
+}
+
+func TestAgent_StartsAreBounded(t *testing.T) {
+	t.Parallel()
+	arguments := slices.Repeat([]string{`{"prompt":"left"}`}, 66)
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", arguments...), says("done")}},
+		"left": {replies: slices.Repeat([]loop.Reply{says("left is done")}, 66)},
+	})
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	refused := slices.DeleteFunc(f.watch.of(loop.EventToolResult), func(e loop.Event) bool { return e.Error == nil })
+	require.Len(t, refused, 2)
+	require.Equal(t, protocol.CodeLimitReached, refused[0].Error.Code)
+}
+
+// A kind may have fewer tools and steps than its parent, no more steps, and a budget of its own.
+func TestAgent_HasBoundsOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[*loop.Agent]int{{MaxSteps: 50}: 3, {MaxSteps: 2}: 2, {Budget: &protocol.Spending{Steps: 1}}: 2} {
+		kind.Name, kind.Description, kind.Without = "kind", "Works.", []string{"inline"}
+		f := newFamily(t, byPrompt{
+			"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left","agent":"kind"}`), says("done")}},
+			"left": {replies: hungry(9)},
+		})
+		f.opts.MaxSteps, f.opts.Agents = 3, []loop.Agent{*kind}
+		_, err := f.run(t.Context(), t)
+		require.NoError(t, err)
+		require.Len(t, f.models["left"].seen, want)
+		for _, d := range f.models["left"].seen[0].Tools {
+			require.NotEqual(t, "inline", d.Name)
+		}
+		f.opts.Agents = append(f.opts.Agents, *kind)
+		_, err = loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
+		require.ErrorContains(t, err, "agent kind: is there twice")
+	}
 }
 
 func TestAgent_HasNothingThatItsParentHasNot(t *testing.T) {

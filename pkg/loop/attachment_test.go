@@ -209,6 +209,8 @@ func TestCheckAttachments_NamesWhatIsWrong(t *testing.T) {
 		"attachment a.txt: has 262145 bytes as text/plain: must be at most 262144":  {of("a.txt", strings.Repeat("x", 256<<10+1))},
 		`attachment "": the name must be 1 to 255 bytes`:                            {of("", "x")},
 		`attachment "a\nb": the name must be`:                                       {of("a\nb", "x")},
+		`attachment "\xff": the name must be`:                                       {of("\xff", "x")},
+		`attachment "aaa`:                                                           {of(strings.Repeat("a", 256), "x")},
 		"attachments: 17 files: must be at most 16":                                 many,
 		"attachments: more than 12582912 bytes together":                            {big, big, big, of("n", "x")},
 	} {

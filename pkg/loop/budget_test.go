@@ -178,6 +178,18 @@ func TestBudget_RefusesWhatIsNoBound(t *testing.T) {
 	for _, field := range []string{"steps", "calls", "tokens", "time", "usd"} {
 		require.ErrorContains(t, err, "budget: "+field)
 	}
+	r.opts.Budget, r.opts.Price = &protocol.Spending{USD: math.Inf(1)}, &loop.Price{}
+	_, err = loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+	require.ErrorContains(t, err, "budget: usd +Inf: must")
+}
+
+func TestBudget_RefusedCallsDoNotCount(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "nothing", "nothing"), asks("b", "work"), says("done"))
+	r.opts.Budget = &protocol.Spending{Calls: 2}
+	result, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 }
 
 func TestCost_IsUnknownWithOneReplyOfAnUnknownPrice(t *testing.T) {

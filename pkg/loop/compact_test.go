@@ -192,6 +192,16 @@ func TestCompact_OnDemand(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, texts(r.model.lastSeen())[2], "The gist.")
 
+	r.session = protocol.NewSessionID()
+	r.model.replies = talkative(4)
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	for _, want := range []bool{true, false} { // an empty id names no earlier one
+		done, err = runner.Compact(t.Context(), r.session, "")
+		require.NoError(t, err)
+		require.Equal(t, want, done)
+	}
+
 	writer.err = errors.New("no servers")
 	r.session = protocol.NewSessionID()
 	r.model.replies = talkative(4)
@@ -205,4 +215,36 @@ func TestCompact_OnDemand(t *testing.T) {
 	require.Error(t, err)
 	_, err = runner.Compact(t.Context(), r.session, "")
 	require.ErrorIs(t, err, loop.ErrTurnOpen)
+}
+
+// A summary that is empty or was cut off is none. A writer that cannot read all gets shorter parts.
+func TestCompact_NeedsAWholeSummary(t *testing.T) {
+	t.Parallel()
+	for want, replies := range map[string][]loop.Reply{
+		"the model's reply is empty, or was cut off": {{Text: " \n"}, {Text: "half", Cut: true}}, "": {{Text: "The gist."}},
+	} {
+		for _, reply := range replies {
+			r := newRig(talkative(4)...)
+			r.model.replies[0].Text = strings.Repeat("x", 5000)
+			_, err := r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			var sizes []int
+			writer := modelFunc(func(_ context.Context, req loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
+				if sizes = append(sizes, len(req.Messages[1].Text)); len(sizes) == 1 {
+					return loop.Reply{}, loop.ErrTooLong
+				}
+				return reply, nil
+			})
+			r.opts.Compaction = &loop.Compaction{Model: writer}
+			runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+			require.NoError(t, err)
+			done, err := runner.Compact(t.Context(), r.session, "")
+			require.Equal(t, want == "", done)
+			if want != "" {
+				require.ErrorContains(t, err, want)
+			}
+			require.Len(t, sizes, 2)
+			require.Greater(t, sizes[0], sizes[1]+3000)
+		}
+	}
 }
