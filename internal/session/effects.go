@@ -61,7 +61,7 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	}
 	for i := range events {
 		at := slices.IndexFunc(effects, func(effect Effect) bool { return effect.CallID == events[i].Reverts })
-		if at < 0 || events[i].Reverts == "" {
+		if at < 0 {
 			continue
 		}
 		effects[at].attempted(&events[i], resolved[events[i].CallID])

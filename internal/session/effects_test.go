@@ -271,6 +271,7 @@ func TestEffects_OfAttempts(t *testing.T) {
 		"of unknown outcome":    {attempt("r-1", "outcome_unknown"), Effect{unknown: "r-1"}},
 		"that did happen":       {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedHappened)...), Effect{Effect: report.Effect{Reverted: true}}},
 		"that did not happen":   {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedDidNot)...), Effect{attempts: 1}},
+		"unknown, then failed":  {append(attempt("r-1", "outcome_unknown"), attempt("r-2", "failed")...), Effect{attempts: 1}},
 		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, RevertFields: loop.RevertFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
 	} {
 		journal := &looptest.Journal{}
@@ -322,4 +323,28 @@ func TestEffects_OfJobsAndOfDeepSubAgents(t *testing.T) {
 	effects, err = Effects(t.Context(), journal, "s", At{Turn: 1})
 	require.NoError(t, err)
 	require.Len(t, effects, 1, "the end of a sub-agent's turn is not that of the session's")
+}
+
+// A call that undoes an effect, and may have been sent before, says so.
+func TestRevert_IsSentAgain(t *testing.T) {
+	t.Parallel()
+	journal := &looptest.Journal{}
+	_, err := journal.Append(t.Context(), "s", 0, turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", ""))...)
+	require.NoError(t, err)
+	effects, err := Effects(t.Context(), journal, "s", At{Call: "w-0"})
+	require.NoError(t, err)
+	effects = append(effects, Effect{}) // which nothing undoes
+	var again []bool
+	do := func(_ context.Context, call *protocol.Call) (*protocol.Result, error) {
+		if again = append(again, call.Again); !call.Again {
+			return nil, errCrash
+		}
+		return &protocol.Result{Status: protocol.StatusOK}, nil
+	}
+	require.ErrorIs(t, reverter{journal, do, "s"}.all(t.Context(), effects), errCrash)
+	for range 2 {
+		require.NoError(t, reverter{journal, do, "s"}.all(t.Context(), effects))
+	}
+	require.Equal(t, []bool{false, true}, again)
+	require.ErrorIs(t, note(t.Context(), journal, loop.History{}, "none", loop.Event{}), ErrNone)
 }

@@ -11,8 +11,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -74,6 +76,9 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	turns, err := Fork(t.Context(), j, "from", At{Call: "other"}, "none")
 	require.NoError(t, err)
 	require.Zero(t, turns)
+	history, err := j.Load(t.Context(), "none")
+	require.NoError(t, err)
+	require.Empty(t, history.Events, "nothing was written")
 	_, err = Fork(t.Context(), j, "from", At{}, "to-1")
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
 	calls, ok, err := Behind(t.Context(), j, "from", At{Turn: 2})
@@ -161,4 +166,50 @@ func TestFork_OfASessionWithoutFiles(t *testing.T) {
 	require.Equal(t, protocol.SessionID("from"), info.Parent)
 	_, err = files.Fork(t.Context(), r.Journal, "nobody", At{}, "other")
 	require.ErrorIs(t, err, ErrNone)
+}
+
+// A job has its result when it ends. One that ended before the point does not end again, and one
+// that did not has no handle in the fork.
+func TestFork_EndsJobs(t *testing.T) {
+	t.Parallel()
+	events := conversation()[:7]
+	events[3].Handle = "p-1"
+	require.Negative(t, At{Call: "call-b"}.in(events))
+	ended := loop.Event{Type: loop.EventJobEnded, Turn: 1, CallFields: loop.CallFields{CallID: "call-b"}, Status: "ok"}
+	for _, before := range [][]loop.Event{events, slices.Insert(slices.Clone(events), 6, ended)} {
+		var ends []loop.Event
+		for _, e := range until(before, At{}) {
+			if e.Type == loop.EventJobEnded {
+				ends = append(ends, e)
+			}
+		}
+		require.Len(t, ends, 1)
+		require.Empty(t, ends[0].Handle)
+	}
+	require.Equal(t, 6, At{Call: "call-b"}.in(slices.Insert(slices.Clone(events), 6, ended)))
+}
+
+// Calls that began before their reply is complete stay with the origin.
+func TestFork_LeavesStreamedCallsOut(t *testing.T) {
+	t.Parallel()
+	call := func(turn, step int) loop.Event { return loop.Event{Type: loop.EventToolCall, Turn: turn, Step: step} }
+	replied := append(conversation(), call(1, 1), call(2, 1))
+	require.Equal(t, replied, withoutStreamed(append(slices.Clone(replied), call(2, 2))))
+	require.Equal(t, replied, withoutStreamed(append(slices.Clone(replied), call(3, 1))))
+}
+
+// Calls of sub-agents are behind a point with the call that began them, once.
+func TestBehind_OfSubAgents(t *testing.T) {
+	t.Parallel()
+	journal := &looptest.Journal{}
+	call := func(id protocol.CallID, name string) loop.Event {
+		return loop.Event{Type: loop.EventToolCall, Turn: 1, CallFields: loop.CallFields{CallID: id, Name: name}}
+	}
+	for id, events := range map[protocol.SessionID][]loop.Event{"s": {call("a", wire.AgentTool)}, "a": {call("b", "x"), call("a", wire.AgentTool)}} {
+		_, err := journal.Append(t.Context(), id, 0, events...)
+		require.NoError(t, err)
+	}
+	calls := map[protocol.CallID]bool{}
+	require.NoError(t, behind(t.Context(), journal, []loop.Event{call("a", wire.AgentTool)}, calls))
+	require.Equal(t, map[protocol.CallID]bool{"a": true, "b": true}, calls)
 }

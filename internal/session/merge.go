@@ -80,7 +80,7 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 		text += "\nIts answer:\n" + merged.Answer
 	}
 	text += "\n\n"
-	known := last.From == from && last.Checkpoint == result.Checkpoint && strings.HasPrefix(last.Text, text)
+	known := last.Checkpoint == result.Checkpoint && strings.HasPrefix(last.Text, text)
 	if len(history.Events) == 0 || known {
 		return merged, nil
 	}

@@ -66,3 +66,50 @@ func TestMerge_ThatFailedIsDoneAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"new"}, merged.Written)
 }
+
+// Each fork is merged from where it was merged last, and each new state or answer is one message.
+func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	into, first, second := protocol.NewSessionID(), protocol.NewSessionID(), protocol.NewSessionID()
+	change := func(id protocol.SessionID, command string) {
+		t.Helper()
+		require.Nil(t, r.call(t.Context(), t, id, protocol.CommandRun{Command: command}).Error)
+	}
+	change(into, "echo old > old")
+	said := conversation()[:7]
+	said[6].Text = "answer of the origin"
+	_, err = r.Journal.Append(t.Context(), into, 0, said...)
+	require.NoError(t, err)
+	for _, fork := range []protocol.SessionID{first, second} {
+		_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
+		require.NoError(t, err)
+	}
+	messages := 0
+	merge := func(fork protocol.SessionID, answer string, written ...string) {
+		t.Helper()
+		merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
+		require.NoError(t, err)
+		require.Equal(t, written, merged.Written)
+		require.Empty(t, merged.Conflicts)
+		require.Equal(t, answer, merged.Answer, "none of the origin's")
+		history, err := r.Journal.Load(t.Context(), into)
+		require.NoError(t, err)
+		messages++
+		require.Len(t, slices.DeleteFunc(history.Events, func(e loop.Event) bool { return e.Type != loop.EventSessionMerged }), messages)
+	}
+	change(first, "echo a > a")
+	change(second, "echo b > b")
+	merge(first, "", "a")
+	merge(second, "", "b")
+	change(into, "echo mine > a")
+	change(first, "echo c > c")
+	merge(first, "", "c")
+	history, err := r.Journal.Load(t.Context(), first)
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), first, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "Done.", Status: "answered"})
+	require.NoError(t, err)
+	merge(first, "Done.")
+}
