@@ -61,7 +61,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 		asked := loop.Event{SessionID: session, CallFields: loop.CallFields{CallID: call}, StatefulFields: loop.StatefulFields{Lane: c.Pool}}
 		err = client.Answer(ctx, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
 	}
-	if errors.Is(err, fleet.ErrNotAsked) || errors.Is(err, fleet.ErrRefused) {
+	if errors.Is(err, fleet.ErrNotFound) || errors.Is(err, fleet.ErrInvalid) {
 		return &cli.ExitError{Code: cli.ExitFailed, Message: err.Error()}
 	}
 	if err != nil {

@@ -22,17 +22,18 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // ErrNotAsked means that no process waits for an answer about that call.
-var ErrNotAsked = errors.New("no process waits for an answer to this call: it was answered, ran out of time, or has other ids (coordinator approve ls lists the calls that wait)")
+var ErrNotAsked = codes.As(codes.ErrNotFound, errors.New("no process waits for an answer to this call: it was answered, ran out of time, or has other ids (coordinator approve ls lists the calls that wait)"))
 
 // ErrRefused is wrapped by errors about an answer that makes no sense where it is waited for, or
 // does not fit what is asked: the question stays.
-var ErrRefused = errors.New("the answer does not count")
+var ErrRefused = codes.As(codes.ErrInvalid, errors.New("the answer does not count"))
 
 const (
 	// patience is how long an answer tries to reach a question that may just be put.

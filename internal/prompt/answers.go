@@ -85,7 +85,7 @@ func (a *Answers) Question(ctx context.Context, q *report.Question) {
 			return a.reply(ctx, q, protocol.ActionDecline)
 		}
 		switch err := a.reply(ctx, q, wire.ActionWait); {
-		case errors.Is(err, fleet.ErrNotAsked): // it was answered elsewhere
+		case errors.Is(err, fleet.ErrNotFound): // it was answered elsewhere
 			return nil
 		case err != nil:
 			return err
@@ -101,7 +101,7 @@ func (a *Answers) Question(ctx context.Context, q *report.Question) {
 			if err != nil {
 				return a.reply(ctx, q, protocol.ActionCancel)
 			}
-			if err = a.answer(ctx, q, answer); !errors.Is(err, fleet.ErrRefused) {
+			if err = a.answer(ctx, q, answer); !errors.Is(err, fleet.ErrInvalid) {
 				return err
 			}
 			a.report(err.Error())

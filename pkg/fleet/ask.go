@@ -31,19 +31,12 @@ func (c *Client) ServerTools(
 	return made, problems, err
 }
 
-// Errors of [Client.Answer] and [Sessions.Approve].
-var (
-	// ErrNotAsked means that no call waits for the answer: it has one, or its time is over.
-	ErrNotAsked = approval.ErrNotAsked
-	// ErrRefused means that the answer does not fit the question, and says why. The question stays.
-	ErrRefused = approval.ErrRefused
-)
-
 // Answer answers the question of a running call, such as one of an MCP server. asked is the event
 // [loop.EventQuestionAsked] from [loop.Options] or [Call].Observe; only its ids and lane are used.
-// Answer returns when the worker has the answer; the error wraps [ErrNotAsked] or [ErrRefused]. A
-// question without an answer within 2 s is declined: send the action "wait" first to have half of
-// the call's time.
+// Answer returns when the worker has the answer. The error wraps [ErrNotFound] when no call waits
+// for the answer: it has one, or its time is over. It wraps [ErrInvalid] when the answer does not
+// fit the question, which then stays open. A question without an answer within 2 s is declined:
+// send the action "wait" first to have half of the call's time.
 func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
 	pool, _, _ := strings.Cut(asked.Lane, "/")
 	if asked.Question != nil {

@@ -79,7 +79,7 @@ func TestAnswer(t *testing.T) {
 			f.Answer(context.WithoutCancel(t.Context()), e, protocol.Answer{Question: "another", Action: protocol.ActionDecline}),
 			answer(e, `{"name":"Bob"}`, protocol.ActionAccept), answer(e, "", protocol.ActionDecline),
 		}
-		for i, want := range []error{nil, fleet.ErrRefused, fleet.ErrRefused, nil, fleet.ErrNotAsked} {
+		for i, want := range []error{nil, fleet.ErrInvalid, fleet.ErrInvalid, nil, fleet.ErrNotFound} {
 			if !errors.Is(errs[i], want) {
 				t.Errorf("answer %d: %v", i, errs[i])
 			}
@@ -128,5 +128,5 @@ func TestApprove(t *testing.T) {
 		require.Contains(t, result.Text, note)
 		require.Equal(t, granted, !strings.HasPrefix(result.Text, "[rejected"), result.Text)
 	}
-	require.ErrorIs(t, b.Sessions("").Approve(t.Context(), "s", wire.RandomCallID(), protocol.Approval{}), fleet.ErrNotAsked)
+	require.ErrorIs(t, b.Sessions("").Approve(t.Context(), "s", wire.RandomCallID(), protocol.Approval{}), fleet.ErrNotFound)
 }

@@ -54,7 +54,7 @@ func TestCall_InvalidInputSendsNothingAndNamesEachField(t *testing.T) {
 		{fleet.Call{Tool: "bash", Delivery: protocol.Idempotent, Retry: &protocol.Retry{Attempts: 1}}, []string{"retry.attempts 1: must be 2 to"}},
 		{fleet.Call{Tool: "bash", NotBefore: now.Add(time.Hour), Deadline: now.Add(time.Minute)}, []string{"must be before deadline"}},
 		{fleet.Call{Tool: "bash", NotBefore: now.Add(367 * 24 * time.Hour)}, []string{"not_before", "at most"}},
-		{fleet.Call{Tool: "bash", Resources: []protocol.Use{{Key: "a", Access: "all"}}}, []string{`resources[0]: invalid resource key "a"`}},
+		{fleet.Call{Tool: "bash", Resources: []protocol.Use{{Key: "a", Access: "all"}}}, []string{`resources[0]: invalid name: resource key "a"`}},
 	} {
 		result, err := client.Call(t.Context(), test.call)
 		require.ErrorIs(t, err, protocol.ErrInvalidCall)

@@ -25,8 +25,9 @@
 // what the caller can do:
 //
 //   - [protocol.ErrInvalidCall]: correct the call; nothing was sent.
-//   - [ErrNotSent]: send the call again, it does not run; [ErrBusy] and [ErrQuota] say when.
+//   - [ErrNotSent]: send the call again, it does not run.
 //   - [ErrUnknownOutcome]: check the effects first, the call may run; [Client.Attach] follows it.
+//   - [ErrInvalid], [ErrNotFound], [ErrExists]: correct the name, the id or the setting.
 //   - [ErrNoFleet], [ErrRights], [ErrVersion]: change the options, the user's rights or the program.
 //
 // # How methods end

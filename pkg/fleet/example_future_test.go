@@ -78,7 +78,7 @@ func attach(ctx context.Context, client *fleet.Client, text string) error {
 	}
 	future, err := client.Attach(ctx, ref)
 	if err != nil {
-		return err // it wraps fleet.ErrNoCall if there is no such call
+		return err // it wraps fleet.ErrNotFound if there is no such call
 	}
 	result, err := future.Wait(ctx)
 	ran, err := fleet.ValueOf[protocol.CommandRunResult](result, err)

@@ -83,8 +83,8 @@ func (f *Future) end(r Result, err error) *Future {
 
 // Submit stores a call with the fleet and returns its reference, for [Client.Attach] and
 // [Call].After. When Submit returns nil the call will get exactly one result, whatever becomes of
-// this process. Errors wrap what those of [Client.Call] do; a full lane or pool is not waited for,
-// it is [ErrBusy]. A tool that runs in this process cannot be submitted. Submitting a call again
+// this process. Errors wrap what those of [Client.Call] do; a full lane or pool is not waited for:
+// the code is [protocol.CodeBusy]. A tool that runs in this process cannot be submitted. Submitting a call again
 // with its ID does nothing, as long as its result is stored.
 func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
 	f, err := c.prepare(ctx, call)
@@ -100,7 +100,7 @@ func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error
 }
 
 // Attach returns the future of a call that any process has sent. ctx bounds the attaching only. The
-// error wraps [ErrNoCall] if the call does not exist or its result is not stored any more.
+// error wraps [ErrNotFound] if the call does not exist or its result is not stored any more.
 func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
 	if _, err := protocol.ParseCallRef(ref.String()); err != nil {
 		return nil, err

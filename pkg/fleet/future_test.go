@@ -139,7 +139,7 @@ func TestAttach_FromAnotherClient(t *testing.T) {
 		require.Contains(t, result.Text, `"exit_code":4`)
 	}
 	_, err = second.Attach(t.Context(), protocol.CallRef{SessionID: "a", ID: "never"})
-	require.ErrorIs(t, err, fleet.ErrNoCall)
+	require.ErrorIs(t, err, fleet.ErrNotFound)
 	_, err = second.Attach(t.Context(), protocol.CallRef{SessionID: "a"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
 }

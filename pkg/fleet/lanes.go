@@ -17,14 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Errors of [Lanes].
-var (
-	// ErrNoLane means that a lane has nothing in its pool.
-	ErrNoLane = operator.ErrNoLane
-	// ErrNothingRuns means that no call of a lane runs, as far as its holder says.
-	ErrNothingRuns = operator.ErrNothingRuns
-)
-
 // Lanes reports the lanes of a pool, and changes what happens in them. It needs no worker. A method
 // whose rights the user of the connection lacks sends nothing, and its error wraps [ErrRights].
 type Lanes struct {
@@ -78,7 +70,7 @@ func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
 
 // Show returns a lane with its first unfinished calls; a limit of 0 means 256. It asks the workers
 // which requirements of waiting calls none of them meets, which takes half a second. A lane that
-// has nothing is [ErrNoLane].
+// has nothing is [ErrNotFound].
 func (l Lanes) Show(ctx context.Context, lane protocol.Lane, limit int) (*report.LaneCalls, error) {
 	return inLane(ctx, l, lane, false, func(ctx context.Context, o *operator.Operator) (*report.LaneCalls, error) {
 		shown, err := o.Show(ctx, l.pool, lane, limit)
@@ -132,13 +124,13 @@ func (l Lanes) Resume(ctx context.Context, lane protocol.Lane) (paused bool, err
 }
 
 // Wake publishes a lane's ready message if it is missing, and reports whether it was. Workers do
-// that themselves within a second or two. A lane that has nothing is [ErrNoLane].
+// that themselves within a second or two. A lane that has nothing is [ErrNotFound].
 func (l Lanes) Wake(ctx context.Context, lane protocol.Lane) (missing bool, err error) {
 	return inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) (bool, error) { return o.Wake(ctx, l.pool, lane) })
 }
 
 // Cancel cancels one call of a lane: it does not start, or is killed. That is stored, and happens
-// when a worker holds the lane. The error is [ErrNoCall] when the call is unknown or has a result.
+// when a worker holds the lane. The error is [ErrNotFound] when the call is unknown or has a result.
 func (l Lanes) Cancel(ctx context.Context, lane protocol.Lane, call protocol.CallID) error {
 	if _, err := protocol.ParseCallID(string(call)); err != nil {
 		return err
@@ -150,7 +142,7 @@ func (l Lanes) Cancel(ctx context.Context, lane protocol.Lane, call protocol.Cal
 }
 
 // CancelRunning cancels the running calls of a lane, and returns them. Those behind them start
-// next, unless the lane is paused. The error is [ErrNothingRuns] when there is none.
+// next, unless the lane is paused. The error is [ErrNotFound] when there is none.
 func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.RunningCall, error) {
 	return inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) ([]report.RunningCall, error) {
 		return o.Kill(ctx, l.pool, lane)

@@ -12,11 +12,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Errors of [Limits], [Schedules], [Sessions] and [Templates].
+// Errors of all methods that take names, ids or settings.
 var (
-	// ErrInvalid means that a field has a value that is not allowed. Nothing was changed.
+	// ErrInvalid means that a value is not allowed. Nothing was changed.
 	ErrInvalid = codes.ErrInvalid
-	// ErrNotFound means that there is nothing of that name.
+	// ErrNotFound means that there is nothing of that name or id: no such session, file, lane,
+	// running call or open question, or a result that is not stored any more.
 	ErrNotFound = codes.ErrNotFound
 	// ErrExists means that there is something of that name already.
 	ErrExists = codes.ErrExists

@@ -322,7 +322,7 @@ func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
 
 // Approve approves or denies a call, or accepts or declines the question of a running call of the
 // pool, with default values. It returns when the waiting process has the answer. The error wraps
-// [ErrNotAsked] or [ErrRefused]. [Client.Answer] answers with other values.
+// [ErrNotFound] or [ErrInvalid]. [Client.Answer] answers with other values.
 func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
 	f := s.client.inner
 	_, err := protocol.ParseCallID(string(call))

@@ -30,9 +30,6 @@ type Compaction struct {
 	At int64
 }
 
-// ErrTurnOpen says that a session has a turn that has not ended.
-var ErrTurnOpen = errors.New("a turn of the session is open: go on with it first")
-
 // compactSystem is the system prompt of a model that writes a summary.
 const compactSystem = `You write the summary of a conversation between a user and an agent that works with tools. The agent goes on with your summary instead of the messages that it replaces; it keeps what the user said, and its last replies.
 
@@ -69,7 +66,7 @@ func (r *Runner) Compact(ctx context.Context, session protocol.SessionID, id pro
 	case err != nil:
 		return false, err
 	case rec.session.open() != nil:
-		return false, ErrTurnOpen
+		return false, errors.New("a turn of the session is open: continue it first")
 	case id != "" && rec.session.summary != nil && rec.session.summary.id == id:
 		return true, nil
 	}

@@ -214,7 +214,7 @@ func TestCompact_OnDemand(t *testing.T) {
 	_, err = r.run(t.Context(), t, "go")
 	require.Error(t, err)
 	_, err = runner.Compact(t.Context(), r.session, "")
-	require.ErrorIs(t, err, loop.ErrTurnOpen)
+	require.ErrorContains(t, err, "turn of the session is open")
 }
 
 // A summary that is empty or was cut off is none. A writer that cannot read all gets shorter parts.

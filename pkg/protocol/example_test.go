@@ -55,7 +55,7 @@ func ExampleUse_Conflicts() {
 	write := protocol.Use{Key: source, Access: protocol.Exclusive}
 	fmt.Println(read.Conflicts(list), write.Conflicts(list), write.Conflicts(read))
 	_, err = sandbox.Join("../other")
-	fmt.Println(errors.Is(err, protocol.ErrInvalidKey))
+	fmt.Println(errors.Is(err, protocol.ErrInvalidName))
 	// Output:
 	// sandbox/demo/src/main.go sandbox/demo
 	// false true true

@@ -53,7 +53,7 @@ func FuzzParseResourceKey(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		key, err := protocol.ParseResourceKey(s)
 		if err != nil {
-			require.ErrorIs(t, err, protocol.ErrInvalidKey)
+			require.ErrorIs(t, err, protocol.ErrInvalidName)
 			require.Empty(t, key)
 			return
 		}
@@ -78,7 +78,7 @@ func FuzzResourceKey_JoinNeverClimbs(f *testing.F) {
 		}
 		joined, err := key.Join(relative)
 		if err != nil {
-			require.ErrorIs(t, err, protocol.ErrInvalidKey)
+			require.ErrorIs(t, err, protocol.ErrInvalidName)
 			return
 		}
 		requireCanonical(t, joined)

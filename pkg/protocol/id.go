@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// ErrInvalidName is wrapped by every error about a malformed id, fleet or pool name.
+// ErrInvalidName is wrapped by every error about a malformed id, resource key, or name of a fleet,
+// pool or tenant.
 var ErrInvalidName = errors.New("invalid name")
 
 // SessionID names one durable conversation. New ids are UUIDv7; any token of

@@ -11,9 +11,6 @@ import (
 // [ResourceKey.Join] to a prefix, which is a broader and so always a safe key.
 const maxKeyLength = 1024
 
-// ErrInvalidKey is wrapped by every error about a malformed resource key.
-var ErrInvalidKey = errors.New("invalid resource key")
-
 // ResourceKey is a canonical path of at least two segments that names what a
 // call touches: "sandbox/<id>/src/a.go", "account/acme". Make one with
 // [ParseResourceKey] or [ResourceKey.Join] only: both put it into canonical form,
@@ -21,23 +18,23 @@ var ErrInvalidKey = errors.New("invalid resource key")
 type ResourceKey string
 
 // ParseResourceKey puts s into canonical form: "." and empty segments are
-// dropped and ".." is resolved. It fails, wrapping [ErrInvalidKey], when fewer than two
+// dropped and ".." is resolved. It fails, wrapping [ErrInvalidName], when fewer than two
 // segments remain, when ".." would climb out of the lane, on a NUL byte or
 // invalid UTF-8, or above 1024 bytes.
 func ParseResourceKey(s string) (ResourceKey, error) {
 	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
-		return "", fmt.Errorf("%w %q: must be UTF-8 without NUL", ErrInvalidKey, s)
+		return "", fmt.Errorf("%w: resource key %q: must be UTF-8 without NUL", ErrInvalidName, s)
 	}
 	segments, err := canonical(nil, s, 2)
 	if err != nil {
-		return "", fmt.Errorf("%w %q: %w", ErrInvalidKey, s, err)
+		return "", fmt.Errorf("%w: resource key %q: %w", ErrInvalidName, s, err)
 	}
 	if len(segments) < 2 {
-		return "", fmt.Errorf("%w %q: needs two segments or more", ErrInvalidKey, s)
+		return "", fmt.Errorf("%w: resource key %q: needs two segments or more", ErrInvalidName, s)
 	}
 	key := strings.Join(segments, "/")
 	if len(key) > maxKeyLength {
-		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(key), maxKeyLength)
+		return "", fmt.Errorf("%w: resource key: %d bytes, at most %d are allowed", ErrInvalidName, len(key), maxKeyLength)
 	}
 	return ResourceKey(key), nil
 }
@@ -67,19 +64,19 @@ func canonical(base []string, path string, keep int) ([]string, error) {
 func SandboxKey(sandbox string) ResourceKey { return ResourceKey("sandbox/" + sandbox) }
 
 // Join returns the key of a slash-separated path below k. A path that climbs
-// above k fails, wrapping [ErrInvalidKey]. A path that would exceed
+// above k fails, wrapping [ErrInvalidName]. A path that would exceed
 // 1024 bytes is cut at a segment: the key is broader than asked, hence safe.
 func (k ResourceKey) Join(path string) (ResourceKey, error) {
 	if !utf8.ValidString(path) || strings.ContainsRune(path, 0) {
-		return "", fmt.Errorf("%w: path %q: must be UTF-8 without NUL", ErrInvalidKey, path)
+		return "", fmt.Errorf("%w: resource key: path %q: must be UTF-8 without NUL", ErrInvalidName, path)
 	}
 	base := strings.Split(string(k), "/")
 	segments, err := canonical(base, path, len(base))
 	if err != nil {
-		return "", fmt.Errorf("%w: path %q below %s: %w", ErrInvalidKey, path, k, err)
+		return "", fmt.Errorf("%w: resource key: path %q below %s: %w", ErrInvalidName, path, k, err)
 	}
 	if len(k) > maxKeyLength {
-		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(k), maxKeyLength)
+		return "", fmt.Errorf("%w: resource key: %d bytes, at most %d are allowed", ErrInvalidName, len(k), maxKeyLength)
 	}
 	joined := strings.Join(segments, "/")
 	for len(joined) > maxKeyLength {
@@ -137,7 +134,7 @@ func (u Use) validate() error {
 		return err
 	}
 	if canonicalKey != u.Key {
-		return fmt.Errorf("%w %q: not canonical, want %q", ErrInvalidKey, u.Key, canonicalKey)
+		return fmt.Errorf("%w: resource key %q: not canonical, want %q", ErrInvalidName, u.Key, canonicalKey)
 	}
 	if u.Access != Shared && u.Access != Exclusive {
 		return fmt.Errorf("access %q of %s: must be %q or %q", u.Access, u.Key, Shared, Exclusive)

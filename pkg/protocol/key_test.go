@@ -49,7 +49,7 @@ func TestParseResourceKey_Refuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			key, err := protocol.ParseResourceKey(c.in)
-			require.ErrorIs(t, err, protocol.ErrInvalidKey)
+			require.ErrorIs(t, err, protocol.ErrInvalidName)
 			require.ErrorContains(t, err, c.says)
 			require.Empty(t, key)
 		})
@@ -86,7 +86,7 @@ func TestResourceKey_Join(t *testing.T) {
 		t.Run("refuses "+name, func(t *testing.T) {
 			t.Parallel()
 			_, err := sub.Join(path)
-			require.ErrorIs(t, err, protocol.ErrInvalidKey)
+			require.ErrorIs(t, err, protocol.ErrInvalidName)
 		})
 	}
 }
@@ -237,6 +237,6 @@ func TestResourceKey_JoinRefusesAKeyThatIsTooLong(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{strings.Repeat("x", 2*1024), "a/b/" + strings.Repeat("x", 1024)} {
 		_, err := protocol.ResourceKey(key).Join("y")
-		require.ErrorIs(t, err, protocol.ErrInvalidKey)
+		require.ErrorIs(t, err, protocol.ErrInvalidName)
 	}
 }

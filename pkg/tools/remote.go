@@ -143,10 +143,10 @@ func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error 
 	for _, template := range templates {
 		optional, unknown := template.missingFrom(document)
 		for _, name := range unknown {
-			faults = append(faults, fmt.Errorf("%w: {%s}: the tool has no such argument", ErrInvalidResource, name))
+			faults = append(faults, fmt.Errorf("invalid resource: {%s}: the tool has no such argument", name))
 		}
 		for _, name := range optional {
-			faults = append(faults, fmt.Errorf("%w: {%s}: an argument in the first two segments must be required", ErrInvalidResource, name))
+			faults = append(faults, fmt.Errorf("invalid resource: {%s}: an argument in the first two segments must be required", name))
 		}
 	}
 	return errors.Join(faults...)

@@ -138,7 +138,7 @@ func TestRemote_FaultsNameWhatIsWrong(t *testing.T) {
 		"account/{account}/{x}/{y}": "no such argument",
 	} {
 		_, err := tools.NewTable(remoteTool(tools.Resource{Key: template}))
-		require.ErrorIs(t, err, tools.ErrInvalidResource, template)
+		require.ErrorContains(t, err, "invalid resource", template)
 		require.ErrorContains(t, err, want, template)
 	}
 	_, err := tools.NewTable(remoteTool(tools.Resource{Key: "a/b/c"}, tools.Resource{Key: "a/d"}))

@@ -42,9 +42,6 @@ const (
 	placeSession = "$session"
 )
 
-// ErrInvalidResource is wrapped by the errors about templates, which [NewTable] reports.
-var ErrInvalidResource = errors.New("invalid resource")
-
 // resourceTemplate is a compiled [Resource].
 type resourceTemplate struct {
 	segments []keySegment
@@ -73,13 +70,13 @@ func compileResources(resources []Resource) ([]resourceTemplate, error) {
 			err = fmt.Errorf("the first two segments must be %q, as in the first resource", laneOf(resources[0].Key))
 		}
 		if err != nil {
-			faults = append(faults, fmt.Errorf("%w %q: %w", ErrInvalidResource, r.Key, err))
+			faults = append(faults, fmt.Errorf("invalid resource %q: %w", r.Key, err))
 			continue
 		}
 		templates = append(templates, compiled)
 	}
 	if len(resources) > protocol.MaxUses {
-		faults = append(faults, fmt.Errorf("%w: %d are given, at most %d are allowed", ErrInvalidResource, len(resources), protocol.MaxUses))
+		faults = append(faults, fmt.Errorf("invalid resource: %d are given, at most %d are allowed", len(resources), protocol.MaxUses))
 	}
 	return templates, errors.Join(faults...)
 }

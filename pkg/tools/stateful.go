@@ -215,7 +215,7 @@ func withDialogTools(all []Tool) []Tool {
 	for i := range all {
 		if all[i].Name == ContinueTool || all[i].Name == EndTool {
 			all = slices.Clone(all)
-			all[i].invalid = errors.Join(all[i].invalid, fmt.Errorf("%w: the name is that of a tool about handles", ErrToolNameConflict))
+			all[i].invalid = errors.Join(all[i].invalid, errors.New("the name is that of a tool about handles"))
 		}
 	}
 	for i := range all {

@@ -18,13 +18,8 @@ import (
 // maxNameLength bounds the name of a tool, in bytes.
 const maxNameLength = 64
 
-// Errors of [NewTable].
-var (
-	// ErrToolNameConflict says that two tools have one name.
-	ErrToolNameConflict = errors.New("tool name conflict")
-	// ErrInvalidTool says that a definition is not usable.
-	ErrInvalidTool = errors.New("invalid tool")
-)
+// ErrInvalidTool is wrapped by every error of [NewTable].
+var ErrInvalidTool = errors.New("invalid tool")
 
 // Table is a set of tools with distinct names and working schemas. It never
 // changes and is safe for concurrent use.
@@ -40,11 +35,10 @@ type entry struct {
 	schema *argument.Schema
 }
 
-// NewTable checks the tools and makes a table of them. It reports every fault,
-// joined, each with the name of its tool: errors wrap [ErrToolNameConflict] for a
-// name that is there twice, and [ErrInvalidTool] for a malformed name, an empty
-// description, a schema that does not compile or is not of type "object", and a
-// missing Plan. Where one of them is stateful, tool_continue and tool_end are added.
+// NewTable checks the tools and makes a table of them. It reports every error,
+// joined, each with the name of its tool; they wrap [ErrInvalidTool]: a name that
+// is malformed or there twice, an empty description, a schema that does not compile
+// or is not of type "object", a missing Plan. Where one of them is stateful, tool_continue and tool_end are added.
 func NewTable(tools ...Tool) (*Table, error) {
 	tools = withDialogTools(tools)
 	t := &Table{entries: make(map[string]*entry, len(tools)), format: formatOf(tools)}
@@ -66,7 +60,7 @@ func NewTable(tools ...Tool) (*Table, error) {
 		}
 		seen[tool.Name]++
 		if seen[tool.Name] == 2 {
-			faults = append(faults, fmt.Errorf("%w: %q is defined more than once: rename one of them", ErrToolNameConflict, tool.Name))
+			faults = append(faults, fmt.Errorf("%w %q: the name is defined more than once: rename one of them", ErrInvalidTool, tool.Name))
 		}
 		compiled, err := check(&tool)
 		if err != nil {

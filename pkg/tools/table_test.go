@@ -45,9 +45,9 @@ func TestNewTable_RefusesWhatAModelCouldNotUse(t *testing.T) {
 		is    error
 		says  []string
 	}{
-		"two tools of one name":        {[]tools.Tool{tool("twin", noArguments), tool("twin", noArguments)}, tools.ErrToolNameConflict, []string{`"twin"`}},
-		"three tools of one name once": {[]tools.Tool{tool("a", noArguments), tool("a", noArguments), tool("a", noArguments)}, tools.ErrToolNameConflict, []string{`"a"`}},
-		"a built-in name":              {append(toolset.Core(), tool("bash", noArguments)), tools.ErrToolNameConflict, []string{`"bash"`}},
+		"two tools of one name":        {[]tools.Tool{tool("twin", noArguments), tool("twin", noArguments)}, tools.ErrInvalidTool, []string{`"twin"`}},
+		"three tools of one name once": {[]tools.Tool{tool("a", noArguments), tool("a", noArguments), tool("a", noArguments)}, tools.ErrInvalidTool, []string{`"a"`}},
+		"a built-in name":              {append(toolset.Core(), tool("bash", noArguments)), tools.ErrInvalidTool, []string{`"bash"`}},
 		"no name":                      {[]tools.Tool{tool("", noArguments)}, tools.ErrInvalidTool, []string{`""`, "1 to 64"}},
 		"a long name":                  {[]tools.Tool{tool(strings.Repeat("n", 65), noArguments)}, tools.ErrInvalidTool, []string{"1 to 64"}},
 		"a name with a blank":          {[]tools.Tool{tool("two words", noArguments)}, tools.ErrInvalidTool, []string{`"two words"`, `' '`}},
@@ -90,7 +90,7 @@ func TestNewTable_ReportsEveryFault(t *testing.T) {
 	bad.Description = ""
 	bad.Plan = nil
 	_, err := tools.NewTable(bad, tool("twin", noArguments), tool("twin", `nonsense`), tool("worse", `[]`))
-	require.ErrorIs(t, err, tools.ErrToolNameConflict)
+	require.ErrorIs(t, err, tools.ErrInvalidTool)
 	require.ErrorIs(t, err, tools.ErrInvalidTool)
 	for _, word := range []string{`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`, `"twin" is defined more than once`, `"twin": schema`, `"worse": schema`} {
 		require.ErrorContains(t, err, word)

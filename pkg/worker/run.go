@@ -85,7 +85,7 @@ type Server struct {
 const defaultDrain = 30 * time.Second
 
 // Run runs a worker until ctx ends. Then it takes no more calls, and returns nil when those that
-// run have ended, or [ErrDrain] if the time of [Options].Drain was over before: killed calls run
+// run have ended, or an error if the time of [Options].Drain was over before: killed calls run
 // again on other workers, except at_most_once calls.
 //
 // Any other error says why the worker could not start: invalid options, all joined, before anything
@@ -128,7 +128,7 @@ func Run(ctx context.Context, o Options) error {
 	drain, abort := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer abort(nil)
 	defer context.AfterFunc(ctx, func() {
-		time.AfterFunc(cmp.Or(o.Drain, defaultDrain), func() { abort(ErrDrain) })
+		time.AfterFunc(cmp.Or(o.Drain, defaultDrain), func() { abort(errDrain) })
 	})()
 	if err := w.Run(ctx, drain); err != nil {
 		return err
@@ -136,8 +136,8 @@ func Run(ctx context.Context, o Options) error {
 	return context.Cause(drain)
 }
 
-// ErrDrain is returned by [Run] when calls were killed at the end of the time [Options].Drain.
-var ErrDrain = errors.New("worker: the time to drain is over: running calls were killed")
+// errDrain is returned by [Run] when calls were killed at the end of the time [Options].Drain.
+var errDrain = errors.New("worker: the time to drain is over: running calls were killed")
 
 // init lets package fleet start workers with these options, whose handlers only this package reads.
 func init() { //nolint:gochecknoinits // see above

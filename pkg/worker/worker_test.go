@@ -177,7 +177,7 @@ func TestRun_DrainsWhenItsContextEnds(t *testing.T) {
 	go call()
 	<-began
 	stop()
-	require.ErrorIs(t, <-ended, worker.ErrDrain)
+	require.ErrorContains(t, <-ended, "time to drain is over")
 	close(release)
 	stop, ended = start(0)
 	require.Contains(t, (<-outcomes).Text, "[attempt 2: ", "another worker has run it again")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -21,11 +22,11 @@ import (
 // Errors of an [Operator].
 var (
 	// ErrNoLane says that a lane has nothing in its pool.
-	ErrNoLane = errors.New("no such lane")
+	ErrNoLane = codes.As(codes.ErrNotFound, errors.New("no such lane"))
 	// ErrNoCall says that a lane does not have a call, or has its result already.
-	ErrNoCall = errors.New("no such call")
+	ErrNoCall = codes.As(codes.ErrNotFound, errors.New("no such call"))
 	// ErrNothingRuns says that no call of a lane runs, as far as its holder tells.
-	ErrNothingRuns = errors.New("nothing runs")
+	ErrNothingRuns = codes.As(codes.ErrNotFound, errors.New("nothing runs"))
 )
 
 // Operator looks at lanes and interferes with them. It needs no worker: its marks are in the calls

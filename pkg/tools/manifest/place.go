@@ -42,6 +42,9 @@ func (m *parser) table(name string, err error) {
 	}
 }
 
+// invalidResource begins what package tools says about a resource.
+const invalidResource = "invalid resource"
+
 // metaschema is in the line that stands before what is wrong with a schema.
 const metaschema = "is not valid against metaschema"
 
@@ -71,7 +74,7 @@ func (m *parser) lineOf(message string) int {
 	switch word = strings.TrimSuffix(word, ":"); {
 	case word == "schema":
 		word = "parameters"
-	case word == "resources", strings.Contains(message, tools.ErrInvalidResource.Error()):
+	case word == "resources", strings.Contains(message, invalidResource):
 		return m.resourceLine(message)
 	case word == "env":
 		if name, err := strconv.Unquote(quoted.FindString(rest)); err == nil {
@@ -104,9 +107,9 @@ func (m *parser) resourceLine(message string) int {
 		return 1
 	}
 	about := func(key string) bool {
-		return strings.Contains(message, tools.ErrInvalidResource.Error()+" "+strconv.Quote(key)+":") || strings.HasPrefix(message, "resources: "+key+":")
+		return strings.Contains(message, invalidResource+" "+strconv.Quote(key)+":") || strings.HasPrefix(message, "resources: "+key+":")
 	}
-	if name := inBraces.FindString(message); strings.HasPrefix(message, tools.ErrInvalidResource.Error()+": {") {
+	if name := inBraces.FindString(message); strings.HasPrefix(message, invalidResource+": {") {
 		open := strings.TrimSuffix(name, "}")
 		about = func(key string) bool { return strings.Contains(key, name) || strings.Contains(key, open+"...}") }
 	}

@@ -1,7 +1,6 @@
 package toolset_test
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -22,8 +21,8 @@ func ExampleNamed() {
 	}
 	fmt.Println(table.Names())
 	_, err = toolset.Named("core", "kore")
-	fmt.Println(errors.Is(err, toolset.ErrUnknown), err)
+	fmt.Println(err)
 	// Output:
 	// [edit_file list_files read_file search_files tool_help write_file]
-	// true unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search
+	// unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search
 }

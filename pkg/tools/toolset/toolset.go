@@ -17,9 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// ErrUnknown is wrapped by the error of [Named].
-var ErrUnknown = errors.New("unknown toolset")
-
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
@@ -43,7 +40,7 @@ func Named(names ...string) ([]tools.Tool, error) {
 		}
 		set, ok := builtin()[name]
 		if !ok {
-			faults = append(faults, fmt.Errorf("%w %q: must be one of %s", ErrUnknown, name, strings.Join(Names(), ", ")))
+			faults = append(faults, fmt.Errorf("unknown toolset %q: must be one of %s", name, strings.Join(Names(), ", ")))
 			continue
 		}
 		all = append(all, set()...)
