@@ -58,7 +58,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if content == nil {
 		err = client.Sessions(pool).Approve(ctx, session, call, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
 	} else {
-		asked := loop.Event{SessionID: session, CallFields: loop.CallFields{CallID: call}, StatefulFields: loop.StatefulFields{Lane: c.Pool}}
+		asked := loop.Event{SessionID: session, CallFields: loop.CallFields{CallID: call}, HandleFields: loop.HandleFields{Lane: c.Pool}}
 		err = client.Answer(ctx, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
 	}
 	if errors.Is(err, fleet.ErrNotFound) || errors.Is(err, fleet.ErrInvalid) {

@@ -178,7 +178,7 @@ func (c *callCommand) call(ctx context.Context, p program, with planning, argume
 		return single.Call
 	}
 	if !ofServer && plan(ctx, box.Table) == nil {
-		return output, output.take(single.Outcome)
+		return output, output.take(single)
 	}
 	var result *protocol.Result
 	err = c.inFleet(ctx, p, with.session, with.workspace, func(ctx context.Context, env *environment.Environment, show view) (call *protocol.Call, err error) {
@@ -205,12 +205,12 @@ func (c *callCommand) call(ctx context.Context, p program, with planning, argume
 		return nil, err
 	}
 	if result == nil {
-		return output, output.take(single.Outcome)
+		return output, output.take(single)
 	}
 	return output, output.take(single.Finish(ctx, result))
 }
 
-func (o *callOutput) take(outcome loop.SingleOutcome) error {
+func (o *callOutput) take(outcome *loop.Single) error {
 	o.Status, o.Error, o.Content = outcome.Status, outcome.Error, outcome.Text
 	r := outcome.Result
 	if r == nil {

@@ -68,7 +68,7 @@ func (c *callCommand) runBatch(ctx context.Context, p program, with planning) er
 	for i := range lines {
 		l := &lines[i]
 		if l.single.Call == nil { // it ran in place
-			if err := printed.add(l, l.single.Outcome); err != nil {
+			if err := printed.add(l, l.single); err != nil {
 				return err
 			}
 			continue
@@ -177,8 +177,8 @@ func planBatch(ctx context.Context, with planning, lines []batchLine, bad badLin
 			arguments = "{}"
 		}
 		l.single = loop.PlanSingle(ctx, with.box.Table, with.session, l.Tool, arguments, &own)
-		if l.single.Call == nil && l.single.Outcome.Error != nil {
-			bad[l.number] = l.single.Outcome.Error
+		if l.single.Call == nil && l.single.Error != nil {
+			bad[l.number] = l.single.Error
 		}
 	}
 }
@@ -210,7 +210,7 @@ type batchPrinter struct {
 	failed  bool          // a result is not ok
 }
 
-func (b *batchPrinter) add(l *batchLine, outcome loop.SingleOutcome) error {
+func (b *batchPrinter) add(l *batchLine, outcome *loop.Single) error {
 	output := &callOutput{Line: l.number, SessionID: b.session, Name: l.Tool}
 	if err := output.take(outcome); err != nil {
 		return err

@@ -267,7 +267,7 @@ func (v *conversation) attach(path string) {
 	a, err := readAttachment(path)
 	list := append(slices.Clone(v.attached), a)
 	if err == nil {
-		err = loop.CheckAttachments(v.session.model, list)
+		err = loop.Input{Attachments: list}.Check(v.session.model)
 	}
 	if err != nil {
 		v.say("%s is not attached: %v", path, attachmentError(err))

@@ -30,7 +30,7 @@ func playBack(ctx context.Context, s *started) (result loop.TurnResult, err erro
 		return result, err
 	}
 	var recorded, now bytes.Buffer
-	if err := errors.Join(s.options.Replay.Transcript(&recorded), loop.Transcript(&now, history.Events)); err != nil {
+	if err := errors.Join(s.options.Replay.Transcript(&recorded), history.Transcript(&now)); err != nil {
 		return result, err
 	}
 	if at := firstDifference(recorded.String(), now.String()); at != "" {

@@ -78,7 +78,7 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 	if turn.model, o.ModelName, err = opener.Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
-	if err := loop.CheckAttachments(turn.model, turn.attachments); err != nil {
+	if err := (loop.Input{Attachments: turn.attachments}).Check(turn.model); err != nil {
 		return turn, cli.Usagef("--attach: model %s: %v", o.ModelName, attachmentError(err))
 	}
 	if o.Replay = model.RecordingOf(turn.model); o.Replay != nil {
@@ -346,7 +346,7 @@ func (v view) stored(ctx context.Context, client *fleet.Client, session protocol
 
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the
 // fleet.
-func (c *runCommand) approver(p program, client *fleet.Client, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+func (c *runCommand) approver(p program, client *fleet.Client, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 	if turn.options.Policy == nil && !c.mayBeAsked(turn) {
 		return nil // no question will be asked: do not read from the terminal
 	}
@@ -372,9 +372,9 @@ func (c *runCommand) mayBeAsked(turn prepared) bool {
 
 // announced reports how a question is answered from elsewhere, and waits for the answer.
 func announced(
-	report func(string), flags string, wait func(context.Context, loop.ApprovalRequest) (loop.Approval, error),
-) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-	return func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+	report func(string), flags string, wait func(context.Context, loop.ApprovalRequest) (protocol.Approval, error),
+) func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+	return func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 		report(prompt.WaitsForApproval(request, flags))
 		return wait(ctx, request)
 	}
@@ -391,7 +391,7 @@ func finish(ctx context.Context, show view, session protocol.SessionID, r loop.T
 	defer git.Alert(findings)
 	show.observe(loop.Event{
 		Type: loop.EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: r.Turn, Status: string(r.Outcome), Text: r.Text, Usage: &r.Usage,
-		SpentFields: loop.SpentFields{CostUSD: r.CostUSD}, TurnFields: loop.TurnFields{TraceID: r.TraceID}, ResultFields: loop.ResultFields{Error: r.Error},
+		ReplyFields: loop.ReplyFields{CostUSD: r.CostUSD}, TurnFields: loop.TurnFields{TraceID: r.TraceID}, ResultFields: loop.ResultFields{Error: r.Error},
 	})
 	err = errors.Join(err, show.answer(r))
 	exit := &cli.ExitError{}

@@ -82,14 +82,14 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 	if err != nil {
 		return err
 	}
-	request := fleet.NewSchedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed, Turn: fleet.Turn{
+	repeated := fleet.Turn{
 		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
 		Budget: checked.budget, Policies: policies, Guard: t.FileGuard(), Settings: checked.settings, System: checked.system,
-	}}
-	if t.Session != "" {
-		request.Turn.Session = checked.session
 	}
-	added, err := all.Add(ctx, request)
+	if t.Session != "" {
+		repeated.Session = checked.session
+	}
+	added, err := all.Add(ctx, fleet.Schedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed}, repeated)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -241,7 +242,7 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	if c.Ls.Limit < 1 {
 		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
 	}
-	if states := report.States(); c.Ls.State != "" && !slices.Contains(states, c.Ls.State) {
+	if states := sessionStates(); c.Ls.State != "" && !slices.Contains(states, c.Ls.State) {
 		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(states, ", "))
 	}
 	if c.Ls.Since < 0 {
@@ -346,4 +347,13 @@ func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk
 		}
 	}
 	return all, err
+}
+
+// sessionStates are all states of a session.
+func sessionStates() []string {
+	return []string{
+		string(loop.OutcomeAnswered), string(loop.OutcomeFailed), string(loop.OutcomeLimitReached), string(loop.OutcomeInterrupted),
+		report.StateOpen, report.StateInUse, report.StateWaitsForApproval, report.StateWaitsForAnswer, report.StateWaitsForWorker,
+		report.StateWaitsForCoordinator, report.StateForked, report.StateInvalid,
+	}
 }

@@ -166,9 +166,9 @@ func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	if c.Export.Transcript {
-		return loop.Transcript(terminal.JSONWriter(p.Stdout), history.Events)
+		return history.Transcript(terminal.JSONWriter(p.Stdout))
 	}
-	return loop.Export(terminal.JSONWriter(p.Stdout), desk.id, history.Events)
+	return history.Export(terminal.JSONWriter(p.Stdout), desk.id)
 }
 
 // printSessions prints a table of sessions.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -165,7 +166,7 @@ func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn f
 	over := ctx.Err() == nil && limited.Err() != nil
 	unknown := result.Outcome == loop.OutcomeInterrupted || result.Error != nil && result.Error.Code == protocol.CodeOutcomeUnknown
 	if over && (err != nil || unknown) {
-		limit := loop.TimeLimit(c.Timeout)
+		limit := codes.TimeLimit(c.Timeout)
 		limit.Message += "; the fleet did not answer in time, so the turn may go on (coordinator session show)"
 		return loop.TurnResult{Outcome: loop.OutcomeLimitReached, Error: limit}, nil
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -10,7 +11,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 type toolsCommand struct {
@@ -43,11 +43,14 @@ func (c *toolsCommand) run(ctx context.Context, p program) error {
 		_, err = fmt.Fprint(p.out(), text)
 		return err
 	}
-	body, err := tools.MarshalDefinitions(table.Definitions())
-	if err != nil {
+	var body strings.Builder
+	encoder := json.NewEncoder(&body)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(table.Definitions()); err != nil {
 		return fmt.Errorf("print tools: %w", err)
 	}
-	if _, err = fmt.Fprintln(terminal.JSONWriter(p.Stdout), string(body)); err != nil {
+	if _, err = fmt.Fprintln(terminal.JSONWriter(p.Stdout), body.String()); err != nil {
 		return err
 	}
 	if broken > 0 { // so that a check of manifests is a command

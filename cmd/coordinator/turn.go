@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -144,7 +145,7 @@ func (f *attachFlag) attachments() (list []loop.Attachment, err error) {
 		}
 		list = append(list, a)
 	}
-	if err := loop.CheckAttachments(nil, list); err != nil {
+	if err := (loop.Input{Attachments: list}).Check(nil); err != nil {
 		return nil, cli.Usagef("--attach: %v", attachmentError(err))
 	}
 	return list, nil
@@ -237,7 +238,7 @@ func within(ctx context.Context, limit time.Duration) (context.Context, context.
 	if limit <= 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, limit, loop.TimeLimit(limit))
+	return context.WithTimeoutCause(ctx, limit, codes.TimeLimit(limit))
 }
 
 // overLimit gives an error the exit code for limits if the time limit of ctx is over.

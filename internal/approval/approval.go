@@ -45,12 +45,12 @@ const (
 
 // Waiter returns what waits for answers that come over NATS: the Approve function of
 // a session. It is safe for concurrent use.
-func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-	return func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+	return func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 		messages := make(chan *nats.Msg, 8)
 		subscription, err := nc.ChanSubscribe(wire.ApprovalSubject(fleet, request.SessionID, request.CallID), messages)
 		if err != nil {
-			return loop.Approval{}, fmt.Errorf("wait for approval: %w", err)
+			return protocol.Approval{}, fmt.Errorf("wait for approval: %w", err)
 		}
 		defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
 		for {
@@ -62,9 +62,9 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 					continue
 				}
 				_ = message.Respond(taken()) // the answer counts in any case
-				return loop.Approval{Granted: answer.Granted, By: answer.By, Note: answer.Note}, nil
+				return answer, nil
 			case <-ctx.Done():
-				return loop.Approval{}, context.Cause(ctx)
+				return protocol.Approval{}, context.Cause(ctx)
 			}
 		}
 	}

@@ -24,7 +24,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	session, call := protocol.NewSessionID(), wire.RandomCallID()
-	asked := make(chan loop.Approval, 1)
+	asked := make(chan protocol.Approval, 1)
 	go func() {
 		answer, err := approval.Waiter(f.Connect(), f.Name)(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
 		if err != nil {
@@ -35,7 +35,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	nc := f.Connect()
 	awaitQuestion(t, nc, wire.ApprovalSubject(f.Name, session, call))
 	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
-	require.Equal(t, loop.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
+	require.Equal(t, protocol.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
 	require.ErrorIs(t, say(t, nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
 }
 
@@ -84,10 +84,10 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	session := protocol.NewSessionID()
 	calls := []protocol.CallID{wire.RandomCallID(), wire.RandomCallID()}
-	answers := make([]chan loop.Approval, len(calls))
+	answers := make([]chan protocol.Approval, len(calls))
 	wait := approval.Waiter(f.Connect(), f.Name)
 	for i, call := range calls {
-		answers[i] = make(chan loop.Approval, 1)
+		answers[i] = make(chan protocol.Approval, 1)
 		go func() {
 			answer, err := wait(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
 			if err != nil {

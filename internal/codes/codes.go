@@ -5,6 +5,7 @@ package codes
 
 import (
 	"errors"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -28,6 +29,18 @@ type kindError struct {
 func (e kindError) Is(target error) bool { return target == e.kind }
 
 func (e kindError) Unwrap() error { return e.error }
+
+// TurnLimit is the error of a turn that reached a limit.
+func TurnLimit(limit string) *protocol.Error {
+	return &protocol.Error{
+		Code:    protocol.CodeLimitReached,
+		Message: "the turn reached its limit of " + limit + ": raise it, or ask for less at a time",
+	}
+}
+
+// TimeLimit makes the cause with which a context ends when the time of a turn is over, for callers
+// that bound it: the turn ends as limit_reached. See [context.Cause].
+func TimeLimit(limit time.Duration) *protocol.Error { return TurnLimit(limit.String() + " (timeout)") }
 
 // A model's request was wrong.
 const (

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -109,7 +110,12 @@ func (f *PolicyFlags) warnUnmatched(box *Toolbox, warn func(string)) {
 	}
 	names := box.Table.Names()
 	check := func(flag string, patterns []string) {
-		for _, pattern := range policy.Unmatched(patterns, names) {
+		for _, pattern := range patterns {
+			judge, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{pattern}}})
+			matches := func(name string) bool { return judge.Judge(policy.Call{Tool: name}).Decision == policy.Denied }
+			if err != nil || strings.HasPrefix(pattern, "@") || slices.ContainsFunc(names, matches) {
+				continue // an invalid pattern is reported elsewhere
+			}
 			warn(fmt.Sprintf("%s %q matches no tool of this session: its tools are %s", flag, pattern, strings.Join(names, ", ")))
 		}
 	}

@@ -142,11 +142,14 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 	}
 }
 
+// errFull means that there is no room for an event.
+var errFull error = &protocol.Error{Code: protocol.CodeFleetFull, Message: "there is no room for the session journal"}
+
 // refused is the error of an append that is given up.
 func (j *Journal) refused(session protocol.SessionID, err error) error {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
 		err = fmt.Errorf("%w: stream %s is at a limit, its own or the server's (%w): raise it, or remove sessions (coordinator session rm)",
-			loop.ErrJournalFull, wire.SessionsStream(j.fleet), err)
+			errFull, wire.SessionsStream(j.fleet), err)
 	} else if errors.Is(err, context.DeadlineExceeded) && j.nc.IsConnected() { // a server whose disk is full does not answer
 		err = fmt.Errorf("the NATS server stores nothing in stream %s; look whether the disk of its JetStream directory is full: %w", wire.SessionsStream(j.fleet), err)
 	}
@@ -233,7 +236,7 @@ func (j *Journal) batches(ctx context.Context, session protocol.SessionID, event
 // is no room the journal has an image without its data, and takes no attachments.
 func (j *Journal) storeImages(ctx context.Context, session protocol.SessionID, event *loop.Event) (err error) {
 	if image := event.Image; image != nil {
-		if event.Image, err = j.storeImage(ctx, session, image); errors.Is(err, loop.ErrJournalFull) {
+		if event.Image, err = j.storeImage(ctx, session, image); errors.Is(err, errFull) {
 			event.Image, err = &loop.Image{MediaType: image.MediaType}, nil
 		}
 	}
@@ -248,13 +251,13 @@ func (j *Journal) storeImages(ctx context.Context, session protocol.SessionID, e
 }
 
 // storeImage puts the data of an image into the object store and returns what stands for it in the
-// journal. Storing it twice is storing it once. Without room the error wraps [loop.ErrJournalFull].
+// journal. Storing it twice is storing it once. Without room the error wraps [errFull].
 func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, image *loop.Image) (*loop.Image, error) {
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: wire.ImageBlob(session, hex.EncodeToString(sum[:]))}
 	_, err := natsio.PutObject(ctx, j.js, wire.KeptBucket(j.fleet), stored.Blob, bytes.NewReader(image.Data))
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
-		err = fmt.Errorf("%w: %w", loop.ErrJournalFull, err)
+		err = fmt.Errorf("%w: %w", errFull, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", stored.Blob, err)

@@ -198,7 +198,7 @@ func TestAppend_KeepsAttachmentsThatDoNotFit(t *testing.T) {
 		}
 	}
 	_, err := j.Append(t.Context(), "c", 0, e)
-	require.ErrorIs(t, err, loop.ErrJournalFull)
+	require.ErrorIs(t, err, &protocol.Error{Code: protocol.CodeFleetFull})
 }
 
 func TestAppend_WaitsForTheServer(t *testing.T) {

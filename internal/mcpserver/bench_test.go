@@ -38,7 +38,7 @@ type caller func(ctx context.Context) error
 // directly is the way of coordinator call: plan, dispatch, finish.
 func directly(o *mcpserver.Options, session protocol.SessionID) caller {
 	return func(ctx context.Context) error {
-		single := loop.PlanSingle(ctx, o.Tools, session, "echo", `{"a": 1}`, &loop.SingleOptions{Keeper: o.Dispatcher, Logger: o.Logger})
+		single := loop.PlanSingle(ctx, o.Tools, session, "echo", `{"a": 1}`, &loop.SingleOptions{Dispatcher: o.Dispatcher, Logger: o.Logger})
 		return o.Dispatcher.Dispatch(ctx, []protocol.Call{*single.Call}, func(u loop.Update) {
 			if u.Result != nil {
 				single.Finish(ctx, u.Result)

@@ -64,13 +64,13 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 	}
 	single := loop.PlanSingle(ctx, s.offer.tools.Load(), session, request.Params.Name, arguments, &loop.SingleOptions{
 		Guard: s.options.Guard, Policy: s.options.Policy, MinLevel: s.options.MinLevel, Approve: ask.approve, Ask: ask.ask,
-		Keeper: s.options.Dispatcher, Logger: s.options.Logger,
+		Dispatcher: s.options.Dispatcher, Logger: s.options.Logger,
 	})
 	if ask.open() {
 		return ask.put(), nil
 	}
-	finish := func(ctx context.Context, outcome loop.SingleOutcome) (*mcp.CallToolResult, error) {
-		s.journal(ctx, request, session, arguments, &outcome)
+	finish := func(ctx context.Context, outcome *loop.Single) (*mcp.CallToolResult, error) {
+		s.journal(ctx, request, session, arguments, outcome)
 		if r := outcome.Result; r != nil && s.options.ToolsChanged != nil {
 			if called, is := r.Value.(protocol.MCPCallResult); is && called.ToolsChanged {
 				s.options.ToolsChanged(session)
@@ -79,7 +79,7 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 		return answer(session, outcome)
 	}
 	if single.Call == nil {
-		return finish(ctx, single.Outcome)
+		return finish(ctx, single)
 	}
 	single.Call.Tenant = tenantOf(request)
 	if read, ok := single.Call.Payload.(wire.ResultRead); ok {
@@ -88,7 +88,7 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 		case err != nil:
 			return nil, err
 		case instead != nil:
-			return answer(session, *instead)
+			return answer(session, instead)
 		}
 	}
 	p, err := s.progress(ctx, request, single.Call)
@@ -126,15 +126,15 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 }
 
 // journal stores a call in its session, for later inspection.
-func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, session protocol.SessionID, arguments string, o *loop.SingleOutcome) {
-	if s.log.Journal == nil {
+func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, session protocol.SessionID, arguments string, o *loop.Single) {
+	if s.log.journal == nil {
 		return
 	}
 	client := "an agent"
 	if info := request.ClientInfo(); info != nil && info.Name != "" {
 		client = info.Name
 	}
-	if err := s.log.Append(wire.WithFlow(context.WithoutCancel(ctx), tenantOf(request), ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
+	if err := s.log.append(wire.WithFlow(context.WithoutCancel(ctx), tenantOf(request), ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
 		s.options.Logger.WarnContext(ctx, "call is not journaled", slog.String("session", string(session)), slog.Any("error", err))
 	}
 }
@@ -160,7 +160,7 @@ func (s *Server) follow(ctx context.Context, call *protocol.Call, told func(*loo
 
 // answer returns an outcome for a client: the text that a model reads or the tool's own content, an
 // image, a link to the whole of a shortened result, and the typed result.
-func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResult, error) {
+func answer(session protocol.SessionID, o *loop.Single) (*mcp.CallToolResult, error) {
 	typed := structured{Status: o.Status, Error: o.Error, SessionID: session}
 	answer := &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: o.Text}}, IsError: o.Status != protocol.StatusOK && o.Status != statusWorking}
 	if r := o.Result; r != nil {

@@ -198,7 +198,7 @@ func whereLater(call protocol.CallID) string {
 // await waits, as long as the client does, for the result of a call that still runs here, before
 // the result is read. A non-nil outcome is the answer instead: that the call still runs, or what
 // the call itself would have returned.
-func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wire.ResultRead) (*loop.SingleOutcome, error) {
+func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wire.ResultRead) (*loop.Single, error) {
 	call := s.following.of(session, read.CallID)
 	if call == nil {
 		return nil, nil //nolint:nilnil // the caller checks
@@ -214,12 +214,12 @@ func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wi
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-late:
-		return &loop.SingleOutcome{Status: statusWorking, Text: "The call still goes on. " + whereLater(read.CallID)}, nil
+		return &loop.Single{Status: statusWorking, Text: "The call still goes on. " + whereLater(read.CallID)}, nil
 	}
 	result, err := s.options.Dispatcher.Result(ctx, &protocol.Call{Pool: call.pool, SessionID: session, ID: read.CallID})
 	if err != nil || result == nil || read.Part != "" || read.Offset != 0 || read.Column != 0 {
 		return nil, err
 	}
 	tool, _ := s.offer.tools.Load().Lookup(call.tool) // one that there is no more is shown as JSON
-	return &loop.SingleOutcome{Status: result.Status, Text: tool.Text(result), Error: result.Error, Result: result}, nil
+	return &loop.Single{Status: result.Status, Text: tool.Text(result), Error: result.Error, Result: result}, nil
 }

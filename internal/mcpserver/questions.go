@@ -57,23 +57,23 @@ func (s *Server) question(request *mcp.CallToolRequest, session protocol.Session
 }
 
 // approve is a [loop.ApproveFunc].
-func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	switch {
 	case q.answer != nil:
 		note, _ := q.answer.Content["note"].(string)
-		return loop.Approval{Granted: q.answer.Action == "accept", By: "the client's user", Note: note}, nil
+		return protocol.Approval{Granted: q.answer.Action == "accept", By: "the client's user", Note: note}, nil
 	case q.can:
 		q.asked = &mcp.ElicitParams{
 			Mode:            "form",
 			Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", request.Reason, request.Tool, request.Arguments),
 			RequestedSchema: json.RawMessage(`{"type": "object", "properties": {"note": {"type": "string", "title": "Note", "description": "A word to the model."}}}`),
 		}
-		return loop.Approval{}, errAsked
+		return protocol.Approval{}, errAsked
 	case q.other != nil:
 		q.wait()
 		return q.other(ctx, request)
 	}
-	return loop.Approval{}, errCannotAsk
+	return protocol.Approval{}, errCannotAsk
 }
 
 var errCannotAsk = errors.New("the client cannot ask a person")

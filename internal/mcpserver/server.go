@@ -104,7 +104,7 @@ type Server struct {
 	server  *mcp.Server
 	reads   bool // its clients change nothing
 	order   *order
-	log     loop.SingleLog
+	log     callLog
 
 	offer     offer
 	listeners listeners
@@ -123,7 +123,7 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
-	s := &Server{options: o, order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
+	s := &Server{options: o, order: newOrder(), log: callLog{journal: o.Journal}, following: &following{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },

@@ -251,7 +251,7 @@ func (s *Server) taskGet(ctx context.Context, t *task) (*taskState, error) {
 	}
 	state := t.state(complete, "completed", result.FinishedAt)
 	tool, _ := s.offer.tools.Load().Lookup(t.Tool) // one that there is no more is shown as JSON
-	state.Result, err = answer(t.session, loop.SingleOutcome{
+	state.Result, err = answer(t.session, &loop.Single{
 		Status: result.Status, Text: tool.Text(result), Error: result.Error, Result: result,
 	})
 	return state, err

@@ -151,7 +151,7 @@ func loadRecording(path string) (*loop.Recording, error) {
 	if err != nil {
 		return nil, err
 	}
-	return loop.NewRecording(events)
+	return loop.History{Events: events}.Recording()
 }
 
 // RecordingOf returns the recording of a model replay:FILE; nil for other models.

@@ -114,7 +114,7 @@ func (a *Answers) reply(ctx context.Context, q *report.Question, action protocol
 }
 
 func (a *Answers) answer(ctx context.Context, q *report.Question, answer protocol.Answer) error {
-	asked := loop.Event{SessionID: q.SessionID, CallFields: loop.CallFields{CallID: q.CallID}, StatefulFields: loop.StatefulFields{Lane: q.Lane}}
+	asked := loop.Event{SessionID: q.SessionID, CallFields: loop.CallFields{CallID: q.CallID}, HandleFields: loop.HandleFields{Lane: q.Lane}}
 	return a.client.Answer(ctx, asked, answer)
 }
 

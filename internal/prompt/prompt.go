@@ -76,15 +76,15 @@ var errNoInput = errors.New("the standard input has ended")
 
 // Approve asks whether a call may be made. Any answer but yes refuses it, and is passed on to the
 // model.
-func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	kind, scope := scopeOf(request)
 	if q.always[kind] {
 		q.screen.Notice("allowed as before: %s", scope)
-		return loop.Approval{Granted: true, By: UserName()}, nil
+		return protocol.Approval{Granted: true, By: UserName()}, nil
 	}
 	end, err := q.begin(ctx)
 	if err != nil {
-		return loop.Approval{}, err
+		return protocol.Approval{}, err
 	}
 	defer end()
 	line, err := q.ask(ctx, terminal.Question{
@@ -92,7 +92,7 @@ func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (loo
 		Answers: "Allow it? y: yes. a: always in this session, " + scope + ". \"y: ...\" adds something; anything else is no, and is told to the model:",
 	})
 	if err != nil {
-		return loop.Approval{}, err
+		return protocol.Approval{}, err
 	}
 	answer, always := parseAnswer(line)
 	if always {
@@ -166,10 +166,10 @@ func scopeOf(request loop.ApprovalRequest) (key, words string) {
 }
 
 // parseAnswer reads an answer; always means that it holds for the whole session.
-func parseAnswer(line string) (answer loop.Approval, always bool) {
+func parseAnswer(line string) (answer protocol.Approval, always bool) {
 	text := strings.TrimSpace(line)
 	word, note, _ := strings.Cut(text, ":")
-	answer = loop.Approval{By: UserName(), Note: strings.TrimSpace(note)}
+	answer = protocol.Approval{By: UserName(), Note: strings.TrimSpace(note)}
 	switch strings.ToLower(strings.TrimSpace(word)) {
 	case "a", "always":
 		answer.Granted, always = true, true

@@ -62,7 +62,7 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
-	if err := loop.CheckAttachments(model, attachments(turn)); err != nil {
+	if err := (loop.Input{Attachments: attachments(turn)}).Check(model); err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	var price *loop.Price

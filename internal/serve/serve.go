@@ -127,7 +127,7 @@ type Rules struct {
 	// Policies bind the tool calls of every turn, in addition to those that the turn brings.
 	Policies []policy.Policy
 	// Approve asks a person about calls for which a policy demands it; with nil they are refused.
-	Approve func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error)
+	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	// TakeOn lets a call know that the answer to its question [loop.EventQuestionAsked] may come
 	// from elsewhere; with nil it is declined unless a follower of the turn answers it.
 	TakeOn func(asked loop.Event)
@@ -254,9 +254,9 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 	if turn, read := c.Payload.(wire.TurnRun); read {
 		prompt = turn.Prompt
 	}
-	return loop.Refused{
-		Input: loop.Input{Text: prompt, ID: c.ID}, Model: cmp.Or(need.Model, s.options.Default), Outcome: outcome(r), Error: r.Error,
-	}.Record(ctx, s.options.Journal, c.SessionID)
+	return refused{
+		id: c.ID, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
+	}.record(ctx, s.options.Journal, c.SessionID)
 }
 
 // outcome is how a turn ended that never began.
@@ -378,9 +378,9 @@ func turnCause(cause error, c *protocol.Call) error {
 	case errors.Is(cause, lane.ErrLost), errors.Is(cause, lane.ErrDraining):
 		return loop.ErrDetached
 	case errors.Is(cause, lane.ErrRunTimeout):
-		return loop.TimeLimit(c.RunFor())
+		return codes.TimeLimit(c.RunFor())
 	case errors.Is(cause, lane.ErrDeadline):
-		return loop.TimeLimit(c.LifeTime())
+		return codes.TimeLimit(c.LifeTime())
 	default:
 		return cause
 	}
@@ -405,7 +405,7 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 // would be asked again.
 func stays(err error) bool {
 	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) ||
-		errors.Is(err, loop.ErrEventTooLarge) || errors.Is(err, loop.ErrJournalFull)
+		errors.Is(err, loop.ErrEventTooLarge) || errors.Is(err, &protocol.Error{Code: protocol.CodeFleetFull})
 }
 
 // result translates the end of a turn.

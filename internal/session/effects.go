@@ -22,6 +22,12 @@ type Effect struct {
 	unknown  protocol.CallID // the attempt that may have happened
 }
 
+// The statuses of a [loop.EventCallResolved].
+const (
+	resolvedHappened = "happened"
+	resolvedDidNot   = "did_not"
+)
+
 // Effects are the effects of a session and its sub-agents behind a point, the last first. Those of
 // calls that did not happen, as a person found out, are left out.
 func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, at At) ([]Effect, error) {
@@ -47,7 +53,7 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	for i := range events {
 		e := &events[i]
 		status := protocol.Status(e.Status)
-		if !endsCall(e) || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == loop.ResolvedDidNot {
+		if !endsCall(e) || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == resolvedDidNot {
 			continue
 		}
 		effect := Effect{Effect: report.Effect{CallID: e.CallID, Tool: e.Name, Status: status}}
@@ -83,7 +89,7 @@ func (e *Effect) attempted(event *loop.Event, resolved string) {
 	}
 	e.unknown = ""
 	switch status := protocol.Status(event.Status); {
-	case status == protocol.StatusOK, resolved == loop.ResolvedHappened:
+	case status == protocol.StatusOK, resolved == resolvedHappened:
 		e.Reverted = true
 	case status == protocol.StatusOutcomeUnknown && resolved == "":
 		e.unknown = event.CallID
@@ -159,7 +165,7 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	}
 	call.ID, call.IssuedAt = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC()
 	event := loop.Event{
-		Type: loop.EventRevertStarted, RevertFields: loop.RevertFields{Reverts: e.CallID},
+		Type: loop.EventRevertStarted, HandleFields: loop.HandleFields{Reverts: e.CallID},
 		CallFields: loop.CallFields{CallID: call.ID, Name: e.Revert, Arguments: e.call.Arguments},
 	}
 	if call.Again, err = r.note(ctx, event); err != nil {
@@ -219,14 +225,14 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	if at < 0 {
 		return fmt.Errorf("%w: its outcome is not unknown (session show %s lists the calls of unknown outcome)", ErrNone, id)
 	}
-	status, what := loop.ResolvedHappened, "did happen"
+	status, what := resolvedHappened, "did happen"
 	if !happened {
-		status, what = loop.ResolvedDidNot, "did not happen"
+		status, what = resolvedDidNot, "did not happen"
 	}
 	return note(ctx, journal, history, id, loop.Event{
 		Type: loop.EventCallResolved, CallFields: loop.CallFields{CallID: call, Name: info.Unknown[at].Tool}, Status: status,
-		DecisionFields: loop.DecisionFields{By: by},
-		Text:           fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
+		PersonFields: loop.PersonFields{By: by},
+		Text:         fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
 	})
 }
 

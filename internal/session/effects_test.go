@@ -249,10 +249,10 @@ func (m *meeting) Load(ctx context.Context, id protocol.SessionID) (loop.History
 func TestEffects_OfAttempts(t *testing.T) {
 	t.Parallel()
 	attempt := func(id, status string) []loop.Event {
-		at, of := loop.CallFields{CallID: protocol.CallID(id), Name: "undo"}, loop.RevertFields{Reverts: "w-1"}
-		events := []loop.Event{{Type: loop.EventRevertStarted, Turn: 1, CallFields: at, RevertFields: of}}
+		at, of := loop.CallFields{CallID: protocol.CallID(id), Name: "undo"}, loop.HandleFields{Reverts: "w-1"}
+		events := []loop.Event{{Type: loop.EventRevertStarted, Turn: 1, CallFields: at, HandleFields: of}}
 		if status != "" {
-			events = append(events, loop.Event{Type: loop.EventRevertEnded, Turn: 1, CallFields: at, RevertFields: of, Status: status})
+			events = append(events, loop.Event{Type: loop.EventRevertEnded, Turn: 1, CallFields: at, HandleFields: of, Status: status})
 		}
 		return events
 	}
@@ -269,10 +269,10 @@ func TestEffects_OfAttempts(t *testing.T) {
 		"failed":                {attempt("r-1", "failed"), Effect{attempts: 1}},
 		"failed, then started":  {append(attempt("r-1", "failed"), attempt("r-2", "")...), Effect{attempts: 1}},
 		"of unknown outcome":    {attempt("r-1", "outcome_unknown"), Effect{unknown: "r-1"}},
-		"that did happen":       {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedHappened)...), Effect{Effect: report.Effect{Reverted: true}}},
-		"that did not happen":   {append(attempt("r-1", "outcome_unknown"), resolved("r-1", loop.ResolvedDidNot)...), Effect{attempts: 1}},
+		"that did happen":       {append(attempt("r-1", "outcome_unknown"), resolved("r-1", resolvedHappened)...), Effect{Effect: report.Effect{Reverted: true}}},
+		"that did not happen":   {append(attempt("r-1", "outcome_unknown"), resolved("r-1", resolvedDidNot)...), Effect{attempts: 1}},
 		"unknown, then failed":  {append(attempt("r-1", "outcome_unknown"), attempt("r-2", "failed")...), Effect{attempts: 1}},
-		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, RevertFields: loop.RevertFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
+		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, HandleFields: loop.HandleFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
 	} {
 		journal := &looptest.Journal{}
 		_, err := journal.Append(t.Context(), "s", 0, append(turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", "")), test.events...)...)

@@ -26,7 +26,7 @@ func conversation() []loop.Event {
 		{Type: loop.EventSessionStarted, SessionFields: loop.SessionFields{Model: "m"}},
 		{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "first", Seed: "of the origin"}},
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}}},
-		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 1, ToolCallID: "b", CallID: "call-b"}, JobFields: loop.JobFields{Job: "job-1"}, Status: "ok", ResultFields: loop.ResultFields{Content: "begun"}},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 1, ToolCallID: "b", CallID: "call-b"}, HandleFields: loop.HandleFields{Job: "job-1"}, Status: "ok", ResultFields: loop.ResultFields{Content: "begun"}},
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "a", CallID: "call-a"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
 		{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "that is it"},
 		{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"},

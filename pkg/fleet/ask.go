@@ -50,8 +50,8 @@ func (c *Client) Answer(ctx context.Context, asked loop.Event, answer protocol.A
 
 // AwaitApproval waits until a person approves or denies a call: by [Sessions.Approve] in any
 // program of the fleet, or by coordinator approve. It is for [loop.Options] and [Call].Approve.
-func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-	return do(ctx, c, nil, func(ctx context.Context) (loop.Approval, error) {
+func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+	return do(ctx, c, nil, func(ctx context.Context) (protocol.Approval, error) {
 		return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
 	})
 }

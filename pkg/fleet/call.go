@@ -254,7 +254,7 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	if call.Payload == nil {
 		p.single = loop.PlanSingle(ctx, call.Table, call.Session, call.Tool, call.Arguments, &loop.SingleOptions{
 			Sandbox: call.Sandbox, Guard: call.Guard, Policy: call.Policy, ID: call.ID, MinLevel: level,
-			Author: call.Author, Approve: call.Approve, Observe: call.Observe, Keeper: c.inner.Dispatcher, Logger: c.logger,
+			Author: call.Author, Approve: call.Approve, Observe: call.Observe, Dispatcher: c.inner.Dispatcher, Logger: c.logger,
 		})
 		if p.call = p.single.Call; p.call == nil {
 			return p, nil
@@ -321,7 +321,7 @@ func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 	}
 	p := f.plan
 	if p.call == nil {
-		return resultOf(p.session, p.single.Outcome), nil
+		return resultOf(p.session, p.single), nil
 	}
 	result, err := c.inner.Dispatcher.Promptly(ctx, p.call, p.update)
 	if err != nil {
@@ -331,9 +331,9 @@ func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 }
 
 // resultOf is the result of a call that has ended.
-func resultOf(session protocol.SessionID, o loop.SingleOutcome) Result {
+func resultOf(session protocol.SessionID, o *loop.Single) Result {
 	if o.Result == nil {
-		o.Result = &protocol.Result{SessionID: session, Status: o.Status, Error: o.Error}
+		return Result{Result: protocol.Result{SessionID: session, Status: o.Status, Error: o.Error}, Text: o.Text}
 	}
 	return Result{Result: *o.Result, Text: o.Text}
 }

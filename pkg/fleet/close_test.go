@@ -66,10 +66,10 @@ func TestClose_WithACallInFlight(t *testing.T) {
 			}
 			call := fleet.Call{Handler: "wait"}
 			if test.approve {
-				call = fleet.Call{Tool: "bash", Arguments: `{"command": "true"}`, Policy: asking{}, Approve: func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+				call = fleet.Call{Tool: "bash", Arguments: `{"command": "true"}`, Policy: asking{}, Approve: func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 					began <- struct{}{}
 					<-ctx.Done()
-					return loop.Approval{}, context.Cause(ctx)
+					return protocol.Approval{}, context.Cause(ctx)
 				}}
 			}
 			ended := make(chan fleet.Result, 1)

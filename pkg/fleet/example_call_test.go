@@ -82,15 +82,14 @@ func ExampleClient_Schedules() {
 	}
 	defer func() { _ = client.Close() }()
 	schedules := client.Schedules()
-	added, err := schedules.Add(ctx, fleet.NewSchedule{
-		Name: "report", Cron: "0 7 * * 1", TimeZone: "Europe/Berlin", Turn: fleet.Turn{Prompt: "Write the report of last week."},
-	})
+	added, err := schedules.Add(ctx, fleet.Schedule{Name: "report", Cron: "0 7 * * 1", TimeZone: "Europe/Berlin"},
+		fleet.Turn{Prompt: "Write the report of last week."})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	fmt.Println(added.Next[0].Weekday(), added.Next[0].Hour())
-	_, err = schedules.Add(ctx, fleet.NewSchedule{Name: "report", Cron: "@daily", Turn: fleet.Turn{Prompt: "Again."}})
+	_, err = schedules.Add(ctx, fleet.Schedule{Name: "report", Cron: "@daily"}, fleet.Turn{Prompt: "Again."})
 	fmt.Println(errors.Is(err, fleet.ErrExists))
 	fmt.Println(schedules.Remove(ctx, "report"))
 	// Output:

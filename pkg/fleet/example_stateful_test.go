@@ -30,7 +30,7 @@ func (shopper) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)
 		}
 	}
 	goOn := func(input string) loop.ToolCall {
-		return loop.ToolCall{ID: fmt.Sprint(step), Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":%s}`, opened, input)}
+		return loop.ToolCall{ID: fmt.Sprint(step), Name: "tool_continue", Arguments: fmt.Sprintf(`{"handle":%q,"input":%s}`, opened, input)}
 	}
 	switch step {
 	case 0:

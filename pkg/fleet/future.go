@@ -35,7 +35,7 @@ func (c *Client) Go(ctx context.Context, call Call) *Future {
 		return f
 	}
 	if err == nil && f.plan.call == nil {
-		return f.end(resultOf(f.plan.session, f.plan.single.Outcome), nil)
+		return f.end(resultOf(f.plan.session, f.plan.single), nil)
 	}
 	return f.started(c.inner.Dispatcher.Go(ctx, f.plan.call))
 }
@@ -67,7 +67,7 @@ func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 	}
 	if f.plan.call != nil {
 		f.ref.ID = f.plan.call.ID
-	} else if f.plan.single.Outcome.Error != nil {
+	} else if f.plan.single.Error != nil {
 		c.notSent(&f.ref)
 	}
 	return f, nil
@@ -93,8 +93,8 @@ func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error
 		return f.ref, err
 	case f.plan.call != nil:
 		return f.ref, mayRun(c.inner.Dispatcher.Submit(ctx, f.plan.call))
-	case f.plan.single.Outcome.Error != nil:
-		return f.ref, fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Outcome.Error)
+	case f.plan.single.Error != nil:
+		return f.ref, fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Error)
 	}
 	return f.ref, fmt.Errorf("%w: tool %q: runs in this process, and cannot be submitted", protocol.ErrInvalidCall, call.Tool)
 }

@@ -54,21 +54,21 @@ func TestTemplates_OfDirectories(t *testing.T) {
 func TestSchedules_ArePausedAndResumed(t *testing.T) {
 	t.Parallel()
 	schedules, ctx := fleettest.Start(t).Schedules(), t.Context()
-	request := fleet.NewSchedule{Name: "daily", Cron: "0  7 * * *", TimeZone: "Europe/Berlin", Turn: fleet.Turn{Prompt: "List the failed builds."}}
-	added, err := schedules.Add(ctx, request)
+	request, turn := fleet.Schedule{Name: "daily", Cron: "0  7 * * *", TimeZone: "Europe/Berlin"}, fleet.Turn{Prompt: "List the failed builds."}
+	added, err := schedules.Add(ctx, request, turn)
 	require.NoError(t, err)
 	require.Equal(t, "0 7 * * *", added.Cron)
 	require.Len(t, added.Next, 3)
 	require.Equal(t, 7, added.Next[0].Hour())
 	require.Equal(t, "List the failed builds.", added.Prompt)
 	require.Empty(t, added.SessionID, "each time has one of its own")
-	_, err = schedules.Add(ctx, request)
+	_, err = schedules.Add(ctx, request, turn)
 	require.ErrorIs(t, err, fleet.ErrExists)
 	request.Name, request.Cron = "other", "never"
-	_, err = schedules.Add(ctx, request)
+	_, err = schedules.Add(ctx, request, turn)
 	require.ErrorIs(t, err, fleet.ErrInvalid)
-	request.Cron, request.Turn.Session = "@every 1h", "kept"
-	kept, err := schedules.Add(ctx, request)
+	request.Cron, turn.Session = "@every 1h", "kept"
+	kept, err := schedules.Add(ctx, request, turn)
 	require.NoError(t, err)
 	require.Equal(t, protocol.SessionID("kept"), kept.SessionID)
 	require.WithinDuration(t, time.Now().Add(time.Hour), kept.Next[0], time.Minute)

@@ -76,7 +76,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Limits.Set":    func(ctx context.Context) error { return limits.Set(ctx, fleet.Limit{Lane: "a/*", Concurrent: 1}) },
 
 		"Schedules.Add": func(ctx context.Context) error {
-			return second(schedules.Add(ctx, fleet.NewSchedule{Name: "a", Cron: "@daily", Turn: turn}))
+			return second(schedules.Add(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, turn))
 		},
 		"Schedules.List":   func(ctx context.Context) error { return second(schedules.List(ctx)) },
 		"Schedules.Pause":  func(ctx context.Context) error { return second(schedules.Pause(ctx, "a")) },

@@ -102,14 +102,14 @@ func TestCall_ObeysAPolicy(t *testing.T) {
 }
 
 func answers(granted bool) loop.ApproveFunc {
-	return func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-		return loop.Approval{Granted: granted, By: "ada"}, nil
+	return func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+		return protocol.Approval{Granted: granted, By: "ada"}, nil
 	}
 }
 
-func silence(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+func silence(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 	<-ctx.Done()
-	return loop.Approval{}, context.Cause(ctx)
+	return protocol.Approval{}, context.Cause(ctx)
 }
 
 func TestCall_ThatIsStoppedWhileAPersonIsAsked(t *testing.T) {
@@ -119,7 +119,7 @@ func TestCall_ThatIsStoppedWhileAPersonIsAsked(t *testing.T) {
 	outcome, err := b.Call(ctx, fleet.Call{
 		Session: "s", Tool: "write", Arguments: `{"path":"a","content":""}`,
 		Policy: rules(t, "approval: {tools: [write]}"),
-		Approve: func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+		Approve: func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 			stop()
 			return silence(ctx, loop.ApprovalRequest{})
 		},

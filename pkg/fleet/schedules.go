@@ -13,33 +13,23 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// NewSchedule is a request to start a turn at set times.
-type NewSchedule struct {
+// Schedule starts a turn at set times. [Schedules.Add] takes Name, Cron, TimeZone and Missed, and
+// sets the other fields.
+type Schedule struct {
 	// Name has 1 to 64 letters, digits, '-' and '_'.
-	Name string
+	Name string `json:"name"`
 	// Cron is when: the five fields of crontab, @hourly, @daily, @weekly, @monthly, @yearly or
 	// "@every 10m".
-	Cron string
+	Cron string `json:"cron"`
 	// TimeZone is a name of the IANA database, such as Europe/Berlin; "" means UTC.
-	TimeZone string
+	TimeZone string `json:"time_zone"`
 	// Missed is what becomes of times at which no coordinator ran: "once" starts the latest one,
 	// "skip" none, "all" each of the last 100; "" means once.
-	Missed string
-	// Turn starts at each time, in a new session unless it names one. Its ID, NotBefore, Tenant and
-	// Priority do not count.
-	Turn Turn
-}
-
-// Schedule is a stored schedule.
-type Schedule struct {
-	Name     string      `json:"name"`
-	Cron     string      `json:"cron"`
-	TimeZone string      `json:"time_zone"`
-	Missed   string      `json:"missed"`
-	Paused   bool        `json:"paused"`
-	Created  time.Time   `json:"created"`
-	Last     time.Time   `json:"last,omitzero"`  // the latest time that was started or skipped
-	Next     []time.Time `json:"next,omitempty"` // the next three times
+	Missed  string      `json:"missed"`
+	Paused  bool        `json:"paused"`
+	Created time.Time   `json:"created"`
+	Last    time.Time   `json:"last,omitzero"`  // the latest time that was started or skipped
+	Next    []time.Time `json:"next,omitempty"` // the next three times
 	// SessionID is the session of the last turn, or of every turn.
 	SessionID protocol.SessionID `json:"session_id,omitempty"`
 	// Outcome is set in lists: how the last turn ended, such as answered, failed or limit_reached;
@@ -88,19 +78,20 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 	return string(r.Status), nil
 }
 
-// Add stores a schedule, which starts at its next time. The error wraps [ErrInvalid], also for a
-// model that no coordinator serves, or [ErrExists].
-func (s Schedules) Add(ctx context.Context, request NewSchedule) (added Schedule, err error) {
-	if len(request.Turn.Attachments) > 0 {
+// Add stores a schedule. At each of its times the turn starts, in a new session unless it names
+// one; its ID, NotBefore, Tenant and Priority do not count. The error wraps [ErrInvalid], also for
+// a model that no coordinator serves, or [ErrExists].
+func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added Schedule, err error) {
+	if len(turn.Attachments) > 0 {
 		return added, codes.As(ErrInvalid, errors.New("attachments: a scheduled turn has none"))
 	}
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
-		if err := s.client.Sessions("").Serves(ctx, request.Turn.Model); err != nil {
+		if err := s.client.Sessions("").Serves(ctx, turn.Model); err != nil {
 			return err
 		}
 		stored, err := store.Add(ctx, schedule.Schedule{
 			Name: request.Name, Cron: request.Cron, TimeZone: request.TimeZone, Missed: schedule.Missed(request.Missed),
-			Call: request.Turn.call(), KeepSession: request.Turn.Session != "",
+			Call: turn.call(), KeepSession: turn.Session != "",
 		})
 		if err == nil {
 			added = described(stored)

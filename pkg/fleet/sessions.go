@@ -118,7 +118,7 @@ func (s Sessions) Unfinished(ctx context.Context, id protocol.SessionID) ([]repo
 	})
 }
 
-// Log returns the events of a session, as its journal has them; see [loop.Export].
+// Log returns the events of a session, as its journal has them; see [loop.History.Export].
 func (s Sessions) Log(ctx context.Context, id protocol.SessionID) (loop.History, error) {
 	return run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (loop.History, error) { return session.Load(ctx, f, id) })
 }

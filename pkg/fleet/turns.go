@@ -24,7 +24,7 @@ type Turn struct {
 	// Session is continued, or begun; "" means a new session.
 	Session protocol.SessionID
 	Prompt  string
-	// Attachments belong to the prompt; see [loop.NewAttachment] and [loop.CheckAttachments].
+	// Attachments belong to the prompt; see [loop.NewAttachment] and [loop.Input.Check].
 	Attachments []loop.Attachment
 	// Model is one that a coordinator serves; "" means the default model of the coordinator that
 	// runs the turn.
@@ -105,7 +105,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 	if err := call.Validate(); err != nil {
 		return result, err
 	}
-	if err := loop.CheckAttachments(nil, turn.Attachments); err != nil {
+	if err := (loop.Input{Attachments: turn.Attachments}).Check(nil); err != nil {
 		return result, codes.As(ErrInvalid, err)
 	}
 	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {

@@ -337,7 +337,7 @@ func (t *turnRun) oneAtATime(approve ApproveFunc) ApproveFunc {
 	if t.lineage.asking != nil {
 		return approve // it is already
 	}
-	return func(ctx context.Context, request ApprovalRequest) (Approval, error) {
+	return func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error) {
 		t.asking.Lock()
 		defer t.asking.Unlock()
 		return approve(ctx, request)

@@ -77,11 +77,10 @@ func typeOf(data []byte) string {
 	return mediaText
 }
 
-// CheckAttachments reports why a model cannot get an input with these attachments: at most 16, of
-// 12 MiB together, each as [NewAttachment] takes it and of a type that the model takes. A nil model
-// takes all types.
-func CheckAttachments(model Model, attachments []Attachment) error {
-	_, err := attached(model, 0, attachments)
+// Check reports why a model cannot get the attachments: at most 16, of 12 MiB together, each as
+// [NewAttachment] takes it and of a type that the model takes. A nil model takes all types.
+func (in Input) Check(model Model) error {
+	_, err := attached(model, 0, in.Attachments)
 	return err
 }
 

@@ -44,10 +44,10 @@ func TestAttachments_GoToTheModel(t *testing.T) {
 	}, said.Attachments)
 
 	var export bytes.Buffer
-	require.NoError(t, loop.Export(&export, r.session, r.events(t)))
+	require.NoError(t, loop.History{Events: r.events(t)}.Export(&export, r.session))
 	events, err := loop.ReadExport(&export)
 	require.NoError(t, err)
-	recording, err := loop.NewRecording(events)
+	recording, err := loop.History{Events: events}.Recording()
 	require.NoError(t, err)
 	other := newRig(says("I see."), says("Still."))
 	for _, input := range recording.Inputs() {
@@ -200,7 +200,7 @@ func TestCheckAttachments_NamesWhatIsWrong(t *testing.T) {
 		return loop.Attachment{Name: name, Image: loop.Image{Data: []byte(content)}}
 	}
 	big := of("a.png", png+strings.Repeat("x", 4<<20-len(png)))
-	require.NoError(t, loop.CheckAttachments(nil, []loop.Attachment{big, big, big}))
+	require.NoError(t, loop.Input{Attachments: []loop.Attachment{big, big, big}}.Check(nil))
 	many := make([]loop.Attachment, 17)
 	for want, list := range map[string][]loop.Attachment{
 		"attachment a.bin: must be a PNG, JPEG, GIF or WebP image, a PDF document, or text in UTF-8": {of("a.bin", "\x00\x01")},
@@ -214,6 +214,6 @@ func TestCheckAttachments_NamesWhatIsWrong(t *testing.T) {
 		"attachments: 17 files: must be at most 16":                                 many,
 		"attachments: more than 12582912 bytes together":                            {big, big, big, of("n", "x")},
 	} {
-		require.ErrorContains(t, loop.CheckAttachments(nil, list), want)
+		require.ErrorContains(t, loop.Input{Attachments: list}.Check(nil), want)
 	}
 }

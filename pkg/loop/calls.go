@@ -15,7 +15,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // maxInline bounds how many inline tools of a step run at a time; more wait.
@@ -309,7 +308,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 		}
 		p.done = true
 		if rule := deniedByRoots(u.Result, p.plan, p.roots); rule != "" {
-			b.settle(*b.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
+			b.settle(*b.decision(ctx, p, rule, answer{status: decisionDenied, reason: u.Result.Error.Message}))
 		}
 		event := p.result(u.Result)
 		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)
@@ -368,7 +367,7 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 	ctx, span := b.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	text, failure := tools.RunInline(ctx, p.plan)
+	text, failure := p.plan.RunInline(ctx)
 	keep := b.keeps(p)
 	status := protocol.StatusOK
 	switch {

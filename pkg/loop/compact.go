@@ -117,7 +117,7 @@ func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, e
 	usage := counted(reply.Usage)
 	event := Event{
 		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, Usage: &usage,
-		KeptFields: KeptFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
+		ReplyFields: ReplyFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
 	}
 	c.spend(&event, price)
 	return true, c.record(ctx, event)

@@ -54,7 +54,7 @@ const handle = "{handle}"
 
 // say is a tool call that goes on with a handle.
 func say(id, handle, input string) loop.ToolCall {
-	return loop.ToolCall{ID: id, Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":%q}`, handle, input)}
+	return loop.ToolCall{ID: id, Name: "tool_continue", Arguments: fmt.Sprintf(`{"handle":%q,"input":%q}`, handle, input)}
 }
 
 func newDialogRig(session protocol.SessionID) (*rig, talkers) {
@@ -159,8 +159,8 @@ func TestDialogs_AreBoundByThePolicyOfTheirTool(t *testing.T) {
 			t.Parallel()
 			r, _ := newDialogRig("s")
 			r.opts.Policy = newJudge(t, test.rules)
-			r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-				return loop.Approval{Granted: !strings.Contains(request.Arguments, "two")}, nil
+			r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+				return protocol.Approval{Granted: !strings.Contains(request.Arguments, "two")}, nil
 			}
 			_, err := r.run(t.Context(), t, "go")
 			require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestDialogs_OneMessageHasEveryFaultOfAnInput(t *testing.T) {
 	t.Parallel()
 	r, heard := newDialogRig("s")
 	wrong := loop.ToolCall{
-		ID: "wrong", Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":7,"wait":1}`, handle),
+		ID: "wrong", Name: "tool_continue", Arguments: fmt.Sprintf(`{"handle":%q,"input":7,"wait":1}`, handle),
 	}
 	r.model.replies = []loop.Reply{r.model.replies[0], {ToolCalls: []loop.ToolCall{wrong}}, says("done")}
 	_, err := r.run(t.Context(), t, "go")

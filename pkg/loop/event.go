@@ -65,27 +65,21 @@ type Event struct {
 	// could not store it a second time.
 	Text string `json:"text,omitempty"`
 
-	ReplyFields
-
 	// Usage is that of the reply (model_reply, conversation_compacted), or the sum (turn_ended,
 	// session_ended).
 	Usage *protocol.Usage `json:"usage,omitempty"`
-	SpentFields
 
+	ReplyFields
 	CallFields
-	JobFields
-	StatefulFields
-	KeptFields
-	MergeFields
-	RevertFields
-	DecisionFields
+	HandleFields
+	PersonFields
 
 	// Part is what was left out of the tool call ToolCallID, which for an attachment is its
 	// [Attachment].ID (part_left_out).
 	Part PartKind `json:"part,omitempty"`
 	// Status is that of the call (tool_result, job_ended, revert_ended; tool_call when the call is
-	// refused), a decision such as [DecisionDenied] (policy_decision), [ResolvedHappened] or
-	// [ResolvedDidNot] (call_resolved), a [protocol.Action] (question_answered;
+	// refused), a decision (policy_decision: "denied" by a rule; "approved", "refused" or "expired"
+	// by a person), "happened" or "did_not" (call_resolved), a [protocol.Action] (question_answered;
 	// [protocol.ActionCancel] means no answer), or an [Outcome] (turn_ended, session_ended).
 	Status string `json:"status,omitempty"`
 
@@ -102,6 +96,10 @@ type SessionFields struct {
 	Instructions []string `json:"instructions,omitempty"`
 	// Parent is the tool call that started a sub-agent; nil for other sessions.
 	Parent *Parent `json:"parent,omitempty"`
+	// From is the session that was merged, and Checkpoint that of its workspace (session_merged).
+	// From is also the session that was forked (session_forked).
+	From       protocol.SessionID `json:"from,omitempty"`
+	Checkpoint uint64             `json:"checkpoint,omitempty"`
 }
 
 // TurnFields describe a turn (turn_started). The event's CallID is [Input].ID, its By the name of
@@ -124,17 +122,18 @@ type ReplyFields struct {
 	Reasoning *Reasoning `json:"reasoning,omitempty"`
 	// Finish is [FinishLength] for a reply that was cut.
 	Finish string `json:"finish,omitempty"`
-}
-
-// SpentFields are what a reply took (model_reply, conversation_compacted), or a turn (turn_ended,
-// session_ended).
-type SpentFields struct {
-	// CostUSD is by [Options].Price; nil while the price of a reply is unknown.
+	// CostUSD is by [Options].Price (also conversation_compacted, turn_ended, session_ended and a
+	// tool_result of a sub-agent); nil while the price of a reply is unknown.
 	CostUSD *float64 `json:"cost_usd,omitempty"`
-	// ElapsedMS is the time since the reply before in the same run.
+	// ElapsedMS is the time since the reply before in the same run (also conversation_compacted
+	// and turn_ended).
 	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
 	// Spent is the usage of a sub-agent (tool_result), in addition to Usage and CostUSD.
 	Spent *protocol.Spending `json:"spent,omitempty"`
+	// KeptTurn and KeptStep name the first reply that a summary does not stand for
+	// (conversation_compacted).
+	KeptTurn int `json:"kept_turn,omitempty"`
+	KeptStep int `json:"kept_step,omitempty"`
 }
 
 // CallFields identify a tool call (every event about a call; part_left_out has only ToolCallID and
@@ -149,55 +148,36 @@ type CallFields struct {
 	Arguments string `json:"arguments,omitempty"`
 }
 
-// JobFields are those of a call in the background.
-type JobFields struct {
-	// Job is the handle (tool_result when the call continues in the background, job_ended).
+// HandleFields say where a call is, and which calls, jobs and stateful tools it continues or undoes.
+type HandleFields struct {
+	// Job is the handle of a call in the background (tool_result when the call continues there,
+	// job_ended).
 	Job string `json:"job,omitempty"`
 	// Told reports that the model received the result from a tool call (job_ended).
 	Told bool `json:"told,omitempty"`
-}
-
-// StatefulFields are those of calls of stateful tools.
-type StatefulFields struct {
 	// About is the stateful tool that the call continues (tool_call).
 	About string `json:"about,omitempty"`
 	// Lane is the call's destination, POOL/LANE (tool_call, question_asked); "" for a call that
 	// runs in the coordinator.
 	Lane string `json:"lane,omitempty"`
-	// Question is what the running call wants to know (question_asked; question_answered has only
-	// its ID).
-	Question *protocol.Question `json:"question,omitempty"`
-	// Handle names what the call opened or continued (tool_result), and Ending why it
-	// cannot be continued (a [wire.DialogEnding]); "" while it can.
+	// Handle names what the call of a stateful tool opened or continued (tool_result), and Ending
+	// why it cannot be continued; "" while it can.
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
-}
-
-// KeptFields name the first reply that a summary does not stand for (conversation_compacted).
-type KeptFields struct {
-	KeptTurn int `json:"kept_turn,omitempty"`
-	KeptStep int `json:"kept_step,omitempty"`
-}
-
-// MergeFields name the session that was merged, and its checkpoint (session_merged), or that was
-// forked (session_forked).
-type MergeFields struct {
-	From       protocol.SessionID `json:"from,omitempty"`
-	Checkpoint uint64             `json:"checkpoint,omitempty"`
-}
-
-// RevertFields name the call whose effect is undone (revert_started, revert_ended).
-type RevertFields struct {
+	// Reverts is the call whose effect is undone (revert_started, revert_ended).
 	Reverts protocol.CallID `json:"reverts,omitempty"`
 }
 
-// DecisionFields say which rule decided, who answered, and with which note (policy_decision,
-// approval_asked). By is also who answered a question (question_answered) or resolved a call
-// (call_resolved).
-type DecisionFields struct {
-	Rule string `json:"rule,omitempty"`
-	By   string `json:"by,omitempty"`
-	Note string `json:"note,omitempty"`
+// PersonFields say what a person is asked, which rule decided, who answered, and with which note
+// (policy_decision, approval_asked). By is also who answered a question (question_answered), began
+// a turn (turn_started) or resolved a call (call_resolved).
+type PersonFields struct {
+	// Question is what the running call wants to know (question_asked; question_answered has only
+	// its ID).
+	Question *protocol.Question `json:"question,omitempty"`
+	Rule     string             `json:"rule,omitempty"`
+	By       string             `json:"by,omitempty"`
+	Note     string             `json:"note,omitempty"`
 }
 
 // ResultFields are the result of a call (tool_result, job_ended, native_call). Error is also that
@@ -225,12 +205,6 @@ type ResultFields struct {
 	// Effect is that of a call which reaches outside of the workspace; nil of others.
 	Effect *Effect `json:"effect,omitempty"`
 }
-
-// The statuses of a call_resolved.
-const (
-	ResolvedHappened = "happened"
-	ResolvedDidNot   = "did_not"
-)
 
 // FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
 const FinishLength = "length"

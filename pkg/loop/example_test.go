@@ -104,9 +104,9 @@ func Example_approval() {
 				fmt.Println(e.Name, e.Status, e.By, e.Note)
 			}
 		},
-		Approve: func(_ context.Context, asked loop.ApprovalRequest) (loop.Approval, error) {
+		Approve: func(_ context.Context, asked loop.ApprovalRequest) (protocol.Approval, error) {
 			fmt.Println(asked.Tool, asked.Arguments, "-", asked.Reason)
-			return loop.Approval{Granted: false, By: "Ada", Note: "Do it in your head."}, nil
+			return protocol.Approval{Granted: false, By: "Ada", Note: "Do it in your head."}, nil
 		},
 	})
 	if err != nil {

@@ -26,15 +26,15 @@ type exportHead struct {
 	SessionID protocol.SessionID `json:"session_id"`
 }
 
-// Export writes the events of a session as lines of JSON: a line with the version, and each event
-// as it is journaled, without the seed. Images and attachments are in it, other stored outputs are
-// not.
-func Export(w io.Writer, session protocol.SessionID, events []Event) error {
+// Export writes the session as lines of JSON, for [ReadExport]: a line with the version, and each
+// event as it is journaled, without the seed. Images and attachments are in it, other stored
+// outputs are not.
+func (h History) Export(w io.Writer, session protocol.SessionID) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
 	err := encoder.Encode(exportHead{exportType, exportVersion, session})
-	for i := 0; err == nil && i < len(events); i++ {
-		e := events[i]
+	for i := 0; err == nil && i < len(h.Events); i++ {
+		e := h.Events[i]
 		e.Seed = ""
 		if e.Image != nil && len(e.Image.Data) > 0 {
 			e.Image = &Image{MediaType: e.Image.MediaType, Data: e.Image.Data}
@@ -109,8 +109,8 @@ type transcriptLine struct {
 // note, in the order in which a model reads them, and how each turn ended. Times, ids that the
 // fleet makes, workers and durations are not in it, so two sessions in which the same was said have
 // the same transcript.
-func Transcript(w io.Writer, events []Event) error {
-	s, err := fold(events)
+func (h History) Transcript(w io.Writer) error {
+	s, err := fold(h.Events)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -223,7 +224,7 @@ func TestUnfinished_TellsWhatFailed(t *testing.T) {
 func TestUnfinished_TimeLimit(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(TimeLimit(time.Second))
+	cancel(codes.TimeLimit(time.Second))
 	require.Equal(t, OutcomeLimitReached, unfinished(ctx, TurnResult{}, errors.New("gone")).Outcome)
 	ctx, cancel = context.WithCancelCause(t.Context())
 	cancel(nil)

@@ -302,14 +302,14 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 			return *known.ended, nil
 		}
 	}
-	event := Event{Type: EventJobEnded, Turn: j.turn, Step: j.step, CallFields: j.CallFields, JobFields: JobFields{Job: j.name, Told: told}}
+	event := Event{Type: EventJobEnded, Turn: j.turn, Step: j.step, CallFields: j.CallFields, HandleFields: HandleFields{Job: j.name, Told: told}}
 	event.Arguments = ""
 	switch {
 	case f == nil:
 		failure := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
 	case f.ended != nil:
-		event.Status, event.ResultFields, event.Usage, event.SpentFields = f.ended.Status, f.ended.ResultFields, f.ended.Usage, f.ended.SpentFields
+		event.Status, event.ResultFields, event.Usage, event.ReplyFields = f.ended.Status, f.ended.ResultFields, f.ended.Usage, f.ended.ReplyFields
 	default:
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 		event.Effect = w.effectOf(ctx, w.scope(w.id), f.tool, &f.call, f.result)

@@ -95,13 +95,13 @@ func TestRun_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 func TestPlanSingle_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 	t.Parallel()
 	keeper := &keeping{kept: map[protocol.CallID]string{}}
-	single := loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", &loop.SingleOptions{Keeper: keeper})
+	single := loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", &loop.SingleOptions{Dispatcher: keeper})
 	require.Len(t, keeper.kept, 1)
 	for call := range keeper.kept {
-		require.Contains(t, single.Outcome.Text, `all of it: read with path="result:`+string(call)+`"]`)
+		require.Contains(t, single.Text, `all of it: read with path="result:`+string(call)+`"]`)
 	}
 	single = loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", nil)
-	require.NotContains(t, single.Outcome.Text, "result:")
+	require.NotContains(t, single.Text, "result:")
 }
 
 // An event that no journal takes would leave its turn open for ever.

@@ -21,7 +21,7 @@ const defaultMaxSteps = 64
 // Options tune a [Runner]. Nil and zero mean the documented default.
 type Options struct {
 	// System is the system prompt; "" means that of the session's turn before, else
-	// [DefaultSystem]. Project is what the workspace says to agents, and follows it; nil means as
+	// a default. Project is what the workspace says to agents, and follows it; nil means as
 	// in the turn before, empty none. Both are journaled with the turn that changes them, and a
 	// turn keeps those that it was begun with.
 	System  string

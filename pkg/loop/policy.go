@@ -31,7 +31,7 @@ func judgedBy(p Policy, call policy.Call) policy.Verdict {
 	case "", policy.Allowed, policy.Denied:
 	case policy.Ask:
 		if v.Timeout <= 0 {
-			v.Timeout = policy.DefaultTimeout
+			v.Timeout = approvalTimeout
 		}
 	default:
 		v.Reason = fmt.Sprintf("The session's policy is broken, it decided %q. Go on without the call.", v.Decision)
@@ -51,22 +51,18 @@ type ApprovalRequest struct {
 	Reason    string // why the call needs approval
 }
 
+// approvalTimeout is how long a person has to answer unless the policy says otherwise.
+const approvalTimeout = 5 * time.Minute
+
 // maxNote is how many characters of a note are kept.
 const maxNote = 2000
 
-// Approval is the answer.
-type Approval struct {
-	Granted bool
-	By      string // who answered; may be empty
-	Note    string // for the model, up to 2,000 characters; may be empty
-}
-
 // The statuses of a policy_decision.
 const (
-	DecisionDenied   = "denied"   // by a rule
-	DecisionApproved = "approved" // by a person
-	DecisionRefused  = "refused"  // by a person
-	DecisionExpired  = "expired"  // no person answered in time
+	decisionDenied   = "denied"   // by a rule
+	decisionApproved = "approved" // by a person
+	decisionRefused  = "refused"  // by a person
+	decisionExpired  = "expired"  // no person answered in time
 )
 
 // verdict is what was decided about a tool call of the last step.
@@ -136,7 +132,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	judged := t.judge(asked, about)
 	v := binding(judged)
 	switch {
-	case call.decision != nil && call.decision.status != DecisionApproved:
+	case call.decision != nil && call.decision.status != decisionApproved:
 		v.denied = policyDenied(call.decision.reason)
 		return v, nil
 	case call.sent, call.content != nil, call.decision != nil && judged.Decision != policy.Denied:
@@ -145,7 +141,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 		}
 		return v, nil // it was let through before
 	case judged.Decision == policy.Denied: // also when a person said yes to another coordinator, which did not send it
-		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: DecisionDenied, reason: judged.Reason})
+		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: decisionDenied, reason: judged.Reason})
 		v.denied = policyDenied(judged.Reason)
 		return v, nil
 	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent
@@ -196,14 +192,14 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	if err := t.record(ctx, *t.decision(ctx, p, judged.Rule, given)); err != nil {
 		return v, err
 	}
-	if v.note = given.note; given.status != DecisionApproved {
+	if v.note = given.note; given.status != decisionApproved {
 		v.denied = policyDenied(given.reason)
 	}
 	return v, nil
 }
 
 // ApproveFunc asks a person. It ends with ctx, which bounds the time for an answer.
-type ApproveFunc = func(ctx context.Context, request ApprovalRequest) (Approval, error)
+type ApproveFunc = func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
 // answer is what came of a question to a person, or a rule's own decision.
 type answer struct {
@@ -215,7 +211,7 @@ type answer struct {
 
 func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, request ApprovalRequest) answer {
 	if approve == nil {
-		return answer{status: DecisionRefused, reason: fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool)}
+		return answer{status: decisionRefused, reason: fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool)}
 	}
 	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
 	defer cancel()
@@ -223,24 +219,24 @@ func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, 
 	given := answer{reason: judged.Reason, by: validText(said.By), note: noteOf(said)}
 	switch {
 	case err == nil && said.Granted:
-		given.status = DecisionApproved
+		given.status = decisionApproved
 	case err == nil:
-		given.status, given.reason = DecisionRefused, "A person was asked about this call and said no."
+		given.status, given.reason = decisionRefused, "A person was asked about this call and said no."
 		if given.note != "" {
 			given.reason += " They said: " + given.note
 		}
 	case ctx.Err() != nil:
 		return answer{}
 	case limited.Err() != nil:
-		given.status, given.reason = DecisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
+		given.status, given.reason = decisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
 	default:
-		given.status, given.reason = DecisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err)
+		given.status, given.reason = decisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err)
 	}
 	return given
 }
 
 // noteOf is the note of an answer, cut when it is very long.
-func noteOf(said Approval) string {
+func noteOf(said protocol.Approval) string {
 	note := []rune(strings.TrimSpace(validText(said.Note)))
 	if len(note) > maxNote {
 		return string(note[:maxNote]) + "..."
@@ -260,7 +256,7 @@ func (t *turnRun) decision(ctx context.Context, p *pendingCall, rule string, giv
 // audit logs a decision. With the journal this is the audit log.
 func audit(ctx context.Context, logger *slog.Logger, e *Event) {
 	level := slog.LevelWarn
-	if e.Status == DecisionApproved {
+	if e.Status == decisionApproved {
 		level = slog.LevelInfo
 	}
 	logger.LogAttrs(ctx, level, "tool call decided by policy",

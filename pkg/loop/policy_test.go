@@ -102,10 +102,10 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 	r := newRig(asks("a", "work", "greedy", "greedy", "inline"), says("done"))
 	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
 	var asked []loop.ApprovalRequest
-	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 		require.Empty(t, r.fleet.runs)
 		asked = append(asked, request)
-		return loop.Approval{Granted: len(asked) == 1, By: "ada", Note: "not twice"}, nil
+		return protocol.Approval{Granted: len(asked) == 1, By: "ada", Note: "not twice"}, nil
 	}
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
@@ -131,8 +131,8 @@ func TestPolicy_TheNoteOfAYesReachesTheModel(t *testing.T) {
 	r.opts.Policy = newJudge(t, "approval: {tools: [greedy, inline, inline_fails]}")
 	r.opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	note := " only\xff once " + strings.Repeat("n", 3000)
-	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-		return loop.Approval{Granted: true, By: "ada", Note: map[bool]string{true: note, false: "for " + request.Tool}[request.Tool == "inline_fails"]}, nil
+	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+		return protocol.Approval{Granted: true, By: "ada", Note: map[bool]string{true: note, false: "for " + request.Tool}[request.Tool == "inline_fails"]}, nil
 	}
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
@@ -153,9 +153,9 @@ func TestPolicy_NotesSurviveACrash(t *testing.T) {
 	r := newRig(asks("a", "greedy"), says("done"))
 	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
 	ctx, crash := context.WithCancelCause(t.Context())
-	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 		defer crash(loop.ErrDetached)
-		return loop.Approval{Granted: true, Note: "once"}, nil
+		return protocol.Approval{Granted: true, Note: "once"}, nil
 	}
 	_, err := r.run(ctx, t, "go")
 	require.ErrorIs(t, err, loop.ErrDetached)
@@ -171,9 +171,9 @@ func TestPolicy_NoAnswerIsNo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(asks("a", "greedy"), says("done"))
 		r.opts.Policy = newJudge(t, "approval: {tools: [greedy], timeout: 90s}")
-		r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+		r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 			<-ctx.Done()
-			return loop.Approval{}, ctx.Err()
+			return protocol.Approval{}, ctx.Err()
 		}
 		start := time.Now()
 		_, err := r.run(t.Context(), t, "go")
@@ -186,10 +186,10 @@ func TestPolicy_NoAnswerIsNo(t *testing.T) {
 
 func TestPolicy_NobodyToAsk(t *testing.T) {
 	t.Parallel()
-	for name, approve := range map[string]func(context.Context, loop.ApprovalRequest) (loop.Approval, error){
+	for name, approve := range map[string]func(context.Context, loop.ApprovalRequest) (protocol.Approval, error){
 		"there is nobody to ask": nil,
-		"nobody could be asked (no terminal)": func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-			return loop.Approval{Granted: true}, errors.New("no terminal")
+		"nobody could be asked (no terminal)": func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+			return protocol.Approval{Granted: true}, errors.New("no terminal")
 		},
 	} {
 		r := newRig(asks("a", "greedy"), says("done"))
@@ -207,9 +207,9 @@ func TestPolicy_InterruptedQuestionCancelsTheStep(t *testing.T) {
 	r := newRig(asks("a", "work", "greedy", "work"), says("done"))
 	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
 	ctx, cancel := context.WithCancel(t.Context())
-	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 		cancel()
-		return loop.Approval{}, ctx.Err()
+		return protocol.Approval{}, ctx.Err()
 	}
 	result, err := r.run(ctx, t, "go")
 	require.NoError(t, err)
@@ -224,15 +224,15 @@ func TestPolicy_DetachedQuestionIsAskedAgain(t *testing.T) {
 	r := newRig(asks("a", "work", "greedy"), says("done"))
 	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
 	ctx, detach := context.WithCancelCause(t.Context())
-	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 		detach(loop.ErrDetached)
-		return loop.Approval{}, ctx.Err()
+		return protocol.Approval{}, ctx.Err()
 	}
 	_, err := r.run(ctx, t, "go")
 	require.ErrorIs(t, err, loop.ErrDetached)
 	require.Empty(t, r.fleet.runs)
-	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-		return loop.Approval{Granted: true}, nil
+	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+		return protocol.Approval{Granted: true}, nil
 	}
 	_, err = r.run(t.Context(), t, "go")
 	require.NoError(t, err)
@@ -268,8 +268,8 @@ func TestPolicy_CrashAtAnyAppendChangesNothing(t *testing.T) {
 	rules := newJudge(t, "tools: {deny: [inline]}\nmax_calls: 8\nmax_calls_of: {work: 4}\napproval: {tools: [greedy]}")
 	guard := func(r *rig) *rig {
 		r.session, r.opts.Policy = session, rules
-		r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-			return loop.Approval{Granted: request.Arguments != `{"n":3}`, Note: "never the fourth"}, nil
+		r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+			return protocol.Approval{Granted: request.Arguments != `{"n":3}`, Note: "never the fourth"}, nil
 		}
 		return r
 	}
@@ -323,7 +323,7 @@ func TestPolicy_WhatAPolicySaysThatIsNoDecisionIsNo(t *testing.T) {
 	require.Contains(t, r.watch.of(loop.EventToolResult)[0].Content, `"deny"`)
 	single := loop.PlanSingle(t.Context(), table(t), "s", "work", "{}", &loop.SingleOptions{Policy: verdicts{Decision: "deny"}})
 	require.Nil(t, single.Call)
-	require.Equal(t, protocol.CodePolicyDenied, single.Outcome.Error.Code)
+	require.Equal(t, protocol.CodePolicyDenied, single.Error.Code)
 
 	r = newRig(asks("a", "work"), says("done"))
 	r.opts.Policy = verdicts{MinLevel: "Full"}
@@ -336,10 +336,10 @@ func TestPolicy_AQuestionWithoutATimeHasTheDefault(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
 	r.opts.Policy = verdicts{Decision: policy.Ask}
-	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
 		until, _ := ctx.Deadline()
-		require.Greater(t, time.Until(until), policy.DefaultTimeout-time.Minute)
-		return loop.Approval{Granted: true}, nil
+		require.Greater(t, time.Until(until), 4*time.Minute)
+		return protocol.Approval{Granted: true}, nil
 	}
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)

@@ -206,11 +206,6 @@ var ErrJournalConflict = errors.New("session was extended by someone else; one p
 // and of a result the beginning is kept.
 var ErrEventTooLarge = errors.New("too large for the session journal")
 
-// ErrJournalFull says that there is no room for an event; it was not appended. The turn stays open,
-// and the next run of the session, once there is room, continues it. Its error has
-// [protocol.CodeFleetFull].
-var ErrJournalFull = errors.New("there is no room for the session journal")
-
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
 // event with an image may have 6 MB, one with attachments 17 MB. Implementations are safe for
 // concurrent use; package looptest tests them.
@@ -221,9 +216,10 @@ type Journal interface {
 	// Append adds events behind the sequence that the caller saw last, and returns the new last
 	// sequence, which grows with each event that is stored; nothing to add changes nothing. An
 	// error wraps [ErrJournalConflict] when expected is not the last sequence, or
-	// [ErrEventTooLarge], and then nothing was added. After any other error, such as
-	// [ErrJournalFull], the first of the events, or all, may have been stored: the run ends, and
-	// the next one continues with what Load returns.
+	// [ErrEventTooLarge], and then nothing was added. After any other error the first of the
+	// events, or all, may have been stored: the run ends with the turn open, and the next one
+	// continues with what Load returns. A journal without room wraps a [protocol.Error] with
+	// [protocol.CodeFleetFull].
 	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
 }
 
@@ -232,4 +228,14 @@ type History struct {
 	Events []Event
 	// Last is the sequence to pass to [Journal.Append]; 0 for a new session.
 	Last uint64
+}
+
+// Turns returns the number of turns, and whether the last one is open: it has not ended. The error
+// wraps [ErrJournalInvalid].
+func (h History) Turns() (turns int, open bool, err error) {
+	s, err := fold(h.Events)
+	if err != nil {
+		return 0, false, err
+	}
+	return len(s.turns), s.open() != nil, nil
 }

@@ -37,8 +37,9 @@ type (
 
 var _ Model = (*Recording)(nil)
 
-// NewRecording makes a recording of the events of a session. The error wraps [ErrJournalInvalid].
-func NewRecording(events []Event) (*Recording, error) {
+// Recording returns the session as a recording. The error wraps [ErrJournalInvalid].
+func (h History) Recording() (*Recording, error) {
+	events := h.Events
 	if _, err := fold(events); err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func NewRecording(events []Event) (*Recording, error) {
 func (r *Recording) Inputs() []Input { return r.inputs }
 
 // Transcript writes the transcript of the recorded session.
-func (r *Recording) Transcript(w io.Writer) error { return Transcript(w, r.events) }
+func (r *Recording) Transcript(w io.Writer) error { return History{Events: r.events}.Transcript(w) }
 
 // Reply implements [Model].
 func (r *Recording) Reply(_ context.Context, req Request, delta func(Delta)) (Reply, error) {

@@ -18,14 +18,14 @@ import (
 func transcript(t *testing.T, events []loop.Event) string {
 	t.Helper()
 	var b bytes.Buffer
-	require.NoError(t, loop.Transcript(&b, events))
+	require.NoError(t, loop.History{Events: events}.Transcript(&b))
 	return b.String()
 }
 
 func exported(t *testing.T, r *rig) string {
 	t.Helper()
 	var b bytes.Buffer
-	require.NoError(t, loop.Export(&b, r.session, r.events(t)))
+	require.NoError(t, loop.History{Events: r.events(t)}.Export(&b, r.session))
 	return b.String()
 }
 
@@ -54,7 +54,7 @@ func TestReplay_SameTranscript(t *testing.T) {
 	original := recorded(t)
 	events, err := loop.ReadExport(strings.NewReader(exported(t, original)))
 	require.NoError(t, err)
-	recording, err := loop.NewRecording(events)
+	recording, err := loop.History{Events: events}.Recording()
 	require.NoError(t, err)
 	require.Equal(t, []loop.Input{{Text: "one"}, {Text: "two"}, {Text: "three"}}, recording.Inputs())
 
@@ -84,7 +84,7 @@ func TestReplay_LiveTools(t *testing.T) {
 	original.tools = []tools.Tool{agent}
 	_, err := original.run(t.Context(), t, "go")
 	require.NoError(t, err)
-	recording, err := loop.NewRecording(original.events(t))
+	recording, err := loop.History{Events: original.events(t)}.Recording()
 	require.NoError(t, err)
 	recording.Live = true
 
@@ -109,7 +109,7 @@ func TestReplay_CrashAtEveryAppend(t *testing.T) {
 	original := newJobRig(asks("a", "build", "work"), asks("b", "work"), says("done"))
 	_, err := original.run(t.Context(), t, "go")
 	require.NoError(t, err)
-	recording, err := loop.NewRecording(original.events(t))
+	recording, err := loop.History{Events: original.events(t)}.Recording()
 	require.NoError(t, err)
 	for n := 0; ; n++ {
 		replay, journal := newJobRig(), &crashingJournal{untilCrash: n, kept: n % 3}
@@ -159,12 +159,12 @@ func TestExport_RoundTrip(t *testing.T) {
 	events := r.events(t)
 	events[len(events)-2].Image = &loop.Image{MediaType: "image/png", Data: []byte("png"), Blob: "name"}
 	var first, second bytes.Buffer
-	require.NoError(t, loop.Export(&first, r.session, events))
+	require.NoError(t, loop.History{Events: events}.Export(&first, r.session))
 	require.NotContains(t, first.String(), string(r.seed(t)))
 	require.NotContains(t, first.String(), `"blob"`)
 	read, err := loop.ReadExport(bytes.NewReader(first.Bytes()))
 	require.NoError(t, err)
-	require.NoError(t, loop.Export(&second, r.session, read))
+	require.NoError(t, loop.History{Events: read}.Export(&second, r.session))
 	require.Equal(t, first.String(), second.String())
 	require.Contains(t, first.String(), `"image":{"media_type":"image/png","data":"cG5n"}`)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -64,7 +63,7 @@ type Input struct {
 	// ID, if set, makes the input safe to repeat: the session answers an id once.
 	// It is the id of the call that asked for the turn.
 	ID protocol.CallID
-	// Attachments are files that belong to the text; see [CheckAttachments].
+	// Attachments are files that belong to the text; see [Input.Check].
 	Attachments []Attachment
 }
 
@@ -233,9 +232,9 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	}
 	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1,
-		TurnFields:     TurnFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
-		CallFields:     CallFields{CallID: input.ID},
-		DecisionFields: DecisionFields{By: validText(r.opts.Author.Name)},
+		TurnFields:   TurnFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
+		CallFields:   CallFields{CallID: input.ID},
+		PersonFields: PersonFields{By: validText(r.opts.Author.Name)},
 	}
 	if rec.session.seed == "" {
 		started.Seed = wire.NewSeed()
@@ -272,7 +271,7 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 		code = protocol.CodeCancelled
 	case errors.Is(err, ErrEventTooLarge):
 		code = codes.PayloadTooLarge
-	case errors.Is(err, ErrJournalFull):
+	case typed && failure.Code == protocol.CodeFleetFull: // of a journal without room
 		code = protocol.CodeFleetFull
 	case typed && failure.Code == protocol.CodeInvalidArguments: // of attachments
 		result.Error = failure
@@ -285,10 +284,6 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	return result
 }
 
-// TimeLimit makes the cause with which a context ends when the time of a turn is over, for
-// callers that bound it: the turn ends as [OutcomeLimitReached]. See [context.Cause].
-func TimeLimit(limit time.Duration) *protocol.Error { return limitReached("%s (timeout)", limit) }
-
 func isTimeLimit(cause error) bool {
 	failure, is := errors.AsType[*protocol.Error](cause)
 	return is && failure.Code == protocol.CodeLimitReached
@@ -296,59 +291,5 @@ func isTimeLimit(cause error) bool {
 
 // limitReached is the error of a turn that came to one of its limits.
 func limitReached(format string, args ...any) *protocol.Error {
-	return &protocol.Error{
-		Code:    protocol.CodeLimitReached,
-		Message: "the turn reached its limit of " + fmt.Sprintf(format, args...) + ": raise it, or ask for less at a time",
-	}
-}
-
-// Refused is a turn that was accepted and never began: no coordinator could run it as it was asked
-// for, or its call ended while it waited.
-type Refused struct {
-	Input   Input  // ID is required
-	Model   string // that the turn asked for
-	Outcome Outcome
-	Error   *protocol.Error
-}
-
-// refusedInput bounds the input of a refused turn that the journal does not take whole.
-const refusedInput = 4096
-
-// Record journals the turn as begun and ended, and reports whether it did: it does nothing when the
-// session has a turn of that input, or an open one. The caller holds the session.
-func (r Refused) Record(ctx context.Context, journal Journal, session protocol.SessionID) (bool, error) {
-	history, err := journal.Load(ctx, session)
-	if err != nil {
-		return false, fmt.Errorf("load session %s: %w", session, err)
-	}
-	s, err := fold(history.Events)
-	if err != nil {
-		return false, fmt.Errorf("load session %s: %w", session, err)
-	}
-	if s.open() != nil || slices.ContainsFunc(s.turns, func(t turn) bool { return t.input.ID == r.Input.ID }) {
-		return false, nil
-	}
-	_, err = journal.Append(ctx, session, history.Last, r.events(session, s, r.Input.Text)...)
-	if text := []rune(r.Input.Text); errors.Is(err, ErrEventTooLarge) && len(text) > refusedInput {
-		_, err = journal.Append(ctx, session, history.Last, r.events(session, s, string(text[:refusedInput])+"...")...)
-	}
-	return err == nil, err
-}
-
-func (r Refused) events(session protocol.SessionID, s *session, input string) []Event {
-	number := len(s.turns) + 1
-	var events []Event
-	if number == 1 {
-		events = append(events, Event{Type: EventSessionStarted, SessionFields: SessionFields{Model: r.Model}})
-	}
-	events = append(events,
-		Event{
-			Type: EventTurnStarted, Turn: number,
-			TurnFields: TurnFields{Input: validText(input)}, CallFields: CallFields{CallID: r.Input.ID},
-		},
-		Event{Type: EventTurnEnded, Turn: number, Status: string(r.Outcome), Usage: &protocol.Usage{}, ResultFields: ResultFields{Error: r.Error}})
-	for i := range events {
-		events[i].SessionID, events[i].Time = session, time.Now().UTC()
-	}
-	return events
+	return codes.TurnLimit(fmt.Sprintf(format, args...))
 }

@@ -100,5 +100,5 @@ func TestRun_WhatWasNotSentIsAskedAboutBehindACrash(t *testing.T) {
 	_, err = r.run(t.Context(), t, "go")
 	require.NoError(t, err)
 	require.Empty(t, r.fleet.ran(), "there was nobody to ask")
-	require.Equal(t, loop.DecisionRefused, r.watch.of(loop.EventPolicyDecision)[0].Status)
+	require.Equal(t, "refused", r.watch.of(loop.EventPolicyDecision)[0].Status)
 }

@@ -3,9 +3,7 @@ package loop
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/ports"
@@ -41,21 +39,29 @@ type SingleOptions struct {
 	// Observe is told what the call asks a person while it runs ([EventQuestionAsked]); with nil
 	// the question is declined. Calls never overlap, and the call waits for them.
 	Observe func(Event)
-	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps
-	// nothing.
-	Keeper ports.Keeper
+	// Dispatcher stores what a tool that runs in place returned, if the model sees only a part and
+	// the dispatcher is that of a fleet; nil stores nothing.
+	Dispatcher Dispatcher
 	// Logger gets the decisions of the policy, which are in no journal; nil discards them.
 	Logger *slog.Logger
 }
 
-// Single is one tool call that belongs to no turn: there is a call to dispatch, and then
-// [Single.Finish], or there is an outcome already.
+// Single is one tool call that belongs to no turn: dispatch its Call and then [Single.Finish] it;
+// or it has no Call, and its outcome already.
 type Single struct {
 	// Call is to be dispatched; nil when the call was refused or has run in place.
 	Call *protocol.Call
-	// Outcome is what became of it; set when Call is nil.
-	Outcome SingleOutcome
+	// Status is the outcome; "" until it is known.
+	Status protocol.Status
+	// Text is what a model would read.
+	Text string
+	// Error is set when, and only when, Status is not ok.
+	Error *protocol.Error
+	// Result is the worker's answer; nil for tools that run in place and for calls that were
+	// refused before they were sent.
+	Result *protocol.Result
 
+	effect *Effect // of the call; nil when it has none
 	tool   *tools.Tool
 	plan   tools.Plan
 	runner *Runner // makes the effect of its result
@@ -63,20 +69,6 @@ type Single struct {
 	logger *slog.Logger
 
 	observe func(Event) // may be nil
-}
-
-// SingleOutcome is what became of one tool call.
-type SingleOutcome struct {
-	Status protocol.Status
-	// Text is what a model would read.
-	Text string
-	// Error is set when, and only when, Status is not ok.
-	Error *protocol.Error
-	// Result is the worker's answer; nil for tools that run in place and for calls
-	// that were refused before they were sent.
-	Result *protocol.Result
-
-	effect *Effect // of the call; nil when it has none
 }
 
 // PlanSingle plans one tool call, in the sandbox of a session, has it judged as the
@@ -97,20 +89,20 @@ func PlanSingle(
 	scope := s.runner.scope(session)
 	var callErr *protocol.Error
 	if s.tool, s.plan, callErr = table.Plan(scope, tool, arguments); callErr != nil {
-		return s.refused(protocol.StatusRejected, callErr)
+		return s.Failed(protocol.StatusRejected, callErr)
 	}
 	call := protocol.Call{ID: wire.RandomCallID(), SessionID: session}
 	request, asks := s.plan.Session.(wire.PersonRequest)
 	if asks = asks && o.Ask != nil; s.plan.Inline == nil && !asks {
 		if call, callErr = s.plan.Call(scope, tools.Place{ID: o.ID}, "", tool, time.Now().UTC()); callErr != nil {
-			return s.refused(protocol.StatusRejected, callErr)
+			return s.Failed(protocol.StatusRejected, callErr)
 		}
 		call.Again = o.ID != ""
 	}
 	v, callErr := s.judge(ctx, &o, &call, tool, arguments)
 	switch {
 	case callErr != nil:
-		return s.refused(protocol.StatusRejected, callErr)
+		return s.Failed(protocol.StatusRejected, callErr)
 	case asks:
 		return s.ask(ctx, o.Ask, request)
 	case s.plan.Inline == nil:
@@ -119,14 +111,15 @@ func PlanSingle(
 		s.Call = &call
 		return s
 	}
-	text, failure := tools.RunInline(ctx, s.plan)
-	keep := keeping{s.tool, o.Keeper, s.logger, session}
+	text, failure := s.plan.RunInline(ctx)
+	keeper, _ := o.Dispatcher.(ports.Keeper)
+	keep := keeping{s.tool, keeper, s.logger, session}
 	if failure != nil {
-		s.refused(protocol.StatusFailed, failure)
-		s.Outcome.Text = s.tool.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
+		s.Failed(protocol.StatusFailed, failure)
+		s.Text = s.tool.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
 		return s
 	}
-	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)}
+	s.Status, s.Text = protocol.StatusOK, s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)
 	return s
 }
 
@@ -136,20 +129,15 @@ func (s *Single) ask(ctx context.Context, put func(context.Context, protocol.Que
 	defer cancel()
 	answer, err := put(ctx, request.Question)
 	if err == nil && answer.Action != protocol.ActionAccept {
-		return s.refused(protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, askedDeclined))
+		return s.Failed(protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, askedDeclined))
 	}
 	if err == nil {
 		err = request.Fits(answer)
 	}
 	if err != nil {
-		return s.refused(protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "There is no answer (%v). Go on without one.", err))
+		return s.Failed(protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "There is no answer (%v). Go on without one.", err))
 	}
-	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: textOf(answer)}
-	return s
-}
-
-func (s *Single) refused(status protocol.Status, callErr *protocol.Error) *Single {
-	s.Outcome = s.Failed(status, callErr)
+	s.Status, s.Text = protocol.StatusOK, textOf(answer)
 	return s
 }
 
@@ -160,13 +148,14 @@ func (s *Single) Update(u Update) {
 	}
 	s.observe(Event{
 		Type: EventQuestionAsked, SessionID: s.Call.SessionID, Time: time.Now().UTC(), CallFields: CallFields{CallID: s.Call.ID, Name: s.Call.Tool},
-		StatefulFields: StatefulFields{Lane: laneOf(s.Call), Question: u.Question},
+		HandleFields: HandleFields{Lane: laneOf(s.Call)}, PersonFields: PersonFields{Question: u.Question},
 	})
 }
 
-// Failed is the outcome of a call of which there is no result.
-func (s *Single) Failed(status protocol.Status, callErr *protocol.Error) SingleOutcome {
-	return SingleOutcome{Status: status, Text: s.tool.Failure(status, callErr), Error: callErr}
+// Failed sets and returns the outcome of a call without a result.
+func (s *Single) Failed(status protocol.Status, callErr *protocol.Error) *Single {
+	s.Status, s.Text, s.Error = status, s.tool.Failure(status, callErr), callErr
+	return s
 }
 
 // judge has the policy decide, and a person where it says so.
@@ -178,7 +167,7 @@ func (s *Single) judge(
 	}
 	judged := judgedBy(o.Policy, policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
 	v = binding(judged)
-	given := answer{status: DecisionDenied, reason: judged.Reason}
+	given := answer{status: decisionDenied, reason: judged.Reason}
 	switch judged.Decision {
 	case policy.Denied:
 	case policy.Ask:
@@ -192,7 +181,7 @@ func (s *Single) judge(
 		return v, nil
 	}
 	s.decided(ctx, call, tool, judged.Rule, given)
-	if s.note = given.note; given.status != DecisionApproved {
+	if s.note = given.note; given.status != decisionApproved {
 		return v, policyDenied(given.reason)
 	}
 	return v, nil
@@ -201,101 +190,24 @@ func (s *Single) judge(
 func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule string, given answer) {
 	audit(ctx, s.logger, &Event{
 		SessionID: call.SessionID, CallFields: CallFields{CallID: call.ID, Name: tool}, Status: given.status,
-		DecisionFields: DecisionFields{Rule: rule, By: given.by, Note: given.note},
+		PersonFields: PersonFields{Rule: rule, By: given.by, Note: given.note},
 	})
 }
 
-// Finish returns the outcome of a call that was dispatched.
-func (s *Single) Finish(ctx context.Context, result *protocol.Result) SingleOutcome {
+// Finish sets and returns the outcome of a call that was dispatched.
+func (s *Single) Finish(ctx context.Context, result *protocol.Result) *Single {
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
-		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
+		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: decisionDenied, reason: result.Error.Message})
 	}
-	effect := s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
-	return SingleOutcome{Status: result.Status, Text: s.tool.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result, effect: effect}
+	s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
+	s.Status, s.Text, s.Error, s.Result = result.Status, s.tool.WithNote(s.tool.Text(result), s.note), result.Error, result
+	return s
 }
 
-// SingleLog journals tool calls that belong to no turn of a model, each as a turn of its own: so
-// the session of a client that brings its own model is looked at as any other. It is safe for
-// concurrent use, also of one session by several processes.
-type SingleLog struct {
-	// Journal is required.
-	Journal Journal
-
-	mu   sync.Mutex
-	ends map[protocol.SessionID]*singleEnd
-}
-
-// singleEnd is the end of a session's journal, as far as it is known here.
-type singleEnd struct {
-	mu    sync.Mutex
-	known bool
-	last  uint64
-	turns int
-}
-
-// maxEnds is how many sessions' ends are kept; one that is not is read again.
-const maxEnds = 10_000
-
-// Append journals a call that a client asked for in some words, and what became of it. An error is
-// one of the journal; the call has been made all the same.
-func (l *SingleLog) Append(ctx context.Context, session protocol.SessionID, input, tool, arguments string, o *SingleOutcome) error {
-	end := l.end(session)
-	end.mu.Lock()
-	defer end.mu.Unlock()
-	for {
-		if err := end.find(ctx, l.Journal, session); err != nil {
-			return err
-		}
-		last, err := l.Journal.Append(ctx, session, end.last, singleTurn(session, end.turns+1, input, tool, arguments, o)...)
-		if err == nil {
-			end.last, end.turns = last, end.turns+1
-			return nil
-		}
-		end.known = false // also when some of it may have been stored
-		if !errors.Is(err, ErrJournalConflict) {
-			return err
-		}
-	}
-}
-
-func (l *SingleLog) end(session protocol.SessionID) *singleEnd {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ends == nil || len(l.ends) >= maxEnds {
-		l.ends = map[protocol.SessionID]*singleEnd{}
-	}
-	if l.ends[session] == nil {
-		l.ends[session] = &singleEnd{}
-	}
-	return l.ends[session]
-}
-
-// errTurnOpen says that a model has the session.
-var errTurnOpen = errors.New("a turn of the session is open: its calls are not journaled")
-
-// find reads where the journal ends, unless that is known.
-func (e *singleEnd) find(ctx context.Context, journal Journal, session protocol.SessionID) error {
-	if e.known {
-		return nil
-	}
-	history, err := journal.Load(ctx, session)
-	if err != nil {
-		return err
-	}
-	folded, err := fold(history.Events)
-	if err != nil {
-		return err
-	}
-	if folded.open() != nil {
-		return errTurnOpen
-	}
-	e.known, e.last, e.turns = true, history.Last, len(folded.turns)
-	return nil
-}
-
-// singleTurn are the events of a turn that is one call.
-func singleTurn(session protocol.SessionID, turn int, input, tool, arguments string, o *SingleOutcome) []Event {
-	r := o.Result
+// Turn returns the events of a turn that is this call alone, for a journal: so the session of a
+// client that brings its own model looks as any other. input is what the turn was asked for.
+func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, arguments string) []Event {
+	r := s.Result
 	if r == nil {
 		r = &protocol.Result{}
 	}
@@ -316,10 +228,10 @@ func singleTurn(session protocol.SessionID, turn int, input, tool, arguments str
 		of(EventToolCall, func(e *Event) { call(e); e.Arguments = arguments }),
 		of(EventToolResult, func(e *Event) {
 			call(e)
-			e.Status, e.Content, e.Error, e.Diff = string(o.Status), o.Text, o.Error, render.Diff(r)
+			e.Status, e.Content, e.Error, e.Diff = string(s.Status), s.Text, s.Error, render.Diff(r)
 			if r.CallID != "" {
 				e.WorkerID, e.Attempt, e.Tries, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, carriedTries(r.Tries), &r.QueueMS, &r.RunMS
-				e.Effect = o.effect
+				e.Effect = s.effect
 			}
 		}),
 		of(EventTurnEnded, func(e *Event) { e.Step, e.Status = 1, string(OutcomeAnswered) }),

@@ -70,8 +70,8 @@ func TestStreamed_ACallRunsWhileTheReplyStreams(t *testing.T) {
 			if !early {
 				model.breaks = nil
 				r.opts.Policy = newJudge(t, "approval: {tools: [work]}")
-				r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-					return loop.Approval{Granted: true}, nil
+				r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+					return protocol.Approval{Granted: true}, nil
 				}
 			}
 			result, err := r.stream(t, model).Run(t.Context(), r.session, loop.Input{Text: "go"})

@@ -126,8 +126,8 @@ func (b both) Judge(call policy.Call) policy.Verdict {
 	return first.And(judgedBy(b[1], call))
 }
 
-// DefaultSystem is the system prompt of a [Runner] that is given none.
-const DefaultSystem = `You are an agent that gets things done with tools.
+// defaultSystem is the system prompt of a [Runner] that is given none.
+const defaultSystem = `You are an agent that gets things done with tools.
 
 Your tools run in a workspace: a directory tree of its own, the same for every call of this conversation. Paths are relative to it.
 
@@ -144,7 +144,7 @@ const projectHead = `Instructions of the project, from files of the workspace. F
 
 // system is the system prompt with what the tools and the project have to say.
 func (c *conversation) system() string {
-	parts := []string{cmp.Or(c.session.system, c.opts.System, DefaultSystem)}
+	parts := []string{cmp.Or(c.session.system, c.opts.System, defaultSystem)}
 	if hints := c.table.Hints(c.provider()); hints != "" {
 		parts = append(parts, hints)
 	}

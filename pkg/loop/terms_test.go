@@ -78,9 +78,9 @@ func TestTerms_AnApprovalIsForOneWhoMay(t *testing.T) {
 		r := newRig(asks("a", "greedy", "work"), says("done"))
 		r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
 		ctx, crash := context.WithCancelCause(t.Context())
-		r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+		r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 			defer crash(loop.ErrDetached)
-			return loop.Approval{Granted: true}, nil
+			return protocol.Approval{Granted: true}, nil
 		}
 		_, err := r.run(ctx, t, "go")
 		require.ErrorIs(t, err, loop.ErrDetached)

@@ -68,7 +68,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 	t := newTurnRun(bound, rec)
 	t.account.rec, t.account.above, t.account.began = rec, r.lineage.above, r.lineage.began
 	if r.opts.Timeout > 0 {
-		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
+		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, codes.TimeLimit(r.opts.Timeout))
 		defer cancel()
 		ctx = limited
 	}
@@ -165,7 +165,7 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().soFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
-		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, SpentFields: SpentFields{CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
+		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, ReplyFields: ReplyFields{CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
 		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	})
 	return result, err

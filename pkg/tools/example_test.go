@@ -46,7 +46,7 @@ func ExampleNew() {
 			fmt.Println(refusal)
 			continue
 		}
-		text, failure := tools.RunInline(context.Background(), plan)
+		text, failure := plan.RunInline(context.Background())
 		if failure != nil {
 			fmt.Println(failure)
 			continue

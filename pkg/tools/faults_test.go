@@ -140,8 +140,8 @@ func TestPlan_RulesOfOnesOwn(t *testing.T) {
 func TestPlan_AHandleThatIsMissingIsToldWithTheRest(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, tools.NewStateful[struct{}, string]("repl", "Evaluate.", tools.Remote{Kind: "repl"}))
-	faults, _ := refusal(t, table, tools.ContinueTool, `{"id":"h-1","input":1}`)
+	faults, _ := refusal(t, table, "tool_continue", `{"id":"h-1","input":1}`)
 	require.Equal(t, []string{"handle: is required, but missing", "id: there is no such property; allowed are handle, input"}, faults)
-	faults, _ = refusal(t, table, tools.EndTool, `{"id":"h-1"}`)
+	faults, _ = refusal(t, table, "tool_end", `{"id":"h-1"}`)
 	require.Equal(t, []string{"handle: is required, but missing", "id: there is no such property; allowed are handle"}, faults)
 }

@@ -18,7 +18,7 @@ type Format struct {
 	JSON bool
 }
 
-// Failure is the text of a call that came to nothing: of an error of [Table.Plan] or [RunInline]
+// Failure is the text of a call that came to nothing: of an error of [Table.Plan] or [Plan.RunInline]
 // under the status that its result will have. A nil tool has that of a call without a tool.
 func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
 	if t == nil || t.Format == nil {
@@ -27,7 +27,7 @@ func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
 	return t.Text(&protocol.Result{Status: status, Error: err})
 }
 
-// Returned returns the output of [RunInline] as the model reads it: by the tool's Format, or
+// Returned returns the output of [Plan.RunInline] as the model reads it: by the tool's Format, or
 // shortened, as JSON if it is JSON.
 func (t *Tool) Returned(text string, call protocol.CallID, kept *protocol.Kept) string {
 	if t == nil || t.Format == nil {

@@ -30,7 +30,7 @@ func runFunction(t *testing.T, tool tools.Tool, arguments string) (string, *prot
 		return "", refusal
 	}
 	require.NotNil(t, plan.Inline)
-	return tools.RunInline(t.Context(), plan)
+	return plan.RunInline(t.Context())
 }
 
 func TestNew_SchemaIsThatOfTheArguments(t *testing.T) {

@@ -40,7 +40,7 @@ func TestHelp_KnowsTheToolsOfItsTable(t *testing.T) {
 	table := newTable(t, documented()...)
 	_, plan, refusal := table.Plan(tools.Scope{}, "tool_help", `{"name":"full"}`)
 	require.Nil(t, refusal)
-	text, failure := tools.RunInline(t.Context(), plan)
+	text, failure := plan.RunInline(t.Context())
 	require.Nil(t, failure)
 	require.Contains(t, text, `Example: {"a": "b"}`)
 	_, _, refusal = table.Plan(tools.Scope{}, "tool_help", `{"name":"ful"}`)

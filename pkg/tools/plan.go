@@ -77,10 +77,10 @@ func (t *Tool) plan(scope Scope, arguments json.RawMessage) (plan Plan, refusal 
 	return plan, refusal
 }
 
-// RunInline runs the Inline function of a plan and returns its text: valid UTF-8, which
-// may be more than a model is shown; see [Shown]. A panic becomes the error tool_panicked.
-func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.Error) {
-	if plan.Inline == nil {
+// RunInline runs Inline and returns its text: valid UTF-8, which may be more than a model is
+// shown. A panic becomes the error tool_panicked.
+func (p Plan) RunInline(ctx context.Context) (text string, failure *protocol.Error) {
+	if p.Inline == nil {
 		return "", protocol.Errorf(protocol.CodeInternal, "The plan is for a worker and cannot be run in place.")
 	}
 	defer func() {
@@ -88,7 +88,7 @@ func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.E
 			text, failure = "", panicked("", cause)
 		}
 	}()
-	text, failure = plan.Inline(ctx)
+	text, failure = p.Inline(ctx)
 	if failure != nil && failure.Code == "" {
 		failure = &protocol.Error{Code: protocol.CodeToolFailed, Message: failure.Message}
 	}

@@ -355,18 +355,18 @@ func TestShown(t *testing.T) {
 	}
 }
 
-func TestRunInline(t *testing.T) {
+func TestPlan_RunInline(t *testing.T) {
 	t.Parallel()
 	run := func(inline func(context.Context) (string, *protocol.Error)) (string, *protocol.Error) {
-		return tools.RunInline(t.Context(), tools.Plan{Inline: inline})
+		return tools.Plan{Inline: inline}.RunInline(t.Context())
 	}
 	t.Run("returns the text", func(t *testing.T) {
 		t.Parallel()
 		type key struct{}
 		ctx := context.WithValue(t.Context(), key{}, "given")
-		text, err := tools.RunInline(ctx, tools.Plan{Inline: func(ctx context.Context) (string, *protocol.Error) {
+		text, err := tools.Plan{Inline: func(ctx context.Context) (string, *protocol.Error) {
 			return fmt.Sprint(ctx.Value(key{})), nil
-		}})
+		}}.RunInline(ctx)
 		require.Nil(t, err)
 		require.Equal(t, "given", text)
 	})
@@ -392,7 +392,7 @@ func TestRunInline(t *testing.T) {
 	})
 	t.Run("refuses the plan of a call", func(t *testing.T) {
 		t.Parallel()
-		_, err := tools.RunInline(t.Context(), tools.Plan{Payload: wire.Noop{}})
+		_, err := tools.Plan{Payload: wire.Noop{}}.RunInline(t.Context())
 		require.Equal(t, protocol.CodeInternal, err.Code)
 	})
 }

@@ -20,8 +20,8 @@ import (
 // The tools by which a model goes on with the handles of stateful tools. [NewTable] adds
 // them to every table that has a stateful tool.
 const (
-	ContinueTool = "tool_continue"
-	EndTool      = "tool_end"
+	continueTool = "tool_continue"
+	endTool      = "tool_end"
 )
 
 // Opened is the tool call that opened a dialog.
@@ -74,7 +74,7 @@ func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool 
 	tool.Render, tool.Effect.Loop = render.Dialog, true
 	var compact bytes.Buffer
 	if json.Compact(&compact, input) == nil {
-		tool.Description += fmt.Sprintf("\nIt keeps its state: the answer names a handle. Go on with %s, whose input must be of this schema: %s", ContinueTool, compact.String())
+		tool.Description += fmt.Sprintf("\nIt keeps its state: the answer names a handle. Go on with %s, whose input must be of this schema: %s", continueTool, compact.String())
 	}
 	return tool
 }
@@ -104,7 +104,7 @@ func inputSchema(input json.RawMessage) (*argument.Schema, error) {
 		return nil, fmt.Errorf("input: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	for _, nothing := range []string{"null", "{}"} {
-		if _, refusal := schema.Read(ContinueTool, `{"handle":"h","input":`+nothing+`}`, nil); refusal == nil {
+		if _, refusal := schema.Read(continueTool, `{"handle":"h","input":`+nothing+`}`, nil); refusal == nil {
 			return compile("handle")
 		}
 	}
@@ -128,7 +128,7 @@ func (t *Table) Continue(scope Scope, opened Opened, end bool, rawArguments stri
 		plan.Payload, plan.Delivery = wire.DialogEnd{Dialog: id}, protocol.Idempotent
 		return tool, plan, nil
 	}
-	arguments, refusal := tool.input.Read(ContinueTool, rawArguments, nil)
+	arguments, refusal := tool.input.Read(continueTool, rawArguments, nil)
 	if refusal != nil {
 		return tool, Plan{}, refusal
 	}
@@ -136,7 +136,7 @@ func (t *Table) Continue(scope Scope, opened Opened, end bool, rawArguments stri
 		Input json.RawMessage `json:"input"`
 	}
 	if err := json.Unmarshal(arguments, &given); err != nil {
-		return tool, Plan{}, tool.input.Refusal(ContinueTool, rawArguments, []string{err.Error()})
+		return tool, Plan{}, tool.input.Refusal(continueTool, rawArguments, []string{err.Error()})
 	}
 	plan.Payload, plan.Delivery = wire.DialogContinue{Dialog: id, Input: given.Input}, protocol.AtMostOnce
 	return tool, plan, nil
@@ -148,7 +148,7 @@ func dialogTools() []Tool {
 		{
 			Metadata: Metadata{Effect: Effect{Loop: true}},
 			Definition: Definition{
-				Name: ContinueTool,
+				Name: continueTool,
 				Description: "Go on with a tool that keeps its state: give it the next input, and get its next answer. " +
 					"The calls for one handle run in the order in which you make them.",
 				Schema: json.RawMessage(`{
@@ -166,7 +166,7 @@ func dialogTools() []Tool {
 		{
 			Metadata: Metadata{Effect: Effect{Loop: true}},
 			Definition: Definition{
-				Name:        EndTool,
+				Name:        endTool,
 				Description: "End a tool that keeps its state, when you do not need it any more. Its handle cannot be used again.",
 				Schema: json.RawMessage(`{
 					"type": "object",
@@ -213,7 +213,7 @@ func continueRules(arguments map[string]any) []string {
 // names are taken in any case.
 func withDialogTools(all []Tool) []Tool {
 	for i := range all {
-		if all[i].Name == ContinueTool || all[i].Name == EndTool {
+		if all[i].Name == continueTool || all[i].Name == endTool {
 			all = slices.Clone(all)
 			all[i].invalid = errors.Join(all[i].invalid, errors.New("the name is that of a tool about handles"))
 		}

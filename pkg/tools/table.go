@@ -1,7 +1,6 @@
 package tools
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -174,21 +173,4 @@ func (t *Table) unknown(name string) *protocol.Error {
 	}
 	return protocol.Errorf(codes.UnknownTool, "There is no tool %q.%s The tools are: %s.",
 		shown, hint, strings.Join(t.names, ", "))
-}
-
-// MarshalDefinitions returns definitions as an indented JSON array that ends with
-// a line feed, in the order given and with the properties of each schema in the
-// order in which they were written.
-func MarshalDefinitions(definitions []Definition) ([]byte, error) {
-	if definitions == nil {
-		definitions = []Definition{}
-	}
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(definitions); err != nil {
-		return nil, fmt.Errorf("encode tool definitions: %w", err)
-	}
-	return out.Bytes(), nil
 }

@@ -77,7 +77,7 @@ func call(name string, arguments any) loop.ToolCall {
 }
 
 func goOn(handle string, input any) loop.ToolCall {
-	return call(tools.ContinueTool, map[string]any{"handle": handle, "input": input})
+	return call("tool_continue", map[string]any{"handle": handle, "input": input})
 }
 
 func TestStateful_GoesOnWhereItStood(t *testing.T) {
@@ -93,7 +93,7 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 		Kind: "counter", Resources: []tools.Resource{{Key: "counter/{$session}"}},
 	}))
 	require.NoError(t, err)
-	require.Equal(t, []string{"counter", tools.ContinueTool, tools.EndTool}, table.Names())
+	require.Equal(t, []string{"counter", "tool_continue", "tool_end"}, table.Names())
 
 	var handle, second string
 	var mu sync.Mutex
@@ -109,7 +109,7 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 		},
 		func(last string) []loop.ToolCall {
 			second = handleIn(last)
-			return []loop.ToolCall{goOn(handle, counterInput{1}), call(tools.EndTool, map[string]string{"handle": second}), goOn(second, counterInput{1})}
+			return []loop.ToolCall{goOn(handle, counterInput{1}), call("tool_end", map[string]string{"handle": second}), goOn(second, counterInput{1})}
 		},
 		func(string) []loop.ToolCall { return []loop.ToolCall{goOn(second, counterInput{1})} },
 	}

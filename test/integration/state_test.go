@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // batches starts n workers that have the stateful tool refund_batch, by their ids, and
@@ -30,7 +29,7 @@ func opened(call string) string { return "{{" + call + " h-[0-9a-f]+}}" }
 var handle = regexp.MustCompile(`h-[0-9a-f]+`)
 
 func goOn(id, handle string, input object) object {
-	return use(id, tools.ContinueTool, object{"handle": handle, "input": input})
+	return use(id, "tool_continue", object{"handle": handle, "input": input})
 }
 
 // TestState_OutlivesItsCoordinator: kill -9 of the coordinator between two calls of a

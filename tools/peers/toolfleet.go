@@ -84,7 +84,7 @@ func (p *toolfleetPeer) Submit(ctx context.Context, tasks []task) error {
 		}
 		single := loop.PlanSingle(ctx, p.table, p.session, "keyed", string(arguments), nil)
 		if single.Call == nil {
-			return fmt.Errorf("plan: %w", single.Outcome.Error)
+			return fmt.Errorf("plan: %w", single.Error)
 		}
 		out[i].Call = single.Call
 	}

@@ -78,14 +78,6 @@ const (
 	StateInvalid             = "invalid"               // its journal cannot be read
 )
 
-// States are all states of a [Session].
-func States() []string {
-	return []string{
-		"answered", "failed", "limit_reached", "interrupted",
-		StateOpen, StateInUse, StateWaitsForApproval, StateWaitsForAnswer, StateWaitsForWorker, StateWaitsForCoordinator, StateForked, StateInvalid,
-	}
-}
-
 // Turn is one turn of a session, with State as in [Session].
 type Turn struct {
 	Turn      int       `json:"turn"`

@@ -368,7 +368,7 @@ func TestParse_StatefulTools(t *testing.T) {
 	require.Empty(t, problems)
 	table, err := tools.NewTable(tool)
 	require.NoError(t, err)
-	require.Equal(t, []string{"a", tools.ContinueTool, tools.EndTool}, table.Names())
+	require.Equal(t, []string{"a", "tool_continue", "tool_end"}, table.Names())
 	opened := tools.Opened{Tool: "a", Arguments: "{}", Place: tools.Place{ID: "opened", Turn: 1, Step: 1}}
 	_, plan, fault := table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, false, `{"handle":"h","input":3}`)
 	require.Nil(t, fault)

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,7 +33,7 @@ type Verdict struct {
 	Reason string
 	// MinLevel is the least sandbox level that the policy demands; "" for any.
 	MinLevel string
-	// Timeout is how long a person is waited for; 0 means [DefaultTimeout].
+	// Timeout is how long a person is waited for; 0 means 5 minutes.
 	Timeout time.Duration
 	// Roots are for the call's Roots: the worker applies the rules about paths to the targets of
 	// links, which are not known here.
@@ -193,10 +194,7 @@ func (c *compiled) count(call Call) *Verdict {
 
 func (c *compiled) approval(call Call) *Verdict {
 	ask := func(rule, reason string) *Verdict {
-		timeout := time.Duration(c.Approval.Timeout)
-		if timeout == 0 {
-			timeout = DefaultTimeout
-		}
+		timeout := cmp.Or(time.Duration(c.Approval.Timeout), defaultTimeout)
 		return &Verdict{Decision: Ask, Rule: rule, Reason: reason, Timeout: timeout}
 	}
 	if pattern, is := anyIsOf(c.Approval.Tools, call); is {

@@ -87,12 +87,12 @@ type Paths struct {
 type Approval struct {
 	Tools    []string `json:"tools,omitempty" yaml:"tools"`
 	Commands []string `json:"commands,omitempty" yaml:"commands"`
-	// Timeout is how long an answer is waited for before it is no; 0 means [DefaultTimeout].
+	// Timeout is how long an answer is waited for before it is no; 0 means 5 minutes.
 	Timeout Duration `json:"timeout,omitempty" yaml:"timeout"`
 }
 
-// DefaultTimeout is how long a person has to answer.
-const DefaultTimeout = 5 * time.Minute
+// defaultTimeout is how long a person has to answer.
+const defaultTimeout = 5 * time.Minute
 
 // Duration is a time that is written as in "5m" or "90s".
 type Duration time.Duration
@@ -273,14 +273,6 @@ func anyIsOf(patterns []string, call Call) (string, bool) {
 		return class, true
 	}
 	return anyMatches(patterns, call.Tool)
-}
-
-// Unmatched returns the patterns that are no class and match none of the names.
-func Unmatched(patterns, names []string) []string {
-	return slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool {
-		return slices.Contains(classes(), pattern) ||
-			slices.ContainsFunc(names, func(name string) bool { return matches(pattern, name) })
-	})
 }
 
 // checkClass is about a pattern that begins as a class does, and is none.

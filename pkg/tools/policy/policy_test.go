@@ -205,7 +205,7 @@ func TestJudge(t *testing.T) {
 			require.Equal(t, test.decision, v.Decision, v.Reason)
 			require.Equal(t, test.rule, v.Rule, v.Reason)
 			require.Equal(t, test.decision == policy.Allowed, v.Reason == "")
-			require.Equal(t, test.decision == policy.Ask, v.Timeout == policy.DefaultTimeout)
+			require.Equal(t, test.decision == policy.Ask, v.Timeout == 5*time.Minute)
 		})
 	}
 }
