@@ -92,7 +92,7 @@ func TestNewTable_ReportsEveryFault(t *testing.T) {
 	_, err := tools.NewTable(bad, tool("twin", noArguments), tool("twin", `nonsense`), tool("worse", `[]`))
 	require.ErrorIs(t, err, tools.ErrInvalidTool)
 	require.ErrorIs(t, err, tools.ErrInvalidTool)
-	for _, word := range []string{`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`, `"twin" is defined more than once`, `"twin": schema`, `"worse": schema`} {
+	for _, word := range []string{`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`, `"twin": the name is defined more than once`, `"twin": schema`, `"worse": schema`} {
 		require.ErrorContains(t, err, word)
 	}
 }
