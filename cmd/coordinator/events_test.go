@@ -84,7 +84,7 @@ func TestJSONEvents_ReasoningIsThatForPeople(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	newJSONEvents(&out).observe(loop.Event{
-		Type: loop.EventModelReply, ReplyFields: loop.ReplyFields{Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"x":1}`)}, Finish: loop.FinishLength},
+		Type: loop.EventModelReply, ReplyFields: loop.ReplyFields{Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"x":1}`)}, Finish: "length"},
 	})
 	require.Contains(t, out.String(), `"reasoning":{"text":"hm"}`)
 	require.Contains(t, out.String(), `"finish":"length"`)

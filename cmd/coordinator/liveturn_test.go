@@ -15,7 +15,7 @@ import (
 func TestLiveTurn_TheAnswerIsShown(t *testing.T) {
 	t.Parallel()
 	all := []loop.Event{
-		{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}},
+		{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}},
 		{Type: loop.EventTextDelta, Turn: 1, Step: 1, Text: "The answer "},
 		{Type: loop.EventTextDelta, Turn: 1, Step: 1, Text: "is 42."},
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, Text: "The answer is 42."},

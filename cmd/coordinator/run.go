@@ -390,8 +390,8 @@ func finish(ctx context.Context, show view, session protocol.SessionID, r loop.T
 	show.found(session, findings)
 	defer git.Alert(findings)
 	show.observe(loop.Event{
-		Type: loop.EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: r.Turn, Status: string(r.Outcome), Text: r.Text, Usage: &r.Usage,
-		ReplyFields: loop.ReplyFields{CostUSD: r.CostUSD}, TurnFields: loop.TurnFields{TraceID: r.TraceID}, ResultFields: loop.ResultFields{Error: r.Error},
+		Type: loop.EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: r.Turn, Status: string(r.Outcome), Text: r.Text,
+		ReplyFields: loop.ReplyFields{Usage: &r.Usage, CostUSD: r.CostUSD}, StartFields: loop.StartFields{TraceID: r.TraceID}, ResultFields: loop.ResultFields{Error: r.Error},
 	})
 	err = errors.Join(err, show.answer(r))
 	exit := &cli.ExitError{}

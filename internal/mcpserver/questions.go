@@ -31,7 +31,7 @@ type question struct {
 	state  string            // what the client carries: the question is about this call and no other
 	can    bool              // whether the client can ask
 	answer *mcp.ElicitResult // nil before it was asked
-	other  loop.ApproveFunc
+	other  func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	wait   func()            // lets later calls continue, before the wait for a person
 	asked  *mcp.ElicitParams // what the client is to ask; nil while there is nothing
 }
@@ -56,7 +56,7 @@ func (s *Server) question(request *mcp.CallToolRequest, session protocol.Session
 	return q, nil
 }
 
-// approve is a [loop.ApproveFunc].
+// approve is the function of [loop.Options].Approve.
 func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	switch {
 	case q.answer != nil:

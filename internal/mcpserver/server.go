@@ -78,7 +78,7 @@ type Rules struct {
 	Policy   loop.Policy
 	MinLevel string
 	// Approve asks a person when a client cannot; nil refuses such calls.
-	Approve loop.ApproveFunc
+	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	// Ask passes the question of a running call to another program if the client cannot ask; nil
 	// declines it.
 	Ask func(call *protocol.Call, q *protocol.Question)

@@ -165,7 +165,7 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	}
 	call.ID, call.IssuedAt = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC()
 	event := loop.Event{
-		Type: loop.EventRevertStarted, HandleFields: loop.HandleFields{Reverts: e.CallID},
+		Type: loop.EventRevertStarted, NoteFields: loop.NoteFields{Reverts: e.CallID},
 		CallFields: loop.CallFields{CallID: call.ID, Name: e.Revert, Arguments: e.call.Arguments},
 	}
 	if call.Again, err = r.note(ctx, event); err != nil {
@@ -231,8 +231,8 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	}
 	return note(ctx, journal, history, id, loop.Event{
 		Type: loop.EventCallResolved, CallFields: loop.CallFields{CallID: call, Name: info.Unknown[at].Tool}, Status: status,
-		PersonFields: loop.PersonFields{By: by},
-		Text:         fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
+		NoteFields: loop.NoteFields{By: by},
+		Text:       fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
 	})
 }
 

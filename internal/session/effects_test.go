@@ -48,7 +48,7 @@ func turnOf(calls ...[]loop.Event) []loop.Event {
 		reply.ToolCalls = append(reply.ToolCalls, loop.ToolCall{ID: call[0].ToolCallID, Name: call[0].Name, Arguments: "{}"})
 		events = append(events, call...)
 	}
-	begin := []loop.Event{{Type: loop.EventSessionStarted}, {Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}}, reply}
+	begin := []loop.Event{{Type: loop.EventSessionStarted}, {Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}}, reply}
 	return append(append(begin, events...), loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "done"}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
 }
 
@@ -249,10 +249,10 @@ func (m *meeting) Load(ctx context.Context, id protocol.SessionID) (loop.History
 func TestEffects_OfAttempts(t *testing.T) {
 	t.Parallel()
 	attempt := func(id, status string) []loop.Event {
-		at, of := loop.CallFields{CallID: protocol.CallID(id), Name: "undo"}, loop.HandleFields{Reverts: "w-1"}
-		events := []loop.Event{{Type: loop.EventRevertStarted, Turn: 1, CallFields: at, HandleFields: of}}
+		at, of := loop.CallFields{CallID: protocol.CallID(id), Name: "undo"}, loop.NoteFields{Reverts: "w-1"}
+		events := []loop.Event{{Type: loop.EventRevertStarted, Turn: 1, CallFields: at, NoteFields: of}}
 		if status != "" {
-			events = append(events, loop.Event{Type: loop.EventRevertEnded, Turn: 1, CallFields: at, HandleFields: of, Status: status})
+			events = append(events, loop.Event{Type: loop.EventRevertEnded, Turn: 1, CallFields: at, NoteFields: of, Status: status})
 		}
 		return events
 	}
@@ -272,7 +272,7 @@ func TestEffects_OfAttempts(t *testing.T) {
 		"that did happen":       {append(attempt("r-1", "outcome_unknown"), resolved("r-1", resolvedHappened)...), Effect{Effect: report.Effect{Reverted: true}}},
 		"that did not happen":   {append(attempt("r-1", "outcome_unknown"), resolved("r-1", resolvedDidNot)...), Effect{attempts: 1}},
 		"unknown, then failed":  {append(attempt("r-1", "outcome_unknown"), attempt("r-2", "failed")...), Effect{attempts: 1}},
-		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, HandleFields: loop.HandleFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
+		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, NoteFields: loop.NoteFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
 	} {
 		journal := &looptest.Journal{}
 		_, err := journal.Append(t.Context(), "s", 0, append(turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", "")), test.events...)...)

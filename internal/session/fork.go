@@ -80,7 +80,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 	if turns = give(events, to); turns == 0 {
 		return 0, nil
 	}
-	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC(), SessionFields: loop.SessionFields{From: from}})
+	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC(), NoteFields: loop.NoteFields{From: from}})
 	if _, err := journal.Append(ctx, to, 0, events...); err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
 	}

@@ -23,14 +23,14 @@ import (
 // a job that never ends.
 func conversation() []loop.Event {
 	return []loop.Event{
-		{Type: loop.EventSessionStarted, SessionFields: loop.SessionFields{Model: "m"}},
-		{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "first", Seed: "of the origin"}},
+		{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Model: "m"}},
+		{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "first", Seed: "of the origin"}},
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}}},
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 1, ToolCallID: "b", CallID: "call-b"}, HandleFields: loop.HandleFields{Job: "job-1"}, Status: "ok", ResultFields: loop.ResultFields{Content: "begun"}},
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "a", CallID: "call-a"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
 		{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "that is it"},
 		{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"},
-		{Type: loop.EventTurnStarted, Turn: 2, TurnFields: loop.TurnFields{Input: "second"}},
+		{Type: loop.EventTurnStarted, Turn: 2, StartFields: loop.StartFields{Input: "second"}},
 		{Type: loop.EventModelReply, Turn: 2, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "c", Name: "x"}, {ID: "d", Name: "x"}}}},
 		{Type: loop.EventToolResult, Turn: 2, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "c", CallID: "call-c"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
 	}
@@ -113,7 +113,7 @@ func TestFork_KeepsAttachmentsThatAreLeftOut(t *testing.T) {
 		return loop.Event{Type: loop.EventPartLeftOut, CallFields: loop.CallFields{ToolCallID: id}, Part: loop.PartAttachment}
 	}
 	started := func(id string) []loop.Event {
-		return []loop.Event{{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Attachments: []loop.Attachment{{ID: id}}}}}
+		return []loop.Event{{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Attachments: []loop.Attachment{{ID: id}}}}}
 	}
 	require.Equal(t, []loop.Event{left("a")}, leftOutOf(started("a"), []loop.Event{left("a"), left("b")}))
 }
@@ -140,7 +140,7 @@ func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 	require.Equal(t, report.StateForked, info.State)
 	history, err := r.Journal.Load(t.Context(), "to")
 	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, TurnFields: loop.TurnFields{Input: "on"}})
+	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, StartFields: loop.StartFields{Input: "on"}})
 	require.NoError(t, err)
 	info, err = r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)

@@ -19,14 +19,14 @@ import (
 // journaled appends a session's life: turns that ended so, and one that is open for "".
 func journaled(t *testing.T, f *fleet.Fleet, id protocol.SessionID, at time.Time, outcomes ...loop.Outcome) {
 	t.Helper()
-	events := []loop.Event{{Type: loop.EventSessionStarted, Time: at, SessionFields: loop.SessionFields{Model: "script", Workspace: "/home/ada/x"}}}
+	events := []loop.Event{{Type: loop.EventSessionStarted, Time: at, StartFields: loop.StartFields{Model: "script", Workspace: "/home/ada/x"}}}
 	for i, outcome := range outcomes {
 		turn := i + 1
-		events = append(events, loop.Event{Type: loop.EventTurnStarted, Time: at, Turn: turn, TurnFields: loop.TurnFields{Input: fmt.Sprintf("do %d", turn)}})
+		events = append(events, loop.Event{Type: loop.EventTurnStarted, Time: at, Turn: turn, StartFields: loop.StartFields{Input: fmt.Sprintf("do %d", turn)}})
 		for step := range turn {
 			events = append(events, loop.Event{
-				Type: loop.EventModelReply, Time: at, Turn: turn, Step: step + 1, Usage: &protocol.Usage{InputTokens: 10, OutputTokens: 1},
-				ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: fmt.Sprint(turn, step), Name: "noop"}, {ID: fmt.Sprint(turn, step, "b"), Name: "noop"}}},
+				Type: loop.EventModelReply, Time: at, Turn: turn, Step: step + 1,
+				ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 10, OutputTokens: 1}, ToolCalls: []loop.ToolCall{{ID: fmt.Sprint(turn, step), Name: "noop"}, {ID: fmt.Sprint(turn, step, "b"), Name: "noop"}}},
 			})
 		}
 		if outcome != "" {

@@ -86,7 +86,7 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	}
 	_, err = journal.Append(ctx, into, history.Last, loop.Event{
 		Type: loop.EventSessionMerged, SessionID: into, Time: time.Now().UTC(), Turn: history.Events[len(history.Events)-1].Turn,
-		Text: text + render.Merge(result), SessionFields: loop.SessionFields{From: from, Checkpoint: result.Checkpoint},
+		Text: text + render.Merge(result), NoteFields: loop.NoteFields{From: from, Checkpoint: result.Checkpoint},
 	})
 	return merged, err
 }

@@ -22,8 +22,8 @@ func hostile(s string) []loop.Event {
 	usage := &protocol.Usage{InputTokens: -1}
 	fault := &protocol.Error{Code: protocol.Code(s), Message: s}
 	at := loop.Event{
-		SessionID: protocol.SessionID(s), Turn: 1, Step: 1, SessionFields: loop.SessionFields{Model: s, Tools: []string{s}, Workspace: s}, TurnFields: loop.TurnFields{Input: s},
-		Text: s, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: s, Name: s, Arguments: s}}}, Usage: usage, CallFields: loop.CallFields{CallID: protocol.CallID(s), Name: s, Arguments: s}, Status: s, ResultFields: loop.ResultFields{Content: s, Error: fault, WorkerID: protocol.WorkerID(s), Attempt: 2, Diff: s},
+		SessionID: protocol.SessionID(s), Turn: 1, Step: 1, StartFields: loop.StartFields{Model: s, Tools: []string{s}, Workspace: s, Input: s},
+		Text: s, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: s, Name: s, Arguments: s}}, Usage: usage}, CallFields: loop.CallFields{CallID: protocol.CallID(s), Name: s, Arguments: s}, Status: s, ResultFields: loop.ResultFields{Content: s, Error: fault, WorkerID: protocol.WorkerID(s), Attempt: 2, Diff: s},
 	}
 	named := at
 	named.Name, named.Arguments = "bash", `{"command":`+quote(s)+`,"cwd":`+quote(s)+`}`

@@ -100,14 +100,14 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 	s := &screen{columns: 80, rows: 24}
 	v, now := still(t, s, Options{Cost: func(u protocol.Usage) float64 { return float64(u.Total()) / 1000 }})
 	see := func(e loop.Event) { e.Turn, e.Step = 1, 1; v.Observe(e) }
-	see(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
+	see(loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: "go"}})
 	*now = now.Add(6 * time.Second)
 	v.Notice("by the way")
 	require.Equal(t, "› go\n\n! by the way\n⠋ thinking · 6 s\n", s.String())
 	see(loop.Event{Type: loop.EventTextDelta, Text: "I **test"})
 	require.Contains(t, s.String(), "● I **test\n⠋ replying")
 	v.Output("a", []byte("one\n")) // workers are faster than who tells of calls
-	see(loop.Event{Type: loop.EventModelReply, Text: "I **test** it.", Usage: &protocol.Usage{InputTokens: 1500}})
+	see(loop.Event{Type: loop.EventModelReply, Text: "I **test** it.", ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 1500}}})
 	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: "a", Name: "bash", Arguments: `{"command":"go test"}`}})
 	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read", Arguments: `{"path":"a.go"}`}})
 	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "a", Name: "bash"}})
@@ -175,7 +175,7 @@ func TestWrite_LinesOfALogAreNotInTheModelsText(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v, out := begin(t)
-			v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}})
+			v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}})
 			var group sync.WaitGroup
 			half := make(chan struct{})
 			group.Go(func() {
@@ -231,7 +231,7 @@ func TestLive_NothingIsWrittenBelowAQuestion(t *testing.T) {
 	t.Parallel()
 	s := &screen{columns: 60, rows: 24}
 	v, _ := still(t, s, Options{})
-	v.Observe(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
+	v.Observe(loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: "go"}})
 	answered := v.Ask(Question{
 		Reason: "it writes", Tool: "write", Arguments: `{"path":"a.txt","content":"one\nthree\n"}`, Answers: "Allow it?",
 		Old: func(path string) ([]byte, bool) { return []byte("one\ntwo\n"), path == "a.txt" },

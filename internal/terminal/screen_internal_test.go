@@ -17,7 +17,7 @@ func TestLive_ReasoningIsFolded(t *testing.T) {
 	t.Parallel()
 	s := &screen{columns: 60, rows: 24}
 	v, _ := still(t, s, Options{})
-	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}})
+	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}})
 	for i := range 30 {
 		v.Observe(loop.Event{Type: loop.EventReasoningDelta, Turn: 1, Step: 1, Text: fmt.Sprintf("thought %d\n", i)})
 	}
@@ -35,7 +35,7 @@ func TestLive_CallsThatWait(t *testing.T) {
 	s := &screen{columns: 40, rows: 24}
 	v, now := still(t, s, Options{})
 	see := func(e loop.Event) { e.Turn, e.Step, e.Name = 1, 1, "bash"; v.Observe(e) }
-	see(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
+	see(loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: "go"}})
 	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{CallID: "a", Arguments: `{"command":"make"}`}})
 	see(loop.Event{Type: loop.EventToolQueued, CallFields: loop.CallFields{CallID: "a"}})
 	*now = now.Add(4 * time.Second)
@@ -64,7 +64,7 @@ func TestLive_CallsWhoseWorkerIsLost(t *testing.T) {
 		e.Turn, e.Step, e.Name, e.CallID, e.Time = 1, 1, "bash", "a", *now
 		v.Observe(e)
 	}
-	see(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: "go"}})
+	see(loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: "go"}})
 	see(loop.Event{Type: loop.EventToolCall, CallFields: loop.CallFields{Arguments: `{"command":"make"}`}})
 	see(loop.Event{Type: loop.EventToolRunning, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}})
 	*now = now.Add(5 * time.Second)
@@ -85,10 +85,10 @@ func TestSummary_SaysWhatItCameTo(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	v := New(&out, &Options{Cost: func(protocol.Usage) float64 { return 2.5 }})
-	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}})
+	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}})
 	v.Observe(loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{Diff: "--- a/gone\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"}})
 	out.Reset()
-	v.Observe(loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered", Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 1}, TurnFields: loop.TurnFields{TraceID: "t-1"}})
+	v.Observe(loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered", ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 1}}, StartFields: loop.StartFields{TraceID: "t-1"}})
 	require.Contains(t, out.String(), "1,001 tokens (1,000 in, 1 out) · $2.50")
 	require.Contains(t, out.String(), "trace t-1")
 	require.Contains(t, out.String(), "gone  +0 −2  deleted")

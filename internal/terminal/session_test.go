@@ -32,11 +32,11 @@ func (r *recording) add(e loop.Event) {
 func (r *recording) start(input string) {
 	if r.turn == 0 {
 		r.add(loop.Event{
-			Type: loop.EventSessionStarted, SessionFields: loop.SessionFields{Model: "openai:qwen3", Workspace: "/home/ada/wordstats", Tools: []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}},
+			Type: loop.EventSessionStarted, StartFields: loop.StartFields{Model: "openai:qwen3", Workspace: "/home/ada/wordstats", Tools: []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}},
 		})
 	}
 	r.turn, r.step = r.turn+1, 0
-	r.add(loop.Event{Type: loop.EventTurnStarted, TurnFields: loop.TurnFields{Input: input}})
+	r.add(loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: input}})
 }
 
 // reply streams a text in pieces of seven bytes, and asks for tools as "name {arguments}".
@@ -86,7 +86,7 @@ func (r *recording) result(e loop.Event, queued, ran float64) {
 
 func (r *recording) end(outcome loop.Outcome, text string, in, out int64, fault *protocol.Error) {
 	usage := &protocol.Usage{InputTokens: in, OutputTokens: out}
-	r.add(loop.Event{Type: loop.EventTurnEnded, Status: string(outcome), Text: text, Usage: usage, ResultFields: loop.ResultFields{Error: fault}})
+	r.add(loop.Event{Type: loop.EventTurnEnded, Status: string(outcome), Text: text, ReplyFields: loop.ReplyFields{Usage: usage}, ResultFields: loop.ResultFields{Error: fault}})
 }
 
 // show plays the events into a view.

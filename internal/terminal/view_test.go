@@ -78,7 +78,7 @@ func TestView_ReasoningStandsBeforeTheText(t *testing.T) {
 func TestView_CutReplySaysSo(t *testing.T) {
 	t.Parallel()
 	cut := reply("Hello")
-	cut.Finish = loop.FinishLength
+	cut.Finish = "length"
 	require.Equal(t, "● Hello\n  (cut off at the limit of output tokens)\n", show([]loop.Event{delta("Hello"), cut}, nil))
 }
 
@@ -139,13 +139,13 @@ func TestView_Ends(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	turn := func(n int) loop.Event {
-		return loop.Event{Type: loop.EventTurnStarted, Turn: n, TurnFields: loop.TurnFields{Input: "Go"}, Time: began.Add(time.Duration(n) * time.Minute)}
+		return loop.Event{Type: loop.EventTurnStarted, Turn: n, StartFields: loop.StartFields{Input: "Go"}, Time: began.Add(time.Duration(n) * time.Minute)}
 	}
 	end := func(kind loop.EventType, n int, outcome loop.Outcome, fault *protocol.Error) loop.Event {
 		return loop.Event{
 			Type: kind, Turn: n, Step: n, Status: string(outcome), ResultFields: loop.ResultFields{Error: fault},
-			Time:  began.Add(time.Duration(n)*time.Minute + 1500*time.Millisecond),
-			Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 234},
+			Time:        began.Add(time.Duration(n)*time.Minute + 1500*time.Millisecond),
+			ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 234}},
 		}
 	}
 	fault := protocol.Errorf(protocol.CodeModelFailed, "401: bad key\nset OPENAI_API_KEY")

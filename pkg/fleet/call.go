@@ -82,7 +82,7 @@ type Call struct {
 	// calls, so limits on their number allow at least one.
 	Policy loop.Policy
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
-	Approve loop.ApproveFunc
+	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	// Observe gets questions that the tool asks a person while [Client.Call] waits for it, as
 	// [loop.EventQuestionAsked]; nil declines them. The call waits for Observe to return.
 	Observe func(loop.Event)

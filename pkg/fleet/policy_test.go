@@ -72,7 +72,7 @@ func TestCall_ObeysAPolicy(t *testing.T) {
 	judge := rules(t, "tools: {deny: [glob]}\ncommands: {allow: [echo]}\napproval: {tools: [write], timeout: 50ms}\nmax_calls: 1")
 	for _, test := range []struct {
 		tool, arguments string
-		approve         loop.ApproveFunc
+		approve         func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 		code            protocol.Code
 		decision        string
 	}{
@@ -101,7 +101,7 @@ func TestCall_ObeysAPolicy(t *testing.T) {
 	}
 }
 
-func answers(granted bool) loop.ApproveFunc {
+func answers(granted bool) func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	return func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 		return protocol.Approval{Granted: granted, By: "ada"}, nil
 	}

@@ -333,7 +333,7 @@ func (t *turnRun) started() *atomic.Int32 {
 }
 
 // oneAtATime has a person asked one question at a time, whichever sub-agent asks.
-func (t *turnRun) oneAtATime(approve ApproveFunc) ApproveFunc {
+func (t *turnRun) oneAtATime(approve asker) asker {
 	if t.lineage.asking != nil {
 		return approve // it is already
 	}

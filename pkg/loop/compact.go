@@ -116,8 +116,8 @@ func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, e
 	last := &c.session.turns[len(c.session.turns)-1]
 	usage := counted(reply.Usage)
 	event := Event{
-		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, Usage: &usage,
-		ReplyFields: ReplyFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
+		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, ReplyFields: ReplyFields{Usage: &usage},
+		NoteFields: NoteFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
 	}
 	c.spend(&event, price)
 	return true, c.record(ctx, event)

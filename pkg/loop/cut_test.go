@@ -28,7 +28,7 @@ func TestRun_ReplyThatWasCutGoesOnOnce(t *testing.T) {
 	last := r.model.lastSeen()
 	require.Equal(t, loop.RoleUser, last[len(last)-1].Role)
 	require.Contains(t, last[len(last)-1].Text, "cut off at the limit of output tokens")
-	require.Equal(t, loop.FinishLength, r.watch.of(loop.EventModelReply)[0].Finish)
+	require.Equal(t, "length", r.watch.of(loop.EventModelReply)[0].Finish)
 }
 
 func TestRun_ReplyThatIsCutTwiceReachesALimit(t *testing.T) {

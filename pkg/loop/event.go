@@ -53,8 +53,7 @@ type Event struct {
 	Turn      int                `json:"turn,omitempty"` // from 1
 	Step      int                `json:"step,omitempty"` // from 1
 
-	SessionFields
-	TurnFields
+	StartFields
 
 	// Text depends on the type of event. The model's words: model_reply, text_delta,
 	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent,
@@ -65,14 +64,10 @@ type Event struct {
 	// could not store it a second time.
 	Text string `json:"text,omitempty"`
 
-	// Usage is that of the reply (model_reply, conversation_compacted), or the sum (turn_ended,
-	// session_ended).
-	Usage *protocol.Usage `json:"usage,omitempty"`
-
 	ReplyFields
 	CallFields
 	HandleFields
-	PersonFields
+	NoteFields
 
 	// Part is what was left out of the tool call ToolCallID, which for an attachment is its
 	// [Attachment].ID (part_left_out).
@@ -86,9 +81,10 @@ type Event struct {
 	ResultFields
 }
 
-// SessionFields describe a session (session_started). Model is also that of a model_reply which a
-// [Fallback] made.
-type SessionFields struct {
+// StartFields describe a session (session_started) and a turn (turn_started). The CallID of
+// turn_started is [Input].ID, its By the name of [Options].Author.
+type StartFields struct {
+	// Model is also that of a model_reply which a [Fallback] made.
 	Model     string   `json:"model,omitempty"`
 	Tools     []string `json:"tools,omitempty"`
 	Workspace string   `json:"workspace,omitempty"`
@@ -96,15 +92,7 @@ type SessionFields struct {
 	Instructions []string `json:"instructions,omitempty"`
 	// Parent is the tool call that started a sub-agent; nil for other sessions.
 	Parent *Parent `json:"parent,omitempty"`
-	// From is the session that was merged, and Checkpoint that of its workspace (session_merged).
-	// From is also the session that was forked (session_forked).
-	From       protocol.SessionID `json:"from,omitempty"`
-	Checkpoint uint64             `json:"checkpoint,omitempty"`
-}
 
-// TurnFields describe a turn (turn_started). The event's CallID is [Input].ID, its By the name of
-// [Options].Author.
-type TurnFields struct {
 	Input       string       `json:"input,omitempty"`
 	Attachments []Attachment `json:"attachments,omitempty"`
 	// Seed is the session's, in the first turn that has one. Observers do not get it.
@@ -116,24 +104,21 @@ type TurnFields struct {
 	SpanID  string `json:"span_id,omitempty"`
 }
 
-// ReplyFields are a reply without its text (model_reply).
+// ReplyFields are a reply without its text (model_reply), and what replies took.
 type ReplyFields struct {
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 	Reasoning *Reasoning `json:"reasoning,omitempty"`
-	// Finish is [FinishLength] for a reply that was cut.
+	// Finish is "length" for a reply that ended at a limit of output tokens.
 	Finish string `json:"finish,omitempty"`
-	// CostUSD is by [Options].Price (also conversation_compacted, turn_ended, session_ended and a
-	// tool_result of a sub-agent); nil while the price of a reply is unknown.
+	// Usage is that of the reply (model_reply, conversation_compacted), or the sum (turn_ended,
+	// session_ended).
+	Usage *protocol.Usage `json:"usage,omitempty"`
+	// CostUSD is what Usage cost, by [Options].Price; nil while the price of a reply is unknown.
 	CostUSD *float64 `json:"cost_usd,omitempty"`
-	// ElapsedMS is the time since the reply before in the same run (also conversation_compacted
-	// and turn_ended).
+	// ElapsedMS is the time since the reply before in the same run.
 	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
 	// Spent is the usage of a sub-agent (tool_result), in addition to Usage and CostUSD.
 	Spent *protocol.Spending `json:"spent,omitempty"`
-	// KeptTurn and KeptStep name the first reply that a summary does not stand for
-	// (conversation_compacted).
-	KeptTurn int `json:"kept_turn,omitempty"`
-	KeptStep int `json:"kept_step,omitempty"`
 }
 
 // CallFields identify a tool call (every event about a call; part_left_out has only ToolCallID and
@@ -148,7 +133,8 @@ type CallFields struct {
 	Arguments string `json:"arguments,omitempty"`
 }
 
-// HandleFields say where a call is, and which calls, jobs and stateful tools it continues or undoes.
+// HandleFields are those of calls in the background, of calls of stateful tools, and of calls that
+// ask a person.
 type HandleFields struct {
 	// Job is the handle of a call in the background (tool_result when the call continues there,
 	// job_ended).
@@ -160,24 +146,33 @@ type HandleFields struct {
 	// Lane is the call's destination, POOL/LANE (tool_call, question_asked); "" for a call that
 	// runs in the coordinator.
 	Lane string `json:"lane,omitempty"`
+	// Question is what the running call wants to know (question_asked; question_answered has only
+	// its ID).
+	Question *protocol.Question `json:"question,omitempty"`
 	// Handle names what the call of a stateful tool opened or continued (tool_result), and Ending
 	// why it cannot be continued; "" while it can.
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
-	// Reverts is the call whose effect is undone (revert_started, revert_ended).
-	Reverts protocol.CallID `json:"reverts,omitempty"`
 }
 
-// PersonFields say what a person is asked, which rule decided, who answered, and with which note
-// (policy_decision, approval_asked). By is also who answered a question (question_answered), began
-// a turn (turn_started) or resolved a call (call_resolved).
-type PersonFields struct {
-	// Question is what the running call wants to know (question_asked; question_answered has only
-	// its ID).
-	Question *protocol.Question `json:"question,omitempty"`
-	Rule     string             `json:"rule,omitempty"`
-	By       string             `json:"by,omitempty"`
-	Note     string             `json:"note,omitempty"`
+// NoteFields are those of summaries, forks, merges, reverts and decisions.
+type NoteFields struct {
+	// KeptTurn and KeptStep name the first reply that a summary does not stand for
+	// (conversation_compacted).
+	KeptTurn int `json:"kept_turn,omitempty"`
+	KeptStep int `json:"kept_step,omitempty"`
+	// From is the session that was forked (session_forked) or merged, and Checkpoint that of the
+	// merged one (session_merged).
+	From       protocol.SessionID `json:"from,omitempty"`
+	Checkpoint uint64             `json:"checkpoint,omitempty"`
+	// Reverts is the call whose effect is undone (revert_started, revert_ended).
+	Reverts protocol.CallID `json:"reverts,omitempty"`
+	// Rule is the rule that decided, By who answered, and Note what they noted (policy_decision,
+	// approval_asked). By is also who began the turn (turn_started), answered a question
+	// (question_answered) or resolved a call (call_resolved).
+	Rule string `json:"rule,omitempty"`
+	By   string `json:"by,omitempty"`
+	Note string `json:"note,omitempty"`
 }
 
 // ResultFields are the result of a call (tool_result, job_ended, native_call). Error is also that
@@ -206,8 +201,8 @@ type ResultFields struct {
 	Effect *Effect `json:"effect,omitempty"`
 }
 
-// FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
-const FinishLength = "length"
+// finishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
+const finishLength = "length"
 
 // Outcome is how a turn ended.
 type Outcome string

@@ -98,7 +98,7 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 8).Draw(t, "calls")
-		events := []Event{{Type: EventTurnStarted, Turn: 1, TurnFields: TurnFields{Input: "go"}}, {Type: EventModelReply, Turn: 1, Step: 1}}
+		events := []Event{{Type: EventTurnStarted, Turn: 1, StartFields: StartFields{Input: "go"}}, {Type: EventModelReply, Turn: 1, Step: 1}}
 		indexes := make([]int, n)
 		for i := range n {
 			indexes[i] = i

@@ -309,7 +309,7 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 		failure := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
 	case f.ended != nil:
-		event.Status, event.ResultFields, event.Usage, event.ReplyFields = f.ended.Status, f.ended.ResultFields, f.ended.Usage, f.ended.ReplyFields
+		event.Status, event.ResultFields, event.ReplyFields = f.ended.Status, f.ended.ResultFields, f.ended.ReplyFields
 	default:
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 		event.Effect = w.effectOf(ctx, w.scope(w.id), f.tool, &f.call, f.result)

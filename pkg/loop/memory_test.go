@@ -28,7 +28,7 @@ func TestMemory_FindsThePassagesWithMostWords(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t, remembering()).withSets(t, "memory")
 	other := protocol.NewSessionID() // of which it reads nothing
-	_, err := f.journal.Append(t.Context(), other, 0, loop.Event{Type: loop.EventTurnStarted, SessionID: other, Turn: 1, TurnFields: loop.TurnFields{Input: "pelican fixtures zebra"}})
+	_, err := f.journal.Append(t.Context(), other, 0, loop.Event{Type: loop.EventTurnStarted, SessionID: other, Turn: 1, StartFields: loop.StartFields{Input: "pelican fixtures zebra"}})
 	require.NoError(t, err)
 	_, err = f.run(t.Context(), t)
 	require.NoError(t, err)

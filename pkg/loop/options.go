@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -84,7 +85,7 @@ type Options struct {
 	// Approve asks a person about a call for which the policy demands it, until ctx ends;
 	// with nil such calls are refused, as they are after an error. Of one turn one call is
 	// asked about at a time.
-	Approve ApproveFunc
+	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
 	// Observe is told every event of a run: those of the journal once they are in
 	// it, and the live ones. Calls never overlap, and the session waits for them. It

@@ -198,8 +198,8 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	return v, nil
 }
 
-// ApproveFunc asks a person. It ends with ctx, which bounds the time for an answer.
-type ApproveFunc = func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
+// asker asks a person.
+type asker = func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
 // answer is what came of a question to a person, or a rule's own decision.
 type answer struct {
@@ -209,7 +209,7 @@ type answer struct {
 	note   string // what the person said
 }
 
-func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, request ApprovalRequest) answer {
+func askPerson(ctx context.Context, approve asker, judged policy.Verdict, request ApprovalRequest) answer {
 	if approve == nil {
 		return answer{status: decisionRefused, reason: fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool)}
 	}

@@ -225,16 +225,16 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	var events []Event
 	if rec.last == 0 {
 		events = append(events, Event{
-			Type: EventSessionStarted, SessionFields: SessionFields{
+			Type: EventSessionStarted, StartFields: StartFields{
 				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project), Parent: r.lineage.parent,
 			},
 		})
 	}
 	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1,
-		TurnFields:   TurnFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
-		CallFields:   CallFields{CallID: input.ID},
-		PersonFields: PersonFields{By: validText(r.opts.Author.Name)},
+		StartFields: StartFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
+		CallFields:  CallFields{CallID: input.ID},
+		NoteFields:  NoteFields{By: validText(r.opts.Author.Name)},
 	}
 	if rec.session.seed == "" {
 		started.Seed = wire.NewSeed()

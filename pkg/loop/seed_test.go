@@ -63,7 +63,7 @@ func TestSeed_JournalsWithoutOneGoOn(t *testing.T) {
 	sent := wire.NewCallID(r.session, "", 1, 1, 0)
 	_, err := r.journal.Append(t.Context(), r.session, 0,
 		loop.Event{Type: loop.EventSessionStarted, SessionID: r.session},
-		loop.Event{Type: loop.EventTurnStarted, SessionID: r.session, Turn: 1, TurnFields: loop.TurnFields{Input: "go"}},
+		loop.Event{Type: loop.EventTurnStarted, SessionID: r.session, Turn: 1, StartFields: loop.StartFields{Input: "go"}},
 		loop.Event{Type: loop.EventModelReply, SessionID: r.session, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: r.model.replies[0].ToolCalls}},
 		loop.Event{Type: loop.EventToolCall, SessionID: r.session, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: sent, ToolCallID: "a0", Name: "work"}})
 	require.NoError(t, err)

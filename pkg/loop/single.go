@@ -33,7 +33,7 @@ type SingleOptions struct {
 	// Author is that of [Options].
 	Author protocol.Author
 	// Approve asks a person about a call that needs it; nil refuses such calls.
-	Approve ApproveFunc
+	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 	// Ask puts a question of the tool ask_user to a person, until ctx ends; nil has nobody to ask.
 	Ask func(ctx context.Context, question protocol.Question) (protocol.Answer, error)
 	// Observe is told what the call asks a person while it runs ([EventQuestionAsked]); with nil
@@ -148,7 +148,7 @@ func (s *Single) Update(u Update) {
 	}
 	s.observe(Event{
 		Type: EventQuestionAsked, SessionID: s.Call.SessionID, Time: time.Now().UTC(), CallFields: CallFields{CallID: s.Call.ID, Name: s.Call.Tool},
-		HandleFields: HandleFields{Lane: laneOf(s.Call)}, PersonFields: PersonFields{Question: u.Question},
+		HandleFields: HandleFields{Lane: laneOf(s.Call), Question: u.Question},
 	})
 }
 
@@ -190,7 +190,7 @@ func (s *Single) judge(
 func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule string, given answer) {
 	audit(ctx, s.logger, &Event{
 		SessionID: call.SessionID, CallFields: CallFields{CallID: call.ID, Name: tool}, Status: given.status,
-		PersonFields: PersonFields{Rule: rule, By: given.by, Note: given.note},
+		NoteFields: NoteFields{Rule: rule, By: given.by, Note: given.note},
 	})
 }
 

@@ -176,7 +176,7 @@ func (t *turn) begins(calls []ToolCall) bool {
 // breakOff journals the reply that the calls which were sent are of.
 func (t *turnRun) breakOff(ctx context.Context, text string, usage protocol.Usage) error {
 	turn := t.session.open()
-	event := Event{Type: EventModelReply, Turn: turn.number, Step: len(turn.steps) + 1, Text: validText(text), Usage: &usage}
+	event := Event{Type: EventModelReply, Turn: turn.number, Step: len(turn.steps) + 1, Text: validText(text), ReplyFields: ReplyFields{Usage: &usage}}
 	for i := range turn.streamed {
 		event.ToolCalls = append(event.ToolCalls, turn.streamed[i].ToolCall)
 	}

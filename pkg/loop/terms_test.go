@@ -171,7 +171,7 @@ func TestTerms_RulesThatCannotBeReadEndNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("done"))
 	_, err := r.journal.Append(t.Context(), r.session, 0, loop.Event{
-		Type: loop.EventTurnStarted, Turn: 1, TurnFields: loop.TurnFields{Input: "go", Terms: &loop.Terms{Policies: []json.RawMessage{json.RawMessage(`{"weather":"fine"}`)}}},
+		Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go", Terms: &loop.Terms{Policies: []json.RawMessage{json.RawMessage(`{"weather":"fine"}`)}}},
 	})
 	require.NoError(t, err)
 	_, err = r.run(t.Context(), t, "go")

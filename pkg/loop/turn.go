@@ -165,8 +165,8 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().soFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
-		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, ReplyFields: ReplyFields{CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
-		TurnFields: TurnFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
+		Status: string(result.Outcome), Text: result.Text, ReplyFields: ReplyFields{Usage: &result.Usage, CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
+		StartFields: StartFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	})
 	return result, err
 }
@@ -205,7 +205,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	t.spend(&at, price)
 	if reply.Cut {
-		at.Finish = FinishLength
+		at.Finish = finishLength
 	}
 	for i := range native {
 		if native[i].Arguments != "" {

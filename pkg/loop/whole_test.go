@@ -41,14 +41,14 @@ func lived(t *testing.T) []loop.Event {
 	for i := range events { // as package session makes a fork
 		events[i].SessionID, events[i].Seed = "fork", ""
 	}
-	of := loop.HandleFields{Reverts: events[3].CallID}
+	of := loop.NoteFields{Reverts: events[3].CallID}
 	revert := loop.CallFields{CallID: "revert-1", Name: "undo"}
 	return append(events,
-		loop.Event{Type: loop.EventSessionForked, SessionFields: loop.SessionFields{From: f.session}},
-		loop.Event{Type: loop.EventRevertStarted, Turn: 1, HandleFields: of, CallFields: revert},
-		loop.Event{Type: loop.EventRevertEnded, Turn: 1, HandleFields: of, CallFields: revert, Status: "ok", Text: "[it was undone]"},
+		loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: f.session}},
+		loop.Event{Type: loop.EventRevertStarted, Turn: 1, NoteFields: of, CallFields: revert},
+		loop.Event{Type: loop.EventRevertEnded, Turn: 1, NoteFields: of, CallFields: revert, Status: "ok", Text: "[it was undone]"},
 		loop.Event{Type: loop.EventCallResolved, Turn: 1, CallFields: loop.CallFields{CallID: "unknown-1"}, Status: "did_not", Text: "[it did not happen]"},
-		loop.Event{Type: loop.EventSessionMerged, Turn: 1, Text: "[a fork was merged]", SessionFields: loop.SessionFields{From: "other", Checkpoint: 3}})
+		loop.Event{Type: loop.EventSessionMerged, Turn: 1, Text: "[a fork was merged]", NoteFields: loop.NoteFields{From: "other", Checkpoint: 3}})
 }
 
 // Wherever the second turn of a session is interrupted that is a fork, was merged into, and has

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
 )
 
 // batches starts n workers that have the stateful tool refund_batch, by their ids, and
