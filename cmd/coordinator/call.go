@@ -72,7 +72,7 @@ type callOutput struct {
 	Error     *protocol.Error    `json:"error,omitempty"`
 	SessionID protocol.SessionID `json:"session_id"`
 	CallID    protocol.CallID    `json:"call_id,omitempty"`
-	Name      string             `json:"name"`
+	Name      string             `json:"name,omitempty"`
 	callRun
 	TraceID string `json:"trace_id,omitempty"` // when this process exports traces
 }

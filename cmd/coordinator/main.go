@@ -41,7 +41,7 @@ type grammar struct {
 	Workers    workersCommand    `cmd:"" help:"List the workers of a fleet and their capabilities."`
 	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
 	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
-	Schedule   scheduleCommand   `cmd:"" help:"Start turns at set times: add, ls, pause, resume, rm."`
+	Schedule   scheduleCommand   `cmd:"" help:"Start turns and tool calls at set times: add, ls, result, pause, resume, rm."`
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
 	Context    contextCommand    `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
@@ -91,6 +91,7 @@ func examples() map[string][]string {
 		},
 		"schedule": {
 			`coordinator schedule add --nats nats://nats1:4222 --cron "0 7 * * 1-5" --tz Europe/Berlin morning -- submit "List the failed builds."`,
+			`coordinator schedule add --nats nats://nats1:4222 --cron @hourly poll -- call bash '{"command":"date >> log"}'`,
 			`coordinator schedule ls --nats nats://nats1:4222`,
 		},
 		"limits": {

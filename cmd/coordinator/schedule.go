@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"text/tabwriter"
@@ -10,6 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type scheduleCommand struct {
@@ -23,12 +26,16 @@ type scheduleCommand struct {
 		TZ     string   `name:"tz" placeholder:"ZONE" help:"Time zone, such as Europe/Berlin. Default: UTC."`
 		Missed string   `default:"once" enum:"once,skip,all" help:"What to do about times at which no coordinator ran: start once for the latest (once), not at all (skip), or once for each of the last 100 (all)."`
 		Name   string   `arg:"" help:"Name of the schedule: letters, digits, - and _."`
-		Turn   []string `arg:"" passthrough:"" name:"submit ..." help:"The turn, as a command line of coordinator submit after --."`
-	} `cmd:"" help:"Add a schedule. Each time starts a new session, or a turn of the session that submit --session names."`
-	Ls    struct{}     `cmd:"" help:"List schedules, with their last and next times, and how the last turn ended."`
+		Starts []string `arg:"" passthrough:"" name:"submit|call ..." help:"What starts, as a command line of coordinator submit or coordinator call after --."`
+	} `cmd:"" help:"Add a schedule. Each time starts a new session, or a turn of the session that submit --session names, or a tool call."`
+	Ls     struct{} `cmd:"" help:"List schedules, with their last and next times, and how the last turn or call ended."`
+	Result struct {
+		Time time.Time `placeholder:"TIME" help:"Time at which it was due, such as 2026-12-01T07:00:00+01:00. Default: the last one."`
+		Name string    `arg:"" help:"Name of the schedule."`
+	} `cmd:"" help:"Wait for the result of the turn or call of a time, and print it as coordinator call does."`
 	Pause scheduleName `cmd:"" help:"Stop a schedule until it is resumed. Times that pass meanwhile are skipped."`
 	Cont  scheduleName `cmd:"" name:"resume" help:"Resume a schedule."`
-	Rm    scheduleName `cmd:"" help:"Remove a schedule. Turns that have started continue."`
+	Rm    scheduleName `cmd:"" help:"Remove a schedule. Turns and calls that have started continue."`
 }
 
 type scheduleName struct {
@@ -42,58 +49,155 @@ func (c *scheduleCommand) verbs() map[string]command {
 			return act(ctx, p, client.Schedules())
 		}}
 	}
-	return map[string]command{"add": verb(c.add), "ls": verb(c.list), "pause": verb(c.pause), "resume": verb(c.resume), "rm": verb(c.remove)}
+	return map[string]command{
+		"add": verb(c.add), "ls": verb(c.list), "pause": verb(c.pause), "resume": verb(c.resume), "rm": verb(c.remove),
+		"result": fleetVerb{&c.ExistingFleet, c.Timeout, nil, c.result},
+	}
 }
 
-// scheduledTurn is what can be scheduled of coordinator submit.
-type scheduledTurn struct {
+// scheduled is what can be scheduled of coordinator submit and coordinator call.
+type scheduled struct {
 	Submit struct {
 		Model string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 
 		turnFlags
 	} `cmd:"" help:"Start a turn."`
+	Call scheduledCall `cmd:"" help:"Start a tool call."`
+}
+
+type scheduledCall struct {
+	Tool      string        `arg:"" help:"Name of the tool."`
+	Arguments string        `arg:"" default:"{}" help:"Arguments as a JSON object."`
+	Session   string        `placeholder:"ID" help:"Session whose sandbox all calls use. Default: a new session, empty at first."`
+	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
+	Timeout   time.Duration `default:"0s" help:"Time limit of each call, and before of its wait; 0 means the tool's, and no limit of the wait."`
+
+	shareFlags              `group:"Fleet:"`
+	environment.ToolFlags   `group:"Tools:"`
+	environment.GuardFlag   `group:"Policy:"`
+	environment.PolicyFlags `group:"Policy:"`
+}
+
+// request is the call as it is added.
+func (t *scheduledCall) request(session protocol.SessionID, warn func(string)) (*fleet.Call, error) {
+	if t.Timeout < 0 {
+		return nil, cli.Usagef("--timeout %s: must not be negative", t.Timeout)
+	}
+	box, err := t.OpenToolbox(t.Toolset, warn)
+	if err != nil {
+		return nil, err
+	}
+	judge, err := t.Judge()
+	if err == nil && box.OnlyServerOf(t.Tool) {
+		err = cli.Usagef("tool %q: is one of an MCP server, which cannot be scheduled", t.Tool)
+	}
+	return &fleet.Call{
+		Tool: t.Tool, Arguments: t.Arguments, Table: box.Table, Session: session, Timeout: t.Timeout, QueueTimeout: t.Timeout,
+		Tenant: protocol.Tenant(t.Tenant), Priority: protocol.Priority(t.Priority), Policy: judge, Guard: t.FileGuard(),
+	}, err
 }
 
 func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedules) error {
-	args := c.Add.Turn
+	args := c.Add.Starts
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
 	}
-	if len(args) == 0 || args[0] != "submit" {
-		return cli.Usagef("only turns can be scheduled; give one as: -- submit \"PROMPT\"")
+	if len(args) == 0 || args[0] != "submit" && args[0] != "call" {
+		return cli.Usagef("turns and calls can be scheduled; give one as: -- submit \"PROMPT\", or -- call TOOL ARGUMENTS")
 	}
-	var turn scheduledTurn
-	if err := cli.Parse(p.Program, &turn, args); err != nil {
+	var starts scheduled
+	if err := cli.Parse(p.Program, &starts, args); err != nil {
 		return err
 	}
-	t := &turn.Submit
+	added, request := fleet.Schedule{}, fleet.Schedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed}
+	if args[0] == "submit" {
+		turn, err := c.turn(ctx, p, &starts)
+		if err != nil {
+			return err
+		}
+		if added, err = all.Add(ctx, request, turn); err != nil {
+			return err
+		}
+		return c.print(p, added)
+	}
+	call, err := c.call(ctx, p, &starts.Call)
+	if err != nil {
+		return err
+	}
+	if added, err = all.AddCall(ctx, request, *call); err != nil {
+		return err
+	}
+	return c.print(p, added)
+}
+
+const errLast = "--session last: name the session by its id: last would be another one at each time"
+
+// call is the call to schedule.
+func (c *scheduleCommand) call(ctx context.Context, p program, t *scheduledCall) (*fleet.Call, error) {
+	if t.Session == "last" {
+		return nil, cli.Usagef(errLast)
+	}
+	session, err := findSession(ctx, p, &environment.FleetFlags{Nats: c.Nats, Connection: c.Connection}, &t.Session)
+	if err != nil {
+		return nil, err
+	}
+	return t.request(session, p.warn)
+}
+
+// turn is the turn to schedule.
+func (c *scheduleCommand) turn(ctx context.Context, p program, starts *scheduled) (turn fleet.Turn, err error) {
+	t := &starts.Submit
 	switch {
 	case t.Workspace != "" || t.Template != "":
-		return cli.Usagef("--workspace, --template: a scheduled turn begins with an empty workspace, or continues --session")
+		return turn, cli.Usagef("--workspace, --template: a scheduled turn begins with an empty workspace, or continues --session")
 	case len(t.Attach) > 0:
-		return cli.Usagef("--attach: a scheduled turn has no attachments")
+		return turn, cli.Usagef("--attach: a scheduled turn has no attachments")
 	case t.Prompt == "-":
-		return cli.Usagef("PROMPT: must be text")
+		return turn, cli.Usagef("PROMPT: must be text")
 	case t.Session == "last":
-		return cli.Usagef("--session last: name the session by its id: last would be another one at each time")
+		return turn, cli.Usagef(errLast)
 	}
 	submit := submitCommand{Model: t.Model, turnFlags: t.turnFlags, ExistingFleet: c.ExistingFleet}
 	checked, policies, err := submit.prepare(ctx, p)
 	if err != nil {
-		return err
+		return turn, err
 	}
-	repeated := fleet.Turn{
+	turn = fleet.Turn{
+		Tenant: protocol.Tenant(t.Tenant), Priority: protocol.Priority(t.Priority),
 		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
 		Budget: checked.budget, Policies: policies, Guard: t.FileGuard(), Settings: checked.settings, System: checked.system,
 	}
 	if t.Session != "" {
-		repeated.Session = checked.session
+		turn.Session = checked.session
 	}
-	added, err := all.Add(ctx, fleet.Schedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed}, repeated)
+	return turn, nil
+}
+
+// result prints how the turn or call of a time ended.
+func (c *scheduleCommand) result(ctx context.Context, p program, client *fleet.Client) error {
+	ref, err := client.Schedules().Ref(ctx, c.Result.Name, c.Result.Time)
 	if err != nil {
 		return err
 	}
-	return c.print(p, added)
+	call, err := client.Attach(ctx, ref)
+	if err != nil {
+		return err
+	}
+	r, err := call.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	output := &callOutput{SessionID: ref.SessionID}
+	if err := output.take(&loop.Single{Status: r.Status, Text: r.Text, Error: r.Error, Result: &r.Result}); err != nil {
+		return err
+	}
+	if err := printJSON(p, output); err != nil {
+		return err
+	}
+	if r.Status != protocol.StatusOK {
+		return &cli.ExitError{Code: cli.ExitFailed}
+	}
+	return nil
 }
 
 func (c *scheduleCommand) list(ctx context.Context, p program, all fleet.Schedules) error {
@@ -127,7 +231,7 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 		return printJSON(p, append([]fleet.Schedule{}, all...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tPROMPT")
+	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tSTARTS")
 	for _, s := range all {
 		last, next := "-", "paused"
 		if !s.Last.IsZero() {
@@ -136,7 +240,12 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 		if len(s.Next) > 0 {
 			next = s.Next[0].Format(time.RFC3339)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), next, promptOf(s.Prompt, 40))
+		starts := s.Prompt
+		if s.Payload != nil {
+			payload, _ := json.Marshal(s.Payload) // it was read as JSON
+			starts = "call " + s.Tool + " " + string(payload)
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), next, promptOf(starts, 60))
 	}
 	return table.Flush()
 }

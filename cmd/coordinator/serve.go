@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,8 +145,9 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	if options.Schedules, err = schedule.Open(ctx, fl.JS, fl.Name); err != nil {
-		p.warn(fmt.Sprintf("this coordinator starts no scheduled turns: %v", err))
+	if options.Schedules, err = fl.Schedules(ctx); err != nil {
+		options.Schedules = nil
+		p.warn(fmt.Sprintf("this coordinator starts no scheduled turns and calls: %v", err))
 	}
 	channels, err := channel.Open(ctx, fl.JS, fl.Name)
 	if err != nil {
@@ -174,12 +176,23 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if options.Schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: serve.StartNow(fl.Dispatcher, logger), Logger: logger}).Run(sweeping)
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Logger: logger}).Run(sweeping)
 		})
 	}
 	c.announce(p, fl, options.Default)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
+}
+
+// startIn sends scheduled calls. An error about one names rights that its pool lacks.
+func startIn(fl *fleet.Fleet) func(context.Context, *protocol.Call) error {
+	return func(ctx context.Context, call *protocol.Call) error {
+		err := fl.Dispatcher.Submit(ctx, call)
+		if err != nil && ctx.Err() != nil {
+			err = cmp.Or(fl.CheckRights(context.WithoutCancel(ctx), natsio.CallRights(fl.Name, call.Pool)), err)
+		}
+		return err
+	}
 }
 
 // sweep removes contents of workspaces that no workspace needs, until ctx ends.

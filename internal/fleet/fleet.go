@@ -27,6 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -270,6 +271,20 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	f.closers = append(f.closers, f.Dispatcher.Close)
 	return nil
 }
+
+// Schedules opens the fleet's schedules, which this process may change. Calls are signed with its
+// key.
+func (f *Fleet) Schedules(ctx context.Context) (*schedule.Store, error) {
+	store, err := schedule.Open(ctx, f.JS, f.Name)
+	if err == nil {
+		store.Signer = f.signer
+		err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
+	}
+	return store, err
+}
+
+// SignKey names the key that signs this process's calls; "" without one.
+func (f *Fleet) SignKey() string { return f.signer.ID() }
 
 // IsUnused reports whether the fleet has no journal and no result, as far as it answers.
 func (f *Fleet) IsUnused() bool {

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/channel"
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -19,7 +23,12 @@ import (
 const (
 	maxWait    = time.Minute // at most so long: clocks are set, machines sleep, notices are lost
 	retryAfter = time.Second // after a call could not be sent
+	sendFor    = 5 * time.Second
 )
+
+// maxStarts bounds the schedules that start at once: one whose pool cannot be reached delays others
+// by sendFor at most.
+const maxStarts = 64
 
 // forgetAfter is how long the mark of a removed record stays. Until then a tool call that was
 // stopped for long does not add its trigger once more.
@@ -28,9 +37,9 @@ const forgetAfter = 24 * time.Hour
 // Runner starts the calls of a fleet's schedules. Run it once.
 type Runner struct {
 	Store *Store
-	// Send has the fleet accept a call. It is called again with the same call after an error or a
-	// crash.
-	Send func(ctx context.Context, call protocol.Call) error
+	// Send has the fleet accept a call, which it does not follow. It is called again with the same
+	// call after an error or a crash, and concurrently.
+	Send func(ctx context.Context, call *protocol.Call) error
 	// Channels has the messages that start calls; nil starts none by messages.
 	Channels *channel.Store
 	Logger   *slog.Logger
@@ -105,8 +114,11 @@ func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
 		return
 	}
 	s, err := decode(entry)
+	if err == nil {
+		err = r.Store.checkSigned(s)
+	}
 	if err != nil {
-		r.Logger.WarnContext(ctx, "a schedule cannot be read", slog.Any("error", err))
+		r.Logger.WarnContext(ctx, "a schedule cannot be started", slog.Any("error", err))
 		return
 	}
 	r.known[s.Name] = s
@@ -139,23 +151,32 @@ func (r *Runner) startDue(ctx context.Context) time.Duration {
 	if again {
 		r.lookedAt = now
 	}
+	var mu sync.Mutex
+	var starts errgroup.Group
+	starts.SetLimit(maxStarts)
 	for name, s := range r.known {
 		if s.Paused {
 			continue
 		}
 		s.looked = s.looked && !again
-		if err := r.start(ctx, s); err != nil {
-			wait = min(wait, retryAfter)
-			if changedMeanwhile(err) { // by another coordinator: its record is on its way
-				continue
+		starts.Go(func() error {
+			until := retryAfter
+			if err := r.start(ctx, s); err == nil {
+				until = maxWait
+				if next := s.Next(time.Now(), 1); len(next) > 0 {
+					until = time.Until(next[0])
+				}
+			} else if !changedMeanwhile(err) { // by another coordinator: its record is on its way
+				r.Logger.WarnContext(ctx, "a schedule's call cannot be started", slog.String("schedule", name), slog.Any("error", err))
 			}
-			r.Logger.WarnContext(ctx, "a schedule's call cannot be started", slog.String("schedule", name), slog.Any("error", err))
-			continue
-		}
-		if next := s.Next(time.Now(), 1); len(next) > 0 {
-			wait = min(wait, time.Until(next[0]))
-		}
+			mu.Lock()
+			wait = min(wait, until)
+			mu.Unlock()
+			return nil
+		})
 	}
+	_ = starts.Wait() // they return none
+	maps.DeleteFunc(r.known, func(_ string, s *Schedule) bool { return s.ended })
 	return max(wait, 0)
 }
 
@@ -170,17 +191,20 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	for _, t := range times {
 		call := s.At(t)
-		if err := r.Send(ctx, call); err != nil {
+		about := []any{slog.String("schedule", s.Name), slog.Time("time", t), slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID))}
+		err := r.send(ctx, &call)
+		if refused, is := errors.AsType[*protocol.Error](err); is && refused.Code == codes.PayloadTooLarge { // as at every attempt
+			r.Logger.WarnContext(ctx, "a schedule's call is too large and was skipped", append(about, slog.Any("error", err))...)
+			continue
+		}
+		if err != nil {
 			return err
 		}
-		r.Logger.InfoContext(ctx, "schedule started a call", slog.String("schedule", s.Name), slog.Time("time", t),
-			slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID)))
+		r.Logger.InfoContext(ctx, "schedule started a call", about...)
 	}
 	if s.single() {
 		err := r.Store.bucket.Delete(ctx, s.Name, jetstream.LastRevision(s.revision))
-		if err == nil {
-			delete(r.known, s.Name)
-		}
+		s.ended = err == nil
 		return err
 	}
 	moved := *s
@@ -190,6 +214,12 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	*s = moved
 	return nil
+}
+
+func (r *Runner) send(ctx context.Context, call *protocol.Call) error {
+	ctx, cancel := context.WithTimeout(ctx, sendFor)
+	defer cancel()
+	return r.Send(ctx, call)
 }
 
 // due is [Schedule.due], now, also of schedules that wait for a message.

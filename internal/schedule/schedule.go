@@ -1,4 +1,5 @@
-// Package schedule starts calls at set times: once for each time, however many coordinators run.
+// Package schedule starts turns and calls at set times: once for each time, however many
+// coordinators run.
 //
 // A schedule is a record in a key-value bucket of the fleet. Every coordinator watches the bucket
 // and starts what is due. The id of a call derives from the record's secret and the due time, so
@@ -11,6 +12,9 @@
 // derives from the journal of its session, and the id of the only call from nothing else: a trigger
 // that is added once more by a resumed session, when it has started its call and is removed, starts
 // the same call.
+//
+// Coordinators sign what they start. So a coordinator with a key starts only turns, whose tool calls
+// are judged when they are made, and calls whose record the same key has signed.
 //
 // JetStream can deliver a message at set times itself. That does not fit: it would deliver the same
 // body each time, and so the same call id under the same signature.
@@ -28,11 +32,13 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/robfig/cron/v3"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -75,10 +81,12 @@ type Schedule struct {
 	TimeZone string `json:"time_zone,omitempty"`
 	Missed   Missed `json:"missed,omitempty"`
 	Paused   bool   `json:"paused,omitempty"`
-	// Call is what starts. Its id, and its session unless KeepSession is set, derive from the
-	// secret and the time.
+	// Call is what starts: a turn, or with KeepSession any other call. Its id, and its session
+	// unless KeepSession is set, derive from the secret and the time.
 	Call        protocol.Call `json:"-"`
 	KeepSession bool          `json:"keep_session,omitempty"`
+	// Signature is that of [Store].Signer over all but Paused, Resumed and Last; "" without one.
+	Signature string `json:"signature,omitempty"`
 	Trigger
 	marks
 	// Secret keeps others from storing results of future calls in advance.
@@ -112,6 +120,7 @@ type parsed struct {
 	times    cron.Schedule
 	zone     *time.Location
 	looked   bool // no message has come to its channel since the runner looked
+	ended    bool // its only call was started, and its record is removed
 }
 
 // single reports whether the schedule starts one call and is removed then.
@@ -167,15 +176,31 @@ func (s *Schedule) parse() error {
 	return nil
 }
 
-// checkCall checks that what starts is a turn. Coordinators sign the calls of schedules: a user who
-// may write to the bucket must not get other calls signed.
+// checkCall checks that what starts is a turn of a session, or a call of workers.
 func (s *Schedule) checkCall() error {
-	key := protocol.ResourceKey("session/" + string(s.Call.SessionID))
-	if _, turn := s.Call.Payload.(wire.TurnRun); !turn || s.Call.Pool != protocol.SessionPool ||
-		len(s.Call.Resources) != 1 || s.Call.Resources[0].Key != key {
-		return fmt.Errorf("%w: only turns of sessions can be scheduled", ErrInvalid)
+	call := &s.Call
+	key := protocol.ResourceKey("session/" + string(call.SessionID))
+	switch {
+	case s.isTurn() && call.Pool == protocol.SessionPool && len(call.Resources) == 1 && call.Resources[0].Key == key:
+		return nil
+	case s.isTurn() || call.Pool == protocol.SessionPool || s.single() || !s.KeepSession:
+		return fmt.Errorf("%w: a schedule starts turns of sessions or calls of workers, and a trigger turns", ErrInvalid)
+	case !call.NotBefore.IsZero() || !call.Deadline.IsZero() || len(call.After) > 0:
+		return fmt.Errorf("%w: call: must have no not_before, deadline and after", ErrInvalid)
 	}
 	return nil
+}
+
+func (s *Schedule) isTurn() bool {
+	_, turn := s.Call.Payload.(wire.TurnRun)
+	return turn
+}
+
+// signed is what a signature of the record signs.
+func (s *Schedule) signed() ([]byte, error) {
+	fixed := *s
+	fixed.Paused, fixed.Resumed, fixed.Last, fixed.Signature = false, time.Time{}, time.Time{}, ""
+	return encode(&fixed)
 }
 
 // record is a schedule as it is stored.
@@ -276,11 +301,17 @@ func (s *Schedule) At(t time.Time) protocol.Call {
 		}
 	}
 	call.IssuedAt = t.UTC()
+	call.Again = true // another coordinator may have sent it
 	return call
 }
 
 // Store is the fleet's schedules. It is safe for concurrent use.
 type Store struct {
+	// Signer signs calls that are added, and a [Runner] starts those alone that it has signed; nil
+	// where calls are not signed. It is not changed while the store is used.
+	Signer *signing.Signer
+
+	fleet  protocol.Fleet
 	bucket jetstream.KeyValue
 	stream jetstream.Stream // of the bucket
 }
@@ -302,7 +333,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 	if err != nil {
 		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
 	}
-	return &Store{bucket: bucket, stream: stream}, nil
+	return &Store{fleet: fleet, bucket: bucket, stream: stream}, nil
 }
 
 // create makes the bucket, as CreateKeyValue does but for direct reads.
@@ -324,20 +355,30 @@ func create(ctx context.Context, js jetstream.JetStream, name string, replicas i
 // [ErrExists].
 func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 	s.Cron = strings.Join(strings.Fields(s.Cron), " ")
-	s.Created, s.Last, s.Secret = time.Now().UTC(), time.Time{}, wire.NewSeed()
+	s.Created, s.Last, s.Secret = time.Now().UTC().Truncate(time.Second), time.Time{}, wire.NewSeed()
 	if err := s.parse(); err != nil {
 		return nil, err
 	}
 	if _, err := s.Next(s.Created, 1), s.Call.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	if st.Signer != nil && !s.isTurn() {
+		record, err := s.signed()
+		if err != nil {
+			return nil, err
+		}
+		s.Signature = st.Signer.SignSchedule(st.fleet, record)
+	}
 	body, err := encode(&s)
 	if err != nil {
 		return nil, err
 	}
 	_, err = st.bucket.Create(ctx, s.Name, body)
-	if errors.Is(err, jetstream.ErrKeyExists) {
-		return nil, fmt.Errorf("%w: %s", ErrExists, s.Name)
+	switch {
+	case errors.Is(err, jetstream.ErrKeyExists):
+		err = fmt.Errorf("%w: %s", ErrExists, s.Name)
+	case errors.Is(err, nats.ErrMaxPayload):
+		err = fmt.Errorf("%w: call: %d bytes: larger than a message may be (max_payload)", ErrInvalid, len(body))
 	}
 	return &s, err
 }
@@ -412,6 +453,18 @@ func decode(entry jetstream.KeyValueEntry) (*Schedule, error) {
 		return nil, fmt.Errorf("schedule %s: %w", entry.Key(), err)
 	}
 	return &r.Schedule, nil
+}
+
+// checkSigned returns an error for a call that the store's signer has not signed.
+func (st *Store) checkSigned(s *Schedule) error {
+	if st.Signer == nil || s.isTurn() {
+		return nil
+	}
+	record, err := s.signed()
+	if err == nil && !st.Signer.HasSigned(st.fleet, record, s.Signature) {
+		err = fmt.Errorf("schedule %s: its call is not signed with key %s of this coordinator; add it again with that key (--sign-key)", s.Name, st.Signer.ID())
+	}
+	return err
 }
 
 // List returns all schedules, sorted by name. Records that cannot be read are in the error, beside

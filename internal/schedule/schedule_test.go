@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -35,6 +37,16 @@ func turn(session protocol.SessionID) protocol.Call {
 		ID: wire.RandomCallID(), SessionID: session, Tool: "turn_run", Pool: protocol.SessionPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey("session/" + string(session)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.TurnRun{Prompt: "hello"},
+	}
+}
+
+// command is a call of workers.
+func command() protocol.Call {
+	session := protocol.NewSessionID()
+	return protocol.Call{
+		ID: wire.RandomCallID(), SessionID: session, Tool: "bash", Pool: protocol.DefaultPool, Tenant: "acme",
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(session)), Access: protocol.Exclusive}},
+		Delivery:  protocol.AtMostOnce, RunTimeout: 1000, IssuedAt: time.Now().UTC(), Payload: protocol.CommandRun{Command: "date"},
 	}
 }
 
@@ -60,10 +72,22 @@ func TestAdd_BadSchedules(t *testing.T) {
 		require.ErrorIs(t, err, schedule.ErrInvalid, text)
 		require.ErrorContains(t, err, text)
 	}
-	command := turn(protocol.NewSessionID())
-	command.Payload = protocol.CommandRun{Command: "id"}
-	_, err := store.Add(t.Context(), schedule.Schedule{Name: "a", Cron: "@daily", Call: command})
-	require.ErrorContains(t, err, "only turns of sessions can be scheduled")
+	disguised := turn(protocol.NewSessionID())
+	disguised.Payload = protocol.CommandRun{Command: "id"}
+	apart, late := turn(protocol.NewSessionID()), command()
+	apart.Pool, late.Deadline = protocol.DefaultPool, time.Now().Add(time.Hour)
+	for text, s := range map[string]schedule.Schedule{
+		"starts turns of sessions or calls of workers": {Call: disguised, KeepSession: true},
+		"turns of sessions or calls":                   {Call: apart},
+		"calls of workers":                             {Call: command()}, // of a new session each time
+		"a trigger turns":                              {Call: command(), KeepSession: true, Trigger: schedule.Trigger{Once: time.Now()}},
+		"must have no not_before, deadline and after":  {Call: late, KeepSession: true},
+	} {
+		s.Name, s.Cron = "a", "@daily"
+		_, err := store.Add(t.Context(), s)
+		require.ErrorIs(t, err, schedule.ErrInvalid, text)
+		require.ErrorContains(t, err, text)
+	}
 	all, err := store.List(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, all)
@@ -122,6 +146,127 @@ func TestAt_DerivesIDs(t *testing.T) {
 	}
 }
 
+// The call of a time is the one that was added, but for its id and time.
+func TestAt_IsTheCallThatWasAdded(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	want := command()
+	_, err := store.Add(t.Context(), schedule.Schedule{Name: "a", Cron: "@hourly", Call: want, KeepSession: true})
+	require.NoError(t, err)
+	stored, err := store.Get(t.Context(), "a")
+	require.NoError(t, err)
+	now := time.Now().UTC()
+	got := stored.At(now)
+	require.NotEqual(t, got.ID, stored.At(now.Add(time.Hour)).ID)
+	want.ID, want.IssuedAt, want.Again = got.ID, now, true
+	require.Equal(t, want, got)
+}
+
+// A runner with a key starts calls that this key has signed, as they were signed. Turns need no
+// signature.
+func TestSigned_ScheduledCallsStartAsTheyWereSigned(t *testing.T) {
+	t.Parallel()
+	store, js := open(t)
+	key := func() *signing.Signer {
+		signer, err := signing.Make(t.TempDir())
+		require.NoError(t, err)
+		return signer
+	}
+	ours := key()
+	add := func(name string, signer *signing.Signer, call protocol.Call) {
+		store.Signer = signer
+		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Missed: schedule.MissedAll, Call: call, KeepSession: true})
+		require.NoError(t, err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.SchedulesBucket("tf"))
+	require.NoError(t, err)
+	forge := func(name, from, to string) {
+		add(name, ours, command())
+		entry, err := bucket.Get(t.Context(), name)
+		require.NoError(t, err)
+		forged := strings.Replace(string(entry.Value()), from, to, 1)
+		require.NotEqual(t, string(entry.Value()), forged)
+		_, err = bucket.PutString(t.Context(), name, forged)
+		require.NoError(t, err)
+	}
+	forge("command", `"command":"date"`, `"command":"id"`)
+	forge("cron", "@every 1s", "@every 2s")
+	forge("missed", `"missed":"all"`, `"missed":"once"`)
+	forge("tenant", "acme", "other")
+	forge("level", `"delivery":"at_most_once"`, `"delivery":"idempotent"`)
+	entry, err := bucket.Get(t.Context(), "tenant")
+	require.NoError(t, err)
+	_, err = bucket.PutString(t.Context(), "copy", strings.Replace(string(entry.Value()), `"name":"tenant"`, `"name":"copy"`, 1))
+	require.NoError(t, err)
+	add("unsigned", nil, command())
+	add("theirs", key(), command())
+	add("turn", nil, turn(protocol.NewSessionID()))
+	add("signed", ours, command())
+	for _, paused := range []bool{true, false} { // which changes the record
+		_, err = store.Pause(t.Context(), "signed", paused)
+		require.NoError(t, err)
+	}
+	store.Signer = ours
+	started, ctx := make(chan protocol.Call, 100), t.Context()
+	var running sync.WaitGroup
+	ctx, end := context.WithCancel(ctx)
+	running.Go(func() {
+		(&schedule.Runner{Store: store, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call *protocol.Call) error {
+			started <- *call
+			return nil
+		}}).Run(ctx)
+	})
+	seen := map[protocol.Pool]int{}
+	for seen[protocol.DefaultPool] < 3 || seen[protocol.SessionPool] < 3 {
+		call := <-started
+		seen[call.Pool]++
+		if call.Pool == protocol.DefaultPool {
+			require.Equal(t, protocol.CommandRun{Command: "date"}, call.Payload)
+		}
+	}
+	end()
+	running.Wait()
+	all, err := store.List(t.Context())
+	require.NoError(t, err)
+	for _, s := range all {
+		require.Equal(t, s.Name == "signed" || s.Name == "turn", !s.Last.IsZero(), s.Name)
+	}
+}
+
+// A schedule whose pool cannot be reached delays others for a moment only.
+func TestRunner_OtherSchedulesStartWhilePoolsAreAway(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for _, name := range []string{"a", "b", "c"} {
+		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Call: command(), KeepSession: true})
+		require.NoError(t, err)
+	}
+	_, err := store.Add(t.Context(), schedule.Schedule{Name: "turn", Cron: "@every 1s", Call: turn(protocol.NewSessionID())})
+	require.NoError(t, err)
+	started := make(chan protocol.Call, 100)
+	var waiting atomic.Int32
+	var running sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	running.Go(func() {
+		(&schedule.Runner{Store: store, Logger: slog.New(slog.DiscardHandler), Send: func(ctx context.Context, call *protocol.Call) error {
+			if call.Pool == protocol.DefaultPool {
+				waiting.Add(1)
+				defer waiting.Add(-1)
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			started <- *call
+			return nil
+		}}).Run(ctx)
+	})
+	defer running.Wait()
+	defer end()
+	require.Eventually(t, func() bool { return waiting.Load() == 3 }, time.Minute, 10*time.Millisecond)
+	for range 2 { // the second one after the others were tried in vain
+		<-started
+	}
+}
+
 // started notes the calls that runners send, by the time that they are for.
 type started struct {
 	mu    sync.Mutex
@@ -135,7 +280,7 @@ func TestRunner_EachTimeOnce(t *testing.T) {
 	added, err := store.Add(t.Context(), schedule.Schedule{Name: "often", Cron: "@every 1s", Missed: schedule.MissedAll, Call: turn(protocol.NewSessionID())})
 	require.NoError(t, err)
 	seen := started{times: map[time.Time]protocol.CallID{}}
-	send := func(_ context.Context, call protocol.Call) error {
+	send := func(_ context.Context, call *protocol.Call) error {
 		seen.mu.Lock()
 		defer seen.mu.Unlock()
 		if rand.IntN(3) == 0 {
@@ -187,8 +332,8 @@ func TestRunner_Pause(t *testing.T) {
 	var running sync.WaitGroup
 	ctx, end := context.WithCancel(t.Context())
 	running.Go(func() {
-		(&schedule.Runner{Store: store, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call protocol.Call) error {
-			calls <- call
+		(&schedule.Runner{Store: store, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call *protocol.Call) error {
+			calls <- *call
 			return nil
 		}}).Run(ctx)
 	})

@@ -38,7 +38,7 @@ type accepting struct {
 }
 
 // send fails now and then, also after it has accepted.
-func (a *accepting) send(_ context.Context, call protocol.Call) error {
+func (a *accepting) send(_ context.Context, call *protocol.Call) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if rand.IntN(3) == 0 {
@@ -146,7 +146,7 @@ func TestTrigger_RemovedBehindACoordinator(t *testing.T) {
 	store := opened(f.Connect())
 	nc, link := f.ConnectVia()
 	started := make(chan protocol.SessionID, 100)
-	runner := schedule.Runner{Store: opened(nc), Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call protocol.Call) error {
+	runner := schedule.Runner{Store: opened(nc), Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call *protocol.Call) error {
 		started <- call.SessionID
 		return nil
 	}}

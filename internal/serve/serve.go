@@ -199,8 +199,16 @@ func (s *Server) info() wire.WorkerInfo {
 	lanes, _, slots := s.holder.Load()
 	return wire.WorkerInfo{
 		WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build, Slots: slots, HeldLanes: lanes,
-		Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(),
+		Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(), SignKey: s.signKey(),
 	}
+}
+
+// signKey names the key of this coordinator's schedules.
+func (s *Server) signKey() string {
+	if s.options.Schedules == nil {
+		return ""
+	}
+	return s.options.Schedules.Signer.ID()
 }
 
 // models are the names of the models, sorted.

@@ -3,8 +3,6 @@ package serve
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -84,36 +82,4 @@ func (t triggers) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	return nil
-}
-
-// StartNow returns a function that has a fleet accept a call of a schedule, and does not wait for
-// its result. A call that has a result already was started before.
-func StartNow(dispatcher loop.Dispatcher, logger *slog.Logger) func(ctx context.Context, call protocol.Call) error {
-	return func(ctx context.Context, call protocol.Call) error {
-		// When this coordinator stops, it leaves the call: it does not cancel it.
-		following, leave := context.WithCancelCause(context.WithoutCancel(ctx))
-		defer leave(nil)
-		defer context.AfterFunc(ctx, func() { leave(loop.ErrDetached) })()
-		var refused error
-		err := dispatcher.Dispatch(following, []protocol.Call{call}, func(u loop.Update) {
-			if r := u.Result; r != nil && r.Error != nil {
-				if slices.Contains([]protocol.Code{protocol.CodeFleetFull, protocol.CodeFleetUnavailable, protocol.CodeBusy, protocol.CodeQuota}, r.Error.Code) {
-					refused = r.Error
-				} else if r.Status == protocol.StatusRejected {
-					logger.WarnContext(ctx, "scheduled turn was rejected", slog.String("session_id", string(call.SessionID)), slog.Any("error", r.Error))
-				}
-			}
-			leave(loop.ErrDetached)
-		})
-		switch {
-		case refused != nil:
-			return refused
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, loop.ErrDetached):
-			return nil
-		default:
-			return err
-		}
-	}
 }

@@ -97,6 +97,31 @@ const (
 	burst        = 16
 )
 
+// ID names the key; "" without a signer.
+func (s *Signer) ID() string {
+	if s == nil {
+		return ""
+	}
+	return s.id
+}
+
+// SignSchedule returns the signature of a stored schedule. It has no time: who has the same key
+// signs the call of each time when it starts.
+func (s *Signer) SignSchedule(fleet protocol.Fleet, record []byte) string {
+	return base64.RawURLEncoding.EncodeToString(ed25519.Sign(s.key, scheduled(fleet, record)))
+}
+
+// HasSigned reports whether a signature is that of SignSchedule with the same key.
+func (s *Signer) HasSigned(fleet protocol.Fleet, record []byte, signature string) bool {
+	sig, err := base64.RawURLEncoding.DecodeString(signature)
+	return err == nil && ed25519.Verify(s.key.Public().(ed25519.PublicKey), scheduled(fleet, record), sig) //nolint:forcetypeassert // documented
+}
+
+// scheduled is what a signature of a schedule signs.
+func scheduled(fleet protocol.Fleet, record []byte) []byte {
+	return append([]byte("toolfleet schedule 1\n"+string(fleet)+"\n"), record...)
+}
+
 // Sign returns the value of [wire.HeaderSigned] for the body of a call that is enqueued now. It
 // may wait for a few milliseconds, so that one signature is for all calls of that time.
 func (s *Signer) Sign(fleet protocol.Fleet, body []byte, now time.Time) (string, error) {

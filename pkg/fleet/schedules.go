@@ -4,17 +4,21 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Schedule starts a turn at set times. [Schedules.Add] takes Name, Cron, TimeZone and Missed, and
-// sets the other fields.
+// Schedule starts a turn or a call at set times. [Schedules.Add] and [Schedules.AddCall] take Name,
+// Cron, TimeZone and Missed, and set the other fields.
 type Schedule struct {
 	// Name has 1 to 64 letters, digits, '-' and '_'.
 	Name string `json:"name"`
@@ -30,16 +34,20 @@ type Schedule struct {
 	Created time.Time   `json:"created"`
 	Last    time.Time   `json:"last,omitzero"`  // the latest time that was started or skipped
 	Next    []time.Time `json:"next,omitempty"` // the next three times
-	// SessionID is the session of the last turn, or of every turn.
+	// SessionID is the session of the last turn, or of every turn; of calls it is that of all.
 	SessionID protocol.SessionID `json:"session_id,omitempty"`
-	// Outcome is set in lists: how the last turn ended, such as answered, failed or limit_reached;
-	// "" while it waits or runs, and when its result has aged out.
+	// Outcome is set in lists: how the last turn ended, such as answered, failed or limit_reached,
+	// or the status of the last call; "" while it waits or runs, and when its result has aged out.
 	Outcome string `json:"outcome,omitempty"`
 	Model   string `json:"model,omitempty"`
-	Prompt  string `json:"prompt"`
+	Prompt  string `json:"prompt,omitempty"`
+	// Tool is the tool or handler of a call, and Payload what a worker executes.
+	Tool    string           `json:"tool,omitempty"`
+	Payload protocol.Payload `json:"payload,omitempty"`
 }
 
-// Schedules are the schedules of a fleet. Coordinators start each time once, however many run.
+// Schedules are the schedules of a fleet. Coordinators start each time once, however many run, as
+// [Client.Submit] and [Sessions.Submit] do.
 type Schedules struct{ client *Client }
 
 // Schedules returns the schedules of the fleet.
@@ -78,20 +86,42 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 	return string(r.Status), nil
 }
 
-// Add stores a schedule. At each of its times the turn starts, in a new session unless it names
-// one; its ID, NotBefore, Tenant and Priority do not count. The error wraps [ErrInvalid], also for
-// a model that no coordinator serves, or [ErrExists].
+// Add stores a schedule, which starts a turn at each of its times, in a new session unless the turn
+// names one; its ID and NotBefore do not count. The error wraps [ErrExists], or [ErrInvalid] also for
+// a model that no coordinator serves. Nothing is stored then.
 func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added Schedule, err error) {
 	if len(turn.Attachments) > 0 {
 		return added, codes.As(ErrInvalid, errors.New("attachments: a scheduled turn has none"))
 	}
+	turn.NotBefore = time.Time{}
+	return s.add(ctx, request, turn.call(), turn.Session != "", func(ctx context.Context) error {
+		return s.client.Sessions("").Serves(ctx, turn.Model)
+	})
+}
+
+// AddCall stores a schedule, which starts a call at each of its times. The call is planned, and its
+// Policy judges it, now. All times have one session and sandbox: a new one, unless the call names
+// some. The call must have no ID, NotBefore, Deadline and After, and no tool that runs in this
+// process. Coordinators that sign calls start it only if this process has their key, see
+// [Options].SignKey. The error wraps [ErrExists], or [ErrInvalid] also for a call that Policy does not
+// allow or that coordinators would not start. Nothing is stored then.
+func (s Schedules) AddCall(ctx context.Context, request Schedule, call Call) (added Schedule, err error) {
+	planned, err := s.planned(ctx, call)
+	if err != nil {
+		return added, codes.As(ErrInvalid, fmt.Errorf("call: %w", err))
+	}
+	return s.add(ctx, request, planned, true, s.keys)
+}
+
+// add stores a schedule after a check.
+func (s Schedules) add(ctx context.Context, request Schedule, call protocol.Call, keepSession bool, check func(context.Context) error) (added Schedule, err error) {
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
-		if err := s.client.Sessions("").Serves(ctx, turn.Model); err != nil {
+		if err := check(ctx); err != nil {
 			return err
 		}
 		stored, err := store.Add(ctx, schedule.Schedule{
 			Name: request.Name, Cron: request.Cron, TimeZone: request.TimeZone, Missed: schedule.Missed(request.Missed),
-			Call: turn.call(), KeepSession: turn.Session != "",
+			Call: call, KeepSession: keepSession,
 		})
 		if err == nil {
 			added = described(stored)
@@ -99,6 +129,73 @@ func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added 
 		return err
 	})
 	return added, err
+}
+
+// planned returns the call of a schedule, which this process may send itself.
+func (s Schedules) planned(ctx context.Context, call Call) (planned protocol.Call, err error) {
+	if call.ID != "" {
+		return planned, errors.New("id: must not be set: each time has its own call")
+	}
+	if call.Sandbox == "" {
+		call.Session = cmp.Or(call.Session, protocol.NewSessionID())
+	}
+	f, err := s.client.prepare(ctx, call)
+	switch {
+	case err != nil:
+		return planned, err
+	case f.plan.call != nil:
+		return *f.plan.call, s.client.inner.CheckRights(ctx, natsio.CallRights(s.client.inner.Name, f.plan.call.Pool))
+	case f.plan.single.Error != nil:
+		return planned, f.plan.single.Error
+	}
+	return planned, fmt.Errorf("tool %q: runs in this process, and cannot be scheduled", call.Tool)
+}
+
+// keys returns an error unless all coordinators that answer have the key of this process: they would
+// not start its calls, or workers would not run them. It is nil if the user may not ask them.
+func (s Schedules) keys(ctx context.Context) error {
+	f := s.client.inner
+	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
+		coordinators, err := dispatch.Workers(ctx, f.NC, f.Name, protocol.SessionPool, answersWait)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return nil
+		}
+		for _, c := range coordinators {
+			if own := f.SignKey(); c.SignKey != own {
+				return codes.As(ErrInvalid, fmt.Errorf("call: coordinator %s signs calls with key %q, and this process with %q: both need the same key (--sign-key)", c.WorkerID, c.SignKey, own))
+			}
+		}
+		return err
+	})
+	if errors.Is(err, ErrRights) {
+		return nil
+	}
+	return err
+}
+
+// answersWait is how long coordinators may take to answer.
+const answersWait = 500 * time.Millisecond
+
+// Ref names the turn or the call of a time of a schedule, for [Client.Attach]; the zero time means
+// the last one. The error wraps [ErrInvalid] for a time that is none of the schedule.
+func (s Schedules) Ref(ctx context.Context, name string, at time.Time) (ref protocol.CallRef, err error) {
+	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
+		stored, err := store.Get(ctx, name)
+		if err != nil {
+			return err
+		}
+		if at.IsZero() {
+			at = stored.Last
+		}
+		next := stored.Next(at.Add(-1), 1)
+		if at.Before(stored.Created) || at.After(stored.Last) || len(next) == 0 || !next[0].Equal(at) {
+			return codes.As(ErrInvalid, fmt.Errorf("time %s: is none at which schedule %s has started", at.Format(time.RFC3339), name))
+		}
+		call := stored.At(at)
+		ref = protocol.CallRef{SessionID: call.SessionID, ID: call.ID}
+		return nil
+	})
+	return ref, err
 }
 
 // Pause stops a schedule until Resume. Times that pass meanwhile are skipped.
@@ -122,7 +219,7 @@ func (s Schedules) pause(ctx context.Context, name string, paused bool) (changed
 	return changed, err
 }
 
-// Remove removes a schedule. Turns that have started continue.
+// Remove removes a schedule. Turns and calls that have started continue.
 func (s Schedules) Remove(ctx context.Context, name string) error {
 	return s.with(ctx, func(ctx context.Context, store *schedule.Store) error { return store.Remove(ctx, name) })
 }
@@ -130,10 +227,7 @@ func (s Schedules) Remove(ctx context.Context, name string) error {
 func (s Schedules) with(ctx context.Context, method func(context.Context, *schedule.Store) error) error {
 	f := s.client.inner
 	return act(ctx, s.client, []natsio.Rights{natsio.CallRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
-		store, err := schedule.Open(ctx, f.JS, f.Name)
-		if err == nil {
-			err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
-		}
+		store, err := f.Schedules(ctx)
 		if err == nil {
 			err = method(ctx, store)
 		}
@@ -146,10 +240,13 @@ const nextTimes = 3
 
 // described is a stored schedule as the client returns it.
 func described(s *schedule.Schedule) Schedule {
-	turn, _ := s.Call.Payload.(wire.TurnRun)
+	turn, is := s.Call.Payload.(wire.TurnRun)
 	d := Schedule{
 		Name: s.Name, Cron: s.Cron, TimeZone: cmp.Or(s.TimeZone, "UTC"), Missed: string(s.Missed), Paused: s.Paused,
 		Created: s.Created, Last: s.Last, Model: turn.Model, Prompt: turn.Prompt,
+	}
+	if !is {
+		d.Tool, d.Payload = s.Call.Tool, s.Call.Payload
 	}
 	switch {
 	case s.Channel != "":

@@ -67,7 +67,7 @@ func (c *coordinatorRole) run(ctx context.Context) error {
 	var starting sync.WaitGroup
 	defer starting.Wait()
 	starting.Go(func() {
-		(&schedule.Runner{Store: schedules, Channels: channels, Send: serve.StartNow(f.Dispatcher, logger), Logger: logger}).Run(ctx)
+		(&schedule.Runner{Store: schedules, Channels: channels, Send: f.Dispatcher.Submit, Logger: logger}).Run(ctx)
 	})
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()

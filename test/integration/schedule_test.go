@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/signing"
 )
 
 // schedule runs a verb of coordinator schedule on the fleet.
@@ -17,8 +19,8 @@ func (b *broker) schedule(tb testing.TB, verb string, args ...string) finished {
 	return execute(tb, coordinator, launch{args: append(append([]string{"schedule", verb}, b.flags...), args...)})
 }
 
-// TestSchedule_EachTimeOnce: three coordinators share a schedule, and two of them are killed again
-// and again. Each time starts one session with one turn.
+// TestSchedule_EachTimeOnce: three coordinators share two schedules, and two of them are killed
+// again and again. Each time starts one session with one turn, and one call of a command.
 func TestSchedule_EachTimeOnce(t *testing.T) {
 	t.Parallel()
 	model := script(t, say("Done."))
@@ -27,6 +29,10 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 	startServe(t, model, b.flags...)
 	added := b.schedule(t, "add", "--cron", "@every 1s", "--missed", "all", "often", "--", "submit", "look at the sky")
 	require.Equal(t, 0, added.code, added.stderr)
+	file := filepath.Join(t.TempDir(), "ran")
+	startWorkers(t, 1, b.flags)
+	called := b.schedule(t, "add", "--cron", "@every 1s", "--missed", "all", "ran", "--", "call", "--min-level", "none", "bash", `{"command":"echo >> `+file+`"}`)
+	require.Equal(t, 0, called.code, called.stderr)
 	type times struct {
 		Created, Last time.Time
 		Paused        bool
@@ -35,8 +41,7 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 		var all []times
 		require.Equal(t, 0, got.code, got.stderr)
 		require.NoError(t, json.Unmarshal([]byte(got.stdout), &all))
-		require.Len(t, all, 1)
-		return all[0]
+		return all[0] // by their names
 	}
 	enough := 8 * time.Second
 	if long := os.Getenv("TOOLFLEET_SCHEDULE_FOR"); long != "" { // make chaos
@@ -53,6 +58,8 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 	paused := read(b.schedule(t, "pause", "--json", "often"))
 	require.True(t, paused.Paused)
 	want := int(paused.Last.Sub(paused.Created) / time.Second)
+	stopped := read(b.schedule(t, "pause", "--json", "ran"))
+	calls := int(stopped.Last.Sub(stopped.Created) / time.Second)
 
 	var listed []struct {
 		Turns int
@@ -72,6 +79,59 @@ func TestSchedule_EachTimeOnce(t *testing.T) {
 		return answered >= want
 	}, patience, perProcess)
 	require.LessOrEqual(t, len(listed), want+1, "what was on its way when the schedule was paused")
+	var ran []byte
+	require.Eventually(t, func() bool {
+		var err error
+		ran, err = os.ReadFile(file)
+		return err == nil && len(ran) >= calls
+	}, patience, perProcess)
+	require.LessOrEqual(t, len(ran), calls+1)
+}
+
+// TestSchedule_SignedCalls: a schedule starts a tool call, whose result is found by its time. With
+// keys for calls only who has the coordinators' key may add it.
+func TestSchedule_SignedCalls(t *testing.T) {
+	t.Parallel()
+	b, keys, model := newBroker(t), t.TempDir(), script(t, say("Done."))
+	_, err := signing.Make(keys)
+	require.NoError(t, err)
+	key := []string{"--sign-key", filepath.Join(keys, signing.PrivateFile)}
+	startServe(t, model, append(key, b.flags...)...)
+	startWorkers(t, 1, append([]string{"--call-keys", filepath.Join(keys, signing.PublicFile)}, b.flags...))
+	add := []string{"--cron", "@every 1s", "log", "--", "call", "--min-level", "none", "--timeout", "1m", "bash", `{"command":"echo >> log; wc -l < log"}`}
+	got := b.schedule(t, "add", add...)
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Regexp(t, `call: coordinator \S+ signs calls with key "[0-9a-f]{16}", and this process with "": both need the same key \(--sign-key\)`, got.stderr)
+	require.Equal(t, "[]\n", b.schedule(t, "ls", "--json").stdout, "nothing was added")
+	got = b.schedule(t, "result", "log")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stderr, "there is no such schedule: log")
+
+	require.Equal(t, 0, b.schedule(t, "add", append(key, add...)...).code)
+	var all []struct {
+		Last    time.Time
+		Outcome string
+	}
+	require.Eventually(t, func() bool {
+		got = b.schedule(t, "ls", "--json")
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &all))
+		return all[0].Outcome == "ok"
+	}, patience, perProcess)
+	require.Regexp(t, `"tool":"bash","payload":\{.*"command":"echo >> log`, got.stdout)
+	require.Equal(t, 0, b.schedule(t, "pause", "log").code)
+	require.Regexp(t, `(?m)^log +@every 1s +UTC .* ok +paused +call bash \{`, b.schedule(t, "ls").stdout)
+	for _, at := range []string{"", all[0].Last.Format(time.RFC3339)} {
+		args := []string{"log"}
+		if at != "" {
+			args = append(args, "--time", at)
+		}
+		got = b.schedule(t, "result", args...)
+		require.Equal(t, 0, got.code, got.stderr)
+		require.Regexp(t, `"status":"ok".*"session_id":".+"call_id":".+`, got.stdout)
+	}
+	got = b.schedule(t, "result", "--time", "2020-01-01T00:00:00Z", "log")
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Contains(t, got.stderr, "time 2020-01-01T00:00:00Z: is none at which schedule log has started")
 }
 
 // TestSchedule_Commands: what add, ls, pause, resume and rm print, and what they refuse.
@@ -80,7 +140,19 @@ func TestSchedule_Commands(t *testing.T) {
 	b := newBroker(t)
 	startServe(t, script(t, say("Done.")), b.flags...)
 	for text, args := range map[string][]string{
-		`only turns can be scheduled; give one as: -- submit "PROMPT"`: {"--cron", "@daily", "a", "--", "run", "hello"},
+		`turns and calls can be scheduled; give one as: -- submit "PROMPT", or -- call TOOL ARGUMENTS`: {"--cron", "@daily", "a", "--", "run", "hello"},
+
+		`tool "none"`:                                 {"--cron", "@daily", "a", "--", "call", "none"},
+		`command`:                                     {"--cron", "@daily", "a", "--", "call", "bash", `{"command":1}`},
+		`the arguments are not JSON`:                  {"--cron", "@daily", "a", "--", "call", "bash", `{"command":`},
+		`expected "<tool>"`:                             {"--cron", "@daily", "a", "--", "call"},
+		`unknown flag --batch`:                        {"--cron", "@daily", "a", "--", "call", "--batch", "-"},
+		`tools.deny`:                                  {"--cron", "@daily", "a", "--", "call", "--deny-tool", "bash", "bash", `{"command":"id"}`},
+		`there is nobody to ask`:                      {"--cron", "@daily", "a", "--", "call", "--ask-for", "bash", "bash", `{"command":"id"}`},
+		`tenant "A"`:                                  {"--cron", "@daily", "a", "--", "call", "--tenant", "A", "bash", `{"command":"id"}`},
+		`cron "61 * * * *"`:                           {"--cron", "61 * * * *", "a", "--", "call", "bash", `{"command":"id"}`},
+		`--session last: name`:                        {"--cron", "@daily", "a", "--", "call", "--session", "last", "bash", `{"command":"id"}`},
+		`--timeout -1s: must not be negative`:         {"--cron", "@daily", "a", "--", "call", "--timeout=-1s", "bash", `{"command":"id"}`},
 		"PROMPT is empty":                             {"--cron", "@daily", "a", "--", "submit"},
 		"--max-stepz":                                 {"--cron", "@daily", "a", "--", "submit", "--max-stepz", "1", "hello"},
 		"--workspace, --template":                     {"--cron", "@daily", "a", "--", "submit", "--workspace", "/tmp", "hello"},

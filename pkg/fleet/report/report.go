@@ -41,6 +41,8 @@ type Worker struct {
 	// Models are those that a coordinator serves, sorted; coordinators are the workers of the pool
 	// [protocol.SessionPool].
 	Models []string `json:"models,omitempty"`
+	// SignKey names the key with which a coordinator signs calls; "" means that it signs none.
+	SignKey string `json:"sign_key,omitempty"`
 }
 
 // Lane is a lane that has calls, is held, or is paused. A lane that changes hands may look lost or
