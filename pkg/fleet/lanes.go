@@ -130,7 +130,7 @@ func (l Lanes) Wake(ctx context.Context, lane protocol.Lane) (missing bool, err 
 }
 
 // Cancel cancels one call of a lane: it does not start, or is killed. That is stored, and happens
-// when a worker holds the lane. The error is [ErrNotFound] when the call is unknown or has a result.
+// when a worker holds the lane. The error is [ErrNotFound] if the call is unknown or has a result.
 func (l Lanes) Cancel(ctx context.Context, lane protocol.Lane, call protocol.CallID) error {
 	if _, err := protocol.ParseCallID(string(call)); err != nil {
 		return err

@@ -18,7 +18,7 @@ type Format struct {
 	JSON bool
 }
 
-// Failure is the text of a call that came to nothing: of an error of [Table.Plan] or [Plan.RunInline]
+// Failure is the text of a call that came to nothing: an error of [Table.Plan] or [Plan.RunInline]
 // under the status that its result will have. A nil tool has that of a call without a tool.
 func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
 	if t == nil || t.Format == nil {

@@ -37,7 +37,8 @@ type entry struct {
 // NewTable checks the tools and makes a table of them. It reports every error,
 // joined, each with the name of its tool; they wrap [ErrInvalidTool]: a name that
 // is malformed or there twice, an empty description, a schema that does not compile
-// or is not of type "object", a missing Plan. Where one of them is stateful, tool_continue and tool_end are added.
+// or is not of type "object", a missing Plan. Where one of them is stateful, tool_continue and
+// tool_end are added.
 func NewTable(tools ...Tool) (*Table, error) {
 	tools = withDialogTools(tools)
 	t := &Table{entries: make(map[string]*entry, len(tools)), format: formatOf(tools)}
