@@ -109,13 +109,14 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 	if err := cli.Parse(p.Program, &starts, args); err != nil {
 		return err
 	}
-	added, request := fleet.Schedule{}, fleet.Schedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed}
+	request := fleet.Schedule{Name: c.Add.Name, Cron: c.Add.Cron, TimeZone: c.Add.TZ, Missed: c.Add.Missed}
 	if args[0] == "submit" {
 		turn, err := c.turn(ctx, p, &starts)
 		if err != nil {
 			return err
 		}
-		if added, err = all.Add(ctx, request, turn); err != nil {
+		added, err := all.Add(ctx, request, turn)
+		if err != nil {
 			return err
 		}
 		return c.print(p, added)
@@ -124,7 +125,8 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 	if err != nil {
 		return err
 	}
-	if added, err = all.AddCall(ctx, request, *call); err != nil {
+	added, err := all.AddCall(ctx, request, *call)
+	if err != nil {
 		return err
 	}
 	return c.print(p, added)

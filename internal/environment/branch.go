@@ -72,7 +72,7 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 	}()
 	err = errors.Join(
 		os.WriteFile(filepath.Join(own, originFile), []byte(filepath.Base(d.data)+"\n"), 0o600),
-		// Without this directory the next turn would not know that the fork has a workspace of its own.
+		// Without it the next turn would not know that the fork has a workspace of its own.
 		os.MkdirAll(filepath.Join(box, "workspace"), 0o700))
 	if err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)

@@ -137,9 +137,9 @@ func carried(fault *protocol.Error, most int) *protocol.Error {
 	return &protocol.Error{Code: fault.Code, Message: strings.ToValidUTF8(message, "\uFFFD")}
 }
 
-// EncodeResult encodes a result for its message. If that cannot carry it, the middles of the errors'
-// texts are left out, and the value is stored apart. A result must always arrive: where that is not
-// possible, one without the value says so.
+// EncodeResult encodes a result for its message. If that cannot carry it, the middles of the texts
+// of errors are left out, and the value is stored apart. A result must always arrive: where that is
+// not possible, one without the value says so.
 func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, error) {
 	body, err := wire.EncodeResult(r)
 	small := *r

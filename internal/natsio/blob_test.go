@@ -43,7 +43,7 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A result whose attempts each failed with a long text still arrives, with the start and the end of each.
+// A result whose attempts each failed with a long text still arrives, with both ends of each.
 func TestBlobs_EncodeResultShortensTheErrorsOfAttempts(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

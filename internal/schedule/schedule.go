@@ -13,8 +13,8 @@
 // that is added once more by a resumed session, when it has started its call and is removed, starts
 // the same call.
 //
-// Coordinators sign what they start. So a coordinator with a key starts only turns, whose tool calls
-// are judged when they are made, and calls whose record the same key has signed.
+// Coordinators sign what they start. So a coordinator with a key starts only turns, whose tool
+// calls are judged when they are made, and calls whose record the same key has signed.
 //
 // JetStream can deliver a message at set times itself. That does not fit: it would deliver the same
 // body each time, and so the same call id under the same signature.

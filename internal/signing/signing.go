@@ -114,7 +114,7 @@ func (s *Signer) SignSchedule(fleet protocol.Fleet, record []byte) string {
 // HasSigned reports whether a signature is that of SignSchedule with the same key.
 func (s *Signer) HasSigned(fleet protocol.Fleet, record []byte, signature string) bool {
 	sig, err := base64.RawURLEncoding.DecodeString(signature)
-	return err == nil && ed25519.Verify(s.key.Public().(ed25519.PublicKey), scheduled(fleet, record), sig) //nolint:forcetypeassert // documented
+	return err == nil && ed25519.Verify(s.key.Public().(ed25519.PublicKey), scheduled(fleet, record), sig) //nolint:errcheck,forcetypeassert // documented
 }
 
 // scheduled is what a signature of a schedule signs.

@@ -78,6 +78,10 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Schedules.Add": func(ctx context.Context) error {
 			return second(schedules.Add(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, turn))
 		},
+		"Schedules.AddCall": func(ctx context.Context) error {
+			return second(schedules.AddCall(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, call))
+		},
+		"Schedules.Ref":    func(ctx context.Context) error { return second(schedules.Ref(ctx, "a", time.Time{})) },
 		"Schedules.List":   func(ctx context.Context) error { return second(schedules.List(ctx)) },
 		"Schedules.Pause":  func(ctx context.Context) error { return second(schedules.Pause(ctx, "a")) },
 		"Schedules.Remove": func(ctx context.Context) error { return schedules.Remove(ctx, "a") },

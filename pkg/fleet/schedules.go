@@ -87,8 +87,8 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 }
 
 // Add stores a schedule, which starts a turn at each of its times, in a new session unless the turn
-// names one; its ID and NotBefore do not count. The error wraps [ErrExists], or [ErrInvalid] also for
-// a model that no coordinator serves. Nothing is stored then.
+// names one; its ID and NotBefore do not count. The error wraps [ErrExists], or [ErrInvalid] also
+// for a model that no coordinator serves. Nothing is stored then.
 func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added Schedule, err error) {
 	if len(turn.Attachments) > 0 {
 		return added, codes.As(ErrInvalid, errors.New("attachments: a scheduled turn has none"))
@@ -103,14 +103,17 @@ func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added 
 // Policy judges it, now. All times have one session and sandbox: a new one, unless the call names
 // some. The call must have no ID, NotBefore, Deadline and After, and no tool that runs in this
 // process. Coordinators that sign calls start it only if this process has their key, see
-// [Options].SignKey. The error wraps [ErrExists], or [ErrInvalid] also for a call that Policy does not
-// allow or that coordinators would not start. Nothing is stored then.
+// [Options].SignKey. The error wraps [ErrExists], or [ErrInvalid] also for a call that Policy does
+// not allow or that coordinators would not start. Nothing is stored then.
 func (s Schedules) AddCall(ctx context.Context, request Schedule, call Call) (added Schedule, err error) {
 	planned, err := s.planned(ctx, call)
 	if err != nil {
 		return added, codes.As(ErrInvalid, fmt.Errorf("call: %w", err))
 	}
-	return s.add(ctx, request, planned, true, s.keys)
+	return s.add(ctx, request, planned, true, func(ctx context.Context) error {
+		f := s.client.inner
+		return errors.Join(f.CheckRights(ctx, natsio.CallRights(f.Name, planned.Pool)), s.keys(ctx))
+	})
 }
 
 // add stores a schedule after a check.
@@ -144,15 +147,15 @@ func (s Schedules) planned(ctx context.Context, call Call) (planned protocol.Cal
 	case err != nil:
 		return planned, err
 	case f.plan.call != nil:
-		return *f.plan.call, s.client.inner.CheckRights(ctx, natsio.CallRights(s.client.inner.Name, f.plan.call.Pool))
+		return *f.plan.call, nil
 	case f.plan.single.Error != nil:
 		return planned, f.plan.single.Error
 	}
 	return planned, fmt.Errorf("tool %q: runs in this process, and cannot be scheduled", call.Tool)
 }
 
-// keys returns an error unless all coordinators that answer have the key of this process: they would
-// not start its calls, or workers would not run them. It is nil if the user may not ask them.
+// keys returns an error unless all coordinators that answer have the key of this process: they
+// would not start its calls, or workers would not run them. It is nil if the user may not ask them.
 func (s Schedules) keys(ctx context.Context) error {
 	f := s.client.inner
 	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {

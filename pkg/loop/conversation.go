@@ -274,14 +274,14 @@ func cutArguments(arguments string) string {
 func sizeOf(messages []Message) int {
 	size := 0
 	for i := range messages {
-		size += len(messages[i].Text)
-		for _, call := range messages[i].ToolCalls {
+		m := &messages[i]
+		size += len(m.Text) + len(m.Attachments)*attachmentForModel
+		for _, call := range m.ToolCalls {
 			size += len(call.Arguments)
 		}
-		if messages[i].Image != nil {
-			size += len(messages[i].Image.Data)
+		if m.Image != nil {
+			size += len(m.Image.Data)
 		}
-		size += len(messages[i].Attachments) * attachmentForModel
 	}
 	return size
 }

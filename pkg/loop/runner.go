@@ -70,8 +70,8 @@ type Input struct {
 // isZero reports whether the input only resumes.
 func (in *Input) isZero() bool { return in.Text == "" && in.ID == "" && len(in.Attachments) == 0 }
 
-// same reports whether the input is the one that started a turn. Without an id the text decides, and
-// the attachments if it has some; the zero Input stands for whatever is open.
+// same reports whether the input is the one that started a turn. Without an id the text decides,
+// and the attachments if it has some; the zero Input stands for whatever is open.
 func (in Input) same(started Input) bool {
 	switch {
 	case in.isZero():

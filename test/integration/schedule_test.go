@@ -145,7 +145,7 @@ func TestSchedule_Commands(t *testing.T) {
 		`tool "none"`:                                 {"--cron", "@daily", "a", "--", "call", "none"},
 		`command`:                                     {"--cron", "@daily", "a", "--", "call", "bash", `{"command":1}`},
 		`the arguments are not JSON`:                  {"--cron", "@daily", "a", "--", "call", "bash", `{"command":`},
-		`expected "<tool>"`:                             {"--cron", "@daily", "a", "--", "call"},
+		`expected "<tool>"`:                           {"--cron", "@daily", "a", "--", "call"},
 		`unknown flag --batch`:                        {"--cron", "@daily", "a", "--", "call", "--batch", "-"},
 		`tools.deny`:                                  {"--cron", "@daily", "a", "--", "call", "--deny-tool", "bash", "bash", `{"command":"id"}`},
 		`there is nobody to ask`:                      {"--cron", "@daily", "a", "--", "call", "--ask-for", "bash", "bash", `{"command":"id"}`},

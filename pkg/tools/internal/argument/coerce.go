@@ -13,9 +13,9 @@ import (
 const maxReferences = 8
 
 // coerce brings values into the form that the schema s expects, also in properties and items: a
-// string that spells a number, boolean, array or object becomes one if s allows no string there; an
-// integer loses its fraction and exponent ("3.0", "3e0": 3), because Go's decoder refuses them; null
-// is dropped for an optional property that cannot be null. Validation judges everything else.
+// string that spells a number, boolean, array or object becomes one if s allows no string there;
+// an integer loses its fraction and exponent ("3.0", "3e0": 3), because Go's decoder refuses them;
+// null is dropped for an optional property that cannot be null. Validation judges everything else.
 // Containers are changed in place.
 func coerce(s *jsonschema.Schema, value any) any {
 	s = resolve(s)
