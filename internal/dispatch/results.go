@@ -30,7 +30,7 @@ type Results struct {
 }
 
 // inbound is what the subscriptions have received and is not passed on yet. Results and frames are
-// apart, so that much output delays no result.
+// apart, so that much output delays no result: at most maxBefore frames are passed on before it.
 type inbound struct {
 	results, frames chan *nats.Msg
 	stop            chan struct{} // closed when the last session is forgotten
@@ -39,6 +39,7 @@ type inbound struct {
 const (
 	// inboundSize is how many results, or frames, may wait to be passed on; more are lost.
 	inboundSize = 1 << 16
+	maxBefore   = 64
 	// maxLoads bounds the large values that are loaded at the same time.
 	maxLoads = 8
 )
@@ -178,24 +179,15 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 // pass passes on what is received until the last session is forgotten or the connection is closed.
 func (r *Results) pass(in *inbound, closed chan nats.Status) {
 	defer r.nc.RemoveStatusListener(closed)
-	over := make(chan struct{})
-	var frames sync.WaitGroup
-	frames.Go(func() {
-		for {
-			select {
-			case msg := <-in.frames:
-				r.frame(msg)
-			case <-over:
-				return
-			}
-		}
-	})
-	defer frames.Wait()
-	defer close(over)
 	loads := make(chan struct{}, maxLoads)
 	for {
 		select {
+		case msg := <-in.frames:
+			r.frame(msg)
 		case msg := <-in.results:
+			for range min(len(in.frames), maxBefore) { // what the call wrote before it ended
+				r.frame(<-in.frames)
+			}
 			r.result(msg, loads)
 		case <-in.stop:
 			return
