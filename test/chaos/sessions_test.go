@@ -504,7 +504,7 @@ func TestChaos_ClusterMessages(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	talkers, messages, kills := 2, 3, 1
 	if *calls > 0 {
-		talkers, messages, kills = 16, max(5, *calls/2000), max(5, *calls/5000)
+		talkers, messages, kills = 16, max(5, *calls/10000), max(5, *calls/5000)
 	}
 	s := newStage(t, setup{servers: 3, lease: serverLease, faults: kills}, 2, 1, talkers+2)
 	const listener = protocol.SessionID("listener")
