@@ -143,10 +143,15 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	if err := printJSON(p, output); err != nil {
+	return output.print(p)
+}
+
+// print prints the output. It returns an error for the exit code of a call that is not ok.
+func (o *callOutput) print(p program) error {
+	if err := printJSON(p, o); err != nil {
 		return err
 	}
-	if output.Status != protocol.StatusOK {
+	if o.Status != protocol.StatusOK {
 		return &cli.ExitError{Code: cli.ExitFailed}
 	}
 	return nil

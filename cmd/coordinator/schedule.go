@@ -79,19 +79,19 @@ type scheduledCall struct {
 }
 
 // request is the call as it is added.
-func (t *scheduledCall) request(session protocol.SessionID, warn func(string)) (*fleet.Call, error) {
+func (t *scheduledCall) request(session protocol.SessionID, warn func(string)) (call fleet.Call, err error) {
 	if t.Timeout < 0 {
-		return nil, cli.Usagef("--timeout %s: must not be negative", t.Timeout)
+		return call, cli.Usagef("--timeout %s: must not be negative", t.Timeout)
 	}
 	box, err := t.OpenToolbox(t.Toolset, warn)
 	if err != nil {
-		return nil, err
+		return call, err
 	}
 	judge, err := t.Judge()
 	if err == nil && box.OnlyServerOf(t.Tool) {
 		err = cli.Usagef("tool %q: is one of an MCP server, which cannot be scheduled", t.Tool)
 	}
-	return &fleet.Call{
+	return fleet.Call{
 		Tool: t.Tool, Arguments: t.Arguments, Table: box.Table, Session: session, Timeout: t.Timeout, QueueTimeout: t.Timeout,
 		Tenant: protocol.Tenant(t.Tenant), Priority: protocol.Priority(t.Priority), Policy: judge, Guard: t.FileGuard(),
 	}, err
@@ -125,7 +125,7 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 	if err != nil {
 		return err
 	}
-	added, err := all.AddCall(ctx, request, *call)
+	added, err := all.AddCall(ctx, request, call)
 	if err != nil {
 		return err
 	}
@@ -135,13 +135,13 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 const errLast = "--session last: name the session by its id: last would be another one at each time"
 
 // call is the call to schedule.
-func (c *scheduleCommand) call(ctx context.Context, p program, t *scheduledCall) (*fleet.Call, error) {
+func (c *scheduleCommand) call(ctx context.Context, p program, t *scheduledCall) (call fleet.Call, err error) {
 	if t.Session == "last" {
-		return nil, cli.Usagef(errLast)
+		return call, cli.Usagef(errLast)
 	}
 	session, err := findSession(ctx, p, &environment.FleetFlags{Nats: c.Nats, Connection: c.Connection}, &t.Session)
 	if err != nil {
-		return nil, err
+		return call, err
 	}
 	return t.request(session, p.warn)
 }
@@ -193,13 +193,7 @@ func (c *scheduleCommand) result(ctx context.Context, p program, client *fleet.C
 	if err := output.take(&loop.Single{Status: r.Status, Text: r.Text, Error: r.Error, Result: &r.Result}); err != nil {
 		return err
 	}
-	if err := printJSON(p, output); err != nil {
-		return err
-	}
-	if r.Status != protocol.StatusOK {
-		return &cli.ExitError{Code: cli.ExitFailed}
-	}
-	return nil
+	return output.print(p)
 }
 
 func (c *scheduleCommand) list(ctx context.Context, p program, all fleet.Schedules) error {

@@ -90,8 +90,8 @@ func Asks(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked) boo
 
 // Say answers yes or no to a call's approval or to its question; yes to a question sends the
 // default values of its fields. home is the connection on which coordinators wait, running that of
-// the call's worker; they may be the same. The error is
-// [ErrNotAsked] if nothing waits for an answer, else that of [Reply].
+// the call's worker; they may be the same. The error is [ErrNotAsked] if nothing waits for an
+// answer, else that of [Reply].
 func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
 	body, err := wire.EncodeApproval(said)
 	if err != nil {

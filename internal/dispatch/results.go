@@ -30,7 +30,7 @@ type Results struct {
 }
 
 // inbound is what the subscriptions have received and is not passed on yet. Results and frames are
-// apart, so that much output delays no result: at most maxBefore frames are passed on before it.
+// apart, so that much output does not delay a result.
 type inbound struct {
 	results, frames chan *nats.Msg
 	stop            chan struct{} // closed when the last session is forgotten
@@ -39,7 +39,8 @@ type inbound struct {
 const (
 	// inboundSize is how many results, or frames, may wait to be passed on; more are lost.
 	inboundSize = 1 << 16
-	maxBefore   = 64
+	// maxBefore is how many waiting frames are passed on before a result.
+	maxBefore = 64
 	// maxLoads bounds the large values that are loaded at the same time.
 	maxLoads = 8
 )

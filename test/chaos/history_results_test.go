@@ -129,9 +129,9 @@ func (c *check) ended(call *Call, r Stored, executions []*span) {
 // sending is how long after the end of an execution a worker may take to send its result.
 const sending = Time(50 * time.Millisecond)
 
-// wasBeingSent reports whether a worker was stopped while it sent a result, after it had looked
-// whether it may: the result is stored when it wakes, and whoever took the lane over may start the
-// call until a moment later.
+// wasBeingSent reports whether a worker was stopped between its look at its lease and the write of
+// a result. The result is stored when the worker wakes. The next holder of the lane, which looked
+// for a result before, may start the call a moment later.
 func (c *check) wasBeingSent(r Stored, executions []*span, started Time) bool {
 	at := slices.IndexFunc(executions, func(s *span) bool { return s.Worker == r.Worker && s.Attempt == r.Attempt })
 	return at >= 0 && started <= r.At+Time(c.history.Grace) && slices.ContainsFunc(c.history.Faults, func(f Fault) bool {
