@@ -297,7 +297,7 @@ func (l *liveTurn) observe(e loop.Event) {
 			l.reply = ""
 		}
 		l.reply += e.Text
-		l.cut = e.Finish == "length" && len(e.ToolCalls) == 0
+		l.cut = e.Finish == loop.FinishLength && len(e.ToolCalls) == 0
 	default:
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -110,12 +109,7 @@ func (f *PolicyFlags) warnUnmatched(box *Toolbox, warn func(string)) {
 	}
 	names := box.Table.Names()
 	check := func(flag string, patterns []string) {
-		for _, pattern := range patterns {
-			judge, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{pattern}}})
-			matches := func(name string) bool { return judge.Judge(policy.Call{Tool: name}).Decision == policy.Denied }
-			if err != nil || strings.HasPrefix(pattern, "@") || slices.ContainsFunc(names, matches) {
-				continue // an invalid pattern is reported elsewhere
-			}
+		for _, pattern := range policy.Unmatched(patterns, names) {
 			warn(fmt.Sprintf("%s %q matches no tool of this session: its tools are %s", flag, pattern, strings.Join(names, ", ")))
 		}
 	}

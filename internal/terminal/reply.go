@@ -93,7 +93,7 @@ func (v *View) modelReply(e *loop.Event) {
 		v.complete(e)
 	}
 	v.endReply()
-	if e.Finish == "length" {
+	if e.Finish == loop.FinishLength {
 		v.line(v.ink.paint(yellow, "  (cut off at the limit of output tokens)"))
 	}
 	if e.Usage != nil {

@@ -242,7 +242,7 @@ const nativeLines = 5
 // decided shows what a person, or the time for an answer, has decided about a call. What a rule
 // denies is in the call's result.
 func (v *View) decided(e *loop.Event) {
-	if e.Status == "denied" {
+	if e.Status == loop.DecisionDenied {
 		return
 	}
 	said := e.Name + ": " + e.Status

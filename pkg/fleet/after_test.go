@@ -88,7 +88,7 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 		},
 		"Submit, refused": func() protocol.CallRef {
 			ref, err := client.Submit(t.Context(), ofAcme())
-			require.ErrorIs(t, err, &protocol.Error{Code: protocol.CodeQuota})
+			require.ErrorIs(t, err, fleet.ErrQuota)
 			return ref
 		},
 		"Submit, ended context": func() protocol.CallRef {
@@ -98,7 +98,7 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 		},
 		"Submit of a stream, refused": func() protocol.CallRef {
 			ref, err := client.Stream("a", "b").Submit(t.Context(), ofAcme())
-			require.ErrorIs(t, err, &protocol.Error{Code: protocol.CodeQuota})
+			require.ErrorIs(t, err, fleet.ErrQuota)
 			return ref
 		},
 		"Call, ended context": func() protocol.CallRef {

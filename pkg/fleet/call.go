@@ -102,7 +102,7 @@ type Result struct {
 }
 
 // Err is nil for a call with status ok. Otherwise it wraps Error, and [ErrUnknownOutcome] if the
-// call may have had effects, or [ErrNotSent] if it was not sent.
+// call may have had effects, or [ErrNotSent] if it was not sent, as with [ErrBusy].
 func (r Result) Err() error {
 	switch {
 	case r.Error == nil:
@@ -160,15 +160,18 @@ func handled(kind protocol.Kind, args any) (protocol.Payload, error) {
 // of all methods that send calls wrap them.
 var (
 	// ErrNotSent means that the call was not sent: it does not run, and can be sent again. The
-	// error also wraps the reason: [ErrUnreachable], [ErrClosed], the cause of an ended context, or
-	// a [protocol.Error]. Its code is [protocol.CodeBusy] when as many calls wait as a lane or a
-	// pool may have, or [protocol.CodeQuota] when the tenant has used a quota; its RetryAfter says
-	// when it is worth sending the call again.
+	// error also wraps the reason: [ErrBusy], [ErrQuota], [ErrUnreachable], [ErrClosed], or the
+	// cause of an ended context.
 	ErrNotSent = lane.ErrNotSent
 	// ErrUnknownOutcome means that the call may run, or may have run. Check its effects before it
 	// is sent again; sent again with its ID it does not run twice. If the reason is not in its
 	// result, [Client.Attach] follows the call.
 	ErrUnknownOutcome error = &protocol.Error{Code: protocol.CodeOutcomeUnknown, Message: "the call may run, or may have run"}
+	// ErrBusy means that as many calls wait as a lane or a pool may have. The error is a
+	// [protocol.Error], whose RetryAfter says when it is worth sending the call again.
+	ErrBusy = lane.ErrBusy
+	// ErrQuota means that the tenant has used a quota, with RetryAfter as [ErrBusy].
+	ErrQuota = lane.ErrQuota
 	// ErrUnreachable means that the fleet did not answer, or that one of its streams was deleted.
 	ErrUnreachable = dispatch.ErrUnreachable
 	// ErrClosed means that the client is closed; calls that were sent continue.

@@ -25,7 +25,7 @@
 // what the caller can do:
 //
 //   - [protocol.ErrInvalidCall]: correct the call; nothing was sent.
-//   - [ErrNotSent]: send the call again, it does not run.
+//   - [ErrNotSent]: send the call again, it does not run; [ErrBusy] and [ErrQuota] say when.
 //   - [ErrUnknownOutcome]: check the effects first, the call may run; [Client.Attach] follows it.
 //   - [ErrInvalid], [ErrNotFound], [ErrExists]: correct the name, the id or the setting.
 //   - [ErrNoFleet], [ErrRights], [ErrVersion]: change the options, the user's rights or the program.

@@ -19,9 +19,9 @@ import (
 )
 
 // requireRefused checks the error of a call that met a bound, however it was sent.
-func requireRefused(t *testing.T, err error, code protocol.Code) {
+func requireRefused(t *testing.T, err, kind error) {
 	t.Helper()
-	require.ErrorIs(t, err, &protocol.Error{Code: code})
+	require.ErrorIs(t, err, kind)
 	require.ErrorIs(t, err, fleet.ErrNotSent)
 	require.NotErrorIs(t, err, fleet.ErrUnknownOutcome)
 	bound, ok := errors.AsType[*protocol.Error](err)
@@ -42,24 +42,24 @@ func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
 	require.NoError(t, rules.Replace(t.Context(), []limits.Rule{
 		{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, {Pool: "small", Waiting: 1},
 	}))
-	for code, call := range map[protocol.Code]fleet.Call{
-		protocol.CodeQuota: {Payload: protocol.FilesExists{Path: "a"}, Tenant: "acme"},
-		protocol.CodeBusy:  {Payload: protocol.FilesExists{Path: "a"}, Pool: "small", QueueTimeout: 100 * time.Millisecond}, // shorter than a wait
+	for kind, call := range map[error]fleet.Call{
+		fleet.ErrQuota: {Payload: protocol.FilesExists{Path: "a"}, Tenant: "acme"},
+		fleet.ErrBusy:  {Payload: protocol.FilesExists{Path: "a"}, Pool: "small", QueueTimeout: 100 * time.Millisecond}, // shorter than a wait
 	} {
 		require.Eventually(t, func() bool { // the rules are known within a second
 			_, err = client.Submit(t.Context(), call)
 			return err != nil
 		}, time.Minute, 10*time.Millisecond)
-		requireRefused(t, err, code)
+		requireRefused(t, err, kind)
 		result, err := client.Call(t.Context(), call)
 		require.NoError(t, err)
-		requireRefused(t, result.Err(), code)
+		requireRefused(t, result.Err(), kind)
 		result, err = client.Go(t.Context(), call).Wait(t.Context())
 		require.NoError(t, err)
-		requireRefused(t, result.Err(), code)
+		requireRefused(t, result.Err(), kind)
 		result, err = client.Stream("box", "a").Go(t.Context(), call).Wait(t.Context())
 		require.NoError(t, err)
-		requireRefused(t, result.Err(), code)
+		requireRefused(t, result.Err(), kind)
 	}
 }
 

@@ -109,7 +109,7 @@ type StartFields struct {
 type ReplyFields struct {
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 	Reasoning *Reasoning `json:"reasoning,omitempty"`
-	// Finish is "length" for a reply that ended at a limit of output tokens.
+	// Finish is [FinishLength] for a reply that was cut.
 	Finish string `json:"finish,omitempty"`
 	// Usage is that of the reply (model_reply, conversation_compacted), or the sum (turn_ended,
 	// session_ended).
@@ -202,8 +202,8 @@ type ResultFields struct {
 	Effect *Effect `json:"effect,omitempty"`
 }
 
-// finishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
-const finishLength = "length"
+// FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
+const FinishLength = "length"
 
 // Outcome is how a turn ended.
 type Outcome string

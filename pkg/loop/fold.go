@@ -263,7 +263,7 @@ func (s *session) addReply(e *Event) error {
 	case !t.begins(e.ToolCalls):
 		return fmt.Errorf("does not begin with the %d calls that were sent", len(t.streamed))
 	}
-	next := step{text: e.Text, reasoning: e.Reasoning, cut: e.Finish == finishLength, calls: make([]stepCall, len(e.ToolCalls))}
+	next := step{text: e.Text, reasoning: e.Reasoning, cut: e.Finish == FinishLength, calls: make([]stepCall, len(e.ToolCalls))}
 	for i, c := range e.ToolCalls {
 		next.calls[i] = stepCall{ToolCall: c}
 		if i < len(t.streamed) {

@@ -167,7 +167,7 @@ func (s *Single) judge(
 	}
 	judged := judgedBy(o.Policy, policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
 	v = binding(judged)
-	given := answer{status: decisionDenied, reason: judged.Reason}
+	given := answer{status: DecisionDenied, reason: judged.Reason}
 	switch judged.Decision {
 	case policy.Denied:
 	case policy.Ask:
@@ -197,7 +197,7 @@ func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule st
 // Finish sets and returns the outcome of a call that was dispatched.
 func (s *Single) Finish(ctx context.Context, result *protocol.Result) *Single {
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
-		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: decisionDenied, reason: result.Error.Message})
+		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
 	}
 	s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
 	s.Status, s.Text, s.Error, s.Result = result.Status, s.tool.WithNote(s.tool.Text(result), s.note), result.Error, result

@@ -205,7 +205,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	t.spend(&at, price)
 	if reply.Cut {
-		at.Finish = finishLength
+		at.Finish = FinishLength
 	}
 	for i := range native {
 		if native[i].Arguments != "" {

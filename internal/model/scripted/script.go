@@ -95,8 +95,8 @@ func parseStep(number int, raw json.RawMessage, delay time.Duration) (step, erro
 			return step{}, err
 		}
 	}
-	if file.Finish != "" && file.Finish != "length" {
-		return step{}, fmt.Errorf(`"finish": %q, must be %q or missing`, file.Finish, "length")
+	if file.Finish != "" && file.Finish != loop.FinishLength {
+		return step{}, fmt.Errorf(`"finish": %q, must be %q or missing`, file.Finish, loop.FinishLength)
 	}
 	s := step{delay: delay, reply: loop.Reply{Usage: file.Usage, Cut: file.Finish != ""}}
 	if file.Reasoning != "" {

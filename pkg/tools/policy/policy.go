@@ -275,6 +275,14 @@ func anyIsOf(patterns []string, call Call) (string, bool) {
 	return anyMatches(patterns, call.Tool)
 }
 
+// Unmatched returns the patterns that are no class and match none of the names.
+func Unmatched(patterns, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool {
+		return slices.Contains(classes(), pattern) ||
+			slices.ContainsFunc(names, func(name string) bool { return matches(pattern, name) })
+	})
+}
+
 // checkClass is about a pattern that begins as a class does, and is none.
 func checkClass(field, pattern string) error {
 	if !strings.HasPrefix(pattern, "@") || slices.Contains(classes(), pattern) {
