@@ -195,12 +195,13 @@ func (d *Dispatcher) dispatchOwn(ctx context.Context, calls []protocol.Call, how
 	if len(calls) == 0 {
 		return nil
 	}
+	ids := make([]protocol.CallID, len(calls))
 	seen := make(map[protocol.CallID]bool, len(calls))
 	for i := range calls {
 		if seen[calls[i].ID] {
 			return fmt.Errorf("call %s: %w", calls[i].ID, errTwice)
 		}
-		seen[calls[i].ID] = true
+		ids[i], seen[calls[i].ID] = calls[i].ID, true
 	}
 	b := &batch{dispatcher: d, how: how, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
 	defer b.abandon(ctx)
@@ -211,7 +212,7 @@ func (d *Dispatcher) dispatchOwn(ctx context.Context, calls []protocol.Call, how
 	if again { // also when ctx has ended: what an earlier process sent is to be cancelled
 		listen = context.WithoutCancel(ctx)
 	}
-	watch, err := d.results.Watch(listen, calls[0].SessionID, b.result, b.frame)
+	watch, err := d.results.Watch(listen, calls[0].SessionID, b.result, b.frame, ids...)
 	if err == nil {
 		defer watch.Stop()
 		var deaf func()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,9 +50,9 @@ const (
 // waited a moment ago.
 type sessionWatch struct {
 	subscriptions []*nats.Subscription
-	watches       map[*Watch]struct{}
-	idle          *time.Timer   // ends them when no caller waits any more
-	heard         chan struct{} // closed when the server knows the subscriptions, or cannot be asked
+	watches       map[protocol.CallID][]*Watch // by the calls that they are for; "" is all calls
+	idle          *time.Timer                  // ends them when no caller waits any more
+	heard         chan struct{}                // closed when the server knows the subscriptions, or cannot be asked
 }
 
 // keepIdle is how long the subscriptions of a session outlive their last watch: a
@@ -74,18 +75,24 @@ func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results
 type Watch struct {
 	results *Results
 	session protocol.SessionID
+	calls   []protocol.CallID
 	result  func(*protocol.Result)
 	frame   func(*wire.Frame)
 }
 
-// Watch starts to listen to a session: every result stored and every frame sent after
-// Watch returned is passed on, unless NATS loses it. frame may be nil.
-func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame)) (*Watch, error) {
-	w := &Watch{results: r, session: session, result: result, frame: frame}
+// Watch starts to listen to calls of a session, to all if it names none: every result stored and
+// every frame sent after Watch returned is passed on, unless NATS loses it. frame may be nil.
+func (r *Results) Watch(
+	ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame), calls ...protocol.CallID,
+) (*Watch, error) {
+	if len(calls) == 0 {
+		calls = []protocol.CallID{""}
+	}
+	w := &Watch{results: r, session: session, calls: calls, result: result, frame: frame}
 	r.mu.Lock()
 	state, known := r.sessions[session]
 	if !known {
-		state = &sessionWatch{watches: map[*Watch]struct{}{}, heard: make(chan struct{})}
+		state = &sessionWatch{watches: map[protocol.CallID][]*Watch{}, heard: make(chan struct{})}
 		if err := r.subscribe(state, session); err != nil { //nolint:contextcheck // what it subscribes outlives the caller
 			r.mu.Unlock()
 			return nil, err
@@ -93,7 +100,9 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 		r.sessions[session] = state
 		state.idle = time.AfterFunc(keepIdle, func() { r.forget(session, state) })
 	}
-	state.watches[w] = struct{}{}
+	for _, call := range calls {
+		state.watches[call] = append(state.watches[call], w)
+	}
 	state.idle.Stop()
 	r.mu.Unlock()
 	if known {
@@ -123,7 +132,13 @@ func (w *Watch) Stop() {
 	if !known {
 		return
 	}
-	if delete(state.watches, w); len(state.watches) == 0 {
+	for _, call := range w.calls {
+		left := slices.DeleteFunc(slices.Clone(state.watches[call]), func(other *Watch) bool { return other == w }) // each may be passing on
+		if state.watches[call] = left; len(left) == 0 {
+			delete(state.watches, call)
+		}
+	}
+	if len(state.watches) == 0 {
 		state.idle.Reset(keepIdle)
 	}
 }
@@ -209,7 +224,7 @@ func (r *Results) result(msg *nats.Msg, loads chan struct{}) {
 		return
 	}
 	if _, large := result.Value.(wire.Stored); !large {
-		r.each(result.SessionID, func(w *Watch) { w.result(result) })
+		r.each(result.SessionID, result.CallID, func(w *Watch) { w.result(result) })
 		return
 	}
 	loads <- struct{}{}
@@ -219,7 +234,7 @@ func (r *Results) result(msg *nats.Msg, loads chan struct{}) {
 			r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
 			return
 		}
-		r.each(result.SessionID, func(w *Watch) { w.result(result) })
+		r.each(result.SessionID, result.CallID, func(w *Watch) { w.result(result) })
 	}()
 }
 
@@ -242,7 +257,7 @@ func (r *Results) frame(msg *nats.Msg) {
 		r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
 		return
 	}
-	r.each(session, func(w *Watch) {
+	r.each(session, frame.CallID, func(w *Watch) {
 		if w.frame != nil {
 			w.frame(frame)
 		}
@@ -260,16 +275,18 @@ func (r *Results) value(result *protocol.Result) error {
 	return b.Value(ctx, result)
 }
 
-func (r *Results) each(session protocol.SessionID, tell func(*Watch)) {
+// each passes something on to those who watch a call.
+func (r *Results) each(session protocol.SessionID, call protocol.CallID, tell func(*Watch)) {
 	r.mu.Lock()
-	var watches []*Watch
+	var of, all []*Watch
 	if state := r.sessions[session]; state != nil {
-		for w := range state.watches {
-			watches = append(watches, w)
-		}
+		of, all = state.watches[call], state.watches[""]
 	}
 	r.mu.Unlock()
-	for _, w := range watches {
+	for _, w := range of {
+		tell(w)
+	}
+	for _, w := range all {
 		tell(w)
 	}
 }

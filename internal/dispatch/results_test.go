@@ -39,3 +39,55 @@ func TestResults_OutputComesBeforeTheResult(t *testing.T) {
 		require.Equal(t, (round+1)*pieces, <-ended)
 	}
 }
+
+// A watch gets what its calls have, and one without calls everything, until each is stopped.
+func TestResults_AWatchGetsItsCalls(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	results := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) })
+	calls := newCalls(3)
+	got := make(chan string, 100)
+	watch := func(name string, of ...protocol.CallID) *dispatch.Watch {
+		w, err := results.Watch(t.Context(), calls[0].SessionID,
+			func(result *protocol.Result) { got <- name + " result of " + string(result.CallID) },
+			func(f *wire.Frame) { got <- name + " frame of " + string(f.CallID) }, of...)
+		require.NoError(t, err)
+		t.Cleanup(w.Stop)
+		return w
+	}
+	first := watch("first", calls[0].ID)
+	watch("twin", calls[0].ID)
+	watch("others", calls[1].ID, calls[2].ID)
+	all := watch("all")
+	worker := r.Connect()
+	ends := func(call protocol.Call) (seen []string) {
+		frame, err := wire.EncodeFrame(&wire.Frame{CallID: call.ID, Kind: wire.FrameStdout, WorkerID: "w", Attempt: 1, Data: protocol.Bytes("x")})
+		require.NoError(t, err)
+		require.NoError(t, worker.Publish(wire.OutputSubject(r.Name, call.SessionID, call.ID), frame))
+		result := wire.NewResult(&call, protocol.StatusOK, nil)
+		result.Value = protocol.CommandRunResult{}
+		body, err := wire.EncodeResult(&result)
+		require.NoError(t, err)
+		require.NoError(t, worker.Publish(wire.DoneSubject(r.Name, call.SessionID, call.ID), body))
+		for last := false; !last; {
+			line := <-got
+			seen, last = append(seen, line), line == "all result of "+string(call.ID)
+		}
+		return seen
+	}
+	of := func(call protocol.Call, names ...string) (lines []string) {
+		for _, what := range []string{" frame of ", " result of "} {
+			for _, name := range names {
+				lines = append(lines, name+what+string(call.ID))
+			}
+		}
+		return lines
+	}
+	require.Equal(t, of(calls[0], "first", "twin", "all"), ends(calls[0]))
+	require.Equal(t, of(calls[1], "others", "all"), ends(calls[1]))
+	first.Stop()
+	require.Equal(t, of(calls[0], "twin", "all"), ends(calls[0]))
+	require.Equal(t, of(calls[2], "others", "all"), ends(calls[2]))
+	all.Stop()
+	require.Empty(t, got)
+}
