@@ -272,10 +272,12 @@ func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
 func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
 		t.mu.Lock()
-		if at := (futureLane{f.Call.Pool, f.Call.Lane()}); f.state == futureQueued && (f.wait > 0 || t.isParked(at)) {
-			r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
-			t.end(f, &r, nil)
-			t.wake(at)
+		if f.state == futureQueued { // an attached call may have no lane
+			if at := (futureLane{f.Call.Pool, f.Call.Lane()}); f.wait > 0 || t.isParked(at) {
+				r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
+				t.end(f, &r, nil)
+				t.wake(at)
+			}
 		}
 		state := f.state
 		if f.tried == nil {

@@ -357,8 +357,12 @@ func (w *Worker) Drain(ctx context.Context) error {
 	w.stop()
 	select {
 	case <-w.done:
-		return w.err
 	case <-ctx.Done():
+	}
+	select {
+	case <-w.done: // also if ctx has ended, too
+		return w.err
+	default:
 	}
 	w.abort()
 	killed := time.NewTimer(killTime)
