@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -27,7 +28,11 @@ type PolicyFlags struct {
 func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 	var all []policy.Policy
 	if f.Policy != "" {
-		p, err := policy.Load(f.Policy)
+		content, err := os.ReadFile(f.Policy)
+		if err != nil {
+			return nil, cli.Usagef("--policy: %v", err)
+		}
+		p, err := policy.Parse(f.Policy, content)
 		if err != nil {
 			return nil, cli.Usagef("--policy: %v", err)
 		}
@@ -140,6 +145,6 @@ type GuardFlag struct {
 
 // FileGuard is the value of the flag.
 func (f *GuardFlag) FileGuard() protocol.Guard {
-	guard, _ := protocol.ParseGuard(f.Guard) // kong allows no others
+	guard, _ := wire.ParseGuard(f.Guard) // kong allows no others
 	return guard
 }

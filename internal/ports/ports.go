@@ -1,7 +1,8 @@
 // Package ports has what a session asks of its dispatcher in addition to carrying calls. Each
 // interface is optional: a [github.com/toolfleet/toolfleet/pkg/loop.Dispatcher] without it has
 // sessions whose tools for that fail, or cut their texts. The dispatcher of a fleet has all of
-// them. They are internal, because programs use a fleet's dispatcher, and their own in tests only.
+// them, except for [Triggers]. They are internal, because programs use a fleet's dispatcher, and
+// their own in tests only.
 package ports
 
 import (
@@ -63,4 +64,45 @@ type ChannelRead struct {
 	After  uint64             // the sequence behind which it reads
 	Limit  int                // maximum number of messages
 	Wait   time.Duration      // for a message, if there is none
+}
+
+// Triggers begin turns of one session later, whether or not this process still runs: each time
+// once, behind a turn that is open. A [protocol.Error] is the result of the call; any other error
+// leaves the call without result, and the next run of the session makes it again.
+type Triggers interface {
+	// Add stores a trigger. The same one added once more, also after it has fired or was removed,
+	// changes nothing.
+	Add(ctx context.Context, trigger Trigger) error
+	// List returns the triggers of the session, in the order in which they were added.
+	List(ctx context.Context) ([]Trigger, error)
+	// Remove removes a trigger. One that is not there is no error.
+	Remove(ctx context.Context, id string) error
+}
+
+// Trigger begins a turn once At a time or at a message of a Channel, or at each time of Cron.
+type Trigger struct {
+	ID   string
+	Call protocol.CallID // that set it
+	// Secret seeds the ids of the calls for its turns. It is the same whenever Call is run.
+	Secret   string
+	At       time.Time // also the next time of Cron
+	Cron     string
+	TimeZone string // of Cron; "" is UTC
+	Channel  string // its full name
+	After    uint64 // the sequence of the channel behind which a message counts
+	Prompt   string // of the turn
+}
+
+type triggersKey struct{}
+
+// WithTriggers returns a context whose run of a session has triggers: whoever serves the session's
+// turns starts them. Without them, or with nil, tools that set triggers fail.
+func WithTriggers(ctx context.Context, triggers Triggers) context.Context {
+	return context.WithValue(ctx, triggersKey{}, triggers)
+}
+
+// TriggersOf returns what [WithTriggers] was given; nil without any.
+func TriggersOf(ctx context.Context) Triggers {
+	triggers, _ := ctx.Value(triggersKey{}).(Triggers)
+	return triggers
 }

@@ -90,7 +90,7 @@ type Schedule struct {
 	Trigger
 	marks
 	// Secret keeps others from storing results of future calls in advance.
-	Secret protocol.Seed `json:"secret"`
+	Secret string `json:"secret"`
 
 	parsed
 }

@@ -58,7 +58,7 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
-	guard, err := protocol.ParseGuard(string(turn.Guard))
+	guard, err := wire.ParseGuard(string(turn.Guard))
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
@@ -71,7 +71,7 @@ func (s *Server) runner(
 		price, compaction = s.options.About(name)
 	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
-		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents, Triggers: s.triggers(call),
+		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents,
 		System: turn.System, Project: turn.Project, Author: turn.Author,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
 		Guard:    guard, Policy: judge, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,

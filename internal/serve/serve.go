@@ -297,7 +297,7 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	return runner.EndGivenUp(ctx, c.SessionID, c.ID)
+	return runner.EndGivenUp(s.withTriggers(ctx, c), c.SessionID, c.ID)
 }
 
 // OnLost implements [lane.Host].
@@ -400,7 +400,7 @@ const goOnPause = time.Second
 // persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
-		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
+		result, err := runner.Run(s.withTriggers(ctx, c), c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
 		if err == nil || stays(err) || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
 			return result, err
 		}

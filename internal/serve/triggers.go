@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -19,18 +19,17 @@ type triggers struct {
 	call  *protocol.Call // that asked for the turn
 }
 
-var _ loop.Triggers = triggers{}
-
-// triggers returns nil where no coordinator starts schedules.
-func (s *Server) triggers(call *protocol.Call) loop.Triggers {
+// withTriggers gives the run of a turn the triggers of its session, unless no coordinator starts
+// schedules.
+func (s *Server) withTriggers(ctx context.Context, call *protocol.Call) context.Context {
 	if s.options.Schedules == nil {
-		return nil
+		return ctx
 	}
-	return triggers{s.options.Schedules, call}
+	return ports.WithTriggers(ctx, triggers{s.options.Schedules, call})
 }
 
-// Add implements [loop.Triggers].
-func (t triggers) Add(ctx context.Context, trigger loop.Trigger) error {
+// Add implements [ports.Triggers].
+func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	turn, _ := t.call.Payload.(wire.TurnRun)
 	turn.Prompt, turn.Attachments = trigger.Prompt, nil
 	turn.System, turn.Project, turn.Budget, turn.Compact = "", nil, nil, false // as in the turn before
@@ -50,16 +49,16 @@ func (t triggers) Add(ctx context.Context, trigger loop.Trigger) error {
 	return err
 }
 
-// List implements [loop.Triggers].
-func (t triggers) List(ctx context.Context) ([]loop.Trigger, error) {
+// List implements [ports.Triggers].
+func (t triggers) List(ctx context.Context) ([]ports.Trigger, error) {
 	stored, err := t.store.Triggers(ctx, t.call.SessionID)
 	if err != nil {
 		return nil, err
 	}
-	all := make([]loop.Trigger, len(stored))
+	all := make([]ports.Trigger, len(stored))
 	for i, s := range stored {
 		turn, _ := s.Call.Payload.(wire.TurnRun)
-		all[i] = loop.Trigger{ID: s.Name, Call: s.By, At: s.Once, Cron: s.Cron, TimeZone: s.TimeZone, Channel: s.Channel, After: s.After, Prompt: turn.Prompt}
+		all[i] = ports.Trigger{ID: s.Name, Call: s.By, At: s.Once, Cron: s.Cron, TimeZone: s.TimeZone, Channel: s.Channel, After: s.After, Prompt: turn.Prompt}
 		if next := s.Next(time.Now(), 1); s.Cron != "" && len(next) > 0 {
 			all[i].At = next[0]
 		}
@@ -67,7 +66,7 @@ func (t triggers) List(ctx context.Context) ([]loop.Trigger, error) {
 	return all, nil
 }
 
-// Remove implements [loop.Triggers].
+// Remove implements [ports.Triggers].
 func (t triggers) Remove(ctx context.Context, id string) error {
 	stored, err := t.store.Get(ctx, id)
 	switch {

@@ -70,7 +70,7 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 		require.NotEmpty(t, history.Events[last].Seed)
 		for _, e := range history.Events {
 			require.Equal(t, to, e.SessionID)
-			require.NotEqual(t, protocol.Seed("of the origin"), e.Seed)
+			require.NotEqual(t, "of the origin", e.Seed)
 		}
 	}
 	turns, err := Fork(t.Context(), j, "from", At{Call: "other"}, "none")

@@ -41,6 +41,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // Bounds of the width, in columns.
@@ -242,7 +243,7 @@ const nativeLines = 5
 // decided shows what a person, or the time for an answer, has decided about a call. What a rule
 // denies is in the call's result.
 func (v *View) decided(e *loop.Event) {
-	if e.Status == loop.DecisionDenied {
+	if e.Status == string(policy.Denied) {
 		return
 	}
 	said := e.Name + ": " + e.Status

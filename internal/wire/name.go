@@ -15,14 +15,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// NewSeed returns a fresh one, of 128 bits or more.
-func NewSeed() protocol.Seed { return protocol.Seed(rand.Text()) }
+// NewSeed returns a new secret, of 128 bits or more, from which the ids of a session's calls
+// derive, together with turn, step and index. A worker cannot read the journal, so it cannot guess
+// an id and store a result before the call is sent.
+func NewSeed() string { return rand.Text() }
 
 // NewCallID derives the id of the call at (turn, step, index) of a session: a UUIDv8 of the
 // HMAC-SHA256 of session and place under the seed. Turn and step count from 1, index from 0.
 // Without a seed, as in journals that have none, it is a UUIDv5, which whoever knows the session
 // can derive.
-func NewCallID(session protocol.SessionID, seed protocol.Seed, turn, step, index int) protocol.CallID {
+func NewCallID(session protocol.SessionID, seed string, turn, step, index int) protocol.CallID {
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/session/"+string(session)))
 	place := strconv.Itoa(turn) + "/" + strconv.Itoa(step) + "/" + strconv.Itoa(index)
 	if seed == "" {
@@ -45,10 +47,10 @@ func MergeCallID(into protocol.SessionID, intoLast uint64, from protocol.Session
 }
 
 // SeedOf derives a secret for what a call of a session makes from the session's seed.
-func SeedOf(seed protocol.Seed, call protocol.CallID) protocol.Seed {
+func SeedOf(seed string, call protocol.CallID) string {
 	sum := hmac.New(sha256.New, []byte(seed))
 	_, _ = sum.Write([]byte("toolfleet/seed/" + string(call))) // never fails
-	return protocol.Seed(hex.EncodeToString(sum.Sum(nil)))
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // RandomCallID returns an id, which nobody can foretell, for a call that belongs to no step of a

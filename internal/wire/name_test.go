@@ -16,7 +16,7 @@ func TestNewCallID_IsPinned(t *testing.T) {
 	require.Equal(t, protocol.CallID("a2f6e6c0-6bb8-5946-aa7e-e26845185431"), wire.NewCallID(sampleSession, "", 1, 2, 0))
 	require.Equal(t, protocol.CallID("84c47e83-6b15-861b-b7ac-f0559940e327"), wire.NewCallID(sampleSession, "QX3PRZ5Y7MBD2KJ4WTFUHG6CVE", 1, 2, 0))
 	seen := map[protocol.CallID]bool{}
-	for _, seed := range []protocol.Seed{"", wire.NewSeed(), wire.NewSeed()} {
+	for _, seed := range []string{"", wire.NewSeed(), wire.NewSeed()} {
 		for _, session := range []protocol.SessionID{"a", "b"} {
 			for place := range 1000 {
 				id := wire.NewCallID(session, seed, 1+place/100, 1+place/10%10, place%10)

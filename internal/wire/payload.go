@@ -214,6 +214,18 @@ type NoopResult struct{}
 // maxAuthor bounds a name and an address.
 const maxAuthor = 256
 
+// ParseGuard reads the word for a guard: none, changed or read; "" is none.
+func ParseGuard(word string) (protocol.Guard, error) {
+	switch guard := protocol.Guard(word); guard {
+	case "none":
+		return "", nil
+	case "", protocol.GuardChanged, protocol.GuardRead:
+		return guard, nil
+	default:
+		return "", fmt.Errorf("guard %q: must be none, changed or read", word)
+	}
+}
+
 // ValidateAuthor returns an error unless git can have the author in a commit.
 func ValidateAuthor(a protocol.Author) error {
 	check := func(field, text string) error {

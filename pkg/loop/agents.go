@@ -291,7 +291,6 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	child.opts.Project = t.session.project
 	child.opts.Budget = kind.Budget
 	child.opts.Sandbox = ""
-	child.opts.Triggers = nil // its turns are not served
 	if request.Workspace != wire.AgentWorkspaceEmpty && request.Workspace != wire.AgentWorkspaceFork {
 		child.opts.Sandbox = t.scope(t.id).Sandbox
 	}

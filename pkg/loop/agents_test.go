@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -67,6 +68,9 @@ func (f *family) run(ctx context.Context, t *testing.T) (loop.TurnResult, error)
 	t.Helper()
 	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
 	require.NoError(t, err)
+	if f.set != nil {
+		ctx = ports.WithTriggers(ctx, f.set)
+	}
 	return runner.Run(ctx, f.session, loop.Input{Text: "go"})
 }
 

@@ -308,7 +308,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 		}
 		p.done = true
 		if rule := deniedByRoots(u.Result, p.plan, p.roots); rule != "" {
-			b.settle(*b.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
+			b.settle(*b.decision(ctx, p, rule, answer{status: decisionDenied, reason: u.Result.Error.Message}))
 		}
 		event := p.result(u.Result)
 		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)

@@ -96,9 +96,10 @@ type StartFields struct {
 
 	Input       string       `json:"input,omitempty"`
 	Attachments []Attachment `json:"attachments,omitempty"`
-	// Seed is the session's, in the first turn that has one. Observers do not get it.
-	Seed  protocol.Seed `json:"seed,omitempty"`
-	Terms *Terms        `json:"terms,omitempty"`
+	// Seed is a secret from which the ids of the session's calls derive, in the first turn that has
+	// one. Observers do not get it.
+	Seed  string `json:"seed,omitempty"`
+	Terms *Terms `json:"terms,omitempty"`
 	// TraceID is the turn's trace in hex (also turn_ended and session_ended), and SpanID its span;
 	// "" when traces are not exported. A resumed turn continues its trace.
 	TraceID string `json:"trace_id,omitempty"`

@@ -32,8 +32,8 @@ func (clerk) Reply(ctx context.Context, request loop.Request, delta func(loop.De
 	}, nil
 }
 
-// nowhere is a dispatcher for sessions whose tools all run in place. [fleet.Fleet] has the
-// one that carries calls to workers.
+// nowhere is a dispatcher for sessions whose tools all run in place. Client.Runner of package fleet
+// uses the one that carries calls to workers.
 type nowhere struct{}
 
 func (nowhere) Dispatch(context.Context, []protocol.Call, func(loop.Update)) error {

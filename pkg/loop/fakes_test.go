@@ -379,7 +379,7 @@ func (r *rig) events(t *testing.T) []loop.Event {
 }
 
 // seed is the session's; "" while it has none.
-func (r *rig) seed(t *testing.T) protocol.Seed {
+func (r *rig) seed(t *testing.T) string {
 	t.Helper()
 	for _, e := range r.events(t) {
 		if e.Seed != "" {

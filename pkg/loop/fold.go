@@ -19,7 +19,7 @@ var ErrJournalInvalid = errors.New("session journal is invalid")
 // session is the fold of a session's events: all that a run knows. It changes by
 // apply only.
 type session struct {
-	seed  protocol.Seed // "" until a turn has one
+	seed  string // "" until a turn has one
 	turns []turn
 	// taken is every tool call id of the conversation.
 	taken map[string]bool

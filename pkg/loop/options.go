@@ -69,9 +69,6 @@ type Options struct {
 	// Agents are the kinds of sub-agents that the tool agent can start by name.
 	Agents []Agent
 
-	// Triggers begin turns of the session later; with nil tools that set them fail.
-	Triggers Triggers
-
 	// PromoteAfter is how long a step waits for its calls: those that have not ended become jobs.
 	// 0 waits until they end.
 	PromoteAfter time.Duration

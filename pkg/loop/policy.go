@@ -57,12 +57,12 @@ const approvalTimeout = 5 * time.Minute
 // maxNote is how many characters of a note are kept.
 const maxNote = 2000
 
-// The statuses of a policy_decision.
+// The statuses of an [EventPolicyDecision].
 const (
-	DecisionDenied   = "denied"   // by a rule
-	decisionApproved = "approved" // by a person
-	decisionRefused  = "refused"  // by a person
-	decisionExpired  = "expired"  // no person answered in time
+	decisionDenied   = string(policy.Denied) // by a rule
+	decisionApproved = "approved"            // by a person
+	decisionRefused  = "refused"             // by a person
+	decisionExpired  = "expired"             // no person answered in time
 )
 
 // verdict is what was decided about a tool call of the last step.
@@ -141,7 +141,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 		}
 		return v, nil // it was let through before
 	case judged.Decision == policy.Denied: // also when a person said yes to another coordinator, which did not send it
-		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: DecisionDenied, reason: judged.Reason})
+		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: decisionDenied, reason: judged.Reason})
 		v.denied = policyDenied(judged.Reason)
 		return v, nil
 	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent

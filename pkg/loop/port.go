@@ -82,7 +82,7 @@ type Message struct {
 type Image struct {
 	// MediaType is image/png, image/jpeg, image/gif, image/webp or application/pdf.
 	MediaType string `json:"media_type"`
-	// Data is the file; at most [render.MaxImageBytes].
+	// Data is the file, of at most 4 MiB.
 	Data []byte `json:"data,omitempty"`
 	// Blob names an object in the fleet's store with the Data that fits into no message of
 	// a journal, which sets it, and looks there when it loads.

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,10 +50,10 @@ func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table
 	return &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}, nil
 }
 
-// With returns this Runner with other tools. Turns that run keep theirs.
+// With returns this Runner with other tools; nil means none. Turns that run keep theirs.
 func (r *Runner) With(table *tools.Table) *Runner {
 	other := *r
-	other.table = table
+	other.table = cmp.Or(table, &tools.Table{})
 	return &other
 }
 
@@ -113,8 +114,8 @@ type TurnResult struct {
 // of this Runner. An input whose ID has had its turn returns how that ended, and runs nothing. The
 // zero Input only resumes; without an open turn it is refused with [ErrNoInput].
 //
-// When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit], and
-// [ErrDetached], which leaves the turn open and its calls running.
+// When ctx ends, the turn ends as interrupted. With the cause [ErrDetached] it stays open, and its
+// calls continue.
 //
 // The error says that the fleet or the journal failed and the turn is still open, as it is with
 // [ErrDetached] and [ErrJournalConflict]; the result then is how far it came. Everything else is an

@@ -426,3 +426,19 @@ func TestRun_HintsOfTheToolsAreInTheSystemPrompt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "Be brief.\n\nAbout the tools:\n- clock: Look at the clock first.", r.model.lastSeen()[0].Text)
 }
+
+// A nil table has no tools.
+func TestWith_NilHasNoTools(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+	require.NoError(t, err)
+	_, err = runner.With(nil).Run(t.Context(), r.session, loop.Input{Text: "go"})
+	require.NoError(t, err)
+	require.Empty(t, r.model.seen[0].Tools)
+	require.Equal(t, []string{"rejected"}, statuses(r))
+
+	single := loop.PlanSingle(t.Context(), nil, "s", "work", "{}", nil)
+	require.Nil(t, single.Call)
+	require.Contains(t, single.Text, "no tools are available")
+}

@@ -73,7 +73,7 @@ type Single struct {
 
 // PlanSingle plans one tool call, in the sandbox of a session, has it judged as the
 // calls of a turn are, and runs it when it runs in place. Nothing that a model could write
-// is an error.
+// is an error. A nil table has no tools.
 func PlanSingle(
 	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *SingleOptions,
 ) *Single {
@@ -85,6 +85,7 @@ func PlanSingle(
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
+	table = cmp.Or(table, &tools.Table{})
 	s.runner = &Runner{table: table, opts: Options{Logger: s.logger, MinLevel: o.MinLevel, Sandbox: o.Sandbox, Guard: o.Guard}}
 	scope := s.runner.scope(session)
 	var callErr *protocol.Error
@@ -167,7 +168,7 @@ func (s *Single) judge(
 	}
 	judged := judgedBy(o.Policy, policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
 	v = binding(judged)
-	given := answer{status: DecisionDenied, reason: judged.Reason}
+	given := answer{status: decisionDenied, reason: judged.Reason}
 	switch judged.Decision {
 	case policy.Denied:
 	case policy.Ask:
@@ -197,7 +198,7 @@ func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule st
 // Finish sets and returns the outcome of a call that was dispatched.
 func (s *Single) Finish(ctx context.Context, result *protocol.Result) *Single {
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
-		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
+		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: decisionDenied, reason: result.Error.Message})
 	}
 	s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
 	s.Status, s.Text, s.Error, s.Result = result.Status, s.tool.WithNote(s.tool.Text(result), s.note), result.Error, result

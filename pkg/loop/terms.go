@@ -77,7 +77,7 @@ func (r *Runner) under(terms *Terms) (*Runner, error) {
 	bound.table = r.table.Only(terms.Tools)
 	bound.opts.MaxSteps = least(r.opts.MaxSteps, terms.MaxSteps)
 	bound.opts.MaxTokens = least(r.opts.MaxTokens, terms.MaxTokens)
-	if bound.opts.Guard != protocol.GuardRead && terms.Guard != protocol.GuardNone {
+	if bound.opts.Guard != protocol.GuardRead && terms.Guard != "" {
 		bound.opts.Guard = terms.Guard
 	}
 	var added []policy.Policy

@@ -118,7 +118,7 @@ func TestTerms_BindCallsOnTheirWorkers(t *testing.T) {
 	r.fleet.err, r.tools, r.opts.Guard = errors.New("no servers"), []tools.Tool{guarded}, protocol.GuardRead
 	_, err = r.run(t.Context(), t, "go")
 	require.Error(t, err)
-	for _, now := range []protocol.Guard{protocol.GuardNone, protocol.GuardChanged} {
+	for _, now := range []protocol.Guard{"", protocol.GuardChanged} {
 		r.opts.Guard = now
 		_, err = r.run(t.Context(), t, "go")
 		require.Error(t, err)

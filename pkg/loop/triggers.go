@@ -7,36 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// Triggers begin turns of one session later, whether or not this process still runs: each time
-// once, behind a turn that is open. A [protocol.Error] is the result of the call; any other error
-// leaves the call without result, and the next run of the session makes it again.
-type Triggers interface {
-	// Add stores a trigger. The same one added once more, also after it has fired or was removed,
-	// changes nothing.
-	Add(ctx context.Context, trigger Trigger) error
-	// List returns the triggers of the session, in the order in which they were added.
-	List(ctx context.Context) ([]Trigger, error)
-	// Remove removes a trigger. One that is not there is no error.
-	Remove(ctx context.Context, id string) error
-}
-
-// Trigger begins a turn once At a time or at a message of a Channel, or at each time of Cron.
-type Trigger struct {
-	ID   string
-	Call protocol.CallID // that set it
-	// Secret seeds the ids of the calls for its turns. It is the same whenever Call is run.
-	Secret   protocol.Seed
-	At       time.Time // also the next time of Cron
-	Cron     string
-	TimeZone string // of Cron; "" is UTC
-	Channel  string // its full name
-	After    uint64 // the sequence of the channel behind which a message counts
-	Prompt   string // of the turn
-}
 
 // maxTriggers bounds the triggers of a session.
 const maxTriggers = 20
@@ -48,15 +22,25 @@ func errNoTriggers() error {
 		"or end your turn and tell the user when to go on. The user can use coordinator serve with coordinator submit or coordinator schedule.")
 }
 
+// triggerStore returns the triggers of the session. The turns of a sub-agent are not served.
+func (t *turnRun) triggerStore(ctx context.Context) (ports.Triggers, error) {
+	store := ports.TriggersOf(ctx)
+	if store == nil || t.lineage.parent != nil {
+		return nil, errNoTriggers()
+	}
+	return store, nil
+}
+
 // addTrigger sets a trigger of the session.
 func (t *turnRun) addTrigger(ctx context.Context, p *pendingCall, request wire.TriggerRequest) (string, error) {
-	if t.opts.Triggers == nil {
-		return "", errNoTriggers()
+	store, err := t.triggerStore(ctx)
+	if err != nil {
+		return "", err
 	}
 	t.mu.Lock()
 	seed, position := t.session.seed, t.session.positions[request.Channel]
 	t.mu.Unlock()
-	trigger := Trigger{
+	trigger := ports.Trigger{
 		ID: "t-" + string(p.event.CallID), Call: p.event.CallID, Secret: wire.SeedOf(seed, p.event.CallID),
 		At: request.At, Cron: request.Cron, TimeZone: request.TimeZone,
 	}
@@ -76,17 +60,17 @@ func (t *turnRun) addTrigger(ctx context.Context, p *pendingCall, request wire.T
 	if request.Prompt != "" {
 		trigger.Prompt += "\n" + request.Prompt
 	}
-	all, err := t.opts.Triggers.List(ctx)
+	all, err := store.List(ctx)
 	if err != nil {
 		return "", err
 	}
-	here := func(other Trigger) bool { return other.ID == trigger.ID }
+	here := func(other ports.Trigger) bool { return other.ID == trigger.ID }
 	if len(all) >= maxTriggers && !slices.ContainsFunc(all, here) {
 		return "", protocol.Errorf(protocol.CodeLimitReached, "The session has %d triggers, which is the maximum: remove one first.", maxTriggers)
 	}
 	storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout)
 	defer cancel()
-	if err := t.opts.Triggers.Add(storing, trigger); err != nil {
+	if err := store.Add(storing, trigger); err != nil {
 		return "", err
 	}
 	if request.Delay > 0 { // the time of a call that is made again is that of the first one
@@ -95,11 +79,11 @@ func (t *turnRun) addTrigger(ctx context.Context, p *pendingCall, request wire.T
 	if request.Channel != "" {
 		return fmt.Sprintf("[trigger %s is set: a new turn begins when a message comes to channel %s. End your turn now, unless you have other work.]", trigger.ID, request.Channel), nil
 	}
-	return fmt.Sprintf("[trigger %s is set: %s]", trigger.ID, trigger.when()), nil
+	return fmt.Sprintf("[trigger %s is set: %s]", trigger.ID, when(&trigger)), nil
 }
 
 // when says when a trigger fires.
-func (t *Trigger) when() string {
+func when(t *ports.Trigger) string {
 	at := t.At.UTC().Format(time.RFC3339)
 	switch {
 	case t.Channel != "":
@@ -116,13 +100,14 @@ func (t *Trigger) when() string {
 
 // triggers lists or removes triggers of the session.
 func (t *turnRun) triggers(ctx context.Context, request wire.TriggersRequest) (string, error) {
-	if t.opts.Triggers == nil {
-		return "", errNoTriggers()
+	store, err := t.triggerStore(ctx)
+	if err != nil {
+		return "", err
 	}
 	if request.Remove != "" {
-		return fmt.Sprintf("[trigger %s is removed]", request.Remove), t.opts.Triggers.Remove(ctx, request.Remove)
+		return fmt.Sprintf("[trigger %s is removed]", request.Remove), store.Remove(ctx, request.Remove)
 	}
-	all, err := t.opts.Triggers.List(ctx)
+	all, err := store.List(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -132,7 +117,7 @@ func (t *turnRun) triggers(ctx context.Context, request wire.TriggersRequest) (s
 	lines := make([]string, len(all))
 	for i := range all {
 		_, prompt, _ := strings.Cut(all[i].Prompt, "\n")
-		lines[i] = strings.TrimRight(fmt.Sprintf("%s: %s: %s", all[i].ID, all[i].when(), prompt), ": ")
+		lines[i] = strings.TrimRight(fmt.Sprintf("%s: %s: %s", all[i].ID, when(&all[i]), prompt), ": ")
 	}
 	return strings.Join(lines, "\n"), nil
 }

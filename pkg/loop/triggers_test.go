@@ -19,11 +19,11 @@ import (
 // triggers are those of one session. Adding one again changes nothing, also after it was removed.
 type triggers struct {
 	mu   sync.Mutex
-	ever []loop.Trigger
+	ever []ports.Trigger
 	here map[string]bool
 }
 
-func (s *triggers) Add(_ context.Context, trigger loop.Trigger) error {
+func (s *triggers) Add(_ context.Context, trigger ports.Trigger) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if trigger.Cron == "never" {
@@ -41,10 +41,10 @@ func (s *triggers) Add(_ context.Context, trigger loop.Trigger) error {
 	return nil
 }
 
-func (s *triggers) List(context.Context) ([]loop.Trigger, error) {
+func (s *triggers) List(context.Context) ([]ports.Trigger, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(s.ever), func(t loop.Trigger) bool { return !s.here[t.ID] }), nil
+	return slices.DeleteFunc(slices.Clone(s.ever), func(t ports.Trigger) bool { return !s.here[t.ID] }), nil
 }
 
 func (s *triggers) Remove(_ context.Context, id string) error {
@@ -57,7 +57,7 @@ func (s *triggers) Remove(_ context.Context, id string) error {
 func (f *family) withTriggers(t *testing.T) (*family, *triggers) {
 	t.Helper()
 	s := &triggers{here: map[string]bool{}}
-	f.opts.Triggers, f.set = s, s
+	f.set = s
 	return f.withSets(t, "triggers", "channels"), s
 }
 
@@ -91,7 +91,7 @@ func TestTriggers_AreSetAndListed(t *testing.T) {
 	require.Contains(t, strings.Join(texts(f.models["left"].lastSeen()), "\n"), "this session is not served")
 	require.Len(t, s.ever, 4)
 	watch := s.ever[2]
-	require.Equal(t, loop.Trigger{
+	require.Equal(t, ports.Trigger{
 		ID: id(1, 4), Call: f.callID(t, 1, 1, 4), Secret: watch.Secret, Channel: "default.work", After: 1,
 		Prompt: "[The trigger " + id(1, 4) + " has fired: channel work has messages for read_messages. It is removed; watch_channel waits for more.]",
 	}, watch)
@@ -105,7 +105,7 @@ func TestTriggers_CrashAtAnyAppendSetsNoneTwice(t *testing.T) {
 	requireCrashesChangeNothing(t, 15, func() *family {
 		f, s := newFamily(t, waits()).withTriggers(t)
 		for i := range 16 { // with those of the session these are as many as it may have
-			require.NoError(t, s.Add(t.Context(), loop.Trigger{ID: fmt.Sprint("other-", i), Channel: "default.other"}))
+			require.NoError(t, s.Add(t.Context(), ports.Trigger{ID: fmt.Sprint("other-", i), Channel: "default.other"}))
 		}
 		return f
 	}, func(_, f *family, name string) {
@@ -129,7 +129,7 @@ func TestTriggers_AreBoundedAndRemoved(t *testing.T) {
 	f.session = protocol.NewSessionID()
 	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
 	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "remove"})
+	_, err = runner.Run(ports.WithTriggers(t.Context(), s), f.session, loop.Input{Text: "remove"})
 	require.NoError(t, err)
 	require.Contains(t, texts(f.models["remove"].lastSeen()), "tool: [trigger "+s.ever[0].ID+" is removed]")
 	require.Len(t, s.here, 19)

@@ -38,7 +38,7 @@ func TestCall_ValidateNamesTheFault(t *testing.T) {
 		"upper case pool":   {func(c *protocol.Call) { c.Pool = "GPU" }, []string{"pool", `"GPU"`}},
 		"no resources":      {func(c *protocol.Call) { c.Resources = nil }, []string{"resources", "1 to 64"}},
 		"too many resources": {func(c *protocol.Call) {
-			c.Resources = make([]protocol.Use, protocol.MaxUses+1)
+			c.Resources = make([]protocol.Use, 65)
 		}, []string{"65 uses"}},
 		"every bad resource": {func(c *protocol.Call) {
 			c.Resources = []protocol.Use{

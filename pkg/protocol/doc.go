@@ -18,9 +18,9 @@
 // # Wire rules
 //
 // Bodies are JSON objects with a "type" name and a "version". Unknown fields are
-// ignored, so that a newer sender may add some. An unknown payload type
-// decodes to [UnknownPayload], which a worker answers with status "rejected":
-// nothing is ever dropped. Metadata that a reader needs before it decodes a body
+// ignored, so that a newer sender may add some. A payload of a kind that is not built in
+// decodes to [UnknownPayload]. A worker with a handler of that kind runs it; others answer with
+// status "rejected": nothing is ever dropped. Metadata that a reader needs before it decodes a body
 // travels in headers. Package internal/wire has the names of subjects and headers,
 // and the encoding.
 //

@@ -1,37 +1,28 @@
 package protocol_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A call as it travels: a program that makes calls without [tools.Plan] fills it in, has it
-// checked, and encodes it. Every fault is told at once.
+// A call as it travels, which is checked before it is sent. Every fault is told at once.
 func ExampleCall_Validate() {
-	arguments := json.RawMessage(`{"account":"acme","cents":500}`)
-	payload, err := wire.NewUserPayload("refund", arguments)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	call := protocol.Call{
-		ID:        wire.NewCallID("demo", "seed of the session", 1, 1, 0), // the same place, the same id
+		ID:        "refund-7",
 		SessionID: "demo",
 		Pool:      protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}},
 		Delivery:  protocol.AtMostOnce,
 		IssuedAt:  time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC),
-		Payload:   payload,
+		Payload:   protocol.CommandRun{Command: "make"},
 	}
 	fmt.Println(call.Validate(), call.Lane(), call.RunFor(), call.Attempts())
 
 	call.Pool, call.Delivery = "Billing", ""
-	err = call.Validate()
+	err := call.Validate()
 	fmt.Println(errors.Is(err, protocol.ErrInvalidCall), errors.Is(err, protocol.ErrInvalidName))
 	fmt.Println(err)
 	// Output:

@@ -2,34 +2,19 @@ package protocol
 
 import (
 	"encoding/json"
-	"fmt"
 )
 
 // Guard is the check before a session changes a file. Workers remember what each session has seen
 // of a sandbox's files.
 type Guard string
 
-// The guards.
+// The guards. "" lets a session change what it never saw.
 const (
-	// GuardNone lets a session change what it never saw.
-	GuardNone Guard = ""
 	// GuardChanged refuses to change a file that is not as the session last read or wrote it.
 	GuardChanged Guard = "changed"
 	// GuardRead refuses that, and to change an existing file that the session never read or wrote.
 	GuardRead Guard = "read"
 )
-
-// ParseGuard reads the word for a guard: none, changed or read; "" is none.
-func ParseGuard(word string) (Guard, error) {
-	switch word {
-	case "", "none":
-		return GuardNone, nil
-	case string(GuardChanged), string(GuardRead):
-		return Guard(word), nil
-	default:
-		return GuardNone, fmt.Errorf("guard %q: must be none, changed or read", word)
-	}
-}
 
 // FilesRead reads a text file, whole or some of its lines.
 type FilesRead struct {

@@ -38,16 +38,11 @@ func ParseSessionID(s string) (SessionID, error) {
 	return SessionID(s), nil
 }
 
-// Seed is the secret from which the ids of a session's calls derive, together with turn, step and
-// index. A worker cannot read the journal, so it cannot guess an id and store a result before the
-// call is sent.
-type Seed string
-
 // CallID names one call for ever. It derives from the session, its seed, and the call's turn, step
 // and index, so a resumed coordinator derives the same id and enqueueing again does no harm.
 type CallID string
 
-// ParseCallID checks s. The error wraps [ErrInvalidName].
+// ParseCallID checks s: 1 to 64 letters, digits, '-' and '_'. The error wraps [ErrInvalidName].
 func ParseCallID(s string) (CallID, error) {
 	if err := checkToken("call id", s, 64, tokenAlphabet()); err != nil {
 		return "", err

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Kind names a payload and the typed value that answers it; both use one name.
+// Kind names a payload and the typed value that answers it; both use one name. Kinds of your own
+// have 1 to 64 lower-case letters, digits and '_', and are not those of built-in payloads.
 type Kind string
 
 // Payload is what a worker executes: a payload type of this package, as a value, or an
@@ -19,8 +20,9 @@ type InstructionFile struct {
 	Text string `json:"text"`
 }
 
-// UnknownPayload is a payload of a kind that this version does not know. It is
-// answered with status "rejected" and keeps the bytes that it came with.
+// UnknownPayload is a payload of a kind that is not built in, such as that of a handler. It keeps
+// the bytes that it came with. A worker without a handler of that kind answers with status
+// "rejected".
 type UnknownPayload struct {
 	Name Kind
 	Raw  json.RawMessage
@@ -71,7 +73,7 @@ func (s Spending) Add(other Spending) Spending {
 	return Spending{s.Steps + other.Steps, s.Calls + other.Calls, s.Tokens + other.Tokens, s.TimeMS + other.TimeMS, s.USD + other.USD}
 }
 
-// UnknownValue is a value of a kind that this version does not know.
+// UnknownValue is a value of a kind that is not built in, such as that of a handler.
 type UnknownValue struct {
 	Name Kind
 	Raw  json.RawMessage

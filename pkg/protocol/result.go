@@ -22,8 +22,8 @@ const (
 // metrics branch on it.
 type Code string
 
-// Codes on which programs branch. The module's package internal/codes declares the others: they say
-// what was wrong with a file, an argument or a payload, for models and people.
+// Codes on which programs branch. Other codes exist, which say what was wrong with a file, an
+// argument or a payload: they are for models and people.
 const (
 	// The request was wrong.
 	CodeInvalidArguments Code = "invalid_tool_arguments"

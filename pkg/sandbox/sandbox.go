@@ -170,6 +170,6 @@ type Captured struct {
 	// Truncated says that Data is not all. [Cmd].Live gets all.
 	Truncated bool
 	// Throttled is for how long the writes waited because there was more than is read at full
-	// speed, see package capture.
+	// speed.
 	Throttled time.Duration
 }

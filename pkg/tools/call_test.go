@@ -77,7 +77,7 @@ func TestCall_BrokenPlansAreInternalErrors(t *testing.T) {
 		"two lanes":          {tools.Plan{Payload: wire.Noop{}, Resources: append(use("a/b", protocol.Shared), use("c/d", protocol.Shared)...)}, scope},
 		"not canonical":      {tools.Plan{Payload: wire.Noop{}, Resources: use("a/./b", protocol.Shared)}, scope},
 		"no access":          {tools.Plan{Payload: wire.Noop{}, Resources: use("a/b", "")}, scope},
-		"too many resources": {tools.Plan{Payload: wire.Noop{}, Resources: make([]protocol.Use, protocol.MaxUses+1)}, scope},
+		"too many resources": {tools.Plan{Payload: wire.Noop{}, Resources: make([]protocol.Use, 65)}, scope},
 		"a strange delivery": {tools.Plan{Payload: wire.Noop{}, Delivery: "twice"}, scope},
 		"a negative timeout": {tools.Plan{Payload: wire.Noop{}, Timeout: -time.Second}, scope},
 		"a strange pool":     {tools.Plan{Payload: wire.Noop{}, Pool: "A B"}, scope},

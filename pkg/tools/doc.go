@@ -14,7 +14,7 @@
 //	   ▼                                                              │
 //	Tool.Plan  ── bad path, panic ─────────────────► *protocol.Error ─┤
 //	   │                                                              │
-//	   ├── Plan.Inline ──RunInline──► text ──────────────────────┐    │ RenderFailure
+//	   ├── Plan.Inline ──RunInline──► text ──────────────────────┐    │ Tool.Failure
 //	   │                                                         ▼    ▼
 //	   └── Plan.Payload ──Plan.Call──► protocol.Call ··· Result ──► text: model
 //	                                         (a worker)       Tool.Text
@@ -43,18 +43,16 @@
 //
 // # Text
 //
-// A text for the model has at most [MaxText] characters of valid UTF-8, and says what was left out
+// A text for the model has at most 48,000 characters of valid UTF-8, and says what was left out
 // and where to read it. The note of a person who approved the call comes last. Results that are not
 // ok have one form for all tools: status, code, message, what to do next, and the partial output.
 //
 // # Packages
 //
-//	toolset             the built-in tools, in sets that have names
-//	manifest            tools of a folder
-//	policy, shell       which calls may be made, and what a command line runs
-//	internal/argument   arguments: parsed, coerced, validated
-//	internal/workspace  paths, and the keys that they become
-//	internal/render     results to text; internal/prose the texts themselves
+//	toolset   the built-in tools, in sets that have names
+//	manifest  tools of a folder
+//	mcp       tools of servers of the Model Context Protocol
+//	policy    which calls may be made
 //
 // Everything here is safe for concurrent use.
 package tools

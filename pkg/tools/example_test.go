@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -98,7 +96,7 @@ func ExampleTool() {
 		Plan: tools.PlanOf(func(scope tools.Scope, args arguments) (tools.Plan, *protocol.Error) {
 			key, err := protocol.SandboxKey(scope.Sandbox).Join(args.Path)
 			if err != nil {
-				return tools.Plan{}, protocol.Errorf(codes.PathEscape, "%s is not in the workspace", args.Path)
+				return tools.Plan{}, protocol.Errorf(protocol.CodeNotFound, "%s is not in the workspace", args.Path)
 			}
 			return tools.Plan{
 				Payload:   protocol.FilesRead{Path: args.Path, Limit: 10},
@@ -114,7 +112,7 @@ func ExampleTool() {
 	}
 	scope := tools.Scope{Session: "example", Sandbox: "example"}
 	_, plan, _ := table.Plan(scope, "head", `{"path":"a/b.txt"}`)
-	fmt.Println(wire.KindOf(plan.Payload), plan.Resources[0].Key)
+	fmt.Printf("%T %s\n", plan.Payload, plan.Resources[0].Key)
 
 	// What a model gets wrong is an error that it can read, with every fault.
 	for _, call := range [][2]string{{"head", `{"path":"../b"}`}, {"head", `{"file":"b"}`}, {"tail", `{}`}} {
@@ -122,8 +120,8 @@ func ExampleTool() {
 		fmt.Println(refusal)
 	}
 	// Output:
-	// files_read sandbox/example/a/b.txt
-	// path_escape: ../b is not in the workspace
+	// protocol.FilesRead sandbox/example/a/b.txt
+	// not_found: ../b is not in the workspace
 	// invalid_tool_arguments: The arguments of head were not accepted:
 	// - file: there is no such property; allowed are path
 	// - path: is required, but missing

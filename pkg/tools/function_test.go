@@ -119,7 +119,7 @@ func TestNewTable_TellsWhatCannotBeATool(t *testing.T) {
 		"arguments: []int: must be a struct": tools.NewRemote[[]int]("t", "T.", tools.Remote{Kind: "k"}),
 	} {
 		_, err := tools.NewTable(tool)
-		require.ErrorIs(t, err, tools.ErrInvalidTool, want)
+		require.ErrorContains(t, err, "invalid tool ", want)
 		require.ErrorContains(t, err, want)
 	}
 }

@@ -37,7 +37,7 @@ func FuzzSchema(f *testing.F) {
 			},
 		})
 		if err != nil {
-			require.ErrorIs(t, err, tools.ErrInvalidTool)
+			require.ErrorContains(t, err, "invalid tool ")
 			require.ErrorContains(t, err, "fuzzed")
 			return
 		}

@@ -11,13 +11,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
+func help() []tools.Tool {
+	help, _ := toolset.Named("help")
+	return help
+}
+
 func documented() []tools.Tool {
 	plain, full := tool("plain", noArguments), tool("full", `{"type":"object","properties":{"a":{"type":"string"}}}`)
 	full.Help, full.Hint = "  Example: {\"a\": \"b\"}\n", " Prefer full to plain. "
 	native := tools.Tool{Definition: tools.Definition{
 		Name: "web_search", Description: "Search.", Native: map[string]json.RawMessage{"openai": json.RawMessage(`{"type":"web_search"}`)},
 	}}
-	return append(tools.Help(), plain, full, native)
+	return append(help(), plain, full, native)
 }
 
 func TestDocument_IsAllThatThereIs(t *testing.T) {
@@ -46,7 +51,7 @@ func TestHelp_KnowsTheToolsOfItsTable(t *testing.T) {
 	_, _, refusal = table.Plan(tools.Scope{}, "tool_help", `{"name":"ful"}`)
 	require.Equal(t, codes.UnknownTool, refusal.Code)
 	require.Contains(t, refusal.Message, `Did you mean "full"?`)
-	other := newTable(t, tools.Help()...)
+	other := newTable(t, help()...)
 	_, _, refusal = other.Plan(tools.Scope{}, "tool_help", `{"name":"full"}`)
 	require.NotNil(t, refusal, "each table has its own")
 }

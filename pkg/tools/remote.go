@@ -18,8 +18,8 @@ import (
 
 // Remote says how the calls of a tool of the user's own run on workers.
 type Remote struct {
-	// Kind is the kind of payload; workers need a handler for it (package worker). It
-	// is one that [wire.ParseUserKind] takes.
+	// Kind is the kind of payload; workers need a handler for it (package worker). It has 1 to 64
+	// lower-case letters, digits and '_', and is no built-in payload.
 	Kind protocol.Kind
 	// Resources is what a call touches. nil means the session's whole sandbox, exclusively; empty
 	// but not nil means nothing: calls run on any worker, concurrently with every call.
@@ -185,23 +185,12 @@ func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessag
 	return uses, nil
 }
 
-// Command is a tool of the user's own as a program: it runs in a sandbox of a worker, reads the
-// arguments as JSON from standard input, and writes the result to standard output. An exit code
-// other than 0 is a failure, reported with its standard error.
-type Command struct {
-	// Argv is the program and its arguments. "{tools}" in any of them stands for the
-	// worker's folder of tools.
-	Argv []string
-	// Env is added to the sandbox's environment.
-	Env map[string]string
-	// Text says that the program writes text; otherwise it writes one JSON value.
-	Text bool
-}
-
-// CommandTool makes the tool of a command. Kind is not used. With resources that are
-// not of a sandbox, the command runs in an empty one, not in the session's. What cannot
-// be a tool is reported by [NewTable].
-func (r Remote) CommandTool(definition Definition, command Command) Tool {
+// CommandTool makes the tool of a program, which runs in a sandbox of a worker: it reads the
+// arguments of a call as JSON from standard input, and writes the result to standard output. An
+// exit code other than 0 is a failure, reported with its standard error. command.Arguments and Kind
+// are not used. With resources that are not of a sandbox, the program runs in an empty one, not in
+// the session's. What cannot be a tool is reported by [NewTable].
+func (r Remote) CommandTool(definition Definition, command protocol.ToolRun) Tool {
 	argv, env := slices.Clone(command.Argv), maps.Clone(command.Env)
 	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
 		return protocol.ToolRun{Argv: argv, Arguments: arguments, Env: env, Text: command.Text}, nil

@@ -156,7 +156,7 @@ func TestRemote_FaultsNameWhatIsWrong(t *testing.T) {
 		{Kind: "k", MinLevel: "most"},
 	} {
 		_, err := tools.NewTable(remote.Tool(tools.Definition{Name: "t", Description: "T.", Schema: json.RawMessage(`{"type":"object"}`)}))
-		require.ErrorIs(t, err, tools.ErrInvalidTool, "%+v", remote)
+		require.ErrorContains(t, err, "invalid tool ", "%+v", remote)
 	}
 }
 
@@ -202,7 +202,7 @@ func TestNewRemote_Text(t *testing.T) {
 func TestCommandTool_Text(t *testing.T) {
 	t.Parallel()
 	tool := tools.Remote{}.CommandTool(
-		tools.Definition{Name: "count", Description: "Count.", Schema: json.RawMessage(noArguments)}, tools.Command{Argv: []string{"count"}})
+		tools.Definition{Name: "count", Description: "Count.", Schema: json.RawMessage(noArguments)}, protocol.ToolRun{Argv: []string{"count"}})
 	_, err := tools.NewTable(tool)
 	require.NoError(t, err)
 	result := func(output, stdout string) *protocol.Result {

@@ -28,7 +28,7 @@ func TestText_StartedAgain(t *testing.T) {
 	t.Parallel()
 	const line = "attempt 2: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once"
 	command := tools.Remote{}.CommandTool(
-		tools.Definition{Name: "t", Description: "t", Schema: json.RawMessage(`{"type":"object"}`)}, tools.Command{Argv: []string{"t"}})
+		tools.Definition{Name: "t", Description: "t", Schema: json.RawMessage(`{"type":"object"}`)}, protocol.ToolRun{Argv: []string{"t"}})
 	for output, want := range map[string]string{
 		`{"a": [1]}`:  `{"a": [1],"[started again]":"` + line + `"}`,
 		`{}`:          `{"[started again]":"` + line + `"}`,

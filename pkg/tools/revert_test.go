@@ -88,7 +88,7 @@ func TestRevert_WhatCannotBe(t *testing.T) {
 		"revert: arguments: placeholder {results.id}: must be account, amount, to, result": {Tool: "cancel", Arguments: json.RawMessage(`{"a":{"b":["{results.id}"]}}`)},
 	} {
 		_, err := tools.NewTable(orderTool(&revert))
-		require.ErrorIs(t, err, tools.ErrInvalidTool)
+		require.ErrorContains(t, err, "invalid tool ")
 		require.ErrorContains(t, err, want)
 	}
 }

@@ -17,9 +17,6 @@ import (
 // maxNameLength bounds the name of a tool, in bytes.
 const maxNameLength = 64
 
-// ErrInvalidTool is wrapped by every error of [NewTable].
-var ErrInvalidTool = errors.New("invalid tool")
-
 // Table is a set of tools with distinct names and working schemas. It never
 // changes and is safe for concurrent use.
 type Table struct {
@@ -35,10 +32,9 @@ type entry struct {
 }
 
 // NewTable checks the tools and makes a table of them. It reports every error,
-// joined, each with the name of its tool; they wrap [ErrInvalidTool]: a name that
-// is malformed or there twice, an empty description, a schema that does not compile
-// or is not of type "object", a missing Plan. Where one of them is stateful, tool_continue and
-// tool_end are added.
+// joined, each with the name of its tool: a name that is malformed or there twice, an empty
+// description, a schema that does not compile or is not of type "object", a missing Plan. Where one
+// of them is stateful, tool_continue and tool_end are added.
 func NewTable(tools ...Tool) (*Table, error) {
 	tools = withDialogTools(tools)
 	t := &Table{entries: make(map[string]*entry, len(tools)), format: formatOf(tools)}
@@ -46,8 +42,8 @@ func NewTable(tools ...Tool) (*Table, error) {
 	seen := make(map[string]int, len(tools))
 	for i := range tools {
 		tool := tools[i]
-		if tool.planIn != nil {
-			tool.Plan = tool.planIn(t)
+		if tool.Name == helpTool && tool.Plan == nil {
+			tool.Plan = PlanOf(t.planHelp)
 		}
 		if tool.own && tool.input == nil && tool.Format == nil {
 			tool.Format = t.format
@@ -60,7 +56,7 @@ func NewTable(tools ...Tool) (*Table, error) {
 		}
 		seen[tool.Name]++
 		if seen[tool.Name] == 2 {
-			faults = append(faults, fmt.Errorf("%w %q: the name is defined more than once: rename one of them", ErrInvalidTool, tool.Name))
+			faults = append(faults, fmt.Errorf("invalid tool %q: the name is defined more than once: rename one of them", tool.Name))
 		}
 		compiled, err := check(&tool)
 		if err != nil {
@@ -85,7 +81,7 @@ func check(tool *Tool) (*argument.Schema, error) {
 	var faults []error
 	fault := func(err error) {
 		if err != nil {
-			faults = append(faults, fmt.Errorf("%w %q: %w", ErrInvalidTool, tool.Name, err))
+			faults = append(faults, fmt.Errorf("invalid tool %q: %w", tool.Name, err))
 		}
 	}
 	fault(checkName(tool.Name))

@@ -42,41 +42,40 @@ func TestNewTable_RefusesWhatAModelCouldNotUse(t *testing.T) {
 
 	for name, test := range map[string]struct {
 		tools []tools.Tool
-		is    error
 		says  []string
 	}{
-		"two tools of one name":        {[]tools.Tool{tool("twin", noArguments), tool("twin", noArguments)}, tools.ErrInvalidTool, []string{`"twin"`}},
-		"three tools of one name once": {[]tools.Tool{tool("a", noArguments), tool("a", noArguments), tool("a", noArguments)}, tools.ErrInvalidTool, []string{`"a"`}},
-		"a built-in name":              {append(toolset.Core(), tool("bash", noArguments)), tools.ErrInvalidTool, []string{`"bash"`}},
-		"no name":                      {[]tools.Tool{tool("", noArguments)}, tools.ErrInvalidTool, []string{`""`, "1 to 64"}},
-		"a long name":                  {[]tools.Tool{tool(strings.Repeat("n", 65), noArguments)}, tools.ErrInvalidTool, []string{"1 to 64"}},
-		"a name with a blank":          {[]tools.Tool{tool("two words", noArguments)}, tools.ErrInvalidTool, []string{`"two words"`, `' '`}},
-		"a name with an umlaut":        {[]tools.Tool{tool("grün", noArguments)}, tools.ErrInvalidTool, []string{`"grün"`}},
-		"no description":               {[]tools.Tool{withoutDescription}, tools.ErrInvalidTool, []string{`"mute"`, "description"}},
-		"no plan":                      {[]tools.Tool{withoutPlan}, tools.ErrInvalidTool, []string{`"idle"`, "plan"}},
-		"no schema":                    {[]tools.Tool{tool("bare", "")}, tools.ErrInvalidTool, []string{`"bare"`, "schema: missing"}},
-		"a schema that is not JSON":    {[]tools.Tool{tool("torn", `{"type":`)}, tools.ErrInvalidTool, []string{`"torn"`, "not JSON"}},
-		"a schema of another type":     {[]tools.Tool{tool("list-er", `{"type":"array"}`)}, tools.ErrInvalidTool, []string{`"list-er"`, `"type": "object"`}},
-		"a schema without type":        {[]tools.Tool{tool("any", `{}`)}, tools.ErrInvalidTool, []string{`"any"`, `"type": "object"`}},
-		"a boolean schema":             {[]tools.Tool{tool("yes", `true`)}, tools.ErrInvalidTool, []string{`"yes"`, `"type": "object"`}},
+		"two tools of one name":        {[]tools.Tool{tool("twin", noArguments), tool("twin", noArguments)}, []string{`"twin"`}},
+		"three tools of one name once": {[]tools.Tool{tool("a", noArguments), tool("a", noArguments), tool("a", noArguments)}, []string{`"a"`}},
+		"a built-in name":              {append(toolset.Core(), tool("bash", noArguments)), []string{`"bash"`}},
+		"no name":                      {[]tools.Tool{tool("", noArguments)}, []string{`""`, "1 to 64"}},
+		"a long name":                  {[]tools.Tool{tool(strings.Repeat("n", 65), noArguments)}, []string{"1 to 64"}},
+		"a name with a blank":          {[]tools.Tool{tool("two words", noArguments)}, []string{`"two words"`, `' '`}},
+		"a name with an umlaut":        {[]tools.Tool{tool("grün", noArguments)}, []string{`"grün"`}},
+		"no description":               {[]tools.Tool{withoutDescription}, []string{`"mute"`, "description"}},
+		"no plan":                      {[]tools.Tool{withoutPlan}, []string{`"idle"`, "plan"}},
+		"no schema":                    {[]tools.Tool{tool("bare", "")}, []string{`"bare"`, "schema: missing"}},
+		"a schema that is not JSON":    {[]tools.Tool{tool("torn", `{"type":`)}, []string{`"torn"`, "not JSON"}},
+		"a schema of another type":     {[]tools.Tool{tool("list-er", `{"type":"array"}`)}, []string{`"list-er"`, `"type": "object"`}},
+		"a schema without type":        {[]tools.Tool{tool("any", `{}`)}, []string{`"any"`, `"type": "object"`}},
+		"a boolean schema":             {[]tools.Tool{tool("yes", `true`)}, []string{`"yes"`, `"type": "object"`}},
 		"a schema with a wrong keyword": {
-			[]tools.Tool{tool("odd", `{"type":"object","properties":{"a":{"type":"text"}}}`)}, tools.ErrInvalidTool, []string{`"odd"`, "schema"},
+			[]tools.Tool{tool("odd", `{"type":"object","properties":{"a":{"type":"text"}}}`)}, []string{`"odd"`, "schema"},
 		},
 		"a schema with a broken pattern": {
-			[]tools.Tool{tool("re", `{"type":"object","properties":{"a":{"pattern":"("}}}`)}, tools.ErrInvalidTool, []string{`"re"`},
+			[]tools.Tool{tool("re", `{"type":"object","properties":{"a":{"pattern":"("}}}`)}, []string{`"re"`},
 		},
 		"a schema that refers to a file": {
-			[]tools.Tool{tool("leak", `{"type":"object","$ref":"file:///etc/passwd"}`)}, tools.ErrInvalidTool, []string{`"leak"`, "itself only"},
+			[]tools.Tool{tool("leak", `{"type":"object","$ref":"file:///etc/passwd"}`)}, []string{`"leak"`, "itself only"},
 		},
 		"a schema that refers to a host": {
-			[]tools.Tool{tool("call", `{"type":"object","$ref":"http://127.0.0.1:1/x"}`)}, tools.ErrInvalidTool, []string{`"call"`, "itself only"},
+			[]tools.Tool{tool("call", `{"type":"object","$ref":"http://127.0.0.1:1/x"}`)}, []string{`"call"`, "itself only"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			table, err := tools.NewTable(test.tools...)
 			require.Nil(t, table)
-			require.ErrorIs(t, err, test.is)
+			require.ErrorContains(t, err, "invalid tool ")
 			for _, word := range test.says {
 				require.ErrorContains(t, err, word)
 			}
@@ -90,8 +89,6 @@ func TestNewTable_ReportsEveryFault(t *testing.T) {
 	bad.Description = ""
 	bad.Plan = nil
 	_, err := tools.NewTable(bad, tool("twin", noArguments), tool("twin", `nonsense`), tool("worse", `[]`))
-	require.ErrorIs(t, err, tools.ErrInvalidTool)
-	require.ErrorIs(t, err, tools.ErrInvalidTool)
 	for _, word := range []string{`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`, `"twin": the name is defined more than once`, `"twin": schema`, `"worse": schema`} {
 		require.ErrorContains(t, err, word)
 	}

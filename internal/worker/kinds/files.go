@@ -66,7 +66,7 @@ func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite
 // for example from an earlier attempt whose worker was lost before it recorded that. Nothing would
 // be changed.
 func (f fileOps) hasContent(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) bool {
-	if p.Guard == protocol.GuardNone || p.ExpectSHA256 != "" {
+	if p.Guard == "" || p.ExpectSHA256 != "" {
 		return false
 	}
 	r, err := fs.Read(ctx, protocol.FilesRead{Path: p.Path, Limit: 1})

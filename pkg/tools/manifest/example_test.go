@@ -3,7 +3,6 @@ package manifest_test
 import (
 	"fmt"
 
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
@@ -36,13 +35,13 @@ delivery: at_most_once
 		fmt.Println(refusal)
 		return
 	}
-	fmt.Println(wire.KindOf(plan.Payload), plan.Resources[0].Key, plan.Delivery)
+	fmt.Println(plan.Resources[0].Key, plan.Delivery)
 
 	_, problems = manifest.Parse("broken.yaml", []byte("name: refund\ndescription: x\nhandler: refund\ntimeout: soon\n"))
 	for _, problem := range problems {
 		fmt.Println(problem)
 	}
 	// Output:
-	// refund account/acme at_most_once
+	// account/acme at_most_once
 	// broken.yaml:4: timeout "soon": must be a time such as 90s or 2m
 }

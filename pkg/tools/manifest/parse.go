@@ -250,7 +250,7 @@ func (m *parser) tool(doc document) tools.Tool {
 	case hasHandler:
 		return remote.Tool(definition)
 	}
-	return remote.CommandTool(definition, tools.Command{Argv: doc.Command, Env: doc.Env, Text: doc.Output == "text"})
+	return remote.CommandTool(definition, protocol.ToolRun{Argv: doc.Command, Env: doc.Env, Text: doc.Output == "text"})
 }
 
 // stateful makes a tool that answers several calls.

@@ -326,7 +326,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		server, ofServer := manifest.ParseServer("f", content)
 		if len(ofServer) == 0 {
-			require.Empty(t, server.Check())
+			require.NoError(t, server.Validate())
 		}
 		tool, problems := manifest.Parse("f", content)
 		for _, p := range slices.Concat(problems, ofServer) {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 var (
@@ -18,13 +17,13 @@ var (
 	ofNatives = regexp.MustCompile(`^native\.([^:]*):`)
 )
 
-// table reports what [tools.NewTable] says about the tool, each error at the place that it
-// is about.
+// table reports what NewTable of package tools says about the tool, each error at the place that
+// it is about.
 func (m *parser) table(name string, err error) {
 	if err == nil {
 		return
 	}
-	blame := fmt.Sprintf("%v %q: ", tools.ErrInvalidTool, name) // before the first of the errors that are joined
+	blame := fmt.Sprintf("invalid tool %q: ", name) // before the first of the errors that are joined
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		message := strings.TrimPrefix(line, blame)
 		_, input, isInput := strings.Cut(message, "input: ")

@@ -1,11 +1,13 @@
 package manifest
 
 import (
+	"errors"
 	"slices"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/fault"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
@@ -58,13 +60,15 @@ func parseServer(file string, content []byte) (mcp.Server, []Problem) {
 		MCPServer: protocol.MCPServer{
 			Name: doc.Name, Command: doc.Command, Args: doc.Args, Env: doc.Env, Cwd: doc.Cwd, URL: doc.URL, Headers: doc.Headers,
 		},
-		Settings: mcp.Settings{
-			Workspace: doc.Workspace, Only: doc.Only, Tools: doc.Tools, Timeout: doc.Timeout, Pool: doc.Pool, MinLevel: doc.MinLevel,
-		},
+		Workspace: doc.Workspace, Only: doc.Only, Tools: doc.Tools, Timeout: doc.Timeout, Pool: doc.Pool, MinLevel: doc.MinLevel,
 	}
 	server.SetOAuth(doc.OAuth)
-	for _, failure := range server.Check() {
-		m.problem(m.lineAt(failure.At), "%s", failure.Message)
+	if all, is := server.Validate().(interface{ Unwrap() []error }); is {
+		for _, err := range all.Unwrap() {
+			if wrong, is := errors.AsType[fault.Fault](err); is {
+				m.problem(m.lineAt(wrong.At), "%s", wrong.Message)
+			}
+		}
 	}
 	return server, m.found(decoding)
 }

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -11,18 +12,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/fault"
 )
-
-// Fault is what is wrong with a field of a server.
-type Fault struct { //nolint:errname // "error" is the word for it
-	// At is the field, as a JSON pointer: its settings are beside the command.
-	At string
-	// Message says what is wrong, and what is allowed.
-	Message string
-}
-
-// Error returns the message.
-func (f Fault) Error() string { return f.Message }
 
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
 
@@ -42,14 +33,14 @@ func inPointer(pointer, name string) string {
 }
 
 // checker collects what is wrong with a server.
-type checker struct{ errs []Fault }
+type checker struct{ errs []error }
 
 func (c *checker) failure(at, format string, args ...any) {
-	c.errs = append(c.errs, Fault{At: at, Message: fmt.Sprintf(format, args...)})
+	c.errs = append(c.errs, fault.Fault{At: at, Message: fmt.Sprintf(format, args...)})
 }
 
-// Check returns everything that can be seen to be wrong before the server is asked.
-func (s *Server) Check() []Fault {
+// Validate reports everything that can be seen to be wrong before the server is asked, joined.
+func (s *Server) Validate() error {
 	c := &checker{}
 	c.origin(s.MCPServer)
 	c.oauth(s)
@@ -62,7 +53,7 @@ func (s *Server) Check() []Fault {
 	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
 		c.rule(inPointer("/tools", name), "tool "+name+": ", s.Tools[name])
 	}
-	return c.errs
+	return errors.Join(c.errs...)
 }
 
 // origin checks where the server is.

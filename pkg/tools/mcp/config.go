@@ -23,19 +23,15 @@ import (
 // maxBytes bounds a file.
 const maxBytes = 1 << 20
 
-// Server is a server, and how its tools are used.
+// Server is a server, and how its tools are used. Its JSON has what a file has in the property
+// "toolfleet" of a server, which other agents pass over.
 type Server struct {
-	protocol.MCPServer
-	Settings
+	protocol.MCPServer `json:"-"`
 
 	// OAuth is how one logs in to a URL; nil leaves all to the server. A client that logs in by
-	// itself is [protocol.MCPServer].Client, too.
-	OAuth *OAuth
-}
+	// itself is [protocol.MCPServer].Client, too: see [Server.SetOAuth].
+	OAuth *OAuth `json:"-"`
 
-// Settings are how the tools of a server are used. In a file they are the property "toolfleet" of a
-// server, which other agents pass over.
-type Settings struct {
 	// Workspace says whether the tools touch the workspace. Default: those of programs do, and are
 	// ordered with files and commands; those of URLs do not, and run beside them.
 	Workspace *bool `json:"workspace,omitempty"`
@@ -56,7 +52,7 @@ type Rule struct {
 	Resources []tools.Resource `json:"resources,omitempty" yaml:"resources"`
 	// Delivery is that of [tools.Remote]; "" means what the server's hints say.
 	Delivery protocol.Delivery `json:"delivery,omitempty" yaml:"delivery"`
-	// Timeout is that of [Settings], for this tool.
+	// Timeout is that of [Server], for this tool.
 	Timeout string `json:"timeout,omitempty" yaml:"timeout"`
 	// Revert undoes the effect of a call; nil means that nothing does.
 	Revert *Revert `json:"revert,omitempty" yaml:"revert"`
@@ -120,7 +116,7 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 	if e.Settings != nil {
 		decoder := json.NewDecoder(bytes.NewReader(e.Settings))
 		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&s.Settings); err != nil {
+		if err := decoder.Decode(&s); err != nil {
 			errs = append(errs, fmt.Errorf("toolfleet: %w", err))
 		}
 	}
@@ -131,8 +127,8 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 	}
 	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
 	s.SetOAuth(e.OAuth)
-	for _, failure := range s.Check() {
-		errs = append(errs, failure)
+	if all, is := s.Validate().(interface{ Unwrap() []error }); is {
+		errs = append(errs, all.Unwrap()...)
 	}
 	return s, e.Disabled, errs
 }

@@ -19,38 +19,41 @@ const (
 
 // OAuth is how one logs in to a server (OAuth 2.1), in the words of agents' files.
 type OAuth struct {
-	// GrantType is [grantCode], also when it is "", or [grantClient].
+	// GrantType is "authorization_code" (also ""), a person's login with a browser, or
+	// "client_credentials", a client that logs in by itself.
 	GrantType string `json:"grantType" yaml:"grantType"` //nolint:tagliatelle // as agents have it
 	// ClientID is a client that the authorization server knows, or the https:// URL of a document
 	// about one. Without it a person's login registers one.
 	ClientID     string `json:"clientId"     yaml:"clientId"`     //nolint:tagliatelle // as above
 	ClientSecret string `json:"clientSecret" yaml:"clientSecret"` //nolint:tagliatelle // as above
 	// Scopes are asked for; none are those that the server names.
-	Scopes Scopes `json:"scopes" yaml:"scopes"`
+	Scopes []string `json:"scopes" yaml:"scopes"`
 	// CallbackPort is where a person's browser comes back to, for authorization servers that know
 	// the address beforehand; 0 is any.
 	CallbackPort int `json:"callbackPort" yaml:"callbackPort"` //nolint:tagliatelle // as above
 }
 
-// Scopes are a list, or in a file of agents also one text with spaces.
-type Scopes []string
+// UnmarshalJSON implements [json.Unmarshaler]. In a file, scopes are a list, or one text with
+// spaces.
+func (o *OAuth) UnmarshalJSON(data []byte) error {
+	type plain OAuth
+	file := struct {
+		*plain
 
-// UnmarshalJSON implements [json.Unmarshaler].
-func (s *Scopes) UnmarshalJSON(data []byte) error {
+		Scopes json.RawMessage `json:"scopes"`
+	}{plain: (*plain)(o)}
 	var text string
-	if json.Unmarshal(data, &text) == nil {
-		*s = strings.Fields(text)
+	switch err := json.Unmarshal(data, &file); {
+	case err != nil || file.Scopes == nil:
+		return err
+	case json.Unmarshal(file.Scopes, &text) == nil:
+		o.Scopes = strings.Fields(text)
 		return nil
 	}
-	var list []string
-	if err := json.Unmarshal(data, &list); err != nil {
-		return err
-	}
-	*s = list
-	return nil
+	return json.Unmarshal(file.Scopes, &o.Scopes)
 }
 
-// SetOAuth sets how one logs in.
+// SetOAuth sets OAuth and, for a client that logs in by itself, [protocol.MCPServer].Client.
 func (s *Server) SetOAuth(o *OAuth) {
 	s.OAuth, s.Client = o, nil
 	if o != nil && o.GrantType == grantClient {

@@ -23,7 +23,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -198,28 +197,15 @@ func anyMatches(patterns []string, text string) (string, bool) {
 // maxFile bounds a policy file.
 const maxFile = 1 << 20
 
-// Load reads a policy file, YAML or JSON, and checks it. The error names the file and,
-// where it can, the line of every error.
-func Load(file string) (Policy, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return Policy{}, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return Policy{}, fmt.Errorf("%s: must be a file of at most %d bytes", file, maxFile)
-	}
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return Policy{}, err
+// Parse reads the content of a policy file, YAML or JSON, and checks it. The error names the file
+// and, where it can, the line of every error.
+func Parse(file string, content []byte) (Policy, error) {
+	if len(content) > maxFile {
+		return Policy{}, fmt.Errorf("%s: has %d bytes, at most %d are allowed", file, len(content), maxFile)
 	}
 	if len(bytes.TrimSpace(content)) == 0 { // half a write, perhaps: no fence where one was wanted
 		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(strict.Fields(reflect.TypeFor[Policy]()), ", "))
 	}
-	return Parse(file, content)
-}
-
-// Parse is [Load] for content at hand; file is its name in errors.
-func Parse(file string, content []byte) (Policy, error) {
 	var p Policy
 	var errs []error
 	for _, failure := range strict.Decode(content, &p) {

@@ -366,24 +366,23 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 	}
 	_, err := policy.New(policy.Policy{Approval: policy.Approval{Timeout: -1}})
 	require.ErrorContains(t, err, "approval.timeout -1ns: must not be negative")
-	p, err := policy.Parse("p", nil)
+	p, err := policy.Parse("p", []byte("{}"))
 	require.NoError(t, err)
 	require.True(t, p.Zero())
+	_, err = policy.Parse("p", bytes.Repeat([]byte("#"), 1<<20+1))
+	require.ErrorContains(t, err, "at most 1048576 are allowed")
 }
 
-// TestLoad_AnEmptyFileIsNoPolicy: it may be half a write, and nothing would be bound.
-func TestLoad_AnEmptyFileIsNoPolicy(t *testing.T) {
+// TestParse_AnEmptyFileIsNoPolicy: it may be half a write, and nothing would be bound.
+func TestParse_AnEmptyFileIsNoPolicy(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "p.yaml")
-	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
-	_, err := policy.Load(file)
+	_, err := policy.Parse("p.yaml", []byte(" \n"))
 	require.ErrorContains(t, err, "p.yaml: is empty; the fields of a policy are tools, commands, paths")
 }
 
-func TestLoad_TravelsAsJSON(t *testing.T) {
+func TestParse_TravelsAsJSON(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "p.yaml")
-	require.NoError(t, os.WriteFile(file, []byte(`
+	p, err := policy.Parse("p.yaml", []byte(`
 tools: {allow: [a], deny: [b]}
 commands: {allow: [c]}
 paths: {read: [d], write: [e], except: [f]}
@@ -392,8 +391,7 @@ max_calls_of: {g: 8}
 min_level: full
 approval: {tools: [h], commands: [i j], timeout: 90s}
 at_most_once: {tools: [k], commands: [l m]}
-`), 0o600))
-	p, err := policy.Load(file)
+`))
 	require.NoError(t, err)
 	require.False(t, p.Zero())
 	encoded, err := json.Marshal(p)
@@ -404,14 +402,6 @@ at_most_once: {tools: [k], commands: [l m]}
 	encoded, err = json.Marshal(policy.Policy{})
 	require.NoError(t, err)
 	require.Equal(t, []byte("{}"), encoded)
-
-	_, err = policy.Load(filepath.Dir(file))
-	require.ErrorContains(t, err, "must be a file")
-	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("#"), 1<<20+1), 0o600))
-	_, err = policy.Load(file)
-	require.ErrorContains(t, err, "at most 1048576 bytes")
-	_, err = policy.Load(file + ".none")
-	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 // A class that lacks a payload would leave open what a rule about it denies: the golden payloads of

@@ -266,7 +266,7 @@ func TestFormat_OfOnesOwnTools(t *testing.T) {
 	t.Parallel()
 	schema := json.RawMessage(`{"type":"object"}`)
 	mine := []tools.Tool{
-		tools.Remote{}.CommandTool(tools.Definition{Name: "mine", Description: "x", Schema: schema}, tools.Command{Argv: []string{"x"}}),
+		tools.Remote{}.CommandTool(tools.Definition{Name: "mine", Description: "x", Schema: schema}, protocol.ToolRun{Argv: []string{"x"}}),
 		tools.New("inline", "x", func(context.Context, struct{}) (string, error) { return "two words", nil }),
 	}
 	text := func(name string, sets [][]tools.Tool, output string) string {

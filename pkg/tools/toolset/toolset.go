@@ -1,10 +1,9 @@
 // Package toolset is the built-in tools, in sets that have names.
 //
-// A tool of a set declares its arguments and plans a payload; package render has the texts of
-// results. Sets of other systems' tools (openRathTools, smithersTools, filesTools) plan the same
-// payloads as [Core], and return results in those systems' words: agents written for those systems
-// work unchanged, and share files and order with all others. See docs/tools.md for every argument
-// and every format.
+// A tool of a set declares its arguments and plans a payload. Sets of other systems' tools
+// (openrath, smithers, files) plan the same payloads as [Core], and return results in those
+// systems' words: agents written for those systems work unchanged, and share files and order with
+// all others. See docs/tools.md for every argument and every format.
 package toolset
 
 import (
@@ -20,7 +19,7 @@ import (
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
-		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
+		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": helpTools,
 		"jobs": jobsTools, "memory": memoryTools, "openrath": openRathTools, "scratchpad": scratchTools, "smithers": smithersTools, "triggers": triggerTools, "web": webTools,
 		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
