@@ -44,7 +44,7 @@ func folderFleet(t *testing.T, driver, name string) (*fleet.Client, *manifest.Fo
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: driver, Tools: folder.Dir()})
+	_, err = f.StartWorker(t.Context(), worker.Options{Driver: driver, Tools: folder.Dir()})
 	if errors.Is(err, isolation.ErrLevel) {
 		t.Skipf("no sandbox driver isolates here: %v", err)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -58,8 +57,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if content == nil {
 		err = client.Sessions(pool).Approve(ctx, session, call, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
 	} else {
-		asked := loop.Event{SessionID: session, CallFields: loop.CallFields{CallID: call}, HandleFields: loop.HandleFields{Lane: c.Pool}}
-		err = client.Answer(ctx, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
+		err = client.Sessions(pool).Answer(ctx, session, call, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
 	}
 	if errors.Is(err, fleet.ErrNotFound) || errors.Is(err, fleet.ErrInvalid) {
 		return &cli.ExitError{Code: cli.ExitFailed, Message: err.Error()}

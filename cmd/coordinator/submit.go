@@ -69,7 +69,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	all := env.Client.Sessions("")
 	limited, done := within(ctx, c.Timeout)
 	defer done()
-	switch err := all.Serves(limited, c.Model); {
+	switch err := all.CheckModel(limited, c.Model); {
 	case errors.Is(err, fleet.ErrInvalid):
 		return cli.Usagef("--%v", err)
 	case err != nil:

@@ -1,5 +1,5 @@
-// Command streams builds a library and a program in three streams on two sandboxes: an event has
-// the program wait for the library, and a service runs until it is cancelled. Its calls have ids.
+// Command streams builds a library and a program in three streams on two sandboxes: the
+// program waits for the library, and a service runs until it is cancelled. Its calls have ids.
 // So if it is killed at any moment and started again with the same job, it follows the calls that
 // it had sent and sends the others: none runs twice, and the results are the same.
 //
@@ -39,7 +39,7 @@ func run(ctx context.Context, out io.Writer, url, job string) error {
 	fetch := program.Go(ctx, call("fetch", "echo fetched >> log"))
 	compile := library.Go(ctx, call("compile", "for i in 1 2 3 4 5; do echo compiled $i; sleep 0.3; done | tee -a log"))
 	pack := library.Go(ctx, call("pack", "echo packed >> log; cat log"))
-	program.Wait(library.Record())
+	program.After(library.Last())
 	link := program.Go(ctx, call("link", "echo linked >> log; cat log"))
 
 	for output := range compile.Output(ctx) {

@@ -124,16 +124,17 @@ func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
 	nc := f.Connect()
 	require.True(t, approval.Asks(ctx, nc, f.Name, asked))
 	require.NoError(t, approval.TakeOn(nc, f.Name, asked, "1"))
+	asked.Pool = protocol.DefaultPool // a session may be answered from any pool
 	for content, says := range map[string]string{
 		``: "an answer needs a content", `{"answer":"green"}`: `answer "green": must be one of red, blue`, `[]`: "an answer needs a content",
 	} {
-		err := approval.Reply(ctx, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(content)})
+		err := approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(content)})
 		require.ErrorIs(t, err, approval.ErrRefused)
 		require.ErrorContains(t, err, says)
 	}
-	err := approval.Reply(ctx, nc, f.Name, asked, protocol.Answer{Question: "2", Action: protocol.ActionDecline})
+	err := approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Question: "2", Action: protocol.ActionDecline})
 	require.ErrorContains(t, err, "another question")
-	require.NoError(t, approval.Reply(ctx, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{"answer":"blue"}`), By: "ada"}))
+	require.NoError(t, approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{"answer":"blue"}`), By: "ada"}))
 	require.Equal(t, "ada", (<-answered).By)
 	require.ErrorIs(t, approval.Say(ctx, nc, nc, f.Name, asked, protocol.Approval{Granted: true}), approval.ErrNotAsked)
 }

@@ -27,7 +27,7 @@ func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer
 
 // TakeOn lets a call know that somebody is being asked, so that it waits for the answer.
 func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error {
-	r, err := a.reply(nc, fleet, protocol.Answer{Question: question, Action: wire.ActionWait})
+	r, err := a.reply(nc, fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func Put(
 				continue
 			}
 			_ = message.Respond(taken()) // the answer counts in any case
-			if answer.Action != wire.ActionWait {
+			if answer.Action != protocol.ActionWait {
 				return answer, nil
 			}
 		case <-ctx.Done():
@@ -72,14 +72,26 @@ func Put(
 	}
 }
 
-// Reply answers what a call asks, and returns when its worker has taken the answer. The error is
-// [ErrNotAsked] when nothing is asked, and wraps [ErrRefused] when the answer does not fit.
-func Reply(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, answer protocol.Answer) error {
-	r, err := a.reply(nc, fleet, answer)
+// replies are an answer to a call in its pool, and to the same call if the session itself asks.
+func (a Asked) replies(home, running *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) ([]reply, error) {
+	r, err := a.reply(running, fleet, answer)
+	if err != nil || a.Pool == protocol.SessionPool {
+		return []reply{r}, err
+	}
+	session := reply{home, wire.AnswerSubject(fleet, protocol.SessionPool, a.Session, a.Call), r.body}
+	return []reply{r, session}, nil
+}
+
+// Reply answers what a call asks, or the session in its name, and returns when the answer was
+// taken. home is the connection on which coordinators wait, running that of the call's worker; they
+// may be the same. The error is [ErrNotAsked] when nothing is asked, and wraps [ErrRefused] when
+// the answer does not fit.
+func Reply(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, answer protocol.Answer) error {
+	replies, err := a.replies(home, running, fleet, answer)
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, r)
+	return deliver(ctx, replies...)
 }
 
 // Asks reports whether a running call waits for an answer. One that does not say so in time may
@@ -88,10 +100,9 @@ func Asks(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked) boo
 	return waited(ctx, nc, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call))
 }
 
-// Say answers yes or no to a call's approval or to its question; yes to a question sends the
-// default values of its fields. home is the connection on which coordinators wait, running that of
-// the call's worker; they may be the same. The error is [ErrNotAsked] if nothing waits for an
-// answer, else that of [Reply].
+// Say answers yes or no to a call's approval or to its question, with the connections of [Reply];
+// yes to a question sends the default values of its fields. The error is [ErrNotAsked] if nothing
+// waits for an answer, else that of [Reply].
 func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
 	body, err := wire.EncodeApproval(said)
 	if err != nil {
@@ -101,9 +112,9 @@ func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a 
 	if said.Granted {
 		answer.Action = protocol.ActionAccept
 	}
-	r, err := a.reply(running, fleet, answer)
+	replies, err := a.replies(home, running, fleet, answer)
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, reply{home, wire.ApprovalSubject(fleet, a.Session, a.Call), body}, r)
+	return deliver(ctx, append(replies, reply{home, wire.ApprovalSubject(fleet, a.Session, a.Call), body})...)
 }

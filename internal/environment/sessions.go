@@ -66,14 +66,14 @@ func (l LocalSessions) List(ctx context.Context, limit int) (list []report.Sessi
 
 // sessionsIn describes the sessions of a data directory, sub-agents and forks included.
 func (l LocalSessions) sessionsIn(ctx context.Context, d directory) (list []report.Session, err error) {
-	own := report.Session{SessionID: d.id, SessionWork: report.SessionWork{UpdatedAt: d.changed}, SessionSize: report.SessionSize{DiskBytes: d.bytes}}
+	own := report.Session{SessionID: d.id, UpdatedAt: d.changed, DiskBytes: d.bytes}
 	opened, err := l.Open(ctx, d.id)
 	switch {
 	case errors.Is(err, public.ErrSessionBusy):
 		own.State = report.StateInUse
 		list = []report.Session{own}
 		for _, fork := range d.forks {
-			list = append(list, report.Session{SessionID: fork, SessionWork: report.SessionWork{UpdatedAt: d.changed}, State: report.StateInUse})
+			list = append(list, report.Session{SessionID: fork, UpdatedAt: d.changed, State: report.StateInUse})
 		}
 		return list, nil
 	case errors.Is(err, public.ErrNotFound): // it was begun, and nothing came of it
@@ -236,7 +236,7 @@ func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report
 	if errors.Is(err, public.ErrSessionBusy) {
 		_, of := dataOf(l.dir, id)
 		d := l.measure(of)
-		return &report.Session{SessionID: id, SessionWork: report.SessionWork{UpdatedAt: d.changed}, SessionSize: report.SessionSize{DiskBytes: d.bytes}, State: report.StateInUse}, nil
+		return &report.Session{SessionID: id, UpdatedAt: d.changed, DiskBytes: d.bytes, State: report.StateInUse}, nil
 	}
 	if err != nil {
 		return nil, err

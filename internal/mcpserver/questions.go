@@ -130,5 +130,5 @@ func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call 
 			answer.Content, _ = json.Marshal(result.Content) // it was JSON
 		}
 	}
-	warn(approval.Reply(ctx, s.options.At(call.Pool), s.options.Name, asked, answer))
+	warn(approval.Reply(ctx, s.options.At(protocol.SessionPool), s.options.At(call.Pool), s.options.Name, asked, answer))
 }

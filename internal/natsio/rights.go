@@ -121,12 +121,17 @@ func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Pool: pool, Publish: []string{wire.WhoSubject(fleet, pool)}}
 }
 
-// ApprovalRights allow approving calls, and answering the questions of calls of a pool.
-func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
+// AnswerRights allow answering the questions of calls of a pool, and of sessions.
+func AnswerRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
 	return []Rights{
-		{Publish: []string{wire.ApprovalSubject(fleet, probed, probed)}},
+		{Publish: []string{wire.AnswerSubject(fleet, protocol.SessionPool, probed, probed)}},
 		{Pool: pool, Publish: []string{wire.AnswerSubject(fleet, pool, probed, probed)}},
 	}
+}
+
+// ApprovalRights are [AnswerRights], and allow approving calls.
+func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
+	return append(AnswerRights(fleet, pool), Rights{Publish: []string{wire.ApprovalSubject(fleet, probed, probed)}})
 }
 
 // JournalRights allow reading sessions.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -84,7 +83,7 @@ func (a *Answers) Question(ctx context.Context, q *report.Question) {
 		if a.prompt == nil && a.Alone {
 			return a.reply(ctx, q, protocol.ActionDecline)
 		}
-		switch err := a.reply(ctx, q, wire.ActionWait); {
+		switch err := a.reply(ctx, q, protocol.ActionWait); {
 		case errors.Is(err, fleet.ErrNotFound): // it was answered elsewhere
 			return nil
 		case err != nil:
@@ -114,8 +113,7 @@ func (a *Answers) reply(ctx context.Context, q *report.Question, action protocol
 }
 
 func (a *Answers) answer(ctx context.Context, q *report.Question, answer protocol.Answer) error {
-	asked := loop.Event{SessionID: q.SessionID, CallFields: loop.CallFields{CallID: q.CallID}, HandleFields: loop.HandleFields{Lane: q.Lane}}
-	return a.client.Answer(ctx, asked, answer)
+	return a.client.Sessions(q.Pool()).Answer(ctx, q.SessionID, q.CallID, answer)
 }
 
 // WaitsForAnswer says that a running call waits for an answer, with a command line that answers it.

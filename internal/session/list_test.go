@@ -57,8 +57,7 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	info.JournalBytes = 0
 	require.Equal(t, &report.Session{
 		SessionID: "s", State: report.StateOpen, Prompt: "do 1", Model: "script", Workspace: "/home/ada/x",
-		SessionWork: report.SessionWork{CreatedAt: &at, UpdatedAt: at, Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}},
-		SessionSize: report.SessionSize{Messages: 1},
+		CreatedAt: &at, UpdatedAt: at, Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}, Messages: 1,
 		History: []report.Turn{
 			{Turn: 1, State: "answered", StartedAt: at, Steps: 1, ToolCalls: 2, Input: "do 1"},
 			{Turn: 2, State: "failed", StartedAt: at, Steps: 2, ToolCalls: 4, Input: "do 2"},

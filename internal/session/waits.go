@@ -143,7 +143,7 @@ func accepted(id protocol.SessionID, view *operator.View) (*report.Session, erro
 		return nil, ErrNone
 	}
 	call := &view.Calls[0]
-	info := &report.Session{SessionID: id, State: report.StateWaitsForCoordinator, SessionWork: report.SessionWork{CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}}
+	info := &report.Session{SessionID: id, State: report.StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}
 	if len(view.Running) > 0 {
 		info.State = report.StateInUse
 	}

@@ -44,10 +44,10 @@ func DecodeAnswer(body []byte) (protocol.Answer, error) {
 		return a, err
 	}
 	switch a.Action {
-	case ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel:
+	case protocol.ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel:
 		return a, nil
 	default:
-		return a, fmt.Errorf("%w: action %q: must be %s, %s, %s or %s", ErrInvalidAnswer, a.Action, ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel)
+		return a, fmt.Errorf("%w: action %q: must be %s, %s, %s or %s", ErrInvalidAnswer, a.Action, protocol.ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel)
 	}
 }
 
@@ -72,9 +72,6 @@ var (
 	// ErrInvalidAnswer is wrapped by every error of [DecodeAnswer].
 	ErrInvalidAnswer = errors.New("invalid answer")
 )
-
-// ActionWait is the [protocol.Action] of an answer that is to come: somebody is being asked.
-const ActionWait protocol.Action = "wait"
 
 // ErrInvalidApproval is wrapped by every error of [DecodeApproval].
 var ErrInvalidApproval = errors.New("invalid approval")

@@ -143,7 +143,7 @@ func TestMCP_APersonAnswersWhatAServerAsks(t *testing.T) {
 	ask := func(tool string, answers ...protocol.Answer) *protocol.Result {
 		return r.asking(t.Context(), newCall(session, mcpCall(tool, "")), func(asked approval.Asked, q protocol.Question) {
 			for i, answer := range answers {
-				err := approval.Reply(t.Context(), r.NC, r.Name, asked, answer)
+				err := approval.Reply(t.Context(), r.NC, r.NC, r.Name, asked, answer)
 				if i < len(answers)-1 && !errors.Is(err, approval.ErrRefused) || i == len(answers)-1 && err != nil {
 					t.Errorf("answer %d about %s: %v", i, q.Message, err)
 				}
@@ -369,10 +369,10 @@ func TestMCP_AServerNeverHasTwoCallsAtOnceAndTwoServersRunSideBySide(t *testing.
 	o.Slots = 8
 	r.work(o)
 	session := protocol.NewSessionID()
-	apart := mcp.Settings{Workspace: new(bool)}
+	apart := new(bool)
 	table := serverTools(t, r, session,
-		mcp.Server{MCPServer: toolservertest.Program("a"), Settings: apart},
-		mcp.Server{MCPServer: toolservertest.Program("b"), Settings: apart},
+		mcp.Server{MCPServer: toolservertest.Program("a"), Workspace: apart},
+		mcp.Server{MCPServer: toolservertest.Program("b"), Workspace: apart},
 		mcp.Server{MCPServer: toolservertest.Program("c")})
 	const calls = 10
 	var all []protocol.Call

@@ -126,7 +126,7 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 			"Submit": func(c fleet.Call) error { return second(client.Submit(t.Context(), c)) },
 			"a stream": func(c fleet.Call) error {
 				stream := client.Stream("a", "c")
-				stream.Wait(fleet.Event{Call: c.After[0]})
+				stream.After(c.After[0])
 				c.After = nil
 				result, err := stream.Go(t.Context(), c).Wait(t.Context())
 				return errors.Join(err, result.Err())
@@ -194,7 +194,7 @@ func TestAfter_ACallThatIsHeldBack(t *testing.T) {
 	waits = client.Go(t.Context(), after(first))
 	require.NoError(t, rules.Replace(t.Context(), nil))
 	for _, pool := range []protocol.Pool{"small", ""} {
-		_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process", Pool: pool})
+		_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Pool: pool})
 		require.NoError(t, err)
 	}
 	requireOK(t, first, waits, behind)

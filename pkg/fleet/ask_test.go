@@ -37,11 +37,11 @@ func withServer(t *testing.T) (*fleet.Client, protocol.SessionID, *tools.Table) 
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	session := protocol.NewSessionID()
 	made, problems, err := f.ServerTools(t.Context(), session, []mcp.Server{
-		{MCPServer: toolservertest.Program("test"), Settings: mcp.Settings{Only: []string{"form"}}},
+		{MCPServer: toolservertest.Program("test"), Only: []string{"form"}},
 		{MCPServer: protocol.MCPServer{Name: "gone", Command: "no-such-program"}},
 	}, toolset.Core())
 	require.NoError(t, err)
@@ -71,12 +71,12 @@ func TestAnswer(t *testing.T) {
 	t.Parallel()
 	f, session, table := withServer(t)
 	answer := func(e loop.Event, content string, action protocol.Action) error {
-		return f.Answer(context.WithoutCancel(t.Context()), e, protocol.Answer{Action: action, Content: json.RawMessage(content), By: "ada"})
+		return f.Sessions("").Answer(context.WithoutCancel(t.Context()), e.SessionID, e.CallID, protocol.Answer{Action: action, Content: json.RawMessage(content), By: "ada"})
 	}
 	observe := asked(t, loop.EventQuestionAsked, func(e loop.Event) {
 		errs := []error{
-			answer(e, "", wire.ActionWait), answer(e, `{"age":"old"}`, protocol.ActionAccept),
-			f.Answer(context.WithoutCancel(t.Context()), e, protocol.Answer{Question: "another", Action: protocol.ActionDecline}),
+			answer(e, "", protocol.ActionWait), answer(e, `{"age":"old"}`, protocol.ActionAccept),
+			f.Sessions("").Answer(context.WithoutCancel(t.Context()), e.SessionID, e.CallID, protocol.Answer{Question: "another", Action: protocol.ActionDecline}),
 			answer(e, `{"name":"Bob"}`, protocol.ActionAccept), answer(e, "", protocol.ActionDecline),
 		}
 		for i, want := range []error{nil, fleet.ErrInvalid, fleet.ErrInvalid, nil, fleet.ErrNotFound} {
@@ -129,4 +129,21 @@ func TestApprove(t *testing.T) {
 		require.Equal(t, granted, !strings.HasPrefix(result.Text, "[rejected"), result.Text)
 	}
 	require.ErrorIs(t, b.Sessions("").Approve(t.Context(), "s", wire.RandomCallID(), protocol.Approval{}), fleet.ErrNotFound)
+}
+
+// Observers may be nil.
+func TestSessions_WithoutObservers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	sessions := b.Sessions("")
+	stop, err := sessions.Output("s", nil)
+	require.NoError(t, err)
+	runner, err := b.Runner(calling{"bash", `{"command":"echo hello"}`}, b.table, nil)
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), "s", loop.Input{Text: "go"})
+	require.NoError(t, err)
+	stop()
+	turn, err := sessions.Follow(t.Context(), "s", nil, nil)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, turn.Outcome)
 }

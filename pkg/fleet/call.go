@@ -21,15 +21,17 @@ import (
 )
 
 // Call is a request to run a tool, a handler or a payload. Only one of Tool, Handler and Payload is
-// required. A tool defines resources, delivery, retry, timeout and pool of its calls; fields of
-// Call that are set replace them. The trace context is that of ctx.
+// required. A tool defines resources, delivery, retry, timeout and pool of its calls: their zero
+// values here mean what the tool defines, and other values replace that. For handlers and payloads
+// zero values mean the named default. The trace context is that of ctx.
 type Call struct {
 	// Tool is the name of a tool of Table, and Arguments its arguments, a JSON object; "" is {}.
 	Tool, Arguments string
 	// Table has the tools; nil means the built-in ones.
 	Table *tools.Table
-	// Handler is the kind of a handler of your workers, which runs instead of a tool, and Args what
-	// it gets, as JSON; see [worker.Handle] and [ValueOf].
+	// Handler is the kind of a handler of your workers, which runs instead of a tool: 1 to 64
+	// lower-case letters, digits and '_'. Args are what it gets, encoded as JSON; nil is null, for
+	// which the handler gets the zero value. See [worker.Handle] and [ValueOf].
 	Handler protocol.Kind
 	Args    any
 	// Payload is what a worker executes, instead of a tool: a payload type of package protocol.
@@ -44,7 +46,7 @@ type Call struct {
 	// resources conflict run one after another. Empty means what the tool defines; for a handler
 	// nothing; for a payload the whole sandbox, exclusively.
 	Resources []protocol.Use
-	// Pool selects the workers; "" means [protocol.DefaultPool].
+	// Pool selects the workers; the default is [protocol.DefaultPool].
 	Pool protocol.Pool
 	// MinLevel is the minimum sandbox level for commands and files for which neither the tool nor
 	// Policy names one: none, paths, full or kernel. "" means none in a fleet inside this process,
@@ -55,11 +57,12 @@ type Call struct {
 	// session with this id gets that result, whatever it would run. "" means a new id. Tools that
 	// run in this process ignore it.
 	ID protocol.CallID
-	// Delivery is what may happen after a lost worker; "" means [protocol.Rollback].
+	// Delivery is what may happen after a lost worker; the default is [protocol.Rollback].
 	Delivery protocol.Delivery
-	// Retry says when a failed call starts again; nil means never.
+	// Retry says when a failed call starts again; the default is never. It needs the delivery
+	// [protocol.Idempotent].
 	Retry *protocol.Retry
-	// Timeout bounds one attempt; 0 means [protocol.DefaultRunTimeout], 2 minutes.
+	// Timeout bounds one attempt; the default is [protocol.DefaultRunTimeout], 2 minutes.
 	Timeout time.Duration
 	// QueueTimeout bounds the time from acceptance to the first start; 0 means no bound.
 	QueueTimeout time.Duration
@@ -84,7 +87,9 @@ type Call struct {
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	// Observe gets questions that the tool asks a person while [Client.Call] waits for it, as
-	// [loop.EventQuestionAsked]; nil declines them. The call waits for Observe to return.
+	// [loop.EventQuestionAsked]; nil declines them. The call waits for Observe to return. Calls of
+	// [Client.Go] and [Client.Submit] do not use it: their questions are declined, unless a program
+	// answers within 2 s.
 	Observe func(loop.Event)
 	// Guard is the check before a tool changes a file; "" means none.
 	Guard protocol.Guard
@@ -102,7 +107,8 @@ type Result struct {
 }
 
 // Err is nil for a call with status ok. Otherwise it wraps Error, and [ErrUnknownOutcome] if the
-// call may have had effects, or [ErrNotSent] if it was not sent, as with [ErrBusy].
+// call may have had effects, or [ErrNotSent] if it was not sent: because of [ErrBusy] or
+// [ErrQuota], or because a policy denies it or its arguments are wrong.
 func (r Result) Err() error {
 	switch {
 	case r.Error == nil:
@@ -115,9 +121,14 @@ func (r Result) Err() error {
 	return r.Error
 }
 
+// Ref names the call for [Client.Attach], also when its outcome is unknown.
+func (r Result) Ref() protocol.CallRef {
+	return protocol.CallRef{SessionID: r.SessionID, ID: r.CallID}
+}
+
 // ValueOf is what a call returned, for the results of [Client.Call] and [Future.Wait]: the output
 // of the function of a handler, or a value type of package protocol. A call without the status ok
-// is an error, that of [Result.Err].
+// is an error, that of [Result.Err]. [Call] has an example.
 //
 //	sum, err := fleet.ValueOf[int](client.Call(ctx, fleet.Call{Handler: "add", Args: numbers}))
 func ValueOf[T any](r Result, err error) (value T, _ error) {
@@ -159,13 +170,13 @@ func handled(kind protocol.Kind, args any) (protocol.Payload, error) {
 // Errors that callers branch on, with [errors.Is], by what they can do. [Result.Err] and the errors
 // of all methods that send calls wrap them.
 var (
-	// ErrNotSent means that the call was not sent: it does not run, and can be sent again. The
-	// error also wraps the reason: [ErrBusy], [ErrQuota], [ErrUnreachable], [ErrClosed], or the
-	// cause of an ended context.
+	// ErrNotSent means that the call was not sent, and does not run. The error also wraps the
+	// reason: [ErrBusy], [ErrQuota] or [ErrUnreachable], after which it can be sent again;
+	// [ErrClosed], the cause of an ended context, or what is wrong with the call.
 	ErrNotSent = lane.ErrNotSent
 	// ErrUnknownOutcome means that the call may run, or may have run. Check its effects before it
 	// is sent again; sent again with its ID it does not run twice. If the reason is not in its
-	// result, [Client.Attach] follows the call.
+	// result, [Client.Attach] with [Result.Ref] follows the call.
 	ErrUnknownOutcome error = &protocol.Error{Code: protocol.CodeOutcomeUnknown, Message: "the call may run, or may have run"}
 	// ErrBusy means that as many calls wait as a lane or a pool may have. The error is a
 	// [protocol.Error], whose RetryAfter says when it is worth sending the call again.
@@ -309,8 +320,8 @@ func (p *planned) failed(err error) (Result, error) {
 // Call runs a call and waits for its result. What goes wrong with the tool, or is not allowed by
 // Policy, is in the [Result]. An error wraps one of three: [protocol.ErrInvalidCall] for wrong
 // input; [ErrNotSent] if the fleet failed and the call does not run; and [ErrUnknownOutcome] if it
-// may. The Status of the Result is then [protocol.StatusRejected], or
-// [protocol.StatusOutcomeUnknown].
+// may: [Client.Attach] with [Result.Ref] follows it. The Status of the Result is then
+// [protocol.StatusRejected], or [protocol.StatusOutcomeUnknown].
 //
 // Call returns within about 0.1 s of the end of ctx. A ctx that has already ended sends nothing and
 // is [ErrNotSent]. Otherwise the call is cancelled: the Result is a worker's answer within that

@@ -23,7 +23,7 @@ func started(t *testing.T) *fleet.Client {
 	client, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	return client
 }
@@ -101,7 +101,7 @@ func TestConnect_UsesWhatItIsGiven(t *testing.T) {
 		MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
 	})
 	require.NoError(t, err)
-	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	result, err := client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"echo hello"}`})
 	require.NoError(t, err)

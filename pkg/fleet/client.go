@@ -10,13 +10,13 @@
 //   - [Client.Go] starts a call and returns a [Future]: wait for it, cancel it, read its output.
 //   - [Client.Submit] stores a call that outlives this process, and [Client.Attach] follows a call
 //     that any process has sent.
-//   - [Client.Stream] is a queue of calls that run one at a time, with events across queues.
+//   - [Client.Stream] is a queue of calls that run one at a time, with an order across queues.
 //   - [Client.Runner] runs sessions: a model calls the tools of a table.
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
 //   - [Client.Lanes] and [Client.Workers] report what waits, what runs and who runs it.
 //   - [Client.Sessions] shows, follows, forks, merges and removes sessions, and has their files.
 //   - [Client.Limits], [Client.Schedules] and [Client.Templates] are settings of the fleet.
-//   - [Client.Answer] and [Sessions.Approve] answer what calls and sessions ask a person.
+//   - [Sessions.Approve] and [Sessions.Answer] answer what calls and sessions ask a person.
 //
 // Without a URL the NATS server is inside the process too, so one program can be a whole fleet.
 //
@@ -25,22 +25,32 @@
 // what the caller can do:
 //
 //   - [protocol.ErrInvalidCall]: correct the call; nothing was sent.
-//   - [ErrNotSent]: send the call again, it does not run; [ErrBusy] and [ErrQuota] say when.
+//   - [ErrNotSent]: the call does not run. Send it again if the error also wraps [ErrBusy] or
+//     [ErrQuota], which say when, or [ErrUnreachable]; otherwise correct what the error names.
 //   - [ErrUnknownOutcome]: check the effects first, the call may run; [Client.Attach] follows it.
 //   - [ErrInvalid], [ErrNotFound], [ErrExists]: correct the name, the id or the setting.
 //   - [ErrNoFleet], [ErrRights], [ErrVersion]: change the options, the user's rights or the program.
 //
 // # How methods end
 //
-//   - A closed client: [ErrClosed], at once, also from methods that wait.
+//   - A closed client: [ErrClosed], at once, also from methods that wait. What runs something has
+//     [ErrNotSent] or [ErrUnknownOutcome], too. A [Future] or [Worker] that has ended by then has
+//     no error.
 //   - An ended context: its cause, at once. [Client.Call] and [Client.Go] then cancel their call, and
 //     [Sessions.Run] and [Sessions.Compact] their turn; all other methods leave what is in the fleet
-//     as it is.
+//     as it is. If their call was sent, [Client.Call] and [Client.Go] have no error: [Result.Err] is
+//     [ErrUnknownOutcome], unless a worker has answered.
 //   - A server that is away: [ErrUnreachable] and, if the context has ended, its cause. [Client.Call],
 //     [Client.Go] and [Client.Submit] wait for the server until their context ends; other methods
 //     wait some seconds. What runs something has [ErrNotSent] or [ErrUnknownOutcome], too. The
 //     client connects again by itself.
-//   - A fleet of another version: [Connect] returns [ErrVersion], and changes nothing.
+//   - A fleet of another version: [Connect] and [worker.Run] return [ErrVersion], and change nothing.
+//     If they accept the fleet's streams, programs of different versions work together: a worker
+//     ignores fields that it does not know, and rejects a payload that it does not know.
+//   - nil observers are ignored. A nil model or table is an error of [Client.Runner].
+//
+// Zero values of the types with methods, but for [Limit] and [Result], cannot be used: get them
+// from a [Client].
 package fleet
 
 import (
@@ -77,18 +87,20 @@ type Options struct {
 	URL string
 	// Creds is a NATS credentials file, or a file with a token; "" means none.
 	Creds string
-	// Conn is a connection to use instead of URL, Creds and TLS. Close leaves it open.
+	// TLSCA is a file of authorities (PEM) that the servers' certificates are checked against; ""
+	// means the system's. TLSCert and TLSKey are the files of the certificate that this process
+	// presents; both or neither.
+	TLSCA, TLSCert, TLSKey string
+	// Conn is a connection to use instead of URL, Creds and the TLS files. Close leaves it open.
 	Conn *nats.Conn
-	// TLS names certificates for connections to the servers.
-	TLS TLS
 	// Pools has the servers of pools whose workers have a NATS account of their own. Pools needs a
 	// URL or Conn, and must not name [protocol.SessionPool].
 	Pools map[protocol.Pool]Server
 	// SignKey is a file with the private key (PEM, Ed25519) that signs calls, for workers that run
 	// signed calls only. "" means calls.key in the directory of Creds, if it exists.
 	SignKey string
-	// Name is the name of the fleet; "" means [protocol.DefaultFleet].
-	Name protocol.Fleet
+	// Fleet is the name of the fleet; "" means [protocol.DefaultFleet].
+	Fleet protocol.Fleet
 	// Existing makes a fleet that does not exist an error, which wraps [ErrNoFleet], instead of
 	// creating it. It needs a URL or Conn.
 	Existing bool
@@ -107,14 +119,6 @@ type Options struct {
 
 // Server is the server of a pool, with URL and Creds as in [Options].
 type Server struct{ URL, Creds string }
-
-// TLS names PEM files. The zero value trusts the system's authorities.
-type TLS struct {
-	// CA has the authorities that the servers' certificates are checked against.
-	CA string
-	// Cert and Key are the certificate that this process presents; both or neither.
-	Cert, Key string
-}
 
 // Storage bounds what a fleet stores; 0 means the documented default.
 type Storage struct {
@@ -165,7 +169,7 @@ func (o *Options) validate() error {
 			faults = append(faults, fmt.Errorf(format, args...))
 		}
 	}
-	fault(o.Conn != nil && (o.URL != "" || o.Creds != "" || o.TLS != TLS{}), "conn: must not be combined with a URL, credentials or TLS files")
+	fault(o.Conn != nil && o.URL+o.Creds+o.TLSCA+o.TLSCert+o.TLSKey != "", "conn: must not be combined with a URL, credentials or TLS files")
 	for pool, server := range o.Pools {
 		if _, err := protocol.ParsePool(string(pool)); err != nil {
 			faults = append(faults, err)
@@ -189,7 +193,7 @@ func (o *Options) validate() error {
 // inner are the options of the connection, for a client with a name and a directory.
 func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	inner := fleet.Options{
-		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Login: fleet.Login{Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS(o.TLS)},
+		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Login: fleet.Login{Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}},
 		Client: filepath.Base(os.Args[0]), Embedded: fleet.Embedded{Data: c.data}, Storage: natsio.Storage(o.Storage), Logger: c.logger,
 	}
 	if o.TracerProvider != nil {
@@ -223,11 +227,11 @@ var (
 // Connect connects to a fleet, or starts one inside this process, and creates its streams if they
 // are missing. ctx bounds only the connecting, and each server is tried for at most 5 s: the error
 // wraps [ErrUnreachable] if none answers. Invalid options are reported together, before anything is
-// connected; an invalid name wraps [protocol.ErrInvalidName].
+// connected; the error wraps [ErrInvalid].
 func Connect(ctx context.Context, options Options) (*Client, error) {
-	name, err := protocol.ParseFleet(string(cmp.Or(options.Name, protocol.DefaultFleet)))
+	name, err := protocol.ParseFleet(string(cmp.Or(options.Fleet, protocol.DefaultFleet)))
 	if err = errors.Join(err, options.validate()); err != nil {
-		return nil, err
+		return nil, invalid(err)
 	}
 	c := &Client{
 		data: options.Data, cleanup: func() error { return nil }, logger: options.Logger,

@@ -61,7 +61,7 @@ func TestClose_WithACallInFlight(t *testing.T) {
 					<-ctx.Done()
 					return "", context.Cause(ctx)
 				})
-				_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "none", Handlers: []worker.Handler{wait}})
+				_, err = client.StartWorker(t.Context(), worker.Options{Driver: "none", Handlers: []worker.Handler{wait}})
 				require.NoError(t, err)
 			}
 			call := fleet.Call{Handler: "wait"}
@@ -93,7 +93,7 @@ func TestClose_WithACallInFlight(t *testing.T) {
 			require.ErrorIs(t, err, fleet.ErrClosed)
 			_, err = client.Lanes("").List(t.Context(), 1)
 			require.ErrorIs(t, err, fleet.ErrClosed)
-			_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "none"})
+			_, err = client.StartWorker(t.Context(), worker.Options{Driver: "none"})
 			require.ErrorIs(t, err, fleet.ErrClosed)
 		})
 	}

@@ -51,7 +51,7 @@ func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
 	require.Equal(t, protocol.StatusRejected, outcome.Status)
 	require.NotNil(t, outcome.Error)
 
-	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	outcome, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"ls -A"}`})
 	require.NoError(t, err)
@@ -78,7 +78,7 @@ func TestCall_ReturnsWhenItsContextEndsWhileItRuns(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	_, err = f.StartWorker(t.Context(), worker.Options{
-		Sandbox: "process", Workspace: func(string) (string, bool) { return dir, true },
+		Driver: "process", Workspace: func(string) (string, bool) { return dir, true },
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -108,7 +108,7 @@ func TestCall_SaysThatTheServerIsAway(t *testing.T) {
 	})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"true"}`})
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // requireRefused checks the error of a call that met a bound, however it was sent.
@@ -139,4 +140,42 @@ func jetStream(t *testing.T, url string) jetstream.JetStream {
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
 	return js
+}
+
+// Each value that is not allowed is [fleet.ErrInvalid], malformed names are also
+// [protocol.ErrInvalidName].
+func TestErrors_OfValuesThatAreNotAllowed(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	ctx, lanes, sessions := t.Context(), client.Lanes(""), client.Sessions("")
+	third := func(_, _ any, err error) error { return err }
+	for what, err := range map[string]error{
+		"fleet":      second(fleet.Connect(ctx, fleet.Options{Fleet: "No Fleet"})),
+		"pool":       second(client.Workers(ctx, "No Pool", 0)),
+		"lanes":      second(client.Lanes("No Pool").List(ctx, 0)),
+		"key":        second(lanes.Show(ctx, "a", 0)),
+		"call":       lanes.Cancel(ctx, "a/b", "a b"),
+		"attached":   second(client.Attach(ctx, protocol.CallRef{})),
+		"servers":    third(client.ServerTools(ctx, "a/b", nil, nil)),
+		"session":    second(sessions.Show(ctx, "a/b")),
+		"approved":   sessions.Approve(ctx, "a/b", "c", protocol.Approval{}),
+		"answered":   sessions.Answer(ctx, "a", "b/c", protocol.Answer{}),
+		"output":     second(sessions.Output("a/b", nil)),
+		"template":   client.Templates().CreateFromSession(ctx, "a", "a/b"),
+		"worker":     second(client.StartWorker(ctx, worker.Options{Pool: "No Pool"})),
+		"a schedule": second(client.Schedules().AddCall(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, fleet.Call{Tool: "read", Session: "a/b"})),
+	} {
+		require.ErrorIs(t, err, fleet.ErrInvalid, what)
+		require.ErrorIs(t, err, protocol.ErrInvalidName, what)
+	}
+	for what, err := range map[string]error{
+		"lane":    second(lanes.Show(ctx, "a/b/c", 0)),
+		"wait":    second(client.Workers(ctx, "", -1)),
+		"slots":   second(client.StartWorker(ctx, worker.Options{Slots: -1})),
+		"storage": second(fleet.Connect(ctx, fleet.Options{Storage: fleet.Storage{Replicas: 2}})),
+	} {
+		require.ErrorIs(t, err, fleet.ErrInvalid, what)
+	}
 }

@@ -24,7 +24,7 @@ func ExampleClient_Call() {
 		return
 	}
 	defer func() { _ = client.Close() }()
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "process"}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "process"}); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -55,7 +55,7 @@ func ExampleClient_StartWorker() {
 	}
 	defer func() { _ = client.Close() }()
 	double := worker.Handle("double", func(_ context.Context, _ *worker.Call, n int) (int, error) { return 2 * n, nil })
-	w, err := client.StartWorker(ctx, worker.Options{Sandbox: "none", Slots: 2, Handlers: []worker.Handler{double}})
+	w, err := client.StartWorker(ctx, worker.Options{Driver: "none", Slots: 2, Handlers: []worker.Handler{double}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -95,5 +95,29 @@ func ExampleClient_Schedules() {
 	// Output:
 	// Monday 7
 	// true
+	// <nil>
+}
+
+// A schedule starts a call of a handler at each of its times, without a model. [Schedules.Ref]
+// names the call of a time, for [Client.Attach].
+func ExampleSchedules_AddCall() {
+	ctx := context.Background()
+	client, err := fleet.Connect(ctx, fleet.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = client.Close() }()
+	schedules := client.Schedules()
+	added, err := schedules.AddCall(ctx, fleet.Schedule{Name: "backup", Cron: "30 2 * * *", Missed: "skip"},
+		fleet.Call{Handler: "backup", Args: map[string]string{"database": "orders"}, Timeout: time.Hour})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(added.Tool, added.Next[0].Hour(), added.Next[0].Minute())
+	fmt.Println(schedules.Remove(ctx, "backup"))
+	// Output:
+	// backup 2 30
 	// <nil>
 }

@@ -19,7 +19,7 @@ func ExampleClient_Go() {
 		return
 	}
 	defer func() { _ = client.Close() }()
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "process"}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "process"}); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -69,7 +69,7 @@ func ExampleClient_Submit() {
 
 // attach is another program, which is connected to the same servers, and has a worker.
 func attach(ctx context.Context, client *fleet.Client, text string) error {
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "process"}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "process"}); err != nil {
 		return err
 	}
 	ref, err := protocol.ParseCallRef(text)

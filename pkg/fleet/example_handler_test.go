@@ -10,9 +10,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-// A handler is called with a value of Go, and returns one, also to a future. Calls of one account
-// run one after another.
-func ExampleValueOf() {
+// A handler is called with a value of Go, and returns one, also to a future: see [ValueOf]. Calls
+// of one account run one after another.
+func ExampleCall() {
 	ctx := context.Background()
 	client, err := fleet.Connect(ctx, fleet.Options{})
 	if err != nil {
@@ -29,7 +29,7 @@ func ExampleValueOf() {
 		balance += t.Cents
 		return balance, nil
 	})
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "none", Handlers: []worker.Handler{pay}}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "none", Handlers: []worker.Handler{pay}}); err != nil {
 		fmt.Println(err)
 		return
 	}

@@ -70,7 +70,7 @@ func ExampleClient_Workers() {
 	}
 	defer func() { _ = client.Close() }()
 	pay := worker.Handle("pay", func(context.Context, *worker.Call, struct{}) (string, error) { return "", nil })
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "none", Slots: 3, Handlers: []worker.Handler{pay}}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "none", Slots: 3, Handlers: []worker.Handler{pay}}); err != nil {
 		fmt.Println(err)
 		return
 	}

@@ -42,7 +42,7 @@ func runWriter(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "process"}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "process"}); err != nil {
 		return err
 	}
 	table, err := tools.NewTable(toolset.Core()...)
@@ -87,4 +87,29 @@ func runWriter(ctx context.Context) error {
 	_, err = sessions.Show(ctx, "plan")
 	fmt.Println("not found:", errors.Is(err, fleet.ErrNotFound))
 	return nil
+}
+
+// A coordinator (coordinator serve) runs the turn, whatever becomes of the program that submits it.
+// Another program follows it by the session, and prints what the model says.
+func ExampleSessions_Submit() {
+	ctx := context.Background()
+	client, err := fleet.Connect(ctx, fleet.Options{URL: "nats://127.0.0.1:4222"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = client.Close() }()
+	ref, err := client.Sessions("").Submit(ctx, fleet.Turn{Session: "release-7", ID: "first", Prompt: "Make a release."})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	// In another program, with a client of its own:
+	turn, err := client.Sessions("").Follow(ctx, ref.SessionID, func(e loop.Event) {
+		if e.Type == loop.EventTextDelta {
+			fmt.Print(e.Text)
+		}
+	}, nil)
+	fmt.Println(turn.Outcome, err)
 }

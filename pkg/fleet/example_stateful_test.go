@@ -83,7 +83,7 @@ func Example_stateful() {
 	}
 	defer func() { _ = f.Close() }()
 	_, err = f.StartWorker(ctx, worker.Options{
-		Sandbox: "process", Handlers: []worker.Handler{worker.HandleStateful("order", order, nil)},
+		Driver: "process", Handlers: []worker.Handler{worker.HandleStateful("order", order, nil)},
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-// Two streams of one sandbox run side by side; the event has the test wait for the build.
+// Two streams of one sandbox run side by side; the test waits for the build.
 func ExampleClient_Stream() {
 	ctx := context.Background()
 	client, err := fleet.Connect(ctx, fleet.Options{})
@@ -18,7 +18,7 @@ func ExampleClient_Stream() {
 		return
 	}
 	defer func() { _ = client.Close() }()
-	if _, err := client.StartWorker(ctx, worker.Options{Sandbox: "process"}); err != nil {
+	if _, err := client.StartWorker(ctx, worker.Options{Driver: "process"}); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -28,7 +28,7 @@ func ExampleClient_Stream() {
 	builds, tests := client.Stream("project", "builds"), client.Stream("project", "tests")
 	builds.Go(ctx, command("sleep 0.1"))
 	builds.Go(ctx, command("echo binary > out"))
-	tests.Wait(builds.Record())
+	tests.After(builds.Last())
 	tested := tests.Go(ctx, command("cat out"))
 	for output := range tested.Output(ctx) {
 		fmt.Printf("%s", output.Data)

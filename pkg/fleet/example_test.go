@@ -48,7 +48,7 @@ func Example() {
 	var mu sync.Mutex // two accounts may be paid into at once
 	balance := map[string]int{}
 	_, err = f.StartWorker(ctx, worker.Options{
-		Sandbox: "process",
+		Driver: "process",
 		Handlers: []worker.Handler{
 			worker.Handle("pay_in", func(_ context.Context, _ *worker.Call, p payment) (string, error) {
 				mu.Lock()

@@ -14,6 +14,10 @@ import (
 
 // Future is a call that was sent, by this or by another process. It needs no goroutine, and may be
 // used by several.
+//
+// After Close of the client, a future that has ended keeps its result. Wait of any other returns
+// [ErrClosed] with [ErrNotSent], if it was not sent, or with [ErrUnknownOutcome]: then its call
+// continues, and another client can [Client.Attach] to Ref.
 type Future struct {
 	ref    protocol.CallRef
 	plan   *planned         // nil when attached
@@ -103,7 +107,7 @@ func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error
 // error wraps [ErrNotFound] if the call does not exist or its result is not stored any more.
 func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
 	if _, err := protocol.ParseCallRef(ref.String()); err != nil {
-		return nil, err
+		return nil, invalid(err)
 	}
 	return do(ctx, c, nil, func(ctx context.Context) (*Future, error) {
 		follow, err := c.inner.Dispatcher.Attach(ctx, ref)
@@ -125,7 +129,8 @@ func (f *Future) started(follow *dispatch.Future) *Future {
 // Ref names the call for [Client.Attach].
 func (f *Future) Ref() protocol.CallRef { return f.ref }
 
-// Done is closed when the call has ended.
+// Done is closed when Wait returns without waiting: the call has ended or was not sent, or the
+// client was closed.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
 // Wait returns the result of the call, with errors as [Client.Call]. It returns earlier when ctx
@@ -154,10 +159,11 @@ func (f *Future) Wait(ctx context.Context) (Result, error) {
 	return plan.finish(ctx, result), nil
 }
 
-// Cancel requests that the call ends as cancelled. When it returns nil the request is stored: the
-// call will not start, or will be killed, unless it ends first. [Future.Wait] says which. A call
-// that is about to be sent is sent first. After Close of the client it is [ErrClosed], and the call
-// continues.
+// Cancel requests that the call ends as cancelled. It returns nil when the request is stored, or
+// when nothing has to be cancelled: the call has ended or was not sent. A stored request means that
+// the call will not start, or will be killed, unless it ends first; [Future.Wait] says which. A
+// call that is about to be sent is sent first. After Close of the client Cancel returns [ErrClosed]
+// for a call that continues.
 func (f *Future) Cancel(ctx context.Context) error {
 	if f.follow == nil {
 		return nil
@@ -179,9 +185,10 @@ const (
 	maxOutput = 1 << 20
 )
 
-// Output returns what the call writes while it runs: the loop ends when the call has ended or ctx
-// ends. Output is live and some may be lost: the last 4 KiB wait until Output is called, and 1 MiB
-// while a reader is slow. The [Result] has what counts. Several readers share the pieces.
+// Output returns what the call writes while it runs: the loop ends when the call has ended, ctx
+// ends or the client is closed; [Future.Wait] says which. Output is live and some may be lost: the
+// last 4 KiB wait until Output is called, and 1 MiB while a reader is slow. The [Result] has what
+// counts. Several readers share the pieces.
 func (f *Future) Output(ctx context.Context) iter.Seq[Output] {
 	if f.follow == nil {
 		return func(func(Output) bool) {}

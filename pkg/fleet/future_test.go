@@ -112,7 +112,7 @@ func TestAttach_FromAnotherClient(t *testing.T) {
 	require.NoError(t, first.Close())
 	_, err = abandoned.Wait(t.Context())
 	require.ErrorIs(t, err, fleet.ErrClosed)
-	_, err = host.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = host.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 
 	var lines strings.Builder
@@ -240,7 +240,7 @@ func TestGo_ManyFutures(t *testing.T) { //nolint:paralleltest // it counts gorou
 	require.Less(t, most, count/100, "goroutines while they are sent")
 	require.Less(t, (heapBytes()-heap)/count, int64(16<<10), "bytes for each, with an embedded server")
 	var ran atomic.Int64
-	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "none", Slots: 64, Handlers: []worker.Handler{
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "none", Slots: 64, Handlers: []worker.Handler{
 		worker.Handle("count", func(_ context.Context, _ *worker.Call, n number) (int, error) {
 			ran.Add(1)
 			return n.N, nil
@@ -284,4 +284,18 @@ func TestAttach_AStoredResultHasWhatTheStreamsKnow(t *testing.T) {
 	require.Greater(t, has.Sequence, wrote.Sequence)
 	require.Positive(t, wrote.Checkpoint)
 	require.Zero(t, has.Checkpoint, "it changed nothing")
+}
+
+// A call has ended before it is attached: nothing has to be cancelled, and the client continues.
+func TestAttach_CancelOfACallThatHasEnded(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	result, err := client.Call(t.Context(), shell("box", "true"))
+	require.NoError(t, err)
+	for range 2 {
+		attached, err := client.Attach(t.Context(), result.Ref())
+		require.NoError(t, err)
+		require.NoError(t, attached.Cancel(t.Context()))
+		requireOK(t, attached)
+	}
 }

@@ -153,7 +153,7 @@ func TestFlood_OfQuestions(t *testing.T) {
 	t.Parallel()
 	v := newVictims(t)
 	made, problems, err := v.fleet.ServerTools(t.Context(), victim, []mcp.Server{
-		{MCPServer: toolservertest.Program("test"), Settings: mcp.Settings{Only: []string{"form"}}},
+		{MCPServer: toolservertest.Program("test"), Only: []string{"form"}},
 	}, nil)
 	require.NoError(t, err)
 	require.Empty(t, problems)
@@ -168,15 +168,16 @@ func TestFlood_OfQuestions(t *testing.T) {
 		default:
 			go func() {
 				defer close(answered)
-				err := v.fleet.Answer(t.Context(), e, protocol.Answer{Action: wire.ActionWait})
+				sessions, own := v.fleet.Sessions(""), e.Question.ID
+				err := sessions.Answer(t.Context(), e.SessionID, e.CallID, protocol.Answer{Question: own, Action: protocol.ActionWait})
 				for n := 0; n < 5000 && err == nil; n++ {
 					var body []byte
 					if body, err = wire.EncodeQuestion(protocol.Question{ID: fmt.Sprint(n), Message: "junk"}); err == nil {
 						err = v.hostile.Publish(wire.QuestionSubject(fleetName, protocol.DefaultPool, victim, e.CallID), body)
 					}
 				}
-				answer := protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)}
-				if err := errors.Join(err, v.hostile.Flush(), v.fleet.Answer(t.Context(), e, answer)); err != nil {
+				answer := protocol.Answer{Question: own, Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)}
+				if err := errors.Join(err, v.hostile.Flush(), sessions.Answer(t.Context(), e.SessionID, e.CallID, answer)); err != nil {
 					t.Error(err)
 				}
 			}()

@@ -32,7 +32,7 @@ func (c *Client) Lanes(pool protocol.Pool) Lanes {
 // inLanes calls a method. With change set it needs the rights to change lanes.
 func inLanes[T any](ctx context.Context, l Lanes, change bool, method func(context.Context, *operator.Operator) (T, error)) (none T, err error) {
 	if _, err := protocol.ParsePool(string(l.pool)); err != nil {
-		return none, err
+		return none, invalid(err)
 	}
 	f := l.client.inner
 	rights := []natsio.Rights{natsio.LaneRights(f.Name, l.pool)}
@@ -55,7 +55,7 @@ func inLane[T any](ctx context.Context, l Lanes, lane protocol.Lane, change bool
 		err = fmt.Errorf("lane %s: must be the first two segments of a resource key: %s", lane, key.Lane())
 	}
 	if err != nil {
-		return none, err
+		return none, invalid(err)
 	}
 	return inLanes(ctx, l, change, method)
 }
@@ -133,7 +133,7 @@ func (l Lanes) Wake(ctx context.Context, lane protocol.Lane) (missing bool, err 
 // when a worker holds the lane. The error is [ErrNotFound] if the call is unknown or has a result.
 func (l Lanes) Cancel(ctx context.Context, lane protocol.Lane, call protocol.CallID) error {
 	if _, err := protocol.ParseCallID(string(call)); err != nil {
-		return err
+		return invalid(err)
 	}
 	_, err := inLane(ctx, l, lane, true, func(ctx context.Context, o *operator.Operator) (struct{}, error) {
 		return struct{}{}, o.Skip(ctx, l.pool, lane, call)
@@ -155,10 +155,10 @@ func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.
 func (c *Client) Workers(ctx context.Context, pool protocol.Pool, wait time.Duration) ([]*report.Worker, error) {
 	pool = cmp.Or(pool, protocol.DefaultPool)
 	if _, err := protocol.ParsePool(string(pool)); err != nil {
-		return nil, err
+		return nil, invalid(err)
 	}
 	if wait < 0 {
-		return nil, fmt.Errorf("wait %s: must not be negative", wait)
+		return nil, invalid(fmt.Errorf("wait %s: must not be negative", wait))
 	}
 	return do(ctx, c, []natsio.Rights{natsio.WorkersRights(c.inner.Name, pool)}, func(ctx context.Context) ([]*report.Worker, error) {
 		workers, err := dispatch.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))

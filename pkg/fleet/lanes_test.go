@@ -30,7 +30,7 @@ func TestLanes_SeeAndChange(t *testing.T) {
 		<-ctx.Done()
 		return "", context.Cause(ctx)
 	})
-	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "none", Name: "seen", Handlers: []worker.Handler{wait}})
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "none", Name: "seen", Handlers: []worker.Handler{wait}})
 	require.NoError(t, err)
 	table, err := tools.NewTable(tools.NewRemote[struct{}]("wait", "Wait.", tools.Remote{Kind: "wait", Resources: []tools.Resource{{Key: "account/a"}}}))
 	require.NoError(t, err)

@@ -14,7 +14,8 @@ import (
 
 // Errors of all methods that take names, ids or settings.
 var (
-	// ErrInvalid means that a value is not allowed. Nothing was changed.
+	// ErrInvalid means that a value is not allowed. Nothing was changed. The error for a malformed
+	// id, key or name also wraps [protocol.ErrInvalidName].
 	ErrInvalid = codes.ErrInvalid
 	// ErrNotFound means that there is nothing of that name or id: no such session, file, lane,
 	// running call or open question, or a result that is not stored any more.
@@ -22,6 +23,14 @@ var (
 	// ErrExists means that there is something of that name already.
 	ErrExists = codes.ErrExists
 )
+
+// invalid is an error that is [ErrInvalid], too; nil for nil.
+func invalid(err error) error {
+	if err == nil {
+		return nil
+	}
+	return codes.As(ErrInvalid, err)
+}
 
 // Limit bounds the calls of lanes, of a tenant, or of a pool: it names one of the three. A lane
 // follows one limit, the most specific one that matches.

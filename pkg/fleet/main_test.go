@@ -40,7 +40,7 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	call := func(tool, arguments string) fleet.Result {
 		f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 		require.NoError(t, err)
-		_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+		_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
 		require.NoError(t, err)
 		outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, err)
@@ -65,7 +65,7 @@ func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
 	call := func(tool, arguments string) fleet.Result {
 		f, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
 		require.NoError(t, err)
-		_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+		_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
 		require.NoError(t, err)
 		outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, err)
@@ -91,9 +91,9 @@ func TestClose_RemovesADirectoryOfItsOwn(t *testing.T) {
 
 func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
-	_, err := fleet.Connect(t.Context(), fleet.Options{Name: "No Fleet"})
+	_, err := fleet.Connect(t.Context(), fleet.Options{Fleet: "No Fleet"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
-	_, err = fleet.Connect(t.Context(), fleet.Options{Name: "No Fleet", Storage: fleet.Storage{
+	_, err = fleet.Connect(t.Context(), fleet.Options{Fleet: "No Fleet", Storage: fleet.Storage{
 		Replicas: 2, KeepAge: -1, KeepBytes: -2, ResultAge: time.Minute, ResultBytes: 3,
 	}})
 	for _, part := range []string{"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2", "result age 1m0s: must be 0 or 10m to 8760h", "result bytes 3: must be 0 or at least"} {
@@ -104,7 +104,7 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "jail"})
+	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "jail"})
 	require.Error(t, err)
 	_, err = f.StartWorker(t.Context(), worker.Options{
 		Slots: -1, Pool: "No Pool", Name: "no name", Drain: -1, Handlers: []worker.Handler{{}}, Server: worker.Server{URL: "nats://elsewhere"},
@@ -147,7 +147,7 @@ func TestStartWorker_Several(t *testing.T) {
 	var group errgroup.Group
 	for range 3 {
 		group.Go(func() error {
-			_, err := f.StartWorker(starting, worker.Options{Sandbox: "process"})
+			_, err := f.StartWorker(starting, worker.Options{Driver: "process"})
 			return err
 		})
 	}
@@ -177,7 +177,7 @@ func TestWorker_Drains(t *testing.T) {
 		}
 	})
 	start := func() *fleet.Worker {
-		w, err := f.StartWorker(t.Context(), worker.Options{Sandbox: "none", Handlers: []worker.Handler{wait}})
+		w, err := f.StartWorker(t.Context(), worker.Options{Driver: "none", Handlers: []worker.Handler{wait}})
 		require.NoError(t, err)
 		return w
 	}
@@ -209,8 +209,14 @@ func TestWorker_Drains(t *testing.T) {
 	cancel(context.DeadlineExceeded)
 	require.ErrorIs(t, second.Drain(ended), context.DeadlineExceeded)
 	<-second.Done()
-	start() // which reports what became of the call
+	third := start() // which reports what became of the call
 	require.Equal(t, protocol.StatusOutcomeUnknown, (<-outcomes).Status)
+
+	require.NoError(t, f.Close()) // drains the worker
+	for range 20 {
+		require.NoError(t, third.Drain(ended), "it has ended")
+	}
+	require.NoError(t, third.Err())
 }
 
 func TestSessions_RemoveTheWorkspaceToo(t *testing.T) {
@@ -219,7 +225,7 @@ func TestSessions_RemoveTheWorkspaceToo(t *testing.T) {
 	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	_, err = f.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)

@@ -42,9 +42,6 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Submit": func(ctx context.Context) error { return second(sessions.Submit(ctx, turn)) },
 	}
 	all = map[string]method{
-		"Client.Answer": func(ctx context.Context) error {
-			return c.Answer(ctx, loop.Event{SessionID: "s", CallFields: loop.CallFields{CallID: "c"}}, protocol.Answer{Action: protocol.ActionDecline})
-		},
 		"Client.Attach": func(ctx context.Context) error { return second(c.Attach(ctx, future.Ref())) },
 		"Client.AwaitApproval": func(ctx context.Context) error {
 			return second(c.AwaitApproval(ctx, loop.ApprovalRequest{SessionID: "s", CallID: "c"}))
@@ -55,7 +52,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		},
 		"Client.StartWorker": func(ctx context.Context) error {
 			handler := worker.Handle("h", func(context.Context, *worker.Call, struct{}) (int, error) { return 0, nil })
-			return second(c.StartWorker(ctx, worker.Options{Sandbox: "none", Handlers: []worker.Handler{handler}}))
+			return second(c.StartWorker(ctx, worker.Options{Driver: "none", Handlers: []worker.Handler{handler}}))
 		},
 		"Client.Workers": func(ctx context.Context) error { return second(c.Workers(ctx, "", time.Second)) },
 
@@ -87,6 +84,9 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Schedules.Remove": func(ctx context.Context) error { return schedules.Remove(ctx, "a") },
 		"Schedules.Resume": func(ctx context.Context) error { return second(schedules.Resume(ctx, "a")) },
 
+		"Sessions.Answer": func(ctx context.Context) error {
+			return sessions.Answer(ctx, "s", "c", protocol.Answer{Action: protocol.ActionDecline})
+		},
 		"Sessions.Approvals": func(ctx context.Context) error { return second(sessions.Approvals(ctx)) },
 		"Sessions.Approve": func(ctx context.Context) error {
 			return sessions.Approve(ctx, "s", "c", protocol.Approval{Granted: true})
@@ -94,6 +94,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Cancel":       func(ctx context.Context) error { return second(sessions.Cancel(ctx, "s")) },
 		"Sessions.ChangedFiles": func(ctx context.Context) error { return second(sessions.ChangedFiles(ctx, "s")) },
 		"Sessions.Changes":      func(ctx context.Context) error { return second(sessions.Changes(ctx, "s")) },
+		"Sessions.CheckModel":   func(ctx context.Context) error { return sessions.CheckModel(ctx, "model") },
 		"Sessions.Compact":      func(ctx context.Context) error { return second(sessions.Compact(ctx, "s", "")) },
 		"Sessions.Compare":      func(ctx context.Context) error { return second(sessions.Compare(ctx, "s", "other")) },
 		"Sessions.Diff":         func(ctx context.Context) error { return second(sessions.Diff(ctx, "s", "c")) },
@@ -113,7 +114,6 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Resolve":      func(ctx context.Context) error { return sessions.Resolve(ctx, "s", "c", true, "me") },
 		"Sessions.Restore":      func(ctx context.Context) error { return third(sessions.Restore(ctx, "s", "c")) },
 		"Sessions.Revert":       func(ctx context.Context) error { return second(sessions.Revert(ctx, "s", fleet.At{})) },
-		"Sessions.Serves":       func(ctx context.Context) error { return sessions.Serves(ctx, "model") },
 		"Sessions.Show":         func(ctx context.Context) error { return second(sessions.Show(ctx, "s")) },
 		"Sessions.Unfinished":   func(ctx context.Context) error { return second(sessions.Unfinished(ctx, "s")) },
 
@@ -166,6 +166,7 @@ func TestOutcomes_OfEachMethod(t *testing.T) {
 			err := call(t.Context())
 			require.ErrorIs(t, err, fleet.ErrClosed, name)
 			require.NotErrorIs(t, err, fleet.ErrUnreachable, name)
+			require.NotErrorIs(t, err, fleet.ErrInvalid, name)
 			requireNotSent(t, sends, name, err)
 		}
 		_, err := client.Sessions("").Output("s", func(protocol.CallID, fleet.Output) {})
@@ -182,6 +183,7 @@ func TestOutcomes_OfEachMethod(t *testing.T) {
 			err := call(ctx)
 			require.ErrorIs(t, err, cause, name)
 			require.NotErrorIs(t, err, fleet.ErrUnreachable, name)
+			require.NotErrorIs(t, err, fleet.ErrInvalid, name)
 			requireNotSent(t, sends, name, err)
 		}
 		list, err := client.Lanes("").List(t.Context(), 0)

@@ -65,7 +65,7 @@ type place struct {
 func (p place) options(logger *slog.Logger) fleet.Options {
 	return fleet.Options{
 		URL: p.coordinator, Pools: map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.pool}},
-		TLS: fleet.TLS{CA: p.ca}, Storage: fleet.Storage{Replicas: p.replicas}, Logger: logger,
+		TLSCA: p.ca, Storage: fleet.Storage{Replicas: p.replicas}, Logger: logger,
 	}
 }
 

@@ -43,7 +43,7 @@ func newBench(t *testing.T) *bench {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	_, err = b.StartWorker(t.Context(), worker.Options{
-		Sandbox: "process", Workspace: func(string) (string, bool) { return b.dir, true },
+		Driver: "process", Workspace: func(string) (string, bool) { return b.dir, true },
 	})
 	require.NoError(t, err)
 	return b

@@ -190,7 +190,7 @@ func runProgram(ctx context.Context, clients []*fleet.Client, number int, progra
 		return err
 	}
 	streams := map[string]*fleet.Stream{}
-	futures, events := make([]*fleet.Future, len(program)), make([]fleet.Event, len(program))
+	futures := make([]*fleet.Future, len(program))
 	for i, o := range program {
 		sender := 0
 		if number%2 == 1 {
@@ -201,7 +201,7 @@ func runProgram(ctx context.Context, clients []*fleet.Client, number int, progra
 			streams[key] = clients[sender].Stream(o.sandbox(number), fmt.Sprint("s", o.stream))
 		}
 		for _, other := range o.waits {
-			streams[key].Wait(events[other])
+			streams[key].After(futures[other].Ref())
 		}
 		call := fleet.Call{
 			Table: table, Tool: "step", Arguments: fmt.Sprintf(`{"log":%q,"does":%q}`, log, o.does), ID: protocol.CallID(fmt.Sprint("c", i)),
@@ -218,8 +218,8 @@ func runProgram(ctx context.Context, clients []*fleet.Client, number int, progra
 				return err
 			}
 		}
-		if events[i] = streams[key].Record(); events[i].Call != futures[i].Ref() {
-			return fmt.Errorf("call %d: its event is that of %s", i, events[i].Call)
+		if last := streams[key].Last(); last != futures[i].Ref() {
+			return fmt.Errorf("call %d: the last of its stream is %s", i, last)
 		}
 		if o.does == blocks {
 			if err := futures[i].Cancel(ctx); err != nil {

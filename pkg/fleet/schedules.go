@@ -95,7 +95,7 @@ func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added 
 	}
 	turn.NotBefore = time.Time{}
 	return s.add(ctx, request, turn.call(), turn.Session != "", func(ctx context.Context) error {
-		return s.client.Sessions("").Serves(ctx, turn.Model)
+		return s.client.Sessions("").CheckModel(ctx, turn.Model)
 	})
 }
 
@@ -106,9 +106,15 @@ func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added 
 // [Options].SignKey. The error wraps [ErrExists], or [ErrInvalid] also for a call that Policy does
 // not allow or that coordinators would not start. Nothing is stored then.
 func (s Schedules) AddCall(ctx context.Context, request Schedule, call Call) (added Schedule, err error) {
-	planned, err := s.planned(ctx, call)
+	planned, err := do(ctx, s.client, nil, func(ctx context.Context) (protocol.Call, error) {
+		planned, err := s.planned(ctx, call)
+		if err == nil {
+			return planned, nil
+		}
+		return planned, cmp.Or(context.Cause(ctx), codes.As(ErrInvalid, fmt.Errorf("call: %w", err)))
+	})
 	if err != nil {
-		return added, codes.As(ErrInvalid, fmt.Errorf("call: %w", err))
+		return added, err
 	}
 	return s.add(ctx, request, planned, true, func(ctx context.Context) error {
 		f := s.client.inner

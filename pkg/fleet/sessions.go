@@ -49,7 +49,7 @@ func run[T any](
 		err = errors.Join(err, idErr)
 	}
 	if err != nil {
-		return none, err
+		return none, invalid(err)
 	}
 	f := s.client.inner
 	return do(ctx, s.client, append(natsio.JournalRights(f.Name), rights...), func(ctx context.Context) (T, error) { return method(ctx, f) })
@@ -271,12 +271,10 @@ func (s Sessions) Remove(ctx context.Context, id protocol.SessionID, force bool)
 
 // Follow follows the open turn of a session until it ends, or else shows the last turn, and returns
 // how it ended. observe gets each event once, from any goroutine, one at a time. asked gets
-// questions that a person may answer ([Sessions.Approve], [Client.Answer]), and the live events
+// questions that a person may answer ([Sessions.Approve], [Sessions.Answer]), and the live events
 // that end them; nil ignores them. The end of ctx ends Follow with its cause, not the turn.
 func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, asked func(loop.Event)) (loop.TurnResult, error) {
-	if asked == nil {
-		asked = func(loop.Event) {}
-	}
+	observe, asked = orIgnore(observe), orIgnore(asked)
 	name := s.client.inner.Name
 	rights := []natsio.Rights{natsio.CallRights(name, protocol.SessionPool), natsio.LaneRights(name, protocol.SessionPool)}
 	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (loop.TurnResult, error) {
@@ -289,13 +287,18 @@ func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, as
 }
 
 // Output shows what the running calls of a session write, until stop. observe gets one piece at a
-// time, from other goroutines. Output is live, and some may be lost.
+// time, from other goroutines; nil ignores them. Output is live, and some may be lost, also while
+// the connection is: it continues when the client has connected again. [Output].Gap is not set.
+// After Close nothing comes.
 func (s Sessions) Output(id protocol.SessionID, observe func(protocol.CallID, Output)) (stop func(), err error) {
 	if _, err := protocol.ParseSessionID(string(id)); err != nil {
-		return nil, err
+		return nil, invalid(err)
 	}
 	if err := s.client.closed(); err != nil {
 		return nil, err
+	}
+	if observe == nil {
+		return func() {}, nil
 	}
 	return session.Output(s.client.inner, id, func(f *wire.Frame) {
 		observe(f.CallID, Output{Stream: string(f.Kind), Data: f.Data, Attempt: f.Attempt})
@@ -320,18 +323,43 @@ func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
 	})
 }
 
-// Approve approves or denies a call, or accepts or declines the question of a running call of the
-// pool, with default values. It returns when the waiting process has the answer. The error wraps
-// [ErrNotFound] or [ErrInvalid]. [Client.Answer] answers with other values.
+// Approve approves a call that waits for a person, or denies it if answer.Granted is false. It also
+// accepts, with default values, or declines what a running call asks; [Sessions.Answer] answers
+// with other values. Approve returns when the waiting process has the answer. The error wraps
+// [ErrNotFound] when nothing waits for it: it was answered, or its time is over.
 func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
-	f := s.client.inner
+	rights := natsio.ApprovalRights(s.client.inner.Name, s.pool)
+	return s.answer(ctx, id, call, rights, func(ctx context.Context, f *fleet.Fleet, asked approval.Asked) error {
+		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
+	})
+}
+
+// Answer answers what a running call of the pool asks a person, such as the form of an MCP server,
+// or what a session asks by the tool ask_user. Questions are in [Sessions.Approvals], and come as
+// [loop.EventQuestionAsked] to Observe of [loop.Options] and [Call], and to [Sessions.Follow].
+//
+// Answer returns when the waiting process has the answer. The error wraps [ErrNotFound] when no
+// call waits for it: it has one, or its time is over. It wraps [ErrInvalid] when the answer does
+// not fit the question, which then stays open. What a running call asks is declined after 2 s:
+// answer with [protocol.ActionWait] first to have half of the call's time.
+func (s Sessions) Answer(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Answer) error {
+	rights := natsio.AnswerRights(s.client.inner.Name, s.pool)
+	return s.answer(ctx, id, call, rights, func(ctx context.Context, f *fleet.Fleet, asked approval.Asked) error {
+		return approval.Reply(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
+	})
+}
+
+// answer calls a method that needs rights and answers about a call.
+func (s Sessions) answer(
+	ctx context.Context, id protocol.SessionID, call protocol.CallID, rights []natsio.Rights, method func(context.Context, *fleet.Fleet, approval.Asked) error,
+) error {
 	_, err := protocol.ParseCallID(string(call))
 	_, idErr := protocol.ParseSessionID(string(id))
 	if err := errors.Join(err, idErr); err != nil {
-		return err
+		return invalid(err)
 	}
-	return act(ctx, s.client, natsio.ApprovalRights(f.Name, s.pool), func(ctx context.Context) error {
-		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, approval.Asked{Pool: s.pool, Session: id, Call: call}, answer)
+	return act(ctx, s.client, rights, func(ctx context.Context) error {
+		return method(ctx, s.client.inner, approval.Asked{Pool: s.pool, Session: id, Call: call})
 	})
 }
 

@@ -12,26 +12,20 @@ import (
 )
 
 // Stream is a queue of calls that run first in, first out, one at a time. Streams run side by side,
-// also on one sandbox; events order calls of different streams. The queue is in the fleet: it
-// survives this process and every worker, and streams of one sandbox and name are the same stream
-// in every process.
+// also on one sandbox; [Stream.After] orders calls of different streams. The queue is in the fleet:
+// it survives this process and every worker, and streams of one sandbox and name are the same
+// stream in every process. Get one from a [Client].
 //
 // A stream orders its calls by nothing but itself: two streams that change the same file of a
-// sandbox need an event between them. Calls without a stream that use the sandbox wait for those of
+// sandbox need After. Calls without a stream that use the sandbox wait for those of
 // its streams, and the other way round, in the order in which they were sent.
 type Stream struct {
 	client        *Client
 	sandbox, name string
 
 	mu    sync.Mutex
-	last  Event              // the last call that was sent
+	last  protocol.CallRef   // the last call that was sent
 	waits []protocol.CallRef // what the next call waits for
-}
-
-// Event stands for the end of a call of a stream, see [Stream.Record]. It may be sent to other
-// processes. The zero value stands for nothing, and nothing waits for it.
-type Event struct {
-	Call protocol.CallRef `json:"call"`
 }
 
 // Stream returns the stream of a sandbox with a name, both of 1 to 64 letters, digits, '-' and '_'.
@@ -67,28 +61,30 @@ func (s *Stream) Submit(ctx context.Context, call Call) (protocol.CallRef, error
 	}
 	ref, err := s.client.Submit(ctx, call)
 	if err == nil {
-		s.last, s.waits = Event{ref}, nil
+		s.last, s.waits = ref, nil
 	}
 	return ref, err
 }
 
-// Record returns the event of all calls that this value has sent so far: it happens when the last
-// of them ends with status ok.
-func (s *Stream) Record() Event {
+// Last returns the last call that this value has sent, for After of any stream, also in another
+// process; the zero value if it has sent none.
+func (s *Stream) Last() protocol.CallRef {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// Wait makes the next call of this value, and so all later ones, wait for events of any stream. The
-// call is rejected with [protocol.CodeAfterUnmet] if a call of an event ended otherwise than ok,
-// was not sent, or has not ended in time, see [Call].After. Later calls run.
-func (s *Stream) Wait(events ...Event) {
+// After has the next call of this value, and so all later ones, start after calls of any stream
+// have ended with status ok: those that [Stream.Last] or [Future.Ref] returned. After itself does
+// not wait. The next call is rejected with [protocol.CodeAfterUnmet] if one of them ends otherwise,
+// was not sent, or has not ended in time, see [Call].After; later calls run. The zero value is
+// ignored.
+func (s *Stream) After(calls ...protocol.CallRef) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, e := range events {
-		if e != (Event{}) && !slices.Contains(s.waits, e.Call) {
-			s.waits = append(s.waits, e.Call)
+	for _, ref := range calls {
+		if ref != (protocol.CallRef{}) && !slices.Contains(s.waits, ref) {
+			s.waits = append(s.waits, ref)
 		}
 	}
 }
@@ -113,6 +109,6 @@ func (s *Stream) next(call Call) (Call, error) {
 // sent notes a call that was sent, unless it was invalid; the lock is held.
 func (s *Stream) sent(f *Future) {
 	if f.follow != nil {
-		s.last, s.waits = Event{f.ref}, nil
+		s.last, s.waits = f.ref, nil
 	}
 }

@@ -20,9 +20,9 @@ func requireOK(t *testing.T, futures ...*fleet.Future) {
 	}
 }
 
-// Each stream keeps its order, and an event orders streams, also across sandboxes and on a worker
-// with one slot.
-func TestStream_OrdersItsCallsAndEventsOrderStreams(t *testing.T) {
+// Each stream keeps its order, and After orders streams, also across sandboxes and on a worker with
+// one slot.
+func TestStream_OrdersItsCallsAndAfterOrdersStreams(t *testing.T) {
 	t.Parallel()
 	client, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
@@ -32,15 +32,15 @@ func TestStream_OrdersItsCallsAndEventsOrderStreams(t *testing.T) {
 		return fleet.Call{Payload: protocol.CommandRun{Command: text}}
 	}
 	var futures []*fleet.Future
-	far.Wait(fleet.Event{})
-	require.Equal(t, fleet.Event{}, b.Record(), "nothing was sent")
+	far.After(protocol.CallRef{})
+	require.Equal(t, protocol.CallRef{}, b.Last(), "nothing was sent")
 	recorded := far.Go(t.Context(), command("sleep 0.2; echo far"))
-	a.Wait(far.Record())
+	a.After(far.Last())
 	futures = append(futures, recorded, a.Go(t.Context(), command("echo a1 >> log")), a.Go(t.Context(), command("echo a2 >> log")))
 	futures = append(futures, b.Go(t.Context(), command("echo b1 >> log")))
-	b.Wait(a.Record())
+	b.After(a.Last())
 	futures = append(futures, b.Go(t.Context(), command("echo b2 >> log")))
-	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process", Slots: 1})
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Slots: 1})
 	require.NoError(t, err)
 	requireOK(t, futures...)
 	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Tool: "bash", Arguments: `{"command":"cat log"}`})
@@ -58,8 +58,8 @@ func TestStream_RunsBesideOthersOfItsSandbox(t *testing.T) {
 	requireOK(t, meet("a", "a", "b"), meet("b", "b", "a"))
 }
 
-// An event that cannot happen has one outcome, in time; the stream continues after it.
-func TestStream_AnEventThatNeverHappens(t *testing.T) {
+// A call that never ends ok has one outcome for those after it, in time; the stream continues.
+func TestStream_AfterACallThatNeverEndsOK(t *testing.T) {
 	t.Parallel()
 	client := started(t)
 	fails := client.Stream("", "fails").Go(t.Context(), fleet.Call{Payload: protocol.FilesRead{Path: "none"}})
@@ -73,7 +73,7 @@ func TestStream_AnEventThatNeverHappens(t *testing.T) {
 	cycle := []*fleet.Future{client.Go(t.Context(), first), client.Go(t.Context(), second)}
 	for _, after := range []protocol.CallRef{fails.Ref(), cancelled.Ref(), never} {
 		s := client.Stream("box", string(after.ID))
-		s.Wait(fleet.Event{Call: after})
+		s.After(after)
 		unmet := s.Go(t.Context(), fleet.Call{Payload: protocol.CommandRun{Command: "touch ran"}, QueueTimeout: time.Second})
 		behind := s.Go(t.Context(), fleet.Call{Payload: protocol.CommandRun{Command: "ls"}})
 		cycle = append(cycle, unmet)
@@ -113,7 +113,7 @@ func TestStream_ADeepStreamWaits(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
 	deep, late := client.Stream("box", "deep"), client.Stream("box", "late")
-	deep.Wait(fleet.Event{Call: protocol.CallRef{SessionID: "box", ID: "late"}})
+	deep.After(protocol.CallRef{SessionID: "box", ID: "late"})
 	quick := fleet.Call{Payload: protocol.FilesExists{Path: "a"}}
 	var futures []*fleet.Future
 	for range 600 {
@@ -122,7 +122,7 @@ func TestStream_ADeepStreamWaits(t *testing.T) {
 	last := quick
 	last.ID = "late"
 	futures = append(futures, late.Go(t.Context(), last))
-	_, err = client.StartWorker(t.Context(), worker.Options{Sandbox: "process"})
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	requireOK(t, futures...)
 }

@@ -60,7 +60,7 @@ func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
 // error wraps [ErrNotFound] if the session has no stored workspace.
 func (t Templates) CreateFromSession(ctx context.Context, name string, session protocol.SessionID) error {
 	_, err := protocol.ParseSessionID(string(session))
-	if err := errors.Join(checkTemplate(name), err); err != nil {
+	if err := errors.Join(checkTemplate(name), invalid(err)); err != nil {
 		return err
 	}
 	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
@@ -78,7 +78,7 @@ func (t Templates) Remove(ctx context.Context, name string) error {
 
 func checkTemplate(name string) error {
 	if err := workspace.CheckTemplate(name); err != nil {
-		return codes.As(ErrInvalid, fmt.Errorf("name %w", err))
+		return invalid(fmt.Errorf("name %w", err))
 	}
 	return nil
 }

@@ -37,7 +37,8 @@ type Turn struct {
 	MaxTokens int64
 	Timeout   time.Duration
 	Budget    *protocol.Spending
-	// PromoteAfter is when calls that have not ended become jobs; 0 means never.
+	// PromoteAfter is when calls that have not ended become jobs; 0 means the setting of the
+	// coordinator.
 	PromoteAfter time.Duration
 	// Policies bind the tool calls in addition to those of the coordinator: JSON objects, as in a
 	// file of coordinator --policy.
@@ -82,9 +83,9 @@ func (t *Turn) attachments() (list []wire.Attachment) {
 	return list
 }
 
-// Serves returns an error for a model that no coordinator serves, which wraps [ErrInvalid]. It is
-// nil if no coordinator runs, or the user may not ask them: a turn then waits.
-func (s Sessions) Serves(ctx context.Context, model string) error {
+// CheckModel returns an error for a model that no coordinator serves, which wraps [ErrInvalid]. It
+// is nil if no coordinator runs, or the user may not ask them: a turn then waits.
+func (s Sessions) CheckModel(ctx context.Context, model string) error {
 	f := s.client.inner
 	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
 		if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
@@ -120,7 +121,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 
 // Submit stores a turn with the fleet, for a coordinator, and returns its reference.
 // [Sessions.Follow] shows the turn, and [Sessions.Cancel] ends it. It continues whatever becomes of
-// this process. Errors are those of [Client.Submit].
+// this process. Invalid attachments are [ErrInvalid]; other errors are those of [Client.Submit].
 func (s Sessions) Submit(ctx context.Context, turn Turn) (protocol.CallRef, error) {
 	return send(ctx, s, &turn, func(ctx context.Context, call *protocol.Call) (protocol.CallRef, error) {
 		return protocol.CallRef{SessionID: call.SessionID, ID: call.ID}, mayRun(s.client.inner.Dispatcher.Submit(ctx, call))
@@ -133,16 +134,21 @@ func (s Sessions) Submit(ctx context.Context, turn Turn) (protocol.CallRef, erro
 // the ID of the turn has in Text why the turn waits. The end of ctx cancels the turn, which ends as
 // interrupted.
 func (s Sessions) Run(ctx context.Context, turn Turn, observe func(loop.Event)) (loop.TurnResult, error) {
-	if observe == nil {
-		observe = func(loop.Event) {}
-	}
 	result, err := send(ctx, s, &turn, func(ctx context.Context, call *protocol.Call) (loop.TurnResult, error) {
-		return s.run(ctx, call, observe)
+		return s.run(ctx, call, orIgnore(observe))
 	})
 	if err != nil {
 		result.Outcome = loop.OutcomeFailed
 	}
 	return result, err
+}
+
+// orIgnore is an observer, or one that ignores the events.
+func orIgnore(observe func(loop.Event)) func(loop.Event) {
+	if observe == nil {
+		return func(loop.Event) {}
+	}
+	return observe
 }
 
 func (s Sessions) run(ctx context.Context, call *protocol.Call, observe func(loop.Event)) (loop.TurnResult, error) {

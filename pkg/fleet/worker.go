@@ -17,13 +17,14 @@ type Worker struct{ inner *fleet.Worker }
 // Done is closed when nothing of the worker runs any more.
 func (w *Worker) Done() <-chan struct{} { return w.inner.Done() }
 
-// Err is why the worker ended by itself; nil while it runs, and after it was drained.
+// Err is why the worker ended by itself; nil while it runs, and after Drain or Close of the client.
 func (w *Worker) Err() error { return w.inner.Err() }
 
 // Drain ends the worker: it takes no more calls, and Drain returns when those that run have ended.
 // When ctx ends before, they are killed, and the error is the cause of ctx: they run again on other
 // workers, except for calls that may run once only. Drain waits some seconds for handlers that
-// ignore the end of their contexts. Draining twice is fine.
+// ignore the end of their contexts. Drain of a worker that has ended, also by Close of the client,
+// returns [Worker.Err].
 func (w *Worker) Drain(ctx context.Context) error { return w.inner.Drain(ctx) }
 
 // StartWorker runs a worker inside this process until its Drain, or Close of the client, regardless
@@ -34,18 +35,18 @@ func (w *Worker) Drain(ctx context.Context) error { return w.inner.Drain(ctx) }
 func (c *Client) StartWorker(ctx context.Context, options worker.Options) (*Worker, error) {
 	o, err := internal.OfClient(options)
 	if err != nil {
-		return nil, err
+		return nil, invalid(err)
 	}
 	return do(ctx, c, nil, func(ctx context.Context) (*Worker, error) { return c.startWorker(ctx, options, o) })
 }
 
 func (c *Client) startWorker(ctx context.Context, options worker.Options, o internal.Options) (_ *Worker, err error) {
 	o.Data, o.Logger = cmp.Or(o.Data, c.data), cmp.Or(o.Logger, c.logger)
-	o.Driver, o.Caps, err = internal.OpenDriver(ctx, options.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
+	o.Driver, o.Caps, err = internal.OpenDriver(ctx, options.Driver, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
 	if err != nil {
 		return nil, err
 	}
-	if options.Sandbox == process.Name {
+	if options.Driver == process.Name {
 		c.named.Store(true)
 	}
 	started, err := c.inner.StartWorker(ctx, o)

@@ -19,8 +19,9 @@ type Question struct {
 // Action is what a person did about a question.
 type Action string
 
-// The actions. A question that no program accepts within two seconds is declined.
+// The actions. A question without an answer within 2 s is declined.
 const (
+	ActionWait    Action = "wait"    // the answer will come within half of the call's timeout
 	ActionAccept  Action = "accept"  // it is answered
 	ActionDecline Action = "decline" // it is not
 	ActionCancel  Action = "cancel"  // no decision

@@ -60,7 +60,7 @@ func ExampleRun() {
 		ended <- worker.Run(ctx, worker.Options{
 			Server:   worker.Server{URL: url},
 			Handlers: []worker.Handler{greet},
-			Sandbox:  "none", // for its handlers alone
+			Driver:   "none", // for its handlers alone
 			Data:     data,
 		})
 	}()

@@ -39,10 +39,10 @@ type Options struct {
 	Slots int
 	// Handlers execute payloads of kinds of your own.
 	Handlers []Handler
-	// Sandbox is the sandbox driver: "auto" (the best that isolates here), "ns", "landlock",
+	// Driver is the sandbox driver: "auto" (the best that isolates here), "ns", "landlock",
 	// "process", which isolates nothing, or "none": the worker takes only calls of its Handlers. ""
 	// means "auto".
-	Sandbox string
+	Driver string
 	// Env is added to the environment of sandboxes.
 	Env map[string]string
 	// Data is the directory of workspaces; "" means ~/.local/state/toolfleet/worker for Run, and
@@ -60,7 +60,7 @@ type Options struct {
 	// Drain is the time that running calls get when the context of Run ends; 0 means 30 s. Workers
 	// of a client get theirs from its Close, or from the caller of Drain.
 	Drain time.Duration
-	// Logger gets what goes wrong; nil means the client's, and discards for Run.
+	// Logger gets what goes wrong; nil means the client's logger; Run then discards messages.
 	Logger *slog.Logger
 }
 
@@ -89,8 +89,10 @@ const defaultDrain = 30 * time.Second
 // again on other workers, except at_most_once calls.
 //
 // Any other error says why the worker could not start: invalid options, all joined, before anything
-// is sent; a server that does not answer; [sandbox.ErrLevel] when no driver isolates on this host.
-// Streams of the fleet that are missing are created. While the server is away Run waits for it.
+// is sent; a server that does not answer; [sandbox.ErrLevel] when no driver isolates on this host;
+// of package fleet, ErrVersion for a fleet of another version, and ErrRights if the user may not
+// take calls. Streams of the fleet that are missing are created. If the connection, rights or
+// streams are lost later, Run logs that, and takes calls again when they are back.
 func Run(ctx context.Context, o Options) error {
 	setup, err := o.setup()
 	if err = errors.Join(err, o.Server.setup(&setup)); err != nil {
@@ -113,7 +115,7 @@ func Run(ctx context.Context, o Options) error {
 		Name: "worker " + string(setup.Worker), Creds: o.Server.Creds, Logger: setup.Logger,
 		TLS: natsio.TLS{CA: o.Server.TLSCA, Cert: o.Server.TLSCert, Key: o.Server.TLSKey},
 	}
-	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Sandbox, &driver.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
+	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Driver, &driver.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
 		return err
 	}
 	nc, err := workercmd.Join(ctx, o.Server.URL, server, natsio.Topology{Fleet: setup.Fleet, Bounded: true, Logger: setup.Logger}, "")

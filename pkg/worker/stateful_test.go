@@ -86,7 +86,7 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	_, err = f.StartWorker(t.Context(), worker.Options{
-		Sandbox: "process", Handlers: []worker.Handler{worker.HandleStateful("counter", counter, nil)},
+		Driver: "process", Handlers: []worker.Handler{worker.HandleStateful("counter", counter, nil)},
 	})
 	require.NoError(t, err)
 	table, err := tools.NewTable(tools.NewStateful[counterArguments, counterInput]("counter", "Count.", tools.Remote{
@@ -182,7 +182,7 @@ func TestStateful_WorksInTheSandboxOfItsSession(t *testing.T) {
 	defer func() { require.NoError(t, f.Close()) }()
 	dir := t.TempDir()
 	_, err = f.StartWorker(t.Context(), worker.Options{
-		Sandbox: "process", Workspace: func(string) (string, bool) { return dir, true },
+		Driver: "process", Workspace: func(string) (string, bool) { return dir, true },
 		Handlers: []worker.Handler{worker.HandleStateful("notes", notes, nil)},
 	})
 	require.NoError(t, err)

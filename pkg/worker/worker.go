@@ -13,15 +13,18 @@
 // function of its own. A program that is a client of the fleet starts workers with StartWorker of
 // package fleet, which share its connection.
 //
+// A Go program calls a handler without a tool: fleet.Call{Handler: KIND, Args: ...}.
+//
 // [HandleStateful] is for tools that keep state between calls.
 //
 // # What a handler may rely on
 //
 // It runs in the worker's process, as the worker's user, outside of any sandbox: validate what you
-// pass on. Arguments were checked against the tool's schema by the coordinator, which is to be
-// trusted as far as the fleet's credentials are. Calls whose resources conflict never overlap;
+// pass on. The arguments of a tool were checked against its schema by the process that runs the
+// session, which is to be trusted as far as the fleet's credentials are. Args of fleet.Call.Handler
+// were not: check them. Calls whose resources conflict never overlap;
 // others run side by side, so a handler is safe for concurrent use. A panic is the result
-// "tool_panicked". After a lost worker the call runs again, unless the tool is declared
+// "tool_panicked". After a lost worker the call runs again, unless the tool or the call says
 // at_most_once: then its result is outcome_unknown.
 //
 // Commands in a sandbox end with the lease of their lane, even if the worker is lost or stopped. A
@@ -69,7 +72,7 @@ func (c *Call) ID() protocol.CallID { return c.handling.Run.Call.ID }
 // Session is the session that the call belongs to.
 func (c *Call) Session() protocol.SessionID { return c.handling.Run.Call.SessionID }
 
-// Tool is the name of the tool, as the model called it.
+// Tool is the name of the tool, as the model called it; for fleet.Call.Handler it is the kind.
 func (c *Call) Tool() string { return c.handling.Run.Call.Tool }
 
 // Attempt counts the starts of the call, from 1.
@@ -99,9 +102,12 @@ func (c *Call) Sandbox(ctx context.Context) (sandbox.Sandbox, error) { return c.
 // result. Calls must not overlap.
 func (c *Call) Output(data []byte) { c.handling.Output(data) }
 
-// Handle makes a handler of a function. Args is decoded from the tool call's
-// arguments, Output is encoded as JSON. The function must return soon after ctx ends:
-// at the time limit, on cancel, and when the worker has lost its lane.
+// Handle makes a handler of a function. Args is decoded from the arguments of the tool call, and a
+// field that Args does not have is an error; Output is encoded as JSON. The function must return
+// soon after ctx ends: at the time limit, on cancel, and when the worker has lost its lane.
+//
+// A kind has 1 to 64 lower-case letters, digits and '_', and is no built-in payload. A bad kind,
+// two handlers of one kind and a nil function are reported by [Main], [Run] and StartWorker.
 //
 // An error that is a *[protocol.Error] is the result's error as it is, for a model to
 // read; any other becomes "tool_failed" with its text.

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -51,7 +53,7 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	_, err = f.StartWorker(t.Context(), worker.Options{
-		Sandbox: "process", Handlers: []worker.Handler{worker.Handle("greet", greet)},
+		Driver: "process", Handlers: []worker.Handler{worker.Handle("greet", greet)},
 	})
 	require.NoError(t, err)
 	shared := tools.Remote{Kind: "greet", Resources: []tools.Resource{{Key: "person/{name}", Access: protocol.Shared}}}
@@ -91,7 +93,7 @@ func TestHandle_Errors(t *testing.T) {
 		}
 	}
 	_, err = f.StartWorker(t.Context(), worker.Options{
-		Sandbox: "process", Handlers: []worker.Handler{worker.Handle("fail", fail)},
+		Driver: "process", Handlers: []worker.Handler{worker.Handle("fail", fail)},
 	})
 	require.NoError(t, err)
 	table, err := tools.NewTable(tools.NewRemote[greeting]("fail", "Fail.", tools.Remote{Kind: "fail", Resources: []tools.Resource{}}))
@@ -128,6 +130,30 @@ func TestRun_RefusesBadOptionsBeforeItConnects(t *testing.T) {
 	}
 }
 
+// A worker that cannot take calls of a fleet says why, as a client does.
+func TestRun_RefusesAFleetOfAnotherVersionAndAUserWithoutRights(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", `accounts {
+  A { jetstream: enabled, users: [{user: a, password: a}, {user: b, password: b, permissions: {publish: ["nothing"], subscribe: ["_INBOX.>"]}}] }
+}`))
+	at := func(user string) worker.Options {
+		return worker.Options{
+			Server: worker.Server{URL: "nats://" + user + ":" + user + "@" + server.Addr().String()}, Driver: "none", Data: t.TempDir(),
+			Handlers: []worker.Handler{worker.Handle("greet", greet)},
+		}
+	}
+	require.ErrorIs(t, worker.Run(t.Context(), at("b")), fleet.ErrRights)
+
+	nc, err := nats.Connect(at("a").Server.URL)
+	require.NoError(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TF_CALLS", Subjects: []string{"tf.call.>"}})
+	require.NoError(t, err)
+	require.ErrorIs(t, worker.Run(t.Context(), at("a")), fleet.ErrVersion)
+}
+
 func TestRun_DrainsWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
@@ -146,7 +172,7 @@ func TestRun_DrainsWhenItsContextEnds(t *testing.T) {
 		result := make(chan error, 1)
 		go func() {
 			result <- worker.Run(ctx, worker.Options{
-				Server: worker.Server{URL: server.ClientURL()}, Name: "runner", Data: t.TempDir(), Sandbox: "none", Drain: drain, Handlers: []worker.Handler{wait},
+				Server: worker.Server{URL: server.ClientURL()}, Name: "runner", Data: t.TempDir(), Driver: "none", Drain: drain, Handlers: []worker.Handler{wait},
 			})
 		}()
 		return stop, result

@@ -45,7 +45,7 @@ func (p *toolfleetPeer) Start(ctx context.Context, dir string, slots int) (err e
 		return err
 	}
 	run := worker.Handle("task", func(ctx context.Context, _ *worker.Call, t task) (string, error) { return p.run(ctx, t) })
-	if _, err := p.fleet.StartWorker(ctx, worker.Options{Sandbox: "none", Slots: slots, Handlers: []worker.Handler{run}}); err != nil {
+	if _, err := p.fleet.StartWorker(ctx, worker.Options{Driver: "none", Slots: slots, Handlers: []worker.Handler{run}}); err != nil {
 		return err
 	}
 	p.table, err = tools.NewTable(

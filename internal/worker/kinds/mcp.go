@@ -142,7 +142,7 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 				continue
 			}
 			_ = message.Respond([]byte(wire.AnswerTaken)) // the answer counts in any case
-			if answer.Action != wire.ActionWait {
+			if answer.Action != protocol.ActionWait {
 				answered.Action, answered.By = answer.Action, answer.By
 				return answer, nil
 			}

@@ -46,7 +46,7 @@ func Start(tb testing.TB, handlers ...worker.Handler) *fleet.Client {
 	_, err = client.StartWorker(tb.Context(), worker.Options{Handlers: handlers})
 	if errors.Is(err, sandbox.ErrLevel) {
 		_, _ = fmt.Fprintf(log, "WARNING: fleettest: NOTHING ISOLATES COMMANDS ON THIS HOST: they can change every file of yours (%v)\n", err)
-		_, err = client.StartWorker(tb.Context(), worker.Options{Handlers: handlers, Sandbox: "process"})
+		_, err = client.StartWorker(tb.Context(), worker.Options{Handlers: handlers, Driver: "process"})
 	}
 	if err != nil {
 		tb.Fatalf("fleettest: start a worker: %v", err)

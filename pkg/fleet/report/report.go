@@ -1,5 +1,5 @@
-// Package report has what a fleet reports about itself: lanes and their calls, workers. A client
-// returns these values, and coordinator prints them as JSON.
+// Package report has the values in which a fleet describes its lanes, calls, workers and sessions.
+// A client returns them, and coordinator prints them as JSON.
 //
 // A report is not one moment: the fleet goes on while it is read.
 package report

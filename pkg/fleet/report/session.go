@@ -21,15 +21,7 @@ type Session struct {
 	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
 	Model     string             `json:"model,omitempty"`
 	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
-	SessionWork
-	SessionSize
-	SessionWaits
-	// History has the turns; lists leave it out.
-	History []Turn `json:"history,omitempty"`
-}
 
-// SessionWork is what a session has done, and when.
-type SessionWork struct {
 	CreatedAt *time.Time `json:"created_at,omitempty"`
 	UpdatedAt time.Time  `json:"updated_at"`
 	// Steps are replies of the model, and ToolCalls the calls in those replies.
@@ -39,10 +31,7 @@ type SessionWork struct {
 	Usage     protocol.Usage `json:"usage"`
 	// CostUSD is nil when the price of a reply is unknown.
 	CostUSD *float64 `json:"cost_usd,omitempty"`
-}
 
-// SessionSize is what is stored of a session.
-type SessionSize struct {
 	// Messages and JournalBytes are the size of the journal, Results the number of stored results,
 	// Bodies and BodyBytes the number and the size of objects in the object stores.
 	Messages     uint64 `json:"messages"`
@@ -52,10 +41,7 @@ type SessionSize struct {
 	BodyBytes    uint64 `json:"body_bytes"`
 	// DiskBytes is the size of the directory of a session that ran on this machine without a fleet.
 	DiskBytes int64 `json:"disk_bytes,omitempty"`
-}
 
-// SessionWaits is what a session waits for.
-type SessionWaits struct {
 	// Waits has a sentence about each call that no worker may take.
 	Waits []string `json:"waits,omitempty"`
 	// Approval is the call that waits for a person, and Questions are what running calls ask, the
@@ -64,6 +50,9 @@ type SessionWaits struct {
 	Questions []Question `json:"questions,omitempty"`
 	// Unknown are calls of unknown outcome, until a person resolves them.
 	Unknown []Unknown `json:"unknown,omitempty"`
+
+	// History has the turns; lists leave it out.
+	History []Turn `json:"history,omitempty"`
 }
 
 // The states of a [Session] in addition to outcomes of turns.
