@@ -22,10 +22,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-// runner makes the runner of the turn that a call asks for; ask returns the tools of servers, and
-// may be nil.
+// runner makes the runner of a turn; ask returns the tools of servers, and may be nil.
 func (s *Server) runner(
-	call *protocol.Call, turn wire.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
+	turn wire.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
 ) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]

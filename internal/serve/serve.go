@@ -291,7 +291,7 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 		}
 	}()
 	turn, _ := c.Payload.(wire.TurnRun)
-	runner, fault := s.runner(c, wire.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
+	runner, fault := s.runner(wire.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
 	if fault != nil {
 		return fault
 	}
@@ -337,7 +337,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(run.Call, turn, func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+	runner, fault := s.runner(turn, func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
 		return s.served(ctx, run.Call.SessionID, own, servers)
 	}, events.send)
 	if fault != nil {
