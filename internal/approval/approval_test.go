@@ -54,6 +54,38 @@ func TestAnswer_WaitsForABusyOne(t *testing.T) {
 	require.True(t, approval.Waits(t.Context(), f.NC, f.Name, session, call), "it does not say no")
 }
 
+// A worker may listen to all answers of its pool. What a session asks is none of them.
+func TestAnswer_OfASessionIsNotTakenByAWorker(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session, call := protocol.NewSessionID(), wire.RandomCallID()
+	heard := make(chan string, 10)
+	_, err := f.NC.Subscribe(wire.AnswerSubject(f.Name, protocol.DefaultPool, "*", "*"), func(message *nats.Msg) {
+		heard <- string(message.Data)
+		_ = message.Respond([]byte(wire.AnswerTaken))
+	})
+	require.NoError(t, err)
+	listen := func(subject wire.Subject) chan string {
+		got := make(chan string, 10)
+		_, err := f.NC.Subscribe(subject, func(message *nats.Msg) {
+			got <- string(message.Data)
+			_ = message.Respond([]byte(wire.AnswerTaken))
+		})
+		require.NoError(t, err)
+		require.NoError(t, f.NC.FlushTimeout(time.Minute))
+		return got
+	}
+	nc := f.Connect()
+	asks := listen(wire.AnswerSubject(f.Name, protocol.SessionPool, session, call))
+	asked := approval.Asked{Pool: protocol.DefaultPool, Session: session, Call: call}
+	require.NoError(t, approval.Reply(t.Context(), nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionDecline}))
+	require.Len(t, asks, 1)
+	waits := listen(wire.ApprovalSubject(f.Name, session, call))
+	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true}))
+	require.Len(t, waits, 1)
+	require.Empty(t, heard)
+}
+
 // say answers the question about a call.
 func say(t *testing.T, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
 	t.Helper()

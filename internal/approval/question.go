@@ -72,14 +72,15 @@ func Put(
 	}
 }
 
-// replies are an answer to a call in its pool, and to the same call if the session itself asks.
+// replies are an answer to the session, if it asks itself, and to the call in its pool. Coordinators
+// come first: a worker may listen to every call of its pool, and take what is not for it.
 func (a Asked) replies(home, running *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) ([]reply, error) {
 	r, err := a.reply(running, fleet, answer)
 	if err != nil || a.Pool == protocol.SessionPool {
 		return []reply{r}, err
 	}
 	session := reply{home, wire.AnswerSubject(fleet, protocol.SessionPool, a.Session, a.Call), r.body}
-	return []reply{r, session}, nil
+	return []reply{session, r}, nil
 }
 
 // Reply answers what a call asks, or the session in its name, and returns when the answer was
@@ -116,5 +117,5 @@ func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a 
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, append(replies, reply{home, wire.ApprovalSubject(fleet, a.Session, a.Call), body})...)
+	return deliver(ctx, append([]reply{{home, wire.ApprovalSubject(fleet, a.Session, a.Call), body}}, replies...)...)
 }

@@ -28,11 +28,7 @@ type PolicyFlags struct {
 func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 	var all []policy.Policy
 	if f.Policy != "" {
-		content, err := os.ReadFile(f.Policy)
-		if err != nil {
-			return nil, cli.Usagef("--policy: %v", err)
-		}
-		p, err := policy.Parse(f.Policy, content)
+		p, err := readPolicy(f.Policy)
 		if err != nil {
 			return nil, cli.Usagef("--policy: %v", err)
 		}
@@ -49,6 +45,24 @@ func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 		all = append(all, p)
 	}
 	return all, nil
+}
+
+// maxPolicy bounds a policy file.
+const maxPolicy = 1 << 20
+
+func readPolicy(file string) (policy.Policy, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return policy.Policy{}, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxPolicy { // reading a FIFO would wait
+		return policy.Policy{}, fmt.Errorf("%s: must be a file of at most %d bytes", file, maxPolicy)
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return policy.Policy{}, err
+	}
+	return policy.Parse(file, content)
 }
 
 // flagNames replaces the names of a policy's rules by those of their flags.

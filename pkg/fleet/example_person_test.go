@@ -86,7 +86,7 @@ func ExampleSessions_Answer() {
 	observe := func(e loop.Event) {
 		if e.Type == loop.EventQuestionAsked {
 			fmt.Println(e.Question.Message)
-			answer := protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"answer": "main"}`)}
+			answer := protocol.Answer{Question: e.Question.ID, Action: protocol.ActionAccept, Content: json.RawMessage(`{"answer": "main"}`)}
 			go func() { answered <- client.Sessions("").Answer(ctx, e.SessionID, e.CallID, answer) }()
 		}
 	}

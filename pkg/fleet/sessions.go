@@ -338,10 +338,13 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 // or what a session asks by the tool ask_user. Questions are in [Sessions.Approvals], and come as
 // [loop.EventQuestionAsked] to Observe of [loop.Options] and [Call], and to [Sessions.Follow].
 //
+// Set answer.Question to the id of the question: then a late answer to an earlier one is refused.
+// The pool of a call is the first segment of [loop.Event].Lane.
+//
 // Answer returns when the waiting process has the answer. The error wraps [ErrNotFound] when no
 // call waits for it: it has one, or its time is over. It wraps [ErrInvalid] when the answer does
 // not fit the question, which then stays open. What a running call asks is declined after 2 s:
-// answer with [protocol.ActionWait] first to have half of the call's time.
+// answer with [protocol.ActionWait] first to have half of the time that the call has left.
 func (s Sessions) Answer(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Answer) error {
 	rights := natsio.AnswerRights(s.client.inner.Name, s.pool)
 	return s.answer(ctx, id, call, rights, func(ctx context.Context, f *fleet.Fleet, asked approval.Asked) error {
@@ -355,7 +358,8 @@ func (s Sessions) answer(
 ) error {
 	_, err := protocol.ParseCallID(string(call))
 	_, idErr := protocol.ParseSessionID(string(id))
-	if err := errors.Join(err, idErr); err != nil {
+	_, poolErr := protocol.ParsePool(string(s.pool))
+	if err := errors.Join(err, idErr, poolErr); err != nil {
 		return invalid(err)
 	}
 	return act(ctx, s.client, rights, func(ctx context.Context) error {

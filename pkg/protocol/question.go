@@ -19,9 +19,9 @@ type Question struct {
 // Action is what a person did about a question.
 type Action string
 
-// The actions. A question without an answer within 2 s is declined.
+// The actions. What a running call asks is declined without an answer within 2 s.
 const (
-	ActionWait    Action = "wait"    // the answer will come within half of the call's timeout
+	ActionWait    Action = "wait"    // the answer will come within half of the time that the call has left
 	ActionAccept  Action = "accept"  // it is answered
 	ActionDecline Action = "decline" // it is not
 	ActionCancel  Action = "cancel"  // no decision

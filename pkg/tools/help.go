@@ -14,9 +14,26 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// helpTool is the tool by which a model reads the full documentation of the tools of its table. The
-// toolset has its definition, and the table makes its Plan.
-const helpTool = "tool_help"
+// Help returns the tool tool_help, by which a model reads the full documentation of
+// the tools of its table.
+func Help() []Tool {
+	return []Tool{{
+		Metadata: Metadata{Effect: Effect{ReadOnly: true}},
+		Definition: Definition{
+			Name:        "tool_help",
+			Description: "Read the full documentation of a tool: what it does, all of its arguments, and examples where there are any.",
+			Schema: json.RawMessage(`{
+				"type": "object",
+				"properties": {
+					"name": {"type": "string", "minLength": 1, "description": "Name of the tool."}
+				},
+				"required": ["name"],
+				"additionalProperties": false
+			}`),
+		},
+		planIn: func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error) { return PlanOf(t.planHelp) },
+	}}
+}
 
 type helpArguments struct {
 	Name string `json:"name"`

@@ -42,8 +42,8 @@ func NewTable(tools ...Tool) (*Table, error) {
 	seen := make(map[string]int, len(tools))
 	for i := range tools {
 		tool := tools[i]
-		if tool.Name == helpTool && tool.Plan == nil {
-			tool.Plan = PlanOf(t.planHelp)
+		if tool.planIn != nil {
+			tool.Plan = tool.planIn(t)
 		}
 		if tool.own && tool.input == nil && tool.Format == nil {
 			tool.Format = t.format

@@ -60,6 +60,8 @@ type Tool struct {
 	// called and arguments are the name and the arguments, as the model wrote them, of the call
 	// for which [Table.Plan] returned this copy.
 	called, arguments string
+	// planIn makes the Plan of a tool that reads its table; nil for all others.
+	planIn func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error)
 }
 
 // Metadata describes a tool beyond its [Definition]. All of it is optional.

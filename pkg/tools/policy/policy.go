@@ -194,15 +194,9 @@ func anyMatches(patterns []string, text string) (string, bool) {
 	return "", false
 }
 
-// maxFile bounds a policy file.
-const maxFile = 1 << 20
-
 // Parse reads the content of a policy file, YAML or JSON, and checks it. The error names the file
 // and, where it can, the line of every error.
 func Parse(file string, content []byte) (Policy, error) {
-	if len(content) > maxFile {
-		return Policy{}, fmt.Errorf("%s: has %d bytes, at most %d are allowed", file, len(content), maxFile)
-	}
 	if len(bytes.TrimSpace(content)) == 0 { // half a write, perhaps: no fence where one was wanted
 		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(strict.Fields(reflect.TypeFor[Policy]()), ", "))
 	}

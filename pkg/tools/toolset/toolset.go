@@ -19,7 +19,7 @@ import (
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
-		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": helpTools,
+		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
 		"jobs": jobsTools, "memory": memoryTools, "openrath": openRathTools, "scratchpad": scratchTools, "smithers": smithersTools, "triggers": triggerTools, "web": webTools,
 		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
