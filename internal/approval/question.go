@@ -72,8 +72,9 @@ func Put(
 	}
 }
 
-// replies are an answer to the session, if it asks itself, and to the call in its pool. Coordinators
-// come first: a worker may listen to every call of its pool, and take what is not for it.
+// replies are an answer to the session, if it asks itself, and to the call in its pool.
+// Coordinators come first: a worker may listen to every call of its pool, and take what is not for
+// it.
 func (a Asked) replies(home, running *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) ([]reply, error) {
 	r, err := a.reply(running, fleet, answer)
 	if err != nil || a.Pool == protocol.SessionPool {
