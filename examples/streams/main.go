@@ -39,7 +39,7 @@ func run(ctx context.Context, out io.Writer, url, job string) error {
 	fetch := program.Go(ctx, call("fetch", "echo fetched >> log"))
 	compile := library.Go(ctx, call("compile", "for i in 1 2 3 4 5; do echo compiled $i; sleep 0.3; done | tee -a log"))
 	pack := library.Go(ctx, call("pack", "echo packed >> log; cat log"))
-	program.After(library.Last())
+	program.Wait(library.Record())
 	link := program.Go(ctx, call("link", "echo linked >> log; cat log"))
 
 	for output := range compile.Output(ctx) {

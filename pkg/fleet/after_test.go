@@ -126,7 +126,7 @@ func TestAfter_ACallThatWasNotSentRejectsThoseThatWaitForIt(t *testing.T) {
 			"Submit": func(c fleet.Call) error { return second(client.Submit(t.Context(), c)) },
 			"a stream": func(c fleet.Call) error {
 				stream := client.Stream("a", "c")
-				stream.After(c.After[0])
+				stream.Wait(c.After[0])
 				c.After = nil
 				result, err := stream.Go(t.Context(), c).Wait(t.Context())
 				return errors.Join(err, result.Err())

@@ -10,7 +10,7 @@
 //   - [Client.Go] starts a call and returns a [Future]: wait for it, cancel it, read its output.
 //   - [Client.Submit] stores a call that outlives this process, and [Client.Attach] follows a call
 //     that any process has sent.
-//   - [Client.Stream] is a queue of calls that run one at a time, with an order across queues.
+//   - [Client.Stream] is a queue of calls that run one at a time, with events across queues.
 //   - [Client.Runner] runs sessions: a model calls the tools of a table.
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
 //   - [Client.Lanes] and [Client.Workers] report what waits, what runs and who runs it.

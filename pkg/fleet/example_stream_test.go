@@ -28,7 +28,7 @@ func ExampleClient_Stream() {
 	builds, tests := client.Stream("project", "builds"), client.Stream("project", "tests")
 	builds.Go(ctx, command("sleep 0.1"))
 	builds.Go(ctx, command("echo binary > out"))
-	tests.After(builds.Last())
+	tests.Wait(builds.Record())
 	tested := tests.Go(ctx, command("cat out"))
 	for output := range tested.Output(ctx) {
 		fmt.Printf("%s", output.Data)

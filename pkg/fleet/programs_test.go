@@ -201,7 +201,7 @@ func runProgram(ctx context.Context, clients []*fleet.Client, number int, progra
 			streams[key] = clients[sender].Stream(o.sandbox(number), fmt.Sprint("s", o.stream))
 		}
 		for _, other := range o.waits {
-			streams[key].After(futures[other].Ref())
+			streams[key].Wait(futures[other].Ref())
 		}
 		call := fleet.Call{
 			Table: table, Tool: "step", Arguments: fmt.Sprintf(`{"log":%q,"does":%q}`, log, o.does), ID: protocol.CallID(fmt.Sprint("c", i)),
@@ -218,7 +218,7 @@ func runProgram(ctx context.Context, clients []*fleet.Client, number int, progra
 				return err
 			}
 		}
-		if last := streams[key].Last(); last != futures[i].Ref() {
+		if last := streams[key].Record(); last != futures[i].Ref() {
 			return fmt.Errorf("call %d: the last of its stream is %s", i, last)
 		}
 		if o.does == blocks {

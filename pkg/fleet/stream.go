@@ -12,13 +12,13 @@ import (
 )
 
 // Stream is a queue of calls that run first in, first out, one at a time. Streams run side by side,
-// also on one sandbox; [Stream.After] orders calls of different streams. The queue is in the fleet:
-// it survives this process and every worker, and streams of one sandbox and name are the same
-// stream in every process. Get one from a [Client].
+// also on one sandbox; [Stream.Record] and [Stream.Wait] order calls of different streams by events.
+// The queue is in the fleet: it survives this process and every worker, and streams of one sandbox
+// and name are the same stream in every process. Get one from a [Client].
 //
 // A stream orders its calls by nothing but itself: two streams that change the same file of a
-// sandbox need After. Calls without a stream that use the sandbox wait for those of
-// its streams, and the other way round, in the order in which they were sent.
+// sandbox need an event. Calls without a stream that use the sandbox wait for those of its streams,
+// and the other way round, in the order in which they were sent.
 type Stream struct {
 	client        *Client
 	sandbox, name string
@@ -66,23 +66,22 @@ func (s *Stream) Submit(ctx context.Context, call Call) (protocol.CallRef, error
 	return ref, err
 }
 
-// Last returns the last call that this value has sent, for After of any stream, also in another
-// process; the zero value if it has sent none.
-func (s *Stream) Last() protocol.CallRef {
+// Record returns the event of all calls that this value has sent so far: the last of them, for
+// [Stream.Wait] of any stream, also in another process. It is the zero value if none was sent.
+func (s *Stream) Record() protocol.CallRef {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// After has the next call of this value, and so all later ones, start after calls of any stream
-// have ended with status ok: those that [Stream.Last] or [Future.Ref] returned. After itself does
-// not wait. The next call is rejected with [protocol.CodeAfterUnmet] if one of them ends otherwise,
-// was not sent, or has not ended in time, see [Call].After; later calls run. The zero value is
-// ignored.
-func (s *Stream) After(calls ...protocol.CallRef) {
+// Wait has the next call of this value, and so all later ones, wait for events of any stream: calls
+// that [Stream.Record] or [Future.Ref] returned, which must end with status ok. It returns at once.
+// The next call is rejected with [protocol.CodeAfterUnmet] if one of them ends otherwise, was not
+// sent, or has not ended in time, see [Call].After; later calls run. The zero value is ignored.
+func (s *Stream) Wait(events ...protocol.CallRef) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, ref := range calls {
+	for _, ref := range events {
 		if ref != (protocol.CallRef{}) && !slices.Contains(s.waits, ref) {
 			s.waits = append(s.waits, ref)
 		}

@@ -32,13 +32,13 @@ func TestStream_OrdersItsCallsAndAfterOrdersStreams(t *testing.T) {
 		return fleet.Call{Payload: protocol.CommandRun{Command: text}}
 	}
 	var futures []*fleet.Future
-	far.After(protocol.CallRef{})
-	require.Equal(t, protocol.CallRef{}, b.Last(), "nothing was sent")
+	far.Wait(protocol.CallRef{})
+	require.Equal(t, protocol.CallRef{}, b.Record(), "nothing was sent")
 	recorded := far.Go(t.Context(), command("sleep 0.2; echo far"))
-	a.After(far.Last())
+	a.Wait(far.Record())
 	futures = append(futures, recorded, a.Go(t.Context(), command("echo a1 >> log")), a.Go(t.Context(), command("echo a2 >> log")))
 	futures = append(futures, b.Go(t.Context(), command("echo b1 >> log")))
-	b.After(a.Last())
+	b.Wait(a.Record())
 	futures = append(futures, b.Go(t.Context(), command("echo b2 >> log")))
 	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Slots: 1})
 	require.NoError(t, err)
@@ -73,7 +73,7 @@ func TestStream_AfterACallThatNeverEndsOK(t *testing.T) {
 	cycle := []*fleet.Future{client.Go(t.Context(), first), client.Go(t.Context(), second)}
 	for _, after := range []protocol.CallRef{fails.Ref(), cancelled.Ref(), never} {
 		s := client.Stream("box", string(after.ID))
-		s.After(after)
+		s.Wait(after)
 		unmet := s.Go(t.Context(), fleet.Call{Payload: protocol.CommandRun{Command: "touch ran"}, QueueTimeout: time.Second})
 		behind := s.Go(t.Context(), fleet.Call{Payload: protocol.CommandRun{Command: "ls"}})
 		cycle = append(cycle, unmet)
@@ -113,7 +113,7 @@ func TestStream_ADeepStreamWaits(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
 	deep, late := client.Stream("box", "deep"), client.Stream("box", "late")
-	deep.After(protocol.CallRef{SessionID: "box", ID: "late"})
+	deep.Wait(protocol.CallRef{SessionID: "box", ID: "late"})
 	quick := fleet.Call{Payload: protocol.FilesExists{Path: "a"}}
 	var futures []*fleet.Future
 	for range 600 {
