@@ -19,7 +19,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// A server that is closed while it makes a stream leaves the file store of that stream open.
+func TestMain(m *testing.M) {
+	const server = "github.com/nats-io/nats-server/v2/server"
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(server+".(*fileStore).flushStreamStateLoop"), goleak.IgnoreTopFunction(server+"/ats.Register.func1"))
+}
 
 // listen starts a server that other processes could reach.
 func listen(t *testing.T, data, address string) *embedded.Server {
