@@ -184,8 +184,8 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	return server.Run(ctx, drain)
 }
 
-// startIn sends scheduled calls. If that takes too long because this process may not send calls to
-// the pool, the error names the rights that it lacks.
+// startIn sends scheduled calls. If the time for that ends, it looks whether this process lacks
+// rights in the pool of the call: the error names them.
 func startIn(fl *fleet.Fleet) func(context.Context, *protocol.Call) error {
 	return func(ctx context.Context, call *protocol.Call) error {
 		err := fl.Dispatcher.Submit(ctx, call)

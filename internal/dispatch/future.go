@@ -213,6 +213,9 @@ func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Future,
 	t.add(f)
 	t.mu.Unlock()
 	found, err := f.find(ctx)
+	for tries := 1; tries < findTries && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; tries++ {
+		found, err = f.find(ctx) // the server is busy
+	}
 	if err != nil || !found {
 		t.mu.Lock()
 		t.end(f, nil, err)
@@ -224,6 +227,9 @@ func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Future,
 	}
 	return f, nil
 }
+
+// findTries is how often an attached call is looked for while the server does not answer in time.
+const findTries = 5
 
 // find looks where an attached call is: it has a result, or is stored. A call ends in between, so
 // the result is looked up once more.

@@ -3,6 +3,7 @@ package dispatch_test
 import (
 	"testing"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -26,18 +27,24 @@ func TestResults_OutputComesBeforeTheResult(t *testing.T) {
 	t.Cleanup(watch.Stop)
 	worker := r.Connect()
 	for round := range rounds {
-		for i := range pieces {
-			frame, err := wire.EncodeFrame(&wire.Frame{CallID: call.ID, Seq: uint64(i), Kind: wire.FrameStdout, WorkerID: "w", Attempt: 1, Data: protocol.Bytes("x")})
-			require.NoError(t, err)
-			require.NoError(t, worker.Publish(wire.OutputSubject(r.Name, call.SessionID, call.ID), frame))
-		}
-		result := wire.NewResult(&call, protocol.StatusOK, nil)
-		result.Value = protocol.CommandRunResult{}
-		body, err := wire.EncodeResult(&result)
-		require.NoError(t, err)
-		require.NoError(t, worker.Publish(wire.DoneSubject(r.Name, call.SessionID, call.ID), body))
+		r.publishEnd(worker, &call, pieces)
 		require.Equal(t, (round+1)*pieces, <-ended)
 	}
+}
+
+// publishEnd publishes pieces of output of a call, and its result.
+func (r *rig) publishEnd(worker *nats.Conn, call *protocol.Call, pieces int) {
+	r.t.Helper()
+	for i := range pieces {
+		frame, err := wire.EncodeFrame(&wire.Frame{CallID: call.ID, Seq: uint64(i), Kind: wire.FrameStdout, WorkerID: "w", Attempt: 1, Data: protocol.Bytes("x")})
+		require.NoError(r.t, err)
+		require.NoError(r.t, worker.Publish(wire.OutputSubject(r.Name, call.SessionID, call.ID), frame))
+	}
+	result := wire.NewResult(call, protocol.StatusOK, nil)
+	result.Value = protocol.CommandRunResult{}
+	body, err := wire.EncodeResult(&result)
+	require.NoError(r.t, err)
+	require.NoError(r.t, worker.Publish(wire.DoneSubject(r.Name, call.SessionID, call.ID), body))
 }
 
 // A watch gets what its calls have, and one without calls everything, until each is stopped.
@@ -61,14 +68,7 @@ func TestResults_AWatchGetsItsCalls(t *testing.T) {
 	all := watch("all")
 	worker := r.Connect()
 	ends := func(call protocol.Call) (seen []string) {
-		frame, err := wire.EncodeFrame(&wire.Frame{CallID: call.ID, Kind: wire.FrameStdout, WorkerID: "w", Attempt: 1, Data: protocol.Bytes("x")})
-		require.NoError(t, err)
-		require.NoError(t, worker.Publish(wire.OutputSubject(r.Name, call.SessionID, call.ID), frame))
-		result := wire.NewResult(&call, protocol.StatusOK, nil)
-		result.Value = protocol.CommandRunResult{}
-		body, err := wire.EncodeResult(&result)
-		require.NoError(t, err)
-		require.NoError(t, worker.Publish(wire.DoneSubject(r.Name, call.SessionID, call.ID), body))
+		r.publishEnd(worker, &call, 1)
 		for last := false; !last; {
 			line := <-got
 			seen, last = append(seen, line), line == "all result of "+string(call.ID)

@@ -387,9 +387,6 @@ func (p *Publisher) Find(ctx context.Context, session protocol.SessionID, id pro
 	for _, filter := range []string{wire.CallSubject(fleet, "*", "*", id), wire.LaterSubject(fleet, "*", "*", id)} {
 		for seq := uint64(0); ; {
 			msg, err := p.store.Next(ctx, filter, seq)
-			for tries := 1; err != nil && tries < findTries && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded); tries++ {
-				msg, err = p.store.Next(ctx, filter, seq) // the server is busy
-			}
 			if err != nil {
 				return nil, fmt.Errorf("find call %s: %w", id, err)
 			}
@@ -504,8 +501,6 @@ func (p *Publisher) serverTime(ctx context.Context) (now func() time.Time, err e
 const (
 	// fullFor is how long a stream counts as full after it refused a call.
 	fullFor = time.Second
-	// findTries is how often a read is tried that got no answer in time.
-	findTries = 5
 	// syncEvery is how long one reading of the server's clock is used.
 	syncEvery  = 10 * time.Second
 	retryFirst = 20 * time.Millisecond

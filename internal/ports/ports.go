@@ -95,8 +95,8 @@ type Trigger struct {
 
 type triggersKey struct{}
 
-// WithTriggers returns a context whose run of a session has triggers: whoever serves the session's
-// turns starts them. Without them, or with nil, tools that set triggers fail.
+// WithTriggers returns a context for the turn of a session that may set triggers, which the caller
+// starts. In other turns tools that set triggers fail.
 func WithTriggers(ctx context.Context, triggers Triggers) context.Context {
 	return context.WithValue(ctx, triggersKey{}, triggers)
 }

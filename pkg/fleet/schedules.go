@@ -9,7 +9,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
@@ -91,7 +90,7 @@ func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, 
 // for a model that no coordinator serves. Nothing is stored then.
 func (s Schedules) Add(ctx context.Context, request Schedule, turn Turn) (added Schedule, err error) {
 	if len(turn.Attachments) > 0 {
-		return added, codes.As(ErrInvalid, errors.New("attachments: a scheduled turn has none"))
+		return added, invalid(errors.New("attachments: a scheduled turn has none"))
 	}
 	turn.NotBefore = time.Time{}
 	return s.add(ctx, request, turn.call(), turn.Session != "", func(ctx context.Context) error {
@@ -111,7 +110,7 @@ func (s Schedules) AddCall(ctx context.Context, request Schedule, call Call) (ad
 		if err == nil {
 			return planned, nil
 		}
-		return planned, cmp.Or(context.Cause(ctx), codes.As(ErrInvalid, fmt.Errorf("call: %w", err)))
+		return planned, cmp.Or(context.Cause(ctx), invalid(fmt.Errorf("call: %w", err)))
 	})
 	if err != nil {
 		return added, err
@@ -171,7 +170,7 @@ func (s Schedules) keys(ctx context.Context) error {
 		}
 		for _, c := range coordinators {
 			if own := f.SignKey(); c.SignKey != own {
-				return codes.As(ErrInvalid, fmt.Errorf("call: coordinator %s signs calls with key %q, and this process with %q: both need the same key (--sign-key)", c.WorkerID, c.SignKey, own))
+				return invalid(fmt.Errorf("call: coordinator %s signs calls with key %q, and this process with %q: both need the same key (--sign-key)", c.WorkerID, c.SignKey, own))
 			}
 		}
 		return err
@@ -198,7 +197,7 @@ func (s Schedules) Ref(ctx context.Context, name string, at time.Time) (ref prot
 		}
 		next := stored.Next(at.Add(-1), 1)
 		if at.Before(stored.Created) || at.After(stored.Last) || len(next) == 0 || !next[0].Equal(at) {
-			return codes.As(ErrInvalid, fmt.Errorf("time %s: is none at which schedule %s has started", at.Format(time.RFC3339), name))
+			return invalid(fmt.Errorf("time %s: is none at which schedule %s has started", at.Format(time.RFC3339), name))
 		}
 		call := stored.At(at)
 		ref = protocol.CallRef{SessionID: call.SessionID, ID: call.ID}

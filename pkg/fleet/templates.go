@@ -7,7 +7,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -50,7 +49,7 @@ func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return codes.As(ErrInvalid, err)
+		return invalid(err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error { return store.TemplateFrom(ctx, name, root) })

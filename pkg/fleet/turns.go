@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -89,7 +88,7 @@ func (s Sessions) CheckModel(ctx context.Context, model string) error {
 	f := s.client.inner
 	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
 		if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
-			return codes.As(ErrInvalid, fmt.Errorf("model %s: %s", model, why))
+			return invalid(fmt.Errorf("model %s: %s", model, why))
 		}
 		return context.Cause(ctx)
 	})
@@ -107,7 +106,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 		return result, err
 	}
 	if err := (loop.Input{Attachments: turn.Attachments}).Check(nil); err != nil {
-		return result, codes.As(ErrInvalid, err)
+		return result, invalid(err)
 	}
 	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {
 		began = true

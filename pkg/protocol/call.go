@@ -18,8 +18,8 @@ const (
 	maxAfter = 64
 	// defaultAfterTimeout bounds how long a call waits for others that names no time itself.
 	defaultAfterTimeout = 24 * time.Hour
-	// maxUses bounds the resource list of a call.
-	maxUses = 64
+	// MaxUses bounds the resource list of a call.
+	MaxUses = 64
 	// maxDelay bounds how long a call may wait for its time.
 	maxDelay = 366 * 24 * time.Hour
 )
@@ -80,7 +80,7 @@ type Call struct {
 	// Tenant is for whom the call runs, and Priority when it starts among calls of its tenant.
 	Tenant   Tenant   `json:"tenant,omitempty"`
 	Priority Priority `json:"priority,omitempty"`
-	// Resources is what the call touches: 1 to 64 uses, all of one lane.
+	// Resources is what the call touches: 1 to [MaxUses] uses, all of one lane.
 	Resources []Use `json:"resources"`
 	// Delivery is what may happen after a lost worker.
 	Delivery Delivery `json:"delivery"`
@@ -255,8 +255,8 @@ func (c *Call) validateAfter() error {
 }
 
 func (c *Call) validateResources() error {
-	if len(c.Resources) == 0 || len(c.Resources) > maxUses {
-		return fmt.Errorf("resources: %d uses, must be 1 to %d", len(c.Resources), maxUses)
+	if len(c.Resources) == 0 || len(c.Resources) > MaxUses {
+		return fmt.Errorf("resources: %d uses, must be 1 to %d", len(c.Resources), MaxUses)
 	}
 	var faults []error
 	for i, use := range c.Resources {

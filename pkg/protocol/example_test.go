@@ -8,7 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A call as it travels, which is checked before it is sent. Every fault is told at once.
+// A call is checked before it is sent. The error has every fault.
 func ExampleCall_Validate() {
 	call := protocol.Call{
 		ID:        "refund-7",

@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// New makes a tool of a Go function that runs in the process that runs the session, beside other
-// tool calls of the step. The function must have no side effects: after a crash it is run
+// New makes a tool of a Go function, which is called in the session's process, concurrently with
+// other tool calls of the step. The function must have no side effects: after a crash it is run
 // again. For one that has, or that takes long, use [NewRemote].
 //
 // The schema is that of Args, a struct: a field is a property, required unless its

@@ -57,9 +57,6 @@ type keySegment struct {
 
 var placeholder = regexp.MustCompile(`\{([^{}]*)\}`)
 
-// maxUses is how many resources a call may have.
-const maxUses = 64
-
 // compileResources checks templates: all are of one lane.
 func compileResources(resources []Resource) ([]resourceTemplate, error) {
 	if resources == nil {
@@ -78,8 +75,8 @@ func compileResources(resources []Resource) ([]resourceTemplate, error) {
 		}
 		templates = append(templates, compiled)
 	}
-	if len(resources) > maxUses {
-		faults = append(faults, fmt.Errorf("invalid resource: %d are given, at most %d are allowed", len(resources), maxUses))
+	if len(resources) > protocol.MaxUses {
+		faults = append(faults, fmt.Errorf("invalid resource: %d are given, at most %d are allowed", len(resources), protocol.MaxUses))
 	}
 	return templates, errors.Join(faults...)
 }

@@ -73,7 +73,7 @@ func TestGuards(t *testing.T) {
 	outside("a", "1 2 3")
 	require.Equal(t, codes.FileChanged, do(edit(protocol.GuardChanged, "3", "4")))
 	require.Equal(t, codes.FileChanged, do(edit(protocol.GuardRead, "3", "4")))
-	require.Empty(t, do(edit("", "3", "4")), "without a guard it is nobody's business")
+	require.Empty(t, do(edit("", "3", "4")), "without a guard nothing is checked")
 	require.Equal(t, codes.FileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
 
 	ops.digests = sandboxes.NewDigests(filepath.Join(home, "seen.jsonl")) // as another worker finds it

@@ -40,7 +40,9 @@ func (c *checker) failure(at, format string, args ...any) {
 }
 
 // Validate reports everything that can be seen to be wrong before the server is asked, joined.
-func (s *Server) Validate() error {
+func (s *Server) Validate() error { return errors.Join(s.faults()...) }
+
+func (s *Server) faults() []error {
 	c := &checker{}
 	c.origin(s.MCPServer)
 	c.oauth(s)
@@ -53,7 +55,7 @@ func (s *Server) Validate() error {
 	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
 		c.rule(inPointer("/tools", name), "tool "+name+": ", s.Tools[name])
 	}
-	return errors.Join(c.errs...)
+	return c.errs
 }
 
 // origin checks where the server is.

@@ -127,8 +127,5 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 	}
 	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
 	s.SetOAuth(e.OAuth)
-	if all, is := s.Validate().(interface{ Unwrap() []error }); is {
-		errs = append(errs, all.Unwrap()...)
-	}
-	return s, e.Disabled, errs
+	return s, e.Disabled, append(errs, s.faults()...)
 }
