@@ -12,9 +12,9 @@ import (
 )
 
 // Stream is a queue of calls that run first in, first out, one at a time. Streams run side by side,
-// also on one sandbox; [Stream.Record] and [Stream.Wait] order calls of different streams. The queue
-// is in the fleet: it survives this process and every worker, and streams of one sandbox and name
-// are the same stream in every process. Get one from a [Client].
+// also on one sandbox; [Stream.Record] and [Stream.Wait] order calls of different streams. The
+// queue is in the fleet: it survives this process and every worker, and streams of one sandbox and
+// name are the same stream in every process. Get one from a [Client].
 //
 // A stream orders its calls by nothing but itself: two streams that change the same file of a
 // sandbox need an event. Calls without a stream that use the sandbox wait for those of its streams,
