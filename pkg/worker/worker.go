@@ -23,8 +23,9 @@
 // pass on. The arguments of a tool were checked against its schema by the process that runs the
 // session, which is to be trusted as far as the fleet's credentials are. Args of fleet.Call.Handler
 // were not: check them. Calls whose resources conflict never overlap; others run side by side, so a
-// handler is safe for concurrent use. A panic is the result "tool_panicked". After a lost worker the call runs again, unless the tool or the call says
-// at_most_once: then its result is outcome_unknown.
+// handler is safe for concurrent use. A panic is the result "tool_panicked". After a lost worker
+// the call runs again, unless the tool or the call says at_most_once: then its result is
+// outcome_unknown.
 //
 // Commands in a sandbox end with the lease of their lane, even if the worker is lost or stopped. A
 // handler cannot be killed: if its process was stopped for longer than the lease, it continues for
