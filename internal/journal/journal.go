@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -79,7 +80,7 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 			return loop.History{}, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
 		}
 		for i := range events {
-			if err := j.loadImages(ctx, &events[i]); err != nil {
+			if err := j.loadImages(ctx, session, &events[i]); err != nil {
 				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
 			}
 		}
@@ -266,17 +267,18 @@ func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, im
 }
 
 // loadImages puts the data of an event's image and attachments back.
-func (j *Journal) loadImages(ctx context.Context, event *loop.Event) error {
-	err := j.loadImage(ctx, event.Image)
+func (j *Journal) loadImages(ctx context.Context, session protocol.SessionID, event *loop.Event) error {
+	err := j.loadImage(ctx, session, event.Image)
 	for i := 0; err == nil && i < len(event.Attachments); i++ {
-		err = j.loadImage(ctx, &event.Attachments[i].Image)
+		err = j.loadImage(ctx, session, &event.Attachments[i].Image)
 	}
 	return err
 }
 
-// loadImage puts the data back. An image that is not kept any more stays without.
-func (j *Journal) loadImage(ctx context.Context, image *loop.Image) error {
-	if image == nil || image.Blob == "" {
+// loadImage puts the data back. An image that is not kept any more stays without, and so does one
+// that names an object of another session.
+func (j *Journal) loadImage(ctx context.Context, session protocol.SessionID, image *loop.Image) error {
+	if image == nil || !strings.HasPrefix(image.Blob, wire.ImageBlob(session, "")) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)

@@ -17,6 +17,7 @@ import (
 type Effect struct {
 	report.Effect
 
+	session  protocol.SessionID // whose call it is
 	call     *loop.RevertCall
 	attempts int             // to undo it that have failed
 	unknown  protocol.CallID // the attempt that may have happened
@@ -56,7 +57,7 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 		if !endsCall(e) || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == resolvedDidNot {
 			continue
 		}
-		effect := Effect{Effect: report.Effect{CallID: e.CallID, Tool: e.Name, Status: status}}
+		effect := Effect{Effect: report.Effect{CallID: e.CallID, Tool: e.Name, Status: status}, session: e.SessionID}
 		if e.Effect != nil {
 			effect.Reaches = e.Effect.Reaches
 			if effect.call = e.Effect.Revert; effect.call != nil {
@@ -104,7 +105,7 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 	for i := range events {
 		e := &events[i]
 		if e.Name == wire.AgentTool && endsCall(e) {
-			child, err := journal.Load(ctx, protocol.SessionID(e.CallID))
+			child, err := loop.LoadAgent(ctx, journal, events, e.CallID)
 			if err != nil {
 				return nil, err
 			}
@@ -162,6 +163,9 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	call, err := wire.DecodeCall(e.call.Call)
 	if err != nil {
 		return err
+	}
+	if call.SessionID != e.session { // as of what a fork has from before
+		return fmt.Errorf("it is a call of session %s, and only that session can revert it", call.SessionID)
 	}
 	call.ID, call.IssuedAt = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC()
 	event := loop.Event{

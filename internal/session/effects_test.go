@@ -52,6 +52,28 @@ func turnOf(calls ...[]loop.Event) []loop.Event {
 	return append(append(begin, events...), loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "done"}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
 }
 
+// begin stores events as those of a session, which parent started by the call of that id; "" is a
+// session of its own.
+func begin(t *testing.T, journal loop.Journal, id, parent protocol.SessionID, events ...loop.Event) {
+	t.Helper()
+	for i := range events {
+		e := &events[i]
+		e.SessionID = id
+		if e.Type == loop.EventSessionStarted && parent != "" {
+			e.Parent = &loop.Parent{SessionID: parent, CallID: protocol.CallID(id)}
+		}
+		if e.Effect != nil && e.Effect.Revert != nil {
+			call, err := wire.DecodeCall(e.Effect.Revert.Call)
+			require.NoError(t, err)
+			call.SessionID = id
+			e.Effect.Revert.Call, err = wire.EncodeCall(call)
+			require.NoError(t, err)
+		}
+	}
+	_, err := journal.Append(t.Context(), id, 0, events...)
+	require.NoError(t, err)
+}
+
 // brittle is a journal that fails at an append, before it is stored or after.
 type brittle struct {
 	loop.Journal
@@ -81,8 +103,7 @@ func TestRevert_CrashAtAnyAppendRunsEachOnce(t *testing.T) {
 		for _, stores := range []bool{false, true} {
 			log, id := filepath.Join(t.TempDir(), "log"), protocol.NewSessionID()
 			prefix := string(protocol.NewSessionID())
-			_, err := r.Journal.Append(t.Context(), id, 0, turnOf(undoing(t, log, prefix+"-a", "one", ""), undoing(t, log, prefix+"-b", "two", ""), undoing(t, log, prefix+"-c", "three", ""))...)
-			require.NoError(t, err)
+			begin(t, r.Journal, id, "", turnOf(undoing(t, log, prefix+"-a", "one", ""), undoing(t, log, prefix+"-b", "two", ""), undoing(t, log, prefix+"-c", "three", ""))...)
 			at := At{Call: protocol.CallID(prefix + "-a")}
 			journal := &brittle{Journal: r.Journal, left: n, stores: stores}
 			effects, err := Effects(t.Context(), journal, id, at)
@@ -117,8 +138,7 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	r := newRig(t)
 	log := filepath.Join(t.TempDir(), "log")
 	flag := filepath.Join(t.TempDir(), "flag")
-	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e '"+flag+"' || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
-	require.NoError(t, err)
+	begin(t, r.Journal, "s", "", turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e '"+flag+"' || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
 	behind := At{Call: "x-1"}
 	effects, err := Effects(t.Context(), r.Journal, "s", behind)
 	require.NoError(t, err)
@@ -141,16 +161,14 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	log := filepath.Join(t.TempDir(), "log")
-	_, err := r.Journal.Append(t.Context(), "child-1", 0, turnOf(undoing(t, log, "y-1", "inner", ""))...)
-	require.NoError(t, err)
+	begin(t, r.Journal, "child-1", "s", turnOf(undoing(t, log, "y-1", "inner", ""))...)
 	unknown := loop.CallFields{CallID: "y-3", ToolCallID: "y-3", Name: "pay"}
 	agent := loop.CallFields{CallID: "child-1", ToolCallID: "y-2", Name: wire.AgentTool}
-	_, err = r.Journal.Append(t.Context(), "s", 0, turnOf(
+	begin(t, r.Journal, "s", "", turnOf(
 		undoing(t, log, "y-0", "first", ""),
 		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok"}},
 		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"}},
 	)...)
-	require.NoError(t, err)
 	ids := func() (ids []protocol.CallID) {
 		effects, err := Effects(t.Context(), r.Journal, "s", At{Call: "y-0"})
 		require.NoError(t, err)
@@ -194,10 +212,10 @@ func TestRevert_OfEffectsReadBefore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	log := filepath.Join(t.TempDir(), "log")
-	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(undoing(t, log, "z-1", "one", ""), undoing(t, log, "z-2", "two", ""), undoing(t, log, "z-3", "three", ""))...)
-	require.NoError(t, err)
+	begin(t, r.Journal, "s", "", turnOf(undoing(t, log, "z-1", "one", ""), undoing(t, log, "z-2", "two", ""), undoing(t, log, "z-3", "three", ""))...)
 	var both [2][]Effect
 	for i := range both {
+		var err error
 		both[i], err = Effects(t.Context(), r.Journal, "s", At{Call: "z-1"})
 		require.NoError(t, err)
 	}
@@ -220,10 +238,9 @@ func TestResolve_TwoAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	unknown := loop.CallFields{CallID: "u-1", ToolCallID: "u-1", Name: "pay"}
-	_, err := r.Journal.Append(t.Context(), "s", 0, turnOf(
+	begin(t, r.Journal, "s", "", turnOf(
 		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"}},
 	)...)
-	require.NoError(t, err)
 	first := func() { require.NoError(t, resolve(t.Context(), r.Journal, "s", "u-1", true, "ada")) }
 	require.ErrorIs(t, resolve(t.Context(), &meeting{Journal: r.Journal, then: first}, "s", "u-1", false, "bob"), loop.ErrJournalConflict)
 	require.ErrorIs(t, resolve(t.Context(), r.Journal, "s", "u-1", false, "bob"), ErrNone)
@@ -305,8 +322,7 @@ func TestEffects_OfJobsAndOfDeepSubAgents(t *testing.T) {
 	for id, events := range map[protocol.SessionID][]loop.Event{
 		"s": append(turnOf(undoing(t, "log", "v-1", "", ""), job, agent("v-3")), ended), "v-3": turnOf(agent("v-4")), "v-4": turnOf(undoing(t, "log", "v-5", "", "")),
 	} {
-		_, err := journal.Append(t.Context(), id, 0, events...)
-		require.NoError(t, err)
+		begin(t, journal, id, map[protocol.SessionID]protocol.SessionID{"v-3": "s", "v-4": "v-3"}[id], events...)
 	}
 	var ids []protocol.CallID
 	effects, err := Effects(t.Context(), journal, "s", At{Call: "v-1"})
@@ -329,8 +345,7 @@ func TestEffects_OfJobsAndOfDeepSubAgents(t *testing.T) {
 func TestRevert_IsSentAgain(t *testing.T) {
 	t.Parallel()
 	journal := &looptest.Journal{}
-	_, err := journal.Append(t.Context(), "s", 0, turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", ""))...)
-	require.NoError(t, err)
+	begin(t, journal, "s", "", turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", ""))...)
 	effects, err := Effects(t.Context(), journal, "s", At{Call: "w-0"})
 	require.NoError(t, err)
 	effects = append(effects, Effect{}) // which nothing undoes

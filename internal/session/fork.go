@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -55,7 +57,7 @@ func behind(ctx context.Context, journal loop.Journal, events []loop.Event, call
 		if events[i].Name != wire.AgentTool {
 			continue
 		}
-		child, err := journal.Load(ctx, protocol.SessionID(events[i].CallID))
+		child, err := loop.LoadAgent(ctx, journal, events, events[i].CallID)
 		if err != nil {
 			return err
 		}
@@ -90,10 +92,19 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 // ErrExists means that there is a session of an id.
 var ErrExists = codes.As(codes.ErrExists, errors.New("exists"))
 
-// Import stores the events of an export as a new session. A turn that is open at their end is
-// interrupted. It returns how many turns these are.
+// Import stores the events of an export as a new session, which they give no right to anything of
+// another one. A turn that is open at their end is interrupted. It returns how many turns these are.
+// The error wraps [codes.ErrInvalid] if an event has an amount that nobody can have used.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
+	for i := range events {
+		if err := checkAmounts(&events[i]); err != nil {
+			return 0, codes.As(codes.ErrInvalid, fmt.Errorf("event %d of the export, %s: %w", i+1, events[i].Type, err))
+		}
+	}
 	events = until(events, At{})
+	for i := range events {
+		disown(&events[i])
+	}
 	if turns = give(events, to); turns == 0 {
 		return 0, errors.New("the export has no turn")
 	}
@@ -104,6 +115,44 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 		return 0, fmt.Errorf("import session %s: %w", to, err)
 	}
 	return turns, nil
+}
+
+// disown removes what an event of an export says about other sessions: whoever wrote the export may
+// have made it up. Sub-agents are recognized by their own journals ([loop.LoadAgent]).
+func disown(e *loop.Event) {
+	e.Parent, e.From, e.Checkpoint = nil, "", 0
+	if e.Effect != nil && e.Effect.Revert != nil {
+		e.Effect = &loop.Effect{Reaches: e.Effect.Reaches}
+	}
+	if e.Image != nil && e.Image.Blob != "" {
+		e.Image = &loop.Image{MediaType: e.Image.MediaType, Data: e.Image.Data}
+	}
+	e.Attachments = slices.Clone(e.Attachments)
+	for i := range e.Attachments {
+		e.Attachments[i].Blob = ""
+	}
+}
+
+// checkAmounts returns the first amount of an event that is negative or no number: it would reduce
+// what the session has used.
+func checkAmounts(e *loop.Event) error {
+	amounts := map[string]float64{"elapsed_ms": float64(e.ElapsedMS)}
+	if e.CostUSD != nil {
+		amounts["cost_usd"] = *e.CostUSD
+	}
+	if u := e.Usage; u != nil {
+		amounts["usage.input_tokens"], amounts["usage.output_tokens"] = float64(u.InputTokens), float64(u.OutputTokens)
+	}
+	if s := e.Spent; s != nil {
+		amounts["spent.steps"], amounts["spent.calls"], amounts["spent.tokens"] = float64(s.Steps), float64(s.Calls), float64(s.Tokens)
+		amounts["spent.time_ms"], amounts["spent.usd"] = float64(s.TimeMS), s.USD
+	}
+	for _, field := range slices.Sorted(maps.Keys(amounts)) {
+		if n := amounts[field]; !(n >= 0) || math.IsInf(n, 1) { // which NaN is not, either
+			return fmt.Errorf("%s %v: must not be negative", field, n)
+		}
+	}
+	return nil
 }
 
 // give makes events those of another session, without the seed of the ids of its calls, and returns

@@ -3,11 +3,13 @@ package session
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
@@ -205,11 +207,91 @@ func TestBehind_OfSubAgents(t *testing.T) {
 	call := func(id protocol.CallID, name string) loop.Event {
 		return loop.Event{Type: loop.EventToolCall, Turn: 1, CallFields: loop.CallFields{CallID: id, Name: name}}
 	}
-	for id, events := range map[protocol.SessionID][]loop.Event{"s": {call("a", wire.AgentTool)}, "a": {call("b", "x"), call("a", wire.AgentTool)}} {
-		_, err := journal.Append(t.Context(), id, 0, events...)
-		require.NoError(t, err)
+	begin(t, journal, "s", "", call("a", wire.AgentTool))
+	begin(t, journal, "a", "s", loop.Event{Type: loop.EventSessionStarted}, call("b", "x"), call("a", wire.AgentTool))
+	behindOf := func(events ...loop.Event) map[protocol.CallID]bool {
+		calls := map[protocol.CallID]bool{}
+		require.NoError(t, behind(t.Context(), journal, events, calls))
+		return calls
 	}
-	calls := map[protocol.CallID]bool{}
-	require.NoError(t, behind(t.Context(), journal, []loop.Event{call("a", wire.AgentTool)}, calls))
-	require.Equal(t, map[protocol.CallID]bool{"a": true, "b": true}, calls)
+	by := func(id protocol.SessionID) loop.Event {
+		e := call("a", wire.AgentTool)
+		e.SessionID = id
+		return e
+	}
+	require.Equal(t, map[protocol.CallID]bool{"a": true, "b": true}, behindOf(by("s")))
+	forked := loop.Event{Type: loop.EventSessionForked, SessionID: "fork", NoteFields: loop.NoteFields{From: "s"}}
+	require.Equal(t, map[protocol.CallID]bool{"a": true, "b": true}, behindOf(by("fork"), forked))
+	require.Equal(t, map[protocol.CallID]bool{"a": true}, behindOf(by("other")), "another session's sub-agent")
+}
+
+// An export is written by anybody. What it says about other sessions gives no right to anything of
+// them, and amounts that reduce what was used are refused.
+func TestImport_ClaimsNothingOfOthers(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j, err := journal.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	secret := &loop.Image{MediaType: "image/png", Data: make([]byte, f.NC.MaxPayload())} // no room in a message
+	victim := turnOf([]loop.Event{
+		{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Image: secret}},
+	})
+	begin(t, j, "victim", "", victim...)
+	stored, err := j.Load(t.Context(), "victim")
+	require.NoError(t, err)
+	image := stored.Events[4].Image // of its tool_result
+	require.NotEmpty(t, image.Blob)
+	require.Equal(t, secret.Data, image.Data, "its own session reads it")
+
+	agent := loop.CallFields{CallID: "victim", ToolCallID: "i-2", Name: wire.AgentTool}
+	export := func() []loop.Event {
+		events := turnOf(
+			undoing(t, "log", "i-0", "first", ""), undoing(t, "log", "i-1", "other", ""),
+			[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok", ResultFields: loop.ResultFields{Image: &loop.Image{MediaType: "image/png", Blob: image.Blob}}}},
+		)
+		events[0].Parent = &loop.Parent{SessionID: "victim", CallID: "v-1"}
+		events[1].Attachments = []loop.Attachment{{Name: "a.png", Image: loop.Image{MediaType: "image/png", Blob: image.Blob}}}
+		return append(events, loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: "victim"}})
+	}
+	turns, err := Import(t.Context(), j, export(), "imported")
+	require.NoError(t, err)
+	require.Equal(t, 1, turns)
+	imported, err := j.Load(t.Context(), "imported")
+	require.NoError(t, err)
+	require.Nil(t, imported.Events[0].Parent)
+	// The same in a journal that was written otherwise.
+	_, err = j.Append(t.Context(), "written", 0, export()[1:]...)
+	require.NoError(t, err)
+	for _, id := range []protocol.SessionID{"imported", "written"} {
+		history, err := j.Load(t.Context(), id)
+		require.NoError(t, err)
+		for _, e := range history.Events {
+			require.True(t, e.Image == nil || len(e.Image.Data) == 0, "%s has the image of another session", id)
+			for _, a := range e.Attachments {
+				require.Empty(t, a.Data)
+			}
+		}
+		child, err := loop.LoadAgent(t.Context(), j, history.Events, "victim")
+		require.NoError(t, err)
+		require.Empty(t, child.Events)
+		effects, err := Effects(t.Context(), j, id, At{Call: "i-0"})
+		require.NoError(t, err)
+		sent := func(context.Context, *protocol.Call) (*protocol.Result, error) {
+			t.Error("a call of another session was sent")
+			return nil, errCrash
+		}
+		err = reverter{j, sent, id}.all(t.Context(), effects)
+		require.Equal(t, id == "written", err != nil)
+	}
+	for field, spoil := range map[string]func(e *loop.Event){
+		"cost_usd -1": func(e *loop.Event) { e.CostUSD = new(-1.0) }, "usage.input_tokens -2": func(e *loop.Event) { e.Usage = &protocol.Usage{InputTokens: -2} },
+		"spent.usd NaN": func(e *loop.Event) { e.Spent = &protocol.Spending{USD: math.NaN()} }, "elapsed_ms -1": func(e *loop.Event) { e.ElapsedMS = -1 },
+	} {
+		events := export()
+		spoil(&events[2])
+		_, err := Import(t.Context(), j, events, "spoiled")
+		require.ErrorIs(t, err, codes.ErrInvalid)
+		require.ErrorContains(t, err, "event 3 of the export, model_reply: "+field+": must not be negative")
+	}
 }

@@ -49,6 +49,26 @@ type Parent struct {
 	Agent     string             `json:"agent,omitempty"` // its [Agent].Name
 }
 
+// LoadAgent loads the journal of the sub-agent that a call of a session started; events are the
+// session's. It is empty unless the sub-agent's own journal names that call: a call of an imported
+// session may have the id of any session.
+func LoadAgent(ctx context.Context, journal Journal, events []Event, call protocol.CallID) (History, error) {
+	child, err := journal.Load(ctx, protocol.SessionID(call))
+	if err != nil {
+		return History{}, fmt.Errorf("load session %s: %w", call, err)
+	}
+	if len(child.Events) == 0 || child.Events[0].Parent == nil || child.Events[0].Parent.CallID != call {
+		return History{}, nil
+	}
+	parent := child.Events[0].Parent.SessionID
+	if !slices.ContainsFunc(events, func(e Event) bool {
+		return e.SessionID == parent || e.Type == EventSessionForked && e.From == parent
+	}) {
+		return History{}, nil
+	}
+	return child, nil
+}
+
 // Bounds of sub-agents.
 const (
 	maxAgentDepth = 3  // parents that a session may have

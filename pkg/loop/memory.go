@@ -38,17 +38,22 @@ func (t *turnRun) search(ctx context.Context, request wire.SearchRequest) (strin
 		return "", protocol.Errorf(protocol.CodeInvalidArguments, "query %q has no word of letters or digits.", request.Query)
 	}
 	var passages []passage
-	sessions := []protocol.SessionID{t.id}
-	for i := 0; i < len(sessions) && i < maxSearched; i++ {
-		history, err := t.Runner.journal.Load(ctx, sessions[i])
-		if err != nil {
-			return "", fmt.Errorf("load session %s: %w", sessions[i], err)
-		}
-		for _, e := range history.Events {
-			if e.Type == EventToolCall && e.Name == wire.AgentTool {
-				sessions = append(sessions, protocol.SessionID(e.CallID))
+	history, err := t.Runner.journal.Load(ctx, t.id)
+	if err != nil {
+		return "", fmt.Errorf("load session %s: %w", t.id, err)
+	}
+	sessions := []History{history}
+	for i := 0; i < len(sessions); i++ {
+		events := sessions[i].Events
+		for _, e := range events {
+			if e.Type == EventToolCall && e.Name == wire.AgentTool && len(sessions) < maxSearched {
+				child, err := LoadAgent(ctx, t.Runner.journal, events, e.CallID)
+				if err != nil {
+					return "", err
+				}
+				sessions = append(sessions, child)
 			}
-			if p, has := newPassage(&e, sessions[i], query); has {
+			if p, has := newPassage(&e, e.SessionID, query); has {
 				passages = append(passages, p)
 			}
 		}
