@@ -12,9 +12,10 @@ import (
 // againKey names what [Again] says in a JSON object.
 const againKey = "[started again]"
 
-// Again is the text of a result, with a line when the call was started more than once: the
-// workspace is as one run leaves it, the world outside of it may not be. JSON stays JSON; a number
-// or a truth value has no room for the line.
+// Again is the text of a result, with a line when the call was started more than once. After a lost
+// worker the workspace is as one run leaves it, and the world outside of it may not be; after a
+// failed attempt neither may be. JSON stays JSON; a number or a truth value has no room for the
+// line.
 func Again(result *protocol.Result, text string) string {
 	note := startedAgain(result)
 	switch {
@@ -33,11 +34,11 @@ func startedAgain(result *protocol.Result) string {
 	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
 		return ""
 	}
-	why := "a worker was lost while the call ran, and it was started again"
 	if failed := len(result.Tries); failed >= result.Attempt-1 {
-		why = fmt.Sprintf("attempt %d failed with %s, and the tool's retry started the call again", result.Attempt-1, result.Tries[failed-1].Error.ErrorType())
+		return fmt.Sprintf("attempt %d: attempt %d failed with %s, and the tool's retry started the call again; what it did before it failed may still be there, in the workspace too",
+			result.Attempt, result.Attempt-1, result.Tries[failed-1].Error.ErrorType())
 	}
-	return fmt.Sprintf("attempt %d: %s; what it does outside of the workspace may have happened more than once", result.Attempt, why)
+	return fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once", result.Attempt)
 }
 
 // Annotated is a JSON text with a note in it: a property of an object, the last item of an array.

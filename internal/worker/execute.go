@@ -93,6 +93,9 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 			if done := w.CommittedResult(ctx, run); done != nil {
 				return *done
 			}
+			if w.isHalfDone(run.Call) {
+				return wire.NewResult(run.Call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown, halfDone))
+			}
 		}
 	}
 	if k.Needs >= kinds.NeedsAnySandbox {
@@ -103,6 +106,18 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 		return w.returned(ctx, run.Call, value, err)
 	}
 	return w.failed(ctx, run.Call, value, err)
+}
+
+// halfDone is what the caller reads of a call that [Worker.isHalfDone] reports.
+const halfDone = "the process that ran the call ended before the call did. The session works in a directory in place, " +
+	"so what the call had done until then is still there, and it was not started again: look at the files, then do what is missing"
+
+// isHalfDone reports whether a call that another worker may have started must not start again: it
+// changes a directory that is used in place, which no worker can restore to its state before the call.
+func (w *Worker) isHalfDone(call *protocol.Call) bool {
+	_, inPlace := w.sandboxes.InPlace(call.Lane())
+	_, changes := checkpoint.Changes(call)
+	return inPlace && changes && call.Delivery == protocol.Rollback
 }
 
 // inSandbox opens the sandbox of a call, and runs the payload there unless an earlier attempt has

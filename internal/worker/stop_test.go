@@ -172,6 +172,49 @@ func TestDrain_WhatIsKilledStartsElsewhereAtOnce(t *testing.T) {
 	require.Equal(t, 2, got.Attempt)
 }
 
+// TestDrain_WhatIsKilledInPlaceIsHalfDone: no worker can restore a directory that is used in place,
+// so a call that changes it does not start again from its beginning, unless it may be repeated.
+func TestDrain_WhatIsKilledInPlaceIsHalfDone(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*protocol.Call)
+		log    string
+	}{
+		"rollback":         {func(c *protocol.Call) { c.Delivery = protocol.Rollback }, "start\n"},
+		"rollback, shared": {func(c *protocol.Call) { c.Delivery = protocol.Rollback; c.Resources[0].Access = protocol.Shared }, "start\nstart\nend\n"},
+		"idempotent":       {func(c *protocol.Call) {}, "start\nstart\nend\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			o, dir := r.inPlace()
+			first, err := worker.New(t.Context(), r.Connect(), o)
+			require.NoError(t, err)
+			ctx, stop := context.WithCancel(context.Background())
+			stopped := make(chan error, 1)
+			go func() { stopped <- first.Run(ctx, ctx) }() // no time to drain
+			call := newCall(protocol.NewSessionID(), protocol.CommandRun{Command: "echo start >>log; [ -e go ] || sleep 300; echo end >>log"})
+			test.change(&call)
+			result := make(chan *protocol.Result, 1)
+			go func() { result <- r.all([]protocol.Call{call})[call.ID] }()
+			awaitFile(t, filepath.Join(dir, "log"))
+			stop()
+			require.NoError(t, <-stopped)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+			r.work(o)
+			got := <-result
+			require.Equal(t, test.log, awaitFile(t, filepath.Join(dir, "log")))
+			require.Equal(t, 2, got.Attempt)
+			if test.log != "start\n" {
+				requireOK(t, got)
+				return
+			}
+			requireFault(t, got, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+			require.Contains(t, got.Error.Message, "works in a directory in place")
+		})
+	}
+}
+
 // The call tells at its second start whether what the first one began still runs.
 const takeOver = `if [ -e pid ]; then
 	if kill -0 "$(cat pid)" 2>/dev/null; then printf overlap; else printf alone; fi

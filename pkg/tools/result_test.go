@@ -42,7 +42,7 @@ func TestText_StartedAgain(t *testing.T) {
 		r.Attempt = 1
 		require.NotContains(t, command.Text(&r), "attempt", output)
 	}
-	const again = "attempt 3: attempt 2 failed with run_timeout, and the tool's retry started the call again; what it does outside of the workspace may have happened more than once"
+	const again = "attempt 3: attempt 2 failed with run_timeout, and the tool's retry started the call again; what it did before it failed may still be there, in the workspace too"
 	retried := protocol.Result{Status: protocol.StatusOK, Attempt: 3, Value: protocol.ToolRunResult{Output: json.RawMessage(`[]`)}, Tries: []protocol.Try{
 		{Attempt: 1, Error: protocol.Errorf(protocol.CodeToolFailed, "no")}, {Attempt: 2, Error: protocol.Errorf(protocol.CodeRunTimeout, "late")},
 	}}

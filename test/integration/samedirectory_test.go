@@ -98,24 +98,26 @@ func TestInPlace_WithoutAStateFolderItSaysThatCallsMayOverlap(t *testing.T) {
 	require.Contains(t, got.stderr, "in-place: not a directory")
 }
 
-// TestInPlace_AKilledSessionGoesOnWhereItWorked: the command that was open when its process was
-// killed runs again in the session's directory, although the next process stands in another one.
+// TestInPlace_AKilledSessionGoesOnWhereItWorked, although the next process stands in another
+// directory: what the killed command did is there, and it does not start again from its beginning.
 func TestInPlace_AKilledSessionGoesOnWhereItWorked(t *testing.T) {
 	t.Parallel()
 	home, workspace := t.TempDir(), t.TempDir()
-	const command = `if [ -e started ]; then echo whole >done; else touch started; sleep 600; fi`
+	const command = `echo start >>log; sleep 600; echo end >>log`
 	run := func(prompt string, args ...string) launch {
-		model := script(t, say("", bash("c1", command)), say("the first turn ends"), say("so does the second"))
+		model := script(t, say("", bash("c1", command)), say("", bash("c2", "echo later >>log")), say("the first turn ends"), say("so does the second"))
 		return launch{args: append([]string{"run", "--json", "--session", "killed", "--model", model, "--sandbox", "process"}, append(args, prompt)...), env: []string{"HOME=" + home}}
 	}
 	killed := start(t, coordinator, run("go", "--workspace", workspace))
 	require.Eventually(t, func() bool {
-		_, err := os.Stat(filepath.Join(workspace, "started"))
+		_, err := os.Stat(filepath.Join(workspace, "log"))
 		return err == nil
 	}, patience, 20*time.Millisecond)
 	killed.kill(t)
 	killed.wait(t)
 	again := execute(t, coordinator, run("go on"))
 	require.Equal(t, 0, again.code, again.stderr)
-	require.Equal(t, "whole\n", content(t, filepath.Join(workspace, "done")))
+	require.Equal(t, "start\nlater\n", content(t, filepath.Join(workspace, "log")))
+	require.Contains(t, again.stdout, `"status":"outcome_unknown"`)
+	require.Contains(t, again.stdout, "works in a directory in place")
 }
