@@ -338,11 +338,12 @@ func (c *sessionCommand) reachBy(
 	return &opened{directory.Sessions(""), directory, func() { _ = directory.Close() }}, nil // as in connect
 }
 
-// stored is reach for a verb that needs stored states of the session's files.
-func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
+// stored is reach for a verb that needs stored states of the session's files; instead says what to
+// do without them.
+func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk, instead string) (*opened, error) {
 	all, err := c.reach(ctx, p, desk)
 	if err == nil && all.local != nil {
-		if err = all.local.Stored(desk.id); err != nil {
+		if err = all.local.Stored(desk.id, instead); err != nil {
 			all.close()
 		}
 	}

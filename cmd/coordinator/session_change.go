@@ -47,7 +47,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer show.screen.Close()
-	all, err := c.stored(ctx, p, desk)
+	all, err := c.stored(ctx, p, desk, fmt.Sprintf("coordinator session fork %s copies them into a session that can be pulled", desk.id))
 	if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 	if err != nil {
 		return err
 	}
-	all, err := c.stored(ctx, p, desk)
+	all, err := c.stored(ctx, p, desk, fmt.Sprintf("coordinator session fork --at %s %s goes back in the conversation, git or /undo of coordinator chat in the files", at, desk.id))
 	if err != nil {
 		return err
 	}
@@ -268,11 +268,6 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer all.close()
-	if all.local != nil && at != (fleet.At{}) {
-		if err := all.local.Stored(desk.id); err != nil {
-			return fmt.Errorf("%w; without --at it can be forked", err)
-		}
-	}
 	if c.Fork.Revert {
 		if err := c.work(ctx, p, desk, &c.Fork.rewindFlags, all); err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -32,7 +33,7 @@ const underWorkspace = "workspace/"
 
 // files lists the files of a workspace, or prints one.
 func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.stored(ctx, p, desk)
+	all, err := c.stored(ctx, p, desk, "read them there")
 	if err != nil {
 		return err
 	}
@@ -92,17 +93,20 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer all.close()
+	inPlace := false
 	if all.local != nil {
-		err = all.local.Stored(desk.id)
+		_, inPlace = all.local.InPlace(desk.id)
+	}
+	if c.Diff.Call == "" {
+		return c.calls(ctx, p, desk, all, inPlace)
 	}
 	var text string
-	switch {
-	case err == nil && c.Diff.Call == "":
-		return c.calls(ctx, p, desk, all.Sessions)
-	case err == nil:
+	if inPlace {
+		text, err = reported(ctx, all, desk.id, protocol.CallID(c.Diff.Call))
+	} else {
 		text, err = all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
 	}
-	if c.Diff.Call != "" && errors.Is(err, fleet.ErrNotFound) { // it may be the id of a session
+	if errors.Is(err, fleet.ErrNotFound) { // it may be the id of a session
 		compared, otherErr := "", secondErr
 		if otherErr == nil {
 			compared, otherErr = all.compare(ctx, desk.id, second.id, p.warn)
@@ -121,17 +125,56 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 	return err
 }
 
-func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, all fleet.Sessions) error {
-	changes, err := all.Changes(ctx, desk.id)
+// reported is the diff of a call of a session that works in place, as its tool reported it.
+func reported(ctx context.Context, all *opened, id protocol.SessionID, call protocol.CallID) (string, error) {
+	log, err := all.Log(ctx, id)
 	if err != nil {
+		return "", err
+	}
+	for _, e := range log.Events {
+		if e.CallID == call && e.Diff != "" {
+			return e.Diff, nil
+		}
+	}
+	return "", all.local.Stored(id, fmt.Sprintf("call %s reported no change", call))
+}
+
+// reportedChanges are the changes of a session that works in place, as its tools reported them.
+func reportedChanges(events []loop.Event) []report.Change {
+	changes := []report.Change{}
+	for _, e := range events {
+		files := terminal.ChangedIn(e.Diff)
+		if len(files) == 0 {
+			continue
+		}
+		change := report.Change{Calls: []protocol.CallID{e.CallID}, Time: e.Time}
+		for _, file := range files {
+			if change.Paths = append(change.Paths, underWorkspace+file.Path); file.Gone {
+				change.Removed++
+			} else {
+				change.Set++
+			}
+		}
+		changes = append(changes, change)
+	}
+	return changes
+}
+
+// calls lists the calls that changed a workspace.
+func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, all *opened, inPlace bool) error {
+	events, err := all.Log(ctx, desk.id) // a workspace without a session's journal has no names of tools
+	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
+		return err
+	}
+	var changes []report.Change
+	if inPlace {
+		changes = reportedChanges(events.Events)
+		p.warn(fmt.Sprintf("%v", all.local.Stored(desk.id, "these are the changes that tools reported, without those of commands")))
+	} else if changes, err = all.Changes(ctx, desk.id); err != nil {
 		return err
 	}
 	if c.JSON {
 		return printJSON(p, changes)
-	}
-	events, err := all.Log(ctx, desk.id) // a workspace without a session's journal has no names of tools
-	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
-		return err
 	}
 	tools := map[protocol.CallID]string{}
 	for _, e := range events.Events {

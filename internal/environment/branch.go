@@ -31,9 +31,10 @@ func (d *LocalDirectory) InPlace(id protocol.SessionID) (dir string, ok bool) {
 }
 
 // Stored returns an error about a session that works in place: no state of its files is stored.
-func (d *LocalDirectory) Stored(id protocol.SessionID) error {
+// instead says what to do in that case.
+func (d *LocalDirectory) Stored(id protocol.SessionID, instead string) error {
 	if dir, in := d.InPlace(id); in {
-		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s works in place: its changes are in %s, and no earlier state is stored", id, dir))
+		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s works in place: its files are in %s, and no earlier state of them is stored; %s", id, dir, instead))
 	}
 	return nil
 }
@@ -57,9 +58,10 @@ func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.Session
 	return text, err
 }
 
-// Fork is [public.Sessions.Fork]. A fork has a workspace of its own in the same data directory,
-// also that of a session that works in place, which can be forked at its end only: the fork gets a
-// copy of the directory. warn gets a sentence about calls of other processes that it waits for.
+// Fork is [public.Sessions.Fork]. A fork has a workspace of its own in the same data directory. The
+// fork of a session that works in place gets a copy of the directory as it is now, also if its
+// conversation ends earlier. warn gets a sentence about that, and about calls of other processes
+// that it waits for.
 func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at public.At, to protocol.SessionID, warn func(string)) (turns int, err error) {
 	own, box := filepath.Join(filepath.Dir(d.data), string(to)), filepath.Join(d.data, "sandboxes", string(to))
 	if err := os.Mkdir(own, 0o700); err != nil {
@@ -79,13 +81,14 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 	}
 	if dir, in := d.InPlace(from); !in {
 		turns, err = d.Sessions("").Fork(ctx, from, at, to)
-	} else if at != (public.At{}) {
-		err = d.Stored(from)
 	} else {
+		if at != (public.At{}) {
+			warn(fmt.Sprintf("the conversation goes back, the files do not: session %s works in place, so the fork gets the files that are in %s now", from, dir))
+		}
 		err = inplace.Change(ctx, dir, "session fork", from, warn, func() error {
 			files, err := session.OpenFiles(ctx, d.fleet, protocol.DefaultPool)
 			if err == nil {
-				turns, err = files.ForkDirectory(ctx, d.fleet.Journal, from, dir, to)
+				turns, err = files.ForkDirectory(ctx, d.fleet.Journal, from, dir, session.At(at), to)
 			}
 			return err
 		})

@@ -118,8 +118,10 @@ func TestLocalSessions_AForkHasAWorkspaceOfItsOwn(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(place, "file"), []byte("x"), 0o600))
 	d, err = l.Open(t.Context(), "origin")
 	require.NoError(t, err)
-	_, err = d.Fork(t.Context(), "origin", public.At{Turn: 1}, "fork", nil)
-	require.ErrorContains(t, err, "session origin works in place: its changes are in "+place)
+	warned := ""
+	_, err = d.Fork(t.Context(), "origin", public.At{Turn: 1}, "fork", func(m string) { warned = m })
+	require.ErrorContains(t, err, "turn 1: not there, or it has not ended")
+	require.Contains(t, warned, "session origin works in place, so the fork gets the files that are in "+place+" now")
 	require.NoDirExists(t, filepath.Join(l.dir, "origin", "sandboxes", "fork"))
 	_, err = d.Fork(t.Context(), "origin", public.At{}, "fork", nil)
 	require.NoError(t, err)

@@ -233,9 +233,12 @@ func (f Files) Fork(ctx context.Context, journal loop.Journal, from protocol.Ses
 }
 
 // ForkDirectory is Fork for a session that works in a directory in place: the new session gets a
-// copy of the files that the directory has now.
-func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from protocol.SessionID, dir string, to protocol.SessionID) (turns int, err error) {
-	return f.begin(ctx, journal, from, At{}, to, func() error {
+// copy of the files that the directory has now, whatever the point of the conversation is.
+func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from protocol.SessionID, dir string, at At, to protocol.SessionID) (turns int, err error) {
+	return f.begin(ctx, journal, from, at, to, func() error {
+		if _, known, err := Behind(ctx, journal, from, at); err != nil || at != (At{}) && !known {
+			return cmp.Or(err, at.unknown())
+		}
 		_, err := checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxHash(to), wire.RandomCallID())
 		return err
 	})
@@ -265,12 +268,10 @@ func (f Files) fork(ctx context.Context, journal loop.Journal, from protocol.Ses
 	switch {
 	case err != nil:
 		return err
-	case !known && at.Turn > 0:
-		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
-	case !known && at.Call != "":
-		return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
-	case !known:
+	case !known && at == (At{}):
 		return ErrNone
+	case !known:
+		return at.unknown()
 	}
 	last, err := f.store.Before(ctx, sandboxHash(from), behind)
 	if err != nil || last == "" {

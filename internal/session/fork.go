@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,6 +35,14 @@ func (at At) in(events []loop.Event) int {
 		}
 		return e.CallID == at.Call && (e.Job == "" && e.Type == loop.EventToolResult || e.Type == loop.EventJobEnded)
 	})
+}
+
+// unknown is the error of a point that a session does not have.
+func (at At) unknown() error {
+	if at.Turn > 0 {
+		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
+	}
+	return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
 }
 
 // Behind are the calls of a session behind a point, with those of its sub-agents that began there.

@@ -110,6 +110,16 @@ type change struct {
 	uncounted      bool // the number of lines is unknown
 }
 
+// ChangedIn lists the files of a diff.
+func ChangedIn(diff string) []Changed {
+	changes := changesOf(diff)
+	files := make([]Changed, len(changes))
+	for i := range changes {
+		files[i] = Changed{Path: changes[i].path, Created: changes[i].created, Gone: changes[i].gone}
+	}
+	return files
+}
+
 // changesOf reads a diff of any number of files.
 func changesOf(diff string) []change {
 	var all []change
