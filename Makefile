@@ -60,6 +60,7 @@ demo: build ## Run a session that repairs a real project, with a scripted model
 	rm -rf $(DEMO)
 	mkdir -p $(DEMO)
 	cp -R examples/wordstats $(DEMO)/wordstats
+	-git init -q $(DEMO)/wordstats
 	bin/coordinator run --model script:examples/wordstats.script.json \
 		--workspace $(DEMO)/wordstats --data $(DEMO)/data \
 		--env GOTOOLCHAIN=local --env GOWORK=off \

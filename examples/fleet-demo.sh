@@ -9,6 +9,7 @@ dir=.toolfleet/fleet-demo
 rm -rf "$dir"
 mkdir -p "$dir"
 cp -R examples/wordstats "$dir/wordstats"
+git init -q "$dir/wordstats" || true # else its git is that of this repository, which sandboxes do not have
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true; wait 2>/dev/null || true' EXIT
 

@@ -108,7 +108,8 @@ type conversation struct {
 	editor     *prompt.Editor
 	begin      *backup.Copy      // the workspace at the beginning
 	before     []*backup.Copy    // the workspace before each of the last turns that were not undone, at most maxUndone
-	undone     int               // turns that were undone since the last message
+	back       int               // turns that /undo went back since the last message
+	undone     int               // of these, those up to the last one whose changes were undone
 	attached   []loop.Attachment // files that belong to the next message
 	typed      bool              // the message was typed here
 	turns      int
@@ -185,8 +186,9 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	}
 	if v.undone > 0 {
 		text = undoneNote(v.undone) + "\n\n" + text
-		v.undone, v.typed = 0, false
+		v.typed = false
 	}
+	v.back, v.undone = 0, 0
 	if v.typed {
 		v.session.show.screen.Typed()
 	}
@@ -314,13 +316,18 @@ func (v *conversation) undo(ctx context.Context) {
 		return
 	}
 	v.before[last].Remove()
-	v.before, v.undone = v.before[:last], v.undone+1
-	if len(changes.Written)+len(changes.Removed)+len(changes.Conflicts)+len(changes.Protected) == 0 {
+	v.before, v.back = v.before[:last], v.back+1
+	left := slices.Concat(changes.Conflicts, changes.Protected)
+	switch {
+	case len(changes.Written)+len(changes.Removed) > 0:
+		v.undone = v.back
+		v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
+			terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
+	case len(left) == 0:
 		v.say("the last turn changed no files here, so nothing is undone; /undo again goes back one turn more")
-		return
+	default:
+		v.say("nothing is undone; /undo again goes back one turn more")
 	}
-	v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
-		terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
 	for i, paths := range [][]string{changes.Written, changes.Removed} {
 		if what := []string{"as before", "removed"}[i]; len(paths) > 0 {
 			more := ""
@@ -330,7 +337,7 @@ func (v *conversation) undo(ctx context.Context) {
 			v.say("%s: %s%s", what, strings.Join(paths, ", "), more)
 		}
 	}
-	if left := slices.Concat(changes.Conflicts, changes.Protected); len(left) > 0 {
+	if len(left) > 0 {
 		v.say("left as they are: %s", strings.Join(left, ", "))
 	}
 }

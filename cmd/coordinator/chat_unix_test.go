@@ -89,6 +89,32 @@ func TestChat_UndoesTurnAfterTurn(t *testing.T) {
 	}, 3*time.Minute, 10*time.Millisecond)
 }
 
+// A turn that changed nothing is not undone, and the model is not told so; going back over it counts.
+func TestChat_UndoOfATurnWithoutChanges(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"text": "First is done."}, {"text": "Second is done."},
+		{"tool_calls": [{"name": "write", "arguments": {"path": "three.txt", "content": "3\n"}}]}, {"text": "Third is done."},
+		{"text": "Fourth is done."}, {"text": "Fifth is done."}`)
+	m := inTmux(t, 80, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("First is done.", "answered")
+	m.keys("/undo", "Enter")
+	m.shows("the last turn changed no files")
+	m.keys("two", "Enter")
+	require.NotContains(t, m.shows("Second is done."), "I have undone")
+	m.keys("three", "Enter")
+	m.shows("Third is done.", "three.txt  +1 −0  new")
+	m.keys("four", "Enter")
+	m.shows("Fourth is done.")
+	m.keys("/undo", "Enter")
+	m.keys("/undo", "Enter")
+	m.shows("1 new file removed")
+	m.keys("five", "Enter")
+	m.shows("before your last 2 turns: I have undone", "Fifth is done.")
+}
+
 func contentOf(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)

@@ -105,3 +105,16 @@ func TestJSONEvents_ValuesStayAndLiveNewsAreLeftOut(t *testing.T) {
 	require.Contains(t, out.String(), `"queue_ms":1.5`)
 	require.Equal(t, 1, strings.Count(out.String(), "queue_ms"))
 }
+
+// A call that started while its reply was streaming is shown behind the sentence that announces it.
+func TestBehindReplies(t *testing.T) {
+	t.Parallel()
+	event := func(kind loop.EventType, turn, step int) loop.Event {
+		return loop.Event{Type: kind, Turn: turn, Step: step}
+	}
+	started, result := event(loop.EventTurnStarted, 1, 0), event(loop.EventToolResult, 1, 1)
+	reply, call := event(loop.EventModelReply, 1, 1), event(loop.EventToolCall, 1, 1)
+	second, late, open := event(loop.EventModelReply, 1, 2), event(loop.EventToolCall, 1, 2), event(loop.EventToolCall, 1, 3)
+	require.Equal(t, []loop.Event{started, reply, call, call, result, second, late, open},
+		behindReplies([]loop.Event{started, call, reply, call, result, second, late, open}))
+}

@@ -123,7 +123,7 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 		return printed.failed
 	}
 	view := terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)})
-	for _, e := range history.Events {
+	for _, e := range behindReplies(history.Events) {
 		view.Observe(e)
 	}
 	if c.Nats == "" {
@@ -137,6 +137,24 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 		view.Notice("%s", wait)
 	}
 	return nil
+}
+
+// behindReplies moves calls that started while their reply was streaming behind that reply, which says
+// what they are for.
+func behindReplies(events []loop.Event) []loop.Event {
+	ordered := make([]loop.Event, 0, len(events))
+	var replied loop.Event
+	var early []loop.Event
+	for _, e := range events {
+		if e.Type == loop.EventToolCall && (e.Turn != replied.Turn || e.Step != replied.Step) {
+			early = append(early, e)
+			continue
+		}
+		if ordered = append(ordered, e); e.Type == loop.EventModelReply {
+			ordered, early, replied = append(ordered, early...), nil, e
+		}
+	}
+	return append(ordered, early...)
 }
 
 // waits are sentences about what a session asks a person.

@@ -1,13 +1,16 @@
 package backup
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -76,10 +79,38 @@ func (d Stamps) Since(ctx context.Context, dir string) (changed []terminal.Chang
 	return changed
 }
 
-// Exists returns a function that reports whether a path is in a directory now.
-func Exists(dir string) func(path string) bool {
-	return func(path string) bool {
-		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(path)))
-		return err == nil
+// maxCounted bounds the files of which lines are counted, in bytes.
+const maxCounted = 1 << 20
+
+// Look returns a function that says what a path of a directory is now.
+func Look(dir string) terminal.LookFunc {
+	return func(path string) (terminal.File, bool) {
+		found := terminal.File{Lines: -1}
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			return found, false
+		}
+		defer func() { _ = root.Close() }() // it was only read
+		info, err := root.Lstat(filepath.FromSlash(path))
+		if err != nil {
+			return found, false
+		}
+		found.Modified = info.ModTime()
+		if !info.Mode().IsRegular() || info.Size() > maxCounted {
+			return found, true
+		}
+		file, err := snapshot.OpenSame(root, filepath.FromSlash(path), info)
+		if err != nil {
+			return found, true
+		}
+		defer func() { _ = file.Close() }()
+		content, err := io.ReadAll(io.LimitReader(file, maxCounted))
+		if err == nil && utf8.Valid(content) {
+			found.Lines = bytes.Count(content, []byte("\n"))
+			if len(content) > 0 && content[len(content)-1] != '\n' {
+				found.Lines++
+			}
+		}
+		return found, true
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 )
 
 // lineKind is what a line of a unified diff is.
@@ -106,8 +107,9 @@ type change struct {
 	path           string
 	added, removed int
 	created, gone  bool
-	partial        bool // there was more than the diff showed
-	uncounted      bool // the number of lines is unknown
+	partial        bool      // there was more than the diff showed
+	uncounted      bool      // the number of lines is unknown
+	at             time.Time // of the last report of a tool
 }
 
 // ChangedIn lists the files of a diff.

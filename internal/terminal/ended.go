@@ -54,8 +54,10 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 		text.end()
 	}
 	switch {
-	case t != &v.turn || !v.holds:
+	case !v.holds:
 		v.files(t.files)
+	case t != &v.turn:
+		v.files(v.settled(t.files))
 	case v.back:
 		v.files(v.merged())
 	default:
@@ -70,6 +72,15 @@ type Changed struct {
 	Created, Gone bool
 }
 
+// File is what a file of the workspace is now.
+type File struct {
+	Lines    int       // of a text; -1 is unknown
+	Modified time.Time // by the clock of this process; zero is unknown
+}
+
+// LookFunc returns what a file of the workspace is now; there is false if there is none.
+type LookFunc func(path string) (f File, there bool)
+
 // Hold defers the changes of each turn until [View.CameBack].
 func (v *View) Hold() {
 	v.mu.Lock()
@@ -77,13 +88,12 @@ func (v *View) Hold() {
 	v.holds = true
 }
 
-// CameBack shows what the last turn has changed, by tools and by commands. Numbers of lines are
-// known of what tools said; there reports whether a file exists now.
-func (v *View) CameBack(found []Changed, there func(path string) bool) {
+// CameBack shows what the last turn has changed, by tools and by commands.
+func (v *View) CameBack(found []Changed, look LookFunc) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.back, v.found, v.there, v.gap = true, found, there, false
+	v.back, v.found, v.look, v.gap = true, found, look, false
 	if v.waits { // else the turn's summary shows it
 		v.waits = false
 		v.files(v.merged())
@@ -94,21 +104,39 @@ func (v *View) CameBack(found []Changed, there func(path string) bool) {
 
 // merged returns the changes that the turn's tools reported, and other differences found.
 func (v *View) merged() []change {
-	var all []change
-	for _, c := range v.turn.files {
-		gone := !v.there(c.path)
-		if gone && c.created { // it came and went
+	reported := slices.Clone(v.turn.files)
+	var more []change
+	for _, f := range v.found {
+		i := slices.IndexFunc(reported, func(c change) bool { return c.path == f.Path })
+		if i >= 0 {
+			reported[i].created = reported[i].created || f.Created
 			continue
 		}
-		c.gone = gone
-		all = append(all, c)
+		c := change{path: f.Path, created: f.Created, gone: f.Gone, uncounted: true}
+		more = append(more, c)
+		v.session.change(c)
 	}
-	for _, f := range v.found {
-		if !slices.ContainsFunc(v.turn.files, func(c change) bool { return c.path == f.Path }) {
-			c := change{path: f.Path, created: f.Created, gone: f.Gone, uncounted: true}
-			all = append(all, c)
-			v.session.change(c)
+	all := v.settled(reported)
+	shown := min(len(more), max(maxFiles-len(all), 0))
+	return slices.Concat(all, v.settled(more[:shown]), more[shown:])
+}
+
+// settled corrects what tools reported by what the files are now, because commands change them too.
+func (v *View) settled(files []change) []change {
+	var all []change
+	for _, c := range files {
+		now, there := v.look(c.path)
+		if c.gone = !there; c.gone && c.created && !c.uncounted { // it came and went
+			continue
 		}
+		switch {
+		case c.gone:
+		case c.created && now.Lines >= 0:
+			c.added, c.removed, c.partial, c.uncounted = now.Lines, 0, false, false
+		case !c.uncounted && now.Modified.After(c.at):
+			c.partial = true
+		}
+		all = append(all, c)
 	}
 	return all
 }
@@ -208,6 +236,7 @@ func (t *tally) result(e *loop.Event) {
 		t.notOK[fit(status, maxName)]++
 	}
 	for _, c := range changesOf(e.Diff) {
+		c.at = e.Time
 		t.change(c)
 	}
 }
@@ -221,7 +250,7 @@ func (t *tally) change(c change) {
 	known := &t.files[i]
 	known.added += c.added
 	known.removed += c.removed
-	known.gone = c.gone
+	known.gone, known.at = c.gone, c.at
 	known.partial = known.partial || c.partial
 	known.uncounted = known.uncounted && c.uncounted
 	if known.created { // all of its lines are new, whichever they were at first

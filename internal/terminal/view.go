@@ -110,7 +110,7 @@ type changes struct {
 	waits bool // the turn has ended, and its changes have not come back
 	back  bool // they have
 	found []Changed
-	there func(path string) bool
+	look  LookFunc
 }
 
 // New returns a View that writes to w.
@@ -122,6 +122,7 @@ func New(w io.Writer, o *Options) *View {
 	if v.now == nil {
 		v.now = time.Now
 	}
+	v.look = func(string) (File, bool) { return File{Lines: -1}, true }
 	if o.Plain {
 		v.marks = spoken()
 	}

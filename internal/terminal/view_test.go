@@ -224,8 +224,39 @@ func TestView_ChangesOfACopyAreShownWhenTheyAreBack(t *testing.T) {
 	}
 	require.NotContains(t, out.String(), "changed")
 	view.CameBack([]terminal.Changed{{Path: "f"}, {Path: "made", Created: true}, {Path: "gone", Gone: true}, {Path: "other"}},
-		func(path string) bool { return path != "gone" })
+		func(path string) (terminal.File, bool) { return terminal.File{Lines: -1}, path != "gone" })
 	require.Contains(t, out.String(), "  changed  f      +2 −1\n           made          new\n           gone          deleted\n           other\n")
+}
+
+// Commands change files, too: a new file has the lines that it has now, and where something was
+// changed behind a tool's report the numbers are not all.
+func TestView_NumbersAreOfTheFilesAsTheyAre(t *testing.T) {
+	t.Parallel()
+	r := newRecording()
+	r.start("Go")
+	r.silent("")
+	for i, diff := range []string{
+		"--- /dev/null\n+++ b/made\n@@ -0,0 +1 @@\n+a\n", "--- a/edited\n+++ b/edited\n@@ -1 +1 @@\n-a\n+b\n",
+		"--- a/later\n+++ b/later\n@@ -1 +1 @@\n-a\n+b\n", "--- a/command\n+++ b/command\n@@ -1 +1 @@\n-a\n+b\n",
+	} {
+		r.result(loop.Event{CallFields: loop.CallFields{Index: i, Name: "edit"}, ResultFields: loop.ResultFields{Content: "done", Diff: diff}}, 0, 1)
+	}
+	reported := r.events[len(r.events)-1].Time
+	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
+	var out bytes.Buffer
+	view := terminal.New(&out, nil)
+	view.Hold()
+	for _, e := range r.events {
+		view.Observe(e)
+	}
+	now := map[string]terminal.File{
+		"made": {Lines: 3, Modified: reported.Add(time.Second)}, "edited": {Lines: 1, Modified: reported.Add(-time.Hour)},
+		"later": {Lines: 9, Modified: reported.Add(time.Second)}, "command": {Lines: 7}, "found": {Lines: 2},
+	}
+	view.CameBack([]terminal.Changed{{Path: "made", Created: true}, {Path: "command", Created: true}, {Path: "found", Created: true}},
+		func(path string) (terminal.File, bool) { return now[path], true })
+	require.Contains(t, out.String(), "  changed  made     +3 −0  new\n           edited   +1 −1\n           later    +1 −1  and more\n"+
+		"           command  +7 −0  new\n           found    +2 −0  new\n")
 }
 
 func TestView_LongDiffIsCut(t *testing.T) {

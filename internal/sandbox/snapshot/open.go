@@ -12,9 +12,9 @@ var errChanged = errors.New("it changed while it was read")
 // gone says that an error means that nothing is at a path.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || notDirectory(err) }
 
-// openSame opens what seen describes, for reading, without blocking. A root follows symbolic links
+// OpenSame opens what seen describes, for reading, without blocking. A root follows symbolic links
 // that stay inside, so the opened file is compared with the one seen before.
-func openSame(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
+func OpenSame(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
 	file, err := root.OpenFile(name, os.O_RDONLY|nonblock|nofollow, 0)
 	if err != nil {
 		if gone(err) || unopenable(err) {
@@ -51,10 +51,10 @@ func openDirectory(root *os.Root, name string, seen fs.FileInfo) (*os.Root, erro
 	return dir, nil
 }
 
-// openFile is openSame for a regular file, and opens one of ours that its mode forbids
+// openFile is OpenSame for a regular file, and opens one of ours that its mode forbids
 // to read. The mode is put back at once.
 func openFile(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
-	file, err := openSame(root, name, seen)
+	file, err := OpenSame(root, name, seen)
 	if !errors.Is(err, fs.ErrPermission) {
 		return file, err
 	}
@@ -62,7 +62,7 @@ func openFile(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
 	if root.Chmod(name, mode|0o400) != nil {
 		return nil, err
 	}
-	file, err = openSame(root, name, seen)
+	file, err = OpenSame(root, name, seen)
 	if back := root.Chmod(name, mode); err == nil && back != nil && !gone(back) {
 		return nil, errors.Join(back, file.Close())
 	}
