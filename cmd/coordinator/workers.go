@@ -71,7 +71,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 			list, err = client.Lanes(pool).List(ctx, maxSummed)
 		}
 		if err == nil {
-			printWaits(p.out(), list.Lanes)
+			printWaits(p.out(), list)
 		}
 		if err != nil && !errors.Is(err, fleet.ErrRights) { // who may not look sees the workers alone
 			return err
@@ -84,18 +84,18 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 }
 
 const (
-	// maxSummed bounds the lanes whose waiting calls are summed up, the oldest ones, and maxReasons
-	// the reasons that are printed.
-	maxSummed  = 1000
+	// maxSummed bounds the lanes whose waiting calls are summed up, those that wait longest, and
+	// maxReasons the reasons that are printed.
+	maxSummed  = 100
 	maxReasons = 10
 )
 
 // printWaits prints what the calls of lanes wait for, the most frequent reason first.
-func printWaits(out io.Writer, lanes []report.Lane) {
+func printWaits(out io.Writer, list *report.LaneList) {
 	type sum struct{ calls, lanes int }
 	sums := map[string]sum{}
-	for i := range lanes {
-		if l := &lanes[i]; l.WaitsFor != "" {
+	for i := range list.Lanes {
+		if l := &list.Lanes[i]; l.WaitsFor != "" {
 			s := sums[l.WaitsFor]
 			s.calls, s.lanes = s.calls+l.Waiting+l.Delayed, s.lanes+1
 			sums[l.WaitsFor] = s
@@ -107,6 +107,9 @@ func printWaits(out io.Writer, lanes []report.Lane) {
 	for _, reason := range reasons[:min(len(reasons), maxReasons)] {
 		_, _ = fmt.Fprintf(out, "%s in %s waiting for: %s\n", // as every command prints
 			terminal.Plural(sums[reason].calls, "call"), terminal.Plural(sums[reason].lanes, "lane"), printableName(reason))
+	}
+	if list.LeftOut > 0 {
+		_, _ = fmt.Fprintf(out, "%s: lane ls --limit N shows them\n", terminal.Plural(list.LeftOut, "more lane")) // as every command prints
 	}
 }
 

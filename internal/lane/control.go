@@ -189,13 +189,35 @@ type HeldLane struct {
 	WaitsFor string `json:"waits_for,omitempty"`
 }
 
+// Question is which lanes of a pool its holders are asked about; without a body it is all of them.
+type Question struct {
+	Lanes []wire.LaneHash `json:"lanes"`
+}
+
+// asked returns the held lanes that a question is about.
+func (h *Holder) asked(body []byte) []*heldLane {
+	var question Question
+	if len(body) == 0 || json.Unmarshal(body, &question) != nil {
+		return h.lanes()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var lanes []*heldLane
+	for _, hash := range question.Lanes {
+		if l := h.held[hash]; l != nil {
+			lanes = append(lanes, l)
+		}
+	}
+	return lanes
+}
+
 // answerBytes is the size at which an answer about many lanes is split.
 const answerBytes = 256 << 10
 
 // serveQueries answers operators until stop is called.
 func (h *Holder) serveQueries() (stop func(), err error) {
 	fleet, pool := h.options.Fleet, h.options.Pool
-	all, err := h.store.NC.Subscribe(wire.AskAllSubject(fleet, pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
+	all, err := h.store.NC.Subscribe(wire.AskAllSubject(fleet, pool), func(msg *nats.Msg) { h.respond(msg, h.asked(msg.Data)) })
 	if err != nil {
 		return nil, fmt.Errorf("listen to questions: %w", err)
 	}

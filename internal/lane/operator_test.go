@@ -128,6 +128,66 @@ func kill(t *testing.T, o *operator.Operator, name protocol.Lane) (killed []lane
 	return killed
 }
 
+// What a list costs depends on what it shows, not on how many lanes there are.
+func TestOperator_AListCostsWhatItShows(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var first []protocol.Lane
+	var calls []*protocol.Call
+	for i := range 1500 {
+		name := fmt.Sprintf("account/%04d", i)
+		if i < 10 {
+			first = append(first, protocol.Lane(name))
+			put(t, p, newCall("s", exclusive(name)), newCall("s", exclusive(name)))
+			continue
+		}
+		calls = append(calls, newCall("s", exclusive(name)))
+	}
+	put(t, p, calls...)
+	f.enqueueWithoutReady(newCall("s", exclusive("account/stalled")))
+	nc := f.connect()
+	o, err := operator.New(t.Context(), nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	messages := func() uint64 { s := nc.Stats(); return s.InMsgs + s.OutMsgs }
+
+	before := messages()
+	list, err := o.List(t.Context(), pool, 10)
+	require.NoError(t, err)
+	require.Less(t, messages()-before, uint64(250))
+	require.Equal(t, 1491, list.LeftOut)
+	var names []protocol.Lane
+	for _, status := range list.Lanes {
+		names = append(names, status.Lane)
+		require.Equal(t, 2, status.Waiting)
+	}
+	require.Equal(t, first, names)
+	before = messages()
+	waiting, err := o.Waiting(t.Context(), pool, 10, 16)
+	require.NoError(t, err)
+	require.Len(t, waiting, 20)
+	require.Less(t, messages()-before, uint64(350))
+}
+
+// The first messages may all be of one lane.
+func TestOperator_ADeepLaneHidesNoOther(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	calls := make([]*protocol.Call, 5000)
+	for i := range calls {
+		calls[i] = newCall("s", exclusive("account/deep"))
+	}
+	put(t, p, calls...)
+	put(t, p, newCall("s", exclusive("account/last")))
+	list, err := f.operator().List(t.Context(), pool, 10)
+	require.NoError(t, err)
+	require.Len(t, list.Lanes, 2)
+	require.Equal(t, protocol.Lane("account/deep"), list.Lanes[0].Lane)
+	require.Equal(t, 5000, list.Lanes[0].Waiting)
+	require.Equal(t, protocol.Lane("account/last"), list.Lanes[1].Lane)
+}
+
 func TestOperator_ListWithoutAnyWorker(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

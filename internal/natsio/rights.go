@@ -73,7 +73,7 @@ func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 		wire.AskAllSubject(fleet, pool), wire.AskSubject(fleet, pool, probed), "$JS.API.CONSUMER.INFO." + calls + "." + wire.ReadyConsumer(pool),
 		"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
 		"$JS.API.DIRECT.GET." + wire.ClaimsStream(fleet), "$JS.API.STREAM.MSG.GET." + wire.ClaimsStream(fleet),
-		"$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet),
+		"$JS.API.DIRECT.GET." + wire.ResultsStream(fleet), "$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet),
 	}}
 }
 

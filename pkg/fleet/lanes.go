@@ -61,7 +61,8 @@ func inLane[T any](ctx context.Context, l Lanes, lane protocol.Lane, change bool
 }
 
 // List returns the lanes that have calls, are held or paused, the one with the oldest call first;
-// a limit of 0 means 100. When more than 4,096 lanes have something, the others are only counted.
+// a limit of 0 means 100. What it costs depends on the limit, not on the number of lanes. When the
+// first 4,096 stored messages are of fewer lanes, the others are chosen by the number of their calls.
 func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
 	return inLanes(ctx, l, false, func(ctx context.Context, o *operator.Operator) (*report.LaneList, error) {
 		return o.List(ctx, l.pool, limit)
@@ -94,18 +95,9 @@ func (l Lanes) Unmet(ctx context.Context) ([]report.Call, error) {
 }
 
 func (l Lanes) unmet(ctx context.Context, o *operator.Operator) ([]report.Call, error) {
-	list, err := o.List(ctx, l.pool, maxIdleLanes)
-	if err != nil {
+	calls, err := o.Waiting(ctx, l.pool, maxIdleLanes, maxIdleCalls)
+	if err != nil || len(calls) == 0 {
 		return nil, err
-	}
-	var calls []report.Call
-	for _, status := range list.Lanes {
-		if status.Lane == "" || status.Waiting == 0 || len(status.Running) > 0 || status.State == operator.StatePaused {
-			continue
-		}
-		if shown, err := o.Show(ctx, l.pool, status.Lane, maxIdleCalls); err == nil { // else it is empty by now
-			calls = append(calls, shown.Calls...)
-		}
 	}
 	dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, calls)
 	return slices.DeleteFunc(calls, func(c report.Call) bool { return c.WaitsFor == "" }), nil

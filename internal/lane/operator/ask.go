@@ -53,9 +53,21 @@ func (h holdings) of(lane wire.LaneHash, claim *store.StoredClaim) *holding {
 	return nil
 }
 
+// askAbout asks all holders of a pool about some lanes. See [Operator.ask].
+func (o *Operator) askAbout(ctx context.Context, pool protocol.Pool, lanes []wire.LaneHash, enough func(holdings) bool) (holdings, error) {
+	if len(lanes) == 0 {
+		return nil, nil
+	}
+	body, err := json.Marshal(lane.Question{Lanes: lanes})
+	if err != nil {
+		return nil, err
+	}
+	return o.ask(ctx, wire.AskAllSubject(o.store.Fleet, pool), body, enough)
+}
+
 // ask collects answers to a question until there are enough, nobody answers any
 // more, or the window ends. An error says that nothing could be asked.
-func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings) bool) (holdings, error) {
+func (o *Operator) ask(ctx context.Context, subject string, body []byte, enough func(holdings) bool) (holdings, error) {
 	found := holdings{}
 	ctx, cancel := context.WithTimeout(ctx, askWindow)
 	defer cancel()
@@ -66,7 +78,7 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 		return found, err
 	}
 	defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
-	if err := nc.PublishRequest(subject, inbox, nil); err != nil {
+	if err := nc.PublishRequest(subject, inbox, body); err != nil {
 		return found, err
 	}
 	for !enough(found) {
@@ -95,6 +107,6 @@ func (o *Operator) holder(
 		return nil
 	}
 	// What was answered before an error counts.
-	found, _ := o.ask(ctx, wire.AskSubject(o.store.Fleet, pool, lane), func(h holdings) bool { return h.of(lane, claim) != nil })
+	found, _ := o.ask(ctx, wire.AskSubject(o.store.Fleet, pool, lane), nil, func(h holdings) bool { return h.of(lane, claim) != nil })
 	return found.of(lane, claim)
 }

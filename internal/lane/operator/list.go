@@ -41,37 +41,108 @@ const (
 	DefaultLaneLimit = 100
 	// maxSubjects bounds the subjects that are read of each kind.
 	maxSubjects = 300_000
-	// maxLooked bounds the lanes that are looked at one by one.
-	maxLooked = 4096
-	// lookers is how many are looked at at once.
+	// maxOldest bounds the messages that are read to find the lanes with the oldest calls.
+	maxOldest = 4096
+	// lookers is how many lanes are read concurrently whose first call is behind these.
 	lookers = 8
 )
 
 // List returns the lanes of a pool that have anything, the one with the oldest call first; a limit
-// of 0 means [DefaultLaneLimit]. When more than 4,096 lanes have something, those without a ready
-// message and then those with the most calls are looked at, and the others only counted.
+// of 0 means [DefaultLaneLimit]. What it costs depends on the limit, not on how many lanes have
+// something: the subjects of the pool are one answer, and the lanes are chosen by its first
+// messages. When the first 4,096 messages are of fewer lanes, the others are chosen by the number
+// of their calls, those without a ready message first.
 func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*List, error) {
+	found, list, err := o.list(ctx, pool, limit)
+	if err != nil {
+		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
+	}
+	if list.Lanes, err = o.look(ctx, pool, found, time.Now()); err != nil {
+		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
+	}
+	return list, nil
+}
+
+// list chooses the lanes of a list, which is still without them.
+func (o *Operator) list(ctx context.Context, pool protocol.Pool, limit int) (chosen []*sighting, list *List, err error) {
 	if limit <= 0 {
 		limit = DefaultLaneLimit
 	}
 	found, complete, err := o.survey(ctx, pool, "*")
 	if err != nil {
-		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
+		return nil, nil, err
 	}
-	slices.SortFunc(found, func(a, b *sighting) int {
+	if chosen, err = o.oldest(ctx, pool, found, limit); err != nil {
+		return nil, nil, err
+	}
+	return chosen, &List{Incomplete: !complete, LeftOut: len(found) - len(chosen)}, nil
+}
+
+// oldest chooses at most limit lanes, those with the oldest calls, and notes the first call of each
+// as far as it was read.
+func (o *Operator) oldest(ctx context.Context, pool protocol.Pool, found []*sighting, limit int) ([]*sighting, error) {
+	byHash := make(map[wire.LaneHash]*sighting, len(found))
+	for _, s := range found {
+		byHash[s.hash] = s
+	}
+	var chosen []*sighting
+	filter := wire.PoolFilter(o.store.Fleet, pool)
+	for read, from := 0, uint64(0); read < maxOldest && len(chosen) < min(limit, len(found)); {
+		page, err := o.store.Page(ctx, filter, from)
+		if err != nil {
+			return nil, err
+		}
+		if len(page) == 0 {
+			break
+		}
+		ended, err := o.endedOf(ctx, page)
+		if err != nil {
+			return nil, err
+		}
+		for _, msg := range page {
+			s := byHash[wire.LaneOfSubject(o.store.Fleet, msg.Subject)]
+			if s == nil || !s.note(o.store.Fleet, msg, ended) || len(chosen) == limit {
+				continue
+			}
+			chosen = append(chosen, s)
+			delete(byHash, s.hash)
+		}
+		read, from = read+len(page), page[len(page)-1].Sequence+1
+	}
+	rest := slices.SortedFunc(maps.Values(byHash), func(a, b *sighting) int {
 		return cmp.Or(falseFirst(a.isReady, b.isReady), cmp.Compare(b.calls, a.calls), cmp.Compare(a.hash, b.hash))
 	})
-	list := &List{Incomplete: !complete}
-	if len(found) > maxLooked {
-		list.LeftOut, found = len(found)-maxLooked, found[:maxLooked]
+	return append(chosen, rest[:min(len(rest), limit-len(chosen))]...), nil
+}
+
+// note notes a message of the lane, and reports whether it is an unfinished call.
+func (s *sighting) note(fleet protocol.Fleet, msg *jetstream.RawStreamMsg, ended map[protocol.CallRef]protocol.Status) bool {
+	if msg.Subject == wire.ReadySubject(fleet, s.pool, s.hash) {
+		_, is := ended[refOf(msg)]
+		return len(msg.Data) > 0 && !is
 	}
-	if list.Lanes, err = o.look(ctx, pool, found, time.Now()); err != nil {
-		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
+	if wire.ParseMailboxSubject(fleet, msg.Subject).Kind != wire.EntryCall {
+		return false
 	}
-	if len(list.Lanes) > limit {
-		list.LeftOut, list.Lanes = list.LeftOut+len(list.Lanes)-limit, list.Lanes[:limit]
+	if s.first == nil {
+		s.first = msg
 	}
-	return list, nil
+	return true
+}
+
+// endedOf returns how the calls of ready messages ended, those that did.
+func (o *Operator) endedOf(ctx context.Context, messages []*jetstream.RawStreamMsg) (map[protocol.CallRef]protocol.Status, error) {
+	var refs []protocol.CallRef
+	for _, msg := range messages {
+		_, isTicket := wire.FlowOfSubject(msg.Subject)
+		if ref := refOf(msg); ref.ID != "" && ref.SessionID != "" && !isTicket {
+			refs = append(refs, ref)
+		}
+	}
+	if len(refs) == 0 {
+		return nil, nil
+	}
+	return o.store.Ended(ctx, refs)
 }
 
 func falseFirst(a, b bool) int {
@@ -96,10 +167,11 @@ type sighting struct {
 	marks     []wire.MailboxEntry // requests to cancel, and starts
 	delayed   []protocol.CallID   // calls that wait for their time
 
-	lane  protocol.Lane
-	ready *jetstream.RawStreamMsg
-	first *jetstream.RawStreamMsg // the first call of the mailbox
-	claim *store.StoredClaim      // nil when nobody holds the lane
+	lane       protocol.Lane
+	ready      *jetstream.RawStreamMsg
+	readyEnded bool                    // the call of the ready message has its result
+	first      *jetstream.RawStreamMsg // the first call of the mailbox
+	claim      *store.StoredClaim      // nil when nobody holds the lane
 }
 
 // survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*",
@@ -162,15 +234,16 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, err
 	}
-	group, each := errgroup.WithContext(ctx)
-	group.SetLimit(lookers)
-	for _, s := range found {
-		group.Go(func() error { return o.read(each, s) })
-	}
-	if err := group.Wait(); err != nil {
+	if err := o.read(ctx, pool, found); err != nil {
 		return nil, err
 	}
-	held, err := o.ask(ctx, wire.AskAllSubject(o.store.Fleet, pool), func(h holdings) bool {
+	var hashes []wire.LaneHash
+	for _, s := range found {
+		if s.claim != nil {
+			hashes = append(hashes, s.hash)
+		}
+	}
+	held, err := o.askAbout(ctx, pool, hashes, func(h holdings) bool {
 		return !slices.ContainsFunc(found, func(s *sighting) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
 	})
 	if err != nil {
@@ -181,10 +254,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 		if s.ready == nil && s.first == nil && !s.paused && s.claim == nil && len(s.delayed) == 0 {
 			continue
 		}
-		status, err := o.status(ctx, s, held.of(s.hash, s.claim))
-		if err != nil {
-			return nil, err
-		}
+		status := s.status(held.of(s.hash, s.claim))
 		if !status.oldest.IsZero() {
 			status.OldestMS = o.clock.AgeAt(at, status.oldest).Milliseconds()
 		}
@@ -211,19 +281,62 @@ type aged struct {
 	oldest time.Time
 }
 
-func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
-	if s.claim, err = o.store.Claim(ctx, s.pool, s.hash); err != nil {
+// read reads claims, ready messages and first calls of lanes, many at once.
+func (o *Operator) read(ctx context.Context, pool protocol.Pool, found []*sighting) error {
+	hashes := make([]wire.LaneHash, len(found))
+	subjects := make([]string, 0, 2*len(found))
+	for i, s := range found {
+		hashes[i] = s.hash
+		subjects = append(subjects, wire.ReadySubject(o.store.Fleet, pool, s.hash))
+		if s.first != nil {
+			subjects = append(subjects, s.first.Subject)
+		}
+	}
+	claims, err := o.store.Claims(ctx, pool, hashes)
+	if err != nil {
 		return err
 	}
-	if s.claim != nil {
-		s.lane = s.claim.Lane
-	}
-	if s.ready, err = o.store.Ready(ctx, s.pool, s.hash); err != nil {
+	stored, err := o.store.Stored(ctx, subjects)
+	if err != nil {
 		return err
 	}
-	if s.ready != nil {
-		s.lane = cmp.Or(s.lane, readableLane(s.ready.Header, s.hash))
+	group, each := errgroup.WithContext(ctx)
+	group.SetLimit(lookers)
+	var readies []*jetstream.RawStreamMsg
+	for _, s := range found {
+		s.claim, s.ready = claims[s.hash], stored[wire.ReadySubject(o.store.Fleet, pool, s.hash)]
+		if s.first != nil {
+			s.first = stored[s.first.Subject]
+		}
+		for _, msg := range []*jetstream.RawStreamMsg{s.ready, s.first} {
+			if msg != nil {
+				s.lane = cmp.Or(s.lane, readableLane(msg.Header, s.hash))
+			}
+		}
+		if s.claim != nil {
+			s.lane = cmp.Or(s.lane, s.claim.Lane)
+		}
+		if s.ready != nil {
+			readies = append(readies, s.ready)
+		}
+		if s.first == nil && s.calls > 0 || s.lane == "" {
+			group.Go(func() error { return o.readAlone(each, s) })
+		}
 	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	ended, err := o.endedOf(ctx, readies)
+	for _, s := range found {
+		if s.ready != nil {
+			_, s.readyEnded = ended[refOf(s.ready)]
+		}
+	}
+	return err
+}
+
+// readAlone reads the first call of a lane, and its name.
+func (o *Operator) readAlone(ctx context.Context, s *sighting) error {
 	if s.lane == "" && len(s.delayed) > 0 {
 		msg, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, s.pool, s.hash, s.delayed[0]), 0)
 		switch {
@@ -235,25 +348,28 @@ func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 			s.lane = readableLane(msg.Header, s.hash)
 		}
 	}
-	return o.each(ctx, s, 0, func(msg *jetstream.RawStreamMsg) (more bool, err error) {
+	return o.each(ctx, s, func(msg *jetstream.RawStreamMsg) bool {
 		s.lane = cmp.Or(s.lane, readableLane(msg.Header, s.hash))
 		if wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind == wire.EntryCall {
 			s.first = msg
 		}
-		return s.first == nil, nil
+		return s.first == nil
 	})
 }
 
-func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*jetstream.RawStreamMsg) (more bool, err error)) error {
-	for {
-		msg, err := o.store.Next(ctx, wire.MailboxFilter(o.store.Fleet, s.pool, s.hash), from)
-		if err != nil || msg == nil {
+// each passes the messages of a lane's mailbox, until do wants no more.
+func (o *Operator) each(ctx context.Context, s *sighting, do func(*jetstream.RawStreamMsg) (more bool)) error {
+	for from := uint64(0); ; {
+		page, err := o.store.Page(ctx, wire.MailboxFilter(o.store.Fleet, s.pool, s.hash), from)
+		if err != nil || len(page) == 0 {
 			return err
 		}
-		if more, err := do(msg); err != nil || !more {
-			return err
+		for _, msg := range page {
+			if !do(msg) {
+				return nil
+			}
+			from = msg.Sequence + 1
 		}
-		from = msg.Sequence + 1
 	}
 }
 
@@ -264,7 +380,7 @@ func readableLane(header nats.Header, hash wire.LaneHash) protocol.Lane {
 	return ""
 }
 
-func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (aged, error) {
+func (s *sighting) status(holder *holding) aged {
 	status := aged{Status: Status{Lane: s.lane, Hash: string(s.hash), Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}}
 	switch {
 	case holder != nil:
@@ -278,23 +394,17 @@ func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (ag
 	if s.first != nil {
 		calls, status.oldest = s.calls, s.first.Time
 	}
-	if s.ready != nil && len(s.ready.Data) > 0 { // it stays while the lane is held, also when its call has ended
-		unfinished, err := o.unfinished(ctx, headerSession(s.ready), headerCall(s.ready))
-		if err != nil {
-			return status, err
-		}
-		if unfinished {
-			calls++
-			if status.oldest.IsZero() || s.ready.Time.Before(status.oldest) {
-				status.oldest = s.ready.Time
-			}
+	if s.ready != nil && len(s.ready.Data) > 0 && !s.readyEnded { // it stays while the lane is held, also when its call has ended
+		calls++
+		if status.oldest.IsZero() || s.ready.Time.Before(status.oldest) {
+			status.oldest = s.ready.Time
 		}
 	}
 	status.Waiting = max(calls-len(status.Running), 0)
 	if status.WaitsFor == "" {
 		status.WaitsFor = status.stateWait()
 	}
-	return status, nil
+	return status
 }
 
 // stateWait is what the next call of a lane waits for, as far as the state of the lane says it.
@@ -333,12 +443,9 @@ func (h *holding) longestFirst() []lane.RunningCall {
 	return h.Running
 }
 
-func headerCall(msg *jetstream.RawStreamMsg) protocol.CallID {
-	return protocol.CallID(msg.Header.Get(wire.HeaderCall))
-}
-
-func headerSession(msg *jetstream.RawStreamMsg) protocol.SessionID {
-	return protocol.SessionID(msg.Header.Get(wire.HeaderSession))
+// refOf is the call of a message, as far as its header names one.
+func refOf(msg *jetstream.RawStreamMsg) protocol.CallRef {
+	return protocol.CallRef{SessionID: protocol.SessionID(msg.Header.Get(wire.HeaderSession)), ID: protocol.CallID(msg.Header.Get(wire.HeaderCall))}
 }
 
 // Present returns which of a session's calls still have a message in the calls stream, in any lane
@@ -359,16 +466,18 @@ func (o *Operator) Present(ctx context.Context, session protocol.SessionID, call
 		return nil, false, fmt.Errorf("look for calls of session %s: %w", session, err)
 	}
 	for seq := uint64(0); ; {
-		ready, err := o.store.Next(ctx, wire.ReadyFilter(fleet, "*"), seq)
+		page, err := o.store.Page(ctx, wire.ReadyFilter(fleet, "*"), seq)
 		if err != nil {
 			return nil, false, fmt.Errorf("look for calls of session %s: %w", session, err)
 		}
-		if ready == nil {
+		if len(page) == 0 {
 			return present, complete, nil
 		}
-		seq = ready.Sequence + 1
-		if id := headerCall(ready); headerSession(ready) == session && asked[id] {
-			present[id] = true
+		for _, ready := range page {
+			seq = ready.Sequence + 1
+			if ref := refOf(ready); ref.SessionID == session && asked[ref.ID] {
+				present[ref.ID] = true
+			}
 		}
 	}
 }

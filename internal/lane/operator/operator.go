@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -203,13 +204,15 @@ func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane pro
 		msg, err = o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, pool, wire.HashLane(lane), id), 0)
 	}
 	if err == nil && msg == nil {
-		if msg, err = o.store.Ready(ctx, pool, wire.HashLane(lane)); msg != nil && headerCall(msg) != id {
+		if msg, err = o.store.Ready(ctx, pool, wire.HashLane(lane)); msg != nil && refOf(msg).ID != id {
 			msg = nil
 		}
 	}
 	unfinished := false
 	if err == nil && msg != nil {
-		unfinished, err = o.unfinished(ctx, headerSession(msg), id)
+		var ended map[protocol.CallRef]protocol.Status
+		ended, err = o.endedOf(ctx, []*jetstream.RawStreamMsg{msg})
+		unfinished = len(ended) == 0
 	}
 	switch {
 	case err != nil:

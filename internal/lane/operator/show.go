@@ -1,8 +1,8 @@
 package operator
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -67,61 +67,78 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	return view, nil
 }
 
-// readCalls reads the mailbox, with the call of the ready message at its place, and the marks of
-// the calls, which may be behind what is read.
+// readCalls reads the first calls of the mailbox, with the call of the ready message at its place,
+// and the marks of the calls, which may be behind what is read.
 func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit int, at time.Time) error {
-	inline, left := s.ready, s.calls
+	view.LeftOut = s.calls
+	inline := s.ready
 	if inline != nil && len(inline.Data) == 0 {
 		inline = nil
 	}
-	take := func(msg *jetstream.RawStreamMsg) error {
-		status, err := o.callStatus(ctx, msg, view.Running, at)
-		if err == nil && status != nil && len(view.Calls) < limit {
-			view.Calls = append(view.Calls, *status)
+	filter := wire.MailboxFilter(o.store.Fleet, s.pool, s.hash)
+	for from, more := uint64(0), true; more && len(view.Calls) < limit; {
+		page, err := o.store.Page(ctx, filter, from)
+		if err != nil {
+			return err
 		}
-		return err
+		if more = len(page) > 0; more {
+			from = page[len(page)-1].Sequence + 1
+		}
+		page = slices.DeleteFunc(page, func(msg *jetstream.RawStreamMsg) bool {
+			return wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind != wire.EntryCall
+		})
+		if inline != nil && (!more || from > inline.Sequence) {
+			i, _ := slices.BinarySearchFunc(page, inline.Sequence, func(msg *jetstream.RawStreamMsg, seq uint64) int { return cmp.Compare(msg.Sequence, seq) })
+			page = slices.Insert(page, i, inline)
+			inline = nil
+		}
+		if err := o.addCalls(ctx, page, view, limit, at); err != nil {
+			return err
+		}
 	}
-	err := o.each(ctx, s, 0, func(msg *jetstream.RawStreamMsg) (more bool, err error) {
-		if inline != nil && msg.Sequence > inline.Sequence {
-			err, inline = take(inline), nil
-		}
-		if err == nil && len(view.Calls) < limit && wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind == wire.EntryCall {
-			left--
-			err = take(msg)
-		}
-		return len(view.Calls) < limit, err
-	})
-	if err == nil && inline != nil && len(view.Calls) < limit {
-		err = take(inline)
-	}
-	view.LeftOut = max(left, 0)
 	for _, id := range s.delayed {
-		if err == nil && len(view.Calls) < limit {
-			err = o.readDelayed(ctx, s, view, id, at)
+		if len(view.Calls) >= limit {
+			break
+		}
+		msg, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, s.pool, s.hash, id), 0)
+		if err == nil && msg != nil {
+			err = o.addCalls(ctx, []*jetstream.RawStreamMsg{msg}, view, limit, at)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	for _, mark := range s.marks {
-		if err == nil {
-			err = o.readMark(ctx, s, view, mark)
+		if err := o.readMark(ctx, s, view, mark); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
-func (o *Operator) readDelayed(ctx context.Context, s *sighting, view *View, id protocol.CallID, at time.Time) error {
-	msg, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, s.pool, s.hash, id), 0)
-	if err != nil || msg == nil {
+// addCalls adds calls without a result to a view.
+func (o *Operator) addCalls(ctx context.Context, messages []*jetstream.RawStreamMsg, view *View, limit int, at time.Time) error {
+	ended, err := o.endedOf(ctx, messages)
+	if err != nil {
 		return err
 	}
-	status, err := o.callStatus(ctx, msg, nil, at)
-	if err != nil || status == nil {
-		return err
+	for _, msg := range messages {
+		if len(view.Calls) >= limit {
+			return nil
+		}
+		kind := wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind
+		if kind == wire.EntryCall {
+			view.LeftOut = max(view.LeftOut-1, 0)
+		}
+		if _, is := ended[refOf(msg)]; is {
+			continue
+		}
+		status := o.callStatus(msg, view.Running, at)
+		if call, err := wire.DecodeCall(msg.Data); kind == wire.EntryLater && err == nil {
+			status.State, status.NotBefore = CallDelayed, msg.Time.Add(call.Delay())
+		}
+		view.Calls = append(view.Calls, *status)
 	}
-	status.State = CallDelayed
-	if call, err := wire.DecodeCall(msg.Data); err == nil {
-		status.NotBefore = msg.Time.Add(call.Delay())
-	}
-	view.Calls = append(view.Calls, *status)
 	return nil
 }
 
@@ -145,10 +162,11 @@ func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark w
 	return nil
 }
 
-// callStatus is what is known of a call; nil when it has its result.
-func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, running []lane.RunningCall, at time.Time) (*CallStatus, error) {
+// callStatus is what is known of a call without a result.
+func (o *Operator) callStatus(msg *jetstream.RawStreamMsg, running []lane.RunningCall, at time.Time) *CallStatus {
+	ref := refOf(msg)
 	status := &CallStatus{
-		CallID: headerCall(msg), SessionID: headerSession(msg),
+		CallID: ref.ID, SessionID: ref.SessionID,
 		State: CallWaiting, Resources: []protocol.Use{}, Starts: []StartMark{},
 		AcceptedAt: msg.Time, AgeMS: o.clock.AgeAt(at, msg.Time).Milliseconds(),
 	}
@@ -161,25 +179,39 @@ func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, 
 	}
 	if i := slices.IndexFunc(running, func(run lane.RunningCall) bool { return run.CallID == status.CallID }); i >= 0 {
 		status.State, status.Attempt, status.RunningMS = CallRunning, running[i].Attempt, running[i].RunningMS
-		return status, nil
-	}
-	if unfinished, err := o.unfinished(ctx, status.SessionID, status.CallID); err != nil || !unfinished {
-		return nil, err
+		return status
 	}
 	if call != nil {
 		need := lane.NeedOf(call)
 		status.Needs = &need
 	}
-	return status, nil
+	return status
 }
 
-func (o *Operator) unfinished(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
-	if session == "" || id == "" {
-		return true, nil
+// Waiting returns waiting calls, at most maxCalls of each of the maxLanes lanes that wait longest.
+// Calls of lanes that are paused, or in which a call runs, are left out.
+func (o *Operator) Waiting(ctx context.Context, pool protocol.Pool, maxLanes, maxCalls int) ([]CallStatus, error) {
+	at := time.Now()
+	found, _, err := o.list(ctx, pool, maxLanes)
+	if err != nil {
+		return nil, fmt.Errorf("waiting calls of pool %s: %w", pool, err)
 	}
-	result, err := o.store.Result(ctx, session, id)
-	if errors.Is(err, wire.ErrInvalidResult) {
-		return false, nil // there is one, of a version that this one cannot read
+	lanes, err := o.look(ctx, pool, found, at)
+	if err != nil {
+		return nil, fmt.Errorf("waiting calls of pool %s: %w", pool, err)
 	}
-	return result == nil, err
+	var calls []CallStatus
+	for i := range lanes {
+		of := &lanes[i]
+		if of.Waiting == 0 || len(of.Running) > 0 || of.State == StatePaused {
+			continue
+		}
+		s := found[slices.IndexFunc(found, func(s *sighting) bool { return string(s.hash) == of.Hash })]
+		view := &View{Lane: *of}
+		if err := o.readCalls(ctx, s, view, maxCalls, at); err != nil {
+			return nil, fmt.Errorf("waiting calls of lane %s: %w", of.Lane, err)
+		}
+		calls = append(calls, view.Calls...)
+	}
+	return calls, nil
 }

@@ -55,6 +55,27 @@ func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane wire.LaneHas
 	return readClaim(msg)
 }
 
+// Claims returns the claims of lanes; those that nobody holds are left out.
+func (s *Store) Claims(ctx context.Context, pool protocol.Pool, lanes []wire.LaneHash) (map[wire.LaneHash]*StoredClaim, error) {
+	subjects := make([]string, len(lanes))
+	for i, lane := range lanes {
+		subjects[i] = wire.ClaimSubject(s.Fleet, pool, lane)
+	}
+	found, err := s.claims.stored(ctx, subjects)
+	if err != nil {
+		return nil, err
+	}
+	claims := make(map[wire.LaneHash]*StoredClaim, len(found))
+	for i, lane := range lanes {
+		if msg := found[subjects[i]]; msg != nil {
+			if claims[lane], err = readClaim(msg); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return claims, nil
+}
+
 func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 	claim, err := wire.DecodeClaim(msg.Data)
 	if err != nil {

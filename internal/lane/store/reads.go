@@ -61,6 +61,57 @@ func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstrea
 	return nil, fmt.Errorf("read %s from %d: %w", filter, seq, refusal(answer))
 }
 
+// PageSize is how many messages a page has at most.
+const PageSize = 100
+
+// Page returns the first messages of the calls stream at or after seq that match filter, at most
+// [PageSize] of them; none when there are none. A single server answers with all of them at once.
+// In a cluster a page has one message, of the leader.
+func (s *Store) Page(ctx context.Context, filter string, seq uint64) ([]*jetstream.RawStreamMsg, error) {
+	if s.calls.readsDirect() {
+		page, err := s.calls.page(ctx, filter, seq)
+		if !errors.Is(err, ErrNotAtOnce) {
+			return page, err
+		}
+	}
+	msg, err := s.Next(ctx, filter, seq)
+	if err != nil || msg == nil {
+		return nil, err
+	}
+	return []*jetstream.RawStreamMsg{msg}, nil
+}
+
+func (r *reader) page(ctx context.Context, filter string, seq uint64) ([]*jetstream.RawStreamMsg, error) {
+	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
+	defer cancel()
+	nc := r.store.NC
+	request := r.directGet(fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q,"batch":%d,"max_bytes":%d}`, max(seq, 1), filter, PageSize, maxBytes))
+	request.Reply = nc.NewInbox()
+	subscription, err := nc.SubscribeSync(request.Reply)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	if err := nc.PublishMsg(request); err != nil {
+		return nil, err
+	}
+	for answers := []*nats.Msg(nil); ; {
+		answer, err := subscription.NextMsgWithContext(ctx)
+		switch {
+		case errors.Is(err, nats.ErrNoResponders): // the stream allows it no more
+			return nil, ErrNotAtOnce
+		case err != nil:
+			return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+		case r.foreign(answer):
+			return nil, ErrNotAtOnce
+		}
+		if answers = append(answers, answer); endsBatch(answer) {
+			found, _, err := readBatch(answers)
+			return found, err
+		}
+	}
+}
+
 // Count returns how many messages of the calls stream match a filter. Any server of a cluster may
 // answer, so the count may be a moment old.
 func (s *Store) Count(ctx context.Context, filter string) (int, error) {
@@ -319,38 +370,62 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 // Ended returns how calls ended; those without a result are left out. A result that cannot be read
 // counts as an unknown outcome.
 func (s *Store) Ended(ctx context.Context, refs []protocol.CallRef) (map[protocol.CallRef]protocol.Status, error) {
-	filters, bySubject := make([]string, len(refs)), make(map[string]protocol.CallRef, len(refs))
+	subjects := make([]string, len(refs))
 	for i, ref := range refs {
-		filters[i] = wire.ResultSubject(s.Fleet, ref.SessionID, ref.ID)
-		bySubject[filters[i]] = ref
+		subjects[i] = wire.ResultSubject(s.Fleet, ref.SessionID, ref.ID)
 	}
-	found, err := s.results.lookup(filters...).Wait(ctx)
-	if errors.Is(err, ErrNotAtOnce) {
-		found, err = nil, nil
-		for _, filter := range filters {
-			msg, err := s.results.next(ctx, filter, 0)
-			if err != nil {
-				return nil, err
-			}
-			if msg != nil {
-				found = append(found, msg)
-			}
-		}
-	}
+	found, err := s.results.stored(ctx, subjects)
 	if err != nil {
 		return nil, err
 	}
 	ended := map[protocol.CallRef]protocol.Status{}
-	for _, msg := range found {
-		status := protocol.StatusOutcomeUnknown
-		if r, err := wire.DecodeResult(msg.Data); err == nil {
-			status = r.Status
+	for i, ref := range refs {
+		msg := found[subjects[i]]
+		if msg == nil {
+			continue
 		}
-		if ref, asked := bySubject[msg.Subject]; asked {
-			ended[ref] = status
+		ended[ref] = protocol.StatusOutcomeUnknown
+		if r, err := wire.DecodeResult(msg.Data); err == nil {
+			ended[ref] = r.Status
 		}
 	}
 	return ended, nil
+}
+
+// stored returns the stored messages of subjects, each of which takes one message.
+func (r *reader) stored(ctx context.Context, subjects []string) (map[string]*jetstream.RawStreamMsg, error) {
+	found := make(map[string]*jetstream.RawStreamMsg, len(subjects))
+	for some := range slices.Chunk(subjects, maxBatch) {
+		messages, err := r.lookup(some...).Wait(ctx)
+		if errors.Is(err, ErrNotAtOnce) {
+			messages, err = r.nextOfEach(ctx, some)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, msg := range messages {
+			found[msg.Subject] = msg
+		}
+	}
+	return found, nil
+}
+
+func (r *reader) nextOfEach(ctx context.Context, subjects []string) (found []*jetstream.RawStreamMsg, err error) {
+	for _, subject := range subjects {
+		msg, err := r.next(ctx, subject, 0)
+		if err != nil {
+			return nil, err
+		}
+		if msg != nil {
+			found = append(found, msg)
+		}
+	}
+	return found, nil
+}
+
+// Stored returns the messages of subjects of the calls stream; those without a message are left out.
+func (s *Store) Stored(ctx context.Context, subjects []string) (map[string]*jetstream.RawStreamMsg, error) {
+	return s.calls.stored(ctx, subjects)
 }
 
 // LookUpResults asks whether calls have results.
