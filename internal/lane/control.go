@@ -78,6 +78,25 @@ func (l *heldLane) readControl() error {
 	return nil
 }
 
+// checkPauses has held lanes read their mailboxes whose pause mark is not as they know it, because
+// the operator who stored or deleted it was lost before it asked their holder. One answer has the
+// marks of all lanes.
+func (h *Holder) checkPauses(ctx context.Context) {
+	marks := map[wire.LaneHash]bool{}
+	complete, err := h.store.EachSubject(ctx, wire.PauseSubject(h.options.Fleet, h.options.Pool, "*"), math.MaxInt, func(subject string) {
+		marks[wire.LaneOfSubject(h.options.Fleet, subject)] = true
+	})
+	if err != nil || !complete {
+		return // until the next time
+	}
+	for _, l := range h.lanes() {
+		if l.control.paused.Load() != marks[l.hash] {
+			l.control.queried.Store(true)
+			l.mail.notify()
+		}
+	}
+}
+
 func (l *heldLane) readBeyondWindow() error {
 	s, pool := l.holder.store, l.holder.options.Pool
 	if l.isFull() && (!s.Consistency().RepublishesAll() || !l.mail.seesAllCancels()) {

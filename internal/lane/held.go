@@ -276,13 +276,14 @@ const (
 	firstHintAfter = 20 * time.Millisecond
 	// listensAfter is after how many calls a lane subscribes although it never had to wait so long.
 	listensAfter = 8
-	// lookPeriod is the shortest time between two reads of a mailbox without a hint. Holders of
-	// many lanes read less often: about a hundred reads a second for all lanes, or ten if the
-	// server republishes every message.
-	lookPeriod       = time.Second
-	lookPeriodMax    = 30 * time.Second
-	looksRepublished = 100 * time.Millisecond
-	looksHinted      = 10 * time.Millisecond
+	// lookPeriod is the shortest time between two reads of a mailbox without a hint. A holder reads
+	// ten mailboxes a second at most, however many lanes it holds, so that lanes which wait cost
+	// nothing each: the reaper asks the holder of each call and cancel request that has waited for
+	// half a second, and the pause marks of all lanes are listed together.
+	lookPeriod = time.Second
+	lookShare  = lookPeriod / 10
+	// mustHold is how long a lane stays held in which a program lives, until that is asked again.
+	mustHold = time.Minute
 	// retryPause is the pause after a failed request to the server.
 	retryPause = 100 * time.Millisecond
 )
@@ -342,7 +343,7 @@ func (l *heldLane) lingerFor() time.Duration {
 	switch {
 	case l.holder.host.MustHold(l.lane):
 		l.usage.idle = time.Time{} // asked again
-		return 2 * lookPeriodMax
+		return mustHold
 	case o.Linger > 0 && l.holder.host.MayLinger(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
 		return o.Linger
 	case l.usage.served > 1 && l.holder.Held() <= o.Slots+maxLingering:
@@ -353,11 +354,7 @@ func (l *heldLane) lingerFor() time.Duration {
 
 // lookPeriod is how often each held lane reads its mailbox without a hint.
 func (h *Holder) lookPeriod() time.Duration {
-	share := looksHinted
-	if h.store.Consistency().RepublishesAll() {
-		share = looksRepublished
-	}
-	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
+	return max(time.Duration(h.Held())*lookShare, lookPeriod)
 }
 
 const (

@@ -372,6 +372,7 @@ func (h *Holder) monitor(ctx context.Context) {
 		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // else the old offset is good enough
 			synced = time.Now()
 		}
+		h.checkPauses(ctx)
 	}
 }
 

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -59,4 +60,30 @@ func TestReadMarks_ACancelBeforeTheHolderListens(t *testing.T) {
 	l.fill()
 	require.NoError(t, l.readControl())
 	require.Contains(t, l.control.cancelledUnread, protocol.CallID("c"))
+}
+
+// A holder of many lanes reads ten mailboxes a second without a hint, so lanes that wait cost
+// nothing each; and it lists the pause marks of all of them together.
+func TestPause_LanesThatWaitAreNotReadOneByOne(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	l := newLaneOf(t, s)
+	h := l.holder
+	h.held = map[wire.LaneHash]*heldLane{l.hash: l}
+	require.Equal(t, lookPeriod, h.lookPeriod())
+	mark, _, err := s.Publish(t.Context(), nats.NewMsg(wire.PauseSubject(s.Fleet, protocol.DefaultPool, l.hash)))
+	require.NoError(t, err)
+	h.checkPauses(t.Context())
+	require.True(t, l.control.queried.Swap(false), "the operator was lost before it asked the holder")
+	l.control.paused.Store(true)
+	h.checkPauses(t.Context())
+	require.False(t, l.control.queried.Load(), "it knows the mark")
+	require.NoError(t, s.Remove(t.Context(), mark))
+	h.checkPauses(t.Context())
+	require.True(t, l.control.queried.Load())
+
+	for i := range 4999 {
+		h.held[wire.LaneHash(strconv.Itoa(i))] = l
+	}
+	require.Equal(t, 500*time.Second, h.lookPeriod())
 }
