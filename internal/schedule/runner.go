@@ -72,12 +72,17 @@ func (r *Runner) run(ctx context.Context) error {
 		}
 		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
 	}
+	before, err := r.Store.last(ctx)
+	if err != nil {
+		return err
+	}
 	watch, err := r.Store.bucket.WatchAll(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = watch.Stop() }() // fails only when the connection is closed
 	r.known, r.removed = map[string]*Schedule{}, nil
+	defer r.Store.index.close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -89,6 +94,7 @@ func (r *Runner) run(ctx context.Context) error {
 				return errors.New("the subscription has ended")
 			}
 			if entry == nil { // all that were there at first have come
+				r.Store.index.open(before)
 				break
 			}
 			r.note(ctx, entry)
@@ -105,6 +111,11 @@ func (r *Runner) run(ctx context.Context) error {
 
 // note keeps the latest record of a schedule.
 func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
+	s, err := (*Schedule)(nil), error(nil)
+	if entry.Operation() == jetstream.KeyValuePut {
+		s, err = decode(entry.Key(), entry.Value(), entry.Revision())
+	}
+	r.Store.index.note(entry.Key(), s, entry.Revision())
 	if last := r.known[entry.Key()]; last != nil && last.revision >= entry.Revision() {
 		return
 	}
@@ -113,7 +124,6 @@ func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
 		r.removed = append(r.removed, entry)
 		return
 	}
-	s, err := decode(entry)
 	if err == nil {
 		err = r.Store.checkSigned(s)
 	}
@@ -129,7 +139,7 @@ func (r *Runner) look(message *nats.Msg) {
 	name, _, _ := wire.PartsOfMessage(message.Subject)
 	for _, s := range r.known {
 		if s.Channel == name {
-			s.looked = false
+			s.looked, s.wakes = false, time.Time{}
 		}
 	}
 }
@@ -146,7 +156,7 @@ func (r *Runner) forget(ctx context.Context) {
 
 // startDue starts what is due, and returns how long to wait for the next time.
 func (r *Runner) startDue(ctx context.Context) time.Duration {
-	now, wait := time.Now(), maxWait
+	now, wait, sleeps := time.Now(), maxWait, maxWait
 	again := now.Sub(r.lookedAt) >= maxWait
 	if again {
 		r.lookedAt = now
@@ -156,6 +166,10 @@ func (r *Runner) startDue(ctx context.Context) time.Duration {
 	starts.SetLimit(maxStarts)
 	for name, s := range r.known {
 		if s.Paused {
+			continue
+		}
+		if !again && now.Before(s.wakes) {
+			sleeps = min(sleeps, s.wakes.Sub(now))
 			continue
 		}
 		s.looked = s.looked && !again
@@ -169,6 +183,7 @@ func (r *Runner) startDue(ctx context.Context) time.Duration {
 			} else if !changedMeanwhile(err) { // by another coordinator: its record is on its way
 				r.Logger.WarnContext(ctx, "a schedule's call cannot be started", slog.String("schedule", name), slog.Any("error", err))
 			}
+			s.wakes = now.Add(min(until, maxWait))
 			mu.Lock()
 			wait = min(wait, until)
 			mu.Unlock()
@@ -177,7 +192,7 @@ func (r *Runner) startDue(ctx context.Context) time.Duration {
 	}
 	_ = starts.Wait() // they return none
 	maps.DeleteFunc(r.known, func(_ string, s *Schedule) bool { return s.ended })
-	return max(wait, 0)
+	return max(min(wait, sleeps), 0)
 }
 
 // start sends the calls of one schedule that are due, and moves its last time on or removes it.

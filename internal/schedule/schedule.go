@@ -21,12 +21,14 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -37,6 +39,7 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -119,8 +122,9 @@ type parsed struct {
 	revision uint64
 	times    cron.Schedule
 	zone     *time.Location
-	looked   bool // no message has come to its channel since the runner looked
-	ended    bool // its only call was started, and its record is removed
+	wakes    time.Time // when the runner looks at it again
+	looked   bool      // no message has come to its channel since the runner looked
+	ended    bool      // its only call was started, and its record is removed
 }
 
 // single reports whether the schedule starts one call and is removed then.
@@ -314,6 +318,7 @@ type Store struct {
 	fleet  protocol.Fleet
 	bucket jetstream.KeyValue
 	stream jetstream.Stream // of the bucket
+	index  index
 }
 
 // Open opens the store, which is made with the replicas of the fleet's journals if it is missing.
@@ -408,15 +413,31 @@ func (st *Store) AddTrigger(ctx context.Context, s Schedule) error {
 	}
 }
 
-// Triggers returns the schedules that a session has set, the earliest first.
+// Triggers returns the schedules that a session has set, the earliest first. Where a [Runner] of the
+// store runs it does not read the other schedules.
 func (st *Store) Triggers(ctx context.Context, session protocol.SessionID) ([]*Schedule, error) {
-	all, err := st.List(ctx)
-	if len(all) == 0 && err != nil {
+	last, err := st.last(ctx)
+	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(s *Schedule) bool { return s.By == "" || s.Call.SessionID != session })
+	all, current := st.index.of(ctx, session, last)
+	if !current {
+		if all, err = st.List(ctx); len(all) == 0 && err != nil {
+			return nil, err
+		}
+		all = slices.DeleteFunc(all, func(s *Schedule) bool { return s.By == "" || s.Call.SessionID != session })
+	}
 	slices.SortFunc(all, func(a, b *Schedule) int { return a.Created.Compare(b.Created) })
 	return all, nil // records that cannot be read are of no session
+}
+
+// last is the sequence of the latest change of any schedule.
+func (st *Store) last(ctx context.Context) (uint64, error) {
+	info, err := st.stream.Info(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("look into the schedules of the fleet: %w", err)
+	}
+	return info.State.LastSeq, nil
 }
 
 // Get returns a schedule. The error wraps [ErrUnknown].
@@ -428,7 +449,7 @@ func (st *Store) Get(ctx context.Context, name string) (*Schedule, error) {
 	if err != nil {
 		return nil, err
 	}
-	return decode(entry)
+	return decode(entry.Key(), entry.Value(), entry.Revision())
 }
 
 func encode(s *Schedule) ([]byte, error) {
@@ -439,18 +460,18 @@ func encode(s *Schedule) ([]byte, error) {
 	return json.Marshal(record{*s, call})
 }
 
-func decode(entry jetstream.KeyValueEntry) (*Schedule, error) {
+func decode(name string, body []byte, revision uint64) (*Schedule, error) {
 	var r record
-	err := json.Unmarshal(entry.Value(), &r)
+	err := json.Unmarshal(body, &r)
 	if err == nil {
 		var call *protocol.Call
 		if call, err = wire.DecodeCall(r.Call); err == nil {
-			r.Schedule.Call, r.revision = *call, entry.Revision()
+			r.Schedule.Call, r.revision = *call, revision
 			err = r.parse()
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("schedule %s: %w", entry.Key(), err)
+		return nil, fmt.Errorf("schedule %s: %w", name, err)
 	}
 	return &r.Schedule, nil
 }
@@ -470,28 +491,35 @@ func (st *Store) checkSigned(s *Schedule) error {
 // List returns all schedules, sorted by name. Records that cannot be read are in the error, beside
 // the others.
 func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
-	names, err := st.bucket.Keys(ctx)
-	if errors.Is(err, jetstream.ErrNoKeysFound) {
-		return nil, nil
-	}
+	prefix := "$KV." + st.bucket.Bucket() + "."
+	found, failures := map[string]*Schedule{}, map[string]error{}
+	err := natsio.EachLast(ctx, st.stream, []string{prefix + ">"}, false, func(msg jetstream.Msg) error {
+		about, err := msg.Metadata()
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(msg.Subject(), prefix)
+		delete(found, name) // one that changes meanwhile comes twice
+		delete(failures, name)
+		if msg.Headers().Get("KV-Operation") != "" { // it was removed
+			return nil
+		}
+		if s, err := decode(name, msg.Data(), about.Sequence.Stream); err != nil {
+			failures[name] = err
+		} else {
+			found[name] = s
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(names)
-	var all []*Schedule
-	var failures []error
-	for _, name := range names {
-		s, err := st.Get(ctx, name)
-		if errors.Is(err, ErrUnknown) { // removed meanwhile
-			continue
-		}
-		if err != nil {
-			failures = append(failures, err)
-			continue
-		}
-		all = append(all, s)
+	all := slices.SortedFunc(maps.Values(found), func(a, b *Schedule) int { return cmp.Compare(a.Name, b.Name) })
+	var unreadable []error
+	for _, name := range slices.Sorted(maps.Keys(failures)) {
+		unreadable = append(unreadable, failures[name])
 	}
-	return all, errors.Join(failures...)
+	return all, errors.Join(unreadable...)
 }
 
 // Remove removes a schedule. Calls that have started go on. The error wraps [ErrUnknown].

@@ -235,3 +235,58 @@ func TestTrigger_BadOnes(t *testing.T) {
 		require.ErrorContains(t, err, text)
 	}
 }
+
+// A session's triggers are found without reading the fleet's other schedules, by the runner of the
+// process, and the list has what was stored a moment ago. Without a runner they are read in one go.
+func TestTriggers_CostNothingOfOtherSchedules(t *testing.T) {
+	t.Parallel()
+	store, js := open(t)
+	for range 300 {
+		s := trigger(protocol.NewSessionID())
+		s.Once = time.Now().Add(time.Hour)
+		require.NoError(t, store.AddTrigger(t.Context(), s))
+	}
+	messages := func() uint64 { s := js.Conn().Stats(); return s.InMsgs + s.OutMsgs }
+	before := messages()
+	all, err := store.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 300)
+	require.Less(t, messages()-before, uint64(350))
+
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		(&schedule.Runner{Store: store, Send: func(context.Context, *protocol.Call) error { return nil }, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
+	}()
+	require.Eventually(t, func() bool { // the runner has read all of them
+		before = messages()
+		_, err := store.Triggers(t.Context(), "s")
+		return err == nil && messages()-before < 10
+	}, time.Minute, 10*time.Millisecond)
+	for n := range 20 {
+		s := trigger("s")
+		s.Once = time.Now().Add(time.Hour)
+		require.NoError(t, store.AddTrigger(t.Context(), s))
+		set, err := store.Triggers(t.Context(), "s")
+		require.NoError(t, err)
+		require.Len(t, set, n+1, "with the one that was set just now")
+	}
+	set, err := store.Triggers(t.Context(), "s")
+	require.NoError(t, err)
+	require.NoError(t, store.Remove(t.Context(), set[0].Name))
+	left, err := store.Triggers(t.Context(), "s")
+	require.NoError(t, err)
+	require.Len(t, left, 19)
+	before = messages()
+	for range 10 {
+		_, err := store.Triggers(t.Context(), "s")
+		require.NoError(t, err)
+	}
+	require.Less(t, messages()-before, uint64(50))
+	end()
+	<-done
+	left, err = store.Triggers(t.Context(), "s")
+	require.NoError(t, err)
+	require.Len(t, left, 19)
+}
