@@ -147,7 +147,8 @@ func run(t *testing.T, bash, script string) bool {
 	return err == nil
 }
 
-// seen reports whether what a script runs is said to be unknown, or touch is found in it.
+// seen reports whether a script is not understood, or starts a program that is not known, or touch
+// is found in it.
 func seen(t *testing.T, script string) bool {
 	t.Helper()
 	parsed, err := shell.Parse(script)
@@ -212,8 +213,8 @@ func TestParse_EveryBuiltinOfBash(t *testing.T) {
 	}
 }
 
-// TestParse_OrdinaryCommandsAreKnown: what models write every day must not be refused.
-func TestParse_OrdinaryCommandsAreKnown(t *testing.T) {
+// TestParse_OrdinaryCommandsAreUnderstood: what models write every day must not be refused.
+func TestParse_OrdinaryCommandsAreUnderstood(t *testing.T) {
 	t.Parallel()
 	for _, script := range []string{
 		`cd src && go test ./... 2>&1 | tail -n 20`,
@@ -222,65 +223,50 @@ func TestParse_OrdinaryCommandsAreKnown(t *testing.T) {
 		`while IFS= read -r line; do echo "$line"; done < file.txt`,
 		`find . -name '*.py' -not -path './.git/*' | xargs grep -n "import os"`,
 		`find src -type f -exec wc -l {} +`,
-		`x=$(git rev-parse HEAD); echo "at $x"`,
-		`name=${1:-world}; echo "hello ${name}, ${#name} ${name%.txt} ${name##*/} ${name/a/b} ${name^^} ${name:0:3}"`,
-		`files=(a b c); echo "${files[@]}" ${#files[@]} ${files[0]}; files+=(d)`,
-		`i=0; while [ $i -lt 5 ]; do echo $i; i=$((i + 1)); done`,
-		`for ((i = 0; i < 3; i++)); do echo $i; done`,
-		`i=0; while read -r line; do i=$((i + 1)); echo "$i: $line"; done < a.txt`,
-		`trap 'rm -f a' EXIT; n=1; echo $((n + 1)); eval 'm=2; echo $((m * 2))'`,
-		`timeout 5 bash -c 'i=0; while [ $i -lt 5 ]; do i=$((i + 1)); done'`,
+		`find . \( -name a -o -name b \) -print; find src/* -type f`,
+		`x=$(git rev-parse HEAD); echo "at $x ${x} $1 $# $?"`,
+		`while [ "$i" -lt 5 ]; do echo "$i"; done`,
+		`timeout 5 bash -c 'for f in a b; do cat "$f"; done'`,
 		`find "$a" -type f -name "*.go" -exec grep -n x {} +`,
-		`for i in {1..5}; do echo $((i * 2)); done`,
-		`echo $((60 * 60)) $((2 ** 10))`,
-		`count=$#; if [ "$count" -gt 0 ]; then echo $((count - 1)); fi`,
-		`if [ -f go.mod ] && [ ! -d vendor ]; then echo yes; fi`,
-		`if [ $? -ne 0 ]; then echo failed; fi`,
-		`if [[ "$x" == *.go && -n $y || $z =~ ^a.*$ ]]; then echo yes; fi`,
-		`[[ -f a.txt ]] || [ "$a" = "b" ] || test -e x`,
-		`set -euo pipefail; set +x; shopt -s globstar nullglob; ls **/*.go`,
-		`export FOO=bar; FOO=baz env | grep FOO; local x="$1"`,
+		`if [ -f go.mod ] && [ ! -d vendor ]; then echo yes; elif test -e x; then echo no; fi`,
+		`if [ "$?" -ne 0 ]; then echo failed; fi; ! grep -q x y`,
+		`set -euo pipefail; set +x; ls **/*.go`,
+		`export FOO=bar BAR="$x"; FOO=baz env | grep FOO`,
 		`python3 -m pytest -q "tests/test_$x.py" -k 'a and b'`,
-		"cat > a.txt <<'EOF'\n$x `y` $((z))\nEOF",
-		"cat > a.txt <<EOF\nhello $USER\nEOF",
-		"bash <<'EOF'\nset -e\nls\nEOF",
-		`printf '%s\n' "$x" | sed -e 's/a/b/' | awk '{ print $1 }' | sort | uniq -c`,
-		`printf "%-10s %d\n" a 1; printf -v x '%s' a`,
-		`sleep 1 & pid=$!; wait $pid; kill $pid`,
-		`timeout 10 bash -c 'echo hi; exit 3'; echo "exit $?"`,
-		`diff <(sort a) <(sort b) > out.diff || true`,
-		`case "$1" in start|stop) echo ok ;; *) echo no; exit 1 ;; esac`,
-		`f() { local a="$1"; echo "$a"; }; f x`,
+		"cat > a.txt <<'EOF'\n$x `y` $((z)) don't\nEOF\nls",
+		"cat > a.txt <<-EOF\n\thello (you)\n\tEOF",
+		"git commit -m \"Subject\n\nBody\"\n# a comment, isn't it\nls # another",
+		"docker run \\\n  --rm \\\n  image",
+		`printf '%s\n' "$x" | sed -e 's/a/b$/' | awk '{ print $1 }' | sort | uniq -c`,
+		`printf "%-10s %d\n" a 1; grep "foo$" a; grep -E "a|b$|c" "$f"`,
+		`sleep 1 & wait $!; wait`,
+		`case1=x; echo "${case1}" a{b,c} {} HEAD@{1} "it's" 'say "x"'`,
 		`mkdir -p a/b && touch a/b/{c,d}.txt && mv a/b/c.txt{,.bak}`,
-		`trap 'rm -f "$tmp"' EXIT; tmp=$(mktemp)`,
-		`declare -a list=(x y); declare -r z=1; unset list; type go; hash -r; command -v node`,
-		`mapfile -t lines < a.txt; read -r -p "go? " answer; read -ra parts <<< "$x"`,
-		`{ echo a; echo b; } >> log 2>/dev/null; exec 3>&1; fd=3; echo x >&$fd; echo y >&2; echo z >& all.log`,
-		`source .venv/bin/activate && pip install -e . --quiet`,
-		`time go build ./... ; echo ${PIPESTATUS[0]} "$RANDOM" $$`,
+		`{ echo a; echo b; } >> log 2>/dev/null; exec 3>&1; echo x >&3`,
+		`source .venv/bin/activate && pip install -e . --quiet; ./run.sh; bash build.sh -c x`,
+		`time go build ./... ; echo $RANDOM $$; command -v node`,
 		`git log --oneline -n 5 -- "$file" | cat; curl -sS "http://localhost:8080/?a=1" | jq .`,
+		`env -i A=b git log; sudo -u bob ls; nice -n 5 make; find . -name x -print0 | xargs -0 -rI{} echo {}`,
+		`echo "a $(git log "x y" | head -n 1) b"`,
 	} {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
-			parsed, err := shell.Parse(script)
-			require.NoError(t, err, script)
-			for _, c := range parsed.Commands {
-				require.NotEmpty(t, c.Program(), "%s: %s", script, c.String())
-			}
-		})
+		parsed, err := shell.Parse(script)
+		require.NoError(t, err, script)
+		for _, c := range parsed.Commands {
+			require.NotEmpty(t, c.Program(), "%s: %s", script, c.String())
+		}
 	}
 }
 
 // TestParseInput_AScriptAsInput: a shell may be given its script by the call.
 func TestParseInput_AScriptAsInput(t *testing.T) {
 	t.Parallel()
-	parsed, err := shell.ParseInput("bash", []byte("git push"))
+	_, err := shell.ParseInput("cat; bash", []byte("git push"))
+	require.ErrorContains(t, err, "bash reads a script from its input; write it as bash -c '...'")
+	_, err = shell.Argv([]string{"env", "sh"}, []byte("git push"))
+	require.ErrorContains(t, err, "sh reads a script from its input")
+	_, err = shell.Argv([]string{"env", "sh", "-s"}, nil)
+	require.ErrorContains(t, err, "-s in the command sh -s is not understood")
+	parsed, err := shell.Argv([]string{"bash"}, nil)
 	require.NoError(t, err)
-	require.Equal(t, []string{"~bash", "git push"}, show(parsed))
-	parsed, err = shell.ParseInput("cat; bash", []byte("git push"))
-	require.NoError(t, err)
-	require.Equal(t, []string{"cat", "~bash", "git push"}, show(parsed), "what is left of it")
-	parsed, err = shell.Argv([]string{"env", "sh", "-s"}, []byte("git push"))
-	require.NoError(t, err)
-	require.Equal(t, []string{"~env sh -s", "~sh -s", "git push"}, show(parsed))
+	require.Equal(t, []string{"bash"}, show(parsed))
 }

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"mvdan.cc/sh/v3/syntax"
 )
 
 // misread are scripts in which the parser takes for text what bash runs.
@@ -28,6 +27,12 @@ var misread = map[string]string{
 	"one that ends behind its command":    "echo `cat <<A`\ntouch PWN\nA",
 	"a process in an expansion":           `echo ${X%>(touch PWN)}; wait $!`,
 	"it, and more":                        "echo $(cat <<-'A'\nx\n\tA x)\ntouch PWN\nA\n)",
+	"an end that a backslash splits":      "cat <<EOF\nE\\\nOF\ntouch PWN\nEOF",
+	"an end with an escape":               "cat <<$'A\\x42'\nx\nAB\ntouch PWN\nA\\x42\n",
+	"a quote over the end":                "cat <<A \"\nA\n\"\nx\nA\ntouch PWN",
+	"eval with an end of options":         "eval -- touch PWN",
+	"an option before the script":         "sh +ec 'touch PWN'",
+	"a descriptor below the directory":    "cd /dev; echo touch PWN | (cd /dev && sh stdin); cd - && echo touch PWN | sh ../../../../../../../../dev/stdin",
 }
 
 func TestParse_WhatTheParserMisreadsIsUnknown(t *testing.T) {
@@ -51,18 +56,11 @@ func TestParse_OtherShellsAreNotBash(t *testing.T) {
 		"conditions":                   `[[ x || touch == PWN ]]`,
 		"arithmetic":                   `touch=1; PWN=2; ((touch - PWN))`,
 		"arithmetic in brackets":       `touch=1; PWN=2; echo $[ 1 | touch - PWN ]`,
+		"an assignment that adds":      `mkdir x+=; cp "$(command -v touch)" x+=/e; x+=/e PWN`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			quoted, err := syntax.Quote(script, syntax.LangBash)
-			require.NoError(t, err)
-			for _, inside := range []string{"sh -c " + quoted, "busybox ash -c " + quoted, "dash <<'END'\n" + script + "\nEND"} {
-				require.True(t, seen(t, inside), "must be unknown: %s", inside)
-			}
-			require.False(t, seen(t, script), "bash runs nothing in %s", script)
-			if dash, err := exec.LookPath("dash"); err == nil {
-				require.True(t, run(t, dash, script), "dash runs nothing in %s", script)
-			}
-		})
+		require.True(t, seen(t, script), name)
+		if dash, err := exec.LookPath("dash"); err == nil {
+			require.True(t, run(t, dash, script), "%s: dash runs nothing in %s", name, script)
+		}
 	}
 }

@@ -1,32 +1,30 @@
-// Package shell reads shell scripts without running them: which programs a command
-// line would start, and with which words.
+// Package shell reads command lines without running them: which programs a line starts, and with
+// which words. Policies judge what it finds.
 //
-// It is for policies. A policy that looks for text in a command line is fooled by
-// quotes, substitutions and wrappers; here "r\m", $(rm x), env -i rm x, sh -c 'rm x'
-// and find -exec rm {} + are all the command rm.
+// It understands a small part of the shell's language, listed in parser and in runs: simple commands
+// in lists, pipes, groups, if, while and for; words, with variables, globs and substitutions; here
+// documents; and wrappers such as env, timeout, sh -c and xargs. bash and POSIX shells read this part
+// alike. Everything else is an error, which says what was not understood. What is understood is
+// listed, and not what is dangerous, since shells evaluate text as code in more constructs than can
+// be listed.
 //
-// What cannot be known before the script runs is said to be unknown, never left out: a
-// word with a variable, a glob or a brace in it, or a program behind an option that
-// this package does not know. Bash also evaluates values as code, as in $((x)), ${!x} and
-// read "$name": syntax and builtins that are known to evaluate nothing are listed here, and all
-// others are commands that are not known. A policy decides what that means to it. Two things stay
-// out of sight: what a program does that is given a program as its text (awk, python -c), and the
-// content of files that are run.
+// A word whose value is known only when the line runs, such as "$x" or *.go, is returned as not
+// [Word.Known]. Structure is not checked: the shell itself refuses a "then" without an "if".
+//
+// Out of sight stay what a program does with its arguments (awk, python -c, make), and the content
+// of files that are run.
 package shell
 
 import (
 	"fmt"
-	"slices"
 	"strings"
-
-	"mvdan.cc/sh/v3/syntax"
 )
 
 // MaxScript bounds a script, in bytes, and MaxCommands what is found in it.
 const (
 	MaxScript   = 1 << 20
 	MaxCommands = 10_000
-	maxNesting  = 16 // of scripts in words of scripts
+	maxNesting  = 16 // scripts and substitutions in each other
 )
 
 // Word is a word of a command.
@@ -36,8 +34,6 @@ type Word struct {
 	Known bool
 	// Many says that a word that is not Known may become any number of words, none as well.
 	Many bool
-
-	plain bool // not Known, but it does not begin as an option does
 }
 
 // Command is a program that a script starts, or may start.
@@ -49,49 +45,27 @@ type Command struct {
 	// Wraps says that the program only runs another one, which is a command of its own
 	// in the list: env, timeout, xargs, sh -c.
 	Wraps bool
-	// Evaluates says that this is syntax or a builtin that may evaluate a value as code. Its one
-	// word is how it is written, and is not Known.
-	Evaluates bool
-	// Line is where it stands in the script, from 1.
-	Line int
 }
 
-// Script is what a script does, as far as it can be known.
+// Script is what a script does.
 type Script struct {
 	Commands []Command
 	// Assigned are the names of variables that the script sets for all that follows.
 	Assigned []string
-	// Files are the targets of redirections.
-	Files []Redirect
-
-	numbers map[string]int
 }
 
-// MayEvaluate reports whether the script may evaluate a value as code that a variable has from
-// outside.
-func (s *Script) MayEvaluate(name, value string) bool {
-	_, used := s.numbers[name]
-	return Evaluated(name) || used && !integer.MatchString(value)
-}
-
-// Redirect is a file that the shell itself opens.
-type Redirect struct {
-	Path  Word
-	Write bool
-}
-
-// Parse reads a script for bash. The error says what is wrong and where. It is safe for
-// concurrent use.
+// Parse reads a script for bash or sh. The error says what is not understood, and where; the script
+// then has what was read before. It is safe for concurrent use.
 func Parse(script string) (*Script, error) { return ParseInput(script, nil) }
 
 // ParseInput is [Parse] for a script that is given a standard input, which may be a script as
 // well; nil is none.
 func ParseInput(script string, stdin []byte) (*Script, error) {
-	r := &reader{script: &Script{}, variables: newVariables()}
-	if err := r.read(script, scope{stdin: given(stdin)}); err != nil {
-		return nil, err
+	r := &reader{script: &Script{}, hasInput: len(stdin) > 0}
+	if err := r.read(script, 0); err != nil {
+		return r.script, err
 	}
-	return r.finish()
+	return r.script, r.finish()
 }
 
 // Argv is the script of a program that is started without a shell, with a standard input.
@@ -100,100 +74,76 @@ func Argv(argv []string, stdin []byte) (*Script, error) {
 	for i, arg := range argv {
 		words[i] = Word{Text: arg, Known: true}
 	}
-	r := &reader{script: &Script{}, variables: newVariables()}
+	r := &reader{script: &Script{}, hasInput: len(stdin) > 0}
 	if len(words) == 0 {
 		return r.script, nil
 	}
-	if err := r.command(words, nil, scope{line: 1, stdin: given(stdin)}); err != nil {
-		return nil, err
+	if err := r.command(words, nil, 0); err != nil {
+		return r.script, err
 	}
-	return r.finish()
+	return r.script, r.finish()
 }
 
-// reader collects what it finds.
+// reader collects the commands of a script and of the scripts in its words.
 type reader struct {
-	*variables
-
-	script *Script
+	script     *Script
+	hasInput   bool   // something in the script, or its caller, writes to a standard input
+	readsInput string // a shell that reads its script from there
 }
 
-// finish adds what is known at the end alone: which variables are no numbers after all.
-func (r *reader) finish() (*Script, error) {
-	for _, name := range r.notNumbers() {
-		if err := r.evaluates("$"+name, scope{line: r.used[name]}); err != nil {
-			return nil, err
-		}
-	}
-	r.script.numbers = r.used
-	return r.script, nil
-}
-
-// scope is where a command stands.
-type scope struct {
-	line  int
-	depth int // scripts around it
-	stdin stdin
-	posix bool // a shell that may not be bash reads it
-}
-
-// read adds what a script does.
-func (r *reader) read(script string, at scope) error {
-	if len(script) > MaxScript {
-		return fmt.Errorf("the script has %d bytes, at most %d can be read", len(script), MaxScript)
-	}
-	if at.depth > maxNesting {
-		return fmt.Errorf("scripts in scripts: more than %d levels", maxNesting)
-	}
-	if err := ambiguous(script); err != nil {
-		return fmt.Errorf("the script cannot be read: %w", err)
-	}
-	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash), syntax.KeepComments(true)).Parse(strings.NewReader(script), "")
-	if err != nil {
-		return fmt.Errorf("the script cannot be read: %w", err)
-	}
-	w := &walker{reader: r, values: valuesOf(file, r.variables), text: script, depth: at.depth, posix: at.posix, inputs: []stdin{at.stdin}, piped: map[*syntax.Stmt]bool{}}
-	syntax.Walk(file, w.visit)
-	return w.failed
-}
-
-// command adds a command and those that it wraps.
-func (r *reader) command(words []Word, assigned []string, at scope) error {
-	if len(r.script.Commands) >= MaxCommands {
-		return fmt.Errorf("the script has more than %d commands", MaxCommands)
-	}
-	index := len(r.script.Commands)
-	r.script.Commands = append(r.script.Commands, Command{Words: words, Assigned: assigned, Line: at.line})
-	sets, harmless := builtin(words)
-	r.script.Assigned = append(r.script.Assigned, sets...)
-	if !harmless {
-		return r.evaluates(r.script.Commands[index].String(), at)
-	}
-	inner, err := r.unwrap(words, at)
-	if err != nil {
-		return err
-	}
-	r.script.Commands[index].Wraps = inner.wraps && isInstalled(words[0].Text)
-	for _, name := range inner.assigned {
-		r.others[name] = true
-	}
-	if slices.ContainsFunc(inner.assigned, Evaluated) {
-		return r.evaluates(r.script.Commands[index].String(), at)
-	}
-	at.depth++
-	for _, found := range inner.commands {
-		if err := r.command(found, slices.Concat(assigned, inner.assigned), at); err != nil {
-			return err
-		}
+// finish checks what is known at the end alone: whether a shell that reads a script from its
+// standard input has one.
+func (r *reader) finish() error {
+	if r.readsInput != "" && r.hasInput {
+		return fmt.Errorf("%s reads a script from its input; write it as %[1]s -c '...'", r.readsInput)
 	}
 	return nil
 }
 
-// evaluates adds what may evaluate a value as code; text is how it is written.
-func (r *reader) evaluates(text string, at scope) error {
+// read adds what a script does.
+func (r *reader) read(script string, depth int) error {
+	if len(script) > MaxScript {
+		return fmt.Errorf("the script has %d bytes, at most %d can be read", len(script), MaxScript)
+	}
+	if depth > maxNesting {
+		return fmt.Errorf("scripts in scripts: more than %d levels", maxNesting)
+	}
+	if err := checkCharacters(script); err != nil {
+		return err
+	}
+	p := &parser{reader: r, text: script, depth: depth}
+	return p.list(false)
+}
+
+// command adds a command and those that it wraps.
+func (r *reader) command(words []Word, assigned []string, depth int) error {
 	if len(r.script.Commands) >= MaxCommands {
 		return fmt.Errorf("the script has more than %d commands", MaxCommands)
 	}
-	r.script.Commands = append(r.script.Commands, Command{Words: []Word{{Text: text, Many: true}}, Evaluates: true, Line: at.line})
+	index := len(r.script.Commands)
+	r.script.Commands = append(r.script.Commands, Command{Words: words, Assigned: assigned})
+	if !words[0].Known {
+		return nil // policies refuse it
+	}
+	sets, err := builtin(words)
+	r.script.Assigned = append(r.script.Assigned, sets...)
+	if err != nil {
+		return err
+	}
+	inner, err := r.runs(words, depth)
+	if err != nil {
+		return err
+	}
+	r.script.Commands[index].Wraps = inner.wraps && isInstalled(words[0].Text)
+	for _, found := range inner.commands {
+		if depth++; depth > maxNesting {
+			return fmt.Errorf("commands in commands: more than %d levels", maxNesting)
+		}
+		all := append(append([]string(nil), assigned...), inner.assigned...)
+		if err := r.command(found, all, depth); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -219,12 +169,24 @@ func (c *Command) String() string {
 	texts := make([]string, len(c.Words))
 	for i, word := range c.Words {
 		texts[i] = word.Text
-		if !word.Known {
-			continue
-		}
-		if quoted, err := syntax.Quote(word.Text, syntax.LangBash); err == nil {
-			texts[i] = quoted
+		if word.Known && (word.Text == "" || strings.Trim(word.Text, plainCharacters) != "") {
+			texts[i] = "'" + strings.ReplaceAll(word.Text, "'", `'\''`) + "'"
 		}
 	}
 	return strings.Join(texts, " ")
+}
+
+const plainCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%[]"
+
+// Evaluated reports whether a shell evaluates the value of a variable as code, or finds programs by
+// it whatever a command is called.
+func Evaluated(name string) bool {
+	switch name {
+	case "ENV", "SHELLOPTS", "PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "MAILPATH",
+		"OPTIND", "RANDOM", "SRANDOM", "HISTCMD", "SECONDS", "LINENO", "EPOCHSECONDS", "EPOCHREALTIME",
+		"DIRSTACK", "PIPESTATUS", "GROUPS", "FUNCNAME", "COPROC":
+		return true
+	default:
+		return strings.HasPrefix(name, "BASH") || strings.HasPrefix(name, "COMP_") || strings.HasPrefix(name, "READLINE_")
+	}
 }

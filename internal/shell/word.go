@@ -1,184 +1,151 @@
 package shell
 
-import (
-	"slices"
-	"strings"
+import "strings"
 
-	"mvdan.cc/sh/v3/syntax"
-)
-
-// wordOf reads a word as the shell does before it starts the program.
-func (v *values) wordOf(word *syntax.Word) Word {
-	if word.Lit() == "[" { // the program, not a glob
-		return Word{Text: "[", Known: true}
-	}
-	var b strings.Builder
-	for i, part := range word.Parts {
-		text, known := partOf(part)
-		if !known || i > 0 && bracesBegin(word.Parts[:i]) {
-			return Word{Text: source(word), Many: v.many(word.Parts), plain: !v.splits(word.Parts) && v.plain(word.Parts[0])}
-		}
-		b.WriteString(text)
-	}
-	return Word{Text: b.String(), Known: true}
-}
-
-// bracesBegin reports whether unquoted text has a brace, which may close in what follows.
-func bracesBegin(parts []syntax.WordPart) bool {
-	return slices.ContainsFunc(parts, func(part syntax.WordPart) bool {
-		lit, is := part.(*syntax.Lit)
-		return is && strings.Contains(lit.Value, "{")
-	})
-}
-
-// many reports whether parts of a word may become any number of words.
-func (v *values) many(parts []syntax.WordPart) bool {
-	if v.splits(parts) || v.vanishes(parts) || len(parts) > 1 && bracesBegin(parts) {
-		return true
-	}
-	for _, part := range parts {
-		switch part := part.(type) {
-		case *syntax.ExtGlob, *syntax.BraceExp:
-			return true
-		case *syntax.Lit:
-			if _, known := literal(strings.TrimPrefix(part.Value, "~")); !known {
-				return true
+// word reads a word; it is empty, and nothing is read, where none begins.
+func (p *parser) word() (Word, error) {
+	start := p.pos
+	var text strings.Builder
+	word := Word{Known: true}
+	brace := false
+	unknown := func(many bool) { word.Known, word.Many = false, word.Many || many }
+read:
+	for p.pos < len(p.text) {
+		c := p.text[p.pos]
+		switch {
+		case strings.IndexByte(" \t\n;&|)<>", c) >= 0:
+			break read
+		case c == '(':
+			return word, p.fail("a parenthesis behind a word")
+		case c == '`':
+			return word, p.fail("write $(...) for backquotes")
+		case c >= 0x80:
+			return word, p.fail("put quotes around text that is not ASCII")
+		case c == '\'':
+			end := strings.IndexByte(p.text[p.pos+1:], '\'')
+			if end < 0 || len(p.documents) > 0 && strings.Contains(p.text[p.pos:p.pos+1+end], "\n") {
+				return word, p.fail("a quote has no end on this line")
 			}
-		}
-	}
-	return false
-}
-
-// splits reports whether the value of a variable, or an output, may become any number of words.
-func (v *values) splits(parts []syntax.WordPart) bool {
-	for _, part := range parts {
-		switch part := part.(type) {
-		case *syntax.ParamExp:
-			if !v.isNumber(part) {
-				return true
+			text.WriteString(p.text[p.pos+1 : p.pos+1+end])
+			p.pos += end + 2
+			continue
+		case c == '"':
+			p.pos++
+			known, many, err := p.quoted(&text)
+			if err != nil {
+				return word, err
 			}
-		case *syntax.CmdSubst:
-			return true
-		case *syntax.DblQuoted:
-			for _, inner := range part.Parts {
-				if p, is := inner.(*syntax.ParamExp); is && isList(p) {
-					return true
-				}
+			if !known {
+				unknown(many)
 			}
-		}
-	}
-	return false
-}
-
-// vanishes reports whether a word may be none: a number that is not quoted may be empty still.
-func (v *values) vanishes(parts []syntax.WordPart) bool {
-	return !slices.ContainsFunc(parts, func(part syntax.WordPart) bool {
-		p, is := part.(*syntax.ParamExp)
-		return !is || counts(p) && p.Param.Value != "!"
-	})
-}
-
-// isList reports whether a parameter may stand for several words even in quotes.
-func isList(p *syntax.ParamExp) bool {
-	return p.Param != nil && p.Param.Value == "@" || isAll(p.Index) || p.Excl
-}
-
-// plain reports whether a word with this first part does not begin as an option does.
-func (v *values) plain(first syntax.WordPart) bool {
-	text := ""
-	switch first := first.(type) {
-	case *syntax.Lit:
-		text = first.Value
-	case *syntax.SglQuoted:
-		text = first.Value
-	case *syntax.DblQuoted:
-		if len(first.Parts) == 0 {
-			return false
-		}
-		return v.plain(first.Parts[0])
-	case *syntax.ParamExp:
-		return v.isNumber(first)
-	case *syntax.ArithmExp:
-		return false // it may be negative
-	}
-	return text != "" && !strings.ContainsRune("-+*?[{~\\!@(", rune(text[0]))
-}
-
-// partOf reads one part of a word; known is false for what the shell expands.
-func partOf(part syntax.WordPart) (text string, known bool) {
-	switch part := part.(type) {
-	case *syntax.Lit:
-		return literal(part.Value)
-	case *syntax.SglQuoted:
-		return part.Value, !part.Dollar
-	case *syntax.DblQuoted:
-		var b strings.Builder
-		for _, inner := range part.Parts {
-			lit, isLit := inner.(*syntax.Lit)
-			if !isLit {
-				return "", false
+			continue
+		case c == '$':
+			many, _, err := p.expansion(false)
+			if err != nil {
+				return word, err
 			}
-			b.WriteString(quotedLiteral(lit.Value, true))
-		}
-		return b.String(), !part.Dollar
-	default:
-		return "", false
-	}
-}
-
-// literal takes the backslashes out of unquoted text. Globs, braces and a tilde make it unknown.
-func literal(value string) (text string, known bool) {
-	if strings.HasPrefix(value, "~") {
-		return "", false
-	}
-	var b strings.Builder
-	for i := 0; i < len(value); i++ {
-		switch c := value[i]; c {
-		case '\\':
-			if i++; i < len(value) && value[i] != '\n' {
-				b.WriteByte(value[i])
+			unknown(many)
+			continue
+		case c == '\\':
+			if next := p.at(1); next < ' ' || next >= 0x80 {
+				return word, p.fail("a backslash in a word before the end of the line")
 			}
-		case '*', '?', '[':
-			return "", false
-		case '{':
-			if strings.ContainsAny(value[i:], ",.") {
-				return "", false
-			}
-			b.WriteByte(c)
+			p.pos++
+			text.WriteByte(p.text[p.pos])
+		case c == '*', c == '?', c == '[':
+			unknown(true)
+		case c == '~':
+			unknown(false)
 		default:
-			b.WriteByte(c)
-		}
-	}
-	return b.String(), true
-}
-
-// quotedLiteral takes the backslashes out of text in double quotes, or in a here document, where
-// those before quotes stay.
-func quotedLiteral(value string, inQuotes bool) string {
-	var b strings.Builder
-	for i := 0; i < len(value); i++ {
-		if value[i] == '\\' && i+1 < len(value) {
-			switch next := value[i+1]; {
-			case next == '$', next == '`', next == '\\', next == '"' && inQuotes:
-				i++
-			case next == '\n':
-				i++
-				continue
+			if brace = brace || c == '{'; brace && (c == ',' || c == '.') {
+				unknown(true)
 			}
+			text.WriteByte(c)
 		}
-		b.WriteByte(value[i])
+		p.pos++
 	}
-	return b.String()
+	written := p.text[start:p.pos]
+	if next := p.at(0); (next == '<' || next == '>') && strings.HasSuffix(written, "}") {
+		return word, p.fail("a redirection behind a brace")
+	}
+	if word.Text = text.String(); !word.Known {
+		word.Text = written
+	}
+	if written == "[" { // the program, not a glob
+		word = Word{Text: "[", Known: true}
+	}
+	return word, nil
 }
 
-// source is a node as it is written.
-func source(node syntax.Node) string {
-	if redirect, is := node.(*syntax.Redirect); is && redirect.Word != nil { // the printer has statements alone
-		return redirect.Op.String() + source(redirect.Word)
+// quoted reads text in double quotes up to its end.
+func (p *parser) quoted(text *strings.Builder) (known, many bool, err error) {
+	known = true
+	for p.pos < len(p.text) {
+		c, next := p.at(0), p.at(1)
+		switch {
+		case c == '"':
+			p.pos++
+			return known, many, nil
+		case c == '`':
+			return false, false, p.fail("write $(...) for backquotes")
+		case c == '\\' && (next == '\n' || p.pos > 0 && p.text[p.pos-1] >= 0x80):
+			return false, false, p.fail("a backslash in double quotes at the end of a line, or behind text that is not ASCII")
+		case c == '\\' && next != 0 && strings.IndexByte("$`\"\\", next) >= 0:
+			text.WriteByte(next)
+			p.pos += 2
+		case c == '\n' && len(p.documents) > 0:
+			return false, false, p.fail("a quote has no end on the line of a here document")
+		case c == '$':
+			severalWords, literal, err := p.expansion(true)
+			if err != nil {
+				return false, false, err
+			}
+			if literal {
+				text.WriteByte('$')
+			}
+			known, many = known && literal, many || severalWords
+		default:
+			text.WriteByte(c)
+			p.pos++
+		}
 	}
-	var b strings.Builder
-	if err := syntax.NewPrinter(syntax.SingleLine(true)).Print(&b, node); err != nil {
-		return "?"
+	return false, false, p.fail("a quote has no end")
+}
+
+// expansion reads what begins with a dollar sign: $name, ${name}, $1 and its like, or a command
+// substitution. Many says that its value may be several words, and literal that it is text.
+func (p *parser) expansion(quoted bool) (many, literal bool, err error) {
+	switch next := p.at(1); {
+	case next == '(' && p.at(2) == '(':
+		return false, false, p.fail("arithmetic in $((")
+	case next == '(':
+		if p.depth+p.within >= maxNesting {
+			return false, false, p.fail("more than %d substitutions in each other", maxNesting)
+		}
+		p.pos += 2
+		p.within++
+		err := p.list(true)
+		p.within--
+		return !quoted, false, err
+	case next == '{':
+		found := p.find(braced)
+		if found == "" {
+			return false, false, p.fail("only ${name} in braces")
+		}
+		p.pos += len(found)
+		return !quoted || found == "${@}", false, nil
+	case next != 0 && strings.IndexByte("@*#?$!-0123456789", next) >= 0:
+		p.pos += 2
+		return !quoted || next == '@', false, nil
+	case quoted && next != 0 && strings.IndexByte("\" |/),.:;%^", next) >= 0:
+		p.pos++
+		return false, true, nil
 	}
-	return b.String()
+	p.pos++
+	name := p.find(variable)
+	if name == "" {
+		return false, false, p.fail("a dollar sign before %q; put single quotes around it", p.at(0))
+	}
+	p.pos += len(name)
+	return !quoted, false, nil
 }

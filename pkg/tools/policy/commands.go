@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -15,52 +17,48 @@ import (
 // scriptOf returns the programs of a payload's command line, or of lines typed at a terminal;
 // judged is false for other payloads. Commands of the user's own tools are not judged.
 func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err error) {
+	env := map[string]string(nil)
 	switch p := payload.(type) {
 	case protocol.CommandRun:
+		env = p.Env
 		if p.Command == "" {
 			script, err = shell.Argv(p.Argv, p.Stdin)
 		} else {
 			script, err = shell.ParseInput(p.Command, p.Stdin)
 		}
-		return assigning(script, p.Env), true, err
 	case protocol.CodeRun:
 		if p.Language != "sh" {
 			return nil, false, nil
 		}
-		script, err = shell.Argv([]string{"sh", "-c", p.Code}, nil)
-		return assigning(script, p.Env), true, err
+		env = p.Env
+		script, err = shell.Parse(p.Code)
 	case wire.ProcessSend:
 		return typedLines(p), true, nil
 	default:
 		return nil, false, nil
 	}
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		script.Assigned = append(script.Assigned, name)
+		if err == nil && shell.Evaluated(name) {
+			err = fmt.Errorf("the shell may evaluate the value of the variable %s as code", name)
+		}
+	}
+	return script, true, err
 }
 
 // keys matches keys that a terminal sends as several characters, such as arrows.
 var keys = regexp.MustCompile(`\x1b\[[0-9;]*[@-~]`)
 
-// typedLines returns the programs of lines typed at a terminal, if the lines are shell. Lines for a
-// REPL of another language are not judged.
+// typedLines returns the programs of lines typed at a terminal. A line that is not understood may be
+// one of another language, and counts up to there. What runs other commands is one that is not known.
 func typedLines(sent wire.ProcessSend) *shell.Script {
 	script := &shell.Script{}
 	text := strings.ReplaceAll(keys.ReplaceAllString(string(sent.Input), ""), "\\\r", "")
 	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r != '\t' && unicode.IsControl(r) }) {
-		if of, err := shell.Parse(line); err == nil {
-			script.Commands = append(script.Commands, of.Commands...)
-		}
-	}
-	return script
-}
-
-// assigning adds to a script the variables that are set beside it.
-func assigning(script *shell.Script, env map[string]string) *shell.Script {
-	if script == nil {
-		return nil
-	}
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		script.Assigned = append(script.Assigned, name)
-		if script.MayEvaluate(name, env[name]) {
-			script.Commands = append(script.Commands, shell.Command{Words: []shell.Word{{Text: name + "=" + env[name], Many: true}}, Evaluates: true})
+		of, err := shell.Parse(line)
+		script.Commands = append(script.Commands, of.Commands...)
+		if err != nil && !errors.Is(err, shell.ErrSyntax) {
+			script.Commands = append(script.Commands, shell.Command{Words: []shell.Word{{Text: line, Many: true}}})
 		}
 	}
 	return script
@@ -95,9 +93,6 @@ func runsCode(payload protocol.Payload) bool {
 func (c *compiled) judgeScript(script *shell.Script, allow []string) *Verdict {
 	for i := range script.Commands {
 		command := &script.Commands[i]
-		if command.Evaluates {
-			return deny("commands", "It cannot be known what %q runs: bash may evaluate a value in it as code. Write it without.", command.String())
-		}
 		if command.Program() == "" {
 			return deny("commands", "It cannot be known which program %q is. Write its name plainly.", command.String())
 		}
