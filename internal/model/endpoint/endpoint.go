@@ -59,7 +59,7 @@ type Options struct {
 	APIKey string
 	// BaseURL is the server; "" means [API].DefaultBaseURL.
 	BaseURL string
-	// HTTPClient carries the requests; nil means a client with the default
+	// HTTPClient carries the requests, and follows no redirects; nil means a client with the default
 	// transport. Its Timeout should be 0, since it would cut off long replies.
 	HTTPClient *http.Client
 	// Logger gets a warning about each retry; nil discards them.
@@ -106,9 +106,14 @@ func New(api API, opts Options) (*Endpoint, error) {
 func (e *Endpoint) Options() Options { return e.opts }
 
 func (o Options) withDefaults() Options {
-	if o.HTTPClient == nil {
-		o.HTTPClient = &http.Client{}
+	client := http.Client{}
+	if o.HTTPClient != nil {
+		client = *o.HTTPClient
 	}
+	client.CheckRedirect = func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // another server must get neither conversation nor key
+	}
+	o.HTTPClient = &client
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -276,6 +281,11 @@ func (e *Endpoint) refuse(resp *http.Response) *Error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	if err != nil && len(body) == 0 {
 		return e.connectionError(err)
+	}
+	if address, err := resp.Location(); err == nil {
+		refused := e.NewError(TypeInvalidRequest, fmt.Sprintf("redirects to %s, and requests to models follow no redirects: set the base URL to where the server is", shown(address)))
+		refused.Status = resp.StatusCode
+		return refused
 	}
 	failure, told := parseError(body, false)
 	if !told {

@@ -79,6 +79,20 @@ func givesUp(t *testing.T, d *Dialect) {
 	require.Len(t, s.Asked(), 3)
 }
 
+// noRedirects: a redirect would send conversation and key to a server that nobody named.
+func noRedirects(t *testing.T, d *Dialect) {
+	t.Helper()
+	elsewhere := Serve(t, d, Stream(d.Stream(d.Text("Hello"))...))
+	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		s := Serve(t, d, Status(status, "moved", "Location", elsewhere.URL+d.Base+"?key="+Key))
+		_, err := s.Model(t).Reply(t.Context(), Hello(), Ignore)
+		RequireType(t, endpoint.TypeInvalidRequest, err)
+		require.ErrorContains(t, err, "redirects to "+elsewhere.URL+d.Base+"?xxxxx, and requests to models follow no redirects: set the base URL")
+		require.Len(t, s.Asked(), 1, "and is not repeated")
+		require.Empty(t, elsewhere.Asked())
+	}
+}
+
 func finalErrors(t *testing.T, d *Dialect) {
 	t.Helper()
 	tests := map[string]struct {
