@@ -230,6 +230,8 @@ func Fetch(v protocol.HTTPFetchResult, r rest) string {
 	case v.Image != "":
 		one, several := mediaKind(v.Image)
 		about, text = append(about, one+": here it is, if you take "+several), ""
+	case text == "" && v.MediaType == "text/html" && v.Headers["Content-Encoding"] == "":
+		about = append(about, "the page has no visible text: raw returns its HTML")
 	case text == "" && v.Bytes > 0:
 		about = append(about, "not text: not shown")
 	}

@@ -135,6 +135,7 @@ type wrapped struct {
 	commands [][]Word
 	assigned []string // for them
 	wraps    bool     // the command does nothing else
+	file     []Word   // a script that a shell runs, with its arguments
 }
 
 // wrapper is a program that runs another one, given in its arguments behind its own options.
@@ -188,7 +189,7 @@ func (r *reader) runs(words []Word, depth int) (wrapped, error) {
 		if len(args) > 0 && !isFile(args[0]) {
 			return wrapped{}, notUnderstood(words, args[0])
 		}
-		return wrapped{}, nil
+		return wrapped{file: args}, nil
 	case "find":
 		return find(words)
 	case "command":
@@ -346,7 +347,7 @@ func (r *reader) shell(words []Word, depth int) (wrapped, error) {
 	case script && rest[0].Known:
 		return wrapped{wraps: plain}, r.read(rest[0].Text, depth+1)
 	case !script && isFile(rest[0]):
-		return wrapped{}, nil
+		return wrapped{file: rest}, nil
 	default:
 		return wrapped{}, notUnderstood(words, rest[0])
 	}

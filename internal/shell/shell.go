@@ -42,8 +42,9 @@ type Command struct {
 	Words []Word
 	// Assigned are the names of variables that are set for this command.
 	Assigned []string
-	// Wraps says that the program only runs another one, which is a command of its own
-	// in the list: env, timeout, xargs, sh -c.
+	// Wraps says that who allows the rest of the list allows this: the program only runs another one,
+	// which is a command of its own in the list (env, timeout, xargs, sh -c), or it is the file that
+	// the shell before it runs.
 	Wraps bool
 }
 
@@ -135,6 +136,9 @@ func (r *reader) command(words []Word, assigned []string, depth int) error {
 		return err
 	}
 	r.script.Commands[index].Wraps = inner.wraps && isInstalled(words[0].Text)
+	if len(inner.file) > 0 { // a shell may find it as it finds programs
+		r.script.Commands = append(r.script.Commands, Command{Words: inner.file, Assigned: assigned, Wraps: true})
+	}
 	for _, found := range inner.commands {
 		if depth++; depth > maxNesting {
 			return fmt.Errorf("commands in commands: more than %d levels", maxNesting)

@@ -77,9 +77,9 @@ func TestParse_Commands(t *testing.T) {
 		"sh -ec \"rm x\"":                   {"~sh -ec rm x", "rm x"},
 		"bash --norc -euo pipefail -c ls a": {"~bash --norc -euo pipefail -c ls a", "ls"},
 		"bash -lc 'rm x'":                   {"bash -lc rm x", "rm x"},
-		"bash script.sh -c ls":              {"bash script.sh -c ls"},
+		"bash script.sh -c ls":              {"bash script.sh -c ls", "~script.sh -c ls"},
 		"bash":                              {"bash"},
-		"source .venv/bin/activate":         {"source .venv/bin/activate"},
+		"source .venv/bin/activate":         {"source .venv/bin/activate", "~.venv/bin/activate"},
 		"[ -f x ]":                          {"[ -f x ]"},
 		`find . -name x -exec rm {} \; -o -execdir cat {} +`: {
 			`find . -name x -exec rm {} ; -o -execdir cat {} +`, "rm ?{}?", "cat ?{}?",

@@ -15,17 +15,13 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/JohannesKaufmann/html-to-markdown/v2/converter"
-	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/base"
-	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/commonmark"
-	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/table"
-	"golang.org/x/net/html"
-	"golang.org/x/net/html/atom"
 	"golang.org/x/net/html/charset"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
@@ -38,18 +34,12 @@ const (
 	userAgent    = "toolfleet (a tool of an AI agent)"
 	// defaultBytes is how much of a response's body is read when the payload sets no limit.
 	defaultBytes = 5 << 20
-	// Limits of a page that becomes Markdown: converting cannot be interrupted, and takes time and
-	// memory that grow faster than the nesting of lists and quotations. A page that is nested
-	// deeper is returned as it is.
-	maxHTML    = 1 << 20 // bytes
-	maxNesting = 12      // of list items and quotations
-	maxDepth   = 100     // of elements
-	maxTables  = 2       // in one another
-	maxCells   = 20_000  // of a table, with those that fill up its rows
+	// maxHead is where a page may name its character set, in bytes.
+	maxHead = 64 << 10
+	// maxBodies is how much all requests at once may hold of bodies, in bytes.
+	maxBodies = 64 << 20
 	// maxWord is the longest title, header value or media type that is returned, in bytes.
 	maxWord = 500
-	// maxAddress is the longest address that relative links are completed with, in bytes.
-	maxAddress = 500
 )
 
 // Get sends the request and returns its response, whatever its status is. It fails with a
@@ -72,15 +62,23 @@ func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch)
 		return result, nil
 	}
 	limit := cmp.Or(p.MaxBytes, defaultBytes)
+	if err := bodies.Acquire(ctx, limit); err != nil {
+		return result, context.Cause(ctx)
+	}
+	release := func() { bodies.Release(limit) }
 	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
 	if err != nil {
+		release()
 		return result, failure(ctx, err)
 	}
 	if result.Truncated = int64(len(body)) > limit; result.Truncated {
 		body = body[:limit]
 	}
 	result.Bytes = int64(len(body))
-	return inTime(ctx, result, func(result *protocol.HTTPFetchResult) error { return read(result, body, response, p.Raw) })
+	return inTime(ctx, result, func(result *protocol.HTTPFetchResult) error {
+		defer release()
+		return read(ctx, result, body, response, p.Raw)
+	})
 }
 
 // inTime fills in a result by a function that cannot be interrupted, and returns when ctx ends: the
@@ -157,7 +155,7 @@ func failure(ctx context.Context, err error, redirects ...string) error {
 // headersOf returns the headers of a response that [protocol.HTTPFetchResult] has.
 func headersOf(all http.Header) map[string]string {
 	some := map[string]string{}
-	for _, name := range []string{"Content-Length", "ETag", "Last-Modified", "Location", "Retry-After"} {
+	for _, name := range []string{"Content-Encoding", "Content-Length", "ETag", "Last-Modified", "Location", "Retry-After"} {
 		if value := all.Get(name); value != "" {
 			some[name] = short(value)
 		}
@@ -166,7 +164,7 @@ func headersOf(all http.Header) map[string]string {
 }
 
 // read fills in the content of a body.
-func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response, raw bool) error {
+func read(ctx context.Context, result *protocol.HTTPFetchResult, body []byte, response *http.Response, raw bool) error {
 	sniffed, _, _ := strings.Cut(http.DetectContentType(body), ";")
 	result.MediaType = cmp.Or(result.MediaType, sniffed)
 	switch {
@@ -179,6 +177,12 @@ func read(result *protocol.HTTPFetchResult, body []byte, response *http.Response
 		return nil
 	case response.Header.Get("Content-Encoding") != "" || !isText(result.MediaType, sniffed):
 		return nil
+	}
+	select {
+	case one <- struct{}{}:
+		defer func() { <-one }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 	if result.Truncated {
 		body = body[:lines.Border(body)]
@@ -204,11 +208,25 @@ func isText(declared, sniffed string) bool {
 	return strings.HasPrefix(declared, "text/") || declared == "image/svg+xml" || strings.HasPrefix(sniffed, "text/")
 }
 
+// Bounds of all requests together: what they hold of bodies, and that one page at a time is converted.
+var (
+	bodies = semaphore.NewWeighted(maxBodies)
+	one    = make(chan struct{}, 1)
+)
+
+// metaCharset finds the character set that a page names.
+var metaCharset = regexp.MustCompile(`(?i)<meta\s[^>]{0,200}charset\s*=\s*["']?([a-z0-9_:.-]+)`)
+
 // decode returns a text in UTF-8. The encoding is that of the header, of a byte order mark, or of a
 // meta element; text that names none is UTF-8 if it can be.
 func decode(body []byte, contentType string) ([]byte, error) {
 	if utf8.Valid(body) && !strings.Contains(strings.ToLower(contentType), "charset=") {
 		return bytes.TrimPrefix(body, []byte("\ufeff")), nil
+	}
+	if _, _, certain := charset.DetermineEncoding(body, contentType); !certain { // the library looks at 1 KiB
+		if named := metaCharset.FindSubmatch(body[:min(len(body), maxHead)]); named != nil && !bytes.HasPrefix(bytes.ToLower(named[1]), []byte("utf-16")) {
+			contentType = "text/html; charset=" + string(named[1])
+		}
 	}
 	reader, err := charset.NewReader(bytes.NewReader(body), contentType)
 	if err != nil {
@@ -216,142 +234,4 @@ func decode(body []byte, contentType string) ([]byte, error) {
 	}
 	text, err := io.ReadAll(reader)
 	return bytes.ToValidUTF8(bytes.TrimPrefix(text, []byte("\ufeff")), []byte("\ufffd")), err
-}
-
-// markdown replaces an HTML page by its Markdown: that of its only <main> element, if it has one.
-func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) error {
-	if len(page) > maxHTML {
-		page, result.Truncated = page[:maxHTML], true
-	}
-	doc, err := html.Parse(bytes.NewReader(page))
-	if err != nil { // nested deeper than the parser allows
-		return nil //nolint:nilerr // the page is then returned as it is
-	}
-	result.Title = short(strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " "))
-	if !isShallow(doc, 0, 0, 0) {
-		return nil
-	}
-	given := attribute(first(doc, atom.Base), "href")
-	if href, err := url.Parse(given); err == nil && len(given) <= maxAddress {
-		address = address.ResolveReference(href)
-	}
-	tidy(doc)
-	part := doc
-	if mains := all(doc, atom.Main); len(mains) == 1 && strings.TrimSpace(textOf(mains[0])) != "" {
-		part = mains[0]
-	}
-	convert := converter.NewConverter(converter.WithEscapeMode(converter.EscapeModeDisabled),
-		converter.WithPlugins(base.NewBasePlugin(), commonmark.NewCommonmarkPlugin()))
-	if !hasLargeTable(doc) { // without the plugin the cells of tables are text
-		convert.Register.Plugin(table.NewTablePlugin())
-	}
-	absolute := address.ResolveReference(&url.URL{Path: "./"}).String()
-	if len(absolute) > maxAddress {
-		absolute = (&url.URL{Scheme: address.Scheme, Host: address.Host, Path: "/"}).String()
-	}
-	text, err := convert.ConvertNode(part, converter.WithDomain(absolute))
-	if err != nil {
-		return nil //nolint:nilerr // likewise
-	}
-	result.Content = bytes.TrimSpace(text)
-	return nil
-}
-
-// isShallow reports whether a page is within the limits of nesting.
-func isShallow(node *html.Node, depth, nesting, tables int) bool {
-	if node.DataAtom == atom.Li || node.DataAtom == atom.Blockquote {
-		nesting++
-	}
-	if node.DataAtom == atom.Table {
-		tables++
-	}
-	if depth > maxDepth || nesting > maxNesting || tables > maxTables {
-		return false
-	}
-	for child := range node.ChildNodes() {
-		if !isShallow(child, depth+1, nesting, tables) {
-			return false
-		}
-	}
-	return true
-}
-
-// hasLargeTable reports whether a table has too many cells: rows become as long as the longest.
-func hasLargeTable(doc *html.Node) bool {
-	for _, node := range all(doc, atom.Table) {
-		rows, longest := 0, 0
-		for _, row := range all(node, atom.Tr) {
-			cells := 0
-			for cell := range row.ChildNodes() {
-				if cell.DataAtom == atom.Td || cell.DataAtom == atom.Th {
-					cells++
-				}
-			}
-			rows, longest = rows+1, max(longest, cells)
-		}
-		if rows*longest > maxCells {
-			return true
-		}
-	}
-	return false
-}
-
-// tidy removes what no reader sees, images that are part of the page's source, and the spans of
-// cells: a large one would fill the memory.
-func tidy(doc *html.Node) {
-	for _, kind := range []atom.Atom{atom.Script, atom.Style, atom.Noscript, atom.Template, atom.Svg, atom.Iframe, atom.Title} {
-		for _, node := range all(doc, kind) {
-			node.Parent.RemoveChild(node)
-		}
-	}
-	for _, kind := range []atom.Atom{atom.Td, atom.Th} {
-		for _, cell := range all(doc, kind) {
-			cell.Attr = nil
-		}
-	}
-	for _, node := range all(doc, atom.Img) {
-		if strings.HasPrefix(attribute(node, "src"), "data:") {
-			node.Parent.RemoveChild(node)
-		}
-	}
-}
-
-// all returns the elements of a kind.
-func all(doc *html.Node, kind atom.Atom) []*html.Node {
-	var found []*html.Node
-	for node := range doc.Descendants() {
-		if node.Type == html.ElementNode && node.DataAtom == kind {
-			found = append(found, node)
-		}
-	}
-	return found
-}
-
-// first returns the first element of a kind, or an empty node.
-func first(doc *html.Node, kind atom.Atom) *html.Node {
-	if found := all(doc, kind); len(found) > 0 {
-		return found[0]
-	}
-	return &html.Node{}
-}
-
-// textOf returns the text of an element.
-func textOf(element *html.Node) string {
-	var text strings.Builder
-	for node := range element.Descendants() {
-		if node.Type == html.TextNode {
-			text.WriteString(node.Data)
-		}
-	}
-	return text.String()
-}
-
-// attribute returns the value of an attribute, or "".
-func attribute(element *html.Node, name string) string {
-	for _, a := range element.Attr {
-		if a.Key == name {
-			return a.Val
-		}
-	}
-	return ""
 }

@@ -8,11 +8,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/webfetch"
@@ -61,17 +64,22 @@ func TestGet_Bodies(t *testing.T) {
 		contentType, body string
 		content, image    string
 	}{
-		"json":          {"application/json", `{"a": 9007199254740993}`, `{"a": 9007199254740993}`, ""},
-		"latin-1":       {"text/plain; charset=iso-8859-1", "caf\xe9", "café", ""},
-		"utf-16":        {"text/plain; charset=utf-16le", "h\x00i\x00", "hi", ""},
-		"no type":       {"", "plain", "plain", ""},
-		"not UTF-8":     {"text/plain; charset=utf-8", "a\xffb", "a\ufffdb", ""},
-		"image":         {"image/png", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
-		"image as text": {"text/plain", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
-		"document":      {"application/pdf", "%PDF-1.7\n....", "%PDF-1.7\n....", "application/pdf"},
-		"binary":        {"application/zip", "PK\x03\x04\x00\x00", "", ""},
-		"too deep":      {"text/html", strings.Repeat("<div>", 600) + "x", strings.Repeat("<div>", 600) + "x", ""},
-		"empty":         {"text/html", "", "", ""},
+		"json":             {"application/json", `{"a": 9007199254740993}`, `{"a": 9007199254740993}`, ""},
+		"latin-1":          {"text/plain; charset=iso-8859-1", "caf\xe9", "café", ""},
+		"utf-16":           {"text/plain; charset=utf-16le", "h\x00i\x00", "hi", ""},
+		"late charset":     {"text/html", "<head><script>" + strings.Repeat(" ", 2000) + "</script><meta charset='windows-1251'></head>\xcf\xf0\xe8", "\u041f\u0440\u0438", ""},
+		"late http-equiv":  {"text/html", strings.Repeat(" ", 2000) + `<meta http-equiv="Content-Type" content="text/html; charset=shift_jis">` + "\x93\xfa\x96\x7b", "\u65e5\u672c", ""},
+		"no text":          {"text/html", "<body><script>app()</script></body>", "", ""},
+		"a bar in a cell":  {"text/html", `<table><tr><th>a|b<th>c<tr><td><code>x|y</code><td><a href="http://a.test/?q=|">d|</a></table>`, "| a\\|b   | c                           |\n|--------|-----------------------------|\n| `x\\|y` | [d\\|](http://a.test/?q=%7C) |", ""},
+		"an svg, a select": {"text/html", `<p>a<svg><title>b</title><path/></svg>c<select><option>d</select><b class=x>e</b></p>`, "acd**e**", ""},
+		"no type":          {"", "plain", "plain", ""},
+		"not UTF-8":        {"text/plain; charset=utf-8", "a\xffb", "a\ufffdb", ""},
+		"image":            {"image/png", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
+		"image as text":    {"text/plain", "\x89PNG\r\n\x1a\n....", "\x89PNG\r\n\x1a\n....", "image/png"},
+		"document":         {"application/pdf", "%PDF-1.7\n....", "%PDF-1.7\n....", "application/pdf"},
+		"binary":           {"application/zip", "PK\x03\x04\x00\x00", "", ""},
+		"too deep":         {"text/html", strings.Repeat("<div>", 600) + "x", strings.Repeat("<div>", 600) + "x", ""},
+		"empty":            {"text/html", "", "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -174,5 +182,58 @@ func TestGet_InvalidPayloads(t *testing.T) {
 		require.ErrorAs(t, err, &failed, text)
 		require.Equal(t, protocol.CodeInvalidArguments, failed.Code)
 		require.Contains(t, failed.Message, text)
+	}
+}
+
+// TestGet_MemoryOfManyPages: few bytes that unpack to many nodes, several at once.
+func TestGet_MemoryOfManyPages(t *testing.T) { //nolint:paralleltest // memory is measured
+	var fonts strings.Builder
+	for i := range 400 {
+		fmt.Fprintf(&fonts, "<font a=%d>", i)
+	}
+	var bold strings.Builder
+	for i := range 400 {
+		fmt.Fprintf(&bold, "<b a=%d>", i)
+	}
+	var pages []string
+	for _, head := range []string{fonts.String(), bold.String(), "<select><style></select>" + bold.String(), "<svg><title>" + bold.String(), "<b>"} {
+		var packed bytes.Buffer
+		zip := gzip.NewWriter(&packed)
+		_, err := zip.Write([]byte(head + strings.Repeat("<p>x", 5<<18)))
+		require.NoError(t, err)
+		require.NoError(t, zip.Close())
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			w.Header().Set("Content-Type", "text/html")
+			_, _ = w.Write(packed.Bytes())
+		}))
+		t.Cleanup(s.Close)
+		pages = append(pages, s.URL, s.URL)
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	runtime.GC()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var group errgroup.Group
+	for _, url := range pages {
+		group.Go(func() error {
+			_, err := webfetch.Get(t.Context(), &http.Transport{}, protocol.HTTPFetch{URL: url})
+			return err
+		})
+	}
+	done := make(chan error, 1)
+	go func() { done <- group.Wait() }()
+	most := uint64(0)
+	for {
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			t.Logf("%d pages need %d MB", len(pages), most>>20)
+			require.Less(t, most, uint64(600<<20))
+			return
+		case <-time.After(5 * time.Millisecond):
+			runtime.ReadMemStats(&now)
+			most = max(most, now.HeapInuse-min(before.HeapInuse, now.HeapInuse))
+		}
 	}
 }

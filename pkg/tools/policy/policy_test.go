@@ -152,6 +152,8 @@ func TestJudge(t *testing.T) {
 		{"files are no commands", gitOnly, "write", `{"path":"a","content":""}`, policy.Allowed, ""},
 		{"a denied command", "commands: {deny: [git push, rm]}", "bash", sh("echo x; git push -f"), policy.Denied, "commands.deny"},
 		{"a denied program by its path", "commands: {deny: [rm]}", "bash", sh("/bin/rm x"), policy.Denied, "commands.deny"},
+		{"a denied script, run by a shell", "commands: {deny: [npm publish]}", "bash", sh("bash /usr/bin/npm publish"), policy.Denied, "commands.deny"},
+		{"a shell and its scripts", "commands: {allow: [bash]}", "bash", sh("bash build.sh fast"), policy.Allowed, ""},
 		{"a denied file", "commands: {deny: [./deploy.sh]}", "bash", sh("./deploy.sh now"), policy.Denied, "commands.deny"},
 		{"a denied wrapper", "commands: {deny: [sudo]}", "bash", sh("sudo ls"), policy.Denied, "commands.deny"},
 		{"what is not denied", "commands: {deny: [git push]}", "bash", sh("git pull"), policy.Allowed, ""},
