@@ -81,8 +81,9 @@ type Call struct {
 	Tenant   protocol.Tenant
 	Priority protocol.Priority
 
-	// Policy decides whether a tool may be called; nil allows every call. It knows no earlier
-	// calls, so limits on their number allow at least one.
+	// Policy decides whether the call may be made; nil allows every call. A handler and a payload
+	// are judged as a tool with the name of their kind, such as command_run. It knows no earlier
+	// calls, so limits on their number allow at least one. What it demands, Delivery cannot weaken.
 	Policy loop.Policy
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
@@ -254,6 +255,26 @@ func (call *Call) set(planned *protocol.Call) {
 	planned.Tenant, planned.Priority, planned.After = call.Tenant, call.Priority, call.After
 }
 
+// payloadPlan is the plan of a call that has a payload.
+func (call *Call) payloadPlan() tools.Plan {
+	plan := tools.Plan{Payload: call.Payload, Resources: call.Resources} // nil: the whole sandbox
+	if call.Handler != "" && len(call.Resources) == 0 {
+		plan.Resources = []protocol.Use{}
+	}
+	return plan
+}
+
+// asTool makes a call of a payload one of a tool with the name of the payload's kind, for a policy.
+func (call *Call) asTool() (err error) {
+	plan := call.payloadPlan()
+	call.Tool = string(wire.KindOf(call.Payload))
+	call.Table, err = tools.NewTable(tools.Tool{
+		Definition: tools.Definition{Name: call.Tool, Description: "A payload of a program.", Schema: json.RawMessage(`{"type":"object"}`)},
+		Plan:       func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) { return plan, nil },
+	})
+	return err
+}
+
 // planned is a call that was planned and judged.
 type planned struct {
 	session protocol.SessionID
@@ -265,7 +286,12 @@ type planned struct {
 func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	p := &planned{session: call.Session}
 	level := cmp.Or(call.MinLevel, c.least())
-	if call.Payload == nil {
+	if call.Payload != nil && call.Policy != nil {
+		if err := call.asTool(); err != nil {
+			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, err)
+		}
+	}
+	if call.Tool != "" {
 		p.single = loop.PlanSingle(ctx, call.Table, call.Session, call.Tool, call.Arguments, &loop.SingleOptions{
 			Sandbox: call.Sandbox, Guard: call.Guard, Policy: call.Policy, ID: call.ID, MinLevel: level,
 			Author: call.Author, Approve: call.Approve, Observe: call.Observe, Dispatcher: c.inner.Dispatcher, Logger: c.logger,
@@ -274,21 +300,20 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 			return p, nil
 		}
 	} else {
-		plan := tools.Plan{Payload: wire.WithAuthor(call.Payload, call.Author)}
-		if call.Handler != "" {
-			plan.Resources = []protocol.Use{} // else the whole sandbox
-		}
-		made, fault := plan.Call(tools.Scope{Session: call.Session, Sandbox: call.Sandbox}, tools.Place{ID: call.ID}, "", string(call.Handler), time.Now().UTC())
+		made, fault := call.payloadPlan().Call(tools.Scope{Session: call.Session, Sandbox: call.Sandbox}, tools.Place{ID: call.ID}, "", string(call.Handler), time.Now().UTC())
 		if fault != nil {
 			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
 		}
-		made.Again = call.ID != ""
+		made.Again, made.Payload = call.ID != "", wire.WithAuthor(made.Payload, call.Author)
 		if wire.Sandboxed(wire.KindOf(call.Payload)) {
 			made.MinLevel = level
 		}
 		p.call = &made
 	}
-	call.set(p.call)
+	once := p.single != nil && p.single.Once()
+	if call.set(p.call); once {
+		p.call.Delivery = protocol.AtMostOnce
+	}
 	return p, p.call.Validate()
 }
 

@@ -212,3 +212,41 @@ func (r *replies) Reply(context.Context, loop.Request, func(loop.Delta)) (loop.R
 	r.left = r.left[1:]
 	return loop.Reply{ToolCalls: []loop.ToolCall{{ID: "a", Name: "read", Arguments: arguments}}}, nil
 }
+
+// A policy binds payloads and handlers as it binds tools, and the call cannot weaken it.
+func TestCall_APolicyBindsPayloads(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	run := func(p *policy.Judge, call fleet.Call) fleet.Result {
+		call.Policy = p
+		outcome, err := b.Call(t.Context(), call)
+		require.NoError(t, err)
+		return outcome
+	}
+	remove := fleet.Call{Payload: protocol.CommandRun{Command: "echo ran > ran"}}
+	for _, text := range []string{"tools: {deny: [\"@execute\"]}", "tools: {allow: [bash]}", "tools: {deny: [command_run]}", "commands: {allow: [ls]}", "paths: {write: [src]}", "approval: {tools: [\"@execute\"]}"} {
+		outcome := run(rules(t, text), remove)
+		require.Equal(t, protocol.CodePolicyDenied, outcome.Error.Code, text)
+		require.Equal(t, protocol.StatusRejected, outcome.Status, text)
+	}
+	require.Equal(t, protocol.CodePolicyDenied, run(rules(t, "tools: {allow: [bash]}"), fleet.Call{Handler: "pay", Args: 1}).Error.Code)
+	require.NoFileExists(t, filepath.Join(b.dir, "ran"))
+	allowed := run(rules(t, "commands: {allow: [echo]}"), remove)
+	require.NoError(t, allowed.Err())
+	value, err := fleet.ValueOf[protocol.CommandRunResult](allowed, nil)
+	require.NoError(t, err)
+	require.Zero(t, value.ExitCode)
+	require.FileExists(t, filepath.Join(b.dir, "ran"))
+
+	approved := remove
+	approved.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+		return protocol.Approval{Granted: request.Tool == "command_run"}, nil
+	}
+	require.NoError(t, run(rules(t, "approval: {tools: [\"@execute\"]}"), approved).Err())
+
+	once := remove
+	once.Delivery = protocol.Idempotent
+	once.Retry = &protocol.Retry{Attempts: 2}
+	_, err = b.Call(t.Context(), fleet.Call{Payload: once.Payload, Delivery: once.Delivery, Retry: once.Retry, Policy: rules(t, "at_most_once: {tools: [\"@execute\"]}")})
+	require.ErrorIs(t, err, protocol.ErrInvalidCall, "a call that starts once has no retry")
+}

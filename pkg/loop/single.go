@@ -66,6 +66,7 @@ type Single struct {
 	plan   tools.Plan
 	runner *Runner // makes the effect of its result
 	note   string  // of the person who approved it
+	once   bool    // the policy demands that it starts once at most
 	logger *slog.Logger
 
 	observe func(Event) // may be nil
@@ -108,6 +109,7 @@ func PlanSingle(
 		return s.ask(ctx, o.Ask, request)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
+		s.once = v.once
 		call.Payload = wire.WithAuthor(call.Payload, o.Author)
 		s.Call = &call
 		return s
@@ -123,6 +125,9 @@ func PlanSingle(
 	s.Status, s.Text = protocol.StatusOK, s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)
 	return s
 }
+
+// Once reports whether the policy demands that the call starts at most once.
+func (s *Single) Once() bool { return s.once }
 
 // ask puts the question of the tool ask_user to a person.
 func (s *Single) ask(ctx context.Context, put func(context.Context, protocol.Question) (protocol.Answer, error), request wire.PersonRequest) *Single {
