@@ -42,7 +42,7 @@ type callCommand struct {
 // sendFlags say when a call runs, and how often.
 type sendFlags struct {
 	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
-	ID        string        `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. Arguments are not compared."`
+	ID        string        `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. With another tool or other arguments it is rejected, as id_reused."`
 	NotBefore cli.Moment    `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
 }
 

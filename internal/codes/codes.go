@@ -73,4 +73,6 @@ const (
 	SandboxLevel       protocol.Code = "sandbox_level"
 	SandboxUnsupported protocol.Code = "sandbox_unsupported"
 	NotSigned          protocol.Code = "not_signed"
+	// IDReused is a call with the id of another one of its session.
+	IDReused protocol.Code = "id_reused"
 )

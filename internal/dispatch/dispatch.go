@@ -13,6 +13,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -361,6 +362,11 @@ func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refuse
 // ended ends the spans and metrics of a call that has a result, and returns the result as the
 // caller may believe it.
 func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result) *protocol.Result {
+	if own := f.call.Digest; own != "" && r.Digest != "" && r.Digest != own {
+		other := wire.NewResult(f.call, protocol.StatusRejected, reused(f.call, r))
+		other.FinishedAt = r.FinishedAt
+		r = &other
+	}
 	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
 		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(codes.SandboxLevel,
 			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
@@ -380,6 +386,17 @@ func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result)
 	f.span.End()
 	d.metrics.Ended(ctx, string(f.call.Pool), string(f.call.Tenant), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
 	return r
+}
+
+// reused is the error of a call whose id belongs to an earlier one, of which r is the result.
+func reused(c *protocol.Call, r *protocol.Result) *protocol.Error {
+	of := func(tool string) string { return cmp.Or(tool, "a payload") }
+	earlier, this := of(r.Tool), of(c.Tool)
+	if earlier == this {
+		this += " with other arguments"
+	}
+	return protocol.Errorf(codes.IDReused, "the id %s of session %s belongs to an earlier call of %s; this one, of %s, was not run: give it another id",
+		c.ID, c.SessionID, earlier, this)
 }
 
 // notSent is the error of a single call whose context ended before the fleet could be reached, if

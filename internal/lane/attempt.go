@@ -266,6 +266,9 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 		r.QueueMS = core.Millis(l.holder.clock.Age(e.Accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
+	if r.Digest = e.Call.Digest; r.Digest != "" {
+		r.Tool = e.Call.Tool
+	}
 	r.Sequence, r.Epoch = e.Seq, l.claim.epoch.Load()
 	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })
 	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, e.Call.Tenant, r) }) {

@@ -16,6 +16,8 @@
 package wire
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -88,6 +90,16 @@ func readPlainCall(body []byte) *protocol.Call {
 	}
 	c.Payload = payload
 	return c
+}
+
+// DigestOf returns the [protocol.Call].Digest of a call: a hash of its tool and its payload.
+func DigestOf(c *protocol.Call) (string, error) {
+	payload, err := EncodePayload(c.Payload)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(append([]byte(c.Tool+"\n"), payload...))
+	return hex.EncodeToString(sum[:16]), nil
 }
 
 // NewResult starts a result for c with the given status and error.

@@ -28,8 +28,8 @@ type plain struct {
 // nothing is plain.
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
-		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After Again Payload"
-	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS Waits FinishedAt Kept Value"
+		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After Again Digest Payload"
+	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS Waits FinishedAt Tool Digest Kept Value"
 )
 
 var (
@@ -72,6 +72,7 @@ func (p *plain) callFieldsOf(c *protocol.Call) {
 		p.literal("true")
 		c.Again = true
 	}
+	p.text("digest", &c.Digest, ifSet)
 }
 
 // resultFieldsOf visits the fields of a result but for its value.
@@ -92,6 +93,8 @@ func (p *plain) resultFieldsOf(r *protocol.Result) {
 	p.number("run_ms", &r.RunMS, always)
 	p.waits(&r.Waits)
 	p.time("finished_at", &r.FinishedAt, always)
+	p.text("tool", &r.Tool, ifSet)
+	p.text("digest", &r.Digest, ifSet)
 }
 
 const (

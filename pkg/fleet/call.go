@@ -54,8 +54,8 @@ type Call struct {
 	MinLevel string
 
 	// ID is the caller's own id of the call: while its result is stored, another call of the
-	// session with this id gets that result, whatever it would run. "" means a new id. Tools that
-	// run in this process ignore it.
+	// session with this id gets that result. One that would run something else is rejected then,
+	// with the code id_reused. "" means a new id. Tools that run in this process ignore it.
 	ID protocol.CallID
 	// Delivery is what may happen after a lost worker; the default is [protocol.Rollback].
 	Delivery protocol.Delivery
@@ -304,7 +304,10 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 		if fault != nil {
 			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
 		}
-		made.Again, made.Payload = call.ID != "", wire.WithAuthor(made.Payload, call.Author)
+		if made.Again = call.ID != ""; made.Again {
+			made.Digest, _ = wire.DigestOf(&made) // a payload that cannot be encoded is not sent
+		}
+		made.Payload = wire.WithAuthor(made.Payload, call.Author)
 		if wire.Sandboxed(wire.KindOf(call.Payload)) {
 			made.MinLevel = level
 		}

@@ -11,6 +11,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -127,4 +128,46 @@ func TestValueOf_OfWhatIsNone(t *testing.T) {
 	require.ErrorContains(t, err, "the value is a protocol.CommandRunResult, and no int")
 	_, err = fleet.ValueOf[int](client.Call(t.Context(), fleet.Call{}))
 	require.ErrorIs(t, err, protocol.ErrInvalidCall)
+}
+
+// An id names one call: sent again it is that call, while it runs and after it. Another tool or
+// other arguments are refused, and the first one's result is not theirs.
+func TestCall_AnIDIsOfOneCall(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	first := fleet.Call{Tool: "bash", Arguments: `{"command":"echo one >> log; cat log; sleep 0.3"}`, Session: "s", ID: "k1"}
+	running := client.Go(t.Context(), first)
+	others := map[string]fleet.Call{
+		"of bash; this one, of bash with other arguments, was": {Tool: "bash", Arguments: `{"command":"echo two >> log; cat log"}`},
+		"of bash; this one, of read, was":                      {Tool: "read", Arguments: `{"path":"log"}`},
+		"of bash; this one, of a payload, was":                 {Payload: protocol.CommandRun{Command: "rm log"}},
+		"of bash; this one, of add, was":                       {Handler: "add", Args: 1},
+	}
+	refused := func() {
+		t.Helper()
+		for says, other := range others {
+			other.Session, other.ID = "s", "k1"
+			for range 2 {
+				r, err := client.Call(t.Context(), other)
+				require.NoError(t, err)
+				require.Equal(t, protocol.StatusRejected, r.Status)
+				require.Equal(t, codes.IDReused, r.Error.Code)
+				require.Contains(t, r.Error.Message, says)
+				require.Nil(t, r.Value)
+			}
+		}
+	}
+	refused()
+	result, err := running.Wait(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, result.Text, "one")
+	refused()
+	again, err := client.Call(t.Context(), first)
+	require.NoError(t, err)
+	require.Equal(t, result.FinishedAt, again.FinishedAt)
+	elsewhere := first
+	elsewhere.Session, elsewhere.Arguments = "other", `{"command":"echo two"}`
+	r, err := client.Call(t.Context(), elsewhere)
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, r.Status, "another session's ids are others")
 }

@@ -25,8 +25,9 @@ type SingleOptions struct {
 	// this one are not known to it, so bounds of their number allow at least one.
 	Policy Policy
 	// ID is the caller's own id of the call: as long as results are kept, dispatching a call of the
-	// session with this id again returns the first one's result, whatever its arguments are. ""
-	// means a new id. Tools that run in place have no use for it.
+	// session with this id again returns the first one's result. A call of another tool or with
+	// other arguments is rejected then, with id_reused. "" means a new id. Tools that run in place
+	// have no use for it.
 	ID protocol.CallID
 	// MinLevel is that of [Options].
 	MinLevel string
@@ -99,7 +100,9 @@ func PlanSingle(
 		if call, callErr = s.plan.Call(scope, tools.Place{ID: o.ID}, "", tool, time.Now().UTC()); callErr != nil {
 			return s.Failed(protocol.StatusRejected, callErr)
 		}
-		call.Again = o.ID != ""
+		if call.Again = o.ID != ""; call.Again {
+			call.Digest, _ = wire.DigestOf(&call) // a payload that cannot be encoded is not sent
+		}
 	}
 	v, callErr := s.judge(ctx, &o, &call, tool, arguments)
 	switch {

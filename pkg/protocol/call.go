@@ -119,6 +119,10 @@ type Call struct {
 	// because an acknowledgement was lost: the worker looks for a stored result first.
 	Again bool `json:"again,omitempty"`
 
+	// Digest tells calls with the same id apart: it identifies Tool and Payload. The result repeats
+	// it, so that a caller that uses an id again for something else learns that. "" is unknown.
+	Digest string `json:"digest,omitempty"`
+
 	// Payload is what the worker executes.
 	Payload Payload `json:"-"`
 }

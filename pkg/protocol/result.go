@@ -126,6 +126,9 @@ type Result struct {
 	RunMS      float64   `json:"run_ms"`
 	Waits      Waits     `json:"waits,omitzero"`
 	FinishedAt time.Time `json:"finished_at"`
+	// Tool and Digest are those of the call, if it had a Digest.
+	Tool   string `json:"tool,omitempty"`
+	Digest string `json:"digest,omitempty"`
 	// Kept is set when more of Value is kept than a reader may be shown, or Value has.
 	Kept *Kept `json:"kept,omitempty"`
 

@@ -203,6 +203,10 @@ func TestCall_WithAnIDOfItsOwn(t *testing.T) {
 	require.Contains(t, parseCall(t, call("--session", session, "--id", "order-18", "bash", add)).Content, "2")
 	again := parseCall(t, call("--session", session, "--id", "order-17", "bash", add))
 	require.Equal(t, first, again)
+	reused := call("--session", session, "--id", "order-17", "write", `{"path":"f","content":"x"}`)
+	require.Equal(t, 1, reused.code)
+	require.Contains(t, reused.stdout, `"code":"id_reused"`)
+	require.Contains(t, reused.stdout, "an earlier call of bash; this one, of write, was not run")
 	require.Contains(t, parseCall(t, call("--session", session, "bash", add)).Content, "3")
 
 	got := call("--id", "order-17", "bash", add)
