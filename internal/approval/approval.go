@@ -23,6 +23,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -56,6 +57,9 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 		for {
 			select {
 			case message := <-messages:
+				if !natsio.IsRequest(message) {
+					continue
+				}
 				answer, err := wire.DecodeApproval(message.Data)
 				if err != nil {
 					_ = message.Respond([]byte(err.Error())) // whoever asked wrongly has gone or reads it

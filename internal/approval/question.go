@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -57,6 +58,9 @@ func Put(
 	for {
 		select {
 		case message := <-messages:
+			if !natsio.IsRequest(message) {
+				continue
+			}
 			answer, err := wire.ReadAnswer(message.Data, question, fits)
 			if err != nil {
 				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it

@@ -56,7 +56,7 @@ func MakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet,
 // what the NATS user may not do [ErrRights]. It is safe to run from many processes at once.
 func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
 	want := readyConfig(fleet, pool, ackWait)
-	if err := CheckRights(ctx, js.Conn(), poolRights(fleet, pool)); err != nil {
+	if err := CheckRights(ctx, js.Conn(), PoolRights(fleet, pool)); err != nil {
 		return nil, 0, fmt.Errorf("take calls of pool %s: %w", pool, err)
 	}
 	consumer, differences, err := ensureConsumer(ctx, js, wire.CallsStream(fleet), want)

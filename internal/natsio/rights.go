@@ -156,8 +156,19 @@ func RemoveRights(fleet protocol.Fleet) []Rights {
 // purge begins the subject of a request that removes messages of a stream.
 const purge = "$JS.API.STREAM.PURGE."
 
-// poolRights allow taking the calls of a pool.
-func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+// placeSubject is where a fleet's record says where the contents of workspaces are.
+func placeSubject(fleet protocol.Fleet) wire.Subject {
+	return "$KV." + wire.PlacesBucket(fleet) + "." + wire.BodiesKey
+}
+
+// PlaceRights allow deciding where the contents of workspaces are. Workers have none: whoever
+// decides is sent the contents, with the credentials of the store.
+func PlaceRights(fleet protocol.Fleet) Rights {
+	return Rights{Pool: protocol.DefaultPool, Publish: []string{placeSubject(fleet)}}
+}
+
+// PoolRights allow taking the calls of a pool.
+func PoolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls, consumer, care := wire.CallsStream(fleet), wire.ReadyConsumer(pool), wire.CareConsumer(pool)
 	claims := wire.ClaimsStream(fleet)
 	return Rights{
@@ -176,7 +187,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			wire.ClaimSubject(fleet, pool, probed), wire.HeartbeatSubject(fleet, pool, probed), wire.AskSubject(fleet, pool, probed),
 			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
 			"$JS.API.DIRECT.GET.KV_" + wire.LimitsBucket(fleet) + "." + wire.LimitsSubject(fleet),
-			"$KV." + wire.PlacesBucket(fleet) + "." + wire.BodiesKey, chunkSubject(wire.BlobsBucket(fleet), probed), chunkSubject(wire.KeptBucket(fleet), probed),
+			"$JS.API.DIRECT.GET.KV_" + wire.PlacesBucket(fleet) + "." + placeSubject(fleet), chunkSubject(wire.BlobsBucket(fleet), probed), chunkSubject(wire.KeptBucket(fleet), probed),
 			wire.WorkspaceSubject(fleet, probed), "$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet),
 			chunkSubject(wire.BodiesBucket(fleet), probed),
 			purge + wire.WorkspacesStream(fleet), purge + ObjectStream(wire.BlobsBucket(fleet)), purge + ObjectStream(wire.KeptBucket(fleet)), purge + ObjectStream(wire.BodiesBucket(fleet)),
@@ -188,6 +199,13 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			wire.TicketsFilter(fleet, pool, wire.AnyFlow()),
 		},
 	}
+}
+
+// IsRequest reports whether a client sent a message as a request, as an answer of a person must be
+// sent. A server publishes what is stored on whatever reply subject a client names, but with no
+// reply subject of its own, or with that of an acknowledgement.
+func IsRequest(msg *nats.Msg) bool {
+	return msg.Reply != "" && !strings.HasPrefix(msg.Reply, "$JS.ACK.")
 }
 
 // CheckRights finds missing rights that would otherwise show as requests without an answer: the

@@ -41,9 +41,10 @@ func CheckURL(url string) error {
 
 // Bind decides where a fleet, whose streams must exist, keeps its bodies:
 // s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or where it does, which is its own servers when
-// no process has decided before; that is "". From then on each process finds them there. It is an
-// error when they are elsewhere already, and when the prefix belongs to another fleet, which wraps
-// [ErrForeign].
+// no process has decided before; that is "". From then on each process finds them there. A process
+// whose NATS user may not decide leaves that to another one, and uses the servers until then. It is
+// an error when they are elsewhere already, and when the prefix belongs to another fleet, which
+// wraps [ErrForeign].
 func Bind(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) error {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -51,6 +52,13 @@ func Bind(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) 
 	}
 	have, err := bound(ctx, js, fleet)
 	if err == nil && have == (record{}) {
+		err = natsio.CheckRights(ctx, nc, natsio.PlaceRights(fleet))
+		switch {
+		case errors.Is(err, natsio.ErrRights) && url == "":
+			return nil
+		case err != nil:
+			return fmt.Errorf("bodies %s: start coordinator serve --bodies first, which decides for the fleet: %w", url, err)
+		}
 		have, err = bind(ctx, js, record{Fleet: fleet, ID: uuid.NewString(), URL: cmp.Or(url, inServers)})
 	}
 	if err != nil {

@@ -1,7 +1,6 @@
 package fleet_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -24,6 +23,7 @@ import (
 // first pool.
 type hostile struct {
 	t                *testing.T
+	place            place
 	owner, poolOwner *nats.Conn
 	js, poolJS       jetstream.JetStream // of these
 	worker           *nats.Conn
@@ -35,7 +35,7 @@ func newHostile(t *testing.T, file string) *hostile {
 	t.Helper()
 	p := deployed(t, file)
 	makePool(t, p)
-	h := &hostile{t: t, owner: p.connect(t, p.coordinator, nil), poolOwner: p.connect(t, p.pool, nil), worker: p.connect(t, p.worker, nil)}
+	h := &hostile{t: t, place: p, owner: p.connect(t, p.coordinator, nil), poolOwner: p.connect(t, p.pool, nil), worker: p.connect(t, p.worker, nil)}
 	var err error
 	h.js, err = jetstream.New(h.owner, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
@@ -109,6 +109,8 @@ func (h *hostile) attempts() map[string][]bool {
 		"answer what a call asks of a person":                          each(h.publishes, "tf.answer.default."+victim+"."+victim),
 		"ask a person in the name of another pool's call": append(each(h.publishes, "tf.question.other."+victim+"."+victim),
 			h.subscribes("tf.answer.other.>")),
+		"have the server, or an answer of its own, write on any other subject": {true}, // TestDeploy_EachUserAndEachSubject tries it
+		"decide where contents of workspaces are stored":                       each(h.publishes, "$KV.TF_PLACES.bodies", "$KV.TF_PLACES.secret"),
 		"start a turn": each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
 		"take or enqueue calls of another pool": append(each(h.publishes, "tf.call.other.lane.call", "tf.ready.other.lane", "tf.claim.other.lane",
 			api+"CONSUMER.MSG.NEXT."+calls+".ready_other", "$JS.ACK."+calls+".ready_other.1.1.1.1.1"), h.subscribes("tf.stored.other.>")),
@@ -143,41 +145,8 @@ func TestDeploy_AWorkersKeyIsNotTheFleets(t *testing.T) {
 	}
 }
 
-// TestDeploy_ServerAsADeputyOfAWorker: the server publishes its answers where a request says, with
-// what the worker has put there before. The account of its pool keeps that within the pool.
-func TestDeploy_ServerAsADeputyOfAWorker(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, inItsPool, whoMayDoWhat(t)["have the server's answers sent to a subject of the fleet"])
-	h := newHostile(t, accountsFile)
-	before, secret := h.state(), "tf.approval."+victim+"."+victim
-	require.True(t, h.deputizes(h.poolOwner, secret, time.Minute), "it tries what it should")
-	for _, to := range []string{secret, "_INBOX_fleet." + victim, "tf.event." + victim} {
-		require.False(t, h.deputizes(h.owner, to, time.Second), to)
-	}
-	require.Equal(t, before, h.state())
-}
-
 // inItsPool is what the documents say of what the account of a pool keeps within it.
 const inItsPool = "in its pool alone"
-
-// deputizes reports whether an owner hears on a subject what the worker has the server send there.
-func (h *hostile) deputizes(owner *nats.Conn, to string, wait time.Duration) bool {
-	h.t.Helper()
-	heard, err := owner.SubscribeSync(to)
-	require.NoError(h.t, err)
-	require.NoError(h.t, owner.FlushTimeout(time.Minute))
-	stream, err := h.poolJS.Stream(h.t.Context(), wire.CallsStream(fleetName))
-	require.NoError(h.t, err)
-	ready, err := stream.GetLastMsgForSubject(h.t.Context(), "tf.ready.default.mine")
-	require.NoError(h.t, err)
-	body, err := json.Marshal(map[string]any{"seq": ready.Sequence})
-	require.NoError(h.t, err)
-	get := "$JS.API.DIRECT.GET." + wire.CallsStream(fleetName)
-	require.NoError(h.t, h.worker.PublishRequest(get, to, body))
-	require.True(h.t, h.answers(get, string(body)), "what was asked before has its answer")
-	_, err = heard.NextMsg(wait)
-	return err == nil
-}
 
 // TestDeploy_WhatAWorkersKeyMay: the documents tell it, because subjects are too coarse for less.
 // It reaches what is in the account of its pool.

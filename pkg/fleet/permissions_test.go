@@ -184,6 +184,30 @@ func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 	require.Equal(t, wire.AnswerTaken, string(reply.Data))
 }
 
+// TestDeploy_AServersAnswerIsNoPersons: a worker has the server publish what it has stored where
+// another worker waits for the answer of a person. It counts for nothing.
+func TestDeploy_AServersAnswerIsNoPersons(t *testing.T) {
+	t.Parallel()
+	h := newHostile(t, accountsFile)
+	waits := h.place.connect(t, h.place.worker, nil)
+	answer := wire.AnswerSubject(fleetName, protocol.DefaultPool, "s", "c")
+	answers, err := waits.SubscribeSync(answer)
+	require.NoError(t, err)
+	require.NoError(t, waits.FlushTimeout(time.Minute))
+	calls := wire.CallsStream(fleetName)
+	for _, request := range []string{"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.CONSUMER.MSG.NEXT." + calls + ".ready_default"} {
+		require.NoError(t, h.worker.PublishRequest(request, answer, []byte(`{"seq":1}`)))
+		forged, err := answers.NextMsg(time.Minute)
+		require.NoError(t, err, request)
+		require.False(t, natsio.IsRequest(forged), request)
+	}
+	go func() { _, _ = h.poolOwner.Request(answer, nil, time.Minute) }() // of a coordinator
+	asked, err := answers.NextMsg(time.Minute)
+	require.NoError(t, err)
+	require.True(t, natsio.IsRequest(asked))
+	require.NoError(t, asked.Respond(nil))
+}
+
 // makePool makes a fleet and the pool of workers that may not, as coordinator serve --pools does.
 func makePool(t *testing.T, p place) {
 	t.Helper()
@@ -244,8 +268,10 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 // TestDeploy_AWorkerWithoutRightsOfLimitsNamesThem: a NATS user of before limits and tenants.
 func TestDeploy_AWorkerWithoutRightsOfLimitsNamesThem(t *testing.T) {
 	t.Parallel()
-	accounts := strings.NewReplacer(`"$JS.API.DIRECT.GET.KV_TF_LIMITS.>"`, "", `"$KV.TF_LIMITS.>", `, "", `"tf.ready.default.*.*.*", `, "").
-		Replace(natsiotest.Accounts(t))
+	imports, users, found := strings.Cut(natsiotest.Accounts(t), "user: worker\n")
+	require.True(t, found)
+	users = strings.NewReplacer(`"$JS.API.DIRECT.GET.KV_TF_LIMITS.>"`, "", `"$KV.TF_LIMITS.>", `, "", `"tf.ready.default.*.*.*", `, "").Replace(users)
+	accounts := imports + "user: worker\n" + users
 	s := natsiotest.Serve(t, natsiotest.Alone(t, "", accounts))
 	require.True(t, s.ReadyForConnections(time.Minute))
 	p := place{replicas: 1}.at("nats", s.Addr().String())

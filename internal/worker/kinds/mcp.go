@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -133,6 +134,9 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 	for {
 		select {
 		case message := <-answers:
+			if !natsio.IsRequest(message) {
+				continue
+			}
 			answer, err := wire.ReadAnswer(message.Data, q.ID, func(a protocol.Answer) error { return fits(&a) })
 			if !errors.Is(err, wire.ErrInvalidAnswer) { // otherwise a client only checks that the question is open
 				unheard.Stop()

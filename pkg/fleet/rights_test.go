@@ -1,0 +1,207 @@
+package fleet_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// probe stands in subjects for ids, as in the rights of package natsio.
+const probe = "rights"
+
+// streams are those of a fleet, with the ones of buckets.
+func streams() []string {
+	f := fleetName
+	names := []string{
+		wire.CallsStream(f), wire.ClaimsStream(f), wire.ResultsStream(f), wire.SessionsStream(f), wire.WorkspacesStream(f), wire.ChannelsStream(f),
+		"KV_" + wire.PlacesBucket(f), "KV_" + wire.SchedulesBucket(f), "KV_" + wire.LimitsBucket(f),
+	}
+	for _, bucket := range objects() {
+		names = append(names, natsio.ObjectStream(bucket))
+	}
+	return names
+}
+
+func objects() []string {
+	return []string{wire.BlobsBucket(fleetName), wire.KeptBucket(fleetName), wire.BodiesBucket(fleetName)}
+}
+
+// eachSubject is every subject of a fleet on which something is published, and each request that
+// JetStream takes.
+func eachSubject() []string {
+	f := fleetName
+	all := []string{
+		"_INBOX." + probe, "_INBOX_fleet." + probe, "_INBOX_fleet_default." + probe, "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST",
+		"$JS.API.ACCOUNT.PURGE.DEFAULT", "$JS.API.META.LEADER.STEPDOWN", "$JS.API.SERVER.REMOVE", "$JS.FC." + probe, "$SYS.REQ.USER.INFO", "elsewhere",
+		wire.EventSubject(f, probe), wire.ResultSubject(f, probe, probe), wire.DoneSubject(f, probe, probe), wire.OutputSubject(f, probe, probe),
+		wire.LiveSubject(f, probe, probe), wire.ApprovalSubject(f, probe, probe), wire.WorkspaceSubject(f, probe), wire.MessageSubject(f, "t.c", probe, probe),
+		"tf.sent.t.c." + probe + "." + probe, wire.LimitsSubject(f), "$KV." + wire.PlacesBucket(f) + "." + wire.BodiesKey, "$KV." + wire.PlacesBucket(f) + ".secret",
+		"$KV." + wire.SchedulesBucket(f) + "." + probe,
+	}
+	for _, pool := range []protocol.Pool{protocol.DefaultPool, protocol.SessionPool, "other"} {
+		all = append(all,
+			wire.CallSubject(f, pool, probe, probe), wire.CancelSubject(f, pool, probe, probe), wire.PauseSubject(f, pool, probe), wire.LaterSubject(f, pool, probe, probe),
+			wire.ReadySubject(f, pool, probe), wire.TicketSubject(f, pool, probe, wire.Flow{Tenant: probe, Priority: probe}), wire.ClaimSubject(f, pool, probe),
+			wire.HeartbeatSubject(f, pool, probe), "tf.beat."+string(pool)+"."+probe, "tf.stored."+string(pool)+"."+probe+"."+probe, wire.WhoSubject(f, pool),
+			wire.AskAllSubject(f, pool), wire.AskSubject(f, pool, probe), wire.QuestionSubject(f, pool, probe, probe), wire.AnswerSubject(f, pool, probe, probe))
+	}
+	for _, bucket := range objects() {
+		all = append(all, "$O."+bucket+".C."+probe, "$O."+bucket+".M."+probe)
+	}
+	for _, stream := range streams() {
+		for _, request := range []string{
+			"CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE",
+		} {
+			all = append(all, "$JS.API.STREAM."+request+"."+stream)
+		}
+		all = append(all, "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+"."+probe, "$JS.API.CONSUMER.NAMES."+stream, "$JS.API.CONSUMER.LIST."+stream)
+		for _, consumer := range []string{wire.ReadyConsumer(protocol.DefaultPool), wire.CareConsumer(protocol.DefaultPool), wire.ReadyConsumer("other"), probe} {
+			for _, request := range []string{
+				"CREATE", "DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT", "PAUSE", "RESET", "UNPIN", "LEADER.STEPDOWN",
+			} {
+				all = append(all, "$JS.API.CONSUMER."+request+"."+stream+"."+consumer)
+			}
+			all = append(all, "$JS.ACK."+stream+"."+consumer+"."+probe)
+		}
+	}
+	return all
+}
+
+// restricted is a user with less rights than all, and what it may publish.
+type restricted struct {
+	name string
+	nc   *nats.Conn
+	may  []string
+	// has is what it has others publish on although it may not.
+	has []string
+}
+
+// workerRights are what the user of workers may publish; NATS checks each, so all are needed.
+func workerRights() []string {
+	may := natsio.PoolRights(fleetName, protocol.DefaultPool).Publish
+	for _, stream := range streams() {
+		may = append(may, "$JS.API.STREAM.INFO."+stream) // which tells sizes and settings
+	}
+	for _, bucket := range objects() {
+		stream := natsio.ObjectStream(bucket)
+		may = append(may, "$O."+bucket+".M."+probe, "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.DIRECT.GET."+stream+"."+probe)
+	}
+	f, pool := fleetName, protocol.DefaultPool
+	return append(may, wire.CancelSubject(f, pool, probe, probe), wire.PauseSubject(f, pool, probe), wire.LaterSubject(f, pool, probe, probe),
+		"$JS.API.DIRECT.GET.KV_"+wire.LimitsBucket(f)+"."+probe)
+}
+
+// TestDeploy_EachUserAndEachSubject: each user of deploy/nats with less rights than all publishes on
+// the subjects of its work and on no other one: not itself, not by an answer to its own request, and
+// not by a server's answer to any request that it may send.
+func TestDeploy_EachUserAndEachSubject(t *testing.T) {
+	t.Parallel()
+	require.NotContains(t, natsiotest.Accounts(t), "allow_responses:", "a user that answers its own request may publish on any subject")
+	h := newHostile(t, accountsFile)
+	for _, user := range []restricted{
+		{"worker", h.worker, workerRights(), []string{
+			"$JS.API.INFO",                                                                       // which its account imports to have no more of $JS.API
+			"tf.beat.default.rights", "tf.done.rights.rights", "tf.stored.default.rights.rights", // what it may have stored, as republished
+		}},
+	} {
+		before := h.state()
+		heard := h.overhear(user)
+		for _, subject := range eachSubject() {
+			if h.worker = user.nc; slices.Contains(user.may, subject) {
+				require.False(t, h.publishes(subject), "%s needs %s", user.name, subject)
+				continue
+			}
+			require.True(t, h.publishes(subject), "%s publishes on %s", user.name, subject)
+			h.writeBy(user, subject)
+		}
+		h.settle(user)
+		require.Equal(t, user.has, heard(), "%s has others publish on them", user.name)
+		require.Equal(t, before, h.state())
+	}
+}
+
+// mine is what a user tries to have published elsewhere.
+const mine = "written by a user with few rights"
+
+// writeBy has others publish on a subject on which a user may not.
+func (h *hostile) writeBy(user restricted, subject string) {
+	h.t.Helper()
+	for _, may := range user.may {
+		body := []byte(mine)
+		if strings.HasPrefix(may, "$JS.API.") {
+			body = nil
+		}
+		if strings.Contains(may, ".GET.TF_") || strings.Contains(may, ".GET.OBJ_") || strings.Contains(may, ".GET.KV_") {
+			body = []byte(`{"seq":1}`)
+		}
+		if strings.Contains(may, ".DELETE.") || strings.Contains(may, ".PURGE.") { // the answer counts
+			body = []byte(`{"seq":1000000,"filter":"nothing"}`)
+		}
+		require.NoError(h.t, user.nc.PublishRequest(may, subject, body))
+		if !strings.HasPrefix(may, "$JS.") {
+			require.NoError(h.t, user.nc.PublishMsg(&nats.Msg{Subject: may, Header: nats.Header{"Nats-Trace-Dest": {subject}}}))
+		}
+	}
+	// An answer to a request that it sends itself.
+	for _, own := range []string{wire.AskSubject(fleetName, protocol.DefaultPool, probe), wire.WhoSubject(fleetName, protocol.DefaultPool)} {
+		subscription, err := user.nc.Subscribe(own, func(m *nats.Msg) { _ = m.Respond([]byte(mine)) })
+		require.NoError(h.t, err)
+		require.NoError(h.t, user.nc.PublishRequest(own, subject, []byte(mine)))
+		require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
+		require.NoError(h.t, subscription.Unsubscribe())
+	}
+}
+
+// settle returns when what a user had others do is done.
+func (h *hostile) settle(user restricted) {
+	h.t.Helper()
+	for _, may := range user.may {
+		if strings.HasPrefix(may, "$JS.API.") && !strings.Contains(may, "CONSUMER.MSG.NEXT") {
+			_, err := user.nc.Request(may, nil, 5*time.Second)
+			if !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders) { // a stream that is not there
+				require.NoError(h.t, err, may)
+			}
+		}
+	}
+	require.NoError(h.t, h.owner.FlushTimeout(time.Minute))
+	require.NoError(h.t, h.poolOwner.FlushTimeout(time.Minute))
+}
+
+// overhear returns what returns the subjects, of those on which a user may not publish, on which
+// something was published since in the accounts of owners.
+func (h *hostile) overhear(user restricted) func() []string {
+	h.t.Helper()
+	var mu sync.Mutex
+	heard := map[string]bool{}
+	for _, owner := range []*nats.Conn{h.owner, h.poolOwner} {
+		for _, subject := range eachSubject() {
+			if slices.Contains(user.may, subject) {
+				continue
+			}
+			_, err := owner.Subscribe(subject, func(*nats.Msg) { // a message of a consumer has another subject
+				mu.Lock()
+				defer mu.Unlock()
+				heard[subject] = true
+			})
+			require.NoError(h.t, err)
+		}
+		require.NoError(h.t, owner.FlushTimeout(time.Minute))
+	}
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Sorted(maps.Keys(heard))
+	}
+}
