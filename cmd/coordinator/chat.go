@@ -2,13 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,13 +18,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type chatCommand struct {
 	runCommand
-
-	Continue bool `help:"Continue the last conversation of this directory."`
 }
 
 // isTerminal reports whether a person is at the terminal.
@@ -44,56 +38,12 @@ func (c *chatCommand) run(ctx context.Context, p program) error {
 		return cli.Usagef("--json: is for run and submit; a conversation is for people")
 	}
 	c.talks = true
-	if c.Continue {
-		if c.Session != "" {
-			return cli.Usagef("--continue: takes the last session; leave --session out")
-		}
-		last, err := c.lastSession()
-		if err != nil {
-			return err
-		}
-		c.Session = string(last)
+	if err := c.findLast(); err != nil {
+		return err
 	}
 	return c.with(ctx, p, withoutInterrupt, func(ctx context.Context, s *started) (loop.TurnResult, error) {
 		return newConversation(c, p, s).run(ctx)
 	})
-}
-
-// lastFile is the file with the last session of a directory: the workspace, or the current
-// directory.
-func (c *chatCommand) lastFile() (path, dir string, err error) {
-	if dir = c.Workspace; dir == "" {
-		dir = "."
-	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return "", "", err
-	}
-	key := sha256.Sum256([]byte(strings.Join([]string{dir, c.Data, c.Nats, c.Fleet}, "\x00")))
-	path, err = cli.StateDir(filepath.Join("last", hex.EncodeToString(key[:])))
-	return path, dir, err
-}
-
-// lastSession returns the session that was remembered.
-func (c *chatCommand) lastSession() (protocol.SessionID, error) {
-	path, dir, err := c.lastFile()
-	if err != nil {
-		return "", err
-	}
-	content, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return "", cli.Usagef("--continue: there was no conversation in %s yet; leave it out", dir)
-	}
-	if err != nil {
-		return "", err
-	}
-	return protocol.ParseSessionID(strings.TrimSpace(string(content)))
-}
-
-// remember stores the session as the last one. If that fails, --continue does not find it.
-func (c *chatCommand) remember(session protocol.SessionID) {
-	if path, _, err := c.lastFile(); err == nil && os.MkdirAll(filepath.Dir(path), 0o700) == nil {
-		_ = os.WriteFile(path, []byte(session+"\n"), 0o600)
-	}
 }
 
 // withoutInterrupt ends a context on the signals that end a conversation: Ctrl-C ends only a turn.
@@ -112,8 +62,6 @@ type conversation struct {
 	undone     int               // of these, those up to the last one whose changes were undone
 	attached   []loop.Attachment // files that belong to the next message
 	typed      bool              // the message was typed here
-	turns      int
-	usage      protocol.Usage
 	interrupts chan os.Signal
 }
 
@@ -135,7 +83,6 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 
 // run runs turns until the person ends the conversation.
 func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error) {
-	v.command.remember(v.session.session)
 	v.say("/help says what else can be done here; Ctrl-C stops a turn, and twice at the prompt ends.")
 	v.begin = v.copied(ctx)
 	defer func() {
@@ -145,6 +92,11 @@ func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error
 	}()
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
+	if v.session.open && v.command.Prompt == "" {
+		if last, err = v.turn(ctx, ""); err != nil {
+			return last, err
+		}
+	}
 	for text := v.command.Prompt; ; text = "" {
 		v.typed = text == ""
 		if v.typed {
@@ -172,7 +124,7 @@ func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error
 
 // ended is the result of a conversation, whatever its turns were.
 func (v *conversation) ended() loop.TurnResult {
-	return loop.TurnResult{Outcome: loop.OutcomeAnswered, Usage: v.usage}
+	return loop.TurnResult{Outcome: loop.OutcomeAnswered}
 }
 
 func (v *conversation) say(format string, args ...any) { v.session.show.screen.Notice(format, args...) }
@@ -209,11 +161,12 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 		case <-done:
 		}
 	}()
-	input := loop.Input{Text: text, Attachments: v.attached}
-	v.attached = nil
+	input := loop.Input{Text: text}
+	if text != "" { // else it resumes a turn
+		input.Attachments, v.attached = v.attached, nil
+	}
 	result, err = v.session.turn(ctx, input)
 	v.session.env.Git.AlertNew(ctx)
-	v.turns, v.usage = v.turns+1, v.usage.Add(result.Usage)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
 	}
@@ -250,7 +203,7 @@ func (v *conversation) obey(ctx context.Context, command string) {
 /quit      ends, as do Ctrl-D, and Ctrl-C twice`)
 	case "/session":
 		v.say("session %s, %s, %d tokens; continue with: coordinator chat --continue, or --session %s",
-			v.session.session, terminal.Plural(v.turns, "turn"), v.usage.Total(), v.session.session)
+			v.session.session, terminal.Plural(v.session.totals.turns, "turn"), v.session.totals.usage.Total(), v.session.session)
 	case "/attach":
 		v.say("name the file: /attach FILE")
 	case "/compact":

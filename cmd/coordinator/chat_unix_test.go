@@ -129,7 +129,7 @@ func TestChat_Continue(t *testing.T) {
 	workspace := t.TempDir()
 	args := []string{"--sandbox", "process", "--workspace", workspace, "--data", data, "--model", script(t, `{"text": "One."}, {"text": "Two."}`)}
 	m := inTmux(t, 80, []string{state}, append([]string{"chat", "--continue"}, args...)...)
-	m.shows("there was no conversation in "+workspace, "[ended: 2]")
+	m.shows("there was no session in "+workspace, "[ended: 2]")
 	m = inTmux(t, 80, []string{state}, append([]string{"run"}, args...)...) // without a prompt it is a conversation
 	m.shows("/help says")
 	m.keys("hello", "Enter")

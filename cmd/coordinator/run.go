@@ -26,7 +26,8 @@ import (
 )
 
 type runCommand struct {
-	Model string `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY), script:FILE or replay:FILE. Required."`
+	Continue bool   `help:"Continue the last session of this directory. Without a prompt, run continues its unfinished turn."`
+	Model    string `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY), script:FILE or replay:FILE. Required."`
 
 	turnFlags
 	providerFlags `group:"Model:"`
@@ -117,6 +118,10 @@ func (c *runCommand) run(ctx context.Context, p program) error {
 	if c.Prompt == "" && isTerminal(p) && !c.JSON {
 		return (&chatCommand{runCommand: *c}).run(ctx, p)
 	}
+	if err := c.findLast(); err != nil {
+		return err
+	}
+	c.resumes = c.Session != "" && len(c.Attach) == 0
 	return c.with(ctx, p, cli.Signals, func(ctx context.Context, s *started) (loop.TurnResult, error) {
 		return s.turn(ctx, loop.Input{Text: c.Prompt, Attachments: s.attachments})
 	})
@@ -186,9 +191,19 @@ func (c *runCommand) with(
 		return err
 	}
 	defer end()
+	if c.Session != "" {
+		if err := s.goOn(ctx, c.Prompt); err != nil {
+			return err
+		}
+	}
+	c.remember(turn.session)
 	result, runErr := converse(ctx, s)
 	_ = env.Client.Close() // with everything of the session that still runs
-	return finish(ctx, s.show, turn.session, result, runErr, env.Git)
+	if exit := finish(ctx, s.show, turn.session, s.totals.of(result, runErr == nil), runErr, env.Git); exit != nil {
+		show.warn(c.howToGoOn(turn.session))
+		return exit
+	}
+	return nil
 }
 
 // start makes the session's runner, and the part that answers its questions until end.
@@ -217,13 +232,16 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	if env.Host == nil { // else the embedded worker sets variables instead
 		turn.options.Author = environment.Author(ctx, turn.workspace)
 	}
-	turn.options.Observe, turn.options.Logger = observe, env.Fleet.Logger()
-	runner, err := env.Client.Runner(turn.model, turn.tools.Table, &turn.options)
-	if err != nil {
+	s := &started{prepared: turn, show: show, env: env, talks: c.talks}
+	turn.options.Observe, turn.options.Logger = func(e loop.Event) {
+		s.totals.see(&e)
+		observe(e)
+	}, env.Fleet.Logger()
+	if s.runner, err = env.Client.Runner(turn.model, turn.tools.Table, &turn.options); err != nil {
 		end()
 		return nil, nil, err
 	}
-	return &started{prepared: turn, runner: runner, show: show, env: env}, end, nil
+	return s, end, nil
 }
 
 // withHost is an observer that calls host after the first event.
@@ -243,6 +261,9 @@ type started struct {
 	show   view
 	env    *environment.Environment
 	turns  int
+	totals totals
+	open   bool // a process that was lost has left a turn open
+	talks  bool // the terminal asks for prompts
 }
 
 // turn runs a turn, and brings back what it changed.

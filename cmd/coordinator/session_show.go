@@ -70,6 +70,9 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 	if of, is := all.(fleet.Sessions); is && slices.Contains(waiting, info.State) {
 		used(ctx, of, info)
 	}
+	if c.Nats == "" && info.State == report.StateOpen { // else a process would use its directory
+		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run --session %s", info.Turns, desk.id))
+	}
 	if c.JSON {
 		return printJSON(p, info)
 	}

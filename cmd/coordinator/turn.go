@@ -38,7 +38,8 @@ type turnFlags struct {
 	modelFlags  `group:"Model:"`
 	environment.SessionFlags
 
-	talks bool // the terminal asks for the prompt
+	talks   bool // the terminal asks for the prompt
+	resumes bool // without a prompt, an unfinished turn continues
 }
 
 // workspaceFlags name the workspace of a session.
@@ -92,7 +93,7 @@ type checked struct {
 // without one.
 func (f *turnFlags) check(session protocol.SessionID, confirm func(question string) bool) (c checked, err error) {
 	c.session = session
-	if strings.TrimSpace(f.Prompt) == "" && !f.talks {
+	if strings.TrimSpace(f.Prompt) == "" && !f.talks && !f.resumes {
 		return c, cli.Usagef("PROMPT is empty: say what the agent is to do")
 	}
 	if f.MaxSteps < 1 {

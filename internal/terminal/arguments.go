@@ -12,6 +12,14 @@ import (
 // arguments are those of a tool call.
 type arguments map[string]json.RawMessage
 
+// maxAbout bounds a call in a sentence, in columns.
+const maxAbout = 60
+
+// About names a tool call in a few words, which are safe to print.
+func About(tool, arguments string) string {
+	return fit(strings.TrimSpace(tool+" "+firstLine(summary(tool, arguments))), maxAbout)
+}
+
 // summary says in one line what a tool call is about. It is not safe yet, and may be long.
 // What is not as the tool wants it is shown as the model wrote it.
 func summary(tool, written string) string {

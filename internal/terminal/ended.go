@@ -19,6 +19,27 @@ func (v *View) turnEnded(e *loop.Event) {
 	v.summary("", e, &v.turn)
 }
 
+// Earlier counts what the session did in earlier processes, so that its sum is that of the session.
+func (v *View) Earlier(events []loop.Event) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for i := range events {
+		e := &events[i]
+		v.session.before += e.ElapsedMS.Duration()
+		switch e.Type {
+		case loop.EventSessionForked:
+			v.turns, v.session = 0, tally{}
+		case loop.EventTurnEnded:
+			v.turns++
+		case loop.EventModelReply:
+			v.session.steps++
+		case loop.EventToolResult:
+			v.session.result(&loop.Event{Status: e.Status, CallFields: e.CallFields, ResultFields: loop.ResultFields{Content: e.Content}})
+		default:
+		}
+	}
+}
+
 // sessionEnded sums the session up, unless the end of its only turn just did.
 func (v *View) sessionEnded(e *loop.Event) {
 	switch {
@@ -43,7 +64,7 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 			parts = append(parts, part{plain, cost})
 		}
 	}
-	parts = append(parts, part{plain, duration(e.Time.Sub(t.since))})
+	parts = append(parts, part{plain, duration(e.Time.Sub(t.since) + t.before)})
 	if e.TraceID != "" {
 		parts = append(parts, part{dim, "trace " + fit(e.TraceID, maxWorker)})
 	}
@@ -210,6 +231,7 @@ func (c *change) remark() string {
 // tally is what a turn or a session came to.
 type tally struct {
 	since        time.Time
+	before       time.Duration // what earlier processes took
 	steps, calls int
 	usage        protocol.Usage // of its replies
 	cost         *float64       // of its replies; nil when the price of one is unknown

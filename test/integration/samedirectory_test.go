@@ -106,7 +106,10 @@ func TestInPlace_AKilledSessionGoesOnWhereItWorked(t *testing.T) {
 	const command = `echo start >>log; sleep 600; echo end >>log`
 	run := func(prompt string, args ...string) launch {
 		model := script(t, say("", bash("c1", command)), say("", bash("c2", "echo later >>log")), say("the first turn ends"), say("so does the second"))
-		return launch{args: append([]string{"run", "--json", "--session", "killed", "--model", model, "--sandbox", "process"}, append(args, prompt)...), env: []string{"HOME=" + home}}
+		if prompt != "" {
+			args = append(args, prompt)
+		}
+		return launch{args: append([]string{"run", "--json", "--session", "killed", "--model", model, "--sandbox", "process"}, args...), env: []string{"HOME=" + home}}
 	}
 	killed := start(t, coordinator, run("go", "--workspace", workspace))
 	require.Eventually(t, func() bool {
@@ -115,9 +118,19 @@ func TestInPlace_AKilledSessionGoesOnWhereItWorked(t *testing.T) {
 	}, patience, 20*time.Millisecond)
 	killed.kill(t)
 	killed.wait(t)
-	again := execute(t, coordinator, run("go on"))
+	shown := execute(t, coordinator, launch{args: []string{"session", "show", "killed"}, env: []string{"HOME=" + home}})
+	require.Contains(t, shown.stdout, "the process that ran turn 1 was lost; it continues with: coordinator run --session killed")
+	again := execute(t, coordinator, run(""))
 	require.Equal(t, 0, again.code, again.stderr)
 	require.Equal(t, "start\nlater\n", content(t, filepath.Join(workspace, "log")))
 	require.Contains(t, again.stdout, `"status":"outcome_unknown"`)
 	require.Contains(t, again.stdout, "works in a directory in place")
+	require.Contains(t, again.stderr, "turn 1 of this session did not end, because the process that ran it was lost while this ran: bash echo start")
+	require.Contains(t, again.stdout, `"text":"the first turn ends"`)
+	nothing := execute(t, coordinator, run(""))
+	require.Equal(t, 2, nothing.code, nothing.stderr)
+	require.Contains(t, nothing.stderr, "session killed has no unfinished turn to continue")
+	second := execute(t, coordinator, run("go on"))
+	require.Equal(t, 0, second.code, second.stderr)
+	require.Contains(t, second.stdout, `"text":"so does the second"`)
 }

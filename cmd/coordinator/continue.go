@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// lastFile is the file with the last session of a directory: the workspace, or the current
+// directory.
+func (c *runCommand) lastFile() (path, dir string, err error) {
+	if dir = c.Workspace; dir == "" {
+		dir = "."
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return "", "", err
+	}
+	key := sha256.Sum256([]byte(strings.Join([]string{dir, c.Data, c.Nats, c.Fleet}, "\x00")))
+	path, err = cli.StateDir(filepath.Join("last", hex.EncodeToString(key[:])))
+	return path, dir, err
+}
+
+// lastSession returns the session that was remembered.
+func (c *runCommand) lastSession() (protocol.SessionID, error) {
+	path, dir, err := c.lastFile()
+	if err != nil {
+		return "", err
+	}
+	content, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", cli.Usagef("--continue: there was no session in %s yet; leave it out", dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	return protocol.ParseSessionID(strings.TrimSpace(string(content)))
+}
+
+// findLast has --continue name the session.
+func (c *runCommand) findLast() error {
+	if !c.Continue {
+		return nil
+	}
+	if c.Session != "" {
+		return cli.Usagef("--continue: takes the last session; leave --session out")
+	}
+	last, err := c.lastSession()
+	c.Session = string(last)
+	return err
+}
+
+// remember stores the session as the last one. If that fails, --continue does not find it.
+func (c *runCommand) remember(session protocol.SessionID) {
+	if path, _, err := c.lastFile(); err == nil && os.MkdirAll(filepath.Dir(path), 0o700) == nil {
+		_ = os.WriteFile(path, []byte(session+"\n"), 0o600)
+	}
+}
+
+// totals are what a session has used in turns that have ended, whichever process ran them.
+type totals struct {
+	turns int
+	usage protocol.Usage
+	cost  *float64 // nil if that of a turn is unknown
+}
+
+// see adds what an event says. A fork begins with nothing.
+func (t *totals) see(e *loop.Event) {
+	switch {
+	case e.Type == loop.EventSessionForked:
+		*t = totals{}
+	case e.Type == loop.EventTurnEnded:
+		if t.turns++; e.Usage != nil {
+			t.usage = t.usage.Add(*e.Usage)
+		}
+		switch {
+		case e.CostUSD == nil || t.turns > 1 && t.cost == nil:
+			t.cost = nil
+		case t.cost == nil:
+			t.cost = new(*e.CostUSD)
+		default:
+			t.cost = new(*t.cost + *e.CostUSD)
+		}
+	}
+}
+
+// of returns the result of a session's last turn, with what the session has used in all. ended says
+// that the turn has ended.
+func (t *totals) of(r loop.TurnResult, ended bool) loop.TurnResult {
+	if ended {
+		r.Usage, r.CostUSD = t.usage, t.cost
+	} else {
+		r.Usage = t.usage.Add(r.Usage)
+	}
+	return r
+}
+
+// goOn reads what the session did before, and says what a process that was lost has left open. It is
+// an error if there is neither a prompt nor something open.
+func (s *started) goOn(ctx context.Context, prompt string) error {
+	history, err := s.env.Client.Sessions("").Log(ctx, s.session)
+	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
+		return err
+	}
+	for i := range history.Events {
+		s.totals.see(&history.Events[i])
+	}
+	s.show.screen.Earlier(history.Events)
+	turn, running := unfinished(history.Events)
+	s.open = turn > 0
+	switch {
+	case !s.open && prompt == "" && !s.talks:
+		return cli.Usagef("PROMPT is empty, and session %s has no unfinished turn to continue: say what the agent is to do", s.session)
+	case !s.open:
+		return nil
+	}
+	text := fmt.Sprintf("turn %d of this session did not end, because the process that ran it was lost", turn)
+	if len(running) > 0 {
+		text += " while this ran: " + strings.Join(running, "; ")
+	}
+	text += ". It continues now"
+	if prompt != "" {
+		text += ", and your prompt follows"
+	}
+	s.show.warn(text + ".")
+	return nil
+}
+
+// howToGoOn says how a session continues that did not answer.
+func (c *runCommand) howToGoOn(session protocol.SessionID) string {
+	flags := flagsOf(c.Nats, c.Login, c.Fleet)
+	if c.Data != "" {
+		flags += " --data " + shellWord(c.Data)
+	}
+	return fmt.Sprintf("continue with: coordinator run%s --session %s PROMPT", flags, session)
+}
+
+// unfinished returns the number of the open turn, 0 if there is none, and its calls without result.
+func unfinished(events []loop.Event) (turn int, running []string) {
+	var open []loop.Event
+	for _, e := range events {
+		switch e.Type {
+		case loop.EventTurnStarted:
+			turn, open = e.Turn, nil
+		case loop.EventTurnEnded:
+			turn = 0
+		case loop.EventToolCall:
+			if e.Status == "" { // else it is refused
+				open = append(open, e)
+			}
+		case loop.EventToolResult:
+			open = slices.DeleteFunc(open, func(call loop.Event) bool { return call.CallID == e.CallID })
+		default:
+		}
+	}
+	for _, e := range open {
+		running = append(running, terminal.About(e.Name, e.Arguments))
+	}
+	return turn, running
+}
