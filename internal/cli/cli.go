@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"os/signal"
 	"reflect"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/toolfleet/toolfleet/internal/memory"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 )
@@ -121,6 +123,7 @@ func Run(p Program, grammar any, common *Common, run func(Selected) error) int {
 	if p.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	memory.Bound()
 	emptyEnv := dropEmptyEnv()
 	exit := -1
 	from := &sources{p: p}
@@ -236,6 +239,9 @@ func printConfig(w io.Writer, kctx *kong.Context) error {
 			continue
 		}
 		config[flag.Name] = printable(flag.Name, flag.Target.Interface())
+	}
+	if limit := memory.Limit(); limit < math.MaxInt64 {
+		config["GOMEMLIMIT"] = limit
 	}
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")

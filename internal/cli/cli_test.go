@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -172,6 +174,9 @@ func TestRun_AnEmptyVariableIsNoneButWhereThatAllowsMore(t *testing.T) {
 	require.Contains(t, run(t, nil, "go", "home", "--nats=x").stderr, "--only: has an empty value")
 }
 
+// memoryLimit is the limit of the heap, which every command sets.
+func memoryLimit() string { return strconv.FormatInt(debug.SetMemoryLimit(-1), 10) }
+
 func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // changes the environment
 	for name, value := range map[string]string{
 		"TOOLFLEET_NATS": "nats://bob:s3cret@host:4222", "TOOLFLEET_SLOTS": "7", "TOOLFLEET_LOG_LEVEL": "debug",
@@ -182,7 +187,7 @@ func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // c
 	o := run(t, nil, "go", "home", "--speed=slow", "--print-config")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,"only":null,
+	require.JSONEq(t, `{"GOMEMLIMIT":`+memoryLimit()+`,"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,"only":null,
 		"nats":"nats://xxxxx@host:4222","slots":7,"speed":"slow"}`, o.stdout, "what is given as a flag counts")
 }
 
@@ -194,7 +199,7 @@ func TestRun_PrintConfigShowsNoSecretAndRunsNothing(t *testing.T) {
 	require.Empty(t, o.ran)
 	require.Empty(t, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-format":"text","log-level":"warn",
+	require.JSONEq(t, `{"GOMEMLIMIT":`+memoryLimit()+`,"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-format":"text","log-level":"warn",
 		"model":["a","b,c"],"only":null,"nats":"nats://xxxxx@a:1,xxxxx@b:2","slots":4,"speed":"slow"}`, o.stdout)
 }
 

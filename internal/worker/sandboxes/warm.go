@@ -6,17 +6,22 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/memory"
+	"github.com/toolfleet/toolfleet/internal/openfiles"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // WarmSandbox is about the memory of an open sandbox in which nothing runs.
 const WarmSandbox = 2 << 20
 
-// defaultMemory is assumed where the memory of the machine is unknown.
-const defaultMemory = 8 << 30
+// warmFiles is how many files this process has open for an open sandbox.
+const warmFiles = 3
 
 // DefaultWarmBytes is an eighth of the memory that this process may use.
-func DefaultWarmBytes() int64 { return max(memory()/8&^(1<<20-1), WarmSandbox) }
+func DefaultWarmBytes() int64 {
+	available, _ := memory.Available()
+	return max(available/8&^(1<<20-1), WarmSandbox)
+}
 
 // A sandbox stays open when its lane is released: opening one takes ten times as long as a command.
 // Nothing runs in it, and nothing changes its workspace, until the lane is held here again. Whether
@@ -24,7 +29,13 @@ func DefaultWarmBytes() int64 { return max(memory()/8&^(1<<20-1), WarmSandbox) }
 
 // capacity is how many sandboxes may be open.
 func (s *Set) capacity() int {
-	return s.options.Slots + int(max(s.options.WarmBytes, 0)/WarmSandbox)
+	return s.options.Slots + warmest(s.options.WarmBytes, openfiles.Limit())
+}
+
+// warmest is how many idle sandboxes may be open: as many as the memory for them has room for, and
+// half of the files that this process may have open.
+func warmest(bytes int64, files int) int {
+	return min(int(max(bytes, 0)/WarmSandbox), files/2/warmFiles)
 }
 
 // Lingers reports whether an idle lane has a session's sandbox, and there is room for it.
