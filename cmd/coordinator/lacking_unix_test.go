@@ -37,6 +37,7 @@ func TestLacking_ItIsTold(t *testing.T) {
 	}
 	sentence := `bash, call \S+, waits for: 1 worker of pool default, none offers level paths; a sandbox is offered by \S+\n`
 	prints(`(?m)^`+sentence, "lane", "show", "sandbox/s-1")
+	prints(`waiting; the next call waits for: 1 worker of pool default, none offers level paths`, "lane", "show", "sandbox/s-1")
 	prints(`"needs":\{"kind":"command_run","level":"paths"\},"waits_for":"1 worker`, "lane", "show", "--json", "sandbox/s-1")
 	prints(`(?m)^session s-1: `+sentence, "workers")
 	prints(`state +waits_for_worker\nwaits +`+sentence, "session", "show", "s-1")

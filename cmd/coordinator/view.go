@@ -150,7 +150,7 @@ func (v view) sayWaiting(id protocol.CallID, url string) {
 		v.warn(fmt.Sprintf("%s has waited %s: no worker is free, or another session has its lane (coordinator workers --nats %s, coordinator lane ls --nats %s)",
 			about, waitNotice, cli.Redact(url), cli.Redact(url)))
 	default:
-		v.warn(fmt.Sprintf("%s has waited %s: the worker in this process is busy", about, waitNotice))
+		v.warn(fmt.Sprintf("%s has waited %s for the worker in this process", about, waitNotice))
 	}
 }
 

@@ -102,6 +102,7 @@ type Dispatcher struct {
 	metrics   *telemetry.CallMetrics
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
 	blind     atomic.Bool                   // without the right to see which workers are lost
+	laneless  atomic.Bool                   // without the right to look at lanes
 	left      sync.WaitGroup                // single calls; see Close
 	publish   []trace.SpanStartOption       // of the span of a call that is published
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -113,6 +115,10 @@ func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 		found := map[protocol.CallID]string{}
 		lacking := map[protocol.Pool]func(lane.Need) string{}
 		for _, call := range calls {
+			if frame := b.dispatcher.started(ctx, call); frame != nil {
+				b.tell(news{frame: frame})
+				continue
+			}
 			lacks, asked := lacking[call.Pool]
 			if !asked {
 				lacks = Lacking(ctx, b.dispatcher.nc, b.dispatcher.fleet, call.Pool)
@@ -124,6 +130,32 @@ func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 		}
 		b.tell(news{waits: found})
 	})
+}
+
+// started is the report of a start that this process missed: an earlier one sent the call, and only
+// that one got the report. It is nil if the call does not run, or if the user may not look at lanes.
+func (d *Dispatcher) started(ctx context.Context, call *protocol.Call) *wire.Frame {
+	if !call.Again || d.laneless.Load() {
+		return nil
+	}
+	if errors.Is(natsio.CheckRights(ctx, d.nc, natsio.LaneRights(d.fleet, call.Pool)), natsio.ErrRights) {
+		d.laneless.Store(true)
+		return nil
+	}
+	o, err := operator.New(ctx, d.nc, d.fleet)
+	if err != nil {
+		return nil
+	}
+	view, err := o.Show(ctx, call.Pool, call.Lane(), 1)
+	if err != nil {
+		return nil
+	}
+	for _, run := range view.Running {
+		if run.CallID == call.ID {
+			return &wire.Frame{Kind: wire.FrameStarted, CallID: call.ID, WorkerID: view.Holder, Attempt: run.Attempt}
+		}
+	}
+	return nil
 }
 
 // reportWaits reports what calls wait for, where that has changed.

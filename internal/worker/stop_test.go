@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -213,6 +214,30 @@ func TestDrain_WhatIsKilledInPlaceIsHalfDone(t *testing.T) {
 			require.Contains(t, got.Error.Message, "works in a directory in place")
 		})
 	}
+}
+
+// A process that sends a call again, because an earlier one was lost, learns that it runs.
+func TestDispatch_WhatRunsAlreadyIsReportedAsRunning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o, dir := r.inPlace()
+	w, _ := r.work(o)
+	call := newCall(protocol.NewSessionID(), protocol.CommandRun{Command: "echo >started; while ! [ -e go ]; do sleep .05; done"})
+	ctx, leave := context.WithCancelCause(t.Context())
+	left := make(chan error, 1)
+	go func() { left <- r.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(loop.Update) {}) }()
+	awaitFile(t, filepath.Join(dir, "started"))
+	leave(loop.ErrDetached)
+	require.ErrorIs(t, <-left, loop.ErrDetached)
+	call.Again = true
+	var running loop.Update
+	require.NoError(t, r.dispatcher.Dispatch(t.Context(), []protocol.Call{call}, func(u loop.Update) {
+		if u.State == loop.StateRunning {
+			running = u
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+		}
+	}))
+	require.Equal(t, loop.Update{CallID: call.ID, State: loop.StateRunning, WorkerID: w.ID(), Attempt: 1}, running)
 }
 
 // The call tells at its second start whether what the first one began still runs.

@@ -8,6 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // fork is a sub-agent's fork of the workspace of its parent. Two calls in the parent's lane make
@@ -41,16 +42,22 @@ func (t *turnRun) newFork(ctx context.Context, p *pendingCall, sent bool) *fork 
 	return f
 }
 
-// forkCall is a call about the fork of a sub-agent, in the lane of this session's sandbox.
+// forkCall is a call about the fork of a sub-agent, in the lane of this session's sandbox. It is
+// bound as each call of the turn that started the sub-agent.
 func (t *turnRun) forkCall(ctx context.Context, p *pendingCall, index int, access protocol.Access, payload protocol.Payload) protocol.Call {
 	child := protocol.SessionID(p.event.CallID)
 	call := protocol.Call{
 		ID: wire.NewCallID(child, t.session.seed, 0, 0, index), SessionID: t.id, ToolCallID: p.event.ToolCallID, Tool: string(wire.KindOf(payload)),
 		Turn: p.place.Turn, Step: p.place.Step, Index: p.place.Index, Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(t.scope(t.id).Sandbox), Access: access}},
-		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(forkTimeout),
-		MinLevel: t.opts.MinLevel, Payload: payload,
+		IssuedAt:  time.Now().UTC(), RunTimeout: protocol.MillisOf(forkTimeout), Payload: payload,
 	}
+	bound, err := t.under(t.session.turns[p.place.Turn-1].terms)
+	if err != nil {
+		bound = t.Runner // of the turn that runs
+	}
+	binding(bound.judge(policy.Call{Tool: p.event.Name, Plan: p.plan}, "")).bind(&call, bound.opts.MinLevel)
+	call.Delivery = protocol.Idempotent // whatever the policy says of the tool: it is done once
 	endWith(ctx, &call)
 	return call
 }

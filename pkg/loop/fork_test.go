@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // forking has two sub-agents work on forks of the workspace.
@@ -69,6 +70,36 @@ func TestAgent_WorksOnAForkThatIsMergedBack(t *testing.T) {
 	}
 	said := strings.Join(texts(f.models["go"].lastSeen()), "\n")
 	require.Contains(t, said, "left is done\n\n[Merged into the workspace:\nchanged: new\nCONFLICTS, changed on both sides, and left as they are in the workspace: both\nwhat the fork has of them: both.toolfleet-theirs]")
+}
+
+// A fork and its merge are bound as each call of the turn: by its policy, else by the level of the
+// process.
+func TestAgent_ForksAndMergesAreBoundAsTheTurn(t *testing.T) {
+	t.Parallel()
+	for level, rules := range map[string][]policy.Policy{
+		"paths": nil, "none": {{MinLevel: "none"}}, "full": {{MinLevel: "full", AtMostOnce: policy.AtMostOnce{Tools: []string{"agent"}}}},
+	} {
+		f := forking(t)
+		f.opts.MinLevel = "paths"
+		if len(rules) > 0 {
+			judge, err := policy.New(rules...)
+			require.NoError(t, err)
+			f.opts.Policy = judge
+		}
+		_, err := f.run(t.Context(), t)
+		require.NoError(t, err)
+		checked := 0
+		for _, call := range f.fleet.runs {
+			switch call.Payload.(type) {
+			case wire.WorkspaceFork, wire.WorkspaceMerge:
+				require.Equal(t, level, call.MinLevel)
+				require.Equal(t, protocol.Idempotent, call.Delivery)
+				checked++
+			default:
+			}
+		}
+		require.Equal(t, 4, checked)
+	}
 }
 
 func TestAgent_CrashAtAnyAppendForksAndMergesOnce(t *testing.T) {

@@ -388,7 +388,7 @@ func (s *sighting) status(holder *holding) aged {
 	case s.claim != nil && s.claim.Life != "":
 		status.Holder = s.claim.WorkerID
 	case status.State == StateReady:
-		status.WaitsFor = "a slot: no worker has claimed the lane"
+		status.WaitsFor = "a worker: none has claimed the lane"
 	}
 	calls := 0 // unless they ended meanwhile
 	if s.first != nil {
