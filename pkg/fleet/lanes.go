@@ -78,7 +78,7 @@ func (l Lanes) Show(ctx context.Context, lane protocol.Lane, limit int) (*report
 		if err == nil {
 			dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
 			next := slices.IndexFunc(shown.Calls, func(c report.Call) bool { return c.State == operator.CallWaiting })
-			if len(shown.Running) == 0 && next >= 0 && shown.Calls[next].WaitsFor != "" { // a free slot would not help
+			if len(shown.Running) == 0 && shown.State != operator.StatePaused && next >= 0 && shown.Calls[next].WaitsFor != "" { // a free slot would not help
 				shown.WaitsFor = shown.Calls[next].WaitsFor
 			}
 		}
