@@ -229,7 +229,7 @@ func TestParse_OrdinaryCommandsAreUnderstood(t *testing.T) {
 		`timeout 5 bash -c 'for f in a b; do cat "$f"; done'`,
 		`find "$a" -type f -name "*.go" -exec grep -n x {} +`,
 		`if [ -f go.mod ] && [ ! -d vendor ]; then echo yes; elif test -e x; then echo no; fi`,
-		`if [ "$?" -ne 0 ]; then echo failed; fi; ! grep -q x y`,
+		`if [ $? -ne 0 ] || [ $# -eq 0 ]; then echo failed; fi; ! grep -q x y`,
 		`set -euo pipefail; set +x; ls **/*.go`,
 		`export FOO=bar BAR="$x"; FOO=baz env | grep FOO`,
 		`python3 -m pytest -q "tests/test_$x.py" -k 'a and b'`,

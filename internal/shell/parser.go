@@ -83,8 +83,11 @@ func (p *parser) list(substitution bool) error {
 			if p.at(1) == '&' {
 				return p.fail("write 2>&1 | for |&")
 			}
-			p.hasInput = p.hasInput || p.at(1) != '|'
-			p.pos++
+			if p.pos++; p.at(0) == '|' {
+				p.pos++
+			} else {
+				p.hasInput = true
+			}
 		case c == ';', c == '&':
 			if c == '&' && p.at(1) == '>' {
 				return p.fail("write > file 2>&1 for &>")
@@ -144,7 +147,7 @@ var (
 	delimiter  = regexp.MustCompile(`^('[a-zA-Z0-9_]+'|"[a-zA-Z0-9_]+"|[a-zA-Z0-9_]+)([ \t\n;&|)<>]|$)`)
 )
 
-// command reads a simple command, or a reserved word with which a compound command begins or goes on.
+// command reads a simple command, or a reserved word of a compound command.
 func (p *parser) command() error {
 	found := Command{}
 	if err := p.simple(&found); err != nil {

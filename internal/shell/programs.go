@@ -24,7 +24,10 @@ const runningOthers = "busybox toybox coreutils eatmydata torsocks chroot setsid
 	"pkexec runcon fakeroot watch script strace ltrace valgrind firejail perf chronic tini dumb-init caffeinate catchsegv nocache setlock " +
 	"ifne unbuffer proxychains proxychains4 faketime dbus-run-session ssh-agent xvfb-run parallel sem hyperfine pee entr rlwrap " +
 	"start-stop-daemon daemonize bwrap proot chpst softlimit envdir setuidgid tmux screen at batch " +
-	"rbash bash-static zsh ksh mksh yash posh osh ysh fish csh tcsh pwsh nu elvish xonsh"
+	"rbash zsh ksh rksh lksh mksh yash posh osh ysh fish csh tcsh pwsh nu elvish xonsh"
+
+// loaders are dynamic loaders, and shells with a version in their names.
+var loaders = regexp.MustCompile(`^(ld(-linux|-musl|64)?[-.].*|(b?a|da|z|m?k|lk|pdk|t?c|ya|fi)sh-?([0-9][0-9.]*|static))$`)
 
 // The options of set that change nothing of what a command means.
 var (
@@ -47,7 +50,9 @@ func builtin(words []Word) (sets []string, err error) {
 	case name == "printf": // -v and %n set variables
 		understood = len(args) == 0 || args[0].Known && !strings.HasPrefix(args[0].Text, "-") && !setsVariable.MatchString(args[0].Text)
 	case name == "wait": // -p sets a variable
-		understood = !slices.ContainsFunc(args, func(w Word) bool { return !w.Known && w.Text != "$!" || strings.HasPrefix(w.Text, "-") })
+		understood = !slices.ContainsFunc(args, func(w Word) bool {
+			return !w.Known && strings.Trim(w.Text, `"`) != "$!" || strings.HasPrefix(w.Text, "-")
+		})
 	case name == "read":
 		sets, understood = names(args)
 	case name == "export":
@@ -197,7 +202,7 @@ func (r *reader) runs(words []Word, depth int) (wrapped, error) {
 			return wrapped{}, nil
 		}
 	}
-	if isIn(runningOthers, Word{Text: name, Known: true}) || strings.HasPrefix(name, "ld-linux") {
+	if isIn(runningOthers, Word{Text: name, Known: true}) || loaders.MatchString(name) {
 		return wrapped{}, fmt.Errorf("what %s runs is not understood", name)
 	}
 	w, known := wrapperOf(name)

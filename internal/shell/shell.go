@@ -140,11 +140,11 @@ func (r *reader) command(words []Word, assigned []string, depth int) error {
 		r.script.Commands = append(r.script.Commands, Command{Words: inner.file, Assigned: assigned, Wraps: true})
 	}
 	for _, found := range inner.commands {
-		if depth++; depth > maxNesting {
+		if depth >= maxNesting {
 			return fmt.Errorf("commands in commands: more than %d levels", maxNesting)
 		}
 		all := append(append([]string(nil), assigned...), inner.assigned...)
-		if err := r.command(found, all, depth); err != nil {
+		if err := r.command(found, all, depth+1); err != nil {
 			return err
 		}
 	}

@@ -136,7 +136,8 @@ func (p *parser) expansion(quoted bool) (many, literal bool, err error) {
 		return !quoted || found == "${@}", false, nil
 	case next != 0 && strings.IndexByte("@*#?$!-0123456789", next) >= 0:
 		p.pos += 2
-		return !quoted || next == '@', false, nil
+		isNumber := next == '#' || next == '?' || next == '$'
+		return !quoted && !isNumber || next == '@', false, nil
 	case quoted && next != 0 && strings.IndexByte("\" |/),.:;%^", next) >= 0:
 		p.pos++
 		return false, true, nil

@@ -89,7 +89,7 @@ func withoutAmplifiers(page []byte) (rest []byte, cut bool) {
 	var out bytes.Buffer
 	tokens := html.NewTokenizer(bytes.NewReader(page))
 	nodes, reopened, drawing := 0, 1, false // reopened: at most as many for each tag
-	seen := map[atom.Atom]bool{}
+	seen, drawingsEnd := map[atom.Atom]bool{}, bytes.Contains(page, []byte("</svg"))
 	for {
 		kind := tokens.Next()
 		if kind == html.ErrorToken {
@@ -109,7 +109,7 @@ func withoutAmplifiers(page []byte) (rest []byte, cut bool) {
 		}
 		switch of {
 		case atom.Svg:
-			drawing = kind == html.StartTagToken && bytes.Contains(page, []byte("</svg"))
+			drawing = kind == html.StartTagToken && drawingsEnd
 			continue
 		case atom.Math, atom.Select, atom.Font, atom.Big, atom.Small, atom.Tt, atom.U, atom.Nobr:
 			continue
