@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"text/tabwriter"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -85,6 +85,9 @@ func (t *scheduledCall) request(session protocol.SessionID, warn func(string)) (
 	}
 	box, err := t.OpenToolbox(t.Toolset, warn)
 	if err != nil {
+		return call, err
+	}
+	if err := box.CheckPolicies(&t.PolicyFlags, warn); err != nil {
 		return call, err
 	}
 	judge, err := t.Judge()
@@ -229,16 +232,21 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tSTARTS")
 	for _, s := range all {
-		last, next := "-", "paused"
+		last, next := "-", "waiting" // for a message
 		if !s.Last.IsZero() {
 			last = s.Last.Format(time.RFC3339)
 		}
-		if len(s.Next) > 0 {
+		switch {
+		case s.Paused:
+			next = "paused"
+		case len(s.Next) > 0:
 			next = s.Next[0].Format(time.RFC3339)
+		case s.Cron == "once":
+			next = "now"
 		}
 		starts := s.Prompt
 		if s.Payload != nil {
-			payload, _ := json.Marshal(s.Payload) // it was read as JSON
+			payload, _ := prose.JSON(s.Payload) // it was read as JSON
 			starts = "call " + s.Tool + " " + string(payload)
 		}
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), next, promptOf(starts, 60))

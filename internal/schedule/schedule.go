@@ -79,8 +79,8 @@ type Schedule struct {
 	// Cron has the five fields of crontab(5), or is @hourly, @daily, @weekly, @monthly, @yearly or
 	// "@every DURATION".
 	Cron string `json:"cron"`
-	// TimeZone is a name of the IANA database; "" means UTC. Times that do not
-	// exist on the day summer time begins are left out.
+	// TimeZone is a name of the IANA database; "" means UTC. A local time that clocks show twice
+	// starts once, at first, and one that they skip starts at the change, see [local].
 	TimeZone string `json:"time_zone,omitempty"`
 	Missed   Missed `json:"missed,omitempty"`
 	Paused   bool   `json:"paused,omitempty"`
@@ -165,7 +165,7 @@ func (s *Schedule) parse() error {
 	}
 	switch times := times.(type) {
 	case *cron.SpecSchedule:
-		times.Location = zone
+		s.times = inZone(times, zone)
 	case cron.ConstantDelaySchedule:
 		if _, period, _ := strings.Cut(s.Cron, " "); !wholeSeconds(period) {
 			return fmt.Errorf("%w: cron %q: must be whole seconds, at least 1s", ErrInvalid, s.Cron)
@@ -173,10 +173,9 @@ func (s *Schedule) parse() error {
 		s.times = every{start: s.Created, period: times.Delay}
 		return nil
 	}
-	if times.Next(time.Now()).IsZero() {
+	if s.times.Next(time.Now()).IsZero() {
 		return fmt.Errorf("%w: cron %q: there is no such day in the next five years", ErrInvalid, s.Cron)
 	}
-	s.times = times
 	return nil
 }
 
@@ -212,36 +211,6 @@ type record struct {
 	Schedule
 
 	Call json.RawMessage `json:"call"` // as [wire.EncodeCall] writes it
-}
-
-// every has the times start + n periods, the same ones for every coordinator.
-type every struct {
-	start  time.Time
-	period time.Duration
-}
-
-// Next implements [cron.Schedule].
-func (e every) Next(after time.Time) time.Time {
-	if after.Before(e.start) {
-		return e.start.Add(e.period)
-	}
-	return e.start.Add((after.Sub(e.start)/e.period + 1) * e.period)
-}
-
-// once has one time; the zero time is none.
-type once struct{ at time.Time }
-
-// Next implements [cron.Schedule].
-func (o once) Next(after time.Time) time.Time {
-	if after.Before(o.at) {
-		return o.at
-	}
-	return time.Time{}
-}
-
-func wholeSeconds(period string) bool {
-	d, err := time.ParseDuration(strings.TrimSpace(period))
-	return err == nil && d > 0 && d%time.Second == 0
 }
 
 // Next returns the next n times after t, in the schedule's time zone.

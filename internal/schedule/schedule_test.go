@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"strings"
@@ -119,6 +120,58 @@ func TestStore_AddListPauseRemove(t *testing.T) {
 		require.ErrorIs(t, store.Remove(t.Context(), name), schedule.ErrUnknown)
 		_, err = store.Pause(t.Context(), name, true)
 		require.ErrorIs(t, err, schedule.ErrUnknown)
+	}
+}
+
+// TestNext_ClockChanges: a fixed local time starts once a day, also on a day on which clocks change.
+func TestNext_ClockChanges(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for i, test := range []struct {
+		zone, cron, from string
+		want             []string
+	}{
+		{"Europe/Berlin", "30 2 * * *", "2026-10-24T12:00:00Z", []string{"2026-10-25T02:30:00+02:00", "2026-10-26T02:30:00+01:00"}},
+		{"Europe/Berlin", "30 2 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T03:00:00+02:00", "2026-03-30T02:30:00+02:00"}},
+		{"Europe/Berlin", "0,30 2,3 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T03:00:00+02:00", "2026-03-29T03:30:00+02:00", "2026-03-30T02:00:00+02:00"}},
+		{"Europe/Berlin", "15 1-3 * * *", "2026-10-24T12:00:00Z", []string{"2026-10-25T01:15:00+02:00", "2026-10-25T02:15:00+02:00", "2026-10-25T03:15:00+01:00"}},
+		{"Europe/Berlin", "30 2 * * *", "2026-10-25T01:10:00Z", []string{"2026-10-26T02:30:00+01:00"}}, // from within the second hour
+		{"Europe/Berlin", "*/30 * * * *", "2026-10-25T00:15:00Z", []string{"2026-10-25T02:30:00+02:00", "2026-10-25T02:00:00+01:00", "2026-10-25T02:30:00+01:00", "2026-10-25T03:00:00+01:00"}},
+		{"Europe/Berlin", "@hourly", "2026-03-28T23:30:00Z", []string{"2026-03-29T01:00:00+01:00", "2026-03-29T03:00:00+02:00"}},
+		{"Africa/Cairo", "@daily", "2026-04-22T12:00:00Z", []string{"2026-04-23T00:00:00+02:00", "2026-04-24T01:00:00+03:00", "2026-04-25T00:00:00+03:00"}}, // it has no midnight
+		{"America/Sao_Paulo", "0 0 * * *", "2018-11-03T12:00:00Z", []string{"2018-11-04T01:00:00-02:00", "2018-11-05T00:00:00-02:00"}},
+		{"Australia/Lord_Howe", "45 1 * * *", "2026-04-04T00:00:00Z", []string{"2026-04-05T01:45:00+11:00", "2026-04-06T01:45:00+10:30"}}, // half an hour
+		{"America/New_York", "30 1 * * *", "2026-10-31T12:00:00Z", []string{"2026-11-01T01:30:00-04:00", "2026-11-02T01:30:00-05:00"}},
+		{"", "30 2 29 2 *", "2026-10-24T12:00:00Z", []string{"2028-02-29T02:30:00Z"}},
+	} {
+		added, err := store.Add(t.Context(), schedule.Schedule{Name: fmt.Sprint("clock", i), Cron: test.cron, TimeZone: test.zone, Call: turn(protocol.NewSessionID())})
+		require.NoError(t, err)
+		from, err := time.Parse(time.RFC3339, test.from)
+		require.NoError(t, err)
+		var got []string
+		for _, next := range added.Next(from, len(test.want)) {
+			got = append(got, next.Format(time.RFC3339))
+		}
+		require.Equal(t, test.want, got, "%s in %s", test.cron, test.zone)
+	}
+}
+
+// TestNext_LocalTimesOfAYear: every day of a year has its start, and no day two.
+func TestNext_LocalTimesOfAYear(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for i, zone := range []string{"Europe/Berlin", "America/New_York", "Africa/Cairo", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Tehran"} {
+		for hour := range 4 {
+			added, err := store.Add(t.Context(), schedule.Schedule{Name: fmt.Sprintf("year%d-%d", i, hour), Cron: fmt.Sprintf("30 %d * * *", hour), TimeZone: zone, Call: turn(protocol.NewSessionID())})
+			require.NoError(t, err)
+			where, err := time.LoadLocation(zone)
+			require.NoError(t, err)
+			day := time.Date(2026, 1, 1, 12, 0, 0, 0, where)
+			for _, next := range added.Next(day, 365) {
+				day = time.Date(day.Year(), day.Month(), day.Day()+1, 12, 0, 0, 0, where)
+				require.Equal(t, day.Format(time.DateOnly), next.Format(time.DateOnly), "%s at %d:30", zone, hour)
+			}
+		}
 	}
 }
 

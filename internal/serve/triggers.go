@@ -70,12 +70,10 @@ func (t triggers) List(ctx context.Context) ([]ports.Trigger, error) {
 func (t triggers) Remove(ctx context.Context, id string) error {
 	stored, err := t.store.Get(ctx, id)
 	switch {
-	case errors.Is(err, schedule.ErrUnknown):
-		return nil
-	case err != nil:
+	case err != nil && !errors.Is(err, schedule.ErrUnknown):
 		return err
-	case stored.By == "" || stored.Call.SessionID != t.call.SessionID:
-		return protocol.Errorf(protocol.CodeNotFound, "The session has no trigger %q.", id)
+	case err != nil, stored.By == "", stored.Call.SessionID != t.call.SessionID:
+		return protocol.Errorf(protocol.CodeNotFound, "The session has no trigger %q: it may have fired, or been removed before. list_triggers lists those that there are.", id)
 	}
 	if err := t.store.Remove(ctx, id); !errors.Is(err, schedule.ErrUnknown) {
 		return err

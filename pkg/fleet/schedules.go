@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
@@ -184,8 +185,21 @@ func (s Schedules) keys(ctx context.Context) error {
 // answersWait is how long coordinators may take to answer.
 const answersWait = 500 * time.Millisecond
 
+// startsNext says when a schedule starts.
+func startsNext(s Schedule) string {
+	switch {
+	case s.Paused:
+		return ": it is paused"
+	case len(s.Next) > 0:
+		return ": it starts at " + s.Next[0].Format(time.RFC3339)
+	default:
+		return ""
+	}
+}
+
 // Ref names the turn or the call of a time of a schedule, for [Client.Attach]; the zero time means
-// the last one. The error wraps [ErrInvalid] for a time that is none of the schedule.
+// the last one. The error wraps [ErrInvalid] for a time that is none of the schedule, and
+// [ErrNotFound] if it has not started anything yet.
 func (s Schedules) Ref(ctx context.Context, name string, at time.Time) (ref protocol.CallRef, err error) {
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
 		stored, err := store.Get(ctx, name)
@@ -193,7 +207,9 @@ func (s Schedules) Ref(ctx context.Context, name string, at time.Time) (ref prot
 			return err
 		}
 		if at.IsZero() {
-			at = stored.Last
+			if at = stored.Last; at.IsZero() {
+				return codes.As(ErrNotFound, fmt.Errorf("schedule %s has not started anything yet%s", name, startsNext(described(stored))))
+			}
 		}
 		next := stored.Next(at.Add(-1), 1)
 		if at.Before(stored.Created) || at.After(stored.Last) || len(next) == 0 || !next[0].Equal(at) {

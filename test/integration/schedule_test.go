@@ -196,3 +196,30 @@ func TestSchedule_Commands(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "there is no such schedule: morning")
 }
+
+// TestSchedule_ListsAndResults: what waits for a message is no paused schedule, commands are shown as
+// they are, and a schedule that has not started says so.
+func TestSchedule_ListsAndResults(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	model := script(t, say("Waiting.", use("c1", "watch_channel", object{"channel": "work"}), use("c2", "remove_trigger", object{"trigger": "t-none"})), say("Done."))
+	startServe(t, model, b.flags...)
+	added := b.schedule(t, "add", "--cron", "0 0 1 1 *", "yearly", "--", "call", "--min-level", "none", "bash", `{"command":"sort <a >b && ls"}`)
+	require.Equal(t, 0, added.code, added.stderr)
+	submitted := execute(t, coordinator, launch{args: append([]string{"submit", "--toolset", "triggers", "wait for work"}, b.flags...)})
+	require.Equal(t, 0, submitted.code, submitted.stderr)
+
+	listed := b.schedule(t, "ls")
+	require.Equal(t, 0, listed.code, listed.stderr)
+	require.Regexp(t, `(?m)^t-\S+ +message in default\.work .* waiting `, listed.stdout)
+	require.NotContains(t, listed.stdout, "paused")
+	require.Contains(t, listed.stdout, "sort <a >b && ls")
+	require.NotContains(t, listed.stdout, `\u003`)
+
+	result := b.schedule(t, "result", "yearly")
+	require.Equal(t, 1, result.code, result.stderr)
+	require.Regexp(t, `schedule yearly has not started anything yet: it starts at \d{4}-01-01T00:00:00Z`, result.stderr)
+	paused := b.schedule(t, "pause", "yearly")
+	require.Contains(t, paused.stdout, " paused ")
+	require.Contains(t, b.schedule(t, "result", "yearly").stderr, "has not started anything yet: it is paused")
+}
