@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -26,6 +27,7 @@ type passage struct {
 	kind       string // the type of its event, and the tool
 	text       string
 	words      int            // in the text
+	first      int            // where the first word of the query is
 	has        map[string]int // how often it has words of the query; nil without
 	score      float64
 }
@@ -90,16 +92,16 @@ func newPassage(e *Event, session protocol.SessionID, query []string) (passage, 
 		p.text = e.Content
 	default:
 	}
-	for _, word := range wordsOf(p.text) {
+	eachWord(p.text, func(word string, at int) {
 		p.words++
 		if !slices.Contains(query, word) {
-			continue
+			return
 		}
 		if p.has == nil {
-			p.has = make(map[string]int)
+			p.has, p.first = make(map[string]int), at
 		}
 		p.has[word]++
-	}
+	})
 	return p, p.words > 0 && e.Name != wire.SearchTool
 }
 
@@ -133,13 +135,8 @@ func ranked(passages []passage, query []string) []passage {
 
 // shown is the part of a passage around the first word of the query.
 func (p *passage) shown() string {
-	first, lower := len(p.text), strings.ToLower(p.text)
-	for word := range p.has {
-		if i := strings.Index(lower, word); i >= 0 {
-			first = min(first, i)
-		}
-	}
-	if len(p.text) <= passageBytes || first >= len(p.text) {
+	first := p.first
+	if len(p.text) <= passageBytes {
 		first = 0
 	}
 	from := max(first-passageBytes/4, 0)
@@ -154,7 +151,51 @@ func (p *passage) shown() string {
 	return text
 }
 
-// wordsOf are the words of a text: letters and digits, in lower case.
-func wordsOf(text string) []string {
-	return strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+// wordsOf are the words of a query. Of a script without spaces between words these are pairs of
+// characters.
+func wordsOf(query string) []string {
+	var words []string
+	eachWord(query, func(word string, _ int) { words = append(words, word) })
+	return slices.DeleteFunc(words, func(word string) bool { // a pair has it
+		first, _ := utf8.DecodeRuneInString(word)
+		return isUnspaced(first) && utf8.RuneCountInString(word) == 1 &&
+			slices.ContainsFunc(words, func(other string) bool { return other != word && strings.Contains(other, word) })
+	})
+}
+
+// eachWord passes on the words of a text, in lower case, and where they are: letters, their marks and
+// digits. Of a script without spaces between words these are each character, and each pair of them.
+func eachWord(text string, found func(word string, at int)) {
+	begun, last := -1, -1 // a word with spaces around it, and a character of one without
+	end := func(to int) {
+		if begun >= 0 {
+			found(strings.ToLower(text[begun:to]), begun)
+		}
+		begun = -1
+	}
+	for i, r := range text {
+		to := i + utf8.RuneLen(r)
+		switch {
+		case isUnspaced(r):
+			end(i)
+			found(text[i:to], i)
+			if last >= 0 {
+				found(text[last:to], last)
+			}
+			last = i
+			continue
+		case !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.IsMark(r):
+			end(i)
+		case begun < 0:
+			begun = i
+		}
+		last = -1
+	}
+	end(len(text))
+}
+
+// isUnspaced reports whether a character is of a script that has no spaces between words.
+func isUnspaced(r rune) bool {
+	const prolonged = '\u30fc' // of Katakana, and of no script
+	return r == prolonged || unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Thai, unicode.Lao, unicode.Khmer, unicode.Myanmar)
 }

@@ -55,6 +55,35 @@ func TestMemory_FindsThePassagesWithMostWords(t *testing.T) {
 	require.Equal(t, "[Nothing has these words]", found[5], "searches are not found")
 }
 
+// TestMemory_ScriptsWithoutSpaces: a part of a sentence is found, and the passage shown has the match.
+func TestMemory_ScriptsWithoutSpaces(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("filler ", 100)
+	for _, test := range []struct{ text, query, shown string }{
+		{long + "\u6628\u65e5\u306e\u4f1a\u8b70\u3067\u4e88\u7b97\u3092\u627f\u8a8d\u3057\u307e\u3057\u305f\u3002" + long, "\u4e88\u7b97\u3092\u627f\u8a8d", "\u4f1a\u8b70\u3067\u4e88\u7b97\u3092\u627f\u8a8d"},
+		{long + "\u6211\u4eec\u5728\u5317\u4eac\u7684\u670d\u52a1\u5668\u4e0a\u90e8\u7f72\u4e86\u65b0\u7248\u672c" + long, "\u670d\u52a1\u5668", "\u5317\u4eac\u7684\u670d\u52a1\u5668\u4e0a"},
+		{long + "\u9ed2\u732b" + long, "\u732b", "\u9ed2\u732b"},
+		{long + "\u30b5\u30fc\u30d0\u30fc" + long, "\u30b5\u30fc\u30d0\u30fc", "\u30b5\u30fc\u30d0\u30fc"},
+		{"important " + long + "the port 8080 " + long, "port", "the port 8080"},
+		{strings.Repeat("\u0130", 400) + " the port 8080 " + long, "PORT", "the port 8080"},
+	} {
+		f := newFamily(t, byPrompt{"go": {replies: []loop.Reply{
+			{Text: test.text, ToolCalls: calls("a", "search_memory", `{"query":"`+test.query+`"}`, "search_memory", `{"query":"\u72ac\u5c0f\u5c4b"}`).ToolCalls}, says("done"),
+		}}}).withSets(t, "memory")
+		_, err := f.run(t.Context(), t)
+		require.NoError(t, err)
+		var found []string
+		for _, m := range f.models["go"].lastSeen() {
+			if m.Role == loop.RoleTool {
+				found = append(found, m.Text)
+			}
+		}
+		require.Len(t, found, 2)
+		require.Contains(t, found[0], test.shown)
+		require.Equal(t, "[Nothing has these words]", found[1])
+	}
+}
+
 func TestMemory_CrashAtAnyAppendFindsTheSame(t *testing.T) {
 	t.Parallel()
 	requireCrashesChangeNothing(t, 15, func() *family { return newFamily(t, remembering()).withSets(t, "memory") }, func(_, f *family, name string) {
