@@ -4,12 +4,17 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -32,7 +37,7 @@ type limitsCommand struct {
 		Tenant     string   `placeholder:"NAME" help:"Set what a tenant may use, instead of the limit of lanes."`
 		Pool       string   `placeholder:"NAME" help:"Set how many calls wait in a pool, instead of the limit of lanes."`
 		Lane       string   `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
-	} `cmd:"" help:"Set or replace the limit of the lanes that match, of a tenant or of a pool."`
+	} `cmd:"" help:"Set limits of the lanes that match, of a tenant or of a pool. Those that it has stay, unless they are named."`
 	Ls struct{} `cmd:"" help:"List limits. A lane follows the first one that matches."`
 	Rm struct {
 		Tenant string `placeholder:"NAME" help:"Remove the limit of a tenant."`
@@ -77,7 +82,15 @@ func (c *limitsCommand) checkSet() error {
 	if err := c.given().Validate(); err != nil {
 		return cli.Usagef("%v", err)
 	}
-	return nil
+	provider, is := strings.CutPrefix(c.Set.Lane, limits.ModelLanes)
+	if !is || strings.Contains(provider, "*") || slices.Contains(model.Providers(), provider) {
+		return nil
+	}
+	hint := ""
+	if near, ok := prose.Nearest(provider, model.Providers()); ok {
+		hint = fmt.Sprintf("; did you mean %q?", limits.ModelLanes+near)
+	}
+	return cli.Usagef("%s: there is no such provider of models: must be one of %s%s", c.Set.Lane, strings.Join(model.Providers(), ", "), hint)
 }
 
 // checkRemove returns the error of limits rm without a lane and a tenant.

@@ -154,6 +154,19 @@ func (r *Rule) validateSubject() (all []error) {
 	return all
 }
 
+// over is the rule with those fields of an older one that it does not set.
+func (r *Rule) over(older Rule) Rule {
+	older.Weight = cmp.Or(r.Weight, older.Weight)
+	older.Concurrent = cmp.Or(r.Concurrent, older.Concurrent)
+	older.Rate = cmp.Or(r.Rate, older.Rate)
+	older.Burst = cmp.Or(r.Burst, older.Burst)
+	older.Tokens = cmp.Or(r.Tokens, older.Tokens)
+	older.Waiting = cmp.Or(r.Waiting, older.Waiting)
+	older.Sessions = cmp.Or(r.Sessions, older.Sessions)
+	older.Stored = cmp.Or(r.Stored, older.Stored)
+	return older
+}
+
 // PerSecond is the rate in starts a second, and how many may start at once; 0 is no bound.
 func (r *Rule) PerSecond() (rate float64, burst int) {
 	if r.Rate.IsZero() {

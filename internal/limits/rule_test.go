@@ -130,7 +130,31 @@ func TestRules_TheMostSpecificOneDecides(t *testing.T) {
 	rules, err = store.Rules(t.Context())
 	require.NoError(t, err)
 	require.Len(t, rules.List(), 5)
-	require.Equal(t, 0, rules.Of("account/us").Concurrent, "replaced, not merged")
+	require.Equal(t, 2, rules.Of("account/us").Concurrent, "it stays")
 	require.Nil(t, rules.Of("sandbox/x"))
 	require.ErrorContains(t, store.Replace(t.Context(), []limits.Rule{{Lane: "a/b", Concurrent: 1}, {Lane: "a/b", Concurrent: 2}}), "lane a/b: has two rules")
+}
+
+// TestStore_SetKeepsWhatItDoesNotName: two limits set one after the other both hold.
+func TestStore_SetKeepsWhatItDoesNotName(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := limits.Open(t.Context(), f.JS, "tf")
+	require.NoError(t, err)
+	for _, rule := range []limits.Rule{
+		{Tenant: "acme", Concurrent: 5},
+		{Tenant: "acme", Weight: 3, Rate: limits.Rate{N: 60, Per: time.Minute}, Burst: 7},
+		{Tenant: "acme", Concurrent: 6, Sessions: 2, Stored: 1 << 30},
+		{Lane: "account/*", Waiting: 9},
+		{Lane: "account/*", Concurrent: 1},
+	} {
+		require.NoError(t, store.Set(t.Context(), rule))
+	}
+	rules, err := store.Rules(t.Context())
+	require.NoError(t, err)
+	require.ElementsMatch(t, []limits.Rule{
+		{Tenant: "acme", Concurrent: 6, Weight: 3, Rate: limits.Rate{N: 60, Per: time.Minute}, Burst: 7, Sessions: 2, Stored: 1 << 30},
+		{Lane: "account/*", Waiting: 9, Concurrent: 1},
+	}, rules.List())
+	require.ErrorIs(t, store.Set(t.Context(), limits.Rule{Tenant: "acme", Waiting: 1}), limits.ErrInvalid)
 }

@@ -74,14 +74,19 @@ func (s *Store) read(ctx context.Context) (*Rules, uint64, error) {
 	return rules, entry.Revision(), err
 }
 
-// Set stores a rule, and replaces one with the same pattern or tenant. Errors about the rule wrap
-// [ErrInvalid].
+// Set stores the fields of a rule that are not zero; others of a rule that is about the same lanes,
+// tenant or pool stay. Errors about the rule wrap [ErrInvalid].
 func (s *Store) Set(ctx context.Context, rule Rule) error {
 	if err := rule.Validate(); err != nil {
 		return err
 	}
 	return s.change(ctx, func(list []Rule) ([]Rule, error) {
-		return append(slices.DeleteFunc(list, func(r Rule) bool { return r.same(&rule) }), rule), nil
+		i := slices.IndexFunc(list, func(r Rule) bool { return r.same(&rule) })
+		if i < 0 {
+			return append(list, rule), nil
+		}
+		list[i] = rule.over(list[i])
+		return list, nil
 	})
 }
 

@@ -74,6 +74,15 @@ func providers() []provider {
 	}
 }
 
+// Providers are the names of the providers of models, as lanes of limits have them.
+func Providers() []string {
+	var names []string
+	for _, p := range providers() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
 // allowedForms ends the errors about specs.
 func allowedForms() string {
 	forms := []string{"script:FILE (replies from a JSON script)", "replay:FILE (plays back what session export printed)"}

@@ -29,7 +29,7 @@ func TestLimits_OneOfEachSubject(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []fleet.Limit{
 		{Lane: "account/vip", Rate: "5/s", Burst: 3, DefaultBurst: 1},
-		{Lane: "account/*", Rate: "60/min", DefaultBurst: 1},
+		{Lane: "account/*", Concurrent: 1, Rate: "60/min", DefaultBurst: 1},
 	}, list)
 	require.NoError(t, limits.Remove(ctx, list[0]))
 	require.ErrorIs(t, limits.Remove(ctx, list[0]), fleet.ErrNotFound)
