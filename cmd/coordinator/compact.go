@@ -30,7 +30,7 @@ type costFlags struct {
 // downFlags are about providers that are down.
 type downFlags struct {
 	FallbackModel string        `placeholder:"M" help:"Model that replies while the provider of the model is down: after its attempts, and for a minute without asking it."`
-	ModelWait     time.Duration `default:"0s" help:"How long a turn waits for a provider that is down. At least six attempts are made."`
+	ModelWait     time.Duration `default:"0s" help:"How long a turn waits for a provider that is down; 0s means six attempts, in about 15 s."`
 }
 
 // withFallback is a model with the other one of the flags.

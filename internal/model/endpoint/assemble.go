@@ -37,10 +37,18 @@ func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt fu
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w", e.opts.Model, context.Cause(ctx))
 		}
 		failure, ok := errors.AsType[*Error](err)
-		if !ok || !failure.retryable() || number >= e.opts.MaxAttempts && time.Since(begun) >= e.opts.MaxWait {
+		left := e.opts.MaxWait - time.Since(begun)
+		spent := number >= e.opts.MaxAttempts
+		if e.opts.MaxWait > 0 {
+			spent = left <= 0
+		}
+		if !ok || !failure.retryable() || spent {
 			return loop.Reply{}, afterAttempts(err, number)
 		}
 		delay := e.delay(failure, delays)
+		if e.opts.MaxWait > 0 {
+			delay = min(delay, left) // the last attempt is made at the end
+		}
 		e.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
 			slog.String("error_type", failure.Type), slog.String("error", failure.Error()),
 			slog.Int("attempt", number), slog.Int64("delay_ms", delay.Milliseconds()))

@@ -67,7 +67,7 @@ type Options struct {
 
 	// MaxAttempts bounds the requests for one reply; 0 means 6.
 	MaxAttempts int
-	// MaxWait is the time for which further attempts are made all the same; 0 is none.
+	// MaxWait is the time for which attempts are made, instead of MaxAttempts; 0 is none.
 	MaxWait time.Duration
 	// RetryDelay is the mean delay before the second attempt; it doubles with each
 	// further one. 0 means 500 ms.

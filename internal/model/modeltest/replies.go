@@ -26,7 +26,7 @@ func Run(t *testing.T, d *Dialect) {
 		"a large reply": largeReply, "documents": documents, "attachments": attachments, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp, "no redirects": noRedirects,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
-		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "silence": silence, "slow": slowIsNotSilent,
+		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "waits short": waitsShort, "silence": silence, "slow": slowIsNotSilent,
 		"ends with its context": endsWithContext, "logs retries": logsRetries,
 	} {
 		t.Run(name, func(t *testing.T) {

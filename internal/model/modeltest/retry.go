@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -314,6 +315,24 @@ func backsOff(t *testing.T, d *Dialect) {
 			mean *= 2
 		}
 	})
+}
+
+// A bound that is shorter than six attempts is kept.
+func waitsShort(t *testing.T, d *Dialect) {
+	t.Helper()
+	for _, answer := range []http.Header{nil, {"Retry-After": {"30"}}} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			m := offline(t, d, func(*http.Request) (*http.Response, error) {
+				down := respond(http.StatusServiceUnavailable, strings.NewReader("down"))
+				maps.Copy(down.Header, answer)
+				return down, nil
+			}, func(o *endpoint.Options) { o.MaxWait = 2 * time.Second })
+			_, err := m.Reply(t.Context(), Hello(), Ignore)
+			RequireType(t, endpoint.TypeServerError, err)
+			require.Equal(t, 2*time.Second, time.Since(start))
+		})
+	}
 }
 
 // A provider that is down is waited for, up to a bound, and whoever watches is notified.
