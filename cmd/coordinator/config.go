@@ -2,11 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // configCommand is about settings in files.
@@ -22,6 +23,10 @@ type configShow struct {
 }
 
 func (c *configShow) run(_ context.Context, p program) error {
+	// Behind the command, --changed is still meant for this one: no other command has it.
+	if at := slices.Index(c.Command, "--changed"); at >= 0 && !slices.Contains(c.Command[:at], "--") {
+		c.Command, c.Changed = slices.Delete(c.Command, at, at+1), true
+	}
 	if len(c.Command) == 0 {
 		c.Command = []string{"run"}
 	}
@@ -43,7 +48,7 @@ func (c *configShow) run(_ context.Context, p program) error {
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	for _, s := range shown {
-		value, err := json.Marshal(s.Value)
+		value, err := prose.JSON(s.Value)
 		if err != nil {
 			return err
 		}
