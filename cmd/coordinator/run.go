@@ -98,6 +98,7 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 	if o.Agents, err = c.openAgents(opener, known, warn); err != nil {
 		return turn, err
 	}
+	turn.tools.CheckAgents(o.Agents, warn)
 	if price, err := c.price(); err != nil || price != nil {
 		o.Price = price
 	}

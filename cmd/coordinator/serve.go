@@ -98,6 +98,10 @@ func (c *serveCommand) prepare(p program, gate *model.Gate) (o serve.Options, bo
 	if box, err = c.OpenToolbox(c.Toolset, p.warn); err != nil {
 		return o, nil, err
 	}
+	if err := box.CheckPolicies(&c.PolicyFlags, p.warn); err != nil {
+		return o, nil, err
+	}
+	box.CheckAgents(o.Agents, p.warn)
 	o.Tools, o.Skills, o.Servers = box.Folder, box.Skills, box.Configured
 	o.MaxSteps, o.MaxTokens, o.PromoteAfter = c.MaxSteps, c.MaxTokens, c.PromoteAfter
 	if o.Settings, err = c.settings(); err != nil {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // Settings are flags in a YAML file: keys are names of flags, lists stand where a flag may be given
@@ -170,7 +172,7 @@ func (r *reader) setting(path string, key, node *yaml.Node, flags map[string]*ko
 		if node.Kind == yaml.MappingNode {
 			names = append(strings.Split(commandNames(r.app.Node), ", "), r.files.Others...)
 		}
-		if near := nearest(key.Value, names); near != "" {
+		if near, ok := prose.Nearest(key.Value, names); ok {
 			return value, fail("unknown key %q; did you mean %q?", key.Value, near)
 		}
 		return value, fail("unknown key %q: keys are flags without --, or names of commands; --help-all lists them", key.Value)

@@ -10,6 +10,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // usageError adds to kong's message what would be allowed.
@@ -56,49 +57,12 @@ func misspelt(name string, kctx *kong.Context) string {
 		names = append(names, flag.Name)
 	}
 	message := "unknown flag --" + name
-	if near := nearest(name, names); near != "" {
+	if near, ok := prose.Nearest(name, names); ok {
 		message += "; did you mean --" + near + "?"
 	} else {
 		message += ";"
 	}
 	return message + listed
-}
-
-// nearest is the name that a misspelt one most likely means; "" for none.
-func nearest(name string, names []string) string {
-	best, least := "", max(2, len(name)/3)+1
-	for _, candidate := range names {
-		distance := edits(name, candidate)
-		if len(name) > 2 && strings.HasPrefix(candidate, name) {
-			distance = 1
-		}
-		if distance < least {
-			best, least = candidate, distance
-		}
-	}
-	return best
-}
-
-// edits is the number of letters to insert, delete, replace or swap with the next to make b of a.
-func edits(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		for j := range rows[i] {
-			switch {
-			case i == 0 || j == 0:
-				rows[i][j] = i + j
-			case a[i-1] == b[j-1]:
-				rows[i][j] = rows[i-1][j-1]
-			default:
-				rows[i][j] = 1 + min(rows[i-1][j-1], rows[i-1][j], rows[i][j-1])
-				if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-					rows[i][j] = min(rows[i][j], 1+rows[i-2][j-2])
-				}
-			}
-		}
-	}
-	return rows[len(a)][len(b)]
 }
 
 // called is the command that was meant when parsing stopped, as it is called.

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // PolicyFlags say which tool calls may be made.
@@ -112,29 +113,43 @@ func OpenTools(f *Flags, s *SessionFlags, toolsets []string, warn func(string)) 
 	if err != nil {
 		return nil, nil, err
 	}
-	judge, err := s.Judge()
-	if err == nil {
-		s.warnUnmatched(box, warn)
+	if err := box.CheckPolicies(&s.PolicyFlags, warn); err != nil {
+		return nil, nil, err
 	}
+	judge, err := s.Judge()
 	return box, judge, err
 }
 
-// warnUnmatched warns about each tool named by a flag that matches no tool of the session: a
-// misspelled name would forbid nothing. Names of tools of MCP servers are not known yet, so with
-// servers it checks nothing.
-func (f *PolicyFlags) warnUnmatched(box *Toolbox, warn func(string)) {
-	if len(box.Servers) > 0 {
-		return
+// CheckPolicies returns an error about each tool in rules that does not exist: a misspelled name would
+// forbid nothing. With a folder of tools or MCP servers there may be others later, so it warns.
+func (b *Toolbox) CheckPolicies(f *PolicyFlags, warn func(string)) error {
+	all, err := f.Policies()
+	if err != nil {
+		return err
 	}
-	names := box.Table.Names()
-	check := func(flag string, patterns []string) {
-		for _, pattern := range policy.Unmatched(patterns, names) {
-			warn(fmt.Sprintf("%s %q matches no tool of this session: its tools are %s", flag, pattern, strings.Join(names, ", ")))
+	names := append(toolset.AllTools(), b.Table.Names()...)
+	for _, p := range all {
+		err := p.UnknownTools(names)
+		switch {
+		case err == nil:
+		case b.Folder == nil && len(b.Servers) == 0:
+			return cli.Usagef("%s", flagNames(err.Error()))
+		default:
+			warn(flagNames(err.Error()))
 		}
 	}
-	check("--allow-tool", f.AllowTool)
-	check("--deny-tool", f.DenyTool)
-	check("--ask-for", f.AskFor)
+	return nil
+}
+
+// CheckAgents warns about each tool in the files of agents that does not exist.
+func (b *Toolbox) CheckAgents(agents []loop.Agent, warn func(string)) {
+	names := append(toolset.AllTools(), b.Table.Names()...)
+	for _, agent := range agents {
+		p := policy.Policy{Tools: policy.Names{Allow: agent.Tools, Deny: agent.Without}}
+		if err := p.UnknownTools(names); err != nil && len(b.Servers) == 0 {
+			warn(fmt.Sprintf("agent %s: %s", agent.Name, strings.NewReplacer("tools.allow", "tools", "tools.deny", "disallowedTools", "\n", "; ").Replace(err.Error())))
+		}
+	}
 }
 
 // Encoded returns the policies as they are sent.

@@ -53,7 +53,11 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "toolsets: %v", err)
 	}
-	judge, err := s.judge(turn)
+	var names []string // of all tools that there are, if that is known
+	if s.options.Tools == nil && len(servers) == 0 {
+		names = append(toolset.AllTools(), table.Names()...)
+	}
+	judge, err := s.judge(turn, names)
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
@@ -94,11 +98,15 @@ func attachments(turn wire.TurnRun) []loop.Attachment {
 func (s *Server) model(turn wire.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
 
 // judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and
-// the turn's all have to agree.
-func (s *Server) judge(turn wire.TurnRun) (loop.Policy, error) {
+// the turn's all have to agree. A policy of the turn must name no tool that is not among names; nil
+// are any.
+func (s *Server) judge(turn wire.TurnRun, names []string) (loop.Policy, error) {
 	all := slices.Clone(s.options.Policies)
 	for i, encoded := range turn.Policies {
 		p, err := policy.Parse(fmt.Sprintf("policies[%d]", i), encoded)
+		if err == nil && names != nil {
+			err = p.UnknownTools(names)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
@@ -227,7 +228,11 @@ func TestTurn_Failures(t *testing.T) {
 		says string
 	}{
 		"unknown toolset": {wire.TurnRun{Prompt: "p", Toolsets: []string{"magic"}}, "magic"},
-		"steps below 0":   {wire.TurnRun{Prompt: "p", TurnBounds: wire.TurnBounds{MaxSteps: -1}}, "max steps -1"},
+		"unknown tool in a rule": {
+			wire.TurnRun{Prompt: "p", Policies: []json.RawMessage{json.RawMessage(`{"tools":{"deny":["bsh"]}}`)}},
+			`tools.deny "bsh": there is no such tool; did you mean "bash"?`,
+		},
+		"steps below 0": {wire.TurnRun{Prompt: "p", TurnBounds: wire.TurnBounds{MaxSteps: -1}}, "max steps -1"},
 	} {
 		asked := r.model.asked.Load()
 		got := r.turn(test.turn)
@@ -244,9 +249,26 @@ func TestTurn_Failures(t *testing.T) {
 	}, meter.Read(t, genaiconv.MetricAgent), "what was refused was no turn")
 	require.Equal(t, map[string]int64{
 		"error.type=model_failed," + tool + "failed": 1, "error.type=limit_reached," + tool + "failed": 1,
-		"error.type=invalid_payload," + tool + "rejected": 2,
+		"error.type=invalid_payload," + tool + "rejected": 3,
 	}, meter.Read(t, telemetry.MetricCallEnded))
-	require.Equal(t, map[string]int64{"toolfleet.pool=session": 4}, meter.Read(t, telemetry.MetricQueueTime))
+	require.Equal(t, map[string]int64{"toolfleet.pool=session": 5}, meter.Read(t, telemetry.MetricQueueTime))
+}
+
+// TestTriggers_RemovingOneThatIsNotThere: the model learns that nothing was removed.
+func TestTriggers_RemovingOneThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{"tool_calls":[{"id":"c1","name":"remove_trigger","arguments":{"trigger":"t-none"}}]},`+answer)
+	store, err := schedule.Open(t.Context(), r.JS, r.Name)
+	require.NoError(t, err)
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Schedules = store })
+	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "go", Toolsets: []string{"triggers"}}, 0)
+	requireAnswered(t, r.submit(t.Context(), call))
+	for _, e := range r.events(call.SessionID) {
+		if e.Type == loop.EventToolResult {
+			require.Equal(t, protocol.CodeNotFound, e.Error.Code)
+			require.Contains(t, e.Error.Message, `The session has no trigger "t-none": it may have fired, or been removed before.`)
+		}
+	}
 }
 
 // TestTurn_ReplyThatNoJournalTakes: the model is not asked for it again and again, the turn ends,

@@ -23,11 +23,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
@@ -127,20 +129,17 @@ func (p Policy) validate() error {
 			}
 		}
 	}
-	ofTools := func(field string, patterns []string) {
-		names(field, patterns)
-		for _, pattern := range patterns {
-			errs = append(errs, checkClass(field, pattern)) // nil is left out
+	for _, rule := range p.ofTools() {
+		names(rule.field, rule.patterns)
+		for _, pattern := range rule.patterns {
+			if rule.field != "max_calls_of" {
+				errs = append(errs, checkClass(rule.field, pattern)) // nil is left out
+			}
 		}
 	}
-	ofTools("tools.allow", p.Tools.Allow)
-	ofTools("tools.deny", p.Tools.Deny)
 	names("commands.allow", p.Commands.Allow)
 	names("commands.deny", p.Commands.Deny)
-	ofTools("paths.except", p.Paths.Except)
-	ofTools("approval.tools", p.Approval.Tools)
 	names("approval.commands", p.Approval.Commands)
-	ofTools("at_most_once.tools", p.AtMostOnce.Tools)
 	names("at_most_once.commands", p.AtMostOnce.Commands)
 	if p.MaxCalls < 0 {
 		errs = append(errs, fmt.Errorf("max_calls %d: must not be negative", p.MaxCalls))
@@ -255,12 +254,41 @@ func anyIsOf(patterns []string, call Call) (string, bool) {
 	return anyMatches(patterns, call.Tool)
 }
 
-// Unmatched returns the patterns that are no class and match none of the names.
-func Unmatched(patterns, names []string) []string {
-	return slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool {
-		return slices.Contains(classes(), pattern) ||
-			slices.ContainsFunc(names, func(name string) bool { return matches(pattern, name) })
-	})
+// UnknownTools reports each name or pattern of a tool that is no class and matches none of the names
+// that there are, with the nearest one: a misspelled rule would bind nothing.
+func (p Policy) UnknownTools(names []string) error {
+	var errs []error
+	for _, rule := range p.ofTools() {
+		for _, pattern := range rule.patterns {
+			if slices.Contains(classes(), pattern) || slices.ContainsFunc(names, func(name string) bool { return matches(pattern, name) }) {
+				continue
+			}
+			if near, ok := prose.Nearest(strings.ReplaceAll(pattern, "*", ""), names); ok {
+				errs = append(errs, fmt.Errorf("%s %q: there is no such tool; did you mean %q?", rule.field, pattern, near))
+			} else {
+				errs = append(errs, fmt.Errorf("%s %q: there is no such tool", rule.field, pattern))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ofTools are the fields whose values are names of tools, or patterns.
+func (p Policy) ofTools() []struct {
+	field    string
+	patterns []string
+} {
+	return []struct {
+		field    string
+		patterns []string
+	}{
+		{"tools.allow", p.Tools.Allow},
+		{"tools.deny", p.Tools.Deny},
+		{"paths.except", p.Paths.Except},
+		{"max_calls_of", slices.Sorted(maps.Keys(p.MaxCallsOf))},
+		{"approval.tools", p.Approval.Tools},
+		{"at_most_once.tools", p.AtMostOnce.Tools},
+	}
 }
 
 // checkClass is about a pattern that begins as a class does, and is none.

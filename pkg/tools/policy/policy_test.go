@@ -375,6 +375,27 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 	require.True(t, p.Zero())
 }
 
+// TestUnknownTools_OfEachField: a misspelled name would bind nothing.
+func TestUnknownTools_OfEachField(t *testing.T) {
+	t.Parallel()
+	names := []string{"bash", "read", "run_code"}
+	for rules, want := range map[string]string{
+		"tools: {allow: [bsh]}":             `tools.allow "bsh": there is no such tool; did you mean "bash"?`,
+		"tools: {deny: [Bash, '@execute']}": `tools.deny "Bash": there is no such tool; did you mean "bash"?`,
+		"paths: {except: [runcode]}":        `paths.except "runcode": there is no such tool; did you mean "run_code"?`,
+		"max_calls_of: {'rad*': 1}":         `max_calls_of "rad*": there is no such tool; did you mean "read"?`,
+		"approval: {tools: [x_y_z]}":        `approval.tools "x_y_z": there is no such tool`,
+		"at_most_once: {tools: [reed]}":     `at_most_once.tools "reed": there is no such tool; did you mean "read"?`,
+	} {
+		p, err := policy.Parse("p.yaml", []byte(rules))
+		require.NoError(t, err)
+		require.EqualError(t, p.UnknownTools(names), want)
+	}
+	p, err := policy.Parse("p.yaml", []byte("tools: {allow: [bash, 'r*', '@read']}\nmax_calls_of: {'*': 1}"))
+	require.NoError(t, err)
+	require.NoError(t, p.UnknownTools(names))
+}
+
 // TestParse_AnEmptyFileIsNoPolicy: it may be half a write, and nothing would be bound.
 func TestParse_AnEmptyFileIsNoPolicy(t *testing.T) {
 	t.Parallel()

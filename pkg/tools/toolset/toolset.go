@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -28,6 +29,18 @@ func builtin() map[string]func() []tools.Tool {
 // Names returns the names that [Named] knows, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(builtin())) }
 
+// AllTools returns the names of the tools of all built-in toolsets, some of them twice.
+func AllTools() []string {
+	var names []string
+	for _, set := range builtin() {
+		for _, tool := range set() {
+			names = append(names, tool.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Named returns the tools of built-in toolsets, for [tools.NewTable]; a name that is
 // given twice counts once. The error reports every unknown name, and those that there are.
 func Named(names ...string) ([]tools.Tool, error) {
@@ -39,7 +52,11 @@ func Named(names ...string) ([]tools.Tool, error) {
 		}
 		set, ok := builtin()[name]
 		if !ok {
-			faults = append(faults, fmt.Errorf("unknown toolset %q: must be one of %s", name, strings.Join(Names(), ", ")))
+			hint := ""
+			if near, ok := prose.Nearest(name, Names()); ok {
+				hint = fmt.Sprintf("; did you mean %q?", near)
+			}
+			faults = append(faults, fmt.Errorf("unknown toolset %q: must be one of %s%s", name, strings.Join(Names(), ", "), hint))
 			continue
 		}
 		all = append(all, set()...)
