@@ -61,7 +61,6 @@ type turnBounds struct {
 type setupFlags struct {
 	Lease  time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
 	Pools  []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
-	Bodies string        `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
 	Limits string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
 
@@ -210,7 +209,7 @@ func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *s
 		if err := workspace.Bind(ctx, part.NC, fl.Name, bodies); err != nil {
 			return err
 		}
-		workspaces, err := workspace.Open(ctx, part.NC, fl.Name)
+		workspaces, err := workspace.Open(ctx, part.NC, fl.Name, bodies)
 		if err != nil {
 			return err
 		}
@@ -314,9 +313,6 @@ func (c *serveCommand) check() error {
 	}
 	if _, _, err := embedded.ParseListen(c.Listen); c.Nats == "" && err != nil {
 		return cli.Usagef("--listen: %v", err)
-	}
-	if err := workspace.CheckURL(c.Bodies); err != nil {
-		return cli.Usagef("--bodies: %v", err)
 	}
 	return c.badPromoteAfter()
 }

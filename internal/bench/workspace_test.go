@@ -70,7 +70,7 @@ func newBenchStore(b *testing.B) *benchStore {
 	s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(b, err)
 	require.NoError(b, natsio.Ensure(b.Context(), s.js, natsio.Topology{Fleet: s.fleet}))
-	s.Store, err = workspace.Open(b.Context(), nc, s.fleet)
+	s.Store, err = workspace.Open(b.Context(), nc, s.fleet, "")
 	require.NoError(b, err)
 	return s
 }

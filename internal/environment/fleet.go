@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -38,7 +39,8 @@ type Connection struct {
 	cli.Login
 	cli.Pools
 	cli.Signing
-	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Fleet  string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Bodies string `placeholder:"URL" help:"S3 store of the fleet's workspace contents: s3://BUCKET/PREFIX?endpoint=URL&region=NAME; see worker --help. Credentials are sent to this store alone. Default: the fleet's NATS servers."`
 }
 
 // checkFor checks the flags, but for those of the login, next to a URL.
@@ -46,13 +48,16 @@ func (c *Connection) checkFor(nats string) error {
 	if _, err := protocol.ParseFleet(c.Fleet); err != nil {
 		return cli.Usagef("--fleet: %v", err)
 	}
+	if err := workspace.CheckURL(c.Bodies); err != nil {
+		return cli.Usagef("--bodies: %v", err)
+	}
 	return errors.Join(c.CheckPools(nats), c.CheckKey())
 }
 
 // options are the flags as [fleet.Connect] takes them.
 func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Options {
 	return fleet.Options{
-		Name: protocol.Fleet(c.Fleet), URL: nats, Login: fleet.Login{Creds: c.Creds, SignKey: c.SignKey, TLS: c.Files()}, Pools: c.Servers(), Client: client, Logger: logger,
+		Name: protocol.Fleet(c.Fleet), URL: nats, Login: fleet.Login{Creds: c.Creds, SignKey: c.SignKey, TLS: c.Files()}, Pools: c.Servers(), Bodies: c.Bodies, Client: client, Logger: logger,
 	}
 }
 

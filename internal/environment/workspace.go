@@ -203,7 +203,7 @@ func (f *TemplateFlag) begin(ctx context.Context, fl *fleet.Fleet, id protocol.S
 	if there, err := session.HasWorkspace(ctx, fl.At(protocol.DefaultPool), id); err != nil || there {
 		return err
 	}
-	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
+	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name, fl.Bodies)
 	if err == nil {
 		err = store.FromTemplate(ctx, f.Template, wire.HashLane(protocol.SandboxKey(string(id)).Lane()))
 	}

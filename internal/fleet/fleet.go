@@ -54,6 +54,8 @@ type Options struct {
 	// claims and results, and the contents of workspaces. Other pools, turns and journals are at
 	// URL, which Pools need.
 	Pools map[protocol.Pool]natsio.Server
+	// Bodies is the S3 store of the fleet's workspaces, see [workspace.Open]; "" without one.
+	Bodies string
 	// Client is the name of this process, for the server's monitoring.
 	Client string
 	Embedded
@@ -89,6 +91,7 @@ type Embedded struct {
 // Fleet is a connection to a fleet. Its fields are read only.
 type Fleet struct {
 	Name       protocol.Fleet
+	Bodies     string // see [Options]
 	NC         *nats.Conn
 	JS         jetstream.JetStream
 	Dispatcher *dispatch.Dispatcher
@@ -134,7 +137,7 @@ func (o *Options) signer() (*signing.Signer, error) {
 // Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
 func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	o.Tracer, o.Meter = cmp.Or(o.Tracer, telemetry.Tracer()), cmp.Or(o.Meter, telemetry.Meter())
-	f := &Fleet{Name: o.Name, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
+	f := &Fleet{Name: o.Name, Bodies: o.Bodies, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -169,7 +172,7 @@ func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
 	same := map[natsio.Server]*Fleet{}
 	for pool, server := range o.Pools {
 		if same[server] == nil {
-			part := &Fleet{Name: o.Name, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
+			part := &Fleet{Name: o.Name, Bodies: o.Bodies, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
 			f.closers = append(f.closers, part.Close)
 			of := o
 			of.URL, of.Conn, of.Creds, of.Pools = server.URL, nil, server.Creds, nil
@@ -385,6 +388,7 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 			f.logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
 		}
 	}
+	o.Bodies = f.Bodies
 	o.Fleet, o.Origin, o.Logger, o.Tracer, o.Meter = f.Name, f.Origin, cmp.Or(o.Logger, f.logger), f.tracer, f.meter
 	w, err := worker.New(ctx, f.At(cmp.Or(o.Pool, protocol.DefaultPool)).NC, o)
 	if err != nil {

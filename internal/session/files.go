@@ -40,7 +40,7 @@ type Files struct {
 
 // OpenFiles opens the workspaces of sessions whose sandboxes are in a pool.
 func OpenFiles(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) (Files, error) {
-	store, err := workspace.Open(ctx, f.Conn(pool), f.Name)
+	store, err := workspace.Open(ctx, f.Conn(pool), f.Name, f.Bodies)
 	return Files{store: store}, err
 }
 

@@ -293,7 +293,7 @@ func (r *remover) call(ctx context.Context, id protocol.CallID, payload protocol
 // HasWorkspace reports whether a session has a workspace in a part of the fleet.
 func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (bool, error) {
 	lane := wire.HashLane(protocol.SandboxKey(string(id)).Lane())
-	workspaces, err := workspace.Open(ctx, f.NC, f.Name)
+	workspaces, err := workspace.Open(ctx, f.NC, f.Name, f.Bodies)
 	if err != nil {
 		return false, err
 	}

@@ -65,7 +65,7 @@ func isEmpty(dir string) (bool, error) {
 // source returns what fetches the workspace from the fleet: a checkpoint, after a call or the last
 // one, or the worker that has the workspace on its disk.
 func (w *Workspace) source(ctx context.Context, at protocol.CallID) (fetch func(context.Context) (snapshot.Changes, error), err error) {
-	if w.store, err = workspace.Open(ctx, w.Fleet.Conn(w.Pool), w.Fleet.Name); err != nil {
+	if w.store, err = workspace.Open(ctx, w.Fleet.Conn(w.Pool), w.Fleet.Name, w.Fleet.Bodies); err != nil {
 		return nil, err
 	}
 	checkpoint, err := w.store.Ref(ctx, wire.HashLane(protocol.SandboxKey(string(w.Session)).Lane()), at)

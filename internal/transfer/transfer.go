@@ -93,7 +93,7 @@ func Send(ctx context.Context, o Options) (_ *Workspace, err error) {
 	if err := w.Fleet.CheckRights(ctx, natsio.UploadRights(w.Fleet.Name)); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
-	if w.store, err = workspace.Open(ctx, w.part().NC, w.Fleet.Name); err != nil {
+	if w.store, err = workspace.Open(ctx, w.part().NC, w.Fleet.Name, w.Fleet.Bodies); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	root, err := os.OpenRoot(w.Dir)

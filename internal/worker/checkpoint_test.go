@@ -19,7 +19,7 @@ func TestCheckpoint_NoneForWhatOnlyReads(t *testing.T) {
 	r := newRig(t)
 	o := r.options()
 	r.work(o)
-	store, err := workspace.Open(t.Context(), r.NC, r.Name)
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
 	covered := func() (calls []protocol.CallID) {
 		history, err := store.History(t.Context(), wire.HashLane(protocol.SandboxKey("s-1").Lane()))

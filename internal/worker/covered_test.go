@@ -42,7 +42,7 @@ func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protoco
 	}, patience, 10*time.Millisecond, "the call is not accepted")
 	_, err = js.Publish(r.t.Context(), wire.StartSubject(r.Name, call.Pool, hash, call.ID, 1), []byte("w-lost 1"))
 	require.NoError(r.t, err)
-	store, err := workspace.Open(r.t.Context(), r.NC, r.Name)
+	store, err := workspace.Open(r.t.Context(), r.NC, r.Name, "")
 	require.NoError(r.t, err)
 	taken, err := store.Take(r.t.Context(), hash, "w-lost", 1)
 	require.NoError(r.t, err)

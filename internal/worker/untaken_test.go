@@ -17,7 +17,7 @@ import (
 func TestCheckpoint_ThatNoWorkerWrites(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	store, err := workspace.Open(t.Context(), r.NC, r.Name)
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
 	o := r.options()
 	r.work(o)

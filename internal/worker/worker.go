@@ -77,6 +77,8 @@ type Options struct {
 	Build string
 	// Data is the directory of workspaces. Required.
 	Data string
+	// Bodies is the S3 store of the fleet's workspaces, see [workspace.Open]; "" without one.
+	Bodies string
 	// Allow is what calls reach of the network; the zero value is nothing. Hosts are reached
 	// through a proxy, and only at public addresses or in the ranges of AllowPrivate; never the
 	// fleet's own servers.
@@ -187,7 +189,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
 	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
 	w := &Worker{options: o, metrics: metrics, nc: nc}
-	workspaces, err := workspace.Open(ctx, nc, o.Fleet)
+	workspaces, err := workspace.Open(ctx, nc, o.Fleet, o.Bodies)
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}

@@ -112,7 +112,7 @@ func (r *rig) upload(t *testing.T, name string, files map[string]string) wire.Wo
 
 func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) wire.WorkspaceImport {
 	t.Helper()
-	store, err := workspace.Open(t.Context(), r.NC, r.Name)
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
 	upload, err := store.Upload(t.Context(), name, root, nil, store)
 	require.NoError(t, err)
@@ -153,7 +153,7 @@ func TestWorkspaceImport_OnceAndExport(t *testing.T) {
 	requireOK(t, got)
 	exported := value[wire.WorkspaceExportResult](t, got)
 	require.Equal(t, []any{1, int64(5)}, []any{exported.Files, exported.Bytes})
-	store, err := workspace.Open(t.Context(), r.NC, r.Name)
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
 	files, err := store.Files(t.Context(), workspace.UploadRef("in", exported.Checkpoint))
 	require.NoError(t, err)

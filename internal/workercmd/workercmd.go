@@ -82,7 +82,7 @@ type workspaceFlags struct {
 	Data       string   `placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
 	Durability string   `hidden:""` // only to refuse the values that it once had
-	Bodies     string   `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; others read the setting. Default: the fleet's NATS servers."`
+	Bodies     string   `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; all others need the same URL, because credentials are sent to no other store. Default: the fleet's NATS servers."`
 	cli.Protect
 }
 
@@ -223,7 +223,7 @@ func (f *flags) options() (worker.Options, error) {
 			WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), CacheBytes: cmp.Or(int64(f.DataCache), -1),
 		},
 		Capabilities: kinds.Capabilities{MCPEnv: f.McpEnv, Background: f.Background},
-		Data:         data, Allow: allow, AllowPrivate: private,
+		Data:         data, Bodies: f.Bodies, Allow: allow, AllowPrivate: private,
 	}, nil
 }
 

@@ -20,6 +20,9 @@ import (
 // ErrForeign says that bodies are, or would be, where those of another fleet are.
 var ErrForeign = errors.New("the place belongs to another fleet")
 
+// ErrUnknownStore says that the fleet names a store that this process was not told of.
+var ErrUnknownStore = errors.New("this process was not told of that store")
+
 // record says where the bodies of a fleet are. It is in the fleet, and in the store that it names.
 type record struct {
 	Fleet protocol.Fleet `json:"fleet"`
@@ -67,7 +70,7 @@ func Bind(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) 
 	if url != "" && have.URL != url {
 		return fmt.Errorf("bodies %s: those of fleet %s are in %s already; choose a store when the fleet is created", url, fleet, have.URL)
 	}
-	if have.URL == inServers {
+	if have.URL == inServers || url == "" { // another process's, which has its credentials
 		return nil
 	}
 	there, err := openS3(have)
@@ -145,13 +148,17 @@ func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r
 	return r, nil
 }
 
-// openBodies opens the bodies of a fleet, wherever they are.
-func openBodies(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (bodies, error) {
+// openBodies opens the bodies of a fleet, wherever they are. Whoever may write in the fleet may have
+// written its record: no credentials go to a store that this process was not told of.
+func openBodies(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, url string) (bodies, error) {
 	at, err := bound(ctx, js, fleet)
 	if err != nil {
 		return nil, err
 	}
 	if at.URL != "" && at.URL != inServers {
+		if at.URL != url {
+			return nil, fmt.Errorf("fleet %s stores contents of workspaces in %q: %w; if the store is yours, give that URL as --bodies, or in TOOLFLEET_BODIES; otherwise someone has changed the record", fleet, at.URL, ErrUnknownStore)
+		}
 		return openS3(at)
 	}
 	store, err := js.ObjectStore(ctx, wire.BodiesBucket(fleet))

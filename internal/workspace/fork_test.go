@@ -118,7 +118,7 @@ func TestFork_OfSomePaths(t *testing.T) {
 func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	require.NoError(t, store.Begin(t.Context(), fork, snapshot.Tree{"d": {Type: protocol.TypeDir}}, "c"))
 	infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })

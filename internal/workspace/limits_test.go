@@ -30,7 +30,7 @@ const mostParts = snapshot.DefaultMaxBytes / snapshot.MaxPart
 func TestTake_OfTooMuch(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	w := take(t, store, 1)
 	w.append("log", "one\n")
@@ -98,7 +98,7 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 func TestTake_OfEndlessChanges(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	for i := range 20 { // of 4 GiB each
 		node := fileOf(mostParts / 16)

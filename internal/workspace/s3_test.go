@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +20,33 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 )
 
-// TestS3_HasTheBodiesOfAFleet, and no process but the first has to be told.
+// TestS3_CredentialsGoNowhereElse: whoever writes the fleet's record of the store gets no request of
+// a process that was told of another store, or of none.
+func TestS3_CredentialsGoNowhereElse(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	var requests atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))
+	defer server.Close()
+	f := natsiotest.New(t, natsio.Topology{})
+	url := "s3://bucket?region=us-east-1&endpoint=" + server.URL
+	body, err := json.Marshal(map[string]string{"fleet": string(f.Name), "id": "1", "url": url})
+	require.NoError(t, err)
+	places, err := f.JS.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
+	require.NoError(t, err)
+	_, err = places.Put(t.Context(), "bodies", body)
+	require.NoError(t, err)
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, ""))
+	for _, told := range []string{"", strings.Replace(url, "bucket", "another", 1)} {
+		_, err = workspace.Open(t.Context(), f.NC, f.Name, told)
+		require.ErrorIs(t, err, workspace.ErrUnknownStore, told)
+		require.ErrorContains(t, err, "--bodies", told)
+		require.ErrorContains(t, err, server.URL, told)
+	}
+	require.Zero(t, requests.Load())
+}
+
+// TestS3_HasTheBodiesOfAFleet: the first process decides, and all others are told the same.
 func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -27,7 +54,7 @@ func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url))
 	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url), "again it is the same")
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, url)
 	require.NoError(t, err)
 	w := take(t, store, 1)
 	large := string(random(9 << 20))
@@ -64,7 +91,7 @@ func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 	require.NoError(t, workspace.Bind(t.Context(), mine.NC, mine.Name, url))
 	require.ErrorIs(t, workspace.Bind(t.Context(), other.NC, other.Name, url), workspace.ErrForeign)
 	require.ErrorContains(t, workspace.Bind(t.Context(), mine.NC, mine.Name, strings.Replace(url, "some", "any", 1)), "already")
-	store, err := workspace.Open(t.Context(), mine.NC, mine.Name)
+	store, err := workspace.Open(t.Context(), mine.NC, mine.Name, url)
 	require.NoError(t, err)
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("body")))
 	store3.put(t, "some/prefix/toolfleet-fleet.json", `{"fleet":"tf","id":"another","url":"x"}`)
@@ -72,7 +99,7 @@ func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 	require.ErrorIs(t, err, workspace.ErrForeign)
 	require.Equal(t, 1, store3.keys(t))
 
-	store, err = workspace.Open(t.Context(), other.NC, other.Name)
+	store, err = workspace.Open(t.Context(), other.NC, other.Name, "")
 	require.NoError(t, err)
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("body")), "in its own servers")
 	require.ErrorContains(t, workspace.Bind(t.Context(), other.NC, other.Name, strings.Replace(url, "some", "any", 1)), "1 bodies")
@@ -86,7 +113,7 @@ func TestS3_AwayCommitsNothing(t *testing.T) {
 	url, store3 := s3(t)
 	f := natsiotest.New(t, natsio.Topology{})
 	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url))
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, url)
 	require.NoError(t, err)
 	w := take(t, store, 1)
 	large := random(1 << 20)
@@ -126,13 +153,14 @@ func TestS3_RefusesForGood(t *testing.T) {
 			fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
 		}))
 		f := natsiotest.New(t, natsio.Topology{})
-		bound, err := json.Marshal(map[string]string{"fleet": string(f.Name), "id": "1", "url": "s3://bucket?region=us-east-1&endpoint=" + server.URL})
+		url := "s3://bucket?region=us-east-1&endpoint=" + server.URL
+		bound, err := json.Marshal(map[string]string{"fleet": string(f.Name), "id": "1", "url": url})
 		require.NoError(t, err)
 		places, err := f.JS.KeyValue(t.Context(), wire.PlacesBucket(f.Name))
 		require.NoError(t, err)
 		_, err = places.Put(t.Context(), "bodies", bound)
 		require.NoError(t, err)
-		store, err := workspace.Open(t.Context(), f.NC, f.Name)
+		store, err := workspace.Open(t.Context(), f.NC, f.Name, url)
 		require.NoError(t, err)
 		err = store.Put(t.Context(), "NAME", []byte("body"))
 		require.Error(t, err)

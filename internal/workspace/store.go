@@ -52,8 +52,10 @@ type Store struct {
 	waits  time.Duration // for a store of bodies that is away
 }
 
-// Open opens the store of a fleet, whose streams must exist.
-func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, error) {
+// Open opens the store of a fleet, whose streams must exist. url is where this process may send
+// contents, and the credentials of the store: what the fleet says of another S3 store is an error
+// that wraps [ErrUnknownStore].
+func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) (*Store, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
@@ -62,7 +64,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", wire.WorkspacesStream(fleet), err)
 	}
-	kept, err := openBodies(ctx, js, fleet)
+	kept, err := openBodies(ctx, js, fleet, url)
 	if err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}

@@ -20,7 +20,7 @@ import (
 func TestTemplate_ManySessionsAddNoBodies(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	dir := t.TempDir()
 	large := string(random(300_000))

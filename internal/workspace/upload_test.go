@@ -136,7 +136,7 @@ func TestReceive_RefusesWhatDoesNotFit(t *testing.T) {
 func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	root := directory(t)
 	require.NoError(t, root.WriteFile("f", random(300_000), 0o600))

@@ -29,7 +29,7 @@ const (
 
 func open(t *testing.T) *workspace.Store {
 	t.Helper()
-	store, err := workspace.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, fleet)
+	store, err := workspace.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, fleet, "")
 	require.NoError(t, err)
 	return store
 }
@@ -183,7 +183,7 @@ func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
 func TestSweep_ThatWasCutShort(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	store.Age()
 	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(f.Name)))
@@ -219,7 +219,7 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 func TestGet_NamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(f.Name)))
 	require.NoError(t, err)

@@ -75,6 +75,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -109,6 +110,10 @@ type Options struct {
 	Data string
 	// Storage bounds what the fleet stores.
 	Storage Storage
+	// Bodies is the S3 store of the fleet's workspaces, as --bodies of a worker; "" means none. A
+	// fleet whose workspaces are in another store is an error where this program needs them: the
+	// credentials of the environment are sent to this store alone.
+	Bodies string
 	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
 	// OpenTelemetry.
 	TracerProvider trace.TracerProvider
@@ -179,6 +184,9 @@ func (o *Options) validate() error {
 		fault(o.URL == "" && o.Conn == nil || server.URL == "", "pools: %s needs the URL of its servers, and that of the fleet", pool)
 	}
 	fault(o.Existing && o.URL == "" && o.Conn == nil, "existing: needs a URL or a connection; a fleet inside this process is created")
+	if err := workspace.CheckURL(o.Bodies); err != nil {
+		fault(true, "%v", err)
+	}
 	s := &o.Storage
 	fault(s.Replicas != 0 && s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "replicas %d: must be 1, 3 or 5", s.Replicas)
 	fault(s.KeepAge < 0, "keep age %s: must not be negative", s.KeepAge)
@@ -194,7 +202,7 @@ func (o *Options) validate() error {
 func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	inner := fleet.Options{
 		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Login: fleet.Login{Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}},
-		Client: filepath.Base(os.Args[0]), Embedded: fleet.Embedded{Data: c.data}, Storage: natsio.Storage(o.Storage), Logger: c.logger,
+		Client: filepath.Base(os.Args[0]), Embedded: fleet.Embedded{Data: c.data}, Bodies: o.Bodies, Storage: natsio.Storage(o.Storage), Logger: c.logger,
 	}
 	if o.TracerProvider != nil {
 		inner.Tracer = o.TracerProvider.Tracer(telemetry.Scope)

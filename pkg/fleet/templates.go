@@ -85,7 +85,7 @@ func checkTemplate(name string) error {
 func (t Templates) with(ctx context.Context, method func(context.Context, *workspace.Store) error) error {
 	f := t.client.inner
 	return act(ctx, t.client, []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context) error {
-		store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name)
+		store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name, f.Bodies)
 		if err == nil {
 			err = method(ctx, store)
 		}

@@ -53,6 +53,7 @@ type rig struct {
 	workers      []*member
 	caller       *member
 	bodies       *natsiotest.Cable // to the store of bodies; nil when the server has them
+	store        string            // its URL
 	nc           *nats.Conn
 	js           jetstream.JetStream
 	begun        int // members, for their names

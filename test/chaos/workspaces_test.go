@@ -37,6 +37,7 @@ import (
 // machineRole is a worker with sandboxes and a disk of its own.
 type machineRole struct {
 	URL, Creds, Data string
+	Bodies           string
 	Worker           protocol.WorkerID
 }
 
@@ -50,7 +51,7 @@ func (m *machineRole) run(ctx context.Context) error {
 	driver := plain.New(nil)
 	options := worker.Options{
 		Options:  lane.Options{Worker: m.Worker, Slots: 8, Linger: 300 * time.Millisecond, Logger: logger},
-		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: m.Data,
+		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}}, Data: m.Data, Bodies: m.Bodies,
 	}
 	w, err := worker.New(ctx, nc, options)
 	for ; err != nil; w, err = worker.New(ctx, nc, options) { // the server may be away
@@ -68,7 +69,7 @@ func (r *rig) startMachine(disk int) *member {
 	r.t.Helper()
 	r.begun++
 	m := &member{id: protocol.WorkerID(fmt.Sprintf("m-%d", r.begun))}
-	role := machineRole{URL: r.url(), Creds: r.creds(), Data: r.path(fmt.Sprintf("disk-%d", disk)), Worker: m.id}
+	role := machineRole{URL: r.url(), Creds: r.creds(), Data: r.path(fmt.Sprintf("disk-%d", disk)), Bodies: r.store, Worker: m.id}
 	m.process = spawn(r.t, "machine", &role, r.path(string(m.id)+".stderr"))
 	return m
 }
@@ -81,7 +82,8 @@ func (r *rig) keepElsewhere() {
 	server := httptest.NewServer(gofakes3.New(backend).Server())
 	r.t.Cleanup(server.Close)
 	r.bodies = natsiotest.NewCable(r.t, server.Listener.Addr().String())
-	require.NoError(r.t, workspace.Bind(r.t.Context(), r.nc, protocol.DefaultFleet, "s3://bucket?region=us-east-1&endpoint=http://"+r.bodies.Address()))
+	r.store = "s3://bucket?region=us-east-1&endpoint=http://" + r.bodies.Address()
+	require.NoError(r.t, workspace.Bind(r.t.Context(), r.nc, protocol.DefaultFleet, r.store))
 }
 
 // startMachines starts three workers with a disk each.

@@ -32,7 +32,7 @@ type directory struct {
 func newDirectory(t *testing.T) directory {
 	t.Helper()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
 	d, err := Open(t.Context(), Claim{
 		Store: store, Lane: oneLane, Path: t.TempDir(), Disk: "disk", Epoch: 1, Undos: new(atomic.Int64),
