@@ -101,9 +101,12 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 	turn.tools.CheckAgents(o.Agents, warn)
 	if price, err := c.price(); err != nil || price != nil {
 		o.Price = price
+		if price != nil {
+			price.Tools = known.prices.ToolsOf(o.ModelName)
+		}
 	}
-	if o.Budget != nil && o.Budget.USD > 0 && o.Price == nil {
-		return turn, cli.Usagef("--budget %s: the price of model %s is unknown: name it with --price or --prices", c.Budget, o.ModelName)
+	if err := o.CheckPrices(turn.model, turn.tools.Table); err != nil {
+		return turn, cli.Usagef("--%v: name it with --price or --prices", err)
 	}
 	return turn, nil
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/signing"
@@ -51,10 +52,37 @@ type serveCommand struct {
 
 // turnBounds bound the turns of a serving coordinator.
 type turnBounds struct {
-	Sessions  int           `default:"64" help:"Concurrent turns."`
-	MaxSteps  int           `default:"64" help:"Maximum number of model requests per turn."`
-	MaxTokens int64         `default:"0" help:"Token limit per turn, input plus output; 0 means unlimited."`
-	Drain     time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
+	Sessions  int   `default:"64" help:"Concurrent turns."`
+	MaxSteps  int   `default:"64" help:"Maximum number of model requests per turn."`
+	MaxTokens int64 `default:"0" help:"Token limit per turn, input plus output; 0 means unlimited."`
+	alone
+	Drain time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
+}
+
+// alone bounds what sessions do without a person.
+type alone struct {
+	TriggerTurns int    `default:"60" help:"Maximum number of turns per session and hour that triggers begin; 0 means unlimited."`
+	Unattended   string `default:"steps=500,tokens=10000000" placeholder:"B" help:"What a session may use in 24 hours in turns that triggers and schedules begin, or since the last turn that a person began: bounds as in --budget of run. none means unlimited."`
+}
+
+// triggerFloor is the least time between the beginnings of two turns of a session by triggers.
+const triggerFloor = 2 * time.Second
+
+// unattended checks the flags. A bound in dollars needs the prices of all models.
+func (f *alone) unattended(options serve.Options) (bounds ports.Unattended, err error) {
+	most, err := parseSpending("--unattended", f.Unattended)
+	if f.TriggerTurns < 0 {
+		return bounds, errors.Join(err, cli.Usagef("--trigger-turns %d: must not be negative", f.TriggerTurns))
+	}
+	if err != nil || most == nil {
+		return bounds, err
+	}
+	for name := range options.Models {
+		if price, _ := options.About(name); most.USD > 0 && price == nil {
+			return bounds, cli.Usagef("--unattended %s: the price of model %s is unknown: name it with --prices", f.Unattended, name)
+		}
+	}
+	return ports.Unattended{Floor: triggerFloor, PerHour: f.TriggerTurns, Most: *most}, nil
 }
 
 // setupFlags are about what the coordinator makes in its fleet.
@@ -102,6 +130,9 @@ func (c *serveCommand) prepare(p program, gate *model.Gate) (o serve.Options, bo
 	}
 	box.CheckAgents(o.Agents, p.warn)
 	o.Tools, o.Skills, o.Servers = box.Folder, box.Skills, box.Configured
+	if o.Unattended, err = c.unattended(o); err != nil {
+		return o, nil, err
+	}
 	o.MaxSteps, o.MaxTokens, o.PromoteAfter = c.MaxSteps, c.MaxTokens, c.PromoteAfter
 	if o.Settings, err = c.settings(); err != nil {
 		return o, nil, err

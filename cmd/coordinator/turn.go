@@ -170,7 +170,10 @@ func attachmentError(err error) error {
 }
 
 // parseBudget reads --budget; nil without one.
-func parseBudget(text string) (*protocol.Spending, error) {
+func parseBudget(text string) (*protocol.Spending, error) { return parseSpending("--budget", text) }
+
+// parseSpending reads bounds; nil without any.
+func parseSpending(flag, text string) (*protocol.Spending, error) {
 	if text == "" {
 		return nil, nil //nolint:nilnil // the session keeps the budget that it has
 	}
@@ -197,10 +200,10 @@ func parseBudget(text string) (*protocol.Spending, error) {
 			number, err = strconv.ParseFloat(value, 64)
 			budget.USD = number
 		default:
-			return nil, cli.Usagef("--budget %s: %q is none of steps, calls, tokens, time and usd, as in steps=200,time=2h,usd=5; none removes it", text, name)
+			return nil, cli.Usagef("%s %s: %q is none of steps, calls, tokens, time and usd, as in steps=200,time=2h,usd=5; none removes it", flag, text, name)
 		}
 		if err != nil || !(number > 0) || math.IsInf(number, 1) {
-			return nil, cli.Usagef("--budget %s: %s %q: must be positive, as in steps=200,time=2h,usd=5", text, name, value)
+			return nil, cli.Usagef("%s %s: %s %q: must be positive, as in steps=200,time=2h,usd=5", flag, text, name, value)
 		}
 	}
 	return budget, nil

@@ -197,7 +197,7 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "tool_call_id part text", true
 	case loop.EventCompacted:
 		return "text kept_turn kept_step", true
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits, loop.EventReplyFailed, loop.EventTurnPostponed:
 		return "text", true
 	case loop.EventPolicyDecision:
 		return "index call_id name status rule text", true

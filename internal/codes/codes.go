@@ -75,4 +75,6 @@ const (
 	NotSigned          protocol.Code = "not_signed"
 	// IDReused is a call with the id of another one of its session.
 	IDReused protocol.Code = "id_reused"
+	// TurnPostponed is a turn of a trigger that did not begin: it comes later, or was left out.
+	TurnPostponed protocol.Code = "turn_postponed"
 )

@@ -36,6 +36,9 @@ func WithFallback(first loop.Model, name string, other loop.Model, as loop.Fallb
 // Provider implements [loop.Provider].
 func (f *fallback) Provider() string { return providerOf(f.first) }
 
+// Fallback is the model that replies when the provider of the first one is down.
+func (f *fallback) Fallback() loop.Fallback { return f.as }
+
 // Views implements [loop.Viewer] with what the first model says.
 func (f *fallback) Views(mediaType string) bool { return views(f.first, mediaType) }
 
@@ -60,7 +63,12 @@ func (f *fallback) Reply(ctx context.Context, req loop.Request, delta func(loop.
 		why = down.Error()
 	}
 	delta(loop.Delta{Waits: fmt.Sprintf("%s; %s replies instead", why, f.as.Model)})
-	reply, err := f.other.Reply(ctx, req, delta)
+	reply, err := f.other.Reply(ctx, req, func(d loop.Delta) {
+		if d.Failed != nil {
+			d.Failed.Fallback = &f.as
+		}
+		delta(d)
+	})
 	if err != nil {
 		if down != nil {
 			return reply, fmt.Errorf("%w (asked after: %w)", err, down)

@@ -26,13 +26,13 @@ type Gate struct{ limits atomic.Pointer[Limits] }
 // Bind sets the limits.
 func (g *Gate) Bind(limits Limits) { g.limits.Store(&limits) }
 
-// enter waits until a request may be sent, and says to delta why it waits. leave is called with
-// what the reply used.
-func (g *Gate) enter(ctx context.Context, provider string, req *loop.Request, delta func(loop.Delta)) (leave func(used int64), err error) {
+// enter waits until a request of about so many tokens may be sent, and says to delta why it waits.
+// leave is called with what the reply used.
+func (g *Gate) enter(ctx context.Context, provider string, expected int64, delta func(loop.Delta)) (leave func(used int64), err error) {
 	if g == nil || g.limits.Load() == nil {
 		return func(int64) {}, nil
 	}
-	limits, expected := *g.limits.Load(), estimate(req)
+	limits := *g.limits.Load()
 	for {
 		wait, err := limits.TakeModel(ctx, provider, expected)
 		if err != nil {
@@ -50,24 +50,6 @@ func (g *Gate) enter(ctx context.Context, provider string, req *loop.Request, de
 	}
 }
 
-// charactersPerToken is about what a token has in English text and code.
-const charactersPerToken = 4
-
-// estimate is about how many tokens a request has.
-func estimate(req *loop.Request) int64 {
-	size := 0
-	for i := range req.Messages {
-		size += len(req.Messages[i].Text)
-		for _, call := range req.Messages[i].ToolCalls {
-			size += len(call.Arguments)
-		}
-	}
-	for i := range req.Tools {
-		size += len(req.Tools[i].Description) + len(req.Tools[i].Schema)
-	}
-	return int64(size/charactersPerToken) + 1
-}
-
 // measured is a model whose requests wait for the limits of its provider, and whose replies are in
 // the metrics.
 type measured struct {
@@ -82,18 +64,25 @@ var _ loop.Provider = measured{}
 
 // Reply implements [loop.Model].
 func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
-	leave, err := m.gate.enter(ctx, m.provider, &req, delta)
+	asked := req.Tokens()
+	leave, err := m.gate.enter(ctx, m.provider, asked, delta)
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	begun, first := time.Now(), time.Duration(0)
+	begun, first, failed := time.Now(), time.Duration(0), int64(0)
 	reply, err := m.Model.Reply(ctx, req, func(d loop.Delta) {
-		if first == 0 && d.Waits == "" {
+		switch {
+		case d.Failed != nil:
+			failed += d.Failed.Usage.Total()
+		case first == 0 && d.Waits == "":
 			first = time.Since(begun)
 		}
 		delta(d)
 	})
-	leave(reply.Usage.Total())
+	if err == nil {
+		reply.Usage = reply.Counted(asked)
+	}
+	leave(failed + reply.Usage.Total())
 	m.metrics.Replied(ctx, time.Since(begun), first, telemetry.Tokens{
 		Input: reply.Usage.InputTokens, Output: reply.Usage.OutputTokens,
 		Cached: reply.Usage.CachedTokens, Reasoning: reply.Usage.ReasoningTokens,

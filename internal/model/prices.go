@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -24,6 +25,9 @@ type Prices struct {
 	Unit    string          `json:"unit"`
 	Sources []string        `json:"sources"`
 	Models  map[string]Info `json:"models"`
+	// Tools are dollars for each call of the tools that providers run, by PROVIDER:TOOL, at most: some
+	// are billed by time or size. A file without them has those of this version.
+	Tools map[string]float64 `json:"tools"`
 }
 
 // Info is what is known of a model. A missing price is unknown, as is a Window of 0.
@@ -59,6 +63,13 @@ func LoadPrices(path string) (*Prices, error) {
 	if err := decoder.Decode(&p); err != nil {
 		return nil, fmt.Errorf("must be an object with as_of and models: %w", err)
 	}
+	if p.Tools == nil && path != "" {
+		built, err := LoadPrices("")
+		if err != nil {
+			return nil, err
+		}
+		p.Tools = built.Tools
+	}
 	return &p, p.validate()
 }
 
@@ -79,7 +90,24 @@ func (p *Prices) validate() error {
 			errs = append(errs, fmt.Errorf("models: %s: window %d: must not be negative", name, m.Window))
 		}
 	}
+	for name, price := range p.Tools {
+		if !(price >= 0) || math.IsInf(price, 1) {
+			errs = append(errs, fmt.Errorf("tools: %s: must be dollars for each call", name))
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// ToolsOf are the prices of the tools that the provider of a model runs.
+func (p *Prices) ToolsOf(name string) map[string]float64 {
+	provider, _, _ := strings.Cut(name, ":")
+	tools := map[string]float64{}
+	for name, price := range p.Tools {
+		if of, tool, _ := strings.Cut(name, ":"); of == provider {
+			tools[tool] = price
+		}
+	}
+	return tools
 }
 
 // dated is the end of a model's name that pins a day.
@@ -93,7 +121,7 @@ func (p *Prices) Of(name string) (price *loop.Price, window int64) {
 		m = p.Models[dated.ReplaceAllString(name, "")]
 	}
 	if m.Input != nil && m.Output != nil {
-		price = &loop.Price{Input: *m.Input, Output: *m.Output}
+		price = &loop.Price{Input: *m.Input, Output: *m.Output, Tools: p.ToolsOf(name)}
 	}
 	return price, m.Window
 }

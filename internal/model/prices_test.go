@@ -18,7 +18,7 @@ func TestPrices_OfThisVersion(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, prices.Sources)
 	price, window := prices.Of("openai:gpt-4.1-2025-04-14")
-	require.Equal(t, &loop.Price{Input: 2, Output: 8}, price)
+	require.Equal(t, &loop.Price{Input: 2, Output: 8, Tools: map[string]float64{"code_interpreter": 0.03, "image_generation": 0.25, "web_search": 0.025}}, price)
 	require.Equal(t, int64(1_047_576), window)
 	require.InDelta(t, 10.0, price.Of(protocol.Usage{InputTokens: 1e6, OutputTokens: 1e6}), 1e-9)
 	price, _ = prices.Of("openai:gpt-4.1-mini")
@@ -40,12 +40,19 @@ func TestPrices_OfAFile(t *testing.T) {
 	prices, err := load(`{"as_of": "2026-12-31", "models": {"openai:qwen3": {"input": 0, "output": 0}, "openai:phi": {"window": 8000}}}`)
 	require.NoError(t, err)
 	price, _ := prices.Of("openai:qwen3")
-	require.Equal(t, &loop.Price{}, price, "free is not unknown")
+	require.NotNil(t, price, "free is not unknown")
+	require.Zero(t, price.Of(protocol.Usage{InputTokens: 1e6, OutputTokens: 1e6}))
+	require.InDelta(t, 0.025, price.Tools["web_search"], 1e-9, "those of this version")
 	price, window := prices.Of("openai:phi")
 	require.Nil(t, price)
 	require.Equal(t, int64(8000), window)
 	price, _ = prices.Of("openai:gpt-4.1")
 	require.Nil(t, price, "the file replaces all prices")
+
+	prices, err = load(`{"as_of": "2026-12-31", "models": {"x:y": {"input": 0, "output": 0}}, "tools": {"x:find": 2}}`)
+	require.NoError(t, err)
+	price, _ = prices.Of("x:y")
+	require.Equal(t, &loop.Price{Tools: map[string]float64{"find": 2}}, price)
 
 	for content, want := range map[string]string{
 		`[]`:                "must be an object with as_of and models",

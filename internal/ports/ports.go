@@ -91,6 +91,43 @@ type Trigger struct {
 	Channel  string // its full name
 	After    uint64 // the sequence of the channel behind which a message counts
 	Prompt   string // of the turn
+	// Firing is what the turn knows of what began it.
+	Firing Firing
+}
+
+// Firing is what begins a turn instead of a person.
+type Firing struct {
+	// Name is that of the trigger that the model has set, or of a user's schedule.
+	Name string
+	// By is the tool call that set the trigger; "" of a user's schedule.
+	By protocol.CallID
+	// Channel is the full name of a channel with whose unread messages the turn begins; "" for none.
+	Channel string
+}
+
+// Unattended bounds what a session does without a person.
+type Unattended struct {
+	// Floor is the least time between the beginnings of two turns, and PerHour their maximum number in
+	// an hour; 0 does not bound them. Turns of user's schedules count, and are not held up.
+	Floor   time.Duration
+	PerHour int
+	// Most is what the session may use in 24 hours, or since the last turn that a person began.
+	Most protocol.Spending
+	// Firing is what begins the turn of the input; nil if a person does.
+	Firing *Firing
+}
+
+type unattendedKey struct{}
+
+// WithUnattended returns a context for the turns of a session.
+func WithUnattended(ctx context.Context, u *Unattended) context.Context {
+	return context.WithValue(ctx, unattendedKey{}, u)
+}
+
+// UnattendedOf returns what [WithUnattended] was given; nil without it.
+func UnattendedOf(ctx context.Context) *Unattended {
+	u, _ := ctx.Value(unattendedKey{}).(*Unattended)
+	return u
 }
 
 type triggersKey struct{}

@@ -273,6 +273,10 @@ func (s *Schedule) At(t time.Time) protocol.Call {
 			call.Resources[i].Key = protocol.ResourceKey(strings.Replace(string(call.Resources[i].Key), string(old), string(call.SessionID), 1))
 		}
 	}
+	if turn, is := call.Payload.(wire.TurnRun); is && turn.Trigger == nil {
+		turn.Trigger = &wire.TurnTrigger{Name: s.Name}
+		call.Payload = turn
+	}
 	call.IssuedAt = t.UTC()
 	call.Again = true // another coordinator may have sent it
 	return call

@@ -27,6 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -141,6 +142,8 @@ type Bounds struct {
 	PromoteAfter time.Duration
 	// Settings are for turns that leave them open; the lesser MaxOutput holds.
 	Settings loop.Settings
+	// Unattended bounds what a session does without a person; its Firing is not used.
+	Unattended ports.Unattended
 }
 
 func (o Options) withDefaults() Options {
@@ -239,6 +242,9 @@ func (s *Server) OnAlreadySettled(ctx context.Context, c *protocol.Call) {
 // conclude ends the turn of a finished call in the journal: it records a turn that never began, so
 // that readers see its outcome, and ends an open one.
 func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+	if r.Error != nil && r.Error.Code == codes.TurnPostponed {
+		return // the journal says so
+	}
 	recorded, err := s.recordRefused(ctx, c, r)
 	if err == nil && !recorded {
 		err = s.endGivenUp(ctx, c)
@@ -297,7 +303,7 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	return runner.EndGivenUp(s.withTriggers(ctx, c), c.SessionID, c.ID)
+	return runner.EndGivenUp(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, c.ID)
 }
 
 // OnLost implements [lane.Host].
@@ -400,7 +406,7 @@ const goOnPause = time.Second
 // persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
-		result, err := runner.Run(s.withTriggers(ctx, c), c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
+		result, err := runner.Run(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
 		if err == nil || stays(err) || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
 			return result, err
 		}

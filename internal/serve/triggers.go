@@ -28,11 +28,22 @@ func (s *Server) withTriggers(ctx context.Context, call *protocol.Call) context.
 	return ports.WithTriggers(ctx, triggers{s.options.Schedules, call})
 }
 
+// unattended gives the run of a turn the bounds of what its session does without a person, and what
+// has begun it instead of one.
+func (s *Server) unattended(ctx context.Context, call *protocol.Call) context.Context {
+	bounds := s.options.Unattended
+	if turn, _ := call.Payload.(wire.TurnRun); turn.Trigger != nil {
+		bounds.Firing = &ports.Firing{Name: turn.Trigger.Name, By: turn.Trigger.By, Channel: turn.Trigger.Channel}
+	}
+	return ports.WithUnattended(ctx, &bounds)
+}
+
 // Add implements [ports.Triggers].
 func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	turn, _ := t.call.Payload.(wire.TurnRun)
 	turn.Prompt, turn.Attachments = trigger.Prompt, nil
 	turn.System, turn.Project, turn.Budget, turn.Compact = "", nil, nil, false // as in the turn before
+	turn.Trigger = &wire.TurnTrigger{Name: trigger.Firing.Name, By: trigger.Firing.By, Channel: trigger.Firing.Channel}
 	call := NewCall(t.call.SessionID, turn, t.call.RunFor())
 	call.Tenant, call.Priority = t.call.Tenant, t.call.Priority
 	record := schedule.Schedule{

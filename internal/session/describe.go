@@ -28,7 +28,24 @@ func IsOpen(state string) bool {
 type folded struct {
 	report.Session
 
-	wrote map[protocol.CallID]string // arguments of calls without result
+	wrote    map[protocol.CallID]string // arguments of calls without result
+	costless bool                       // the price of a reply is unknown
+}
+
+// spend adds what a reply or a summary took. What sub-agents took is that of their own sessions.
+func (i *folded) spend(e *loop.Event) {
+	if e.Usage != nil {
+		i.Usage = i.Usage.Add(*e.Usage)
+	}
+	switch {
+	case e.CostUSD == nil:
+		i.CostUSD, i.costless = nil, true
+	case i.costless:
+	case i.CostUSD == nil:
+		i.CostUSD = new(*e.CostUSD)
+	default:
+		*i.CostUSD += *e.CostUSD
+	}
 }
 
 // fold is what the events of a journal say.
@@ -68,22 +85,15 @@ func (i *folded) apply(e *loop.Event) {
 		i.History = append(i.History, report.Turn{Turn: e.Turn, State: report.StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
 	case loop.EventModelReply:
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
-		if e.Usage != nil {
-			i.Usage = i.Usage.Add(*e.Usage)
-		}
-		switch {
-		case e.CostUSD == nil || i.Steps > 1 && i.CostUSD == nil:
-			i.CostUSD = nil
-		case i.CostUSD == nil:
-			i.CostUSD = new(*e.CostUSD)
-		default:
-			*i.CostUSD += *e.CostUSD
-		}
+		i.spend(e)
 		if last >= 0 {
 			i.History[last].Steps++
 			i.History[last].ToolCalls += len(e.ToolCalls)
 		}
-	case loop.EventSessionForked:
+	case loop.EventCompacted, loop.EventReplyFailed:
+		i.spend(e)
+	case loop.EventSessionForked: // what its origin used is the origin's
+		i.Usage, i.CostUSD, i.costless = protocol.Usage{}, nil, false
 		i.State, i.Parent = report.StateForked, e.From
 	case loop.EventTurnEnded:
 		i.State = e.Status

@@ -58,8 +58,7 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 	outcome := fit(strings.ReplaceAll(e.Status, "_", " "), maxName)
 	parts := []part{{st, mark + what + outcome}, {plain, Plural(t.steps, "step")}, {plain, t.callsText()}}
 	if u := e.Usage; u != nil {
-		parts = append(parts, part{plain, fmt.Sprintf("%s tokens (%s in, %s out)",
-			count(u.Total()), count(u.InputTokens), count(u.OutputTokens))})
+		parts = append(parts, part{plain, fmt.Sprintf("%s (%s in, %s out)", tokens(*u), count(u.InputTokens), count(u.OutputTokens))})
 		for _, cost := range v.cost(*u, e.CostUSD) {
 			parts = append(parts, part{plain, cost})
 		}

@@ -196,22 +196,30 @@ func (v *View) progressNow(now time.Time) string {
 func (p *page) spent(t *tally) []string {
 	var parts []string
 	if t.usage.Total() > 0 {
-		parts = append(parts, count(t.usage.Total())+" tokens")
+		parts = append(parts, tokens(t.usage))
 	}
 	return append(parts, p.cost(t.usage, t.cost)...)
 }
 
-// cost is what tokens cost: by the price of the options, else by that of the session.
+// tokens says how many tokens a usage has.
+func tokens(u protocol.Usage) string {
+	if u.Estimated {
+		return "about " + count(u.Total()) + " tokens"
+	}
+	return count(u.Total()) + " tokens"
+}
+
+// cost is what tokens cost: as the session counts it, else by the price of the options.
 func (p *page) cost(u protocol.Usage, known *float64) []string {
 	if u.Total() <= 0 || p.opts.Cost == nil && known == nil {
 		return nil
 	}
 	var dollars float64
-	if known != nil {
-		dollars = *known
-	}
 	if p.opts.Cost != nil {
 		dollars = p.opts.Cost(u)
+	}
+	if known != nil { // with those of other models
+		dollars = *known
 	}
 	if dollars < 1 {
 		return []string{fmt.Sprintf("$%.4f", dollars)}

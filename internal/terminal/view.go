@@ -209,7 +209,7 @@ func (v *View) show(e *loop.Event) {
 		v.remark(e.Text)
 	case loop.EventCompacted:
 		v.line(v.ink.paint(yellow, "  (a summary stands for the older replies now)"))
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventTurnPostponed:
 		v.line(v.ink.paint(yellow, "  ("+strings.Trim(e.Text, "[].")+")"))
 	case loop.EventTurnEnded:
 		v.turnEnded(e)

@@ -34,6 +34,18 @@ type TurnRun struct {
 	Author protocol.Author `json:"author,omitzero"`
 	// Compact asks for a summary of the session instead of a turn.
 	Compact bool `json:"compact,omitempty"`
+	// Trigger is what begins the turn if no person does.
+	Trigger *TurnTrigger `json:"trigger,omitempty"`
+}
+
+// TurnTrigger begins a turn instead of a person.
+type TurnTrigger struct {
+	// Name is that of the trigger, or of the schedule.
+	Name string `json:"name"`
+	// By is the tool call that set the trigger; "" of a schedule.
+	By protocol.CallID `json:"by,omitempty"`
+	// Channel is the watched channel, TENANT.NAME, with whose unread messages the turn begins.
+	Channel string `json:"channel,omitempty"`
 }
 
 // Attachment is a file; its content says what it is.

@@ -94,44 +94,6 @@ func (r *Runner) agentName() string {
 	return r.lineage.parent.Agent
 }
 
-// account counts what running sub-agents of a session use that its journal does not have yet.
-type account struct {
-	rec   *recorder
-	above *account
-	began time.Time // when its own call began
-
-	mu      sync.Mutex
-	running protocol.Spending
-}
-
-// add counts for the session and all above it.
-func (a *account) add(s protocol.Spending) {
-	for ; a != nil; a = a.above {
-		a.mu.Lock()
-		a.running = a.running.Add(s)
-		a.mu.Unlock()
-	}
-}
-
-// overAbove describes the bounds of the budgets of parents that are used up.
-func (l lineage) overAbove() string {
-	began := l.began
-	for a := l.above; a != nil; a = a.above {
-		a.rec.mu.Lock()
-		used, budget := a.rec.session.spent, a.rec.session.budget
-		a.rec.mu.Unlock()
-		a.mu.Lock()
-		used = used.Add(a.running)
-		a.mu.Unlock()
-		used.TimeMS += protocol.MillisOf(time.Since(began))
-		began = a.began
-		if spent := reached(budget, used, 1); spent != "" {
-			return spent + ", of the session that started this one"
-		}
-	}
-	return ""
-}
-
 // agentNamed returns the kind of that name; "" is one that is as its parent.
 func (r *Runner) agentNamed(name string) (Agent, *protocol.Error) {
 	if name == "" {
@@ -304,18 +266,24 @@ func (t *turnRun) agentEnded(ctx context.Context, p *pendingCall, result TurnRes
 	return event
 }
 
+// as is the runner with the model of a kind of sub-agent.
+func (r *Runner) as(kind Agent) *Runner {
+	other := *r
+	if kind.Model != nil {
+		other.model, other.opts.ModelName, other.opts.Price, other.opts.Compaction = kind.Model, kind.ModelName, kind.Price, kind.Compaction
+	}
+	return &other
+}
+
 // subRunner makes the runner of a sub-agent, which is bound by all that binds this turn.
 func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentRequest) *Runner {
-	child := *t.Runner
+	child := *t.as(kind)
 	child.opts.System = cmp.Or(kind.System, t.session.system, t.opts.System)
 	child.opts.Project = t.session.project
 	child.opts.Budget = kind.Budget
 	child.opts.Sandbox = ""
 	if request.Workspace != wire.AgentWorkspaceEmpty && request.Workspace != wire.AgentWorkspaceFork {
 		child.opts.Sandbox = t.scope(t.id).Sandbox
-	}
-	if kind.Model != nil {
-		child.model, child.opts.ModelName, child.opts.Price, child.opts.Compaction = kind.Model, kind.ModelName, kind.Price, kind.Compaction
 	}
 	if kind.MaxSteps > 0 {
 		child.opts.MaxSteps = least(t.opts.MaxSteps, kind.MaxSteps)

@@ -240,7 +240,7 @@ func TestAgent_IsBoundByTheBudgetOfItsParent(t *testing.T) {
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	last := f.models["left"].seen[len(f.models["left"].seen)-1]
 	require.Empty(t, last.Tools, "it is asked for an answer without tools")
-	require.Contains(t, last.Messages[len(last.Messages)-1].Text, "5 steps of 5 steps, of the session that started this one")
+	require.Contains(t, last.Messages[len(last.Messages)-1].Text, fmt.Sprintf("[The budget of session %s, which started this one, is used up: 5 steps of 5 steps.", f.session))
 	require.Len(t, f.models["left"].seen, 5)
 	require.Contains(t, f.watch.of(loop.EventToolResult)[0].Content, "as far as I came")
 }

@@ -38,7 +38,7 @@ const (
 	maxAttachedText    = 256 << 10
 	maxAttachedBytes   = 12 << 20
 	maxAttachmentName  = 255
-	attachmentForModel = 6000 // characters of a conversation that an image or document counts for
+	attachmentForModel = 6000 // bytes of a conversation that an image or document counts for
 )
 
 // NewAttachment makes an attachment of a file: a PNG, JPEG, GIF or WebP image or a PDF document of

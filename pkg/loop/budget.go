@@ -6,17 +6,47 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// Price is what a model's tokens cost, in dollars per million.
-type Price struct{ Input, Output float64 }
+// Price is what a model's replies cost.
+type Price struct {
+	// Input and Output are dollars per million tokens.
+	Input, Output float64
+	// Tools are dollars per call of the tools that the provider runs, by [NativeCall].Kind. Another
+	// tool costs as much as the dearest of them.
+	Tools map[string]float64
+}
 
-// Of is the price of a usage in dollars.
+// cacheWriteShare is how much more a token costs that the provider writes to its cache.
+const cacheWriteShare = 0.25
+
+// Of is the price of a usage in dollars, without the provider's tools. Tokens that were read from
+// a cache cost as much as others: a budget rather ends early than late.
 func (p Price) Of(u protocol.Usage) float64 {
-	return (float64(u.InputTokens)*p.Input + float64(u.OutputTokens)*p.Output) / 1e6
+	return ((float64(u.InputTokens)+cacheWriteShare*float64(u.CacheWriteTokens))*p.Input + float64(u.OutputTokens)*p.Output) / 1e6
+}
+
+// native is the price of the calls that the provider ran for a reply.
+func (p Price) native(calls []NativeCall) (sum float64) {
+	dearest := 0.0
+	for _, price := range p.Tools {
+		dearest = max(dearest, price)
+	}
+	for _, call := range calls {
+		price, known := p.Tools[call.Kind]
+		if !known {
+			price = dearest
+		}
+		sum += price * float64(max(call.Uses, 1))
+	}
+	return sum
 }
 
 // budgetWarning is the share of a budget at which the model is told.
@@ -79,45 +109,181 @@ func validateBudget(b *protocol.Spending) error {
 	return errors.Join(errs...)
 }
 
+// usedUp is a bound of a session that is reached, and whose it is.
+type usedUp struct{ whose, amounts, remedy string }
+
+// note is what the model reads of it.
+func (u *usedUp) note() string {
+	return "[" + strings.ToUpper(u.whose[:1]) + u.whose[1:] + " is used up: " + u.amounts + ". Answer now, without a tool call: what is done, and what is left.]"
+}
+
+// err is why a turn ends by it.
+func (u *usedUp) err() *protocol.Error {
+	return &protocol.Error{Code: protocol.CodeLimitReached, Message: u.whose + " is used up (" + u.amounts + "): " + u.remedy}
+}
+
+// account is a run of a turn, as the budgets of the session and of those above it see it. It counts
+// what running sub-agents use that the journal does not have yet.
+type account struct {
+	rec   *recorder
+	above *account
+	began time.Time // when the call began that started the session, or its turn
+	alone *ports.Unattended
+
+	mu      sync.Mutex
+	running protocol.Spending
+}
+
+// add counts for the session and all above it.
+func (a *account) add(s protocol.Spending) {
+	for ; a != nil; a = a.above {
+		a.mu.Lock()
+		a.running = a.running.Add(s)
+		a.mu.Unlock()
+	}
+}
+
+// budgets returns what binds the session in its turn, and what it has used of each; the second one
+// is for turns that no person has begun. Time is that of the journal.
+func (a *account) budgets() (budget, used, aloneBudget, aloneUsed protocol.Spending) {
+	a.mu.Lock()
+	running := a.running
+	a.mu.Unlock()
+	a.rec.mu.Lock()
+	defer a.rec.mu.Unlock()
+	s := a.rec.session
+	if t := s.open(); t != nil && t.trigger != "" && a.alone != nil {
+		aloneUsed, _ = s.unattended(time.Now())
+		aloneBudget, aloneUsed = a.alone.Most, aloneUsed.Add(running)
+	}
+	return s.budget, s.spent.Add(running), aloneBudget, aloneUsed
+}
+
+// usedUp returns the first bound of which a share is used: of the session, or of one above it. The
+// time since the last event of the journal counts, too.
+func (a *account) usedUp(share float64, since protocol.Millis) *usedUp {
+	for of := a; of != nil; of = of.above {
+		if of != a {
+			share = 1 // its own model is warned
+		}
+		budget, used, aloneBudget, aloneUsed := of.budgets()
+		used.TimeMS, aloneUsed.TimeMS = used.TimeMS+since, aloneUsed.TimeMS+since
+		amounts, alone := reached(budget, used, share), reached(aloneBudget, aloneUsed, share)
+		whose := "the budget of the session"
+		if of != a {
+			whose = fmt.Sprintf("the budget of session %s, which started this one,", of.rec.id)
+		}
+		switch {
+		case amounts != "":
+			return &usedUp{whose, amounts, "give it a larger one"}
+		case alone != "":
+			return &usedUp{
+				fmt.Sprintf("what session %s may use in 24 hours without a person", of.rec.id), alone,
+				"a turn that a person begins has the whole amount again (coordinator serve --unattended)",
+			}
+		}
+		since = protocol.MillisOf(time.Since(of.began))
+	}
+	return nil
+}
+
+// inDollars reports whether a budget in dollars binds the session.
+func (a *account) inDollars() bool {
+	for ; a != nil; a = a.above {
+		if budget, _, alone, _ := a.budgets(); budget.USD > 0 || alone.USD > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// unpriced names a model of unknown price that may reply, or write a summary; "" if there is none.
+func (r *Runner) unpriced() string {
+	other, _ := r.model.(interface{ Fallback() Fallback })
+	switch writer := r.opts.Compaction; {
+	case r.opts.Price == nil:
+		return r.opts.ModelName
+	case other != nil && other.Fallback().Price == nil:
+		return other.Fallback().Model + " (fallback)"
+	case writer != nil && writer.Model != nil && writer.Price == nil:
+		return writer.ModelName + " (compaction)"
+	default:
+		return ""
+	}
+}
+
+// CheckPrices reports what [New] does about a budget in dollars: models of unknown price that reply
+// for this one, write its summaries or are sub-agents would pass it.
+func (o *Options) CheckPrices(model Model, table *tools.Table) error {
+	return (&Runner{model: model, table: table, opts: *o}).validatePrices()
+}
+
+// validatePrices returns an error for a budget in dollars that a model of unknown price would pass.
+func (r *Runner) validatePrices() error {
+	unknown := func(usd float64, model string) error {
+		if usd <= 0 || model == "" {
+			return nil
+		}
+		return fmt.Errorf("budget: usd %v: the price of model %s is unknown", usd, model)
+	}
+	usd := 0.0
+	if r.opts.Budget != nil {
+		usd = r.opts.Budget.USD
+	}
+	errs := []error{unknown(usd, r.unpriced())}
+	if _, starts := r.table.Lookup(wire.AgentTool); !starts {
+		return errors.Join(errs...)
+	}
+	for _, kind := range r.opts.Agents {
+		most := usd
+		if kind.Budget != nil {
+			most = max(most, kind.Budget.USD)
+		}
+		if model := r.as(kind).unpriced(); model != "" && (kind.Model != nil || usd <= 0) {
+			errs = append(errs, unknown(most, model+" (agent "+kind.Name+")"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // budgeted keeps the turn in the budget of its session. It reports whether the model may be asked;
 // else the turn ends, or something was journaled and the turn continues with what follows from
 // that.
 func (t *turnRun) budgeted(ctx context.Context) (may bool, end *ending, err error) {
-	turn, budget := t.session.open(), t.session.budget
-	used := t.session.spent
-	used.TimeMS += t.elapsed()
+	turn := t.session.open()
 	event := Event{Turn: turn.number, Step: len(turn.steps)}
-	spent := reached(budget, used, 1)
-	if spent == "" {
-		spent = t.lineage.overAbove()
-	}
-	switch {
-	case turn.lastAt > 0: // the answer to budget_spent is asked for
+	if turn.lastAt > 0 { // the answer to budget_spent is asked for
 		return true, nil, nil
-	case budget.USD > 0 && t.opts.Price == nil:
-		return false, &ending{OutcomeLimitReached, limitReached("$%.2f (budget), which cannot be counted: the price of model %s is unknown", budget.USD, t.opts.ModelName)}, nil
-	case spent != "" && len(turn.steps) == 0:
-		return false, t.overBudget(spent), nil
-	case spent != "":
-		event.Type = EventBudgetSpent
-		event.Text = fmt.Sprintf("[The budget of the session is used up: %s. Answer now, without a tool call: what is done, and what is left.]", spent)
+	}
+	if model := t.unpriced(); model != "" && t.account.inDollars() {
+		return false, &ending{OutcomeLimitReached, limitReached("dollars (budget), which cannot be counted: the price of model %s is unknown", model)}, nil
+	}
+	switch spent := t.account.usedUp(1, t.elapsed()); {
+	case spent != nil && len(turn.steps) == 0:
+		return false, &ending{OutcomeLimitReached, spent.err()}, nil
+	case spent != nil:
+		event.Type, event.Text, event.Error = EventBudgetSpent, spent.note(), spent.err()
 		return false, nil, t.record(ctx, event)
 	}
-	low := reached(budget, used, budgetWarning)
-	if low == "" || t.session.warned {
+	low := t.account.usedUp(budgetWarning, t.elapsed())
+	if low == nil || t.session.warned {
 		return true, nil, nil
 	}
 	event.Type = EventBudgetLow
-	event.Text = fmt.Sprintf("[Most of the session's budget is used: %s. Finish what matters most.]", low)
+	event.Text = fmt.Sprintf("[Most of %s is used: %s. Finish what matters most.]", low.whose, low.amounts)
 	return true, nil, t.record(ctx, event)
 }
 
-// overBudget is the end of a turn whose session has used up its budget.
-func (t *turnRun) overBudget(spent string) *ending {
-	return &ending{OutcomeLimitReached, &protocol.Error{
-		Code:    protocol.CodeLimitReached,
-		Message: "the session has used up its budget (" + spent + "): give it a larger one",
-	}}
+// overBudget is the end of a turn that has been asked for its last answer.
+func (t *turnRun) overBudget() *ending {
+	failure := t.session.open().spentErr
+	if spent := t.account.usedUp(1, t.elapsed()); spent != nil { // with the answer
+		failure = spent.err()
+	}
+	if failure == nil { // of an older journal
+		failure = &protocol.Error{Code: protocol.CodeLimitReached, Message: "the budget of the session is used up: give it a larger one"}
+	}
+	return &ending{OutcomeLimitReached, failure}
 }
 
 // lastAnswer reports whether the model has been asked for its answer without tools.
@@ -127,38 +293,61 @@ func (t *turn) lastAnswer() bool { return t.lastAt > 0 && len(t.steps) > t.lastA
 func (t *turnRun) elapsed() protocol.Millis { return protocol.MillisOf(time.Since(t.since)) }
 
 // spend describes what a reply took.
-func (t *turnRun) spend(e *Event, price *Price) {
+func (t *turnRun) spend(e *Event, price *Price, native []NativeCall) {
 	e.ElapsedMS, t.since = t.elapsed(), time.Now()
 	if price != nil && e.Usage != nil {
-		e.CostUSD = new(price.Of(*e.Usage))
+		e.CostUSD = new(price.Of(*e.Usage) + price.native(native))
 	}
+}
+
+// failedEvent is the event of an attempt that gave no reply, although it is billed.
+func (t *turnRun) failedEvent(failed *Reply, price *Price, model, why string) Event {
+	turn := &t.session.turns[len(t.session.turns)-1]
+	e := Event{Type: EventReplyFailed, Turn: turn.number, Step: len(turn.steps) + 1, Text: validText(why), ReplyFields: ReplyFields{Usage: new(failed.Counted(0))}}
+	if e.Model = model; failed.Fallback != nil {
+		e.Model, price = failed.Fallback.Model, failed.Fallback.Price
+	}
+	if price != nil {
+		e.CostUSD = new(price.Of(*e.Usage) + price.native(failed.Native))
+	}
+	return e
 }
 
 // noteSpent adds what an event says was used.
 func (s *session) noteSpent(e *Event) {
+	used := spentBy(e)
+	s.spent = s.spent.Add(used)
+	if n := len(s.turns); n > 0 {
+		s.turns[n-1].spent = s.turns[n-1].spent.Add(used)
+	}
+}
+
+// spentBy is what an event says was used.
+func spentBy(e *Event) (used protocol.Spending) {
 	switch e.Type {
-	case EventModelReply, EventCompacted:
+	case EventModelReply, EventCompacted, EventReplyFailed:
 		if e.Type == EventModelReply {
-			s.spent.Steps++
+			used.Steps++
 		}
 		if e.Usage != nil {
-			s.spent.Tokens += e.Usage.Total()
+			used.Tokens = e.Usage.Total()
 		}
 		if e.CostUSD != nil {
-			s.spent.USD += *e.CostUSD
+			used.USD = *e.CostUSD
 		}
-		s.spent.TimeMS += e.ElapsedMS
+		used.TimeMS = e.ElapsedMS
 	case EventTurnEnded:
-		s.spent.TimeMS += e.ElapsedMS
+		used.TimeMS = e.ElapsedMS
 	case EventToolResult, EventJobEnded:
 		if e.Type == EventToolResult && protocol.Status(e.Status) != protocol.StatusRejected {
-			s.spent.Calls++
+			used.Calls++
 		}
 		if e.Spent != nil {
-			s.spent = s.spent.Add(*e.Spent)
+			used = used.Add(*e.Spent)
 		}
 	default:
 	}
+	return used
 }
 
 // noteBudget tells the model about the budget, behind the last step.
@@ -169,7 +358,7 @@ func (s *session) noteBudget(e *Event) error {
 	}
 	s.warned = true
 	if e.Type == EventBudgetSpent {
-		t.lastAt = len(t.steps)
+		t.lastAt, t.spentErr = len(t.steps), e.Error
 	}
 	t.addNote(e.Text)
 	return nil

@@ -2,6 +2,7 @@ package loop_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // hungry asks for a tool in each of so many replies, and then answers.
@@ -54,7 +56,7 @@ func TestBudget_IsToldOnceAndEndsWithAnAnswer(t *testing.T) {
 			for i, request := range r.model.seen {
 				require.Equal(t, i == 5, len(request.Tools) == 0, "request %d", i)
 			}
-			require.Equal(t, 1, r.told("Most of the session's budget is used"))
+			require.Equal(t, 1, r.told("Most of the budget of the session is used"))
 			require.Equal(t, 1, r.told("is used up"))
 			require.Len(t, r.watch.of(loop.EventBudgetLow), 1)
 			require.Equal(t, 4, r.watch.of(loop.EventBudgetLow)[0].Step)
@@ -206,4 +208,108 @@ func TestCost_IsUnknownWithOneReplyOfAnUnknownPrice(t *testing.T) {
 	require.Nil(t, result.CostUSD)
 	require.Nil(t, r.watch.of(loop.EventTurnEnded)[0].CostUSD)
 	require.NotNil(t, r.watch.of(loop.EventModelReply)[0].CostUSD)
+}
+
+// A budget in dollars is refused where a model of unknown price may reply, whichever way that one
+// comes into the session; a budget that the session has already ends the turn.
+func TestBudget_InDollarsNeedsThePriceOfEachModel(t *testing.T) {
+	t.Parallel()
+	agentTool := tools.Tool{
+		Definition: tools.Definition{Name: "agent", Description: "x", Schema: json.RawMessage(`{"type":"object"}`)},
+		Plan:       func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) { return tools.Plan{}, nil },
+	}
+	other := &script{}
+	for name, change := range map[string]func(*rig) loop.Model{
+		"other (fallback)": func(r *rig) loop.Model { return standIn{r.model} },
+		"other (compaction)": func(r *rig) loop.Model {
+			r.opts.Compaction = &loop.Compaction{Model: other, ModelName: "other"}
+			return r.model
+		},
+		"other (agent helper)": func(r *rig) loop.Model {
+			r.opts.Agents = []loop.Agent{{Name: "helper", Model: other, ModelName: "other"}}
+			return r.model
+		},
+		"other (fallback) is unknown\nbudget: usd 1: the price of model other (fallback) (agent h)": func(r *rig) loop.Model {
+			r.opts.Agents = []loop.Agent{{Name: "h", Model: standIn{other}, Price: &loop.Price{}}}
+			return standIn{r.model}
+		},
+	} {
+		r := newRig(says("one"), says("two"))
+		r.opts.Price, r.opts.Budget = &loop.Price{}, &protocol.Spending{USD: 1}
+		model := change(r)
+		_, err := loop.New(model, r.fleet, r.journal, table(t, agentTool), &r.opts)
+		require.ErrorContains(t, err, "budget: usd 1: the price of model "+name)
+		require.EqualError(t, r.opts.CheckPrices(model, table(t, agentTool)), err.Error())
+
+		plain := r.opts
+		plain.Compaction, plain.Agents = nil, nil
+		first, err := loop.New(r.model, r.fleet, r.journal, table(t), &plain)
+		require.NoError(t, err)
+		_, err = first.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err)
+		r.opts.Budget = nil // the session has one
+		next, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
+		require.NoError(t, err)
+		result, err := next.Run(t.Context(), r.session, loop.Input{Text: "more"})
+		require.NoError(t, err)
+		if len(r.opts.Agents) == 0 { // this one is refused when it is started
+			require.Contains(t, result.Error.Message, "the price of model other")
+		}
+	}
+}
+
+// standIn is a model with a fallback of unknown price.
+type standIn struct{ *script }
+
+func (standIn) Fallback() loop.Fallback { return loop.Fallback{Model: "other"} }
+
+// What a provider bills in addition to tokens counts: writes to its cache, and calls of its tools.
+func TestCost_OfCacheWritesAndTheProvidersTools(t *testing.T) {
+	t.Parallel()
+	reply := says("done")
+	reply.Usage = protocol.Usage{InputTokens: 1000, CachedTokens: 100, CacheWriteTokens: 800, OutputTokens: 100}
+	reply.Native = []loop.NativeCall{{Name: "web_search", Kind: "web_search"}, {Name: "new_tool", Kind: "new_tool", Uses: 2}}
+	r := newRig(reply)
+	r.opts.Price = &loop.Price{Input: 1_000_000, Output: 2_000_000, Tools: map[string]float64{"web_search": 10, "code": 50}}
+	result, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.InDelta(t, 1000+0.25*800+200+10+2*50, *result.CostUSD, 1e-9)
+}
+
+// A fork starts at zero: what its origin used is the origin's, and its budget is whole.
+func TestBudget_AForkStartsAtZero(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), asks("b", "work"), says("one"), says("two"))
+	r.opts.Budget = &protocol.Spending{Steps: 3}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	fork := append(r.events(t), loop.Event{Type: loop.EventSessionForked})
+	for i := range fork {
+		fork[i].SessionID, fork[i].Seed = "fork", ""
+	}
+	_, err = r.journal.Append(t.Context(), "fork", 0, fork...)
+	require.NoError(t, err)
+	r.session = "fork"
+	result, err := r.run(t.Context(), t, "go on")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+	require.Equal(t, "two", result.Text)
+}
+
+// What a sub-agent in the background uses counts for its parent while it runs, and the parent's end
+// names the bound and whose it is.
+func TestBudget_TheEndNamesTheBoundAndWhoseItIs(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{calls("a", "agent", `{"prompt":"left"}`), says("done")}},
+		"left": {replies: hungry(9)},
+	})
+	f.opts.Budget = &protocol.Spending{Steps: 4}
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	result := f.journaled(t, loop.EventToolResult)[0]
+	require.Contains(t, result.Error.Message, fmt.Sprintf("the budget of session %s, which started this one, is used up (", f.session))
+	require.Contains(t, result.Error.Message, "steps of 4 steps)")
+	ended := f.journaled(t, loop.EventTurnEnded)
+	require.Contains(t, ended[len(ended)-1].Error.Message, "the budget of the session is used up (")
 }

@@ -129,10 +129,15 @@ func (t *turnRun) readChannel(ctx context.Context, request wire.ReadRequest, not
 	if len(messages) == 0 {
 		return fmt.Sprintf("[channel %s has no new messages]", request.Channel), nil
 	}
+	noted.Read = &ChannelPosition{Channel: request.Channel, Sequence: messages[len(messages)-1].Sequence}
+	return messageTexts(messages), nil
+}
+
+// messageTexts is what a model reads of messages.
+func messageTexts(messages []ports.ChannelMessage) string {
 	texts := make([]string, len(messages))
 	for i, m := range messages {
 		texts[i] = fmt.Sprintf("[message %d, from session %s, %s]\n%s", m.Sequence, m.From, m.Time.UTC().Format(time.RFC3339), m.Text)
 	}
-	noted.Read = &ChannelPosition{Channel: request.Channel, Sequence: messages[len(messages)-1].Sequence}
-	return strings.Join(texts, "\n\n"), nil
+	return strings.Join(texts, "\n\n")
 }

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -47,7 +50,6 @@ type summary struct {
 	turn, step int // the first step that is kept; from 0
 	text       string
 	id         protocol.CallID // that asked for it
-	tokens     int64           // of the conversation with it, as of the first reply; 0 before
 }
 
 // covers reports whether the summary stands for a step; nil stands for none.
@@ -67,17 +69,44 @@ func (r *Runner) Compact(ctx context.Context, session protocol.SessionID, id pro
 		return false, err
 	case rec.session.open() != nil:
 		return false, errors.New("a turn of the session is open: continue it first")
+	case rec.session.budget.USD > 0 && r.unpriced() != "":
+		return false, fmt.Errorf("the session has a budget in dollars, and the price of model %s is unknown", r.unpriced())
 	case id != "" && rec.session.summary != nil && rec.session.summary.id == id:
 		return true, nil
 	}
 	return newTurnRun(r, rec).shown.compact(ctx, id)
 }
 
-// compactLong compacts a conversation that has come to its bound. A model that fails is logged, and
-// asked for a summary once in a run.
-func (c *conversation) compactLong(ctx context.Context, tooLong bool) (bool, error) {
-	how := c.opts.Compaction
-	if how == nil || c.compacted || !tooLong && !c.session.long(how.At) {
+// Shares of a conversation that have to be replaceable for a summary to be worth its price. Replies
+// that are fewer than leastReplies have to be most of it: else a summary would be paid at nearly
+// every step of a conversation whose prompt alone comes to its bound.
+const (
+	leastShare   = 8
+	fewShare     = 2
+	leastReplies = 4
+)
+
+// compactLong makes a conversation shorter that has come to its bound: attachments are replaced by
+// references first, which costs nothing. A model that fails is logged, and asked for a summary once
+// in a run.
+func (c *conversation) compactLong(ctx context.Context) (bool, error) {
+	if how := c.opts.Compaction; how == nil || how.At == 0 || c.session.tokens() < how.At {
+		return false, nil
+	}
+	if done, err := c.referTo(ctx); done || err != nil {
+		return done, err
+	}
+	return c.compactWorth(ctx, false)
+}
+
+// compactWorth compacts a conversation if that is worth its price, or whatever its price is.
+func (c *conversation) compactWorth(ctx context.Context, whatever bool) (bool, error) {
+	replaceable, replies := c.session.replaceable()
+	share := leastShare
+	if replies < leastReplies {
+		share = fewShare
+	}
+	if c.opts.Compaction == nil || c.compacted || !whatever && replaceable*share < sizeOf(c.messages(0)) {
 		return false, nil
 	}
 	done, err := c.compact(ctx, "")
@@ -85,8 +114,86 @@ func (c *conversation) compactLong(ctx context.Context, tooLong bool) (bool, err
 		c.compacted, err = true, nil
 		c.logger.WarnContext(ctx, "conversation is not compacted", slog.String("session_id", string(c.id)), slog.Any("error", failed))
 	}
-	c.compacted = c.compacted || !done
 	return done, err
+}
+
+// shortenTooLong makes a conversation shorter that the model's server refuses as too long. What
+// costs little is tried before what costs a summary.
+func (c *conversation) shortenTooLong(ctx context.Context, size int) (bool, error) {
+	for _, try := range []func() (bool, error){
+		func() (bool, error) { return c.referTo(ctx) },
+		func() (bool, error) { return c.compactWorth(ctx, false) },
+		func() (bool, error) { return c.cutBelow(ctx, size), nil },
+		func() (bool, error) { return c.compactWorth(ctx, true) },
+	} {
+		if done, err := try(); done || err != nil {
+			return done, err
+		}
+	}
+	return false, nil
+}
+
+// leastReferred is the least size of an attachment that a reference replaces, in bytes.
+const leastReferred = 4 << 10
+
+// referTo has attached texts replaced by their beginnings and by where the model can read all of
+// them: those of turns before, or else those of the open turn. It reports whether there were any.
+func (c *conversation) referTo(ctx context.Context) (bool, error) {
+	keeper, _ := c.dispatcher.(ports.Keeper)
+	if _, reads := c.table.Lookup(readTool); keeper == nil || !reads || c.opts.Compaction == nil {
+		return false, nil
+	}
+	var events []Event
+	size, last := 0, len(c.session.turns)-1
+	for i := range c.session.turns {
+		t := &c.session.turns[i]
+		if i == last && size > 0 {
+			break
+		}
+		for n := range t.input.Attachments {
+			a := &t.input.Attachments[n]
+			if _, out := c.session.leftOut[Part{a.ID, PartAttachment}]; out || a.MediaType != mediaText || len(a.Data) < leastReferred {
+				continue
+			}
+			id := wire.NewCallID(c.id, c.session.seed, t.number, 0, n)
+			if kept := (keeping{nil, keeper, c.opts.Logger, c.id}).keep(ctx, id, string(a.Data)); kept == nil {
+				continue
+			}
+			size += len(a.Data)
+			events = append(events, Event{
+				Type: EventPartLeftOut, Turn: t.number, Step: len(t.steps), CallFields: CallFields{ToolCallID: a.ID}, Part: PartAttachment,
+				Text: fmt.Sprintf("[The rest is left out because %s. All %d bytes of %s: read with path=%q]", conversationLong, len(a.Data), a.Name, "result:"+string(id)),
+			})
+		}
+	}
+	if size*leastShare < sizeOf(c.messages(0)) {
+		return false, nil
+	}
+	return len(events) > 0, c.record(ctx, events...)
+}
+
+// readTool is the tool that reads what a reference names.
+const readTool = "read"
+
+// isReference reports whether the reason for which an attachment is left out says where it is.
+func isReference(reason string) bool { return strings.HasPrefix(reason, "[") }
+
+// showReferred shows referred attachments whole, as in a fork, which has no copy of what is stored.
+func (s *session) showReferred() {
+	maps.DeleteFunc(s.leftOut, func(p Part, reason string) bool { return p.Kind == PartAttachment && isReference(reason) })
+}
+
+// inputOf is what a model reads of the input of a turn.
+func (s *session) inputOf(t *turn) Message {
+	input := t.input
+	input.Attachments = slices.Clone(input.Attachments)
+	for i := range input.Attachments {
+		a := &input.Attachments[i]
+		if reason := s.leftOut[Part{a.ID, PartAttachment}]; isReference(reason) && len(a.Data) > maxCut {
+			a.Data = []byte(strings.ToValidUTF8(string(a.Data[:maxCut]), "") + "\n" + reason)
+		}
+	}
+	return input.message()
 }
 
 // summaryError says that there is no summary; nothing was journaled.
@@ -109,64 +216,106 @@ func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, e
 	if writer == nil {
 		writer, name, price = c.model, c.opts.ModelName, c.opts.Price
 	}
-	reply, err := c.summarize(ctx, writer, name, turn, step)
+	var failed []Event
+	reply, err := c.summarize(ctx, writer, name, turn, step, func(reply *Reply, why string) {
+		failed = append(failed, c.failedEvent(reply, price, name, why))
+	})
 	if err != nil {
+		if err := c.record(ctx, failed...); err != nil {
+			return false, err
+		}
 		return false, &summaryError{err}
 	}
+	if reply.Fallback != nil {
+		price = reply.Fallback.Price
+	}
 	last := &c.session.turns[len(c.session.turns)-1]
-	usage := counted(reply.Usage)
 	event := Event{
-		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, ReplyFields: ReplyFields{Usage: &usage},
+		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, ReplyFields: ReplyFields{Usage: &reply.Usage},
 		NoteFields: NoteFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
 	}
-	c.spend(&event, price)
-	return true, c.record(ctx, event)
+	c.spend(&event, price, nil)
+	return true, c.record(ctx, append(failed, event)...)
 }
 
-// keptShare is the share of a conversation whose last replies are kept.
-const keptShare = 4
-
-// kept returns the first step that a summary does not stand for, and how many more replies it
-// stands for than the last one. The last steps of a quarter of the conversation are kept, one at
-// least.
-func (s *session) kept() (turn, step, replies int) {
-	most := sizeOf(s.conversation("")) / keptShare
-	turn, size := -1, 0
+// uncovered are the sizes of the steps that no summary stands for, the last one first.
+func (s *session) uncovered() (sizes []int, sum int) {
 	for i := range slices.Backward(s.turns) {
 		for j := range slices.Backward(s.turns[i].steps) {
 			if s.summary.covers(i, j) {
-				return turn, step, replies
+				return sizes, sum
 			}
-			size += sizeOf(s.turns[i].steps[j].appendTo(nil, false))
-			if turn >= 0 && (replies > 0 || size > most) {
-				replies++
-				continue
-			}
-			turn, step = i, j
+			sizes = append(sizes, sizeOf(s.turns[i].steps[j].appendTo(nil, false)))
+			sum += sizes[len(sizes)-1]
 		}
 	}
-	return turn, step, replies
+	return sizes, sum
+}
+
+// replaceable is the size, and the number, of the steps that a further summary can stand for: the
+// last one stays.
+func (s *session) replaceable() (size, replies int) {
+	sizes, sum := s.uncovered()
+	if len(sizes) == 0 {
+		return 0, 0
+	}
+	return sum - sizes[0], len(sizes) - 1
+}
+
+// keptShare is the share of the replaceable steps that are kept.
+const keptShare = 4
+
+// kept returns the first step that a summary does not stand for, and how many more replies it
+// stands for than the last one. The last steps of a quarter of what no summary stands for are kept,
+// one at least. The user's inputs and the system prompt do not count: they cannot shrink.
+func (s *session) kept() (turn, step, replies int) {
+	sizes, sum := s.uncovered()
+	keep, size := 0, 0
+	for keep < len(sizes) && (keep == 0 || size+sizes[keep] <= sum/keptShare) {
+		size += sizes[keep]
+		keep++
+	}
+	replies = len(sizes) - keep
+	for i := range slices.Backward(s.turns) {
+		if n := len(s.turns[i].steps); keep > n {
+			keep -= n
+		} else if n > 0 {
+			return i, n - keep, replies
+		}
+	}
+	return -1, 0, 0
 }
 
 // Bounds of the parts of a conversation that a summary is made of, in characters: the second ones
 // if that is too long.
 func summarizedParts() []int { return []int{8000, 1000} }
 
-// summarize has a model write the summary of what comes before a step.
-func (c *conversation) summarize(ctx context.Context, writer Model, name string, turn, step int) (reply Reply, err error) {
+// summarize has a model write the summary of what comes before a step. failed gets the replies that
+// are none, and why.
+func (c *conversation) summarize(ctx context.Context, writer Model, name string, turn, step int, failed func(*Reply, string)) (reply Reply, err error) {
 	ctx, span := c.opts.Tracer.Start(ctx, spanName(genaiconv.OperationChat, name), trace.WithSpanKind(trace.SpanKindClient),
 		trace.WithAttributes(genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.ConversationID.String(string(c.id)), genaiconv.RequestModel.String(name)))
 	defer span.End()
 	for _, most := range summarizedParts() {
-		reply, err = writer.Reply(ctx, Request{Messages: []Message{
+		request := Request{Messages: []Message{
 			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: c.session.transcript(turn, step, most)},
-		}}, func(Delta) {})
+		}}
+		asked := request.Tokens()
+		reply, err = writer.Reply(ctx, request, func(d Delta) {
+			if d.Failed != nil {
+				failed(d.Failed, "the attempt gave no summary")
+			}
+		})
+		if err == nil {
+			reply.Usage = reply.Counted(asked)
+		}
 		if !errors.Is(err, ErrTooLong) {
 			break
 		}
 	}
 	if err == nil && (strings.TrimSpace(reply.Text) == "" || reply.Cut) {
 		err = errors.New("the model's reply is empty, or was cut off")
+		failed(&reply, err.Error())
 	}
 	if err != nil {
 		failSpan(span, err)
@@ -188,7 +337,7 @@ func (s *session) transcript(turn, step, most int) string {
 	until := &summary{turn: turn, step: step}
 	for i := range s.turns[:turn+1] {
 		t := &s.turns[i]
-		part("User", t.input.message().Text)
+		part("User", s.inputOf(t).Text)
 		if s.summary != nil && s.summary.turn == i {
 			part("Summary of what was before", s.summary.text)
 		}
@@ -270,13 +419,6 @@ func (s *session) tokens() int64 {
 		return int64(sizeOf(s.conversation("")) / bytesPerToken)
 	}
 	return s.lastTokens + int64(s.sinceReply/bytesPerToken)
-}
-
-// long reports whether a conversation is to be compacted: not again before it has grown by half.
-func (s *session) long(at int64) bool {
-	tokens := s.tokens()
-	grown := s.summary == nil || s.summary.tokens > 0 && tokens >= s.summary.tokens+s.summary.tokens/2
-	return at > 0 && tokens >= at && grown
 }
 
 // replies counts the replies of the session.

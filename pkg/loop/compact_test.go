@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // summarizer writes numbered summaries.
@@ -36,7 +37,7 @@ func (s *summarizer) Reply(_ context.Context, req loop.Request, _ func(loop.Delt
 func talkative(replies int) []loop.Reply {
 	all := hungry(replies)
 	for i := range all {
-		all[i].Usage = protocol.Usage{InputTokens: int64(100 * (i + 1))}
+		all[i].Usage = protocol.Usage{InputTokens: int64(100*(i+1)) - 1, OutputTokens: 1}
 	}
 	return all
 }
@@ -114,7 +115,7 @@ func TestCompaction_CrashAtAnyAppendChangesNothing(t *testing.T) {
 			}
 			journaled := 0
 			for _, e := range r.events(t) {
-				if e.Type == loop.EventCompacted {
+				if e.Type == loop.EventCompacted && e.Turn == 1 {
 					journaled++
 				}
 			}
@@ -246,5 +247,133 @@ func TestCompact_NeedsAWholeSummary(t *testing.T) {
 			require.Len(t, sizes, 2)
 			require.Greater(t, sizes[0], sizes[1]+3000)
 		}
+	}
+}
+
+// counting is a model of a server that counts tokens itself, and refuses what is over its window.
+type counting struct {
+	*script
+
+	window, refused int
+}
+
+func (c *counting) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	tokens := req.Tokens()
+	if c.window > 0 && tokens > int64(c.window) {
+		c.refused++
+		return loop.Reply{}, fmt.Errorf("%d tokens: %w", tokens, loop.ErrTooLong)
+	}
+	reply, err := c.script.Reply(ctx, req, delta)
+	reply.Usage = protocol.Usage{InputTokens: tokens, OutputTokens: 10}
+	return reply, err
+}
+
+// run64 runs a turn of 64 replies with a tool call each, of 400 bytes.
+func run64(t *testing.T, prompt string, window int, compaction *loop.Compaction) (*rig, *counting) {
+	t.Helper()
+	var replies []loop.Reply
+	for i := range 63 {
+		replies = append(replies, loop.Reply{Text: strings.Repeat("x", 400), ToolCalls: []loop.ToolCall{{ID: fmt.Sprint("c", i), Name: "inline", Arguments: `{"n":1}`}}})
+	}
+	r := newRig(append(replies, says("done"))...)
+	r.opts.System, r.opts.Compaction = "x", compaction
+	model := &counting{script: r.model, window: window}
+	runner, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
+	require.NoError(t, err)
+	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: prompt})
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
+	require.Equal(t, 64, result.Steps)
+	return r, model
+}
+
+// A prompt that alone comes to the bound cannot shrink. The replies are compacted all the same, a
+// few at a time, and a summary is not paid at every step; also when the server refuses the
+// conversation again and again.
+func TestCompaction_OfALongPrompt(t *testing.T) {
+	t.Parallel()
+	prompt := strings.Repeat("word ", 4400) // 5,500 tokens
+	for name, test := range map[string]struct {
+		at     int64
+		window int
+	}{"over the bound from the first reply on": {5000, 0}, "close to the bound": {6000, 0}, "close to the server's": {0, 6500}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			writer := &summarizer{}
+			r, model := run64(t, prompt, test.window, &loop.Compaction{Model: writer, At: test.at})
+			require.GreaterOrEqual(t, len(writer.asked), 3)
+			require.LessOrEqual(t, len(writer.asked), 12)
+			last := r.model.seen[len(r.model.seen)-1]
+			require.Less(t, last.Tokens(), int64(7500), "64 replies have 7,000 tokens more")
+			require.LessOrEqual(t, model.refused, 12)
+		})
+	}
+}
+
+// reads is a tool by the name of the one that reads what references name.
+func reads() tools.Tool {
+	return tools.New("read", "Reads.", func(context.Context, struct {
+		Path string `json:"path,omitempty"`
+	},
+	) (string, error) {
+		return "", nil
+	})
+}
+
+// A text that is attached is replaced by its beginning and a reference that the model can read, when
+// the conversation comes to its bound or the server refuses it; without a store it stays.
+func TestCompaction_RefersToAttachments(t *testing.T) {
+	t.Parallel()
+	data := []byte("The log begins.\n" + strings.Repeat("a line of the log\n", 10_000))
+	for name, test := range map[string]struct {
+		at     int64
+		window int
+		stores bool
+	}{"at the bound": {6000, 0, true}, "of the server": {0, 6000, true}, "without a store": {6000, 0, false}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "inline"), says("done"), says("next"))
+			r.opts.System, r.opts.Compaction = "x", &loop.Compaction{Model: &summarizer{}, At: test.at}
+			keeper := &keeping{fleet: r.fleet, kept: map[protocol.CallID]string{}}
+			var dispatcher loop.Dispatcher = r.fleet
+			if test.stores {
+				dispatcher = keeper
+			}
+			runner, err := loop.New(&counting{script: r.model, window: test.window}, dispatcher, r.journal, table(t, reads()), &r.opts)
+			require.NoError(t, err)
+			input := loop.Input{Text: "What is wrong?", Attachments: []loop.Attachment{{Name: "build.log", Image: loop.Image{Data: data}}}}
+			for _, in := range []loop.Input{input, {Text: "And now?"}} {
+				result, err := runner.Run(t.Context(), r.session, in)
+				require.NoError(t, err)
+				require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
+			}
+			said := r.model.lastSeen()[1].Text
+			if !test.stores {
+				require.Contains(t, said, string(data[:100_000]))
+				return
+			}
+			require.Less(t, len(said), 2000)
+			require.Contains(t, said, "The log begins.")
+			require.Len(t, keeper.kept, 1)
+			for id, text := range keeper.kept {
+				require.Equal(t, string(data), text)
+				require.Contains(t, said, fmt.Sprintf(`All %d bytes of build.log: read with path="result:%s"]`, len(data), id))
+			}
+			require.Len(t, r.watch.of(loop.EventPartLeftOut), 1)
+
+			// A fork has no copy of what is stored: it begins with the whole text.
+			fork := append(r.events(t), loop.Event{Type: loop.EventSessionForked})
+			for i := range fork {
+				fork[i].SessionID, fork[i].Seed = "fork", ""
+			}
+			_, err = r.journal.Append(t.Context(), "fork", 0, fork...)
+			require.NoError(t, err)
+			r.opts.Compaction, r.model.replies = nil, append(r.model.replies, says("forked"))
+			runner, err = loop.New(r.model, keeper, r.journal, table(t, reads()), &r.opts)
+			require.NoError(t, err)
+			_, err = runner.Run(t.Context(), "fork", loop.Input{Text: "go on"})
+			require.NoError(t, err)
+			require.Contains(t, r.model.lastSeen()[1].Text, string(data[:100_000]))
+		})
 	}
 }

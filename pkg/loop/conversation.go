@@ -104,7 +104,7 @@ func (c *conversation) withoutRefused(messages []Message) {
 				call.Name, call.Arguments = nameLeftOut, string(arguments)
 			}
 		}
-		message.leaveOut(func(a *Attachment) string {
+		message.leaveOut(func(a *Attachment) string { // texts are referred to, see referTo
 			if reason, out := leftOut[Part{a.ID, PartAttachment}]; out {
 				return note("attached file "+a.Name, reason)
 			}
@@ -160,25 +160,23 @@ func (c *conversation) reply(ctx context.Context, word string, delta func(Delta)
 		if word != "" {
 			request.Messages = appendNotes(request.Messages, []string{word})
 		}
-		size := sizeOf(request.Messages)
+		size, asked := sizeOf(request.Messages), request.Tokens()
 		reply, err := c.model.Reply(ctx, request, delta)
+		if err == nil {
+			reply.Usage = reply.Counted(asked)
+		}
 		if refused, is := errors.AsType[*RefusedError](err); is && ctx.Err() == nil && c.leaveOut(ctx, refused) {
 			continue
 		}
 		if !errors.Is(err, ErrTooLong) || ctx.Err() != nil {
 			return reply, err
 		}
-		if done, failed := c.compactLong(ctx, true); done || failed != nil {
-			if failed != nil {
-				return reply, failed
-			}
-			continue
-		}
-		if !c.cutBelow(size) {
+		switch done, failed := c.shortenTooLong(ctx, size); {
+		case failed != nil:
+			return reply, failed
+		case !done:
 			return reply, err
 		}
-		c.logger.InfoContext(ctx, "conversation is too long for the model and shown in part",
-			slog.String("session_id", string(c.id)), slog.Int("characters", size))
 	}
 }
 
@@ -193,10 +191,12 @@ func (c *conversation) messages(cuts int) []Message {
 }
 
 // cutBelow cuts until the conversation is smaller than it was; it reports whether that is possible.
-func (c *conversation) cutBelow(size int) bool {
+func (c *conversation) cutBelow(ctx context.Context, size int) bool {
 	for c.cuts < len(wholeResults()) {
 		c.cuts++
 		if sizeOf(c.messages(c.cuts)) < size {
+			c.logger.InfoContext(ctx, "conversation is too long for the model and shown in part",
+				slog.String("session_id", string(c.id)), slog.Int("characters", size))
 			return true
 		}
 	}
@@ -280,7 +280,7 @@ func sizeOf(messages []Message) int {
 			size += len(call.Arguments)
 		}
 		if m.Image != nil {
-			size += len(m.Image.Data)
+			size += attachmentForModel
 		}
 	}
 	return size

@@ -27,6 +27,8 @@ const (
 	EventBudgetLow      EventType = "budget_low"             // 80% is used; Text is what the model reads, once for a budget
 	EventBudgetSpent    EventType = "budget_spent"           // the model is asked for an answer without tools; Text is what it reads
 	EventTurnEnded      EventType = "turn_ended"
+	EventReplyFailed    EventType = "reply_failed"   // an attempt gave no reply and is billed; Text says why
+	EventTurnPostponed  EventType = "turn_postponed" // a trigger's turn comes later, or is left out; Text says why
 	EventSessionMerged  EventType = "session_merged" // Text is what the model reads of a fork that was merged
 	EventRevertStarted  EventType = "revert_started" // a person undoes the effect of the call Reverts by the call CallID
 	EventRevertEnded    EventType = "revert_ended"   // Text is what the model reads of it
@@ -85,7 +87,7 @@ type Event struct {
 // StartFields describe a session (session_started) and a turn (turn_started). The CallID of
 // turn_started is [Input].ID, its By the name of [Options].Author.
 type StartFields struct {
-	// Model is also that of a model_reply which a [Fallback] made.
+	// Model is also that of a model_reply which a [Fallback] made, and of a reply_failed.
 	Model     string   `json:"model,omitempty"`
 	Tools     []string `json:"tools,omitempty"`
 	Workspace string   `json:"workspace,omitempty"`
@@ -93,6 +95,9 @@ type StartFields struct {
 	Instructions []string `json:"instructions,omitempty"`
 	// Parent is the tool call that started a sub-agent; nil for other sessions.
 	Parent *Parent `json:"parent,omitempty"`
+	// Trigger is the trigger or schedule that began the turn (also turn_postponed); "" if a person
+	// did.
+	Trigger string `json:"trigger,omitempty"`
 
 	Input       string       `json:"input,omitempty"`
 	Attachments []Attachment `json:"attachments,omitempty"`
@@ -112,8 +117,8 @@ type ReplyFields struct {
 	Reasoning *Reasoning `json:"reasoning,omitempty"`
 	// Finish is [FinishLength] for a reply that was cut.
 	Finish string `json:"finish,omitempty"`
-	// Usage is that of the reply (model_reply, conversation_compacted), or the sum (turn_ended,
-	// session_ended).
+	// Usage is that of the reply (model_reply, conversation_compacted, reply_failed), or the sum
+	// (turn_ended, session_ended).
 	Usage *protocol.Usage `json:"usage,omitempty"`
 	// CostUSD is what Usage cost, by [Options].Price; nil while the price of a reply is unknown.
 	CostUSD *float64 `json:"cost_usd,omitempty"`
@@ -197,7 +202,8 @@ type ResultFields struct {
 	Diff string `json:"diff,omitempty"`
 	// Scratch is what the call changed in the scratchpad (tool_result).
 	Scratch *ScratchChange `json:"scratch,omitempty"`
-	// Read is how far the call has read a channel (tool_result).
+	// Read is how far the call has read a channel (tool_result), or the turn begins with its messages
+	// (turn_started).
 	Read *ChannelPosition `json:"read,omitempty"`
 	// Effect is that of a call which reaches outside of the workspace; nil of others.
 	Effect *Effect `json:"effect,omitempty"`

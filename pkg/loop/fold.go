@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -34,6 +35,9 @@ type session struct {
 	// system and project are the instructions of its last turn.
 	system  string
 	project []protocol.InstructionFile
+	// postponed are the inputs whose turns were postponed or refused: they begin none.
+	postponed map[protocol.CallID]bool
+	first     int // of turns, that is the session's own: those before it are of its origin
 	length
 	spending
 }
@@ -68,12 +72,21 @@ type turn struct {
 	span   trace.SpanContext // of the process that began it; invalid without a trace
 	steps  []step
 	bill
-	notes    []string    // of jobs that ended before the first step
-	streamed []stepCall  // of the reply that is not there yet
-	lastAt   int         // steps at which the budget was used up; 0 while it is not
-	result   *TurnResult // nil while the turn is open
+	begun
+	notes    []string        // of jobs that ended before the first step
+	streamed []stepCall      // of the reply that is not there yet
+	lastAt   int             // steps at which a budget was used up; 0 while none is
+	spentErr *protocol.Error // why; nil in older journals
+	result   *TurnResult     // nil while the turn is open
 	// images are those that the provider made and no call has stored yet, by the call that does.
 	images map[string]*Image
+}
+
+// begun is how a turn began, and what it has used since.
+type begun struct {
+	trigger string // the trigger or schedule that began it; "" if a person did
+	at      time.Time
+	spent   protocol.Spending
 }
 
 // step is one reply of the model and what became of its tool calls.
@@ -174,8 +187,24 @@ func (s *session) apply(e *Event) error {
 		err = s.endJob(e)
 	case EventPartLeftOut:
 		s.leftOut[Part{e.ToolCallID, e.Part}] = e.Text
+		if isReference(e.Text) {
+			s.lastTokens = 0 // of a longer conversation
+		}
 	case EventCompacted:
 		err = s.noteSummary(e)
+	case EventReplyFailed:
+		if t := s.open(); t != nil && e.Usage != nil {
+			t.usage = t.usage.Add(*e.Usage)
+			t.addCost(e.CostUSD)
+		}
+	case EventSessionForked: // what its origin used is the origin's
+		s.first, s.spent, s.warned, s.postponed = len(s.turns), protocol.Spending{}, false, nil
+		s.showReferred()
+	case EventTurnPostponed:
+		if s.postponed == nil {
+			s.postponed = make(map[protocol.CallID]bool)
+		}
+		s.postponed[e.CallID] = true
 	case EventSessionMerged, EventRevertEnded, EventCallResolved:
 		if len(s.turns) > 0 {
 			s.turns[len(s.turns)-1].addNote(e.Text)
@@ -225,7 +254,8 @@ func (s *session) startTurn(e *Event) error {
 	}
 	input := Input{ID: e.CallID, Text: e.Input, Attachments: e.Attachments}
 	s.sinceReply += sizeOf([]Message{input.message()})
-	s.turns = append(s.turns, turn{number: e.Turn, input: input, terms: e.Terms, span: spanOf(e)})
+	s.noteRead(e.Read)
+	s.turns = append(s.turns, turn{number: e.Turn, input: input, terms: e.Terms, span: spanOf(e), begun: begun{trigger: e.Trigger, at: e.Time}})
 	return nil
 }
 
@@ -276,9 +306,6 @@ func (s *session) addReply(e *Event) error {
 	s.lastTokens, s.sinceReply = 0, 0
 	if e.Usage != nil {
 		t.usage, s.lastTokens = t.usage.Add(*e.Usage), e.Usage.Total()
-	}
-	if s.summary != nil && s.summary.tokens == 0 {
-		s.summary.tokens = s.tokens()
 	}
 	t.addCost(e.CostUSD)
 	return nil
@@ -367,7 +394,7 @@ func (s *session) conversation(system string) []Message {
 		if s.summary != nil && s.summary.turn == i && s.summary.step == 0 {
 			messages = append(messages, s.summary.message())
 		}
-		messages = append(messages, t.input.message())
+		messages = append(messages, s.inputOf(t))
 		if !s.summary.covers(i, 0) {
 			messages = appendNotes(messages, t.notes)
 		}

@@ -52,7 +52,8 @@ type Options struct {
 	// answer without tools when all is; the turn then ends as limit_reached. It is looked at before
 	// the model is asked, so a reply and its calls may exceed it.
 	Budget *protocol.Spending
-	// Price is what the model's replies cost; nil is unknown, which a budget in dollars refuses.
+	// Price is what the model's replies cost; nil is unknown, which a budget in dollars refuses. It
+	// refuses a fallback, a writer of summaries and sub-agents of unknown price, too.
 	Price *Price
 	// Compaction says when a conversation is compacted; nil is only by [Runner.Compact].
 	Compaction *Compaction
@@ -130,9 +131,6 @@ func (o *Options) validate() error {
 	}
 	if o.MinLevel != "" && !slices.Contains(wire.Levels(), o.MinLevel) {
 		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(wire.Levels(), ", ")))
-	}
-	if o.Budget != nil && o.Budget.USD > 0 && o.Price == nil {
-		errs = append(errs, fmt.Errorf("budget: usd %v: the price of model %s is unknown", o.Budget.USD, o.ModelName))
 	}
 	if c := o.Compaction; c != nil && c.At < 0 {
 		errs = append(errs, fmt.Errorf("compaction: at %d: must not be negative", c.At))

@@ -33,6 +33,9 @@ type Delta struct {
 	Index int
 	// Waits says why there is no reply yet, such as a provider that is down, and what comes next.
 	Waits string
+	// Failed is an attempt that gave no reply although its server reported a Usage: that is billed.
+	// Its other field is Fallback.
+	Failed *Reply
 }
 
 // Fallback is a model that replies when the one that was asked cannot.
@@ -102,6 +105,15 @@ type Request struct {
 	Settings Settings
 }
 
+// Tokens estimates the tokens of the request from the length of its texts.
+func (r *Request) Tokens() int64 {
+	size := sizeOf(r.Messages)
+	for i := range r.Tools {
+		size += len(r.Tools[i].Description) + len(r.Tools[i].Schema)
+	}
+	return int64(size/bytesPerToken) + 1
+}
+
 // Reasoning is what a model thought before a reply.
 type Reasoning struct {
 	// Text is for people; "" where the provider shows none.
@@ -124,8 +136,7 @@ type ToolCall struct {
 type Reply struct {
 	Text      string
 	ToolCalls []ToolCall
-	// Usage is what this reply took; the zero value when the provider does not say, and then
-	// [Options].MaxTokens bounds nothing.
+	// Usage is what this reply took. What the provider does not say is estimated: see [Reply.Counted].
 	Usage protocol.Usage
 	// Model is the name by which the provider calls itself, ID what it calls the reply, and Finish
 	// why that ended, in its word; each may be empty.
@@ -139,6 +150,36 @@ type Reply struct {
 	Native []NativeCall
 	// Fallback is the model that replied instead of the one that was asked; nil when none did.
 	Fallback *Fallback
+	// Scripted says that nobody bills the reply: its Usage is not estimated.
+	Scripted bool
+}
+
+// maxReplyTokens is more than any reply takes; sums of it stay numbers.
+const maxReplyTokens = 1 << 40
+
+// Counted is the usage of the reply to a request of about so many tokens ([Request.Tokens]). A
+// number that the server does not report, or that makes no sense, is estimated from the texts: a
+// reply without a usage would pass every limit.
+func (r *Reply) Counted(asked int64) protocol.Usage {
+	u := r.Usage
+	sensible := func(n int64) bool { return (n > 0 || n == 0 && r.Scripted) && n < maxReplyTokens }
+	if !sensible(u.InputTokens) {
+		u.InputTokens, u.CachedTokens, u.CacheWriteTokens, u.Estimated = asked, 0, 0, true
+	}
+	said := len(r.Text)
+	for _, call := range r.ToolCalls {
+		said += len(call.Name) + len(call.Arguments)
+	}
+	if r.Reasoning != nil {
+		said += len(r.Reasoning.Text)
+	}
+	if !sensible(u.OutputTokens) && (said > 0 || u.OutputTokens != 0) {
+		u.OutputTokens, u.ReasoningTokens, u.Estimated = int64(said/bytesPerToken)+1, 0, true
+	}
+	u.CachedTokens = min(max(u.CachedTokens, 0), u.InputTokens)
+	u.CacheWriteTokens = min(max(u.CacheWriteTokens, 0), u.InputTokens-u.CachedTokens)
+	u.ReasoningTokens = min(max(u.ReasoningTokens, 0), u.OutputTokens)
+	return u
 }
 
 // Dispatcher carries calls to workers and results back. Implementations are safe for

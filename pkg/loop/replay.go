@@ -85,7 +85,7 @@ func (r *Recording) Reply(_ context.Context, req Request, delta func(Delta)) (Re
 		return Reply{}, fmt.Errorf("the recording has no step %d of turn %d", req.Step, req.Turn)
 	}
 	reply := Reply{
-		Text: e.Text, ToolCalls: slices.Clone(e.ToolCalls), Reasoning: e.Reasoning, Model: "replay", Cut: e.Finish == FinishLength,
+		Text: e.Text, ToolCalls: slices.Clone(e.ToolCalls), Reasoning: e.Reasoning, Model: "replay", Cut: e.Finish == FinishLength, Scripted: true,
 	}
 	if e.Usage != nil {
 		reply.Usage = *e.Usage

@@ -47,7 +47,11 @@ func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}, nil
+	r := &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}
+	if err := r.validatePrices(); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // With returns this Runner with other tools; nil means none. Turns that run keep theirs.
@@ -148,6 +152,9 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	if input.isZero() {
 		return unfinished(ctx, TurnResult{}, ErrNoInput), ErrNoInput
 	}
+	if failure, err := r.postponed(ctx, rec, input); err != nil || failure != nil {
+		return TurnResult{Outcome: OutcomeLimitReached, Error: failure}, err
+	}
 	ctx, span := r.startTurn(ctx, rec, len(rec.session.turns)+1, trace.SpanContext{})
 	defer span.End()
 	if err := r.begin(ctx, rec, input); err != nil {
@@ -223,6 +230,10 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	if err != nil {
 		return err
 	}
+	read, err := r.deliver(ctx, rec, &input)
+	if err != nil {
+		return err
+	}
 	var events []Event
 	if rec.last == 0 {
 		events = append(events, Event{
@@ -236,6 +247,9 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 		StartFields: StartFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
 		CallFields:  CallFields{CallID: input.ID},
 		NoteFields:  NoteFields{By: validText(r.opts.Author.Name)},
+	}
+	if u := ports.UnattendedOf(ctx); u != nil && u.Firing != nil {
+		started.Trigger, started.Read = u.Firing.Name, read
 	}
 	if rec.session.seed == "" {
 		started.Seed = wire.NewSeed()

@@ -173,6 +173,16 @@ func (t *turn) begins(calls []ToolCall) bool {
 	return len(calls) >= len(t.streamed) && slices.EqualFunc(calls[:len(t.streamed)], t.streamed, func(a ToolCall, b stepCall) bool { return a == b.ToolCall })
 }
 
+// estimated is the usage of a reply that broke off, of which only the text and the calls that were
+// sent are known.
+func (t *turnRun) estimated(text string) protocol.Usage {
+	reply := Reply{Text: text}
+	for _, call := range t.session.open().streamed {
+		reply.ToolCalls = append(reply.ToolCalls, call.ToolCall)
+	}
+	return reply.Counted(t.session.tokens())
+}
+
 // breakOff journals the reply that the calls which were sent are of.
 func (t *turnRun) breakOff(ctx context.Context, text string, usage protocol.Usage) error {
 	turn := t.session.open()
@@ -181,7 +191,7 @@ func (t *turnRun) breakOff(ctx context.Context, text string, usage protocol.Usag
 		event.ToolCalls = append(event.ToolCalls, turn.streamed[i].ToolCall)
 	}
 	event.Finish = finishBroken
-	t.spend(&event, t.opts.Price)
+	t.spend(&event, t.opts.Price, nil)
 	return t.record(ctx, event)
 }
 

@@ -44,7 +44,7 @@ func TestRun_OneTraceATurn(t *testing.T) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 	first := asks("a", "work", "inline_fails", "secret-tool")
 	first.Text, first.Model, first.ID, first.Finish = "secret-text", "m-2026", "resp-1", "tool_use"
-	first.Usage.CachedTokens, first.Usage.ReasoningTokens = 4, 3
+	first.Usage.OutputTokens, first.Usage.CachedTokens, first.Usage.ReasoningTokens = 5, 4, 3
 	first.ToolCalls[1].Arguments = `{"secret-argument":1}`
 	r := newRig(first, asks("b", "inline_fails"))
 	r.opts.Tracer, r.opts.ModelName = provider.Tracer("test"), "m"

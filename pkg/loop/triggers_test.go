@@ -7,10 +7,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -93,7 +95,8 @@ func TestTriggers_AreSetAndListed(t *testing.T) {
 	watch := s.ever[2]
 	require.Equal(t, ports.Trigger{
 		ID: id(1, 4), Call: f.callID(t, 1, 1, 4), Secret: watch.Secret, Channel: "default.work", After: 1,
-		Prompt: "[The trigger " + id(1, 4) + " has fired: channel work has messages for read_messages. It is removed; watch_channel waits for more.]",
+		Prompt: "[The trigger " + id(1, 4) + " has fired: channel work has a message. It is removed; watch_channel waits for more.]",
+		Firing: ports.Firing{Name: id(1, 4), By: f.callID(t, 1, 1, 4), Channel: "default.work"},
 	}, watch)
 	require.WithinDuration(t, time.Now().Add(time.Minute), s.ever[3].At, 30*time.Second)
 	require.True(t, strings.HasSuffix(s.ever[3].Prompt, " It is removed.]\nsoon"), s.ever[3].Prompt)
@@ -150,4 +153,138 @@ func TestTriggers_OfALocalRun(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "coordinator serve with coordinator submit", call[0])
 	}
+}
+
+// fired is the context of a turn that a firing begins.
+func fired(ctx context.Context, s *triggers, u ports.Unattended, firing *ports.Firing) context.Context {
+	u.Firing = firing
+	return ports.WithUnattended(ports.WithTriggers(ctx, s), &u)
+}
+
+// lively is a session whose every turn answers at once, with triggers and a channel of 25 messages.
+func lively(t *testing.T) (*rig, *triggers) {
+	t.Helper()
+	var replies []loop.Reply
+	for range 20 {
+		replies = append(replies, says("done"))
+	}
+	r := newRig(replies...)
+	for i := range 25 {
+		require.NoError(t, r.fleet.SendMessage(t.Context(), "default.work", ports.ChannelMessage{From: "other", Call: protocol.CallID(fmt.Sprint(i)), Text: fmt.Sprint("message ", i)}))
+	}
+	return r, &triggers{here: map[string]bool{}}
+}
+
+// A turn that a watch begins has the unread messages in its input, and they count as read, whether
+// the model reads the channel or not. Those that are too many stay for read_messages.
+func TestTriggers_AFiringDeliversItsMessages(t *testing.T) {
+	t.Parallel()
+	r, s := lively(t)
+	firing := &ports.Firing{Name: "t-1", By: "1", Channel: "default.work"}
+	fire := func(id protocol.CallID) string {
+		_, err := r.runInput(fired(t.Context(), s, ports.Unattended{}, firing), t, loop.Input{Text: "look", ID: id})
+		require.NoError(t, err)
+		started := r.watch.of(loop.EventTurnStarted)
+		require.Equal(t, "t-1", started[len(started)-1].Trigger)
+		return started[len(started)-1].Input
+	}
+	input := fire("f1")
+	for i := range 20 {
+		require.Contains(t, input, fmt.Sprintf("\nmessage %d\n", i))
+	}
+	require.NotContains(t, input, "\nmessage 20")
+	require.Contains(t, input, "[Channel work has more messages: read_messages returns them.]")
+	input = fire("f2")
+	require.NotContains(t, input, "message 19")
+	require.True(t, strings.HasSuffix(input, "\nmessage 24"), input)
+	require.Equal(t, "look\n[Its messages have been read meanwhile.]", fire("f3"))
+}
+
+// Turns that triggers begin have a distance, and a maximum number in an hour. One that comes too
+// early fires again when it may, once for a schedule; the session says so, and a person's turn is
+// never held up.
+func TestTriggers_TurnsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, s := lively(t)
+		bounds := ports.Unattended{Floor: 2 * time.Second, PerHour: 3}
+		n := 0
+		fire := func(by protocol.CallID) (loop.TurnResult, protocol.CallID) {
+			n++
+			id := protocol.CallID(fmt.Sprint("f", n))
+			result, err := r.runInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "t-" + string(by), By: by}), t, loop.Input{Text: "look", ID: id})
+			require.NoError(t, err)
+			return result, id
+		}
+		result, _ := fire("a")
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		time.Sleep(time.Second)
+		result, early := fire("a")
+		require.Equal(t, codes.TurnPostponed, result.Error.Code)
+		require.Contains(t, result.Error.Message, "turns that triggers begin are at least 2s apart")
+		require.Len(t, s.ever, 1)
+		require.Equal(t, "t-"+string(early), s.ever[0].ID)
+		require.Equal(t, ports.Firing{Name: "t-a", By: "a"}, s.ever[0].Firing)
+		require.Equal(t, "look", s.ever[0].Prompt)
+		require.WithinDuration(t, time.Now().Add(time.Second), s.ever[0].At, 10*time.Millisecond)
+		again, err := r.runInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "t-a", By: "a"}), t, loop.Input{Text: "look", ID: early})
+		require.NoError(t, err)
+		require.Equal(t, codes.TurnPostponed, again.Error.Code, "the call of another coordinator")
+		require.Len(t, s.ever, 1)
+		result, _ = fire("a")
+		require.Contains(t, result.Error.Message, "as one waits already")
+		result, err = r.run(t.Context(), t, "a person")
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+
+		for range 2 {
+			time.Sleep(2 * time.Second)
+			result, _ = fire("b")
+			require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		}
+		time.Sleep(2 * time.Second)
+		result, _ = fire("b")
+		require.Contains(t, result.Error.Message, "triggers have begun 3 turns of the session within an hour")
+		postponed := r.watch.of(loop.EventTurnPostponed)
+		require.Len(t, postponed, 3)
+		require.Equal(t, "t-b", postponed[2].Trigger)
+		require.Equal(t, result.Error.Message, postponed[2].Text)
+		time.Sleep(time.Hour)
+		result, _ = fire("b")
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		require.Len(t, r.watch.of(loop.EventTurnStarted), 5)
+	})
+}
+
+// What a session may use without a person is used up by turns of triggers and schedules: in the
+// middle of a turn too, and with what sub-agents use. A person's turn, or a day, gives it again.
+func TestTriggers_WithoutAPersonASessionIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(append(slices.Concat(hungry(4)[:5], hungry(3)[:3]), says("a person's"), says("again"), says("the next day"))...)
+		s := &triggers{here: map[string]bool{}}
+		bounds := ports.Unattended{Most: protocol.Spending{Steps: 4}}
+		fire := func(id, by protocol.CallID) loop.TurnResult {
+			result, err := r.runInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "name", By: by}), t, loop.Input{Text: "look", ID: id})
+			require.NoError(t, err)
+			return result
+		}
+		result := fire("1", "a")
+		require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+		require.Equal(t, "as far as I came", result.Text)
+		require.Equal(t, 5, result.Steps)
+		require.Contains(t, result.Error.Message, fmt.Sprintf("what session %s may use in 24 hours without a person is used up (5 steps of 4 steps)", r.session))
+		require.Contains(t, fire("2", "a").Error.Message, "the turn of trigger name is postponed to ")
+		require.WithinDuration(t, time.Now().Add(24*time.Hour), s.ever[0].At, time.Minute)
+		require.Contains(t, fire("3", "").Error.Message, "the turn of name is left out: what the session may use")
+
+		person, err := r.run(ports.WithUnattended(t.Context(), &bounds), t, "go on") // its own steps are not bounded
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeAnswered, person.Outcome, person.Error)
+		require.Equal(t, loop.OutcomeAnswered, fire("4", "").Outcome)
+		bounds.Most.Steps = 1
+		require.Equal(t, codes.TurnPostponed, fire("5", "").Error.Code)
+		time.Sleep(24 * time.Hour)
+		require.Equal(t, "the next day", fire("6", "").Text)
+	})
 }

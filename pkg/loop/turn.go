@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -20,6 +21,7 @@ type turnRun struct {
 	*recorder
 
 	followed followers
+	failed   []Event                  // attempts that gave no reply, and are not journaled yet
 	since    time.Time                // when it began, or its last reply was journaled
 	account  account                  // of what its sub-agents use
 	agents   atomic.Int32             // that it started or resumed, in the whole tree
@@ -66,7 +68,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
 	}
 	t := newTurnRun(bound, rec)
-	t.account.rec, t.account.above, t.account.began = rec, r.lineage.above, r.lineage.began
+	t.account.rec, t.account.above, t.account.began, t.account.alone = rec, r.lineage.above, r.lineage.began, ports.UnattendedOf(ctx)
 	if r.opts.Timeout > 0 {
 		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, codes.TimeLimit(r.opts.Timeout))
 		defer cancel()
@@ -111,11 +113,11 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	case len(turn.streamed) > 0 && detached(ctx):
 		return nil, context.Cause(ctx)
 	case len(turn.streamed) > 0: // an earlier run was lost meanwhile
-		return nil, t.breakOff(ctx, "", protocol.Usage{})
+		return nil, t.breakOff(ctx, "", t.estimated(""))
 	case turn.missing() > 0:
 		return nil, t.runCalls(ctx)
 	case turn.lastAnswer():
-		return t.overBudget(reached(t.session.budget, t.session.spent, 1)), nil
+		return t.overBudget(), nil
 	case turn.cutAgain():
 		return &ending{OutcomeLimitReached, limitReached("output tokens of a reply (max_output), twice in a row")}, nil
 	case turn.answered():
@@ -138,8 +140,8 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		if err := t.followed.tellJobs(ctx); err != nil {
 			return nil, err
 		}
-		if _, err := t.shown.compactLong(ctx, false); err != nil {
-			return nil, err
+		if shorter, err := t.shown.compactLong(ctx); shorter || err != nil {
+			return nil, err // a summary has its price
 		}
 		return t.ask(ctx)
 	}
@@ -179,7 +181,13 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	streams := t.newStream(ctx)
 	reply, failed := t.said(ctx, at, streams)
 	streams.close()
-	usage := counted(reply.Usage)
+	usage, reported := reply.Usage, len(t.failed) > 0
+	if err := t.recordFailed(ctx); err != nil {
+		return nil, err
+	}
+	if failed != nil && !reported {
+		usage = t.estimated(streams.sentText)
+	}
 	if len(turn.streamed) > 0 && !detached(ctx) && (failed != nil || !turn.begins(uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step))) {
 		return nil, t.breakOff(ctx, streams.sentText, usage)
 	}
@@ -187,7 +195,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		return t.stopped(ctx)
 	}
 	if failed != nil && turn.lastAt > 0 {
-		return t.overBudget(reached(t.session.budget, t.session.spent, 1)), nil
+		return t.overBudget(), nil
 	}
 	if failed != nil {
 		return failed, nil
@@ -203,7 +211,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if reply.Fallback != nil {
 		at.Model, price = reply.Fallback.Model, reply.Fallback.Price
 	}
-	t.spend(&at, price)
+	t.spend(&at, price, reply.Native)
 	if reply.Cut {
 		at.Finish = FinishLength
 	}
@@ -217,6 +225,9 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		return nil, t.breakOff(ctx, "", usage)
 	}
 	if errors.Is(err, ErrEventTooLarge) {
+		if err := t.record(ctx, t.failedEvent(&reply, t.opts.Price, t.opts.ModelName, err.Error())); err != nil {
+			return nil, err
+		}
 		return &ending{OutcomeFailed, protocol.Errorf(codes.PayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
 	}
@@ -230,28 +241,24 @@ func (t *turnRun) said(ctx context.Context, at Event, streams *stream) (Reply, *
 	if failed != nil || !reply.empty() {
 		return reply, failed
 	}
-	first := counted(reply.Usage)
+	t.failed = append(t.failed, t.failedEvent(&reply, t.opts.Price, t.opts.ModelName, "the reply is empty"))
 	if reply, failed = t.chat(ctx, at, emptyReply, streams); failed != nil {
 		return reply, failed
 	}
 	if reply.empty() {
+		t.failed = append(t.failed, t.failedEvent(&reply, t.opts.Price, t.opts.ModelName, "the reply is empty"))
 		return reply, &ending{OutcomeFailed, protocol.Errorf(protocol.CodeModelFailed, "the model's reply was empty, twice in a row")}
 	}
-	reply.Usage = counted(reply.Usage).Add(first)
 	return reply, nil
 }
 
-// maxReplyTokens is more than any reply takes; sums of it stay numbers.
-const maxReplyTokens = 1 << 40
-
-// counted returns the usage that a server reports, without negative numbers, which would give
-// tokens back.
-func counted(u protocol.Usage) protocol.Usage {
-	input, output := min(max(u.InputTokens, 0), maxReplyTokens), min(max(u.OutputTokens, 0), maxReplyTokens)
-	return protocol.Usage{
-		InputTokens: input, OutputTokens: output,
-		CachedTokens: min(max(u.CachedTokens, 0), input), ReasoningTokens: min(max(u.ReasoningTokens, 0), output),
+// recordFailed journals what attempts took that gave no reply.
+func (t *turnRun) recordFailed(ctx context.Context) error {
+	events := t.failed
+	if t.failed = nil; detached(ctx) { // another process has the session
+		return nil
 	}
+	return t.record(ctx, events...)
 }
 
 // provider is the provider of the model's native tools; "" without any.
@@ -271,8 +278,12 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 	defer span.End()
 	begun, first := time.Now(), time.Duration(0)
 	reply, err := t.shown.reply(ctx, word, func(d Delta) {
-		if first == 0 && d.Waits == "" {
+		if first == 0 && d.Waits == "" && d.Failed == nil {
 			first = time.Since(begun)
+		}
+		if d.Failed != nil {
+			t.failed = append(t.failed, t.failedEvent(d.Failed, t.opts.Price, t.opts.ModelName, "the attempt gave no reply"))
+			return
 		}
 		if d.Reasoning != "" {
 			t.tell(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})

@@ -52,8 +52,8 @@ func lived(t *testing.T) []loop.Event {
 }
 
 // Wherever the second turn of a session is interrupted that is a fork, was merged into, and has
-// reverted calls, it ends as one that is not: each call, fork, merge, message, trigger and summary
-// is there once.
+// reverted calls, it ends as one that is not: each call, fork, merge, message and trigger is there
+// once, and no summary more.
 func TestRun_CrashAtAnyAppendOfAWholeLife(t *testing.T) {
 	t.Parallel()
 	before := lived(t)

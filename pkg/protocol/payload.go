@@ -42,17 +42,23 @@ type Value any
 type Usage struct {
 	InputTokens  int64 `json:"input_tokens"`
 	OutputTokens int64 `json:"output_tokens"`
-	// CachedTokens are those of InputTokens that the provider read from its cache, and
-	// ReasoningTokens those of OutputTokens that the model thought; 0 where it does not say.
-	CachedTokens    int64 `json:"cached_tokens,omitempty"`
-	ReasoningTokens int64 `json:"reasoning_tokens,omitempty"`
+	// CachedTokens are those of InputTokens that the provider read from its cache, CacheWriteTokens
+	// those that it wrote to its cache at a higher price, and ReasoningTokens those of OutputTokens
+	// that the model thought; 0 where it does not say.
+	CachedTokens     int64 `json:"cached_tokens,omitempty"`
+	CacheWriteTokens int64 `json:"cache_write_tokens,omitempty"`
+	ReasoningTokens  int64 `json:"reasoning_tokens,omitempty"`
+	// Estimated reports that the server did not count all of it: the rest is estimated from the
+	// length of the texts.
+	Estimated bool `json:"estimated,omitempty"`
 }
 
 // Add returns the sum of both.
 func (u Usage) Add(other Usage) Usage {
 	return Usage{
 		InputTokens: u.InputTokens + other.InputTokens, OutputTokens: u.OutputTokens + other.OutputTokens,
-		CachedTokens: u.CachedTokens + other.CachedTokens, ReasoningTokens: u.ReasoningTokens + other.ReasoningTokens,
+		CachedTokens: u.CachedTokens + other.CachedTokens, CacheWriteTokens: u.CacheWriteTokens + other.CacheWriteTokens,
+		ReasoningTokens: u.ReasoningTokens + other.ReasoningTokens, Estimated: u.Estimated || other.Estimated,
 	}
 }
 

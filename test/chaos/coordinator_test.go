@@ -106,8 +106,12 @@ func (a acting) Reply(ctx context.Context, req loop.Request, _ func(loop.Delta))
 		return loop.Reply{Text: "The gist."}, nil
 	}
 	for _, m := range slices.Backward(req.Messages) {
-		lines := strings.Split(m.Text, "\n")
-		replies := a.play(strings.Fields(lines[len(lines)-1]))
+		var replies []loop.Reply
+		for _, line := range slices.Backward(strings.Split(m.Text, "\n")) { // behind it may be messages of a channel
+			if replies = a.play(strings.Fields(line)); replies != nil {
+				break
+			}
+		}
 		if m.Role != loop.RoleUser || replies == nil {
 			continue
 		}

@@ -281,7 +281,8 @@ func TestChaos_CoordinatorsAreStopped(t *testing.T) { //nolint:paralleltest // s
 	for i, id := range ids {
 		var inputs []string
 		for _, e := range eventsOf(all[id], loop.EventTurnStarted) {
-			inputs = append(inputs, e.Input[strings.LastIndex(e.Input, "\n")+1:])
+			input, _, _ := strings.Cut(e.Input, "\n\n") // behind it are messages of a channel
+			inputs = append(inputs, input[strings.LastIndex(input, "\n")+1:])
 		}
 		require.ElementsMatch(t, []string{fmt.Sprintf("begin %d %d", i, (i+1)%sessions), fmt.Sprint("woken ", i), fmt.Sprint("told ", i), fmt.Sprint("again ", i)}, inputs)
 		compacted += len(eventsOf(all[id], loop.EventCompacted))
@@ -560,10 +561,12 @@ func TestChaos_ClusterMessages(t *testing.T) { //nolint:paralleltest // see side
 
 // readBy are the messages that a session has read: sequence, sender, text.
 func readBy(events []loop.Event) (messages [][]string) {
-	for _, e := range eventsOf(events, loop.EventToolResult) {
-		if e.Name == "read_messages" {
-			messages = append(messages, readMessage.FindAllStringSubmatch(e.Content, -1)...)
+	for _, e := range events {
+		text := e.Input // of a turn that a watch began
+		if e.Type == loop.EventToolResult && e.Name == "read_messages" {
+			text = e.Content
 		}
+		messages = append(messages, readMessage.FindAllStringSubmatch(text, -1)...)
 	}
 	return messages
 }

@@ -97,7 +97,7 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 		switch {
 		case m.rejects.learn(err, sent):
 		case err != nil:
-			return loop.Reply{}, err
+			return parts.Failed(), err
 		case parts.Finish == "pause_turn" && parts.continued < maxContinued:
 			parts.continued++
 		default:

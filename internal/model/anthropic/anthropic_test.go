@@ -69,9 +69,9 @@ func messages() *modeltest.Dialect {
 			modeltest.Data(`{"type":"content_block_start","index":25,"content_block":{"type":"web_search_tool_result","tool_use_id":"srv_3","content":{"type":"web_search_tool_result_error","error_code":"unavailable"}}}`),
 		},
 		NativeCalls: []loop.NativeCall{
-			{Name: "own_0", Input: "go 1.27", Output: "Go https://go.dev/"},
-			{Name: "own_1", Input: "echo 1; exit 3", Output: "1", Failed: true},
-			{Name: "own_0", Input: "x", Output: "unavailable", Failed: true},
+			{Name: "own_0", Kind: "web_search", Input: "go 1.27", Output: "Go https://go.dev/"},
+			{Name: "own_1", Kind: "code_execution", Input: "echo 1; exit 3", Output: "1", Failed: true},
+			{Name: "own_0", Kind: "web_search", Input: "x", Output: "unavailable", Failed: true},
 		},
 		Whole: "end_turn", Length: "max_tokens", Filtered: "refusal", Failed: "error", MayCut: true, Document: `"type":"document"`,
 		Attached: []string{
@@ -179,7 +179,7 @@ func TestMessages_ThoughtsGoBackAsTheyCame(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "I 😀more", reply.Reasoning.Text)
 	require.Equal(t, "First.Second.", reply.Text)
-	require.Equal(t, protocol.Usage{InputTokens: 145, OutputTokens: 9, CachedTokens: 40, ReasoningTokens: 6}, reply.Usage)
+	require.Equal(t, protocol.Usage{InputTokens: 145, OutputTokens: 9, CachedTokens: 40, CacheWriteTokens: 5, ReasoningTokens: 6}, reply.Usage)
 
 	next := modeltest.Hello()
 	next.Messages = append(next.Messages,

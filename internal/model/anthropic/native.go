@@ -26,7 +26,8 @@ func (a *assembler) native(offered []tools.Definition) []loop.NativeCall {
 				text = string(whole["input"])
 			}
 			byID[lenient.String(whole["id"])] = len(calls)
-			calls = append(calls, loop.NativeCall{Name: nativeName(offered, lenient.String(whole["name"])), Input: text})
+			kind := nativeKind(lenient.String(whole["name"]))
+			calls = append(calls, loop.NativeCall{Name: endpoint.NativeName(offered, provider, kind), Kind: kind, Input: text})
 			continue
 		}
 		if at, known := byID[lenient.String(whole["tool_use_id"])]; known && strings.HasSuffix(b.kind, "_tool_result") {
@@ -36,11 +37,11 @@ func (a *assembler) native(offered []tools.Definition) []loop.NativeCall {
 	return calls
 }
 
-// nativeName is the tool as the session has it: code execution has several names here.
-func nativeName(offered []tools.Definition, name string) string {
+// nativeKind is the type of the tool as it is declared: code execution has several names here.
+func nativeKind(name string) string {
 	for _, kind := range []string{"web_search", "web_fetch", "code_execution"} {
 		if strings.HasSuffix(name, kind) {
-			return endpoint.NativeName(offered, provider, kind)
+			return kind
 		}
 	}
 	return name

@@ -195,7 +195,7 @@ func (a *assembler) count(raw json.RawMessage) {
 		"input_tokens": &a.input.input, "output_tokens": &a.input.output,
 		"cache_read_input_tokens": &a.input.cacheRead, "cache_creation_input_tokens": &a.input.cacheWritten,
 	} {
-		if n, err := lenient.Whole(counts[name]); err == nil {
+		if n, err := lenient.Whole(counts[name]); err == nil && n >= 0 {
 			*at = n
 		}
 	}
@@ -204,7 +204,7 @@ func (a *assembler) count(raw json.RawMessage) {
 	}
 	a.Usage = a.before.Add(protocol.Usage{
 		InputTokens:  a.input.input + a.input.cacheRead + a.input.cacheWritten,
-		OutputTokens: a.input.output, CachedTokens: a.input.cacheRead, ReasoningTokens: a.input.thought,
+		OutputTokens: a.input.output, CachedTokens: a.input.cacheRead, CacheWriteTokens: a.input.cacheWritten, ReasoningTokens: a.input.thought,
 	})
 }
 

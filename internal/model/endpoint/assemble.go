@@ -21,7 +21,7 @@ import (
 )
 
 // Reply makes attempts until one of them returns a reply, or an error that is not worth another;
-// delta is notified of each wait. An error is the cause of ctx's end or wraps an [*Error].
+// delta is notified of each wait, and of what a failed attempt took: the Usage of its reply. An error is the cause of ctx's end or wraps an [*Error].
 func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt func() (loop.Reply, error)) (loop.Reply, error) {
 	begun := time.Now()
 	delays := &backoff.ExponentialBackOff{
@@ -32,6 +32,9 @@ func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt fu
 		reply, err := attempt()
 		if err == nil {
 			return reply, nil
+		}
+		if reply.Usage != (protocol.Usage{}) {
+			delta(loop.Delta{Failed: &loop.Reply{Usage: reply.Usage}})
 		}
 		if ctx.Err() != nil {
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w", e.opts.Model, context.Cause(ctx))
@@ -238,6 +241,9 @@ func (a *Assembler) Reply() loop.Reply {
 	return reply
 }
 
+// Failed is what is left of a reply that failed: what the server reported that it took.
+func (a *Assembler) Failed() loop.Reply { return loop.Reply{Usage: a.Usage} }
+
 // newCallID makes an id that every known server takes back: nine letters and digits.
 func newCallID() string { return rand.Text()[:9] }
 
@@ -287,15 +293,15 @@ func (e *Endpoint) Finish(parts *Assembler) (loop.Reply, error) {
 	end := EndOf(parts.Finish)
 	switch {
 	case parts.Finish == "" && reply.Text == "" && len(reply.ToolCalls) == 0 && len(reply.Native) == 0:
-		return loop.Reply{}, e.NewError(TypeStreamBroken, "the answer was empty")
+		return parts.Failed(), e.NewError(TypeStreamBroken, "the answer was empty")
 	case end == EndWhole, end == EndCut:
 		return reply, nil
 	case end == EndFiltered:
-		return loop.Reply{}, e.NewError(TypeContentFilter,
+		return parts.Failed(), e.NewError(TypeContentFilter,
 			fmt.Sprintf("the provider's content filter stopped the reply (%s %q)", e.api.FinishField, parts.Finish))
 	}
 	failure := e.NewError(TypeUnfinished,
 		fmt.Sprintf("the reply is not complete: it ended with %s %q", e.api.FinishField, parts.Finish))
 	failure.permanent = end == EndUnknown
-	return loop.Reply{}, failure
+	return parts.Failed(), failure
 }

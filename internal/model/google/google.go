@@ -114,7 +114,7 @@ func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) 
 	parts := assembler{endpoint: m.Endpoint, offered: sent.offered}
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
-		return loop.Reply{}, err
+		return parts.Failed(), err
 	}
 	parts.Reasoning = parts.reasoning()
 	if parts.searched != nil {

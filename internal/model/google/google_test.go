@@ -59,9 +59,9 @@ func gemini() *modeltest.Dialect {
 			modeltest.Data(`{"candidates":[{"content":{"parts":[{"executableCode":{"language":"PYTHON","code":"x"}},{"codeExecutionResult":{"outcome":"OUTCOME_FAILED","output":"boom"}}]},"groundingMetadata":{"webSearchQueries":["go 1.27","go"],"groundingChunks":[{"web":{"uri":"https://go.dev/","title":"Go"}}]}}]}`),
 		},
 		NativeCalls: []loop.NativeCall{
-			{Name: "own_1", Input: "plot()", Output: "1", Image: &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}},
-			{Name: "own_1", Input: "x", Output: "boom", Failed: true},
-			{Name: "own_0", Input: "go 1.27; go", Output: "Go https://go.dev/"},
+			{Name: "own_1", Kind: "codeExecution", Input: "plot()", Output: "1", Image: &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}},
+			{Name: "own_1", Kind: "codeExecution", Input: "x", Output: "boom", Failed: true},
+			{Name: "own_0", Kind: "googleSearch", Uses: 2, Input: "go 1.27; go", Output: "Go https://go.dev/"},
 		},
 		Whole: "STOP", Length: "MAX_TOKENS", Filtered: "SAFETY", Failed: "MALFORMED_FUNCTION_CALL", Document: `"mimeType":"application/pdf"`,
 		Attached: []string{

@@ -16,7 +16,7 @@ const (
 )
 
 func (a *assembler) addNative(kind, input string) {
-	a.Native = append(a.Native, loop.NativeCall{Name: endpoint.NativeName(a.offered, provider, kind), Input: input})
+	a.Native = append(a.Native, loop.NativeCall{Name: endpoint.NativeName(a.offered, provider, kind), Kind: kind, Input: input})
 }
 
 // addCode adds a program that the server runs, its result, or an image: of the program, if one ran.
@@ -57,6 +57,6 @@ func (a *assembler) ground(raw json.RawMessage) {
 		found = append(found, strings.TrimSpace(lenient.String(page["title"])+" "+lenient.String(page["uri"])))
 	}
 	a.searched = &loop.NativeCall{
-		Name: endpoint.NativeName(a.offered, provider, nativeSearch), Input: strings.Join(queries, "; "), Output: strings.Join(found, "\n"),
+		Name: endpoint.NativeName(a.offered, provider, nativeSearch), Kind: nativeSearch, Uses: len(queries), Input: strings.Join(queries, "; "), Output: strings.Join(found, "\n"),
 	}
 }

@@ -161,10 +161,11 @@ func Piece(raw json.RawMessage) string {
 	return Unquote(raw)
 }
 
-// Count is the first of the named Fields that is a number; 0 if none is.
+// Count is the first of the named Fields that is a number of things; 0 if none is. A negative or
+// very large number counts nothing.
 func Count(object Fields, names ...string) int64 {
 	for _, name := range names {
-		if n, err := Whole(object[name]); err == nil {
+		if n, err := Whole(object[name]); err == nil && n >= 0 {
 			return n
 		}
 	}

@@ -204,7 +204,7 @@ type Pieces []string
 
 // Add is for [loop.Model.Reply].
 func (p *Pieces) Add(piece loop.Delta) {
-	if piece.Waits == "" {
+	if piece.Waits == "" && piece.Failed == nil {
 		*p = append(*p, piece.Text)
 	}
 }

@@ -24,7 +24,7 @@ func Run(t *testing.T, d *Dialect) {
 	for name, test := range map[string]func(*testing.T, *Dialect){
 		"streams text": streamsText, "forms of a stream": forms, "cut characters": cutCharacters, "tool calls": toolCalls, "ends": ends,
 		"a large reply": largeReply, "documents": documents, "attachments": attachments, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
-		"tries again": triesAgain, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp, "no redirects": noRedirects,
+		"tries again": triesAgain, "failed attempts are counted": failedAttempts, "senseless usage": senselessUsage, "final errors": finalErrors, "too long": tooLong, "gives up": givesUp, "no redirects": noRedirects,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
 		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "waits short": waitsShort, "silence": silence, "slow": slowIsNotSilent,
 		"ends with its context": endsWithContext, "logs retries": logsRetries,
@@ -33,6 +33,50 @@ func Run(t *testing.T, d *Dialect) {
 			t.Parallel()
 			test(t, d)
 		})
+	}
+}
+
+// What the server reports of an attempt that gives no reply is passed on, once.
+func failedAttempts(t *testing.T, d *Dialect) {
+	t.Helper()
+	broken := Stream(d.Ended(d.Failed, d.Text("a"))...)
+	for reason, answers := range map[string][]Answer{
+		"failed": {broken, broken, Stream(d.Stream(d.Text("ok"))...)}, "filtered": {Stream(d.Ended(d.Filtered, d.Text("a"))...)},
+	} {
+		s := Serve(t, d, answers...)
+		var failed []loop.Reply
+		reply, err := s.Model(t).Reply(t.Context(), Hello(), func(piece loop.Delta) {
+			if piece.Failed != nil {
+				failed = append(failed, *piece.Failed)
+			}
+		})
+		want := []loop.Reply{{Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3}}}
+		if reason == "failed" {
+			require.NoError(t, err)
+			require.Equal(t, protocol.Usage{InputTokens: 12, OutputTokens: 3}, reply.Usage, "of this attempt alone")
+			want = append(want, want...)
+		} else {
+			RequireType(t, endpoint.TypeContentFilter, err)
+		}
+		require.Equal(t, want, failed, reason)
+	}
+}
+
+// Counts that make no sense are as if there were none, which [loop.Reply.Counted] estimates.
+func senselessUsage(t *testing.T, d *Dialect) {
+	t.Helper()
+	for _, count := range []int{-5, 1 << 60} {
+		lines := append(append([]string{}, d.Begin...), d.Text("ok"))
+		lines = append(lines, d.End(d.Whole, count, count)...)
+		if d.Done != "" {
+			lines = append(lines, d.Done)
+		}
+		reply, err := Serve(t, d, Stream(lines...)).Model(t).Reply(t.Context(), Hello(), Ignore)
+		require.NoError(t, err)
+		counted := reply.Counted(1000)
+		require.Positive(t, counted.InputTokens)
+		require.Positive(t, counted.OutputTokens)
+		require.LessOrEqual(t, counted.Total(), int64(1100))
 	}
 }
 

@@ -34,7 +34,7 @@ func included(offered []tools.Definition) []string {
 // addNative adds a call that the server ran itself, as its item has it.
 func (a *responsesAssembler) addNative(kind string, item lenient.Fields) {
 	kind = strings.TrimSuffix(kind, "_call")
-	call := loop.NativeCall{Name: endpoint.NativeName(a.offered, nativeProvider, kind), Failed: lenient.String(item["status"]) == "failed"}
+	call := loop.NativeCall{Name: endpoint.NativeName(a.offered, nativeProvider, kind), Kind: kind, Failed: lenient.String(item["status"]) == "failed"}
 	switch kind {
 	case nativeSearch:
 		action, _ := lenient.Object("action", item["action"])

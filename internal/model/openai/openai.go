@@ -139,7 +139,7 @@ func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta
 	var parts assembler
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
-		return loop.Reply{}, err
+		return parts.Failed(), err
 	}
 	parts.Reasoning = parts.reasoning()
 	return m.Finish(&parts.Assembler)

@@ -200,7 +200,7 @@ func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta 
 	parts := responsesAssembler{endpoint: m.Endpoint, offered: sent.offered, byIndex: map[int]*outputItem{}}
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
-		return loop.Reply{}, err
+		return parts.Failed(), err
 	}
 	parts.Reasoning = parts.reasoning()
 	return m.Finish(&parts.Assembler)

@@ -52,7 +52,7 @@ func responses() *modeltest.Dialect {
 			if reason == "completed" {
 				return []string{modeltest.Data(`{"type":"response.completed","response":{"status":"completed","error":null,"incomplete_details":null,"usage":{"input_tokens":%d,"output_tokens":%d}}}`, input, output)}
 			}
-			return []string{modeltest.Data(`{"type":"response.incomplete","response":{"status":"incomplete","incomplete_details":{"reason":"%s"}}}`, reason)}
+			return []string{modeltest.Data(`{"type":"response.incomplete","response":{"status":"incomplete","incomplete_details":{"reason":"%s"},"usage":{"input_tokens":%d,"output_tokens":%d}}}`, reason, input, output)}
 		},
 		Empty: []string{modeltest.Data(`{"type":"response.in_progress","response":{}}`), modeltest.Data(`{"type":"response.new_one","x":1}`), modeltest.Data(`{}`)},
 		Native: []string{
@@ -61,9 +61,9 @@ func responses() *modeltest.Dialect {
 			item("done", 12, `"type":"image_generation_call","id":"ig_1","status":"completed","revised_prompt":"a dot","output_format":"webp","result":"iVBORw=="`),
 		},
 		NativeCalls: []loop.NativeCall{
-			{Name: "own_0", Input: "go 1.27", Output: "https://go.dev/"},
-			{Name: "own_1", Input: "print(1)", Output: "boom", Failed: true},
-			{Name: "own_2", Input: "a dot", Image: &loop.Image{MediaType: "image/webp", Data: []byte("\x89PNG")}},
+			{Name: "own_0", Kind: "web_search", Input: "go 1.27", Output: "https://go.dev/"},
+			{Name: "own_1", Kind: "code_interpreter", Input: "print(1)", Output: "boom", Failed: true},
+			{Name: "own_2", Kind: "image_generation", Input: "a dot", Image: &loop.Image{MediaType: "image/webp", Data: []byte("\x89PNG")}},
 		},
 		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error", MayCut: true, Document: `"file_data":"data:application/pdf;base64,JVBERi0="`,
 		Attached: []string{

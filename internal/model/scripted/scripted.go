@@ -99,7 +99,7 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 		delta(loop.Delta{Text: piece})
 	}
 	reply := current.reply
-	reply.Model = "script"
+	reply.Model, reply.Scripted = "script", true
 	reply.ToolCalls = slices.Clone(reply.ToolCalls)
 	for i := range reply.ToolCalls {
 		reply.ToolCalls[i].Arguments = filled(reply.ToolCalls[i].Arguments, req.Messages)

@@ -52,14 +52,14 @@ func TestReply_FollowsTheConversation(t *testing.T) {
 	second, err := m.Reply(t.Context(), conversation(1), ignore)
 	require.NoError(t, err)
 	require.Equal(t, loop.Reply{
-		Text: "done", Model: "script",
+		Text: "done", Model: "script", Scripted: true,
 		Usage: protocol.Usage{InputTokens: 7, OutputTokens: 2},
 	}, second)
 
 	first, err := m.Reply(t.Context(), conversation(0), ignore)
 	require.NoError(t, err, "it must not matter what was asked before")
 	require.Equal(t, loop.Reply{
-		Text: "Let me look.", Model: "script",
+		Text: "Let me look.", Model: "script", Scripted: true,
 		ToolCalls: []loop.ToolCall{
 			{ID: "c1", Name: "bash", Arguments: `{"command":"true","n":1.0}`},
 			{ID: "c2", Name: "read", Arguments: "{"},

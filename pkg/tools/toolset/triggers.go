@@ -17,7 +17,7 @@ func triggerTools() []tools.Tool {
 	first := session
 	first.Hint = "To wait for a time or a message, set a trigger and end your turn: a new turn of this session begins then, with all that you know now."
 	first.Help = `Triggers work where a coordinator serves the session's turns. They fire once for each time, also after restarts. If a turn is open, the new turn begins after it.
-The new turn has your model, tools, policies and limits. A session has at most 20 triggers. After times at which no coordinator ran, a schedule fires once, late.`
+The new turn has your model, tools, policies and limits. A session has at most 20 triggers. Triggers that fire too often without a person are postponed. After times at which no coordinator ran, a schedule fires once, late.`
 	return []tools.Tool{
 		{
 			Metadata: first,
@@ -60,7 +60,7 @@ The new turn has your model, tools, policies and limits. A session has at most 2
 		},
 		{
 			Metadata: session,
-			Definition: definition("watch_channel", "Have a new turn of this session begin once, when another session sends a message to a channel. A message that you have not read counts. End your turn after it.", `{
+			Definition: definition("watch_channel", "Have a new turn of this session begin once, when another session sends a message to a channel. A message that you have not read counts. The turn begins with the messages, so you need not read them. End your turn after it.", `{
 				"type": "object",
 				"properties": {
 					`+channelProperty+`,
