@@ -1,3 +1,5 @@
+//go:build unix
+
 package shell_test
 
 import (
@@ -10,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -75,13 +78,18 @@ func checkAgainst(t *testing.T, interpreter, dir, log, script string) {
 			return
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // some never end
 	defer cancel()
 	cmd := exec.CommandContext(ctx, interpreter, "-c", script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Dir, cmd.Stdin, cmd.WaitDelay = t.TempDir(), bytes.NewReader(nil), time.Second
 	cmd.Env = []string{"PATH=" + dir, "HOME=" + cmd.Dir, "X=a[$(p1 X)]", "Y=$(p1 Y)"}
 	require.NoError(t, os.RemoveAll(log))
 	_, _ = cmd.CombinedOutput() // many end with an error
+	if cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what is left in the background
+	}
 	started, err := os.ReadFile(log)
 	if os.IsNotExist(err) {
 		return
