@@ -79,7 +79,7 @@ func (d Stamps) Since(ctx context.Context, dir string) (changed []terminal.Chang
 	return changed
 }
 
-// maxCounted bounds the files of which lines are counted, in bytes.
+// maxCounted is the largest size, in bytes, of a file whose lines are counted.
 const maxCounted = 1 << 20
 
 // Look returns a function that says what a path of a directory is now.

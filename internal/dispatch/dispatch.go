@@ -389,7 +389,7 @@ func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result)
 	return r
 }
 
-// reused is the error of a call whose id belongs to an earlier one, of which r is the result.
+// reused is the error of a call whose id belongs to an earlier call with the result r.
 func reused(c *protocol.Call, r *protocol.Result) *protocol.Error {
 	of := func(tool string) string { return cmp.Or(tool, "a payload") }
 	earlier, this := of(r.Tool), of(c.Tool)

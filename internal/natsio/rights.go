@@ -161,7 +161,7 @@ func placeSubject(fleet protocol.Fleet) wire.Subject {
 	return "$KV." + wire.PlacesBucket(fleet) + "." + wire.BodiesKey
 }
 
-// PlaceRights allow deciding where the contents of workspaces are. Workers have none: whoever
+// PlaceRights allow deciding where the contents of workspaces are. Workers have none: the one who
 // decides is sent the contents, with the credentials of the store.
 func PlaceRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{placeSubject(fleet)}}

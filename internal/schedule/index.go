@@ -14,7 +14,7 @@ type index struct {
 	mu       sync.Mutex
 	kept     bool          // a runner keeps it
 	seen     uint64        // the sequence up to which it is complete
-	changed  chan struct{} // closed when seen changes; nil if nobody waits
+	changed  chan struct{} // closed when seen changes; nil without a waiter
 	sessions map[protocol.SessionID]map[string]*Schedule
 	owners   map[string]protocol.SessionID // of the triggers, by name
 }

@@ -103,7 +103,7 @@ var ErrExists = codes.As(codes.ErrExists, errors.New("exists"))
 
 // Import stores the events of an export as a new session, which they give no right to anything of
 // another one. A turn that is open at their end is interrupted. It returns how many turns these are.
-// The error wraps [codes.ErrInvalid] if an event has an amount that nobody can have used.
+// The error wraps [codes.ErrInvalid] if an event has an impossible amount.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
 	for i := range events {
 		if err := checkAmounts(&events[i]); err != nil {
@@ -126,7 +126,7 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 	return turns, nil
 }
 
-// disown removes what an event of an export says about other sessions: whoever wrote the export may
+// disown removes what an event of an export says about other sessions: its author may
 // have made it up. Sub-agents are recognized by their own journals ([loop.LoadAgent]).
 func disown(e *loop.Event) {
 	e.Parent, e.From, e.Checkpoint = nil, "", 0

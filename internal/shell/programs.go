@@ -255,7 +255,7 @@ func (w wrapper) program(words []Word) (wrapped, error) {
 	return wrapped{}, nil
 }
 
-// option reads an option: how many words its value has beside it, and whether it is known.
+// option reads an option: how many further words its value has, and whether it is known.
 func (w wrapper) option(text string) (skip int, known bool) {
 	if strings.HasPrefix(text, "--") {
 		name, _, attached := strings.Cut(text, "=")
@@ -287,7 +287,7 @@ var (
 )
 
 // withInput adds to the command of xargs what it reads from its input: words behind it, or in the
-// place of a text. Other options may take back that words are replaced.
+// position of a text. Other options may take back that words are replaced.
 func withInput(found *wrapped, args []Word) error {
 	command := found.commands[0]
 	options := args[:len(args)-len(command)]

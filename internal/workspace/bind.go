@@ -20,7 +20,7 @@ import (
 // ErrForeign says that bodies are, or would be, where those of another fleet are.
 var ErrForeign = errors.New("the place belongs to another fleet")
 
-// ErrUnknownStore says that the fleet names a store that this process was not told of.
+// ErrUnknownStore says that the fleet names a store that is not in the settings of this process.
 var ErrUnknownStore = errors.New("this process was not told of that store")
 
 // record says where the bodies of a fleet are. It is in the fleet, and in the store that it names.
@@ -149,7 +149,7 @@ func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r
 }
 
 // openBodies opens the bodies of a fleet, wherever they are. Whoever may write in the fleet may have
-// written its record: no credentials go to a store that this process was not told of.
+// written its record: no credentials go to a store that is not in the settings of this process.
 func openBodies(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, url string) (bodies, error) {
 	at, err := bound(ctx, js, fleet)
 	if err != nil {

@@ -150,7 +150,7 @@ type Reply struct {
 	Native []NativeCall
 	// Fallback is the model that replied instead of the one that was asked; nil when none did.
 	Fallback *Fallback
-	// Scripted says that nobody bills the reply: its Usage is not estimated.
+	// Scripted says that the reply is not billed: its Usage is not estimated.
 	Scripted bool
 }
 

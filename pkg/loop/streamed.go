@@ -173,7 +173,7 @@ func (t *turn) begins(calls []ToolCall) bool {
 	return len(calls) >= len(t.streamed) && slices.EqualFunc(calls[:len(t.streamed)], t.streamed, func(a ToolCall, b stepCall) bool { return a == b.ToolCall })
 }
 
-// estimated is the usage of a reply that broke off, of which only the text and the calls that were
+// estimated is the usage of a reply that broke off. Only the text and the calls that were
 // sent are known.
 func (t *turnRun) estimated(text string) protocol.Usage {
 	reply := Reply{Text: text}

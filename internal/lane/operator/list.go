@@ -171,7 +171,7 @@ type sighting struct {
 	ready      *jetstream.RawStreamMsg
 	readyEnded bool                    // the call of the ready message has its result
 	first      *jetstream.RawStreamMsg // the first call of the mailbox
-	claim      *store.StoredClaim      // nil when nobody holds the lane
+	claim      *store.StoredClaim      // nil when no worker holds the lane
 }
 
 // survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*",

@@ -55,7 +55,7 @@ func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane wire.LaneHas
 	return readClaim(msg)
 }
 
-// Claims returns the claims of lanes; those that nobody holds are left out.
+// Claims returns the claims of lanes; lanes that no worker holds are left out.
 func (s *Store) Claims(ctx context.Context, pool protocol.Pool, lanes []wire.LaneHash) (map[wire.LaneHash]*StoredClaim, error) {
 	subjects := make([]string, len(lanes))
 	for i, lane := range lanes {

@@ -80,7 +80,7 @@ func givesUp(t *testing.T, d *Dialect) {
 	require.Len(t, s.Asked(), 3)
 }
 
-// noRedirects: a redirect would send conversation and key to a server that nobody named.
+// noRedirects: a redirect would send conversation and key to a server that no user named.
 func noRedirects(t *testing.T, d *Dialect) {
 	t.Helper()
 	elsewhere := Serve(t, d, Stream(d.Stream(d.Text("Hello"))...))
