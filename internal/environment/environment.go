@@ -218,9 +218,10 @@ func (e *Environment) Begin(ctx context.Context, limited bool) error {
 	if err != nil {
 		return err
 	}
+	stamps, _ := cli.StateDir("uploads") // without a home nothing is kept
 	e.Copy, err = transfer.Send(ctx, transfer.Options{
 		Fleet: e.Fleet, Session: o.ID, Pool: protocol.DefaultPool, Dir: o.Workspace, Protect: e.protect, MinLevel: level,
-		IncludeIgnored: o.Session.IncludeIgnored, Warn: o.Warn, Busy: o.Busy,
+		IncludeIgnored: o.Session.IncludeIgnored, Stamps: stamps, Warn: o.Warn, Busy: o.Busy,
 	})
 	if err == nil {
 		e.Copy.Hurry = limited

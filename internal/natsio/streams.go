@@ -132,10 +132,24 @@ func EachLast(ctx context.Context, stream jetstream.Stream, subjects []string, b
 }
 
 func eachLast(ctx context.Context, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
-	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		FilterSubjects: subjects, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, HeadersOnly: bare,
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, InactiveThreshold: lastIdle,
-	})
+	return each(ctx, stream, jetstream.ConsumerConfig{FilterSubjects: subjects, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, HeadersOnly: bare}, tell)
+}
+
+// EachFrom is [EachLast] for all messages of subjects from a sequence on, in their order for each
+// chunk of 256 subjects.
+func EachFrom(ctx context.Context, stream jetstream.Stream, subjects []string, from uint64, bare bool, tell func(jetstream.Msg) error) error {
+	for some := range slices.Chunk(subjects, lastSubjects) {
+		config := jetstream.ConsumerConfig{FilterSubjects: some, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: bare}
+		if err := each(ctx, stream, config, tell); err != nil {
+			return fmt.Errorf("read messages of stream %s: %w", stream.CachedInfo().Config.Name, err)
+		}
+	}
+	return nil
+}
+
+func each(ctx context.Context, stream jetstream.Stream, config jetstream.ConsumerConfig, tell func(jetstream.Msg) error) error {
+	config.AckPolicy, config.MemoryStorage, config.InactiveThreshold = jetstream.AckNonePolicy, true, lastIdle
+	consumer, err := stream.CreateConsumer(ctx, config)
 	if err != nil {
 		return err
 	}
@@ -143,7 +157,7 @@ func eachLast(ctx context.Context, stream jetstream.Stream, subjects []string, b
 		_ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
 	}()
 	batch := uint64(lastBatch)
-	if bare {
+	if config.HeadersOnly {
 		batch = bareBatch
 	}
 	for left := consumer.CachedInfo().NumPending; left > 0 && err == nil; {

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -30,6 +32,8 @@ type folded struct {
 
 	wrote    map[protocol.CallID]string // arguments of calls without result
 	costless bool                       // the price of a reply is unknown
+	last     uint64                     // sequence of the last message
+	invalid  bool                       // a message cannot be read
 }
 
 // spend adds what a reply or a summary took. What sub-agents took is that of their own sessions.
@@ -175,30 +179,77 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 
 // journal reads the journal.
 func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
-	info, invalid := &folded{Session: report.Session{SessionID: id}}, false
-	for next := uint64(1); ; info.Messages++ {
+	info := &folded{Session: report.Session{SessionID: id}}
+	for next := uint64(1); ; next = info.last + 1 {
 		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, id)))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
 			return nil, ErrNone
 		case errors.Is(err, jetstream.ErrMsgNotFound):
-			if invalid {
-				info.State = report.StateInvalid
-			}
-			return &info.Session, nil
+			return info.described(), nil
 		case err != nil:
 			return nil, fmt.Errorf("read the journal: %w", err)
 		}
-		var events []loop.Event
-		if json.Unmarshal(msg.Data, &events) != nil {
-			invalid, events, info.UpdatedAt = true, nil, msg.Time
-		}
-		for i := range events {
-			info.apply(&events[i])
-		}
-		info.JournalBytes += int64(len(msg.Data))
-		next = msg.Sequence + 1
+		info.read(msg.Data, msg.Sequence, msg.Time)
 	}
+}
+
+// journals reads the journals of many sessions, which come in few answers. One that the server does
+// not have up to its last message is read by itself. Sessions that were removed meanwhile are left
+// out.
+func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.SessionID]*report.Session, error) {
+	var subjects []string
+	all := make(map[protocol.SessionID]*folded, len(of))
+	for _, c := range of {
+		if c.accepted == nil {
+			subjects = append(subjects, wire.EventSubject(r.fleet, c.id))
+			all[c.id] = &folded{Session: report.Session{SessionID: c.id}}
+		}
+	}
+	err := natsio.EachFrom(ctx, r.events, subjects, 0, false, func(msg jetstream.Msg) error {
+		about, err := msg.Metadata()
+		if info := all[r.owner(msg.Subject())]; err == nil && about.Sequence.Stream > info.last {
+			info.read(msg.Data(), about.Sequence.Stream, about.Timestamp)
+		}
+		return err
+	})
+	found := make(map[protocol.SessionID]*report.Session, len(all))
+	for _, c := range of {
+		info := all[c.id]
+		switch {
+		case err != nil || info == nil:
+		case info.last >= c.last && info.Messages > 0:
+			found[c.id] = info.described()
+		default:
+			var alone *report.Session
+			if alone, err = r.journal(ctx, c.id); err == nil {
+				found[c.id] = alone
+			}
+			if err = gone(err); err != nil {
+				err = fmt.Errorf("session %s: %w", c.id, err)
+			}
+		}
+	}
+	return found, err
+}
+
+// read extends what is known by one message of the journal.
+func (i *folded) read(body []byte, seq uint64, at time.Time) {
+	var events []loop.Event
+	if json.Unmarshal(body, &events) != nil {
+		i.invalid, events, i.UpdatedAt = true, nil, at
+	}
+	for n := range events {
+		i.apply(&events[n])
+	}
+	i.Messages, i.JournalBytes, i.last = i.Messages+1, i.JournalBytes+int64(len(body)), seq
+}
+
+func (i *folded) described() *report.Session {
+	if i.invalid {
+		i.State = report.StateInvalid
+	}
+	return &i.Session
 }
 
 // sizes adds the size of what is stored of a session outside of its journal.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -69,15 +70,15 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	if err != nil {
 		return nil, 0, err
 	}
-	changed, err := r.changed(ctx, ids)
+	changed, err := r.changed(ctx, ids, limit)
 	if err != nil {
 		return nil, 0, err
 	}
-	changed, err = r.withAccepted(ctx, changed, asked)
+	changed, added, err := r.withAccepted(ctx, ids, changed, asked)
 	if err != nil {
 		return nil, 0, err
 	}
-	all := len(changed)
+	all := len(ids) + added
 	changed = changed[:min(len(changed), limit)]
 	printed := make(map[protocol.SessionID]bool, len(changed))
 	for i := range changed {
@@ -87,13 +88,16 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	if err != nil {
 		return nil, 0, err
 	}
+	read, err := r.journals(ctx, changed)
+	if err != nil {
+		return nil, 0, err
+	}
 	found := make([]*report.Session, len(changed))
 	err = each(ctx, len(changed), func(ctx context.Context, i int) error {
 		info := changed[i].accepted
 		if info == nil {
-			var err error
-			if info, err = r.journal(ctx, changed[i].id); err != nil {
-				return fmt.Errorf("session %s: %w", changed[i].id, err)
+			if info = read[changed[i].id]; info == nil { // removed meanwhile
+				return nil
 			}
 			asked.see(info)
 		}
@@ -121,11 +125,11 @@ func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed, err := r.changed(ctx, ids)
+	changed, err := r.changed(ctx, ids, len(ids))
 	if err != nil {
 		return nil, err
 	}
-	changed, err = r.withAccepted(ctx, changed, asked)
+	changed, _, err = r.withAccepted(ctx, ids, changed, asked)
 	ids = ids[:0]
 	for _, c := range changed {
 		ids = append(ids, c.id)
@@ -133,18 +137,23 @@ func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	return ids, err
 }
 
-// withAccepted adds sessions without a journal that have a turn.
-func (r *Reader) withAccepted(ctx context.Context, changed []change, asked asked) ([]change, error) {
+// withAccepted adds sessions without a journal that have a turn, and returns how many. ids are those
+// that have a journal.
+func (r *Reader) withAccepted(ctx context.Context, ids []protocol.SessionID, changed []change, asked asked) (_ []change, n int, err error) {
+	journaled := make(map[protocol.SessionID]bool, len(ids))
+	for _, id := range ids {
+		journaled[id] = true
+	}
 	var without []protocol.SessionID
 	for _, turns := range []map[protocol.SessionID]bool{asked.waiting, asked.running} {
 		for id := range turns {
-			if !slices.ContainsFunc(changed, func(c change) bool { return c.id == id }) {
+			if !journaled[id] {
 				without = append(without, id)
 			}
 		}
 	}
 	added := make([]change, len(without))
-	err := each(ctx, len(without), func(ctx context.Context, i int) error {
+	err = each(ctx, len(without), func(ctx context.Context, i int) error {
 		view, err := r.turn(ctx, without[i])
 		var info *report.Session
 		if err == nil {
@@ -155,9 +164,10 @@ func (r *Reader) withAccepted(ctx context.Context, changed []change, asked asked
 		}
 		return err
 	})
-	changed = append(changed, slices.DeleteFunc(added, func(c change) bool { return c.id == "" })...)
+	added = slices.DeleteFunc(added, func(c change) bool { return c.id == "" })
+	changed = append(changed, added...)
 	sortChanges(changed)
-	return changed, err
+	return changed, len(added), err
 }
 
 // ids returns the sessions that have a journal.
@@ -182,6 +192,7 @@ func (r *Reader) owner(subject string) protocol.SessionID {
 type change struct {
 	id       protocol.SessionID
 	at       time.Time
+	last     uint64          // sequence of its last event
 	accepted *report.Session // of a session without a journal
 }
 
@@ -189,31 +200,47 @@ func sortChanges(changes []change) {
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.id, a.id)) })
 }
 
-// changed returns when sessions changed, the last one first. Those that were removed
-// meanwhile are left out.
-func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]change, error) {
-	times := make(map[protocol.SessionID]time.Time, len(ids))
-	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, true, func(msg jetstream.Msg) error {
+// tail is how many of the last events are read for each session that is asked for.
+const tail = 16
+
+// changed returns when sessions changed, the last one first: at least those that changed last, as
+// many as limit says. Those that were removed meanwhile are left out. The last events of all
+// sessions mostly are of enough of them; otherwise the last event of each session is read.
+func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID, limit int) ([]change, error) {
+	latest := make(map[protocol.SessionID]change, min(len(ids), tail*limit))
+	note := func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err == nil {
-			times[r.owner(msg.Subject())] = about.Timestamp
+			id := r.owner(msg.Subject())
+			latest[id] = change{id: id, at: about.Timestamp, last: about.Sequence.Stream}
 		}
 		return err
-	})
-	if err != nil {
+	}
+	every := []string{wire.EventSubject(r.fleet, "*")}
+	if last := r.events.CachedInfo().State.LastSeq; limit < len(ids)/tail && last > uint64(tail*limit) { //nolint:gosec // a limit is positive
+		if err := natsio.EachFrom(ctx, r.events, every, last-uint64(tail*limit), true, note); err != nil { //nolint:gosec // see above
+			return nil, err
+		}
+		if len(latest) >= limit {
+			changes := slices.Collect(maps.Values(latest))
+			sortChanges(changes)
+			return changes, nil
+		}
+	}
+	if err := natsio.EachLast(ctx, r.events, every, true, note); err != nil {
 		return nil, err
 	}
 	changes := make([]change, len(ids))
-	err = each(ctx, len(ids), func(ctx context.Context, i int) error {
-		at, told := times[ids[i]]
+	err := each(ctx, len(ids), func(ctx context.Context, i int) error {
+		found, told := latest[ids[i]]
 		if !told { // removed by now, or not known to the server that was read from
 			last, err := r.events.GetLastMsgForSubject(ctx, wire.EventSubject(r.fleet, ids[i]))
 			if err != nil {
 				return err
 			}
-			at = last.Time
+			found = change{id: ids[i], at: last.Time, last: last.Sequence}
 		}
-		changes[i] = change{id: ids[i], at: at}
+		changes[i] = found
 		return nil
 	})
 	changes = slices.DeleteFunc(changes, func(c change) bool { return c.id == "" })

@@ -107,12 +107,31 @@ func TestReader_ListsManySessions(t *testing.T) {
 		require.NoError(t, err)
 	}
 	reader := r.reader(t)
-	before := r.NC.Stats().OutMsgs
+	messages := func() uint64 { s := r.NC.Stats(); return s.InMsgs + s.OutMsgs }
+	before := messages()
 	list, leftOut, err := reader.List(t.Context(), 2)
 	require.NoError(t, err)
 	require.Equal(t, 1498, leftOut)
 	require.Equal(t, []protocol.SessionID{"s3501", "s3502"}, []protocol.SessionID{list[0].SessionID, list[1].SessionID})
-	require.Less(t, r.NC.Stats().OutMsgs-before, uint64(50))
+	require.Less(t, messages()-before, uint64(150), "not one for each session of the fleet")
+
+	for i := range 60 {
+		last := uint64(0)
+		for n := range 4 {
+			last, err = r.Journal.Append(t.Context(), protocol.SessionID(fmt.Sprintf("t%d", i)), last, loop.Event{Type: loop.EventTurnStarted, Time: at, Turn: n + 1})
+			require.NoError(t, err)
+		}
+	}
+	before = messages()
+	list, _, err = reader.List(t.Context(), 50)
+	require.NoError(t, err)
+	require.Len(t, list, 50)
+	for i, info := range list {
+		require.Equal(t, protocol.SessionID(fmt.Sprintf("t%d", 59-i)), info.SessionID)
+		require.Equal(t, 4, info.Turns)
+		require.EqualValues(t, 4, info.Messages)
+	}
+	require.Less(t, messages()-before, uint64(50*7+16*50+100), "its events and two more of each session, and the tail")
 }
 
 // A journal that cannot be read hides no other session, and can be removed.

@@ -19,7 +19,7 @@ import (
 )
 
 // maxTurnLanes bounds the lanes with turns that [Reader.List] looks at.
-const maxTurnLanes = 1024
+const maxTurnLanes = 256
 
 // asked are the turns that coordinators were asked for and that have not ended. A session is
 // waiting when none of its turns runs.

@@ -1,13 +1,16 @@
 package transfer
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
+	"encoding/gob"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -47,13 +50,20 @@ func (w *Workspace) storeBase(ctx context.Context, base workspace.Ref) error {
 }
 
 // loadBase loads the base; nil if the fleet has none. Then every difference counts as changed on
-// both sides, so that nothing is lost.
-func (w *Workspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
+// both sides, so that nothing is lost. sent is the upload of the directory, which mostly is the
+// base; nil if there is none.
+func (w *Workspace) loadBase(ctx context.Context, sent *workspace.Upload) (snapshot.Manifest, error) {
 	var at workspace.Ref
 	err := w.get(ctx, w.baseName(), &at)
 	var tree snapshot.Tree
-	if err == nil {
-		tree, err = w.store.Files(ctx, at)
+	switch {
+	case err != nil:
+	case sent != nil && sent.Delta.Empty() && at == workspace.UploadRef(w.name(), sent.After):
+		tree, w.baseAt = sent.Tree, at
+	default:
+		if tree, err = w.store.Files(ctx, at); err == nil && sent != nil {
+			w.baseAt = at
+		}
 	}
 	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, workspace.ErrNone) {
 		return nil, nil
@@ -66,6 +76,54 @@ func (w *Workspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
 		return nil, fmt.Errorf("read the workspace's last state: %w", err)
 	}
 	return base, nil
+}
+
+// stampsKept is how long the stamps of a directory stay that is not copied.
+const stampsKept = 30 * 24 * time.Hour
+
+// loadStamps returns what the files of the directory were when it was copied last; without stamps
+// that can be read every file is read.
+func (w *Workspace) loadStamps() snapshot.Index {
+	index := snapshot.Index{}
+	if w.Stamps == "" {
+		return index
+	}
+	file, err := os.Open(w.stampsFile())
+	if err != nil {
+		return index
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	if gob.NewDecoder(bufio.NewReader(file)).Decode(&index) != nil {
+		return snapshot.Index{}
+	}
+	return index
+}
+
+func (w *Workspace) stampsFile() string { return filepath.Join(w.Stamps, w.name()) }
+
+// storeStamps keeps the stamps, and removes those of directories that were not copied for long.
+// Without them the next copy takes longer, so errors do not matter.
+func (w *Workspace) storeStamps(index snapshot.Index) {
+	if w.Stamps == "" || os.MkdirAll(w.Stamps, 0o700) != nil {
+		return
+	}
+	file, err := os.CreateTemp(w.Stamps, "new-*")
+	if err != nil {
+		return
+	}
+	err = errors.Join(gob.NewEncoder(file).Encode(index), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), w.stampsFile())
+	}
+	if err != nil {
+		_ = os.Remove(file.Name())
+	}
+	entries, _ := os.ReadDir(w.Stamps)
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > stampsKept {
+			_ = os.Remove(filepath.Join(w.Stamps, entry.Name()))
+		}
+	}
 }
 
 // get decodes an object.

@@ -84,7 +84,7 @@ func (w *Workspace) source(ctx context.Context, at protocol.CallID) (fetch func(
 		}
 	}
 	if !w.everything {
-		w.base, err = w.loadBase(ctx)
+		w.base, err = w.loadBase(ctx, nil)
 		return fetch, err
 	}
 	return fetch, nil

@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ type Options struct {
 	MinLevel string
 	// IncludeIgnored copies also what .gitignore files exclude.
 	IncludeIgnored bool
+	// Stamps is a directory of this machine that keeps what files of directories were when they were
+	// copied, so that unchanged ones are not read again; "" keeps nothing.
+	Stamps string
 	// Hurry bounds how long a transfer waits to be accepted: the session's time is over.
 	Hurry bool
 	// Warn reports what a person has to know.
@@ -62,6 +66,7 @@ type Workspace struct {
 
 	store      *workspace.Store
 	base       snapshot.Manifest // nil if unknown
+	baseAt     workspace.Ref     // the checkpoint that the base is, once the directory was sent
 	settings   []string          // paths in Protect of git's settings
 	everything bool              // nothing is left out: the directory was empty
 	left       string            // what was reported last as left out
@@ -136,9 +141,14 @@ func (w *Workspace) part() *fleet.Fleet { return w.Fleet.At(w.Pool) }
 // upload sends what the fleet does not have of the directory, and has a worker fill the sandbox.
 func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
 	ignore := w.ignoring(ctx, root)
-	upload, err := w.store.Upload(ctx, w.name(), root, ignore.Skip, w.shown("sending the workspace"))
+	index := w.loadStamps()
+	before := maps.Clone(index)
+	upload, err := w.store.Upload(ctx, w.name(), root, index, ignore.Skip, w.shown("sending the workspace"))
 	if err != nil {
 		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	if !maps.Equal(index, before) {
+		w.storeStamps(index)
 	}
 	encoded, err := json.Marshal(upload)
 	if err != nil {
@@ -158,13 +168,14 @@ func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
 	}
 	imported, is := value.(wire.WorkspaceImportResult)
 	if !is || imported.Checkpoint == 0 { // the session has worked in it before, and keeps what it has
-		w.base, err = w.loadBase(ctx)
+		w.base, err = w.loadBase(ctx, upload)
 		return err
 	}
 	if w.base, err = upload.Tree.Manifest(ctx, w.store); err != nil {
 		return fmt.Errorf("remember the workspace: %w", err)
 	}
-	return w.storeBase(ctx, workspace.UploadRef(w.name(), imported.Checkpoint))
+	w.baseAt = workspace.UploadRef(w.name(), imported.Checkpoint)
+	return w.storeBase(ctx, w.baseAt)
 }
 
 func (w *Workspace) put(ctx context.Context, name string, content []byte) error {
@@ -214,7 +225,14 @@ func (w *Workspace) Fetch(ctx context.Context) (changes snapshot.Changes, before
 		return changes, before, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	exported, _ := value.(wire.WorkspaceExportResult)
-	changes, err = w.take(ctx, workspace.UploadRef(w.name(), exported.Checkpoint))
+	at := workspace.UploadRef(w.name(), exported.Checkpoint)
+	if at == w.baseAt { // the session has changed nothing since
+		return snapshot.Changes{Base: w.base}, before, nil
+	}
+	changes, err = w.take(ctx, at)
+	if w.baseAt != (workspace.Ref{}) && err == nil {
+		w.baseAt = at
+	}
 	return changes, before, err
 }
 

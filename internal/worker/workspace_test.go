@@ -114,7 +114,7 @@ func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) wire.Workspac
 	t.Helper()
 	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
-	upload, err := store.Upload(t.Context(), name, root, nil, store)
+	upload, err := store.Upload(t.Context(), name, root, snapshot.Index{}, nil, store)
 	require.NoError(t, err)
 	encoded, err := json.Marshal(upload)
 	require.NoError(t, err)

@@ -49,13 +49,14 @@ func UploadRef(name string, checkpoint uint64) Ref {
 }
 
 // Upload stores the files of a directory that the fleet's upload of that name does not have. Paths
-// for which skip is true are left out. bodies is the store, or forwards to it.
-func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func(string, bool) bool, bodies snapshot.Bodies) (*Upload, error) {
+// for which skip is true are left out. Files that index knows are not read; it is brought up to
+// date. bodies is the store, or forwards to it.
+func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, index snapshot.Index, skip func(string, bool) bool, bodies snapshot.Bodies) (*Upload, error) {
 	known, err := s.load(ctx, UploadRef(name, 0).Lane)
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
-	delta, err := snapshot.Save(ctx, dir, known.Tree(), snapshot.Index{}, bodies, &snapshot.SaveOptions{Skip: skip})
+	delta, err := snapshot.Save(ctx, dir, known.Tree(), index, bodies, &snapshot.SaveOptions{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, bodies) // sessions need it for longer than the journal is there
 	}

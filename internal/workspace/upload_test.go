@@ -56,7 +56,7 @@ func directory(t *testing.T) *os.Root {
 func upload(t *testing.T, store *workspace.Store, root *os.Root) (snapshot.Tree, workspace.Ref, int) {
 	t.Helper()
 	bodies := &counted{Store: store}
-	up, err := store.Upload(t.Context(), "dir", root, nil, bodies)
+	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, bodies)
 	require.NoError(t, err)
 	wire, err := json.Marshal(up)
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.NoError(t, root.WriteFile("g", []byte("two"), 0o600))
-	up, err := store.Upload(t.Context(), "dir", root, nil, store)
+	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, store)
 	require.NoError(t, err)
 
 	require.NoError(t, store.SweepUploads(t.Context(), time.Now().Add(time.Hour)))
