@@ -238,6 +238,10 @@ bench-workspace: program ## Measure workspaces that move, 10,000 files of 100 MB
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./internal/sandbox/ns
 
+.PHONY: bench-growth
+bench-growth: ## Measure what looking and waiting cost where there are 10, 1,000 and 10,000 lanes, sessions or triggers
+	CGO_ENABLED=0 go test -run '^$$' -bench Growth -benchtime 1x -timeout 1h ./internal/bench
+
 .PHONY: bench-cache
 bench-cache: program ## Measure the first go test of a session beside the next one: at most 1.2 times as long
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench BenchmarkCache -benchtime 9x ./test/firsthour
