@@ -4,17 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/model"
-	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -82,15 +78,10 @@ func (c *limitsCommand) checkSet() error {
 	if err := c.given().Validate(); err != nil {
 		return cli.Usagef("%v", err)
 	}
-	provider, is := strings.CutPrefix(c.Set.Lane, limits.ModelLanes)
-	if !is || strings.Contains(provider, "*") || slices.Contains(model.Providers(), provider) {
-		return nil
+	if err := model.CheckLane(c.Set.Lane); err != nil {
+		return cli.Usagef("%v", err)
 	}
-	hint := ""
-	if near, ok := prose.Nearest(provider, model.Providers()); ok {
-		hint = fmt.Sprintf("; did you mean %q?", limits.ModelLanes+near)
-	}
-	return cli.Usagef("%s: there is no such provider of models: must be one of %s%s", c.Set.Lane, strings.Join(model.Providers(), ", "), hint)
+	return nil
 }
 
 // checkRemove returns the error of limits rm without a lane and a tenant.

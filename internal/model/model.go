@@ -27,11 +27,13 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/model/anthropic"
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/google"
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -74,13 +76,22 @@ func providers() []provider {
 	}
 }
 
-// Providers are the names of the providers of models, as lanes of limits have them.
-func Providers() []string {
+// CheckLane returns an error about the lane of a limit that is for a provider of models which does not
+// exist, with the nearest one.
+func CheckLane(lane string) error {
 	var names []string
 	for _, p := range providers() {
 		names = append(names, p.name)
 	}
-	return names
+	name, is := strings.CutPrefix(lane, limits.ModelLanes)
+	if !is || strings.Contains(name, "*") || slices.Contains(names, name) {
+		return nil
+	}
+	hint := ""
+	if near, ok := prose.Nearest(name, names); ok {
+		hint = fmt.Sprintf("; did you mean %q?", limits.ModelLanes+near)
+	}
+	return fmt.Errorf("lane %q: there is no such provider of models: must be one of %s%s", lane, strings.Join(names, ", "), hint)
 }
 
 // allowedForms ends the errors about specs.

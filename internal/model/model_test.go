@@ -147,3 +147,13 @@ func TestOpen_SaysWhatCanBeGiven(t *testing.T) {
 		})
 	}
 }
+
+// TestCheckLane_NamesTheNearestProvider: a limit of a misspelled provider would bind nothing.
+func TestCheckLane_NamesTheNearestProvider(t *testing.T) {
+	t.Parallel()
+	for _, lane := range []string{"", "account/*", "model/openai", "model/*", "model/o*"} {
+		require.NoError(t, model.CheckLane(lane), lane)
+	}
+	require.EqualError(t, model.CheckLane("model/opnai"),
+		`lane "model/opnai": there is no such provider of models: must be one of openai, anthropic, google; did you mean "model/openai"?`)
+}

@@ -33,7 +33,7 @@ var fragments = []string{
 	"find . -exec ", "-exec ", " \\; ", " + ", "f", "dev", "\u00e9", "\r", "\x01", "\u00a0", "cat ", "cat <<'A' | ", "1", "2", "=", "%", "^",
 }
 
-// scriptOf makes a script of bytes, each of which is a fragment.
+// scriptOf makes a script of bytes: each is a fragment.
 func scriptOf(data []byte) string {
 	var b strings.Builder
 	for _, c := range data[:min(len(data), 40)] {
