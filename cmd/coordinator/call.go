@@ -85,6 +85,12 @@ type planning struct {
 	options   loop.SingleOptions
 }
 
+// judgedInFleet reports whether calls are judged once the fleet is there, because the journal of the
+// session has the calls before them.
+func (c *callCommand) judgedInFleet(with planning) bool {
+	return c.Session != "" && with.options.Policy != nil
+}
+
 // prepare checks the flags and opens what they name; it connects to nothing.
 func (c *callCommand) prepare(ctx context.Context, p program) (with planning, err error) {
 	if with.session, err = findSession(ctx, p, &c.FleetFlags, &c.Session); err != nil {
@@ -113,7 +119,9 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 	if err := c.CheckTemplate(c.Nats, c.Workspace); err != nil {
 		return with, err
 	}
-	with.options = loop.SingleOptions{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), Logger: p.logger()}
+	with.options = loop.SingleOptions{
+		Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), Logger: p.logger(), Ledger: loop.NewLedger(nil), Door: "call", By: prompt.UserName(),
+	}
 	if c.Nats != "" {
 		with.options.Author = environment.Author(ctx, with.workspace)
 	}
@@ -182,7 +190,8 @@ func (c *callCommand) call(ctx context.Context, p program, with planning, argume
 		single = loop.PlanSingle(ctx, table, with.session, c.Tool, arguments, options)
 		return single.Call
 	}
-	if !ofServer && plan(ctx, box.Table) == nil {
+	inside := ofServer || c.judgedInFleet(with)
+	if !inside && plan(ctx, box.Table) == nil {
 		return output, output.take(single)
 	}
 	var result *protocol.Result
@@ -191,6 +200,11 @@ func (c *callCommand) call(ctx context.Context, p program, with planning, argume
 		if ofServer {
 			if err := box.List(ctx, env.Fleet, with.session, show.warn); err != nil {
 				return nil, err
+			}
+		}
+		if inside {
+			if c.Session != "" {
+				options.Ledger = loop.NewLedger(env.Fleet.Journal)
 			}
 			plan(ctx, box.Table)
 		}

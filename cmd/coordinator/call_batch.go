@@ -53,10 +53,7 @@ func (c *callCommand) checkBatch() error {
 func (c *callCommand) runBatch(ctx context.Context, p program, with planning) error {
 	bad := badLines{}
 	lines, err := c.readBatch(p, bad)
-	if err == nil {
-		planBatch(ctx, with, lines, bad)
-	}
-	if err := errors.Join(err, bad.err(c.Batch)); err != nil {
+	if err != nil {
 		return err
 	}
 	printed := &batchPrinter{program: p, session: with.session}
@@ -65,21 +62,46 @@ func (c *callCommand) runBatch(ctx context.Context, p program, with planning) er
 	}
 	var calls []protocol.Call
 	byID := map[protocol.CallID]*batchLine{}
-	for i := range lines {
-		l := &lines[i]
-		if l.single.Call == nil { // it ran in place
-			if err := printed.add(l, l.single); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := c.bind(l.single.Call); err != nil {
+	plan := func() error {
+		planBatch(ctx, with, lines, bad)
+		if err := bad.err(c.Batch); err != nil {
 			return err
 		}
-		calls, byID[l.single.Call.ID] = append(calls, *l.single.Call), l
+		for i := range lines {
+			l := &lines[i]
+			if l.single.Call == nil { // it ran in place
+				if err := printed.add(l, l.single); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := c.bind(l.single.Call); err != nil {
+				return err
+			}
+			calls, byID[l.single.Call.ID] = append(calls, *l.single.Call), l
+		}
+		return nil
 	}
-	if len(calls) > 0 {
+	inside := c.judgedInFleet(with)
+	if !inside {
+		if err := plan(); err != nil {
+			return err
+		}
+	}
+	if inside || len(calls) > 0 {
 		err = c.inFleet(ctx, p, with.session, with.workspace, func(ctx context.Context, env *environment.Environment, show view) (*protocol.Call, error) {
+			if inside {
+				ledger := loop.NewLedger(env.Fleet.Journal)
+				ledger.Hold()
+				with.options.Ledger = ledger
+				err := plan()
+				if err == nil {
+					err = ledger.Flush(ctx)
+				}
+				if err != nil || len(calls) == 0 {
+					return nil, err
+				}
+			}
 			var faults error
 			err := env.Fleet.Dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
 				l := byID[u.CallID]

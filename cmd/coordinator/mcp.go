@@ -32,8 +32,9 @@ type mcpCommand struct {
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
 	Listen    string   `placeholder:"ADDR" brief:"Serve over HTTP at ADDR, or unix:PATH. Default: stdio." help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
-	httpFlags `group:"MCP over HTTP:"`
-	taskFlag  `group:"MCP over HTTP:"`
+	httpFlags   `group:"MCP over HTTP:"`
+	taskFlag    `group:"MCP over HTTP:"`
+	approveFlag `group:"Policy:"`
 	environment.SessionFlags
 	environment.Flags
 }
@@ -49,6 +50,11 @@ type httpFlags struct {
 type taskFlag struct {
 	McpTaskAfter time.Duration `default:"10s" help:"Time after which a call continues as a task, for MCP clients that support tasks; 0 means at once."`
 	McpPatience  time.Duration `default:"50s" help:"Time after which the client gets an answer that says where the result will be, while the call continues; for MCP clients without tasks and progress. 0 means never."`
+}
+
+// approveFlag is about who approves calls of clients.
+type approveFlag struct {
+	McpClientApproves bool `brief:"Let MCP clients ask their own user for approval." help:"Let MCP clients that support elicitation ask their own user to approve their calls. The client answers for its user: a client that answers by itself approves its own calls. Default: with --nats coordinator approve answers, else such calls are refused."`
 }
 
 // badTaskAfter returns a usage error for negative times.
@@ -240,7 +246,7 @@ func (c *mcpCommand) place(ctx context.Context, p program) (session protocol.Ses
 
 // rules say which calls run. In a fleet other commands can answer the questions about them.
 func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
-	r := mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel()}
+	r := mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), ClientApproves: c.McpClientApproves}
 	if c.Nats != "" {
 		flags := flagsOf(c.Nats, c.Login, c.Fleet)
 		r.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
@@ -98,6 +99,7 @@ type clientFlags struct {
 	Toolset []string `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
 	httpFlags
 	taskFlag
+	approveFlag
 }
 
 // prepare checks the flags and opens what they name; it connects to nothing.
@@ -272,13 +274,16 @@ func (c *serveCommand) serveClients(
 	if err != nil {
 		return err
 	}
+	box.Rules = mcptools.Rules{Policy: judge, MinLevel: environment.MinLevelElsewhere}
 	fl := env.Fleet
 	options, changed, err := c.options(ctx, p, env, box)
 	if err != nil {
 		return err
 	}
 	options.Lasting = true
-	options.Rules = mcpserver.Rules{Policy: judge, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name)}
+	options.Rules = mcpserver.Rules{
+		Policy: judge, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name), ClientApproves: c.McpClientApproves,
+	}
 	server := mcpserver.New(options)
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, env.Data, p)
 	if err != nil {

@@ -75,6 +75,7 @@ func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Too
 		return err
 	}
 	session := protocol.NewSessionID()
+	box.Rules.MinLevel = c.DefaultMinLevel()
 	return call.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, _ view) (*protocol.Call, error) {
 		return nil, box.List(ctx, env.Fleet, session, warn)
 	})

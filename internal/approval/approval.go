@@ -66,6 +66,7 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 					continue
 				}
 				_ = message.Respond(taken()) // the answer counts in any case
+				answer.Via = "fleet"
 				return answer, nil
 			case <-ctx.Done():
 				return protocol.Approval{}, context.Cause(ctx)

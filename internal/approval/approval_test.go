@@ -39,7 +39,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	require.NoError(t, nc.Publish(wire.ApprovalSubject(f.Name, session, call), forged), "it is no request")
 	require.NoError(t, nc.PublishRequest(wire.ApprovalSubject(f.Name, session, call), "$JS.ACK.stream.consumer", forged))
 	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
-	require.Equal(t, protocol.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
+	require.Equal(t, protocol.Approval{Granted: true, By: "ada", Note: "go", Via: "fleet"}, <-asked)
 	require.ErrorIs(t, say(t, nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -117,6 +118,7 @@ func OpenTools(f *Flags, s *SessionFlags, toolsets []string, warn func(string)) 
 		return nil, nil, err
 	}
 	judge, err := s.Judge()
+	box.Rules = mcptools.Rules{Policy: judge, MinLevel: f.DefaultMinLevel()}
 	return box, judge, err
 }
 

@@ -47,6 +47,8 @@ type Toolbox struct {
 	Configured, Servers []mcp.Server
 	// Skills has the tool that reads skills; empty without --skills.
 	Skills []tools.Tool
+	// Rules bind the start of MCP servers.
+	Rules mcptools.Rules
 
 	sets   []tools.Tool // of toolsets, and Skills
 	own    []tools.Tool // of sets and the folder
@@ -160,12 +162,12 @@ func (b *Toolbox) Follow(
 }
 
 // List adds the tools of the MCP servers, which are started in the sandbox of a session. Servers
-// that fail are reported to warn, and left out.
+// that fail, and those that the rules deny, are reported to warn, and left out.
 func (b *Toolbox) List(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, warn func(string)) error {
 	do := func(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 		return fl.Dispatcher.Told(ctx, call, func(waits string) { warn(call.Tool + " waits for: " + waits) })
 	}
-	served, problems, err := mcptools.Open(ctx, do, session, b.Servers, b.own)
+	served, problems, err := mcptools.Open(ctx, do, session, b.Rules, b.Servers, b.own)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,9 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (result
 func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	turn := s.order.of(request.Params.Meta)
 	defer turn.sent()
+	if err := may(principal(request), request.Params.Name, changes(s.offer.tools.Load(), request.Params.Name)); err != nil {
+		return nil, err
+	}
 	session := s.session(request)
 	arguments := string(request.Params.Arguments)
 	if arguments == "" || arguments == "null" { // as some clients say that there are none
@@ -62,12 +65,11 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 	if err != nil {
 		return nil, err
 	}
-	single := loop.PlanSingle(ctx, s.offer.tools.Load(), session, request.Params.Name, arguments, &loop.SingleOptions{
-		Guard: s.options.Guard, Policy: s.options.Policy, MinLevel: s.options.MinLevel, Approve: ask.approve, Ask: ask.ask,
-		Dispatcher: s.options.Dispatcher, Logger: s.options.Logger,
-	})
+	o := s.single(request)
+	o.Guard, o.Approve, o.Ask, o.ID = s.options.Guard, ask.approve, ask.user, ask.call
+	single := loop.PlanSingle(ctx, s.offer.tools.Load(), session, request.Params.Name, arguments, o)
 	if ask.open() {
-		return ask.put(), nil
+		return ask.result(), nil
 	}
 	finish := func(ctx context.Context, outcome *loop.Single) (*mcp.CallToolResult, error) {
 		s.journal(ctx, request, session, arguments, outcome)
@@ -81,7 +83,7 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 	if single.Call == nil {
 		return finish(ctx, single)
 	}
-	single.Call.Tenant = tenantOf(request)
+	single.Call.Tenant = principal(request).Tenant
 	if read, ok := single.Call.Payload.(wire.ResultRead); ok {
 		turn.sent() // it may take long
 		switch instead, err := s.await(ctx, session, &read); {
@@ -125,16 +127,24 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 	return work(ctx)
 }
 
+// single has how calls of a request are judged, which is the same for every method.
+func (s *Server) single(request mcp.Request) *loop.SingleOptions {
+	return &loop.SingleOptions{
+		Policy: s.options.Policy, Ledger: s.ledger, MinLevel: s.options.MinLevel, Door: "mcp", By: principal(request).Name, Approve: s.options.Approve,
+		Dispatcher: s.options.Dispatcher, Logger: s.options.Logger,
+	}
+}
+
 // journal stores a call in its session, for later inspection.
 func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, session protocol.SessionID, arguments string, o *loop.Single) {
-	if s.log.journal == nil {
+	if s.options.Journal == nil {
 		return
 	}
 	client := "an agent"
 	if info := request.ClientInfo(); info != nil && info.Name != "" {
 		client = info.Name
 	}
-	if err := s.log.append(wire.WithFlow(context.WithoutCancel(ctx), tenantOf(request), ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
+	if err := s.ledger.Append(wire.WithFlow(context.WithoutCancel(ctx), principal(request).Tenant, ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
 		s.options.Logger.WarnContext(ctx, "call is not journaled", slog.String("session", string(session)), slog.Any("error", err))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/openfiles"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -31,19 +31,11 @@ const firstStateless = "2026-07-28"
 // idleSession is how long a silent session of the protocol is kept; its sandbox stays.
 const idleSession = time.Hour
 
-// The roles of tokens.
-const (
-	RoleRead = "read" // tools that change nothing, and resources
-	RoleUse  = "use"  // every tool
-)
-
-// Token lets a client in.
+// Token lets a client in as a principal. Clients of one name and tenant share their keys.
 type Token struct {
-	Name string // of the client; clients of one name share their keys
-	Role string
-	// Tenant is that of the client's calls; "" is the default one.
-	Tenant protocol.Tenant
-	hash   [sha256.Size]byte
+	judge.Principal
+
+	hash [sha256.Size]byte
 }
 
 // ErrTokens is wrapped by every error of [ReadTokens].
@@ -52,7 +44,7 @@ var ErrTokens = errors.New("invalid tokens")
 // minToken is the least length of a token, in bytes.
 const minToken = 16
 
-// ReadTokens reads tokens, one a line: a name, a role ([RoleRead] or [RoleUse]), the token and, if
+// ReadTokens reads tokens, one a line: a name, a role ([judge.RoleRead] or [judge.RoleUse]), the token and, if
 // the client has one, its tenant, between spaces. Empty lines and those that begin with # are
 // skipped. The error has every error, and no token.
 func ReadTokens(r io.Reader) ([]Token, error) {
@@ -71,12 +63,12 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 		switch {
 		case len(fields) != 3 && len(fields) != 4:
 			failure("must have a name, a role and a token, and may have a tenant, but has %d words", len(fields))
-		case fields[1] != RoleRead && fields[1] != RoleUse:
-			failure("role %q: must be %s or %s", fields[1], RoleRead, RoleUse)
+		case fields[1] != judge.RoleRead && fields[1] != judge.RoleUse:
+			failure("role %q: must be %s or %s", fields[1], judge.RoleRead, judge.RoleUse)
 		case len(fields[2]) < minToken:
 			failure("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
 		default:
-			token := Token{Name: fields[0], Role: fields[1], hash: sha256.Sum256([]byte(fields[2]))}
+			token := Token{Principal: judge.Principal{Name: fields[0], Role: fields[1]}, hash: sha256.Sum256([]byte(fields[2]))}
 			if len(fields) == 4 {
 				tenant, err := protocol.ParseTenant(fields[3])
 				if err != nil {
@@ -102,7 +94,7 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 
 // OwnToken is a token of the server's owner, which may use every tool.
 func OwnToken(token string) Token {
-	return Token{Name: "owner", Role: RoleUse, hash: sha256.Sum256([]byte(token))}
+	return Token{Principal: judge.Principal{Name: "owner", Role: judge.RoleUse}, hash: sha256.Sum256([]byte(token))}
 }
 
 // HTTPOptions are about clients over HTTP.
@@ -123,7 +115,7 @@ func (s *Server) Handler(o HTTPOptions) http.Handler { return s.handler(o, defau
 func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	reading := s.readingServer()
 	server := func(r *http.Request) *mcp.Server {
-		if info := auth.TokenInfoFromContext(r.Context()); info != nil && !slices.Contains(info.Scopes, RoleUse) {
+		if principalOf(auth.TokenInfoFromContext(r.Context())).May("tools", true) != nil {
 			return reading.server
 		}
 		return s.server
@@ -151,7 +143,7 @@ func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	if o.Resource != "" && len(o.AuthorizationServers) > 0 {
 		bearer.ResourceMetadataURL = strings.TrimSuffix(o.Resource, "/mcp") + metadataPath
 		metadata := auth.ProtectedResourceMetadataHandler(&oauthex.ProtectedResourceMetadata{
-			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers, ScopesSupported: []string{RoleRead, RoleUse},
+			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers, ScopesSupported: []string{judge.RoleRead, judge.RoleUse},
 			BearerMethodsSupported: []string{"header"}, ResourceName: "toolfleet",
 		})
 		mux.Handle(metadataPath, metadata)
@@ -166,16 +158,24 @@ func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	return unread(mux)
 }
 
-// tenantExtra is where the information about a token has the tenant.
-const tenantExtra = "tenant"
+// principalExtra is where the information about a token has the principal.
+const principalExtra = "principal"
 
-// tenantOf is the tenant of the token of a request; "" is the default one.
-func tenantOf(request mcp.Request) protocol.Tenant {
-	if extra := request.GetExtra(); extra != nil && extra.TokenInfo != nil {
-		tenant, _ := extra.TokenInfo.Extra[tenantExtra].(protocol.Tenant)
-		return tenant
+// principalOf is whose token it is; without a token, the owner of the server.
+func principalOf(info *auth.TokenInfo) (p judge.Principal) {
+	if info != nil {
+		p, _ = info.Extra[principalExtra].(judge.Principal) // as the verifier has set it
 	}
-	return ""
+	return p
+}
+
+// principal is who sends a request. Each request has the token of its own, also in a session of the
+// protocol, which the SDK keeps for the principal that opened it.
+func principal(request mcp.Request) judge.Principal {
+	if extra := request.GetExtra(); extra != nil {
+		return principalOf(extra.TokenInfo)
+	}
+	return judge.Principal{}
 }
 
 // verifier knows tokens by their digests: how long a look takes says nothing about them.
@@ -189,7 +189,9 @@ func verifier(tokens []Token) auth.TokenVerifier {
 		if !ok {
 			return nil, auth.ErrInvalidToken
 		}
-		return &auth.TokenInfo{UserID: token.Name, Scopes: []string{token.Role}, Expiration: time.Now().Add(time.Hour), Extra: map[string]any{tenantExtra: token.Tenant}}, nil
+		return &auth.TokenInfo{
+			UserID: token.ID(), Scopes: []string{token.Role}, Expiration: time.Now().Add(time.Hour), Extra: map[string]any{principalExtra: token.Principal},
+		}, nil
 	}
 }
 

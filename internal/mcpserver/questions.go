@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -9,84 +10,152 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// errAsked ends the planning of a call about which the client's person is to be asked first. The
-// client makes the same request again with the answer (multi round-trip requests, SEP-2322); for
-// older clients the SDK does so itself.
-var errAsked = errors.New("the client asks")
-
 // questionID is the name of the one question about a call.
 const questionID = "approval"
 
-// question is the question whether a call may be made, or that of the tool ask_user.
+// The questions about a call.
+const (
+	askApproval = "approval" // whether it may be made
+	askUser     = "question" // that of the tool ask_user
+)
+
+// question is what the client's person may be asked about a call. The client makes the same request
+// again with the answer (multi round-trip requests, SEP-2322); for older clients the SDK does so
+// itself.
 type question struct {
-	state  string            // what the client carries: the question is about this call and no other
-	can    bool              // whether the client can ask
-	answer *mcp.ElicitResult // nil before it was asked
+	about  func(questionState) string // what the client carries: the question is about this call and no other
+	who    string                     // who answers
+	can    bool                       // whether the client can ask its person
+	own    bool                       // whether that person may approve the client's calls
+	put    questionState              // the question that was answered; zero before
+	call   protocol.CallID            // the id of the call that an answer is about; "" before
+	answer *mcp.ElicitResult          // nil before it was asked
 	other  func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	wait   func()            // lets later calls continue, before the wait for a person
 	asked  *mcp.ElicitParams // what the client is to ask; nil while there is nothing
+	state  string            // of that
 }
 
-// errState refuses an answer to a question that this server did not put about this call.
+// questionState is what a client carries from a question to its answer, with a code.
+type questionState struct {
+	Kind string          `json:"kind"`
+	Call protocol.CallID `json:"call"`
+	Ends time.Time       `json:"ends"`
+}
+
+// errState refuses an answer to a question that this server did not put about this call, or that was
+// answered before.
 var errState = &jsonrpc.Error{
-	Code: jsonrpc.CodeInvalidParams, Message: "requestState: is of another call or server; make the call without it, to be asked again",
+	Code: jsonrpc.CodeInvalidParams, Message: "requestState: is of another call or server, was used, or its time has passed; make the call without it, to be asked again",
 }
 
 func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) (*question, error) {
-	mac := hmac.New(sha256.New, s.options.Key)
-	_ = json.NewEncoder(mac).Encode([]string{string(session), request.Params.Name, arguments}) // it never fails
-	q := &question{state: hex.EncodeToString(mac.Sum(nil)), other: s.options.Approve, wait: wait}
+	who := principal(request)
+	q := &question{other: s.options.Approve, own: s.options.ClientApproves, wait: wait, who: cmp.Or(who.Name, "the client's user")}
+	q.about = func(state questionState) string {
+		fields, _ := json.Marshal(state) // texts and a time always can be
+		mac := hmac.New(sha256.New, s.options.Key)
+		_ = json.NewEncoder(mac).Encode([]any{"question", who.ID(), session, request.Params.Name, arguments, fields}) // it never fails
+		return hex.EncodeToString(append(mac.Sum(nil), fields...))
+	}
 	capabilities := request.ClientCapabilities()
 	q.can = capabilities != nil && capabilities.Elicitation != nil
-	switch given := request.Params.RequestState; {
-	case hmac.Equal([]byte(q.state), []byte(given)):
-		q.answer, _ = request.Params.InputResponses[questionID].(*mcp.ElicitResult)
-	case given != "":
+	given := request.Params.RequestState
+	if given == "" {
+		return q, nil
+	}
+	raw, err := hex.DecodeString(given)
+	if err != nil || len(raw) < sha256.Size || json.Unmarshal(raw[sha256.Size:], &q.put) != nil ||
+		!hmac.Equal([]byte(q.about(q.put)), []byte(given)) || !s.answers.use(q.put) {
 		return nil, errState
 	}
+	q.answer, _ = request.Params.InputResponses[questionID].(*mcp.ElicitResult)
+	q.call = q.put.Call
 	return q, nil
 }
 
-// approve is the function of [loop.Options].Approve.
+// answers are the questions whose answers were used. Another server of the fleet does not know them:
+// there the id of the call is known, and returns the result of the first.
+type answers struct {
+	mu   sync.Mutex
+	used map[protocol.CallID]time.Time // and when their time passes
+}
+
+// maxAnswers is how many used answers are known at once; beyond that answers are refused.
+const maxAnswers = 10_000
+
+// use reports whether the answer to a question may be used, which is once, and in time.
+func (a *answers) use(q questionState) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.used, func(_ protocol.CallID, ends time.Time) bool { return time.Now().After(ends) })
+	_, used := a.used[q.Call]
+	if used || len(a.used) >= maxAnswers || time.Now().After(q.Ends) {
+		return false
+	}
+	if a.used == nil {
+		a.used = map[protocol.CallID]time.Time{}
+	}
+	a.used[q.Call] = q.Ends
+	return true
+}
+
+// ask has the client put a question, whose answer is waited for as long as ctx.
+func (q *question) ask(ctx context.Context, kind string, call protocol.CallID, asked *mcp.ElicitParams) {
+	ends, _ := ctx.Deadline() // each question has one
+	q.asked, q.state = asked, q.about(questionState{kind, call, ends})
+}
+
+// approve is the function of [loop.SingleOptions].Approve.
 func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	switch {
-	case q.answer != nil:
+	case q.answer != nil && q.put.Kind == askApproval && q.own:
 		note, _ := q.answer.Content["note"].(string)
-		return protocol.Approval{Granted: q.answer.Action == "accept", By: "the client's user", Note: note}, nil
-	case q.can:
-		q.asked = &mcp.ElicitParams{
+		return protocol.Approval{Granted: q.answer.Action == "accept", By: q.who, Via: "mcp", Note: note}, nil
+	case q.can && q.own:
+		q.ask(ctx, askApproval, request.CallID, &mcp.ElicitParams{
 			Mode:            "form",
 			Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", request.Reason, request.Tool, request.Arguments),
 			RequestedSchema: json.RawMessage(`{"type": "object", "properties": {"note": {"type": "string", "title": "Note", "description": "A word to the model."}}}`),
-		}
-		return protocol.Approval{}, errAsked
+		})
+		return protocol.Approval{}, loop.ErrAnsweredLater
 	case q.other != nil:
 		q.wait()
 		return q.other(ctx, request)
 	}
+	if q.can {
+		return protocol.Approval{}, errOwnCalls
+	}
 	return protocol.Approval{}, errCannotAsk
 }
 
-var errCannotAsk = errors.New("the client cannot ask a person")
+var (
+	errCannotAsk = errors.New("the client cannot ask a person")
+	errOwnCalls  = errors.New("the client may not approve its own calls: use --nats with coordinator approve, or let it with --mcp-client-approves")
+)
 
-// ask puts the question of the tool ask_user.
-func (q *question) ask(_ context.Context, asked protocol.Question) (protocol.Answer, error) {
+// user puts the question of the tool ask_user.
+func (q *question) user(ctx context.Context, asked protocol.Question) (protocol.Answer, error) {
 	switch {
-	case q.answer != nil:
+	case q.answer != nil && q.put.Kind == askUser:
 		content, err := json.Marshal(q.answer.Content)
-		return protocol.Answer{Question: asked.ID, Action: protocol.Action(q.answer.Action), Content: content, By: "the client's user"}, err
-	case q.can:
-		q.asked = &mcp.ElicitParams{Mode: "form", Message: asked.Message, RequestedSchema: asked.Schema}
-		return protocol.Answer{}, errAsked
+		return protocol.Answer{Question: asked.ID, Action: protocol.Action(q.answer.Action), Content: content, By: q.who}, err
+	case q.can && q.answer == nil:
+		q.ask(ctx, askUser, wire.RandomCallID(), &mcp.ElicitParams{Mode: "form", Message: asked.Message, RequestedSchema: asked.Schema})
+		return protocol.Answer{}, loop.ErrAnsweredLater
 	}
 	return protocol.Answer{}, errCannotAsk
 }
@@ -94,8 +163,8 @@ func (q *question) ask(_ context.Context, asked protocol.Question) (protocol.Ans
 // open reports whether the client is to ask.
 func (q *question) open() bool { return q.asked != nil }
 
-// put is the question as an answer to a request.
-func (q *question) put() *mcp.CallToolResult {
+// result is the question as an answer to a request.
+func (q *question) result() *mcp.CallToolResult {
 	return &mcp.CallToolResult{RequestState: q.state, InputRequests: mcp.InputRequestMap{questionID: q.asked}}
 }
 
@@ -118,7 +187,7 @@ func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call 
 		s.options.Ask(call, q)
 		return
 	}
-	answer := protocol.Answer{Question: q.ID, Action: protocol.ActionDecline, By: "the client's user"}
+	answer := protocol.Answer{Question: q.ID, Action: protocol.ActionDecline, By: cmp.Or(principal(request).Name, "the client's user")}
 	if can {
 		params := &mcp.ElicitParams{Mode: "form", Message: call.Tool + " asks: " + q.Message}
 		if params.RequestedSchema = json.RawMessage(`{"type":"object","properties":{}}`); q.Schema != nil {

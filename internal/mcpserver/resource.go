@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"context"
+	"encoding/json"
 	"mime"
 	"net/http"
 	"net/url"
@@ -10,8 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -43,27 +46,69 @@ func (s *Server) addResources() {
 	}, s.readResult)
 }
 
-// ask has a worker read something for a client.
-func (s *Server) ask(ctx context.Context, request *mcp.ReadResourceRequest, plan tools.Plan) (*protocol.Result, error) {
-	session := s.session(request)
-	scope := tools.Scope{Session: session, Sandbox: string(session)}
-	plan.Timeout = time.Minute
-	call, failure := plan.Call(scope, tools.Place{}, "", "resources/read", time.Now().UTC())
-	if failure != nil {
-		return nil, failure
+// readTool is the tool whose calls do what resources/read does, where no tool of the table does.
+const readTool = "read"
+
+// readers are the tools of the client that read what a path names: reading it as a resource is the
+// same act, so the rules about all of them hold.
+func (s *Server) readers(session protocol.SessionID, path string) []string {
+	table := s.offer.tools.Load()
+	arguments, _ := json.Marshal(map[string]string{"path": path}) // a text always can be
+	var names []string
+	for _, name := range harmless(table).Names() {
+		if _, plan, failure := table.Plan(tools.Scope{Session: session, Sandbox: string(session)}, name, string(arguments)); failure == nil {
+			switch plan.Payload.(type) {
+			case protocol.FilesRead, wire.ResultRead:
+				names = append(names, name)
+			}
+		}
 	}
-	call.MinLevel = s.options.MinLevel
+	if names == nil {
+		names = []string{readTool}
+	}
+	return names
+}
+
+// plan plans the reading of what a path names for a client, if its role and the policy allow it.
+func (s *Server) plan(ctx context.Context, request *mcp.ReadResourceRequest, path string, plan tools.Plan) (*loop.Single, error) {
+	if err := may(principal(request), "resources/read", false); err != nil {
+		return nil, err
+	}
+	session := s.session(request)
+	plan.Timeout = time.Minute
+	single := loop.PlanAct(ctx, session, "resources/read", s.readers(session, path), plan, request.Params.URI, s.single(request))
+	if single.Call == nil {
+		return nil, refused(single.Error)
+	}
+	single.Call.Tenant = principal(request).Tenant
+	return single, nil
+}
+
+// ask has a worker read what was planned.
+func (s *Server) ask(ctx context.Context, request *mcp.ReadResourceRequest, single *loop.Single) (*protocol.Result, error) {
 	var result *protocol.Result
-	err := s.options.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	err := s.options.Dispatcher.Dispatch(ctx, []protocol.Call{*single.Call}, func(u loop.Update) { result = u.Result })
+	if err == nil {
+		single.Finish(ctx, result)
+	}
 	switch {
 	case err != nil:
 		return nil, err
 	case result.Error != nil && (result.Error.Code == protocol.CodeNotFound || result.Error.Code == protocol.CodeInvalidArguments):
 		return nil, mcp.ResourceNotFoundError(request.Params.URI)
 	case result.Error != nil:
-		return nil, result.Error
+		return nil, refused(result.Error)
 	}
 	return result, nil
+}
+
+// refused is an error of a call as an answer to a request.
+func refused(failure *protocol.Error) error {
+	code := int64(jsonrpc.CodeInternalError)
+	if failure.Code == protocol.CodePolicyDenied {
+		code = jsonrpc.CodeInvalidRequest
+	}
+	return &jsonrpc.Error{Code: code, Message: string(failure.Code) + ": " + failure.Message}
 }
 
 func (s *Server) readFile(ctx context.Context, request *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
@@ -75,10 +120,14 @@ func (s *Server) readFile(ctx context.Context, request *mcp.ReadResourceRequest)
 	if err != nil {
 		return nil, mcp.ResourceNotFoundError(request.Params.URI)
 	}
-	result, err := s.ask(ctx, request, tools.Plan{
+	single, err := s.plan(ctx, request, name, tools.Plan{
 		Payload:   protocol.FilesRead{Path: name, Raw: true},
 		Resources: []protocol.Use{{Key: key, Access: protocol.Shared}}, Delivery: protocol.Idempotent,
 	})
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.ask(ctx, request, single)
 	if err != nil {
 		return nil, err
 	}
@@ -113,13 +162,17 @@ func (s *Server) readResult(ctx context.Context, request *mcp.ReadResourceReques
 		return nil, mcp.ResourceNotFoundError(request.Params.URI)
 	}
 	payload := wire.ResultRead{CallID: id, Part: uri.Query().Get("part"), Offset: offset}
+	single, err := s.plan(ctx, request, render.HandlePrefix+string(id), tools.Plan{Payload: payload, Resources: []protocol.Use{}, Delivery: protocol.Idempotent})
+	if err != nil {
+		return nil, err
+	}
 	switch instead, err := s.await(ctx, s.session(request), &payload); {
 	case err != nil:
 		return nil, err
 	case instead != nil && instead.Result == nil:
 		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: request.Params.URI, MIMEType: "text/plain", Text: instead.Text}}}, nil
 	}
-	result, err := s.ask(ctx, request, tools.Plan{Payload: payload, Resources: []protocol.Use{}, Delivery: protocol.Idempotent})
+	result, err := s.ask(ctx, request, single)
 	if err != nil {
 		return nil, err
 	}

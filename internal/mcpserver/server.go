@@ -77,8 +77,11 @@ type Rules struct {
 	Guard    protocol.Guard
 	Policy   loop.Policy
 	MinLevel string
-	// Approve asks a person when a client cannot; nil refuses such calls.
+	// Approve asks a person whether a call may be made; nil refuses such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
+	// ClientApproves lets the person at the client approve the client's own calls, if the client can
+	// ask one. Whether a person answers, or the client itself, cannot be known here.
+	ClientApproves bool
 	// Ask passes the question of a running call to another program if the client cannot ask; nil
 	// declines it.
 	Ask func(call *protocol.Call, q *protocol.Question)
@@ -102,9 +105,9 @@ type Tasks struct {
 type Server struct {
 	options Options
 	server  *mcp.Server
-	reads   bool // its clients change nothing
 	order   *order
-	log     callLog
+	ledger  *loop.Ledger
+	answers answers
 
 	offer     offer
 	listeners listeners
@@ -123,7 +126,7 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
-	s := &Server{options: o, order: newOrder(), log: callLog{journal: o.Journal}, following: &following{}}
+	s := &Server{options: o, order: newOrder(), ledger: loop.NewLedger(o.Journal), following: &following{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },

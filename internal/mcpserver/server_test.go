@@ -334,7 +334,7 @@ func TestApproval(t *testing.T) {
 	t.Parallel()
 	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"bash"}}})
 	require.NoError(t, err)
-	s, _ := open(t, shared, func(o *mcpserver.Options) { o.Policy = asks })
+	s, _ := open(t, shared, func(o *mcpserver.Options) { o.Policy, o.ClientApproves = asks, true })
 	var asked string
 	answers := func(action string) *mcp.ClientOptions {
 		return &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
@@ -353,6 +353,14 @@ func TestApproval(t *testing.T) {
 
 	result = bash(t, connect(t, s, nil), "echo done")
 	require.Contains(t, text(t, result), "cannot ask a person")
+
+	// Whether a person answers, or the client itself, cannot be known: it counts only if that is wanted.
+	own, _ := open(t, shared, func(o *mcpserver.Options) { o.Policy = asks })
+	asked = ""
+	result = bash(t, connect(t, own, answers("accept")), "echo done")
+	require.Equal(t, "policy_denied", as[map[string]any](t, field(t, result, "error"))["code"])
+	require.Contains(t, text(t, result), "--mcp-client-approves")
+	require.Empty(t, asked)
 
 	forged := connect(t, s, nil)
 	params := &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": "echo done"}}

@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -27,7 +28,7 @@ type openSessions struct {
 	handler http.Handler
 
 	mu sync.Mutex
-	of map[string]map[string]*openSession // by the token's name, and the id
+	of map[string]map[string]*openSession // by the principal, and the id
 }
 
 // openSession is a session that has not ended, as far as is known here.
@@ -37,10 +38,7 @@ type openSession struct {
 }
 
 func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
-	owner := ""
-	if info := auth.TokenInfoFromContext(r.Context()); info != nil {
-		owner = info.UserID
-	}
+	owner := principalOf(auth.TokenInfoFromContext(r.Context())).ID()
 	id := r.Header.Get(sessionHeader)
 	if id == "" {
 		o.open(w, r, owner)
@@ -128,17 +126,14 @@ func (o *openSessions) makeRoom(r *http.Request, owner, place string) bool {
 const keyHeader = "Toolfleet-Mcp-Key"
 
 // session returns the session whose sandbox a request uses: the server's configured one; else that
-// of the protocol's session; else (2026-07-28 has no sessions) that of the token and the key in the
-// URL.
+// of the protocol's session; else (2026-07-28 has no sessions) that of the name and the tenant of the
+// token, and of the key in the URL.
 func (s *Server) session(request mcp.Request) protocol.SessionID {
 	if s.options.Session != "" {
 		return s.options.Session
 	}
-	owner, key := "", ""
+	who, key := principal(request), ""
 	if extra := request.GetExtra(); extra != nil {
-		if extra.TokenInfo != nil {
-			owner = extra.TokenInfo.UserID
-		}
 		key = extra.Header.Get(keyHeader)
 	}
 	if id := request.GetSession().ID(); id != "" && key == "" {
@@ -146,7 +141,11 @@ func (s *Server) session(request mcp.Request) protocol.SessionID {
 			return session
 		}
 	}
-	return protocol.SessionID(uuid.NewSHA1(keySpace, []byte(string(s.options.Name)+"\x00"+owner+"\x00"+key)).String())
+	named := []byte(string(s.options.Name) + "\x00" + who.Name + "\x00" + key)
+	if who.Tenant != "" { // no fleet's name begins as a list of JSON does
+		named, _ = json.Marshal([]string{string(s.options.Name), string(who.Tenant), who.Name, key}) // texts always can be
+	}
+	return protocol.SessionID(uuid.NewSHA1(keySpace, named).String())
 }
 
 // keySpace is the name space of sessions that have a key.

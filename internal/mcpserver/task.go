@@ -13,6 +13,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -33,8 +34,8 @@ const (
 
 // task names a call of the fleet. Its id has all that it takes to find the call, so nothing is
 // stored: any server with [Options].Key knows any task, also after a crash. The id is signed for
-// the session of the call, and the name and role of the token: no client can make one up, not even
-// of a call that it knows.
+// the session of the call, and the principal: no client can make one up, not even of a call that it
+// knows.
 type task struct {
 	Call    protocol.CallID      `json:"call"`
 	Pool    protocol.Pool        `json:"pool"`
@@ -55,7 +56,7 @@ func (s *Server) taskID(t *task, of asker) string {
 // taskCode authenticates the fields of a task.
 func (s *Server) taskCode(fields []byte, of asker) []byte {
 	mac := hmac.New(sha256.New, s.options.Key)
-	_ = json.NewEncoder(mac).Encode([]any{"task", of.token, of.session, fields}) // it never fails
+	_ = json.NewEncoder(mac).Encode([]any{"task", of.who.ID(), of.session, fields}) // it never fails
 	return mac.Sum(nil)[:taskMAC]
 }
 
@@ -128,16 +129,12 @@ type taskSlot struct{}
 
 // asker is who asks about a task.
 type asker struct {
-	token   []string // its name and role; nil without one
+	who     judge.Principal
 	session protocol.SessionID
 }
 
 func (s *Server) asker(request mcp.Request) asker {
-	of := asker{session: s.session(request)}
-	if extra := request.GetExtra(); extra != nil && extra.TokenInfo != nil {
-		of.token = append([]string{extra.TokenInfo.UserID}, extra.TokenInfo.Scopes...)
-	}
-	return of
+	return asker{who: principal(request), session: s.session(request)}
 }
 
 // askerKey is the key of an asker in the context of a question.
@@ -206,6 +203,9 @@ func (s *Server) addTasks() {
 			}
 			of, _ := ctx.Value(askerKey{}).(asker)
 			t, err := s.taskOf(params.TaskID, of)
+			if err == nil {
+				err = may(of.who, method, method == "tasks/cancel")
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -218,9 +218,6 @@ func (s *Server) addTasks() {
 }
 
 func (s *Server) taskCancel(ctx context.Context, t *task) error {
-	if s.reads {
-		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "a token of role " + RoleRead + " cancels no calls: it needs role " + RoleUse}
-	}
 	result, err := s.options.Dispatcher.Result(ctx, t.call())
 	if result != nil {
 		return nil

@@ -5,14 +5,17 @@ import (
 	"cmp"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -163,17 +166,27 @@ func (s *Server) readingServer() *Server {
 	o := s.options
 	o.Tools = harmless(s.offer.tools.Load())
 	s.offer.reading = New(o)
-	s.offer.reading.following, s.offer.reading.reads = s.following, true
+	s.offer.reading.following, s.offer.reading.ledger = s.following, s.ledger
 	return s.offer.reading
 }
 
-// harmless are the tools that change nothing, by more than the word of a server of others.
+// harmless are the tools that change nothing.
 func harmless(table *tools.Table) *tools.Table {
-	var names []string
-	for _, name := range table.Names() {
-		if tool, _ := table.Lookup(name); tool != nil && tool.Effect.ReadOnly && !tool.Effect.Hinted {
-			names = append(names, name)
-		}
+	return table.Only(slices.DeleteFunc(table.Names(), func(name string) bool { return changes(table, name) }))
+}
+
+// changes reports whether calls of a tool can change anything. That they cannot has to be known from
+// more than the word of a server of others.
+func changes(table *tools.Table, name string) bool {
+	tool, _ := table.Lookup(name)
+	return tool == nil || !tool.Effect.ReadOnly || tool.Effect.Hinted
+}
+
+// may refuses what the role of a principal does not allow. It is asked for each request: the server
+// of a session of the protocol was chosen when that began.
+func may(who judge.Principal, act string, changes bool) error {
+	if err := who.May(act, changes); err != nil {
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: err.Error()}
 	}
-	return table.Only(names)
+	return nil
 }

@@ -3,23 +3,51 @@
 package mcptools
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // DoFunc runs a call of a fleet and returns its result.
 type DoFunc func(ctx context.Context, call *protocol.Call) (*protocol.Result, error)
 
-// Open asks all servers at once and returns their tools, in the order of the servers. What is wrong
-// with one, and with names that are taken, is told and takes nothing with it. The error is that of
-// a fleet which cannot be asked.
-func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []mcp.Server, taken []tools.Tool) (made []tools.Tool, problems []error, err error) {
+// Rules bind the servers as they bind the calls of their tools.
+type Rules struct {
+	// Policy decides which servers start, if it is a [policy.Judge]; others are asked about calls only.
+	Policy loop.Policy
+	// MinLevel is the minimum level of a sandbox if no rule names one.
+	MinLevel string
+}
+
+// level is the minimum level of the sandbox where a server starts; or why it may not start.
+func (r Rules) level(s *mcp.Server) (string, *protocol.Error) {
+	level := s.MinLevel
+	if judge, is := r.Policy.(*policy.Judge); is && judge != nil {
+		var names []string
+		for _, name := range s.Only {
+			names = append(names, nameOf(s, name))
+		}
+		verdict := judge.Server(s.Prefix(), names)
+		if verdict.Decision == policy.Denied {
+			return "", protocol.Errorf(protocol.CodePolicyDenied, "%s", verdict.Reason)
+		}
+		level = wire.HigherLevel(level, verdict.MinLevel)
+	}
+	return cmp.Or(level, r.MinLevel), nil
+}
+
+// Open asks all servers at once that the rules allow, and returns their tools, in the order of the
+// servers. What is wrong with one, and with names that are taken, is told and takes nothing with it.
+// The error is that of a fleet which cannot be asked.
+func Open(ctx context.Context, do DoFunc, session protocol.SessionID, rules Rules, servers []mcp.Server, taken []tools.Tool) (made []tools.Tool, problems []error, err error) {
 	type answer struct {
 		result *protocol.Result
 		err    error
@@ -27,8 +55,14 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []
 	answers := make([]answer, len(servers))
 	var group sync.WaitGroup
 	for i := range servers {
+		level, denied := rules.level(&servers[i])
+		if denied != nil {
+			answers[i].result = &protocol.Result{Error: denied}
+			continue
+		}
 		group.Go(func() {
 			call := listCall(&servers[i], session)
+			call.MinLevel = level
 			answers[i].result, answers[i].err = do(ctx, &call)
 		})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -59,7 +60,7 @@ func TestOpen(t *testing.T) {
 		map[string][]string{"a": {"one", "two words"}, "b": {"one", "taken"}, "a_": {"_one"}},
 		map[string]*protocol.Error{"broken": protocol.Errorf(protocol.CodeToolFailed, "no licence")})
 	taken := []tools.Tool{{Definition: tools.Definition{Name: "b__taken"}}}
-	made, problems, err := mcptools.Open(t.Context(), fleet, "a", servers("a", "b", "broken", "a_"), taken)
+	made, problems, err := mcptools.Open(t.Context(), fleet, "a", mcptools.Rules{}, servers("a", "b", "broken", "a_"), taken)
 	require.NoError(t, err)
 	names := make([]string, len(made))
 	for i := range made {
@@ -80,7 +81,7 @@ func TestOpen(t *testing.T) {
 func TestOpen_NamesOfTwoServers(t *testing.T) {
 	t.Parallel()
 	fleet := fleetOf(t, map[string][]string{"a": {"_b"}, "a_": {"b"}}, nil)
-	made, problems, err := mcptools.Open(t.Context(), fleet, "a", servers("a", "a_"), nil)
+	made, problems, err := mcptools.Open(t.Context(), fleet, "a", mcptools.Rules{}, servers("a", "a_"), nil)
 	require.NoError(t, err)
 	require.Len(t, made, 1)
 	require.Equal(t, "a___b", made[0].Name)
@@ -92,7 +93,51 @@ func TestOpen_NamesOfTwoServers(t *testing.T) {
 func TestOpen_WithoutAFleet(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("gone") //nolint:err113 // of one test
-	_, problems, err := mcptools.Open(t.Context(), func(context.Context, *protocol.Call) (*protocol.Result, error) { return nil, gone }, "a", servers("a"), nil)
+	_, problems, err := mcptools.Open(t.Context(), func(context.Context, *protocol.Call) (*protocol.Result, error) { return nil, gone }, "a", mcptools.Rules{}, servers("a"), nil)
 	require.ErrorIs(t, err, gone)
 	require.Empty(t, problems)
+}
+
+// What no rule allows is not started, and what is, at the level of the calls that come.
+func TestOpen_RulesBindTheStart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		rules policy.Policy
+		only  []string
+		level string
+		asked bool
+	}{
+		"no rule":          {policy.Policy{}, nil, "paths", true},
+		"another server":   {policy.Policy{Tools: policy.Names{Deny: []string{"b__*"}}}, nil, "paths", true},
+		"some tools":       {policy.Policy{Tools: policy.Names{Deny: []string{"a__one", "*two"}}}, nil, "paths", true},
+		"all tools":        {policy.Policy{Tools: policy.Names{Deny: []string{"a__*"}}}, nil, "", false},
+		"everything":       {policy.Policy{Tools: policy.Names{Deny: []string{"*"}}}, nil, "", false},
+		"all that it has":  {policy.Policy{Tools: policy.Names{Deny: []string{"a__one"}}}, []string{"one"}, "", false},
+		"not all":          {policy.Policy{Tools: policy.Names{Deny: []string{"a__one"}}}, []string{"one", "two"}, "paths", true},
+		"other tools only": {policy.Policy{Tools: policy.Names{Allow: []string{"read", "@execute", "b__*"}}}, nil, "", false},
+		"one of its tools": {policy.Policy{Tools: policy.Names{Allow: []string{"read", "a__one"}}}, nil, "paths", true},
+		"a level":          {policy.Policy{MinLevel: "full"}, nil, "full", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var level string
+			asked := false
+			do := func(_ context.Context, call *protocol.Call) (*protocol.Result, error) {
+				asked, level = true, call.MinLevel
+				return &protocol.Result{Value: wire.MCPListResult{}}, nil
+			}
+			judge, err := policy.New(c.rules)
+			require.NoError(t, err)
+			all := servers("a")
+			all[0].Only = c.only
+			_, problems, err := mcptools.Open(t.Context(), do, "s", mcptools.Rules{Policy: judge, MinLevel: "paths"}, all, nil)
+			require.NoError(t, err)
+			require.Equal(t, c.asked, asked)
+			require.Equal(t, c.level, level)
+			if !asked {
+				require.Len(t, problems, 1)
+				require.ErrorContains(t, problems[0], "is not started")
+			}
+		})
+	}
 }

@@ -80,7 +80,7 @@ func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (pro
 	kind, scope := scopeOf(request)
 	if q.always[kind] {
 		q.screen.Notice("allowed as before: %s", scope)
-		return protocol.Approval{Granted: true, By: UserName()}, nil
+		return protocol.Approval{Granted: true, By: UserName(), Via: "terminal"}, nil
 	}
 	end, err := q.begin(ctx)
 	if err != nil {
@@ -169,7 +169,7 @@ func scopeOf(request loop.ApprovalRequest) (key, words string) {
 func parseAnswer(line string) (answer protocol.Approval, always bool) {
 	text := strings.TrimSpace(line)
 	word, note, _ := strings.Cut(text, ":")
-	answer = protocol.Approval{By: UserName(), Note: strings.TrimSpace(note)}
+	answer = protocol.Approval{By: UserName(), Via: "terminal", Note: strings.TrimSpace(note)}
 	switch strings.ToLower(strings.TrimSpace(word)) {
 	case "a", "always":
 		answer.Granted, always = true, true

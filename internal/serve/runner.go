@@ -24,7 +24,7 @@ import (
 
 // runner makes the runner of a turn; ask returns the tools of servers, and may be nil.
 func (s *Server) runner(
-	turn wire.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
+	turn wire.TurnRun, ask func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
 ) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]
@@ -42,8 +42,19 @@ func (s *Server) runner(
 	set = append(set, s.options.Skills...)
 	own, servers := s.userTools(set)
 	set = append(set, own...)
+	var names []string // of all tools that there are, if that is known
+	if s.options.Tools == nil && len(servers) == 0 {
+		names = toolset.AllTools()
+		for i := range set {
+			names = append(names, set[i].Name)
+		}
+	}
+	judge, err := s.judge(turn, names)
+	if err != nil {
+		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
+	}
 	if ask != nil {
-		served, err := ask(set, servers)
+		served, err := ask(mcptools.Rules{Policy: judge, MinLevel: s.options.MinLevel}, set, servers)
 		if err != nil {
 			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "MCP servers cannot be asked for their tools: %v", err)
 		}
@@ -52,14 +63,6 @@ func (s *Server) runner(
 	table, err := tools.NewTable(set...)
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "toolsets: %v", err)
-	}
-	var names []string // of all tools that there are, if that is known
-	if s.options.Tools == nil && len(servers) == 0 {
-		names = append(toolset.AllTools(), table.Names()...)
-	}
-	judge, err := s.judge(turn, names)
-	if err != nil {
-		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	guard, err := wire.ParseGuard(string(turn.Guard))
 	if err != nil {
@@ -143,8 +146,8 @@ func (s *Server) userTools(builtIn []tools.Tool) ([]tools.Tool, []mcp.Server) {
 
 // served are the tools of servers, which live in the session's sandbox. What is wrong with one is
 // logged.
-func (s *Server) served(ctx context.Context, session protocol.SessionID, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
-	made, problems, err := mcptools.Open(ctx, s.options.Do, session, servers, own)
+func (s *Server) served(ctx context.Context, session protocol.SessionID, rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+	made, problems, err := mcptools.Open(ctx, s.options.Do, session, rules, servers, own)
 	for _, problem := range problems {
 		s.options.Logger.WarnContext(ctx, "MCP server is not whole", slog.Any("problem", problem))
 	}

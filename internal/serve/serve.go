@@ -343,8 +343,8 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(turn, func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
-		return s.served(ctx, run.Call.SessionID, own, servers)
+	runner, fault := s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+		return s.served(ctx, run.Call.SessionID, rules, own, servers)
 	}, events.send)
 	if fault != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, fault)

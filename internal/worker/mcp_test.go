@@ -344,7 +344,7 @@ func TestMCP_WhatCannotBeStarted(t *testing.T) {
 // serverTools makes a table of the tools of test servers, as a session has it.
 func serverTools(t *testing.T, r *rig, session protocol.SessionID, servers ...mcp.Server) *tools.Table {
 	t.Helper()
-	made, problems, err := mcptools.Open(t.Context(), r.dispatcher.One, session, servers, nil)
+	made, problems, err := mcptools.Open(t.Context(), r.dispatcher.One, session, mcptools.Rules{}, servers, nil)
 	require.NoError(t, err)
 	require.Empty(t, problems)
 	table, err := tools.NewTable(made...)

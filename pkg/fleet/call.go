@@ -82,8 +82,9 @@ type Call struct {
 	Priority protocol.Priority
 
 	// Policy decides whether the call may be made; nil allows every call. A handler and a payload
-	// are judged as a tool with the name of their kind, such as command_run. It knows no earlier
-	// calls, so limits on their number allow at least one. What it demands, Delivery cannot weaken.
+	// are judged as a tool with the name of their kind, such as command_run. Limits on the number of
+	// calls count all calls of the session by its journal, which this program must be allowed to
+	// use. What Policy demands, Delivery cannot weaken.
 	Policy loop.Policy
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
@@ -264,59 +265,34 @@ func (call *Call) payloadPlan() tools.Plan {
 	return plan
 }
 
-// asTool makes a call of a payload one of a tool with the name of the payload's kind, for a policy.
-func (call *Call) asTool() (err error) {
-	plan := call.payloadPlan()
-	call.Tool = string(wire.KindOf(call.Payload))
-	call.Table, err = tools.NewTable(tools.Tool{
-		Definition: tools.Definition{Name: call.Tool, Description: "A payload of a program.", Schema: json.RawMessage(`{"type":"object"}`)},
-		Plan:       func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) { return plan, nil },
-	})
-	return err
-}
-
 // planned is a call that was planned and judged.
 type planned struct {
 	session protocol.SessionID
 	call    *protocol.Call // nil when there is an outcome already
-	single  *loop.Single   // nil for a payload
+	single  *loop.Single   // nil for a call that is attached to
 }
 
 // plan plans a call that has its defaults, and has Policy judge it.
 func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
-	p := &planned{session: call.Session}
-	level := cmp.Or(call.MinLevel, c.least())
-	if call.Payload != nil && call.Policy != nil {
-		if err := call.asTool(); err != nil {
-			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, err)
-		}
+	options := &loop.SingleOptions{
+		Sandbox: call.Sandbox, Guard: call.Guard, Policy: call.Policy, Ledger: c.ledger, Door: "go", ID: call.ID, MinLevel: cmp.Or(call.MinLevel, c.least()),
+		Author: call.Author, Approve: call.Approve, Observe: call.Observe, Dispatcher: c.inner.Dispatcher, Logger: c.logger,
 	}
-	if call.Tool != "" {
-		p.single = loop.PlanSingle(ctx, call.Table, call.Session, call.Tool, call.Arguments, &loop.SingleOptions{
-			Sandbox: call.Sandbox, Guard: call.Guard, Policy: call.Policy, ID: call.ID, MinLevel: level,
-			Author: call.Author, Approve: call.Approve, Observe: call.Observe, Dispatcher: c.inner.Dispatcher, Logger: c.logger,
-		})
-		if p.call = p.single.Call; p.call == nil {
-			return p, nil
-		}
+	p := &planned{session: call.Session}
+	if call.Payload == nil {
+		p.single = loop.PlanSingle(ctx, call.Table, call.Session, call.Tool, call.Arguments, options)
 	} else {
-		made, fault := call.payloadPlan().Call(tools.Scope{Session: call.Session, Sandbox: call.Sandbox}, tools.Place{ID: call.ID}, "", string(call.Handler), time.Now().UTC())
-		if fault != nil {
+		kind := string(wire.KindOf(call.Payload))
+		p.single = loop.PlanAct(ctx, call.Session, string(call.Handler), []string{kind}, call.payloadPlan(), kind, options)
+		if fault := p.single.Error; fault != nil && fault.Code == protocol.CodeInternal {
 			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
 		}
-		if made.Again = call.ID != ""; made.Again {
-			made.Digest, _ = wire.DigestOf(&made) // a payload that cannot be encoded is not sent
-		}
-		made.Payload = wire.WithAuthor(made.Payload, call.Author)
-		if wire.Sandboxed(wire.KindOf(call.Payload)) {
-			made.MinLevel = level
-		}
-		p.call = &made
 	}
-	once := p.single != nil && p.single.Once()
-	if call.set(p.call); once {
-		p.call.Delivery = protocol.AtMostOnce
+	if p.call = p.single.Call; p.call == nil {
+		return p, nil
 	}
+	call.set(p.call)
+	p.single.Bind(p.call)
 	return p, p.call.Validate()
 }
 

@@ -150,6 +150,7 @@ type Client struct {
 	cleanup func() error
 	logger  *slog.Logger
 	session protocol.SessionID // of calls that name none
+	ledger  *loop.Ledger       // of calls with a policy
 
 	open  context.Context //nolint:containedctx // ends with [ErrClosed] when the client is closed
 	close context.CancelCauseFunc
@@ -263,6 +264,7 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 		}
 		return nil, errors.Join(err, c.cleanup())
 	}
+	c.ledger = loop.NewLedger(c.inner.Journal)
 	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c, nil
 }
@@ -272,7 +274,7 @@ func init() { //nolint:gochecknoinits // internal/fleet cannot import this packa
 	fleet.NewClient = func(ctx context.Context, f *fleet.Fleet, data string) any {
 		c := &Client{
 			inner: f, data: data, cleanup: func() error { return nil }, logger: f.Logger(),
-			session: protocol.NewSessionID(), elsewhere: f.Server == nil,
+			session: protocol.NewSessionID(), elsewhere: f.Server == nil, ledger: loop.NewLedger(f.Journal),
 		}
 		c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
 		return c

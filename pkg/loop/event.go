@@ -19,6 +19,7 @@ const (
 	EventToolResult     EventType = "tool_result"
 	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call, once more after a lost coordinator
 	EventPolicyDecision EventType = "policy_decision"
+	EventCallJudged     EventType = "call_judged"    // what was decided about a call by another door than a turn, before it is sent
 	EventQuestionAsked  EventType = "question_asked" // the running call asks a person; live once more when the turn is resumed
 	EventAnswered       EventType = "question_answered"
 	EventJobEnded       EventType = "job_ended"
@@ -60,7 +61,7 @@ type Event struct {
 	// Text depends on the type of event. The model's words: model_reply, text_delta,
 	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent,
 	// session_merged, revert_ended, call_resolved, conversation_compacted. A reason:
-	// policy_decision, approval_asked, part_left_out. The request to the provider's tool:
+	// policy_decision, call_judged, approval_asked, part_left_out. The request to the provider's tool:
 	// native_call. The next step: worker_lost. A sub-agent's progress: agent_moved. The requirement
 	// that no worker meets, "" if one does: tool_queued. turn_ended has no text where the journal
 	// could not store it a second time.
@@ -75,8 +76,8 @@ type Event struct {
 	// [Attachment].ID (part_left_out).
 	Part PartKind `json:"part,omitempty"`
 	// Status is that of the call (tool_result, job_ended, revert_ended; tool_call when the call is
-	// refused), a decision (policy_decision: "denied" by a rule; "approved", "refused" or "expired"
-	// by a person), "happened" or "did_not" (call_resolved), a [protocol.Action]
+	// refused), a decision (policy_decision, call_judged: "denied" by a rule; "approved", "refused" or
+	// "expired" by a person; "allowed" of a call_judged that is counted), "happened" or "did_not" (call_resolved), a [protocol.Action]
 	// (question_answered; [protocol.ActionCancel] means no answer), or an [Outcome]
 	// (turn_ended, session_ended).
 	Status string `json:"status,omitempty"`
@@ -174,12 +175,16 @@ type NoteFields struct {
 	Checkpoint uint64             `json:"checkpoint,omitempty"`
 	// Reverts is the call whose effect is undone (revert_started, revert_ended).
 	Reverts protocol.CallID `json:"reverts,omitempty"`
-	// Rule is the rule that decided, By who answered, and Note what they noted (policy_decision,
-	// approval_asked). By is also who began the turn (turn_started), answered a question
-	// (question_answered) or resolved a call (call_resolved).
+	// Rule is the rule that decided, By who answered, Via the way by which the answer came, and Note
+	// what they noted (policy_decision, call_judged, approval_asked). By is also who began the turn
+	// (turn_started), answered a question (question_answered) or resolved a call (call_resolved).
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
+	Via  string `json:"via,omitempty"`
 	Note string `json:"note,omitempty"`
+	// Door is the way by which a call came that no model made: [SingleOptions].Door (call_judged,
+	// turn_started).
+	Door string `json:"door,omitempty"`
 }
 
 // ResultFields are the result of a call (tool_result, job_ended, native_call). Error is also that

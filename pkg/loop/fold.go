@@ -25,6 +25,8 @@ type session struct {
 	// taken is every tool call id of the conversation.
 	taken map[string]bool
 	jobs  []*job // in the order in which they were started
+	// judged are the calls by other doors than turns about which something was decided.
+	judged map[protocol.CallID]*judgedCall
 	// dialogs are the open stateful tools, in the order in which they were opened.
 	dialogs []*dialog
 	scratch map[string]string // the scratchpad
@@ -146,7 +148,17 @@ func (s *session) apply(e *Event) error {
 			}
 			t.images[e.ToolCallID] = e.Image
 		}
+	case EventCallJudged:
+		if s.judged == nil {
+			s.judged = make(map[protocol.CallID]*judgedCall)
+		}
+		if before := s.judged[e.CallID]; before == nil || !before.counts() { // else it was sent again
+			s.judged[e.CallID] = &judgedCall{tool: e.Name, status: e.Status}
+		}
 	case EventToolCall:
+		if s.judged[e.CallID] != nil {
+			s.judged[e.CallID].turned = true
+		}
 		if s.addStreamed(e) {
 			break
 		}

@@ -206,7 +206,9 @@ type answer struct {
 	status string // "" when ctx ended before there was an answer
 	reason string // for the model when the call is not made
 	by     string
+	via    string // the way by which the answer came
 	note   string // what the person said
+	later  bool   // the answer comes with the same call, sent again
 }
 
 func askPerson(ctx context.Context, approve asker, judged policy.Verdict, request ApprovalRequest) answer {
@@ -216,7 +218,7 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
 	defer cancel()
 	said, err := approve(limited, request)
-	given := answer{reason: judged.Reason, by: validText(said.By), note: noteOf(said)}
+	given := answer{reason: judged.Reason, by: validText(said.By), via: said.Via, note: noteOf(said)}
 	switch {
 	case err == nil && said.Granted:
 		given.status = decisionApproved
@@ -231,6 +233,7 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 		given.status, given.reason = decisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
 	default:
 		given.status, given.reason = decisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err)
+		given.later = errors.Is(err, ErrAnsweredLater)
 	}
 	return given
 }
@@ -248,7 +251,7 @@ func noteOf(said protocol.Approval) string {
 func (t *turnRun) decision(ctx context.Context, p *pendingCall, rule string, given answer) *Event {
 	event := p.as(EventPolicyDecision)
 	event.Status, event.Rule, event.Text, event.By, event.Note = given.status, rule, given.reason, given.by, given.note
-	event.SessionID = t.id
+	event.SessionID, event.Via = t.id, given.via
 	audit(ctx, t.logger, &event)
 	return &event
 }
@@ -261,7 +264,7 @@ func audit(ctx context.Context, logger *slog.Logger, e *Event) {
 	}
 	logger.LogAttrs(ctx, level, "tool call decided by policy",
 		slog.String("session_id", string(e.SessionID)), slog.String("call_id", string(e.CallID)), slog.String("tool", e.Name),
-		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.String("note", e.Note), slog.Time("at", time.Now().UTC()))
+		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.String("note", e.Note), slog.String("via", e.Via), slog.String("door", e.Door), slog.Time("at", time.Now().UTC()))
 }
 
 // deniedByRoots returns the rule that a worker found broken, where a path led; "" for
@@ -289,9 +292,15 @@ func (s *step) decided() bool {
 // used counts the calls of all steps before the last that were not refused, by tool.
 func (s *session) used() map[string]int { return s.usedBefore(max(len(s.open().steps)-1, 0)) }
 
-// usedBefore counts those of all turns before the open one, and of that so many steps.
+// usedBefore counts those of all turns before the last one, of that so many steps, and the calls by
+// other doors.
 func (s *session) usedBefore(count int) map[string]int {
 	used := make(map[string]int)
+	for _, call := range s.judged {
+		if call.counts() {
+			used[call.tool]++
+		}
+	}
 	for i := range s.turns {
 		steps := s.turns[i].steps
 		if i == len(s.turns)-1 {

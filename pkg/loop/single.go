@@ -3,6 +3,7 @@ package loop
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -21,9 +22,13 @@ type SingleOptions struct {
 	Sandbox string
 	// Guard is the check before the tool changes a file; "" is none.
 	Guard protocol.Guard
-	// Policy decides whether the call may be made; nil allows every call. Calls before
-	// this one are not known to it, so bounds of their number allow at least one.
+	// Policy decides whether the call may be made; nil allows every call.
 	Policy Policy
+	// Ledger has the calls of the session before this one, for bounds of their number, and gets what
+	// was decided. With nil no earlier call is known, so these bounds allow at least one.
+	Ledger *Ledger
+	// Door names the way by which the call came, and By who made it, for the journal.
+	Door, By string
 	// ID is the caller's own id of the call: as long as results are kept, dispatching a call of the
 	// session with this id again returns the first one's result. A call of another tool or with
 	// other arguments is rejected then, with id_reused. "" means a new id. Tools that run in place
@@ -43,7 +48,7 @@ type SingleOptions struct {
 	// Dispatcher stores what a tool that runs in place returned, if the model sees only a part and
 	// the dispatcher is that of a fleet; nil stores nothing.
 	Dispatcher Dispatcher
-	// Logger gets the decisions of the policy, which are in no journal; nil discards them.
+	// Logger gets the decisions of the policy; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -62,13 +67,15 @@ type Single struct {
 	// refused before they were sent.
 	Result *protocol.Result
 
-	effect *Effect // of the call; nil when it has none
-	tool   *tools.Tool
-	plan   tools.Plan
-	runner *Runner // makes the effect of its result
-	note   string  // of the person who approved it
-	once   bool    // the policy demands that it starts once at most
-	logger *slog.Logger
+	effect   *Effect // of the call; nil when it has none
+	id       protocol.CallID
+	tool     *tools.Tool // nil of an act
+	plan     tools.Plan
+	runner   *Runner // makes the effect of its result
+	bound    verdict // what the policy demands
+	note     string  // of the person who approved it
+	logger   *slog.Logger
+	door, by string
 
 	observe func(Event) // may be nil
 }
@@ -79,32 +86,52 @@ type Single struct {
 func PlanSingle(
 	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *SingleOptions,
 ) *Single {
+	s, o := newSingle(table, options)
+	var callErr *protocol.Error
+	if s.tool, s.plan, callErr = s.runner.table.Plan(s.runner.scope(session), tool, arguments); callErr != nil {
+		return s.Failed(protocol.StatusRejected, callErr)
+	}
+	return s.planned(ctx, &o, session, tool, []string{tool}, arguments)
+}
+
+// PlanAct is [PlanSingle] for a door that makes no tool call, such as the reading of a resource. The
+// policy judges the plan, which has a payload, as a call of each of the tools in as, which do the
+// same; the first one stands for all of them where calls are counted. The call names the tool.
+func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []string, plan tools.Plan, arguments string, options *SingleOptions) *Single {
+	s, o := newSingle(nil, options)
+	s.plan = plan
+	return s.planned(ctx, &o, session, tool, as, arguments)
+}
+
+func newSingle(table *tools.Table, options *SingleOptions) (*Single, SingleOptions) {
 	var o SingleOptions
 	if options != nil {
 		o = *options
 	}
-	s := &Single{logger: o.Logger, observe: o.Observe}
+	s := &Single{logger: o.Logger, observe: o.Observe, door: o.Door, by: validText(o.By)}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
 	table = cmp.Or(table, &tools.Table{})
 	s.runner = &Runner{table: table, opts: Options{Logger: s.logger, MinLevel: o.MinLevel, Sandbox: o.Sandbox, Guard: o.Guard}}
-	scope := s.runner.scope(session)
+	return s, o
+}
+
+// planned has the plan judged as a call of some tools, and makes the call or runs it.
+func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol.SessionID, tool string, names []string, arguments string) *Single {
 	var callErr *protocol.Error
-	if s.tool, s.plan, callErr = table.Plan(scope, tool, arguments); callErr != nil {
-		return s.Failed(protocol.StatusRejected, callErr)
-	}
-	call := protocol.Call{ID: wire.RandomCallID(), SessionID: session}
+	call := protocol.Call{ID: cmp.Or(o.ID, wire.RandomCallID()), SessionID: session}
 	request, asks := s.plan.Session.(wire.PersonRequest)
 	if asks = asks && o.Ask != nil; s.plan.Inline == nil && !asks {
-		if call, callErr = s.plan.Call(scope, tools.Place{ID: o.ID}, "", tool, time.Now().UTC()); callErr != nil {
+		if call, callErr = s.plan.Call(s.runner.scope(session), tools.Place{ID: call.ID}, "", tool, time.Now().UTC()); callErr != nil {
 			return s.Failed(protocol.StatusRejected, callErr)
 		}
 		if call.Again = o.ID != ""; call.Again {
 			call.Digest, _ = wire.DigestOf(&call) // a payload that cannot be encoded is not sent
 		}
 	}
-	v, callErr := s.judge(ctx, &o, &call, tool, arguments)
+	s.id = call.ID
+	v, callErr := s.judge(ctx, o, &call, names, arguments)
 	switch {
 	case callErr != nil:
 		return s.Failed(protocol.StatusRejected, callErr)
@@ -112,7 +139,7 @@ func PlanSingle(
 		return s.ask(ctx, o.Ask, request)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
-		s.once = v.once
+		s.bound = v
 		call.Payload = wire.WithAuthor(call.Payload, o.Author)
 		s.Call = &call
 		return s
@@ -128,9 +155,6 @@ func PlanSingle(
 	s.Status, s.Text = protocol.StatusOK, s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)
 	return s
 }
-
-// Once reports whether the policy demands that the call starts at most once.
-func (s *Single) Once() bool { return s.once }
 
 // ask puts the question of the tool ask_user to a person.
 func (s *Single) ask(ctx context.Context, put func(context.Context, protocol.Question) (protocol.Answer, error), request wire.PersonRequest) *Single {
@@ -161,54 +185,104 @@ func (s *Single) Update(u Update) {
 	})
 }
 
+// Bind puts what the policy demands into the call again, after its sender has changed it.
+func (s *Single) Bind(call *protocol.Call) { s.bound.bind(call, call.MinLevel) }
+
 // Failed sets and returns the outcome of a call without a result.
 func (s *Single) Failed(status protocol.Status, callErr *protocol.Error) *Single {
 	s.Status, s.Text, s.Error = status, s.tool.Failure(status, callErr), callErr
 	return s
 }
 
-// judge has the policy decide, and a person where it says so.
-func (s *Single) judge(
-	ctx context.Context, o *SingleOptions, call *protocol.Call, tool, arguments string,
-) (v verdict, denied *protocol.Error) {
+// ErrAnsweredLater is returned by [SingleOptions].Approve when the person was asked, and the answer
+// comes with the same call, sent again. Nothing is decided until then, and the call is not made.
+var ErrAnsweredLater = errors.New("the answer comes later")
+
+// judge has the policy decide, and a person where it says so. What was decided, and what counts, is
+// in the ledger before the call is sent.
+func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call, names []string, arguments string) (v verdict, denied *protocol.Error) {
 	if o.Policy == nil {
 		return v, nil
 	}
-	judged := judgedBy(o.Policy, policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
+	asked := policy.Call{Plan: s.plan, Used: map[string]int{}}
+	counts := countsCalls(o.Policy)
+	if counts {
+		used, err := o.Ledger.used(ctx, call.SessionID, call.ID)
+		if err != nil {
+			return v, policyDenied(uncounted(err))
+		}
+		asked.Used = used
+	}
+	judged := judgedAs(o.Policy, names, asked)
 	v = binding(judged)
-	given := answer{status: decisionDenied, reason: judged.Reason}
+	given := answer{status: string(policy.Allowed)}
 	switch judged.Decision {
 	case policy.Denied:
+		given = answer{status: decisionDenied, reason: judged.Reason}
 	case policy.Ask:
 		given = askPerson(ctx, o.Approve, judged, ApprovalRequest{
-			SessionID: call.SessionID, CallID: call.ID, Tool: tool, Arguments: arguments, Reason: judged.Reason,
+			SessionID: call.SessionID, CallID: call.ID, Tool: names[0], Arguments: arguments, Reason: judged.Reason,
 		})
-		if given.status == "" {
+		if given.status == "" || given.later {
 			return v, protocol.Errorf(protocol.CodeCancelled, "The call was stopped before anybody answered whether it may be made.")
 		}
 	default:
+	}
+	if given.status == string(policy.Allowed) && !counts {
 		return v, nil
 	}
-	s.decided(ctx, call, tool, judged.Rule, given)
-	if s.note = given.note; given.status != decisionApproved {
+	rule := judged.Rule
+	entry := func(used map[string]int) Event {
+		asked.Used = used
+		if now := judgedAs(o.Policy, names, asked); given.passes() && now.Decision == policy.Denied { // others came first
+			given, rule = answer{status: decisionDenied, reason: now.Reason}, now.Rule
+		}
+		return s.decision(call, names[0], rule, given)
+	}
+	if err := o.Ledger.enter(context.WithoutCancel(ctx), call.SessionID, call.ID, entry); err != nil {
+		if counts && given.passes() {
+			given, rule = answer{status: decisionDenied, reason: uncounted(err)}, "max_calls"
+		}
+		s.logger.WarnContext(ctx, "decision is not journaled", slog.String("call_id", string(call.ID)), slog.Any("error", err))
+	}
+	if given.status != string(policy.Allowed) {
+		event := s.decision(call, names[0], rule, given)
+		audit(ctx, s.logger, &event)
+	}
+	if s.note = given.note; !given.passes() {
 		return v, policyDenied(given.reason)
 	}
 	return v, nil
 }
 
-func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule string, given answer) {
-	audit(ctx, s.logger, &Event{
-		SessionID: call.SessionID, CallFields: CallFields{CallID: call.ID, Name: tool}, Status: given.status,
-		NoteFields: NoteFields{Rule: rule, By: given.by, Note: given.note},
-	})
+// uncounted is why a call is refused whose place in a bound is not known.
+func uncounted(err error) string {
+	return "The session's calls are bounded, and cannot be counted now: " + err.Error() + "."
+}
+
+// passes reports whether a call may be made.
+func (a answer) passes() bool {
+	return a.status == string(policy.Allowed) || a.status == decisionApproved
+}
+
+// decision is the event of what was decided about a call.
+func (s *Single) decision(call *protocol.Call, tool, rule string, given answer) Event {
+	return Event{
+		Type: EventCallJudged, SessionID: call.SessionID, Time: time.Now().UTC(), Text: given.reason, Status: given.status,
+		CallFields: CallFields{CallID: call.ID, Name: tool},
+		NoteFields: NoteFields{Rule: rule, By: given.by, Note: given.note, Door: s.door, Via: given.via},
+	}
 }
 
 // Finish sets and returns the outcome of a call that was dispatched.
 func (s *Single) Finish(ctx context.Context, result *protocol.Result) *Single {
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
-		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: decisionDenied, reason: result.Error.Message})
+		event := s.decision(s.Call, s.Call.Tool, rule, answer{status: decisionDenied, reason: result.Error.Message})
+		audit(ctx, s.logger, &event)
 	}
-	s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
+	if s.tool != nil {
+		s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
+	}
 	s.Status, s.Text, s.Error, s.Result = result.Status, s.tool.WithNote(s.tool.Text(result), s.note), result.Error, result
 	return s
 }
@@ -220,7 +294,7 @@ func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, argumen
 	if r == nil {
 		r = &protocol.Result{}
 	}
-	id := cmp.Or(r.CallID, wire.RandomCallID())
+	id := cmp.Or(r.CallID, s.id, wire.RandomCallID())
 	at := Event{SessionID: session, Time: time.Now().UTC(), Turn: turn}
 	of := func(kind EventType, set func(*Event)) Event {
 		e := at
@@ -230,7 +304,7 @@ func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, argumen
 	}
 	call := func(e *Event) { e.Step, e.CallID, e.ToolCallID, e.Name = 1, id, string(id), tool }
 	events := []Event{
-		of(EventTurnStarted, func(e *Event) { e.Input = input }),
+		of(EventTurnStarted, func(e *Event) { e.Input, e.By, e.Door = input, s.by, s.door }),
 		of(EventModelReply, func(e *Event) {
 			e.Step, e.ToolCalls = 1, []ToolCall{{ID: string(id), Name: tool, Arguments: arguments}}
 		}),

@@ -46,4 +46,7 @@ type Approval struct {
 	// By is the person, and Note a text for the model; both may be empty.
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
+	// Via is the way by which the answer came: terminal, fleet or mcp. Who receives the answer sets
+	// it, so it never comes from the answer itself.
+	Via string `json:"-"`
 }

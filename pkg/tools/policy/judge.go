@@ -88,6 +88,28 @@ func (j *Judge) Judge(call Call) Verdict {
 	return final
 }
 
+// Server decides whether an MCP server may be started, the names of whose tools begin with a prefix;
+// tools are those names, nil if they are unknown. It is denied if the names alone deny every call of
+// its tools, and binds the start to the minimum level of the calls. The operator chose the program
+// that starts, so rules about commands are not about it.
+func (j *Judge) Server(prefix string, tools []string) Verdict {
+	final := Verdict{Decision: Allowed}
+	for i := range j.policies {
+		c := &j.policies[i]
+		v := Verdict{Decision: Allowed, MinLevel: c.MinLevel}
+		denied := slices.ContainsFunc(c.Tools.Deny, func(pattern string) bool { return matchesAll(pattern, prefix) })
+		allowed := len(c.Tools.Allow) == 0 || slices.ContainsFunc(c.Tools.Allow, func(pattern string) bool { return mayBegin(pattern, prefix) })
+		if tools != nil {
+			denied = !slices.ContainsFunc(tools, func(name string) bool { return c.tools(Call{Tool: name}) == nil })
+		}
+		if denied || !allowed {
+			v = *deny("tools", "No tool of the MCP server %s is allowed in this session, so it is not started.", strings.TrimSuffix(prefix, "__"))
+		}
+		final = final.And(v)
+	}
+	return final
+}
+
 // And is the verdict when both have to agree: the first that denies, else the one that asks, and
 // for a shorter time.
 func (v Verdict) And(other Verdict) Verdict {

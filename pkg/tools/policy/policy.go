@@ -184,6 +184,17 @@ func matches(pattern, text string) bool {
 	}
 }
 
+// matchesAll reports whether a pattern matches every text that begins with a prefix.
+func matchesAll(pattern, prefix string) bool {
+	return strings.HasSuffix(pattern, "*") && matches(pattern, prefix)
+}
+
+// mayBegin reports whether a pattern matches some text that begins with a prefix.
+func mayBegin(pattern, prefix string) bool {
+	head, _, starred := strings.Cut(pattern, "*")
+	return strings.HasPrefix(head, prefix) || starred && strings.HasPrefix(prefix, head)
+}
+
 func anyMatches(patterns []string, text string) (string, bool) {
 	for _, pattern := range patterns {
 		if matches(pattern, text) {

@@ -1,0 +1,247 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// Ledger has the tool calls that reach sessions by other doors than turns: what was decided about
+// them, and how many there were. It writes to the sessions' journals, so the rules of a policy about
+// numbers of calls hold for all doors of a session, and for all processes: an entry is appended only
+// behind the calls that were counted for it. It is safe for concurrent use.
+type Ledger struct {
+	journal Journal // nil keeps the counts in memory
+
+	mu    sync.Mutex
+	pages map[protocol.SessionID]*page
+	holds bool
+	held  map[protocol.SessionID][]Event // not written yet
+}
+
+// NewLedger returns a ledger that writes to a journal. Without one, the counts are those of the
+// ledger alone: for sessions that nobody else uses.
+func NewLedger(journal Journal) *Ledger { return &Ledger{journal: journal} }
+
+// Hold has the ledger write nothing until [Ledger.Flush]: calls that are planned together count
+// together, or not at all. It is called before the first call.
+func (l *Ledger) Hold() { l.holds, l.held = true, map[protocol.SessionID][]Event{} }
+
+// Flush writes what was held. The error wraps [ErrJournalConflict] if a session was extended since
+// its calls were counted: then none of the calls may be sent.
+func (l *Ledger) Flush(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for session, events := range l.held {
+		if _, err := l.journal.Append(ctx, session, l.pages[session].last, events...); err != nil {
+			return fmt.Errorf("count the calls of session %s: %w", session, err)
+		}
+	}
+	l.held, l.pages, l.holds = nil, nil, false
+	return nil
+}
+
+// page is a session's journal, as far as the ledger knows it.
+type page struct {
+	mu     sync.Mutex
+	known  bool
+	last   uint64
+	turns  int
+	open   bool                       // a turn is
+	used   map[string]int             // calls that were not refused, by tool
+	judged map[protocol.CallID]string // calls with an entry that is counted, and their tools
+}
+
+// maxPages is how many sessions' pages a ledger with a journal keeps; those that it forgets are read
+// again.
+const maxPages = 10_000
+
+// errTurnOpen means that the session's journal is written by the process of its turn.
+var errTurnOpen = errors.New("a turn of the session is open: calls from outside are not journaled until it ends")
+
+func (l *Ledger) page(session protocol.SessionID) *page {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pages == nil || l.journal != nil && len(l.pages) >= maxPages {
+		l.pages = map[protocol.SessionID]*page{}
+	}
+	if l.pages[session] == nil {
+		l.pages[session] = &page{
+			known: l.journal == nil, used: map[string]int{}, judged: map[protocol.CallID]string{},
+		}
+	}
+	return l.pages[session]
+}
+
+// read makes the page known. It is called with the lock of the page.
+func (p *page) read(ctx context.Context, journal Journal, session protocol.SessionID) error {
+	if p.known {
+		return nil
+	}
+	history, err := journal.Load(ctx, session)
+	if err != nil {
+		return err
+	}
+	s, err := fold(history.Events)
+	if err != nil {
+		return err
+	}
+	steps := 0
+	if len(s.turns) > 0 {
+		steps = len(s.turns[len(s.turns)-1].steps)
+	}
+	p.last, p.turns, p.open = history.Last, len(s.turns), s.open() != nil
+	p.known = !p.open // its process extends the journal
+	p.used, p.judged = s.usedBefore(steps), map[protocol.CallID]string{}
+	for id, call := range s.judged {
+		if call.counts() {
+			p.judged[id] = call.tool
+		}
+	}
+	return nil
+}
+
+// before is how many calls the session had, by tool, without the call itself, which may be sent
+// again.
+func (p *page) before(call protocol.CallID) map[string]int {
+	used := maps.Clone(p.used)
+	if tool, again := p.judged[call]; again {
+		used[tool]--
+	}
+	return used
+}
+
+// used is how many calls the session has had, by tool, without the call itself.
+func (l *Ledger) used(ctx context.Context, session protocol.SessionID, call protocol.CallID) (map[string]int, error) {
+	if l == nil {
+		return map[string]int{}, nil
+	}
+	p := l.page(session)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.read(ctx, l.journal, session); err != nil {
+		return map[string]int{}, err
+	}
+	return p.before(call), nil
+}
+
+// enter appends what make returns for the calls that the session has had without the call itself. If
+// another process has extended the session meanwhile, make is called again.
+func (l *Ledger) enter(ctx context.Context, session protocol.SessionID, call protocol.CallID, make func(used map[string]int) Event) error {
+	if l == nil {
+		return nil
+	}
+	return l.append(ctx, session, func(p *page) []Event { return []Event{make(p.before(call))} })
+}
+
+// Append journals a call that ended as a turn of its session: see [Single.Turn].
+func (l *Ledger) Append(ctx context.Context, session protocol.SessionID, input, tool, arguments string, outcome *Single) error {
+	return l.append(ctx, session, func(p *page) []Event {
+		return outcome.Turn(session, p.turns+1, input, tool, arguments)
+	})
+}
+
+func (l *Ledger) append(ctx context.Context, session protocol.SessionID, make func(*page) []Event) error {
+	p := l.page(session)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		if err := p.read(ctx, l.journal, session); err != nil {
+			return err
+		}
+		if p.open {
+			return errTurnOpen
+		}
+		events := make(p)
+		if l.journal == nil || l.hold(session, events) {
+			p.add(events)
+			return nil
+		}
+		last, err := l.journal.Append(ctx, session, p.last, events...)
+		if err == nil {
+			p.last = last
+			p.add(events)
+			return nil
+		}
+		p.known = false // also when some of it may have been stored
+		if !errors.Is(err, ErrJournalConflict) {
+			return err
+		}
+	}
+}
+
+// hold reports whether events wait for [Ledger.Flush].
+func (l *Ledger) hold(session protocol.SessionID, events []Event) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holds {
+		l.held[session] = append(l.held[session], events...)
+	}
+	return l.holds
+}
+
+// add counts events that were appended.
+func (p *page) add(events []Event) {
+	for i := range events {
+		switch e := &events[i]; e.Type {
+		case EventTurnStarted:
+			p.turns++
+		case EventCallJudged:
+			if j := (judgedCall{tool: e.Name, status: e.Status}); j.counts() {
+				p.used = p.before(e.CallID)
+				p.used[e.Name]++
+				p.judged[e.CallID] = e.Name
+			}
+		case EventToolResult:
+			p.used = p.before(e.CallID)
+			if delete(p.judged, e.CallID); e.Status != string(protocol.StatusRejected) {
+				p.used[e.Name]++
+			}
+		default:
+		}
+	}
+}
+
+// judgedCall is a call by another door than a turn about which something was decided.
+type judgedCall struct {
+	tool, status string
+	turned       bool // a turn of the journal has it, and counts it
+}
+
+// counts reports whether the call was let through.
+func (j *judgedCall) counts() bool {
+	return !j.turned && (j.status == string(policy.Allowed) || j.status == decisionApproved)
+}
+
+// countsCalls reports whether a policy decides by the number of calls. One that is not known may.
+func countsCalls(p Policy) bool {
+	judge, known := p.(*policy.Judge)
+	if !known || judge == nil {
+		return p != nil && !known
+	}
+	for _, rules := range judge.Policies() {
+		if rules.MaxCalls > 0 || len(rules.MaxCallsOf) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// judgedAs is what a policy says to a call that counts as one of each of some tools.
+func judgedAs(p Policy, names []string, call policy.Call) policy.Verdict {
+	var all policy.Verdict
+	for i, name := range names {
+		call.Tool = name
+		if judged := judgedBy(p, call); i == 0 {
+			all = judged
+		} else {
+			all = all.And(judged)
+		}
+	}
+	return all
+}

@@ -1,0 +1,140 @@
+package loop_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// bounded is a policy that allows some calls.
+func bounded(t *testing.T, rules policy.Policy) *policy.Judge {
+	t.Helper()
+	judge, err := policy.New(rules)
+	require.NoError(t, err)
+	return judge
+}
+
+// TestLedger_BoundsHoldForAllDoors: the calls of turns and those from outside have one bound, in
+// whatever order they come.
+func TestLedger_BoundsHoldForAllDoors(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "work"), says("done"), asks("b", "work", "work"), says("done"))
+	judge := bounded(t, policy.Policy{MaxCalls: 4})
+	r.opts.Policy = judge
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok", "ok"}, statuses(r))
+
+	one := func(ledger *loop.Ledger, id protocol.CallID) *loop.Single {
+		return loop.PlanSingle(t.Context(), table(t), r.session, "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger, ID: id, Door: "call", By: "ada"})
+	}
+	require.NotNil(t, one(loop.NewLedger(r.journal), "k").Call)
+	require.NotNil(t, one(loop.NewLedger(r.journal), "k").Call, "the same call once more is no other call")
+	entries := r.events(t)
+	require.Equal(t, loop.EventCallJudged, entries[len(entries)-1].Type)
+	require.Equal(t, "call", entries[len(entries)-1].Door)
+
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok", "rejected"}, statuses(r)[2:], "the call from outside counts in the turn")
+	refused := one(loop.NewLedger(r.journal), "")
+	require.Nil(t, refused.Call)
+	require.Contains(t, refused.Text, "used up its 4 tool calls")
+}
+
+// TestLedger_ProcessesShareABound: many at once, each with what it knows, make exactly as many calls
+// as are allowed.
+func TestLedger_ProcessesShareABound(t *testing.T) {
+	t.Parallel()
+	r := newRig()
+	judge := bounded(t, policy.Policy{MaxCallsOf: map[string]int{"work": 7}})
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	made := 0
+	for range 4 {
+		ledger := loop.NewLedger(r.journal)
+		for range 5 {
+			group.Go(func() {
+				single := loop.PlanSingle(t.Context(), table(t), r.session, "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger})
+				mu.Lock()
+				defer mu.Unlock()
+				if single.Call != nil {
+					made++
+				}
+			})
+		}
+	}
+	group.Wait()
+	require.Equal(t, 7, made)
+}
+
+// TestLedger_ARefusedCallIsNoCall: neither one that a rule refused, nor one that its worker refused.
+func TestLedger_ARefusedCallIsNoCall(t *testing.T) {
+	t.Parallel()
+	r := newRig()
+	judge := bounded(t, policy.Policy{MaxCalls: 1, Tools: policy.Names{Deny: []string{"inline"}}})
+	ledger := loop.NewLedger(r.journal)
+	plan := func(tool string) *loop.Single {
+		return loop.PlanSingle(t.Context(), table(t), r.session, tool, "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger})
+	}
+	require.Nil(t, plan("inline").Call)
+	single := plan("work")
+	require.NotNil(t, single.Call)
+	refused := single.Finish(t.Context(), &protocol.Result{
+		CallID: single.Call.ID, SessionID: r.session, Status: protocol.StatusRejected, Error: protocol.Errorf(protocol.CodePolicyDenied, "a link leads out"),
+	})
+	require.NoError(t, ledger.Append(t.Context(), r.session, "(called)", "work", "{}", refused))
+	single = plan("work")
+	require.NotNil(t, single.Call)
+	require.NoError(t, ledger.Append(t.Context(), r.session, "(called)", "work", "{}", single.Finish(t.Context(), &protocol.Result{CallID: single.Call.ID, SessionID: r.session, Status: protocol.StatusOK})))
+	require.Nil(t, plan("work").Call)
+	ledger = loop.NewLedger(r.journal) // it counts as the first one did
+	require.Nil(t, plan("work").Call)
+}
+
+// TestLedger_AnOpenTurnIsNotExtended: its process writes the journal, so a call that has to be
+// counted is refused until it ends; others are made.
+func TestLedger_AnOpenTurnIsNotExtended(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"))
+	r.model.err = errors.New("down") //nolint:err113 // of one test
+	_, err := r.journal.Append(t.Context(), r.session, 0, loop.Event{Type: loop.EventTurnStarted, SessionID: r.session, Turn: 1})
+	require.NoError(t, err)
+	plan := func(rules policy.Policy) *loop.Single {
+		return loop.PlanSingle(t.Context(), table(t), r.session, "work", "{}", &loop.SingleOptions{Policy: bounded(t, rules), Ledger: loop.NewLedger(r.journal)})
+	}
+	refused := plan(policy.Policy{MaxCalls: 9})
+	require.Nil(t, refused.Call)
+	require.Equal(t, protocol.CodePolicyDenied, refused.Error.Code)
+	require.Contains(t, refused.Text, "a turn of the session is open")
+	require.NotNil(t, plan(policy.Policy{Tools: policy.Names{Deny: []string{"inline"}}}).Call)
+	require.Len(t, r.events(t), 1)
+}
+
+// TestLedger_WhatIsHeldCountsTogether: calls that are not sent after all are not counted.
+func TestLedger_WhatIsHeldCountsTogether(t *testing.T) {
+	t.Parallel()
+	r := newRig()
+	judge := bounded(t, policy.Policy{MaxCalls: 2})
+	plan := func(ledger *loop.Ledger) *protocol.Call {
+		return loop.PlanSingle(t.Context(), table(t), r.session, "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger}).Call
+	}
+	batch, late := loop.NewLedger(r.journal), loop.NewLedger(r.journal)
+	batch.Hold()
+	late.Hold()
+	for range 2 {
+		require.NotNil(t, plan(batch))
+		require.NotNil(t, plan(late))
+	}
+	require.Nil(t, plan(batch))
+	require.Empty(t, r.events(t))
+	require.NoError(t, batch.Flush(t.Context()))
+	require.ErrorIs(t, late.Flush(t.Context()), loop.ErrJournalConflict)
+	require.Nil(t, plan(loop.NewLedger(r.journal)))
+}

@@ -1,0 +1,240 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	goworker "github.com/toolfleet/toolfleet/pkg/worker"
+)
+
+// deed is one act as a tool call.
+type deed struct {
+	act       judge.Act
+	tool      string
+	arguments object
+	payload   protocol.Payload // the same in Go
+}
+
+// deeds are all acts. What they do may fail for other reasons than a policy where nothing is there.
+func deeds() []deed {
+	return []deed{
+		{judge.Read, "read", object{"path": "f"}, protocol.FilesRead{Path: "f"}},
+		{judge.Write, "write", object{"path": "w", "content": "x"}, protocol.FilesWrite{Path: "w", Content: []byte("x")}},
+		{judge.Execute, "bash", object{"command": "true"}, protocol.CommandRun{Command: "true"}},
+		{judge.Message, "send_message", object{"channel": "c", "text": "x"}, nil},
+		{judge.Trigger, "remove_trigger", object{"trigger": "none"}, nil},
+		{judge.Use, "own", object{}, nil},
+	}
+}
+
+// through tries the deeds of a door under a policy, and returns which of them it denied.
+type through func(t *testing.T, rules policy.Policy, folder string, all []deed) (denied map[judge.Act]bool)
+
+// policyFile is a file with rules; "" without any.
+func policyFile(t *testing.T, rules policy.Policy) []string {
+	t.Helper()
+	if rules.Zero() {
+		return nil
+	}
+	body, err := json.Marshal(rules)
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "policy.json")
+	write(t, file, string(body))
+	return []string{"--policy", file}
+}
+
+func doors() map[string]through {
+	return map[string]through{
+		"turn": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			var calls []object
+			for _, d := range all {
+				calls = append(calls, use(string(d.act), d.tool, d.arguments))
+			}
+			flags := append(policyFile(t, rules), "--json", "--tools", folder, "--toolset", "core,channels,triggers")
+			got := execute(t, coordinator, launch{args: runFlags(t, script(t, say("Trying.", calls...), say("Done.")), t.TempDir(), flags...)})
+			denied := map[judge.Act]bool{}
+			for id, result := range results(events(t, got.stdout)) {
+				denied[judge.Act(id)] = result.Error != nil && result.Error.Code == "policy_denied"
+			}
+			require.Len(t, denied, len(all), got.stderr)
+			return denied
+		},
+		"call": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			denied := map[judge.Act]bool{}
+			for _, d := range all {
+				arguments, err := json.Marshal(d.arguments)
+				require.NoError(t, err)
+				got := execute(t, coordinator, launch{args: append([]string{"call", d.tool, string(arguments), "--data", t.TempDir(), "--sandbox", "process", "--tools", folder}, policyFile(t, rules)...)})
+				require.Contains(t, got.stdout, `"status"`, got.stderr)
+				denied[d.act] = strings.Contains(got.stdout, "policy_denied")
+			}
+			return denied
+		},
+		"call --batch": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			var lines strings.Builder
+			for _, d := range all {
+				line, err := json.Marshal(object{"tool": d.tool, "arguments": d.arguments})
+				require.NoError(t, err)
+				lines.Write(append(line, '\n'))
+			}
+			got := execute(t, coordinator, launch{
+				args:  append([]string{"call", "--batch", "-", "--data", t.TempDir(), "--sandbox", "process", "--tools", folder}, policyFile(t, rules)...),
+				stdin: lines.String(),
+			})
+			denied := map[judge.Act]bool{}
+			for i, d := range all {
+				denied[d.act] = strings.Contains(got.stderr, "line "+strconv.Itoa(i+1)+": policy_denied")
+			}
+			return denied
+		},
+		"MCP tools/call": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			c := mcpWith(t, append(policyFile(t, rules), "--tools", folder)...)
+			denied := map[judge.Act]bool{}
+			for _, d := range all {
+				result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: d.tool, Arguments: d.arguments})
+				require.NoError(t, err)
+				typed, err := json.Marshal(result.StructuredContent)
+				require.NoError(t, err)
+				denied[d.act] = strings.Contains(string(typed), "policy_denied")
+			}
+			return denied
+		},
+		"MCP resources/read": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			c := mcpWith(t, append(policyFile(t, rules), "--tools", folder)...)
+			denied := map[judge.Act]bool{}
+			for _, d := range all {
+				_, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
+				denied[d.act] = err != nil && strings.Contains(err.Error(), "policy_denied")
+			}
+			return denied
+		},
+		"Go Client.Call": func(t *testing.T, rules policy.Policy, _ string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			client, err := fleet.Connect(t.Context(), fleet.Options{})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, client.Close()) }()
+			_, err = client.StartWorker(t.Context(), goworker.Options{Driver: "process", Handlers: []goworker.Handler{
+				goworker.Handle("own", func(context.Context, *goworker.Call, object) (object, error) { return object{}, nil }),
+			}})
+			require.NoError(t, err)
+			rule, err := policy.New(rules)
+			require.NoError(t, err)
+			denied := map[judge.Act]bool{}
+			for _, d := range all {
+				call := fleet.Call{Payload: d.payload, Policy: rule}
+				if d.payload == nil {
+					call.Handler, call.Args = protocol.Kind(d.tool), d.arguments
+				}
+				result, err := client.Call(t.Context(), call)
+				require.NoError(t, err)
+				denied[d.act] = result.Error != nil && result.Error.Code == protocol.CodePolicyDenied
+				if rules.Zero() {
+					require.NotEqual(t, protocol.StatusRejected, result.Status, result.Error)
+				}
+			}
+			return denied
+		},
+	}
+}
+
+// mcpWith is a client of an MCP server that has some flags.
+func mcpWith(t *testing.T, flags ...string) *mcp.ClientSession {
+	t.Helper()
+	home, workspace := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(workspace, "f"), "text\n")
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), coordinator, append([]string{"mcp", "--workspace", workspace, "--sandbox", "process"}, flags...)...)
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	dieWithTests(command)
+	return mcpClient(t, &mcp.CommandTransport{Command: command})
+}
+
+// TestDoors_JudgeEveryActAlike: through each door each act is denied by each rule that is about it,
+// and by no other. A door or an act without a way to try it fails the test.
+func TestDoors_JudgeEveryActAlike(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	write(t, filepath.Join(folder, "own.yaml"), "name: own\ndescription: Does nothing.\nparameters: {type: object}\ncommand: [\"true\"]\n")
+	ways := doors()
+	for _, door := range judge.Doors() {
+		try := ways[door.Name]
+		require.NotNil(t, try, door.Name)
+		var all []deed
+		for _, act := range door.Acts {
+			for _, d := range deeds() {
+				if d.act == act {
+					all = append(all, d)
+				}
+			}
+		}
+		require.Len(t, all, len(door.Acts), door.Name)
+		named := func(d deed) string { // as rules name it
+			if door.Name == "Go Client.Call" && d.payload != nil {
+				return map[judge.Act]string{judge.Read: "files_read", judge.Write: "files_write", judge.Execute: "command_run"}[d.act]
+			}
+			return d.tool
+		}
+		rules := map[string]struct {
+			of      func(d deed) policy.Policy
+			classes bool // own tools have none
+		}{
+			"nothing":     {of: func(deed) policy.Policy { return policy.Policy{} }},
+			"tools.deny":  {of: func(d deed) policy.Policy { return policy.Policy{Tools: policy.Names{Deny: []string{named(d)}}} }},
+			"tools.allow": {of: func(d deed) policy.Policy { return policy.Policy{Tools: policy.Names{Allow: others(all, d, named)}} }},
+			"a class": {of: func(d deed) policy.Policy {
+				return policy.Policy{Tools: policy.Names{Deny: []string{"@" + string(d.act)}}}
+			}, classes: true},
+			"approval": {of: func(d deed) policy.Policy { return policy.Policy{Approval: policy.Approval{Tools: []string{named(d)}}} }},
+			"a bound":  {of: func(d deed) policy.Policy { return policy.Policy{MaxCallsOf: map[string]int{named(d): 0}} }},
+		}
+		t.Run(door.Name, func(t *testing.T) {
+			t.Parallel()
+			for name, rule := range rules {
+				for _, about := range all {
+					if rule.classes && about.act == judge.Use {
+						continue
+					}
+					tried, want := all, map[judge.Act]bool{}
+					if door.Name == "call" && name != "nothing" { // each is a process of its own
+						tried = []deed{about}
+					}
+					for _, d := range tried {
+						want[d.act] = name != "nothing" && d.act == about.act
+					}
+					require.Equal(t, want, try(t, rule.of(about), folder, tried), "%s: %s", name, about.act)
+					if name == "nothing" {
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// others are the names of all deeds but one; one that there is not, if that leaves none.
+func others(all []deed, but deed, named func(deed) string) []string {
+	names := []string{"none"}
+	for _, d := range all {
+		if d.act != but.act {
+			names = append(names, named(d))
+		}
+	}
+	return names
+}
