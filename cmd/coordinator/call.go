@@ -120,7 +120,7 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 		return with, err
 	}
 	with.options = loop.SingleOptions{
-		Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), Logger: p.logger(), Ledger: loop.NewLedger(nil), Door: "call", By: prompt.UserName(),
+		Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), Logger: p.logger(), Ledger: loop.NewLedger(nil), Interface: "call", By: prompt.UserName(),
 	}
 	if c.Nats != "" {
 		with.options.Author = environment.Author(ctx, with.workspace)

@@ -1,11 +1,11 @@
-// Package judge says who may do what, and through which doors acts come.
+// Package judge says who may do what, and by which interfaces acts of a session come.
 //
-//	who (principal) ──► door (tools/call, resources/read, call, a turn, ...) ──► act on an object
-//	                     role: [Principal.May]      rules: package policy        count: loop.Ledger
+//	who (principal) ──► interface (tools/call, resources/read, call, a turn, ...) ──► act on an object
+//	                     role: [Principal.May]       rules: package policy            count: loop.Ledger
 //
-// An act is judged where it takes effect, by the same rules whichever door it came through:
-// [Doors] lists them, docs/policy.md has the list, and test/integration tries every act through
-// every door. What a principal's role allows is decided here; what a session may do, by the rules
+// An act is judged where it takes effect, by the same rules for every interface: [Interfaces] lists
+// them, docs/policy.md has the list, and test/integration tries every act by every interface. What a
+// principal's role allows is decided here; what a session may do, by the rules
 // of package policy.
 package judge
 
@@ -46,7 +46,7 @@ func (p Principal) May(act string, changes bool) error {
 	return fmt.Errorf("%s: a token of role %s may only do what changes nothing: it needs role %s", act, p.Role, RoleUse)
 }
 
-// Act is what a call does, whichever tool and door it has.
+// Act is what a call does, whichever tool and interface it has.
 type Act string
 
 // The acts. Rules name the first five by their classes, such as @read.
@@ -59,25 +59,25 @@ const (
 	Use     Act = "use"     // the user's own tools, handlers, and tools of MCP servers
 )
 
-// Door is a way by which acts of a session come in.
-type Door struct {
+// Interface is a way by which acts of a session come.
+type Interface struct {
 	Name string
-	// Acts are those that come through it.
+	// Acts are those that it has.
 	Acts []Act
 	// Count says where its calls are counted for max_calls.
 	Count string
 }
 
-// Doors lists all doors by which acts of sessions come in. The rules of a policy hold at each of
-// them. What people do themselves (coordinator session diff, /undo) comes through none.
-func Doors() []Door {
+// Interfaces lists all of them. The rules of a policy hold for each. What people do themselves
+// (coordinator session diff, /undo) is no act of a session.
+func Interfaces() []Interface {
 	single := []Act{Read, Write, Execute, Use}
-	return []Door{
-		{"turn", []Act{Read, Write, Execute, Message, Trigger, Use}, "the session's journal"},
-		{"call", single, "the session's journal, with `--session`"},
-		{"call --batch", []Act{Read, Write, Execute}, "the batch, and the session's journal with `--session`"},
-		{"MCP tools/call", single, "the session's journal"},
-		{"MCP resources/read", []Act{Read}, "the session's journal"},
-		{"Go Client.Call", single, "the session's journal"},
+	return []Interface{
+		{"turns", []Act{Read, Write, Execute, Message, Trigger, Use}, "journal"},
+		{"call", single, "journal, with `--session`"},
+		{"call --batch", []Act{Read, Write, Execute}, "the batch; journal, with `--session`"},
+		{"MCP tools/call", single, "journal"},
+		{"MCP resources/read", []Act{Read}, "journal"},
+		{"Go Client.Call", single, "journal"},
 	}
 }

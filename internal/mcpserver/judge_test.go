@@ -235,11 +235,11 @@ func TestApproval_SaysWhoDecided(t *testing.T) {
 		}
 		if e.Type == loop.EventTurnStarted {
 			require.Equal(t, "ann", e.By)
-			require.Equal(t, "mcp", e.Door)
+			require.Equal(t, "mcp", e.Interface)
 		}
 	}
 	require.Equal(t, []loop.Event{
-		{Status: "approved", NoteFields: loop.NoteFields{Rule: "approval.tools", By: "ann", Via: "mcp", Note: "once", Door: "mcp"}},
-		{Status: "denied", NoteFields: loop.NoteFields{Rule: "tools.deny", Door: "mcp"}},
+		{Status: "approved", NoteFields: loop.NoteFields{Rule: "approval.tools", By: "ann", Via: "mcp", Note: "once", Interface: "mcp"}},
+		{Status: "denied", NoteFields: loop.NoteFields{Rule: "tools.deny", Interface: "mcp"}},
 	}, decided)
 }

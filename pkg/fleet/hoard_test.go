@@ -153,7 +153,7 @@ func TestFlood_OfQuestions(t *testing.T) {
 	t.Parallel()
 	v := newVictims(t)
 	made, problems, err := v.fleet.ServerTools(t.Context(), victim, []mcp.Server{
-		{MCPServer: toolservertest.Program("test"), Only: []string{"form"}},
+		{MCPServer: toolservertest.Program("test"), Only: []string{"form"}, MinLevel: "none"},
 	}, nil)
 	require.NoError(t, err)
 	require.Empty(t, problems)

@@ -69,7 +69,7 @@ func rules(t *testing.T, text string) *policy.Judge {
 func TestCall_ObeysAPolicy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	judge := rules(t, "tools: {deny: [glob]}\ncommands: {allow: [echo]}\napproval: {tools: [write], timeout: 50ms}\nmax_calls: 1")
+	judge := rules(t, "tools: {deny: [glob]}\ncommands: {allow: [echo]}\napproval: {tools: [write], timeout: 50ms}\nmax_calls: 2")
 	for _, test := range []struct {
 		tool, arguments string
 		approve         func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
@@ -84,6 +84,7 @@ func TestCall_ObeysAPolicy(t *testing.T) {
 		{"write", `{"path":"a","content":""}`, silence, protocol.CodePolicyDenied, "decision=expired rule=approval.tools"},
 		{"write", `{"path":"a","content":""}`, answers(true), "", "decision=approved rule=approval.tools by=ada"},
 		{"nosuch", `{}`, nil, codes.UnknownTool, ""},
+		{"bash", `{"command":"echo a"}`, nil, protocol.CodePolicyDenied, "decision=denied rule=max_calls"},
 	} {
 		b.log.Reset()
 		outcome := b.call(fleet.Call{Policy: judge, Approve: test.approve}, test.tool, test.arguments)

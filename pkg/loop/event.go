@@ -19,7 +19,7 @@ const (
 	EventToolResult     EventType = "tool_result"
 	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call, once more after a lost coordinator
 	EventPolicyDecision EventType = "policy_decision"
-	EventCallJudged     EventType = "call_judged"    // what was decided about a call by another door than a turn, before it is sent
+	EventCallJudged     EventType = "call_judged"    // what was decided about a call by another interface than a turn, before it is sent
 	EventQuestionAsked  EventType = "question_asked" // the running call asks a person; live once more when the turn is resumed
 	EventAnswered       EventType = "question_answered"
 	EventJobEnded       EventType = "job_ended"
@@ -182,9 +182,9 @@ type NoteFields struct {
 	By   string `json:"by,omitempty"`
 	Via  string `json:"via,omitempty"`
 	Note string `json:"note,omitempty"`
-	// Door is the way by which a call came that no model made: [SingleOptions].Door (call_judged,
-	// turn_started).
-	Door string `json:"door,omitempty"`
+	// Interface is the way by which a call came that no model made: [SingleOptions].Interface
+	// (call_judged, turn_started).
+	Interface string `json:"interface,omitempty"`
 }
 
 // ResultFields are the result of a call (tool_result, job_ended, native_call). Error is also that

@@ -25,7 +25,7 @@ type session struct {
 	// taken is every tool call id of the conversation.
 	taken map[string]bool
 	jobs  []*job // in the order in which they were started
-	// judged are the calls by other doors than turns about which something was decided.
+	// judged are the calls by other interfaces than turns about which something was decided.
 	judged map[protocol.CallID]*judgedCall
 	// dialogs are the open stateful tools, in the order in which they were opened.
 	dialogs []*dialog

@@ -11,9 +11,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// Ledger has the tool calls that reach sessions by other doors than turns: what was decided about
+// Ledger has the tool calls that reach sessions by other interfaces than turns: what was decided about
 // them, and how many there were. It writes to the sessions' journals, so the rules of a policy about
-// numbers of calls hold for all doors of a session, and for all processes: an entry is appended only
+// numbers of calls hold for all interfaces of a session, and for all processes: an entry is appended only
 // behind the calls that were counted for it. It is safe for concurrent use.
 type Ledger struct {
 	journal Journal // nil keeps the counts in memory
@@ -207,7 +207,7 @@ func (p *page) add(events []Event) {
 	}
 }
 
-// judgedCall is a call by another door than a turn about which something was decided.
+// judgedCall is a call by another interface than a turn about which something was decided.
 type judgedCall struct {
 	tool, status string
 	turned       bool // a turn of the journal has it, and counts it

@@ -20,9 +20,9 @@ func bounded(t *testing.T, rules policy.Policy) *policy.Judge {
 	return judge
 }
 
-// TestLedger_BoundsHoldForAllDoors: the calls of turns and those from outside have one bound, in
+// TestLedger_BoundsHoldForAllInterfaces: the calls of turns and those from outside have one bound, in
 // whatever order they come.
-func TestLedger_BoundsHoldForAllDoors(t *testing.T) {
+func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "work"), says("done"), asks("b", "work", "work"), says("done"))
 	judge := bounded(t, policy.Policy{MaxCalls: 4})
@@ -32,13 +32,13 @@ func TestLedger_BoundsHoldForAllDoors(t *testing.T) {
 	require.Equal(t, []string{"ok", "ok"}, statuses(r))
 
 	one := func(ledger *loop.Ledger, id protocol.CallID) *loop.Single {
-		return loop.PlanSingle(t.Context(), table(t), r.session, "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger, ID: id, Door: "call", By: "ada"})
+		return loop.PlanSingle(t.Context(), table(t), r.session, "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger, ID: id, Interface: "call", By: "ada"})
 	}
 	require.NotNil(t, one(loop.NewLedger(r.journal), "k").Call)
 	require.NotNil(t, one(loop.NewLedger(r.journal), "k").Call, "the same call once more is no other call")
 	entries := r.events(t)
 	require.Equal(t, loop.EventCallJudged, entries[len(entries)-1].Type)
-	require.Equal(t, "call", entries[len(entries)-1].Door)
+	require.Equal(t, "call", entries[len(entries)-1].Interface)
 
 	_, err = r.run(t.Context(), t, "go")
 	require.NoError(t, err)

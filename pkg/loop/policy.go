@@ -264,7 +264,7 @@ func audit(ctx context.Context, logger *slog.Logger, e *Event) {
 	}
 	logger.LogAttrs(ctx, level, "tool call decided by policy",
 		slog.String("session_id", string(e.SessionID)), slog.String("call_id", string(e.CallID)), slog.String("tool", e.Name),
-		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.String("note", e.Note), slog.String("via", e.Via), slog.String("door", e.Door), slog.Time("at", time.Now().UTC()))
+		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.String("note", e.Note), slog.String("via", e.Via), slog.String("interface", e.Interface), slog.Time("at", time.Now().UTC()))
 }
 
 // deniedByRoots returns the rule that a worker found broken, where a path led; "" for
@@ -293,7 +293,7 @@ func (s *step) decided() bool {
 func (s *session) used() map[string]int { return s.usedBefore(max(len(s.open().steps)-1, 0)) }
 
 // usedBefore counts those of all turns before the last one, of that so many steps, and the calls by
-// other doors.
+// other interfaces.
 func (s *session) usedBefore(count int) map[string]int {
 	used := make(map[string]int)
 	for _, call := range s.judged {

@@ -27,8 +27,8 @@ type SingleOptions struct {
 	// Ledger has the calls of the session before this one, for bounds of their number, and gets what
 	// was decided. With nil no earlier call is known, so these bounds allow at least one.
 	Ledger *Ledger
-	// Door names the way by which the call came, and By who made it, for the journal.
-	Door, By string
+	// Interface names the way by which the call came, such as mcp, and By who made it, for the journal.
+	Interface, By string
 	// ID is the caller's own id of the call: as long as results are kept, dispatching a call of the
 	// session with this id again returns the first one's result. A call of another tool or with
 	// other arguments is rejected then, with id_reused. "" means a new id. Tools that run in place
@@ -67,15 +67,15 @@ type Single struct {
 	// refused before they were sent.
 	Result *protocol.Result
 
-	effect   *Effect // of the call; nil when it has none
-	id       protocol.CallID
-	tool     *tools.Tool // nil of an act
-	plan     tools.Plan
-	runner   *Runner // makes the effect of its result
-	bound    verdict // what the policy demands
-	note     string  // of the person who approved it
-	logger   *slog.Logger
-	door, by string
+	effect     *Effect // of the call; nil when it has none
+	id         protocol.CallID
+	tool       *tools.Tool // nil of an act
+	plan       tools.Plan
+	runner     *Runner // makes the effect of its result
+	bound      verdict // what the policy demands
+	note       string  // of the person who approved it
+	logger     *slog.Logger
+	origin, by string
 
 	observe func(Event) // may be nil
 }
@@ -94,7 +94,7 @@ func PlanSingle(
 	return s.planned(ctx, &o, session, tool, []string{tool}, arguments)
 }
 
-// PlanAct is [PlanSingle] for a door that makes no tool call, such as the reading of a resource. The
+// PlanAct is [PlanSingle] for an interface without tool calls, such as the reading of a resource. The
 // policy judges the plan, which has a payload, as a call of each of the tools in as, which do the
 // same; the first one stands for all of them where calls are counted. The call names the tool.
 func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []string, plan tools.Plan, arguments string, options *SingleOptions) *Single {
@@ -108,7 +108,7 @@ func newSingle(table *tools.Table, options *SingleOptions) (*Single, SingleOptio
 	if options != nil {
 		o = *options
 	}
-	s := &Single{logger: o.Logger, observe: o.Observe, door: o.Door, by: validText(o.By)}
+	s := &Single{logger: o.Logger, observe: o.Observe, origin: o.Interface, by: validText(o.By)}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
@@ -270,7 +270,7 @@ func (s *Single) decision(call *protocol.Call, tool, rule string, given answer) 
 	return Event{
 		Type: EventCallJudged, SessionID: call.SessionID, Time: time.Now().UTC(), Text: given.reason, Status: given.status,
 		CallFields: CallFields{CallID: call.ID, Name: tool},
-		NoteFields: NoteFields{Rule: rule, By: given.by, Note: given.note, Door: s.door, Via: given.via},
+		NoteFields: NoteFields{Rule: rule, By: given.by, Note: given.note, Interface: s.origin, Via: given.via},
 	}
 }
 
@@ -304,7 +304,7 @@ func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, argumen
 	}
 	call := func(e *Event) { e.Step, e.CallID, e.ToolCallID, e.Name = 1, id, string(id), tool }
 	events := []Event{
-		of(EventTurnStarted, func(e *Event) { e.Input, e.By, e.Door = input, s.by, s.door }),
+		of(EventTurnStarted, func(e *Event) { e.Input, e.By, e.Interface = input, s.by, s.origin }),
 		of(EventModelReply, func(e *Event) {
 			e.Step, e.ToolCalls = 1, []ToolCall{{ID: string(id), Name: tool, Arguments: arguments}}
 		}),

@@ -16,6 +16,8 @@ import (
 	"unicode"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
 )
 
 var (
@@ -194,4 +196,18 @@ func TestDocs_FoldersAreThere(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDocs_PolicyListsTheInterfaces: the table of the page is that of the code.
+func TestDocs_PolicyListsTheInterfaces(t *testing.T) {
+	t.Parallel()
+	page := string(documents(t)["docs/policy.md"])
+	for _, way := range judge.Interfaces() {
+		acts := make([]string, len(way.Acts))
+		for i, act := range way.Acts {
+			acts[i] = string(act)
+		}
+		require.Contains(t, page, "| "+way.Name+" | "+strings.Join(acts, ", ")+" | "+way.Count+" |\n")
+	}
+	require.Equal(t, len(judge.Interfaces()), strings.Count(page, " | journal")+strings.Count(page, "| the batch;"))
 }

@@ -40,7 +40,7 @@ func deeds() []deed {
 	}
 }
 
-// through tries the deeds of a door under a policy, and returns which of them it denied.
+// through tries the deeds by an interface under a policy, and returns which of them it denied.
 type through func(t *testing.T, rules policy.Policy, folder string, all []deed) (denied map[judge.Act]bool)
 
 // policyFile is a file with rules; "" without any.
@@ -56,9 +56,9 @@ func policyFile(t *testing.T, rules policy.Policy) []string {
 	return []string{"--policy", file}
 }
 
-func doors() map[string]through {
+func ways() map[string]through {
 	return map[string]through{
-		"turn": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"turns": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
 			t.Helper()
 			var calls []object
 			for _, d := range all {
@@ -166,27 +166,27 @@ func mcpWith(t *testing.T, flags ...string) *mcp.ClientSession {
 	return mcpClient(t, &mcp.CommandTransport{Command: command})
 }
 
-// TestDoors_JudgeEveryActAlike: through each door each act is denied by each rule that is about it,
-// and by no other. A door or an act without a way to try it fails the test.
-func TestDoors_JudgeEveryActAlike(t *testing.T) {
+// TestPolicy_EveryInterfaceJudgesAlike: by each interface each act is denied by each rule that is about it,
+// and by no other. An interface or an act without a way to try it fails the test.
+func TestPolicy_EveryInterfaceJudgesAlike(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	write(t, filepath.Join(folder, "own.yaml"), "name: own\ndescription: Does nothing.\nparameters: {type: object}\ncommand: [\"true\"]\n")
-	ways := doors()
-	for _, door := range judge.Doors() {
-		try := ways[door.Name]
-		require.NotNil(t, try, door.Name)
+	tries := ways()
+	for _, way := range judge.Interfaces() {
+		try := tries[way.Name]
+		require.NotNil(t, try, way.Name)
 		var all []deed
-		for _, act := range door.Acts {
+		for _, act := range way.Acts {
 			for _, d := range deeds() {
 				if d.act == act {
 					all = append(all, d)
 				}
 			}
 		}
-		require.Len(t, all, len(door.Acts), door.Name)
+		require.Len(t, all, len(way.Acts), way.Name)
 		named := func(d deed) string { // as rules name it
-			if door.Name == "Go Client.Call" && d.payload != nil {
+			if way.Name == "Go Client.Call" && d.payload != nil {
 				return map[judge.Act]string{judge.Read: "files_read", judge.Write: "files_write", judge.Execute: "command_run"}[d.act]
 			}
 			return d.tool
@@ -204,7 +204,7 @@ func TestDoors_JudgeEveryActAlike(t *testing.T) {
 			"approval": {of: func(d deed) policy.Policy { return policy.Policy{Approval: policy.Approval{Tools: []string{named(d)}}} }},
 			"a bound":  {of: func(d deed) policy.Policy { return policy.Policy{MaxCallsOf: map[string]int{named(d): 0}} }},
 		}
-		t.Run(door.Name, func(t *testing.T) {
+		t.Run(way.Name, func(t *testing.T) {
 			t.Parallel()
 			for name, rule := range rules {
 				for _, about := range all {
@@ -212,7 +212,7 @@ func TestDoors_JudgeEveryActAlike(t *testing.T) {
 						continue
 					}
 					tried, want := all, map[judge.Act]bool{}
-					if door.Name == "call" && name != "nothing" { // each is a process of its own
+					if way.Name == "call" && name != "nothing" { // each is a process of its own
 						tried = []deed{about}
 					}
 					for _, d := range tried {
