@@ -49,7 +49,7 @@ func inZone(spec *cron.SpecSchedule, zone *time.Location) cron.Schedule {
 	return local{spec, zone}
 }
 
-// local has fixed local times. Each starts once, at the first moment at which the clocks of the zone show
+// local has fixed local times. Each starts once, at the first moment at which the clocks show
 // that time or a later one: a time that they show twice starts at first, and times that they skip
 // start together at the change.
 type local struct {

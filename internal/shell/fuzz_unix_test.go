@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,17 +45,17 @@ func scriptOf(data []byte) string {
 
 // programs makes a directory with the only programs that scripts find. p1 and p2 note how they were
 // started, and the rest are those of the system.
-func programs(t testing.TB) (dir, log string) {
-	t.Helper()
-	dir = t.TempDir()
+func programs(tb testing.TB) (dir, log string) {
+	tb.Helper()
+	dir = tb.TempDir()
 	log = filepath.Join(dir, "log")
 	for _, name := range []string{"p1", "p2"} {
 		text := fmt.Sprintf("#!/bin/sh\n(printf %%s %s; for a; do printf '\\037%%s' \"$a\"; done; printf '\\036') >> '%s'\n", name, log)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755)) //nolint:gosec // a program
+		require.NoError(tb, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	for _, name := range []string{"sh", "bash", "env", "timeout", "nice", "nohup", "xargs", "find", "cat"} {
 		if path, err := exec.LookPath(name); err == nil {
-			require.NoError(t, os.Symlink(path, filepath.Join(dir, name)))
+			require.NoError(tb, os.Symlink(path, filepath.Join(dir, name)))
 		}
 	}
 	return dir, log
@@ -73,10 +74,8 @@ func checkAgainst(t *testing.T, interpreter, dir, log, script string) {
 			return
 		}
 	}
-	for _, name := range parsed.Assigned {
-		if name == "PATH" { // an allow list refuses it; below, so that nothing else is found by it
-			return
-		}
+	if slices.Contains(parsed.Assigned, "PATH") { // an allow list refuses it
+		return
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // some never end
 	defer cancel()
@@ -135,8 +134,8 @@ func FuzzParse_WhatRunsWasFound(f *testing.F) {
 	})
 }
 
-func realShells(t testing.TB) []string {
-	t.Helper()
+func realShells(tb testing.TB) []string {
+	tb.Helper()
 	var shells []string
 	for _, name := range []string{"bash", "dash"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -144,7 +143,7 @@ func realShells(t testing.TB) []string {
 		}
 	}
 	if len(shells) == 0 {
-		t.Skip("neither bash nor dash is installed, so what they run cannot be compared")
+		tb.Skip("neither bash nor dash is installed, so what they run cannot be compared")
 	}
 	return shells
 }
@@ -155,7 +154,7 @@ func TestParse_WhatRealShellsRunWasFound(t *testing.T) {
 	t.Parallel()
 	shells := realShells(t)
 	dir, log := programs(t)
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // repeatable
+	random := rand.New(rand.NewPCG(1, 2))
 	for range 20_000 {
 		data := make([]byte, 1+random.IntN(14))
 		for i := range data {

@@ -42,7 +42,7 @@ func checkCharacters(script string) error {
 
 func line(text string, pos int) int { return 1 + strings.Count(text[:pos], "\n") }
 
-// ErrSyntax is the error of a script that uses syntax that is not understood, or is no shell script.
+// ErrSyntax is the error of a script with syntax that is not understood, or of no shell script.
 var ErrSyntax = errors.New("is not understood")
 
 // fail is the error that says what was not understood here.

@@ -17,8 +17,8 @@ func isIn(list string, word Word) bool {
 const evaluating = "alias bind builtin caller compgen complete compopt declare typeset local enable eval fc getopts hash history " +
 	"jobs let mapfile readarray readonly shopt trap unalias unset"
 
-// runningOthers are programs that run other programs, given in their arguments or input, in ways that
-// are not followed.
+// runningOthers are programs that run other programs, given in their arguments or input, in ways
+// that are not followed.
 const runningOthers = "busybox toybox coreutils eatmydata torsocks chroot setsid ionice chrt taskset setarch linux32 linux64 uname26 i386 i686 " +
 	"x86_64 prlimit choom uclampset numactl flock systemd-inhibit systemd-run run0 unshare nsenter setpriv su runuser sg gosu su-exec " +
 	"pkexec runcon fakeroot watch script strace ltrace valgrind firejail perf chronic tini dumb-init caffeinate catchsegv nocache setlock " +
@@ -30,10 +30,10 @@ const runningOthers = "busybox toybox coreutils eatmydata torsocks chroot setsid
 var loaders = regexp.MustCompile(`^(ld(-linux|-musl|64)?[-.].*|(b?a|da|z|m?k|lk|pdk|t?c|ya|fi)sh-?([0-9][0-9.]*|static))$`)
 
 // The options of set that change nothing of what a command means.
-var (
-	setOptions = regexp.MustCompile(`^[-+][eufvxC]*o?$`)
-	setNames   = "errexit nounset pipefail xtrace noglob verbose noclobber errtrace functrace"
-)
+var setOptions = regexp.MustCompile(`^[-+][eufvxC]*o?$`)
+
+// setNames are those behind -o.
+const setNames = "errexit nounset pipefail xtrace noglob verbose noclobber errtrace functrace"
 
 // builtin returns the variables that a builtin sets. The error says that it is not understood, with
 // these arguments. Programs that are no builtins have none.
@@ -322,8 +322,8 @@ func replacing(command []Word, text string) []Word {
 
 var shellOptions = regexp.MustCompile(`^-[eufvxClc]*o?$`)
 
-// shell reads the script of a shell from its arguments. A shell that runs a file stays a command like
-// any other.
+// shell reads the script of a shell from its arguments. A shell that runs a file stays a command
+// like any other.
 func (r *reader) shell(words []Word, depth int) (wrapped, error) {
 	script, plain := false, true
 	i := 1

@@ -1,10 +1,10 @@
 // Package shell reads command lines without running them: which programs a line starts, and with
 // which words. Policies judge what it finds.
 //
-// It understands a small part of the shell's language, listed in parser and in runs: simple commands
-// in lists, pipes, groups, if, while and for; words, with variables, globs and substitutions; here
-// documents; and wrappers such as env, timeout, sh -c and xargs. bash and POSIX shells read this part
-// alike. Everything else is an error, which says what was not understood. What is understood is
+// It understands a small part of the shell's language, listed in parser and in runs: simple
+// commands in lists, pipes, groups, if, while and for; words, with variables, globs and
+// substitutions; here documents; and wrappers such as env, timeout, sh -c and xargs. bash and POSIX
+// shells read this part alike. Everything else is an error, which says what was not understood. What is understood is
 // listed, and not what is dangerous, since shells evaluate text as code in more constructs than can
 // be listed.
 //
@@ -43,8 +43,8 @@ type Command struct {
 	// Assigned are the names of variables that are set for this command.
 	Assigned []string
 	// Wraps says that who allows the rest of the list allows this: the program only runs another one,
-	// which is a command of its own in the list (env, timeout, xargs, sh -c), or it is the file that
-	// the shell before it runs.
+	// which is a command of its own in the list (env, timeout, xargs, sh -c), or it is the file
+	// that the shell before it runs.
 	Wraps bool
 }
 

@@ -120,6 +120,7 @@ func withoutAmplifiers(page []byte) (rest []byte, cut bool) {
 			if !seen[of] {
 				seen[of], reopened = true, reopened+3
 			}
+		default: // as it is
 		}
 		if !drawing {
 			out.Write(raw)

@@ -208,7 +208,10 @@ func isText(declared, sniffed string) bool {
 	return strings.HasPrefix(declared, "text/") || declared == "image/svg+xml" || strings.HasPrefix(sniffed, "text/")
 }
 
-// Bounds of all requests together: what they hold of bodies, and that one page at a time is converted.
+// Bounds of all requests together: what they hold of bodies, and that one page at a time is
+// converted.
+//
+//nolint:gochecknoglobals // they bound the process
 var (
 	bodies = semaphore.NewWeighted(maxBodies)
 	one    = make(chan struct{}, 1)
