@@ -295,3 +295,23 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 		require.ErrorContains(t, err, "event 3 of the export, model_reply: "+field+": must not be negative")
 	}
 }
+
+// What a session is said to have used is its own: summaries and failed replies count, what its origin
+// used does not, and an unknown price makes the sum unknown.
+func TestFold_WhatASessionUsedIsItsOwn(t *testing.T) {
+	t.Parallel()
+	spent := func(kind loop.EventType, cost *float64) loop.Event {
+		return loop.Event{Type: kind, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 10, OutputTokens: 1}, CostUSD: cost}}
+	}
+	events := []loop.Event{
+		{Type: loop.EventTurnStarted, Turn: 1}, spent(loop.EventReplyFailed, new(0.5)), spent(loop.EventModelReply, new(1.0)), spent(loop.EventCompacted, new(2.0)),
+	}
+	origin := fold(events)
+	require.Equal(t, int64(33), origin.Usage.Total())
+	require.InDelta(t, 3.5, *origin.CostUSD, 1e-9)
+	unknown := fold(append(slices.Clone(events), spent(loop.EventModelReply, nil), spent(loop.EventModelReply, new(1.0))))
+	require.Nil(t, unknown.CostUSD)
+	fork := fold(append(events, loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: "from"}}, spent(loop.EventModelReply, new(1.0))))
+	require.Equal(t, int64(11), fork.Usage.Total())
+	require.InDelta(t, 1.0, *fork.CostUSD, 1e-9)
+}

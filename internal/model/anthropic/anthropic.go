@@ -6,7 +6,8 @@
 // conversation have prompt caching marks, so that each step pays only for what is new.
 //
 // What a server rejects (caching marks, adaptive thinking, a bound of output tokens) is omitted or
-// lowered from then on.
+// lowered from then on. Blocks of thinking that it refuses are omitted from that request alone, which
+// then asks for no thinking.
 package anthropic
 
 import (
@@ -74,7 +75,7 @@ func (m *Model) Provider() string { return provider }
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	reply, err := m.Endpoint.Reply(ctx, delta, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
 	if err != nil {
-		return reply, m.request(req).sent.Refused(err, inMessage, inContent)
+		return reply, m.request(req, false).sent.Refused(err, inMessage, inContent)
 	}
 	return reply, nil
 }
@@ -90,11 +91,14 @@ var (
 // reply that the provider paused.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	var parts assembler
+	thoughtless := false // for this request alone: what is wrong is in its conversation
 	for {
-		sent := m.request(req)
+		sent := m.request(req, thoughtless)
 		sent.resume(parts.blocks)
 		err := m.ask(ctx, sent, &parts, delta)
 		switch {
+		case !thoughtless && refusesThoughts(err):
+			thoughtless = true
 		case m.rejects.learn(err, sent):
 		case err != nil:
 			return parts.Failed(), err
@@ -128,20 +132,32 @@ func (m *Model) ask(ctx context.Context, sent *request, parts *assembler, delta 
 type rejects struct {
 	marks     atomic.Bool  // cache_control
 	adaptive  atomic.Bool  // adaptive thinking: the model wants a budget
-	thinking  atomic.Bool  // blocks of thinking in the conversation
 	maxTokens atomic.Int64 // the most output tokens that the model takes; 0 if unknown
 	tools     endpoint.Tools
 }
 
-// omitted is what a request is without.
+// omitted is what a request is without. Without thinking it has no blocks of it, and asks for none:
+// the API refuses a conversation without blocks from a model that thinks.
 type omitted struct {
 	marks, adaptive, thinking bool
 	maxTokens                 int64
 }
 
 func (r *rejects) omitted() omitted {
-	return omitted{r.marks.Load(), r.adaptive.Load(), r.thinking.Load(), r.maxTokens.Load()}
+	return omitted{marks: r.marks.Load(), adaptive: r.adaptive.Load(), maxTokens: r.maxTokens.Load()}
 }
+
+// refusesThoughts reports whether an error is about blocks of thinking: a signature that does not
+// fit, or a block that is missing where another model replied.
+func refusesThoughts(err error) bool {
+	failure, ok := errors.AsType[*endpoint.Error](err)
+	if !ok || failure.Type != endpoint.TypeInvalidRequest {
+		return false
+	}
+	return thoughts.MatchString(failure.Text())
+}
+
+var thoughts = regexp.MustCompile("signature|thinking. block|thinking block|redacted_thinking")
 
 // learn reports whether an error says that the server rejects something that the sent request has,
 // so that one without it may do. Other requests may have learned the same meanwhile.
@@ -168,9 +184,6 @@ func (r *rejects) learn(err error, sent *request) bool {
 	case strings.Contains(text, "adaptive"), strings.Contains(text, "output_config"), strings.Contains(text, "effort"):
 		r.adaptive.Store(true)
 		return !sent.omitted.adaptive && sent.thinks
-	case strings.Contains(text, "signature"), strings.Contains(text, "thinking block"), strings.Contains(text, "redacted_thinking"):
-		r.thinking.Store(true)
-		return !sent.omitted.thinking
 	case inMessage.MatchString(text):
 		return false
 	default:

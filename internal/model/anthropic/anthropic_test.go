@@ -347,3 +347,64 @@ func TestAimock_Session(t *testing.T) {
 	_, err = other.Reply(t.Context(), says("greet"), modeltest.Ignore)
 	modeltest.RequireType(t, endpoint.TypeAuthentication, err)
 }
+
+// A thought that the server refuses is left out of its own request alone, which then asks for no
+// thinking: else the server refuses that, too. Other sessions of the model, and this one in its next
+// turn, think as before; so does a turn in which the model of another provider has replied.
+func TestMessages_ARefusedThoughtIsALessonForItsRequest(t *testing.T) {
+	t.Parallel()
+	d := messages()
+	bad := func(message string) modeltest.Answer {
+		return modeltest.Status(http.StatusBadRequest, `{"type":"error","error":{"type":"invalid_request_error","message":"`+message+`"}}`)
+	}
+	// strict is what the API does with a budget of thinking.
+	var s *modeltest.Server
+	strict := func(w http.ResponseWriter, r *http.Request) {
+		asked := s.Asked()
+		body, err := json.Marshal(asked[len(asked)-1])
+		require.NoError(t, err)
+		thinks := strings.Contains(string(body), `"budget_tokens"`)
+		list, _ := asked[len(asked)-1]["messages"].([]any)
+		last := ""
+		for _, m := range list {
+			if encoded, _ := json.Marshal(m); strings.Contains(string(encoded), `"role":"assistant"`) { //nolint:errchkjson // decoded
+				last = string(encoded)
+			}
+		}
+		switch {
+		case strings.Contains(string(body), `"adaptive"`):
+			bad("adaptive thinking is not supported on this model")(w, r)
+		case thinks && strings.Contains(string(body), "forged"):
+			bad("messages.1.content.0: Invalid `signature` in `thinking` block")(w, r)
+		case thinks && strings.Contains(last, "tool_use") && !strings.Contains(last, `"content":[{"signature"`):
+			bad("messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`")(w, r)
+		default:
+			modeltest.Stream(d.Stream(d.Text("ok"))...)(w, r)
+		}
+	}
+	s = modeltest.Serve(t, d, strict)
+	m := s.Model(t)
+	request := func(signature string) loop.Request {
+		next := modeltest.Hello()
+		next.Settings.Effort = "high"
+		said := loop.Message{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "bash", Arguments: "{}"}}}
+		if signature != "" {
+			said.Reasoning = &loop.Reasoning{Opaque: json.RawMessage(`{"anthropic":[{"type":"thinking","raw":{"signature":"` + signature + `","thinking":"I","type":"thinking"}},{"type":"call"}]}`)}
+		}
+		next.Messages = append(next.Messages, said, loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "1"})
+		return next
+	}
+	last := func() string {
+		body, err := json.Marshal(s.Asked()[len(s.Asked())-1])
+		require.NoError(t, err)
+		return string(body)
+	}
+	for _, signature := range []string{"forged", "genuine", "", "genuine", "forged"} {
+		_, err := m.Reply(t.Context(), request(signature), modeltest.Ignore)
+		require.NoError(t, err, signature)
+		require.Equal(t, signature == "genuine", strings.Contains(last(), `"budget_tokens"`), signature)
+		require.Equal(t, signature == "genuine", strings.Contains(last(), "genuine"), signature)
+		require.NotContains(t, last(), "forged")
+	}
+	require.Len(t, s.Asked(), 1+2+1+1+1+2, "adaptive thinking is no lesson of a reply")
+}

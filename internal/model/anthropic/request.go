@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"regexp"
+	"slices"
 	"strings"
 
 	sdk "github.com/anthropics/anthropic-sdk-go"
@@ -31,9 +32,10 @@ type request struct {
 	thinks  bool               // an effort was asked for
 }
 
-// request is req as the API wants it.
-func (m *Model) request(req loop.Request) *request {
+// request is req as the API wants it, with thinking or without.
+func (m *Model) request(req loop.Request, thoughtless bool) *request {
 	out := &request{omitted: m.rejects.omitted()}
+	out.omitted.thinking = thoughtless || out.omitted.adaptive && !thought(req.Messages)
 	out.params.Model = m.Options().Model
 	if t := req.Settings.Temperature; t != nil {
 		out.params.Temperature = param.NewOpt(*t)
@@ -77,7 +79,7 @@ func (r *request) bound(settings loop.Settings) {
 		r.params.MaxTokens = min(r.params.MaxTokens, bound)
 	}
 	switch {
-	case settings.Effort == "none":
+	case settings.Effort == "none", r.thinks && r.omitted.thinking:
 		r.params.Thinking = sdk.ThinkingConfigParamUnion{OfDisabled: &sdk.ThinkingConfigDisabledParam{}}
 	case r.thinks && r.omitted.adaptive:
 		if budget >= r.params.MaxTokens {
@@ -94,6 +96,18 @@ func (r *request) bound(settings loop.Settings) {
 			OfAdaptive: &sdk.ThinkingConfigAdaptiveParam{Display: sdk.ThinkingConfigAdaptiveDisplaySummarized},
 		}
 	}
+}
+
+// thought reports whether the last reply that asked for tools begins with a thought: with a budget of
+// thinking the API demands that. One of another model, which a fallback was, does not.
+func thought(messages []loop.Message) bool {
+	for i := range slices.Backward(messages) {
+		if m := &messages[i]; m.Role == loop.RoleAssistant {
+			kept := keptOf(m, false)
+			return len(m.ToolCalls) == 0 || len(kept) > 0 && isThought(kept[0].Type)
+		}
+	}
+	return true
 }
 
 // add adds a message; what the same side says in a row is one message of the API.
@@ -163,7 +177,7 @@ func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockPar
 func (r *request) resume(blocks []*block) {
 	var said []sdk.ContentBlockParamUnion
 	for _, block := range blocks {
-		if raw := block.whole(); raw != nil {
+		if raw := block.whole(); raw != nil && !(r.omitted.thinking && isThought(block.kind)) {
 			said = append(said, param.Override[sdk.ContentBlockParamUnion](raw))
 		}
 	}

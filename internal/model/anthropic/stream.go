@@ -3,6 +3,7 @@ package anthropic
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
@@ -242,8 +243,18 @@ func (a *assembler) reasoning() *loop.Reasoning {
 // keptOf are the blocks of a message of this turn; none of another adapter's, or without thoughts.
 func keptOf(message *loop.Message, withoutThoughts bool) []endpoint.Kept {
 	var held opaque
-	if message.Reasoning == nil || withoutThoughts || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
+	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		return nil
 	}
-	return held.Anthropic
+	if !withoutThoughts {
+		return held.Anthropic
+	}
+	rest := slices.DeleteFunc(held.Anthropic, func(k endpoint.Kept) bool { return isThought(k.Type) })
+	if !slices.ContainsFunc(rest, func(k endpoint.Kept) bool { return k.Raw != nil }) {
+		return nil // texts and calls are the message's
+	}
+	return rest
 }
+
+// isThought reports whether a type of block is one of thinking.
+func isThought(kind string) bool { return kind == "thinking" || kind == "redacted_thinking" }

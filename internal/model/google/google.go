@@ -83,7 +83,7 @@ func (m *Model) Provider() string { return provider }
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	reply, err := m.Endpoint.Reply(ctx, delta, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
 	if err != nil {
-		return reply, m.request(req).sent.Refused(err, inContents, inParts)
+		return reply, m.request(req, signatures{}).sent.Refused(err, inContents, inParts)
 	}
 	return reply, nil
 }
@@ -96,10 +96,11 @@ var (
 
 // attempt asks once, and again without what the server turns out to reject.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	var without signatures // for this request alone: what is wrong is in its conversation
 	for {
-		sent := m.request(req)
+		sent := m.request(req, without)
 		reply, err := m.ask(ctx, sent, delta)
-		if !m.rejects.learn(err, sent) {
+		if !without.learn(err) && !m.rejects.learn(err, sent) {
 			return reply, err
 		}
 	}
@@ -125,18 +126,41 @@ func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) 
 
 // rejects is what a server has rejected of requests, and is not sent again.
 type rejects struct {
-	thinking   atomic.Bool // thinkingConfig: the model does not think
-	levels     atomic.Bool // thinkingLevel: the model wants a budget
-	unsigned   atomic.Bool // calls without a signature
-	signatures atomic.Bool // signatures, of another model
-	tools      endpoint.Tools
+	thinking atomic.Bool // thinkingConfig: the model does not think
+	levels   atomic.Bool // thinkingLevel: the model wants a budget
+	tools    endpoint.Tools
 }
 
 // omitted is what a request is without.
-type omitted struct{ thinking, levels, unsigned, signatures bool }
+type omitted struct {
+	thinking, levels bool
+	signatures
+}
+
+// signatures are those that a request is without, because a reply of its conversation has none, or
+// those of another model.
+type signatures struct {
+	unsigned bool // calls without a signature
+	foreign  bool // signatures of another model
+}
+
+// learn reports whether an error is about signatures that the request has had.
+func (s *signatures) learn(err error) bool {
+	failure, ok := errors.AsType[*endpoint.Error](err)
+	if !ok || failure.Type != endpoint.TypeInvalidRequest {
+		return false
+	}
+	text, before := strings.ToLower(failure.Text()), *s
+	if !strings.Contains(text, "signature") {
+		return false
+	}
+	s.unsigned = true
+	s.foreign = s.foreign || !strings.Contains(text, "missing") && !strings.Contains(text, "required")
+	return *s != before
+}
 
 func (r *rejects) omitted() omitted {
-	return omitted{r.thinking.Load(), r.levels.Load(), r.unsigned.Load(), r.signatures.Load()}
+	return omitted{thinking: r.thinking.Load(), levels: r.levels.Load()}
 }
 
 // learn reports whether an error says that the server rejects something that the sent request has,
@@ -147,15 +171,9 @@ func (r *rejects) learn(err error, sent *request) bool {
 		return false
 	}
 	text := strings.ToLower(failure.Text())
-	missing := strings.Contains(text, "missing") || strings.Contains(text, "required")
 	switch {
-	case strings.Contains(text, "signature") && missing:
-		r.unsigned.Store(true)
-		return !sent.omitted.unsigned
-	case strings.Contains(text, "signature"):
-		r.signatures.Store(true)
-		r.unsigned.Store(true)
-		return !sent.omitted.signatures
+	case strings.Contains(text, "signature"): // see signatures
+		return false
 	case strings.Contains(text, "thinking level"), strings.Contains(text, "thinking_level"), strings.Contains(text, "thinkinglevel"):
 		r.levels.Store(true)
 		return !sent.omitted.levels && sent.levels

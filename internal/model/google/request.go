@@ -71,12 +71,12 @@ type inlineData struct {
 	Data     []byte `json:"data"`
 }
 
-// request is req as the API wants it.
-func (m *Model) request(req loop.Request) *request {
+// request is req as the API wants it, without some signatures.
+func (m *Model) request(req loop.Request, without signatures) *request {
 	name := strings.ToLower(m.Options().Model)
 	older := strings.HasPrefix(name, "gemini-1") || strings.HasPrefix(name, "gemini-2")
 	out := &request{omitted: m.rejects.omitted(), body: map[string]any{}, nested: !older}
-	out.omitted.levels = out.omitted.levels || older
+	out.omitted.levels, out.omitted.signatures = out.omitted.levels || older, without
 	var system strings.Builder
 	for i := range req.Messages {
 		if req.Messages[i].Role == loop.RoleSystem {
@@ -178,7 +178,7 @@ func (r *request) append(role string, parts []part, of []loop.Part) {
 func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part) {
 	add := func(p part, about loop.Part) { parts, of = append(parts, p), append(of, about) }
 	signed := func(signature string) string {
-		if r.omitted.signatures {
+		if r.omitted.foreign {
 			return ""
 		}
 		return signature

@@ -101,7 +101,7 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 	case err == nil:
 		return reply, nil
 	case m.usesResponses():
-		return reply, m.responsesRequest(req).sent.Refused(err, inInput, inOutput)
+		return reply, m.responsesRequest(req, false).sent.Refused(err, inInput, inOutput)
 	default:
 		return reply, m.refused(req, err)
 	}
@@ -114,17 +114,24 @@ func (m *Model) usesResponses() bool {
 
 // attempt asks once, and again without what the server turns out to reject.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	thoughtless := false // for this request alone: what is wrong is in its conversation
 	for m.usesResponses() {
-		sent := m.responsesRequest(req)
+		sent := m.responsesRequest(req, thoughtless)
 		reply, err := m.askResponses(ctx, sent, delta)
-		if !m.learnResponses(err, sent) {
+		switch {
+		case !thoughtless && refusesThoughts(err):
+			thoughtless = true
+		case !m.learnResponses(err, sent):
 			return reply, err
 		}
 	}
 	for {
-		sent := m.request(req)
+		sent := m.request(req, thoughtless)
 		reply, err := m.ask(ctx, sent, delta)
-		if !m.rejects.learn(err, sent) {
+		switch {
+		case !thoughtless && refusesThoughts(err):
+			thoughtless = true
+		case !m.rejects.learn(err, sent):
 			return reply, err
 		}
 	}

@@ -32,6 +32,15 @@ var (
 	callID    = regexp.MustCompile(`(?i)tool.call.id|tool_calls\W{1,3}\d+\W{1,3}id\b`)
 )
 
+// refusesThoughts reports whether an error is about what a model thought in this conversation: it is
+// of another model or account, or its item is not whole. Other sessions' thoughts are not.
+func refusesThoughts(err error) bool {
+	failure, ok := errors.AsType[*endpoint.Error](err)
+	return ok && failure.Type == endpoint.TypeInvalidRequest && thoughts.MatchString(failure.Code+" "+failure.Text())
+}
+
+var thoughts = regexp.MustCompile(`(?i)signature|invalid_encrypted|encrypted.*(verif|decrypt|pars)|of type .reasoning.`)
+
 // omitted is what a request is without.
 type omitted struct{ usage, maxTokens, reasoning, names, ids bool }
 
@@ -95,7 +104,7 @@ func (m *Model) refused(req loop.Request, err error) error {
 	if _, ok := errors.AsType[*endpoint.Error](err); !ok {
 		return err
 	}
-	sent := m.request(req)
+	sent := m.request(req, false)
 	return endpoint.Refused(err, func(text string, aboutImages bool) []loop.Part {
 		at, named := endpoint.IndexIn(inMessage, text, len(sent.Messages))
 		if !named {

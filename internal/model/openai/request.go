@@ -89,7 +89,7 @@ type function struct {
 }
 
 // request is req as the API wants it.
-func (m *Model) request(req loop.Request) *request {
+func (m *Model) request(req loop.Request, thoughtless bool) *request {
 	out := &request{
 		Model: m.Options().Model, Messages: make([]message, 0, len(req.Messages)), Stream: true,
 		Temperature: req.Settings.Temperature, ReasoningEffort: req.Settings.Effort,
@@ -113,7 +113,7 @@ func (m *Model) request(req loop.Request) *request {
 		if len(asked.Attachments) > 0 {
 			next.attach(m.viewable(asked))
 		}
-		if !out.omitted.reasoning {
+		if !out.omitted.reasoning && !thoughtless {
 			next.sendBack(asked.Reasoning)
 		}
 		out.Messages = append(out.Messages, next)

@@ -31,7 +31,6 @@ type responsesRejects struct {
 	absent    atomic.Bool // the whole API
 	encrypted atomic.Bool // reasoning.encrypted_content
 	summary   atomic.Bool // reasoning.summary
-	reasoning atomic.Bool // items of reasoning in the input
 	included  atomic.Bool // what else is included of native tools
 }
 
@@ -97,11 +96,11 @@ type responsesTool struct {
 }
 
 // responsesRequest is req as the Responses API wants it.
-func (m *Model) responsesRequest(req loop.Request) *responsesRequest {
+func (m *Model) responsesRequest(req loop.Request, thoughtless bool) *responsesRequest {
 	r := &m.responses
 	out := &responsesRequest{
 		Model: m.Options().Model, Stream: true, Temperature: req.Settings.Temperature, MaxOutputTokens: req.Settings.MaxOutput,
-		Reasoning: map[string]string{}, asked: asked{omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), r.reasoning.Load(), r.included.Load()}},
+		Reasoning: map[string]string{}, asked: asked{omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), thoughtless, r.included.Load()}},
 	}
 	if !out.omitted.encrypted {
 		out.Include = []string{"reasoning.encrypted_content"}
@@ -222,9 +221,8 @@ func (m *Model) learnResponses(err error, sent *responsesRequest) bool {
 	text := strings.ToLower(failure.Text())
 	switch {
 	case strings.Contains(text, "encrypted"):
-		r.encrypted.Store(true)
-		r.reasoning.Store(true) // nothing is kept without
-		return !sent.omitted.encrypted || !sent.omitted.reasoning
+		r.encrypted.Store(true) // nothing is kept without
+		return !sent.omitted.encrypted
 	case strings.Contains(text, "include"):
 		r.included.Store(true)
 		return !sent.omitted.included
@@ -233,9 +231,6 @@ func (m *Model) learnResponses(err error, sent *responsesRequest) bool {
 		return !sent.omitted.summary
 	case strings.Contains(text, "effort"): // which the user asked for
 		return false
-	case strings.Contains(text, "reasoning"):
-		r.reasoning.Store(true)
-		return !sent.omitted.reasoning
 	case inInput.MatchString(text):
 		return false
 	default:

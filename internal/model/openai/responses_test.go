@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -291,4 +292,29 @@ func TestResponses_AimockSession(t *testing.T) {
 	require.Equal(t, "It goes on and", reply.Text)
 	_, err = m.Reply(t.Context(), says("forbidden things"), modeltest.Ignore)
 	modeltest.RequireType(t, endpoint.TypePermission, err)
+}
+
+// What a server refuses of one conversation's thoughts is left out of that request alone.
+func TestResponses_ARefusedThoughtIsALessonForItsRequest(t *testing.T) {
+	t.Parallel()
+	ok := modeltest.Stream(responses().Stream(responses().Text("ok"))...)
+	s := modeltest.Serve(t, responses(),
+		modeltest.Status(http.StatusBadRequest, `{"error":{"code":"invalid_encrypted_content","message":"The encrypted content of item rs_1 could not be verified."}}`), ok)
+	m := s.Model(t)
+	request := modeltest.Hello()
+	request.Messages = append(request.Messages, loop.Message{
+		Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "a", Arguments: "{}"}},
+		Reasoning: &loop.Reasoning{Opaque: json.RawMessage(`{"responses":[{"type":"reasoning","raw":{"type":"reasoning","id":"rs_1","encrypted_content":"xyz"}},{"type":"call"}]}`)},
+	}, loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "1"})
+	for range 2 {
+		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
+		require.NoError(t, err)
+	}
+	require.Len(t, s.Asked(), 3)
+	for i, has := range []bool{true, false, true} {
+		body, err := json.Marshal(s.Asked()[i])
+		require.NoError(t, err)
+		require.Equal(t, has, strings.Contains(string(body), "rs_1"), "request %d", i)
+		require.Contains(t, string(body), "reasoning.encrypted_content")
+	}
 }
