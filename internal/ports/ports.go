@@ -101,7 +101,8 @@ type Firing struct {
 	Name string
 	// By is the tool call that set the trigger; "" of a user's schedule.
 	By protocol.CallID
-	// Channel is the full name of a channel with whose unread messages the turn begins; "" for none.
+	// Channel is a channel of the session's tenant with whose unread messages the turn begins; "" for
+	// none.
 	Channel string
 }
 

@@ -143,31 +143,34 @@ func (c *conversation) referTo(ctx context.Context) (bool, error) {
 	if _, reads := c.table.Lookup(readTool); keeper == nil || !reads || c.opts.Compaction == nil {
 		return false, nil
 	}
-	var events []Event
+	type place struct{ turn, index int }
+	var found []place
 	size, last := 0, len(c.session.turns)-1
 	for i := range c.session.turns {
-		t := &c.session.turns[i]
 		if i == last && size > 0 {
 			break
 		}
-		for n := range t.input.Attachments {
-			a := &t.input.Attachments[n]
-			if _, out := c.session.leftOut[Part{a.ID, PartAttachment}]; out || a.MediaType != mediaText || len(a.Data) < leastReferred {
-				continue
+		for n, a := range c.session.turns[i].input.Attachments {
+			if _, out := c.session.leftOut[Part{a.ID, PartAttachment}]; !out && a.MediaType == mediaText && len(a.Data) >= leastReferred {
+				found, size = append(found, place{i, n}), size+len(a.Data)
 			}
-			id := wire.NewCallID(c.id, c.session.seed, t.number, 0, n)
-			if kept := (keeping{nil, keeper, c.opts.Logger, c.id}).keep(ctx, id, string(a.Data)); kept == nil {
-				continue
-			}
-			size += len(a.Data)
-			events = append(events, Event{
-				Type: EventPartLeftOut, Turn: t.number, Step: len(t.steps), CallFields: CallFields{ToolCallID: a.ID}, Part: PartAttachment,
-				Text: fmt.Sprintf("[The rest is left out because %s. All %d bytes of %s: read with path=%q]", conversationLong, len(a.Data), a.Name, "result:"+string(id)),
-			})
 		}
 	}
 	if size*leastShare < sizeOf(c.messages(0)) {
 		return false, nil
+	}
+	var events []Event
+	for _, at := range found {
+		t := &c.session.turns[at.turn]
+		a := &t.input.Attachments[at.index]
+		id := wire.NewCallID(c.id, c.session.seed, t.number, 0, at.index)
+		if kept := (keeping{nil, keeper, c.opts.Logger, c.id}).keep(ctx, id, string(a.Data)); kept == nil {
+			continue
+		}
+		events = append(events, Event{
+			Type: EventPartLeftOut, Turn: t.number, Step: len(t.steps), CallFields: CallFields{ToolCallID: a.ID}, Part: PartAttachment,
+			Text: fmt.Sprintf("%s because %s. All %d bytes of %s: read with path=%q]", reference, conversationLong, len(a.Data), a.Name, "result:"+string(id)),
+		})
 	}
 	return len(events) > 0, c.record(ctx, events...)
 }
@@ -175,8 +178,10 @@ func (c *conversation) referTo(ctx context.Context) (bool, error) {
 // readTool is the tool that reads what a reference names.
 const readTool = "read"
 
-// isReference reports whether the reason for which an attachment is left out says where it is.
-func isReference(reason string) bool { return strings.HasPrefix(reason, "[") }
+// reference begins the reason for which an attachment is left out if it says where the attachment is.
+const reference = "[The rest is left out"
+
+func isReference(reason string) bool { return strings.HasPrefix(reason, reference) }
 
 // showReferred shows referred attachments whole, as in a fork, which has no copy of what is stored.
 func (s *session) showReferred() {

@@ -57,7 +57,7 @@ func (t *turnRun) addTrigger(ctx context.Context, p *pendingCall, request wire.T
 		trigger.Prompt = fmt.Sprintf("[%s has fired: a time of %q. It stays until remove_trigger.]", name, request.Cron)
 	default:
 		trigger.Channel, trigger.After = wire.ChannelName(ctx, request.Channel), position
-		trigger.Firing.Channel = trigger.Channel
+		trigger.Firing.Channel = request.Channel
 		trigger.Prompt = fmt.Sprintf("[%s has fired: channel %s has a message. It is removed; watch_channel waits for more.]", name, request.Channel)
 	}
 	if request.Prompt != "" {
@@ -231,8 +231,8 @@ func (r *Runner) deliver(ctx context.Context, rec *recorder, input *Input) (*Cha
 	if !is {
 		return nil, nil //nolint:nilnil // as above
 	}
-	_, name, _ := strings.Cut(u.Firing.Channel, ".")
-	messages, err := channels.ReadMessages(ctx, u.Firing.Channel, ports.ChannelRead{Reader: rec.id, After: rec.session.positions[name], Limit: maxDelivered + 1})
+	name := u.Firing.Channel
+	messages, err := channels.ReadMessages(ctx, wire.ChannelName(ctx, name), ports.ChannelRead{Reader: rec.id, After: rec.session.positions[name], Limit: maxDelivered + 1})
 	if err != nil {
 		return nil, fmt.Errorf("read the messages of watched channel %s: %w", name, err)
 	}

@@ -96,7 +96,7 @@ func TestTriggers_AreSetAndListed(t *testing.T) {
 	require.Equal(t, ports.Trigger{
 		ID: id(1, 4), Call: f.callID(t, 1, 1, 4), Secret: watch.Secret, Channel: "default.work", After: 1,
 		Prompt: "[The trigger " + id(1, 4) + " has fired: channel work has a message. It is removed; watch_channel waits for more.]",
-		Firing: ports.Firing{Name: id(1, 4), By: f.callID(t, 1, 1, 4), Channel: "default.work"},
+		Firing: ports.Firing{Name: id(1, 4), By: f.callID(t, 1, 1, 4), Channel: "work"},
 	}, watch)
 	require.WithinDuration(t, time.Now().Add(time.Minute), s.ever[3].At, 30*time.Second)
 	require.True(t, strings.HasSuffix(s.ever[3].Prompt, " It is removed.]\nsoon"), s.ever[3].Prompt)
@@ -180,7 +180,7 @@ func lively(t *testing.T) (*rig, *triggers) {
 func TestTriggers_AFiringDeliversItsMessages(t *testing.T) {
 	t.Parallel()
 	r, s := lively(t)
-	firing := &ports.Firing{Name: "t-1", By: "1", Channel: "default.work"}
+	firing := &ports.Firing{Name: "t-1", By: "1", Channel: "work"}
 	fire := func(id protocol.CallID) string {
 		_, err := r.runInput(fired(t.Context(), s, ports.Unattended{}, firing), t, loop.Input{Text: "look", ID: id})
 		require.NoError(t, err)
