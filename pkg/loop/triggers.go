@@ -125,7 +125,7 @@ func (t *turnRun) triggers(ctx context.Context, request wire.TriggersRequest) (s
 	return strings.Join(lines, "\n"), nil
 }
 
-// aDay is the time of which [ports.Unattended].Most is the bound.
+// aDay is the period of [ports.Unattended].Most.
 const aDay = 24 * time.Hour
 
 // unattended is what turns that no person began have used in the last day, and since a person began

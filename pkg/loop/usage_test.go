@@ -47,7 +47,7 @@ func TestRun_TokensThatAreMissingOrMakeNoSenseAreEstimated(t *testing.T) {
 	require.Equal(t, protocol.Usage{InputTokens: 10, OutputTokens: 1}, result.Usage)
 }
 
-// wasteful fails once for each of its replies, of which the server reported what it took.
+// wasteful fails once before each of its replies, and the server reports what that took.
 type wasteful struct {
 	*script
 
