@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,15 +44,18 @@ func TestWatcher_EachFiringBeginsOneTurn(t *testing.T) {
 	require.Equal(t, 0, sent.code, sent.stderr)
 	require.Eventually(t, func() bool { return inputs(message) == 1 && inputs(times) > 2 }, patience, perProcess)
 
-	var all []struct {
+	type fired struct {
 		Name, Cron    string
 		Created, Last time.Time
 	}
+	var all []fired
 	got := b.schedule(t, "ls", "--json")
 	require.Equal(t, 0, got.code, got.stderr)
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &all))
-	require.Len(t, all, 1, "what has fired once is removed")
-	got = b.schedule(t, "pause", "--json", all[0].Name)
+	schedule := slices.IndexFunc(all, func(s fired) bool { return s.Cron == "@every 3s" })
+	require.GreaterOrEqual(t, schedule, 0)
+	require.LessOrEqual(t, len(all), 2, "what has fired once is removed; a turn that came too early after another one waits")
+	got = b.schedule(t, "pause", "--json", all[schedule].Name)
 	require.Equal(t, 0, got.code, got.stderr)
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &all))
 	want := int(all[0].Last.Sub(all[0].Created) / (3 * time.Second))
