@@ -158,6 +158,9 @@ func growSessions(b *testing.B, n int) {
 			_, err = f.JS.PublishAsync(wire.EventSubject(f.Name, protocol.SessionID(fmt.Sprintf("s%d", i))), body)
 			require.NoError(b, err)
 		}
+		if i%1000 == 999 {
+			<-f.JS.PublishAsyncComplete()
+		}
 	}
 	<-f.JS.PublishAsyncComplete()
 	reader, err := session.NewReader(b.Context(), opened)
