@@ -186,7 +186,7 @@ func (t *ticket) conflicts(other *ticket) bool {
 }
 
 func (t *ticket) exclusive() bool {
-	return slices.ContainsFunc(t.Uses, func(u protocol.Use) bool { return u.Access == protocol.Exclusive })
+	return slices.ContainsFunc(t.Uses, func(u protocol.Use) bool { return u.Access != protocol.Shared })
 }
 
 // String names the owner, for those who wait for it.

@@ -272,7 +272,12 @@ func (p *plain) uses(name string, uses *[]protocol.Use) {
 		p.literal(before)
 		p.quoted((*string)(&(*uses)[i].Key))
 		p.literal(`,"access":`)
-		p.quoted((*string)(&(*uses)[i].Access))
+		access := &(*uses)[i].Access
+		if !p.reads && *access == "" {
+			exclusive := protocol.Exclusive
+			access = &exclusive
+		}
+		p.quoted((*string)(access))
 		p.literal("}")
 		if p.reads && strings.HasPrefix(p.rest, "]") || !p.reads && i == len(*uses)-1 {
 			break

@@ -56,12 +56,17 @@ func jsonOf(t *testing.T, v any) string {
 // What is usual needs no JSON decoder, and every body is what encoding/json writes.
 func TestPlain_IsWhatJSONWrites(t *testing.T) {
 	t.Parallel()
-	for _, c := range []*protocol.Call{usualCall(), {ID: "c", Resources: []protocol.Use{{}}, Payload: Noop{}}} {
+	for _, c := range []*protocol.Call{usualCall(), {ID: "c", Resources: []protocol.Use{{Access: protocol.Exclusive}}, Payload: Noop{}}} {
 		body, err := EncodeCall(c)
 		require.NoError(t, err)
 		require.Equal(t, jsonOf(t, c), string(body))
 		require.Equal(t, c, readPlainCall(body))
 	}
+	unnamed := &protocol.Call{ID: "c", Resources: []protocol.Use{{}}, Payload: Noop{}}
+	body, err := EncodeCall(unnamed)
+	require.NoError(t, err)
+	require.Equal(t, jsonOf(t, unnamed), string(body))
+	require.Equal(t, protocol.Exclusive, readPlainCall(body).Resources[0].Access)
 	for _, r := range []*protocol.Result{usualResult(), {CallID: "c"}} {
 		body, err := EncodeResult(r)
 		require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -293,7 +294,25 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	}
 	call.set(p.call)
 	p.single.Bind(p.call)
-	return p, p.call.Validate()
+	return p, errors.Join(p.call.Validate(), c.checkServed(p.call.Pool))
+}
+
+// checkServed returns an error for a pool that has no worker and gets none: no other process reaches
+// an embedded fleet, and all workers of this one serve other pools.
+func (c *Client) checkServed(pool protocol.Pool) error {
+	if _, served := c.served.Load(pool); served || c.elsewhere {
+		return nil
+	}
+	var others []string
+	for other := range c.served.Range {
+		others = append(others, fmt.Sprint(other))
+	}
+	if len(others) == 0 { // one may be started later
+		return nil
+	}
+	slices.Sort(others)
+	return fmt.Errorf("%w: pool %s: no worker serves it, and no other process reaches this fleet; the workers of this process serve %s: set Pool of the call to that, or start a worker with Options.Pool %q",
+		protocol.ErrInvalidCall, pool, strings.Join(others, ", "), pool)
 }
 
 // update passes what happens to the call to its observer.

@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -170,4 +171,23 @@ func TestCall_AnIDIsOfOneCall(t *testing.T) {
 	r, err := client.Call(t.Context(), elsewhere)
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, r.Status, "another session's ids are others")
+}
+
+// TestCall_OfAPoolThatNobodyServes: in an embedded fleet it would wait for ever, so the error says
+// which pools there are.
+func TestCall_OfAPoolThatNobodyServes(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	hello := worker.Handle("hello", func(context.Context, *worker.Call, struct{}) (string, error) { return "hello", nil })
+	_, err = client.StartWorker(t.Context(), worker.Options{Pool: "build", Driver: "none", Handlers: []worker.Handler{hello}})
+	require.NoError(t, err)
+	_, err = client.Call(t.Context(), fleet.Call{Handler: "hello"})
+	require.ErrorIs(t, err, protocol.ErrInvalidCall)
+	require.ErrorContains(t, err, "pool default: no worker serves it")
+	require.ErrorContains(t, err, "the workers of this process serve build")
+	greeting, err := fleet.ValueOf[string](client.Call(t.Context(), fleet.Call{Handler: "hello", Pool: "build", Resources: []protocol.Use{{Key: "greeting/one"}}}))
+	require.NoError(t, err, "access is exclusive where none is named")
+	require.Equal(t, "hello", greeting)
 }

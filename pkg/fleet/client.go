@@ -62,6 +62,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -157,6 +158,7 @@ type Client struct {
 
 	elsewhere bool        // it may have workers that this process does not know
 	named     atomic.Bool // a worker without isolation was started here, by its name
+	served    sync.Map    // of each pool of which a worker was started here
 }
 
 // least is the sandbox level of commands and files for which nothing else names one.

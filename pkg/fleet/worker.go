@@ -8,6 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -53,5 +54,6 @@ func (c *Client) startWorker(ctx context.Context, options worker.Options, o inte
 	if err != nil {
 		return nil, err
 	}
+	c.served.Store(cmp.Or(o.Pool, protocol.DefaultPool), true)
 	return &Worker{inner: started}, nil
 }

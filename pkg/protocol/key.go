@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -113,7 +114,10 @@ const (
 	Exclusive Access = "exclusive" // overlaps with no other use
 )
 
-// Use is one resource of a call and the access it needs.
+// MarshalText writes "", which is the zero value, as [Exclusive].
+func (a Access) MarshalText() ([]byte, error) { return []byte(cmp.Or(a, Exclusive)), nil }
+
+// Use is one resource of a call and the access it needs; "" means [Exclusive].
 type Use struct {
 	Key    ResourceKey `json:"key"`
 	Access Access      `json:"access"`
@@ -136,7 +140,7 @@ func (u Use) validate() error {
 	if canonicalKey != u.Key {
 		return fmt.Errorf("%w: resource key %q: not canonical, want %q", ErrInvalidName, u.Key, canonicalKey)
 	}
-	if u.Access != Shared && u.Access != Exclusive {
+	if u.Access != Shared && cmp.Or(u.Access, Exclusive) != Exclusive {
 		return fmt.Errorf("access %q of %s: must be %q or %q", u.Access, u.Key, Shared, Exclusive)
 	}
 	return nil

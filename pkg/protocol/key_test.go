@@ -1,8 +1,10 @@
 package protocol_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -239,4 +241,19 @@ func TestResourceKey_JoinRefusesAKeyThatIsTooLong(t *testing.T) {
 		_, err := protocol.ResourceKey(key).Join("y")
 		require.ErrorIs(t, err, protocol.ErrInvalidName)
 	}
+}
+
+// TestUse_NoAccessIsExclusive, as in tools and manifests.
+func TestUse_NoAccessIsExclusive(t *testing.T) {
+	t.Parallel()
+	use := protocol.Use{Key: "account/acme"}
+	require.True(t, use.Conflicts(protocol.Use{Key: "account/acme", Access: protocol.Shared}))
+	body, err := json.Marshal(use)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"key":"account/acme","access":"exclusive"}`, string(body))
+	call := protocol.Call{
+		ID: "c", SessionID: "s", Pool: protocol.DefaultPool, Resources: []protocol.Use{use}, Delivery: protocol.Idempotent,
+		IssuedAt: time.Now(), Payload: protocol.UnknownPayload{},
+	}
+	require.NoError(t, call.Validate())
 }

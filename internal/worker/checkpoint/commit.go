@@ -196,7 +196,7 @@ func (d *Directory) Settled(call protocol.CallID) {
 func Changes(call *protocol.Call) (only []string, ok bool) {
 	lane := protocol.ResourceKey(call.Lane())
 	for _, use := range call.Resources {
-		if use.Access != protocol.Exclusive {
+		if use.Access == protocol.Shared {
 			continue
 		}
 		below, is := strings.CutPrefix(string(use.Key), string(lane)+"/")
