@@ -138,6 +138,10 @@ func TestCall_AnIDIsOfOneCall(t *testing.T) {
 	client := started(t)
 	first := fleet.Call{Tool: "bash", Arguments: `{"command":"echo one >> log; cat log; sleep 0.3"}`, Session: "s", ID: "k1"}
 	running := client.Go(t.Context(), first)
+	require.Eventually(t, func() bool { // it is sent in the background
+		_, err := client.Attach(t.Context(), running.Ref())
+		return err == nil
+	}, time.Minute, 5*time.Millisecond)
 	others := map[string]fleet.Call{
 		"of bash; this one, of bash with other arguments, was": {Tool: "bash", Arguments: `{"command":"echo two >> log; cat log"}`},
 		"of bash; this one, of read, was":                      {Tool: "read", Arguments: `{"path":"log"}`},
