@@ -21,7 +21,8 @@ type agentFlag struct {
 	Agents string `placeholder:"DIR" help:"Folder of sub-agents for the toolset agents, such as .claude/agents: a Markdown file each, see docs/agents.md."`
 }
 
-// openAgents reads the folder. What a file asks for that cannot be had is reported, and left out.
+// openAgents reads the folder. What a file asks for that cannot be had is reported, and left out, as
+// is a file that describes no agent, such as a README.
 func (f *agentFlag) openAgents(opener model.Opener, known known, warn func(string)) ([]loop.Agent, error) {
 	if f.Agents == "" {
 		return nil, nil
@@ -37,13 +38,17 @@ func (f *agentFlag) openAgents(opener model.Opener, known known, warn func(strin
 		}
 		path := filepath.Join(f.Agents, entry.Name())
 		agent, err := readAgent(path, opener, known, func(problem string) { warn(path + ": " + problem) })
-		if err != nil {
-			return nil, cli.Usagef("--agents: %s: %v", path, err)
+		if err == nil && slices.ContainsFunc(agents, func(other loop.Agent) bool { return other.Name == agent.Name }) {
+			err = fmt.Errorf("another agent has the name %s", agent.Name)
 		}
-		if slices.ContainsFunc(agents, func(other loop.Agent) bool { return other.Name == agent.Name }) {
-			return nil, cli.Usagef("--agents: %s: there are two agents with the name %s", path, agent.Name)
+		if err != nil {
+			warn(fmt.Sprintf("the agent is left out: %s: %v", path, err))
+			continue
 		}
 		agents = append(agents, agent)
+	}
+	if len(agents) == 0 {
+		return nil, cli.Usagef("--agents %s: has no Markdown file that describes an agent", f.Agents)
 	}
 	return agents, nil
 }
@@ -71,7 +76,7 @@ func readAgent(path string, opener model.Opener, known known, warn func(string))
 	}
 	switch {
 	case agent.Name == "" || agent.Description == "":
-		return agent, errors.New("name and description are required")
+		return agent, errors.New("line 1: name and description are required")
 	case agent.MaxSteps < 0:
 		return agent, fmt.Errorf("maxTurns %d: must not be negative", agent.MaxSteps)
 	}

@@ -255,8 +255,9 @@ func codeOf(fault error) protocol.Code {
 	}
 }
 
-// put enqueues the calls and settles those that were refused. Its error is about
-// a fleet that could not be reached for any of them.
+// put enqueues the calls and settles those that were refused. Calls that an earlier process may have
+// sent have their stored results first, and are not sent then. Its error is about a fleet that could
+// not be reached for any of them.
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	all := make([]*followed, len(calls))
 	for i := range calls {
@@ -266,7 +267,17 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		b.open[f.call.ID] = f
 		b.mu.Unlock()
 	}
-	return b.send(ctx, all)
+	unsent := slices.DeleteFunc(all, func(f *followed) bool {
+		known := f.call.Again && b.known(ctx, f)
+		if known {
+			f.publish.End()
+		}
+		return known
+	})
+	if len(unsent) == 0 {
+		return nil
+	}
+	return b.send(ctx, unsent)
 }
 
 // send enqueues open calls. Those that meet a full lane or pool are sent again later.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -23,21 +24,34 @@ import (
 const maxFrontFile = 256 << 10
 
 // FrontMatter reads a Markdown file: the YAML between its first two lines of --- into fields, of
-// which unknown ones are ignored, and the text below.
+// which unknown ones are ignored, and the text below. It reads what other programs accept, too: a
+// byte order mark, and values with a colon that are not quoted. Errors name the line.
 func FrontMatter(path string, fields any) (text string, err error) {
 	content, err := cli.ReadBounded(path, maxFrontFile)
 	if err != nil {
 		return "", err
 	}
-	content = bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n"))
-	head, body, ok := bytes.Cut(bytes.TrimPrefix(content, []byte("---\n")), []byte("\n---\n"))
+	content = bytes.ReplaceAll(bytes.TrimPrefix(content, []byte("\uFEFF")), []byte("\r\n"), []byte("\n"))
+	head, body, ok := bytes.Cut(bytes.TrimPrefix(append(content, '\n'), []byte("---")), []byte("\n---\n"))
 	if !bytes.HasPrefix(content, []byte("---\n")) || !ok {
-		return "", errors.New("must begin with front matter: a line ---, fields such as name and description, a line ---")
+		return "", errors.New("line 1: must begin with front matter: a line ---, fields such as name and description, a line ---")
 	}
-	if err := yaml.Unmarshal(head, fields); err != nil {
+	if err := yaml.Unmarshal(head, fields); err != nil && yaml.Unmarshal(quoted(head), fields) != nil {
 		return "", fmt.Errorf("front matter: %w", err)
 	}
 	return strings.TrimSpace(string(body)), nil
+}
+
+// plainValue is a line of a field with a value that YAML reads as something else than a text: one
+// with a colon in it, or with a mark at its beginning.
+var plainValue = regexp.MustCompile("(?m)^([A-Za-z][\\w-]*:) +([*&!@%`].*|[^\\s\"'\\[{|>#].*(?:: .*|:))$")
+
+// quoted quotes such values.
+func quoted(head []byte) []byte {
+	return plainValue.ReplaceAllFunc(head, func(line []byte) []byte {
+		field := plainValue.FindSubmatch(line)
+		return fmt.Appendf(nil, "%s '%s'", field[1], bytes.ReplaceAll(field[2], []byte("'"), []byte("''")))
+	})
 }
 
 // skill is a folder with instructions for one kind of work, in the format of other agents.
@@ -56,8 +70,9 @@ const (
 	maxSkillFiles = 100 // of one skill, that are listed
 )
 
-// openSkills returns the tool that reads the skills of --skills; none without the flag.
-func (f ToolFlags) openSkills() ([]tools.Tool, error) {
+// openSkills returns the tool that reads the skills of --skills; none without the flag. What is no
+// skill is reported to warn, and left out.
+func (f ToolFlags) openSkills(warn func(string)) ([]tools.Tool, error) {
 	if f.Skills == "" {
 		return nil, nil
 	}
@@ -72,25 +87,36 @@ func (f ToolFlags) openSkills() ([]tools.Tool, error) {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) || err != nil && !entry.IsDir() {
 			continue
 		}
-		s := skill{folder: folder}
-		if _, err := FrontMatter(path, &s); err != nil {
-			return nil, cli.Usagef("--skills: %s: %v", path, err)
-		}
-		s.Name, s.Description = strings.TrimSpace(s.Name), strings.Join(strings.Fields(s.Description), " ")
-		switch {
-		case s.Name == "" || s.Description == "":
-			return nil, cli.Usagef("--skills: %s: name and description are required", path)
-		case slices.ContainsFunc(skills, func(other skill) bool { return other.Name == s.Name }):
-			return nil, cli.Usagef("--skills: %s: there are two skills with the name %s", path, s.Name)
-		case len(skills) == maxSkills:
+		if len(skills) == maxSkills {
 			return nil, cli.Usagef("--skills %s: has more than %d skills", f.Skills, maxSkills)
+		}
+		s, err := readSkill(folder, skills)
+		if err != nil {
+			warn(fmt.Sprintf("the skill is left out: %s: %v", path, err))
+			continue
 		}
 		skills = append(skills, s)
 	}
 	if len(skills) == 0 {
-		return nil, cli.Usagef("--skills %s: has no folder with a %s", f.Skills, skillFile)
+		return nil, cli.Usagef("--skills %s: has no folder with a %s that can be read", f.Skills, skillFile)
 	}
 	return []tools.Tool{skillTool(skills)}, nil
+}
+
+// readSkill reads what the system prompt says of a skill, beside others.
+func readSkill(folder string, others []skill) (skill, error) {
+	s := skill{folder: folder}
+	if _, err := FrontMatter(filepath.Join(folder, skillFile), &s); err != nil {
+		return s, err
+	}
+	s.Name, s.Description = strings.TrimSpace(s.Name), strings.Join(strings.Fields(s.Description), " ")
+	switch {
+	case s.Name == "" || s.Description == "":
+		return s, errors.New("line 1: name and description are required")
+	case slices.ContainsFunc(others, func(other skill) bool { return other.Name == s.Name }):
+		return s, fmt.Errorf("another skill has the name %s", s.Name)
+	}
+	return s, nil
 }
 
 type skillArguments struct {

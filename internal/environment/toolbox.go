@@ -56,8 +56,8 @@ type Toolbox struct {
 	served []tools.Tool // of MCP servers
 }
 
-// OpenToolbox makes the table of some toolsets and the folder. Broken manifests are reported to
-// warn, and left out. The tools of MCP servers are missing until [Toolbox.List].
+// OpenToolbox makes the table of some toolsets and the folder. Broken manifests and skills are
+// reported to warn, and left out. The tools of MCP servers are missing until [Toolbox.List].
 func (f ToolFlags) OpenToolbox(toolsets []string, warn func(string)) (_ *Toolbox, err error) {
 	box := &Toolbox{}
 	if f.Tools != "" {
@@ -68,7 +68,7 @@ func (f ToolFlags) OpenToolbox(toolsets []string, warn func(string)) (_ *Toolbox
 	if box.sets, err = toolset.Named(toolsets...); err != nil {
 		return nil, cli.Usagef("--toolset: %v", err)
 	}
-	if box.Skills, err = f.openSkills(); err != nil {
+	if box.Skills, err = f.openSkills(warn); err != nil {
 		return nil, err
 	}
 	box.sets = append(box.sets, box.Skills...)

@@ -92,12 +92,18 @@ func (o *Options) run(ctx context.Context, c *Case) Result {
 	return r
 }
 
+// turnEnd is the time in which a turn ends that has reached its own time limit.
+const turnEnd = 10 * time.Second
+
 // try runs a case. It returns why the case fails, "" when it passes.
 func (o *Options) try(ctx context.Context, c *Case, r *Result) (why string, err error) {
 	turn := fleet.Turn{
 		Session: r.SessionID, Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolsets, System: c.System, Budget: c.Budget, Timeout: c.Timeout,
 	}
 	all := o.Client.Sessions(o.Pool)
+	if err := all.CheckModel(ctx, c.Model); err != nil {
+		return "", err
+	}
 	if c.Workspace != "" {
 		if turn.Project, err = o.Project(c.Workspace); err != nil {
 			return "", err
@@ -106,7 +112,12 @@ func (o *Options) try(ctx context.Context, c *Case, r *Result) (why string, err 
 			return "", err
 		}
 	}
-	result, err := all.Run(ctx, turn, nil)
+	waiting, cancel := context.WithTimeout(ctx, c.Timeout+turnEnd)
+	defer cancel()
+	result, err := all.Run(waiting, turn, nil)
+	if waiting.Err() != nil && ctx.Err() == nil {
+		return "", fmt.Errorf("the turn did not end within %s: no coordinator serves or is free, or it was lost", c.Timeout)
+	}
 	if err != nil {
 		return "", err
 	}

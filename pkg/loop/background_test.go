@@ -77,6 +77,28 @@ func TestAgent_InTheBackgroundIsReadOfBeforeTheTurnEnds(t *testing.T) {
 	require.Equal(t, []string{"workspace_fork", "noop", "noop", "workspace_merge"}, f.kinds())
 }
 
+// A replay of a session with a sub-agent in the background has the same transcript.
+func TestReplay_OfASubAgentInTheBackground(t *testing.T) {
+	t.Parallel()
+	f := behind(t)
+	untilAsked(f.models["left"], f.models["go"], 2)
+	_, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	original := f.events(t)
+	recording, err := loop.History{Events: original}.Recording()
+	require.NoError(t, err)
+	replay := behind(t)
+	replay.opts.Replay = recording
+	runner, err := loop.New(recording, replay.fleet, replay.journal, table(t, replay.tools...), &replay.opts)
+	require.NoError(t, err)
+	for _, input := range recording.Inputs() {
+		_, err := runner.Run(t.Context(), replay.session, input)
+		require.NoError(t, err)
+	}
+	require.Equal(t, transcript(t, original), transcript(t, replay.events(t)))
+	require.Empty(t, replay.fleet.ran())
+}
+
 func TestAgent_CrashAtAnyAppendInTheBackground(t *testing.T) {
 	t.Parallel()
 	for n := 0; ; n++ {

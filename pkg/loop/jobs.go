@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/render"
@@ -105,6 +106,7 @@ type follower struct {
 	stop     context.CancelCauseFunc
 	accepted chan struct{} // closed when the fleet has the call, or will not
 	accept   func()        // closes it
+	stored   atomic.Bool   // the result came, so done follows
 	done     chan struct{} // closed when nothing comes any more
 	// result or, of a sub-agent, ended is set once it is done; neither if the end was not learned,
 	// which err says of a sub-agent.
@@ -194,10 +196,11 @@ func (w *followers) follow(ctx context.Context, call protocol.Call, tool *tools.
 			if u.CallID != call.ID {
 				return
 			}
-			f.accept()
 			if u.State == StateDone && u.Result != nil && f.result == nil {
 				f.result = u.Result
+				f.stored.Store(true)
 			}
+			f.accept()
 		})
 		if err != nil && !errors.Is(err, ErrDetached) {
 			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn",
@@ -276,9 +279,7 @@ func (w *followers) tellJobs(ctx context.Context) error {
 		}
 		f := w.followerOf(ctx, &j)
 		if f != nil {
-			select {
-			case <-f.done:
-			default:
+			if !f.hasEnded(ctx) {
 				continue
 			}
 			if !f.learned() {
@@ -290,6 +291,32 @@ func (w *followers) tellJobs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// storedWait bounds the wait for the fleet to say whether a job of an earlier turn has its result.
+const storedWait = 5 * time.Second
+
+// hasEnded reports whether nothing comes any more of a job. It waits for the fleet, which has the
+// call or its result, so that a turn begins with the ends of jobs that came between turns.
+func (f *follower) hasEnded(ctx context.Context) bool {
+	timer := time.NewTimer(storedWait)
+	defer timer.Stop()
+	select {
+	case <-f.done:
+		return true
+	case <-f.accepted:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	if f.stored.Load() {
+		<-f.done
+	}
+	select {
+	case <-f.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // endJob journals the end of a job once, and returns it. follower is nil if nothing can be learned

@@ -122,6 +122,24 @@ func TestJobs_OutliveTheirTurnAndTheirCoordinator(t *testing.T) {
 	})
 }
 
+// A job that ended between two turns has ended in the next one, however short that is.
+func TestJobs_ThatEndedBetweenTurnsAreToldFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(asks("a", "build"), says("started"), says("seen"))
+		release := r.holdJobs()
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Empty(t, r.watch.of(loop.EventJobEnded))
+		release()
+		synctest.Wait()
+		_, err = r.run(t.Context(), t, "and?")
+		require.NoError(t, err)
+		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
+		require.Contains(t, texts(r.model.lastSeen()), "user: [job_1_1_0 (build) has ended: ok]\nbuilt: ok")
+	})
+}
+
 func TestJobs_StatusWaitCancel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -121,6 +121,9 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	case turn.cutAgain():
 		return &ending{OutcomeLimitReached, limitReached("output tokens of a reply (max_output), twice in a row")}, nil
 	case turn.answered():
+		if ends := t.recordedEnds(); len(ends) > 0 { // of sub-agents in the background
+			return nil, t.record(ctx, ends...)
+		}
 		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil {
 			return nil, err
 		}

@@ -52,6 +52,11 @@ func TestEval_CasesRunOnTheFleet(t *testing.T) {
 	require.Contains(t, string(content), `tests="3" failures="2" errors="0"`)
 	require.Contains(t, string(content), `No such file`)
 
+	write(t, filepath.Join(dir, "nobody.yaml"), "cases: [{name: unserved, prompt: do it, model: 'script:other.json', checks: [{text: x}]}]\n")
+	unserved := b.session(t, "eval", filepath.Join(dir, "nobody.yaml"))
+	require.Equal(t, 1, unserved.code, unserved)
+	require.Regexp(t, `unserved\s+error .*no coordinator serves`, unserved.stdout)
+
 	unknown := b.session(t, "eval", filepath.Join(dir, "missing.yaml"))
 	require.Equal(t, 2, unknown.code, unknown)
 }
