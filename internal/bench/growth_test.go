@@ -79,6 +79,7 @@ func wait(b *testing.B, f *natsiotest.Fleet, n int) {
 }
 
 func growWaiting(b *testing.B, n int) {
+	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
 	wait(b, f, n)
 	nc := f.Connect()
@@ -100,13 +101,14 @@ func growWaiting(b *testing.B, n int) {
 // idle does nothing.
 type idle struct{ lane.DefaultHost }
 
-func (idle) Execute(_ context.Context, run *lane.Run) protocol.Result {
+func (idle) Execute(context.Context, *lane.Run) protocol.Result {
 	return protocol.Result{Status: protocol.StatusOK, Value: wire.NoopResult{}}
 }
 func (idle) Release(protocol.Lane) {}
 
 // growPaused measures a worker that holds n paused lanes, each with a call.
 func growPaused(b *testing.B, n int) {
+	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
 	for i := range n {
 		name := protocol.Lane(fmt.Sprintf("account/%d", i))
@@ -147,6 +149,7 @@ func heap() uint64 {
 }
 
 func growSessions(b *testing.B, n int) {
+	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
 	opened, err := fleet.Connect(b.Context(), fleet.Options{Name: f.Name, Conn: f.Connect(), Logger: f.Logger})
 	require.NoError(b, err)
@@ -176,6 +179,7 @@ func growSessions(b *testing.B, n int) {
 }
 
 func growTriggers(b *testing.B, n int) {
+	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
 	nc := f.Connect()
 	js, err := jetstream.New(nc)

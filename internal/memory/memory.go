@@ -21,7 +21,7 @@ func Available() (bytes int64, limited bool) {
 	if limit, err := memlimit.FromCgroup(); err == nil && limit > 0 && limit < total {
 		return int64(limit), true //nolint:gosec // less than total
 	}
-	return int64(total), false //nolint:gosec // checked above
+	return int64(total), false
 }
 
 // Bound gives the heap a soft limit, unless GOMEMLIMIT or a caller before has given one: nine

@@ -27,7 +27,7 @@ func TestBound_IsAShareOfWhatThereIs(t *testing.T) {
 }
 
 // A limit that somebody has given stays.
-func TestBound_LeavesALimitThatIsSet(t *testing.T) {
+func TestBound_LeavesALimitThatIsSet(t *testing.T) { //nolint:paralleltest // changes the process
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
 	debug.SetMemoryLimit(777 << 20)

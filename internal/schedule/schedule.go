@@ -386,8 +386,8 @@ func (st *Store) AddTrigger(ctx context.Context, s Schedule) error {
 	}
 }
 
-// Triggers returns the schedules that a session has set, the earliest first. Where a [Runner] of the
-// store runs it does not read the other schedules.
+// Triggers returns the schedules that a session has set, the earliest first. Where a [Runner] of
+// the store runs it does not read the other schedules.
 func (st *Store) Triggers(ctx context.Context, session protocol.SessionID) ([]*Schedule, error) {
 	last, err := st.last(ctx)
 	if err != nil {

@@ -423,7 +423,7 @@ func (r *reader) nextOfEach(ctx context.Context, subjects []string) (found []*je
 	return found, nil
 }
 
-// Stored returns the messages of subjects of the calls stream; those without a message are left out.
+// Stored returns the messages of subjects of the calls stream; subjects without one are left out.
 func (s *Store) Stored(ctx context.Context, subjects []string) (map[string]*jetstream.RawStreamMsg, error) {
 	return s.calls.stored(ctx, subjects)
 }
