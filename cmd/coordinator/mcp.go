@@ -239,7 +239,7 @@ func (c *mcpCommand) place(ctx context.Context, p program) (session protocol.Ses
 		}
 	}
 	if workspace, err = environment.CheckWorkspace(c.Workspace); err == nil && !c.WholeHome {
-		err = environment.CheckWhole(c.Workspace, workspace, nil)
+		err = environment.CheckWhole("--workspace "+c.Workspace, workspace, nil)
 	}
 	return session, workspace, err
 }

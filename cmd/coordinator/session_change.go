@@ -30,6 +30,9 @@ type sessionPull struct {
 	At  string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state."`
 
 	IncludeIgnored bool `help:"Copy also files that .gitignore files of DIR exclude."`
+	WholeHome      bool `help:"Allow DIR to be the root directory or the home directory."`
+
+	environment.GitFlags
 }
 
 // pull copies a session's workspace into a directory.
@@ -37,6 +40,11 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	dir, err := filepath.Abs(c.Pull.Dir)
 	if err != nil {
 		return fmt.Errorf("DIR %s: %w", c.Pull.Dir, err)
+	}
+	if !c.Pull.WholeHome {
+		if err := environment.CheckWhole("DIR "+c.Pull.Dir, dir, nil); err != nil {
+			return err
+		}
 	}
 	options := fleet.Copy{IncludeIgnored: c.Pull.IncludeIgnored, Warn: p.warn}
 	if options.At, err = parseAt(c.Pull.At); err != nil {
@@ -56,7 +64,10 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does
 		return err
 	}
-	git := gitguard.NewReport(ctx, dir, show.alert) // of a directory that exists
+	git, err := gitguard.NewReport(ctx, dir, c.Pull.KeepGitSettings, show.alert) // of a directory that exists
+	if err != nil {
+		return err
+	}
 	pulled, err := all.Pull(ctx, desk.id, dir, options)
 	if err != nil {
 		if missing != nil {
@@ -322,7 +333,10 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 				return err
 			}
 			defer show.screen.Close()
-			git := gitguard.NewReport(ctx, dir, show.alert)
+			git, err := gitguard.NewReport(ctx, dir, false, show.alert)
+			if err != nil {
+				return err
+			}
 			defer func() { git.Alert(git.Findings(ctx)) }() // last
 		}
 		if err := all.local.Work(ctx); err != nil {

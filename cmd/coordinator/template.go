@@ -23,6 +23,8 @@ type templateCommand struct {
 	Create struct {
 		Name string `arg:"" help:"Name of the template: lower case letters, digits, - and _."`
 		From string `arg:"" name:"dir|session" help:"Directory of this machine, or else the id of a session."`
+
+		environment.CopyFlags
 	} `cmd:"" help:"Store a directory, or a session's workspace, as a template for new sessions."`
 	Ls struct{} `cmd:"" help:"List templates."`
 	Rm struct {
@@ -40,8 +42,8 @@ func (c *templateCommand) verbs() map[string]command {
 	return map[string]command{"create": verb(c.create), "ls": verb(c.list), "rm": verb(c.remove)}
 }
 
-func (c *templateCommand) create(ctx context.Context, _ program, all fleet.Templates) error {
-	err := all.Create(ctx, c.Create.Name, c.Create.From)
+func (c *templateCommand) create(ctx context.Context, p program, all fleet.Templates) error {
+	err := all.Create(ctx, c.Create.Name, c.Create.From, fleet.Copy{IncludeIgnored: c.Create.IncludeIgnored, Warn: p.warn})
 	if errors.Is(err, os.ErrNotExist) {
 		id, invalid := protocol.ParseSessionID(c.Create.From)
 		if invalid != nil {

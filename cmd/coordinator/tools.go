@@ -71,7 +71,7 @@ func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Too
 	if workspace != "" && c.Nats != "" {
 		return cli.Usagef("--workspace %s: is for servers in this process: leave --nats out", c.Workspace)
 	}
-	if err := environment.CheckWhole(c.Workspace, workspace, nil); err != nil {
+	if err := environment.CheckWhole("--workspace "+c.Workspace, workspace, nil); err != nil {
 		return err
 	}
 	session := protocol.NewSessionID()

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -129,7 +130,7 @@ func (f *turnFlags) check(session protocol.SessionID, confirm func(question stri
 	if c.workspace, err = environment.CheckWorkspace(f.Workspace); err != nil || f.WholeHome {
 		return c, err
 	}
-	return c, environment.CheckWhole(f.Workspace, c.workspace, confirm)
+	return c, environment.CheckWhole("--workspace "+f.Workspace, c.workspace, confirm)
 }
 
 // attachFlag names files that belong to the prompt.
@@ -153,9 +154,9 @@ func (f *attachFlag) attachments() (list []loop.Attachment, err error) {
 }
 
 func readAttachment(path string) (loop.Attachment, error) {
-	content, err := cli.ReadBounded(path, render.MaxImageBytes)
+	content, err := regular.Read(path, render.MaxImageBytes)
 	if err != nil {
-		return loop.Attachment{}, err
+		return loop.Attachment{}, errors.Unwrap(err)
 	}
 	a, err := loop.NewAttachment(filepath.Base(path), content)
 	return a, attachmentError(err)
@@ -340,14 +341,7 @@ const leftOut = "\n[The rest of the file is left out: it is too long. Read it wi
 
 // projectText reads one file of a workspace, up to its bound.
 func projectText(root *os.Root, name string) (string, error) {
-	info, err := root.Stat(name)
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() { // opening a FIFO would wait
-		return "", errors.New("not a file")
-	}
-	file, err := root.Open(name)
+	file, err := regular.OpenIn(root, name)
 	if err != nil {
 		return "", err
 	}

@@ -38,10 +38,16 @@ func StampsOf(ctx context.Context, dir string) Stamps {
 		return nil
 	}
 	defer func() { _ = root.Close() }()
-	ignore, found := snapshot.NewIgnore(root, gitguard.Tracked(ctx, dir), false), Stamps{}
-	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+	tracked, err := gitguard.Tracked(ctx, dir)
+	if err != nil {
+		return nil
+	}
+	ignore, found := snapshot.NewIgnore(root, tracked, false), Stamps{}
+	err = filepath.WalkDir(dir, func(full string, entry fs.DirEntry, err error) error {
+		path, relErr := filepath.Rel(dir, full)
+		path = filepath.ToSlash(path)
 		switch {
-		case path == "." || err != nil: // what cannot be read is left out
+		case path == "." || err != nil || relErr != nil: // what cannot be read is left out
 			return nil //nolint:nilerr // see above
 		case ctx.Err() != nil || len(found) >= maxStamps:
 			return fs.SkipAll

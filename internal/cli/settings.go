@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // Settings are flags in a YAML file: keys are names of flags, lists stand where a flag may be given
@@ -262,12 +263,9 @@ func isPath(flag *kong.Flag) bool { return flag.PlaceHolder == "FILE" || flag.Pl
 
 // parseYAML reads a file with one mapping; the mapping of an empty file is nil.
 func parseYAML(path string) (root *yaml.Node, content []byte, err error) {
-	info, err := os.Stat(path)
-	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxSettings) {
+	content, err = regular.Read(path, maxSettings)
+	if errors.Is(err, regular.ErrNot) || errors.Is(err, regular.ErrLarge) {
 		return nil, nil, Usagef("%s: must be a file of at most %s", path, Size(maxSettings))
-	}
-	if err == nil {
-		content, err = os.ReadFile(path)
 	}
 	if err != nil {
 		return nil, nil, Usagef("%s: %v", path, errors.Unwrap(err))

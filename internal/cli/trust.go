@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // A project's file comes with its repository, from its authors. It counts only once a person
@@ -119,7 +121,7 @@ func (h *hasher) content(path string) error {
 	if h.left -= info.Size(); h.left < 0 || !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is no file, or all that is named has more than %s", path, Size(maxTrustedBytes))
 	}
-	content, err := os.ReadFile(path)
+	content, err := regular.Read(path, info.Size())
 	if err == nil {
 		_, err = fmt.Fprintf(h.sum, "%q %d\n%s", path, len(content), content)
 	}

@@ -58,8 +58,8 @@ type published struct {
 }
 
 // openAccess opens what the flags say, for sandboxes of a driver that show view of the host and
-// reach the hosts of allow.
-func (f *AccessFlags) openAccess(ctx context.Context, driver string, view hostenv.View, allow egress.Allow) (*access, error) {
+// reach the hosts of allow. Commands write to the workspace; "" is none of the user's.
+func (f *AccessFlags) openAccess(ctx context.Context, driver string, view hostenv.View, allow egress.Allow, workspace string) (*access, error) {
 	a, shared := &access{}, ""
 	switch {
 	case !view.Root:
@@ -70,6 +70,7 @@ func (f *AccessFlags) openAccess(ctx context.Context, driver string, view hosten
 	err := a.publish(ctx, f.Publish, shared)
 	if err == nil && (f.SSHAgent || len(f.GitCredentials) > 0) {
 		if a.doors, err = hostenv.OpenDoors(view); err == nil {
+			a.doors.Workspace = workspace
 			err = errors.Join(a.openAgent(ctx, f.SSHAgent, allow), a.openGit(ctx, f.GitCredentials, allow))
 		}
 	}

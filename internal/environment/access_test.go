@@ -35,7 +35,7 @@ func TestAccess_IsTold(t *testing.T) {
 // TestAccess_URLs are what a browser takes.
 func TestAccess_URLs(t *testing.T) {
 	t.Parallel()
-	a, err := (&AccessFlags{Publish: []string{"0:3000", "[::1]:0:3000"}}).openAccess(t.Context(), "ns", hostenv.View{Root: true}, egress.Allow{})
+	a, err := (&AccessFlags{Publish: []string{"0:3000", "[::1]:0:3000"}}).openAccess(t.Context(), "ns", hostenv.View{Root: true}, egress.Allow{}, "")
 	require.NoError(t, err)
 	defer a.close()
 	require.Regexp(t, `^http://127\.0\.0\.1:\d+$`, a.published[0].URL)

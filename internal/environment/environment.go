@@ -40,6 +40,7 @@ type Flags struct {
 type SessionFlags struct {
 	GuardFlag   `group:"Policy:"`
 	CopyFlags   `group:"Workspace:"`
+	GitFlags    `group:"Workspace:"`
 	cli.Protect `group:"Workspace:"`
 	PolicyFlags `group:"Policy:"`
 }
@@ -47,6 +48,11 @@ type SessionFlags struct {
 // CopyFlags say which files are copied to a fleet.
 type CopyFlags struct {
 	IncludeIgnored bool `help:"With --nats, copy also files that .gitignore files exclude. Files that look like secrets (.env, *.pem, id_rsa, ...) are copied only if .toolfleetignore includes them, such as !.env."`
+}
+
+// GitFlags say what becomes of what a session leaves for git.
+type GitFlags struct {
+	KeepGitSettings bool `help:"Leave settings and hooks of new repositories that your git would run. Default: after each call they are set aside, next to their files, and named."`
 }
 
 // Options say for what an environment is opened. Program, Logger and Warn are required.
@@ -146,7 +152,9 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 		_ = e.Client.Close() // nothing of it is left to lose
 	})
 	if o.Session != nil {
-		e.Git = gitguard.NewReport(ctx, o.Workspace, o.Alert)
+		if e.Git, err = gitguard.NewReport(ctx, o.Workspace, o.Session.KeepGitSettings, o.Alert); err != nil {
+			return ctx, nil, err
+		}
 	}
 	if worker != nil {
 		err = worker.start(ctx, e)

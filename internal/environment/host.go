@@ -118,7 +118,7 @@ func (f *HostFlags) open(ctx context.Context, w *worker, workspace, data string)
 	if outside := gitguard.FindOutside(ctx, workspace); workspace != "" && outside != nil && !view.Host {
 		h.addRepository(ctx, limits, outside)
 	}
-	if h.access, err = f.openAccess(ctx, w.caps.Driver, view, w.allow); err != nil {
+	if h.access, err = f.openAccess(ctx, w.caps.Driver, view, w.allow, workspace); err != nil {
 		return nil, errors.Join(err, h.close())
 	}
 	if doors := h.access.doors; doors != nil {

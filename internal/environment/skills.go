@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -27,9 +28,9 @@ const maxFrontFile = 256 << 10
 // which unknown ones are ignored, and the text below. It reads what other programs accept, too: a
 // byte order mark, and values with a colon that are not quoted. Errors name the line.
 func FrontMatter(path string, fields any) (text string, err error) {
-	content, err := cli.ReadBounded(path, maxFrontFile)
+	content, err := regular.Read(path, maxFrontFile)
 	if err != nil {
-		return "", err
+		return "", errors.Unwrap(err)
 	}
 	content = bytes.ReplaceAll(bytes.TrimPrefix(content, []byte("\uFEFF")), []byte("\r\n"), []byte("\n"))
 	head, body, ok := bytes.Cut(bytes.TrimPrefix(append(content, '\n'), []byte("---")), []byte("\n---\n"))
@@ -177,17 +178,11 @@ func (s skill) read(file string) (string, *protocol.Error) {
 
 // readBounded reads a regular file, which may not lead out of the root.
 func readBounded(root *os.Root, name string) (string, error) {
-	stat, err := root.Stat(name)
-	switch {
-	case err != nil:
+	content, err := regular.ReadIn(root, name, maxFrontFile)
+	if err != nil {
 		return "", errors.Unwrap(err)
-	case !stat.Mode().IsRegular():
-		return "", errors.New("is no regular file")
-	case stat.Size() > maxFrontFile:
-		return "", fmt.Errorf("is larger than %d KiB", maxFrontFile>>10)
 	}
-	content, err := root.ReadFile(name)
-	return string(content), err
+	return string(content), nil
 }
 
 // files are the paths of the skill's other files, sorted, without hidden ones.

@@ -113,7 +113,7 @@ func (w *worker) start(ctx context.Context, e *Environment) error {
 	_, err := e.Fleet.StartWorker(ctx, internal.Options{
 		Options: lane.Options{Slots: w.flags.Slots},
 		Settings: sandboxes.Settings{
-			Driver: w.driver, Caps: w.caps, Env: env, Limits: w.limits, Mounts: e.Host.mounts, Tools: w.tools, Protect: e.protect,
+			Driver: w.driver, Caps: w.caps, Env: env, Limits: w.limits, Mounts: e.Host.mounts, Tools: w.tools, Protect: e.protect, KeepGitSettings: o.Session.KeepGitSettings,
 			Workspace: inPlace, CacheBytes: math.MaxInt64,
 		},
 		Capabilities: kinds.Capabilities{Logins: store, MCPEnv: w.flags.McpEnv},

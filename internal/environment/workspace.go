@@ -125,14 +125,17 @@ func CheckWorkspace(dir string) (string, error) {
 
 // CheckWhole refuses a workspace that is the root directory or the home directory, unless the
 // person at the terminal confirms it; a nil confirm asks nobody. A forgotten cd would let a
-// session change every file of the user.
-func CheckWhole(flag, workspace string, confirm func(question string) bool) error {
+// session change every file of the user. named is how the person named it.
+func CheckWhole(named, workspace string, confirm func(question string) bool) error {
 	if workspace == "" {
 		return nil
 	}
 	at, err := os.Stat(workspace)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
-		return cli.Usagef("--workspace %s: %v", workspace, err)
+		return cli.Usagef("%s: %v", named, err)
 	}
 	home, _ := os.UserHomeDir() // "" is none
 	for _, whole := range []string{string(filepath.Separator), home} {
@@ -140,7 +143,7 @@ func CheckWhole(flag, workspace string, confirm func(question string) bool) erro
 			if confirm != nil && confirm(fmt.Sprintf("The workspace is all of %s: the session may change everything in it. Go on?", whole)) {
 				return nil
 			}
-			return cli.Usagef("--workspace %s: is all of %s; name a directory in it, or allow it with --whole-home", flag, whole)
+			return cli.Usagef("%s: is all of %s; name a directory in it, or allow it with --whole-home", named, whole)
 		}
 	}
 	return nil

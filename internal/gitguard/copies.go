@@ -5,16 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -81,7 +80,7 @@ func (c *Copies) Put(ctx context.Context) error {
 }
 
 func (f *copied) put(ctx context.Context, root, scratch *os.Root, name string, actual []byte) error {
-	content, err := edit(ctx, actual, f.own)
+	content, err := edit(ctx, root.Name(), actual, f.own)
 	if err != nil {
 		return err
 	}
@@ -131,7 +130,7 @@ func (c *Copies) Changed(ctx context.Context) (keys []string, err error) {
 		if f.copy == nil || bytes.Equal(now, f.copy) {
 			continue
 		}
-		changed, listErr := differences(ctx, f.copy, now)
+		changed, listErr := differences(ctx, c.dir, f.copy, now)
 		if listErr != nil {
 			err = errors.Join(err, fmt.Errorf("look for changed settings in %s: %w", name, listErr))
 			continue
@@ -150,17 +149,22 @@ func Differences(ctx context.Context, root *os.Root, name string, theirs []byte)
 	if err != nil {
 		return nil, err
 	}
-	changed, err := differences(ctx, actual, theirs)
+	changed, err := differences(ctx, root.Name(), actual, theirs)
 	return changed.named(name), err
 }
 
 // differences are the settings that are others than they were; nothing for those that are gone.
-func differences(ctx context.Context, before, after []byte) (values, error) {
-	was, err := list(ctx, before)
+// git is not one of dir.
+func differences(ctx context.Context, dir string, before, after []byte) (values, error) {
+	git, err := newReader(dir)
 	if err != nil {
 		return nil, err
 	}
-	is, err := list(ctx, after)
+	was, err := git.values(ctx, before)
+	if err != nil {
+		return nil, err
+	}
+	is, err := git.values(ctx, after)
 	if err != nil {
 		return nil, err
 	}
@@ -181,46 +185,37 @@ func (v values) named(file string) (all []string) {
 	return all
 }
 
-// readSettings reads a regular file of some size.
+// readSettings reads a file of settings.
 func readSettings(root *os.Root, name string) ([]byte, error) {
-	file, err := root.OpenFile(name, os.O_RDONLY|noWait, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > MaxSettings {
-		return nil, errors.Join(fmt.Errorf("%s is no regular file of at most %d bytes", name, MaxSettings), err)
-	}
-	return io.ReadAll(io.LimitReader(file, MaxSettings))
+	return regular.ReadIn(root, name, MaxSettings)
 }
 
-// list parses settings; what they include is not read.
-func list(ctx context.Context, content []byte) (all values, err error) {
-	all = values{}
-	err = asFile(content, func(name string) error {
-		out, err := ask(ctx, filepath.Dir(name), "config", "-z", "--file", name, "--list")
-		for entry := range strings.SplitSeq(string(out), "\x00") {
-			if key, value, _ := strings.Cut(entry, "\n"); key != "" {
-				all[key] = append(all[key], value)
-			}
-		}
-		return err
-	})
+// values are the settings of a file; what they include is not read.
+func (r *reader) values(ctx context.Context, content []byte) (values, error) {
+	all := values{}
+	entries, err := r.list(ctx, content)
+	for _, e := range entries {
+		all[e.key] = append(all[e.key], e.value)
+	}
 	return all, err
 }
 
-// edit returns settings with others for some keys.
-func edit(ctx context.Context, content []byte, changes values) (changed []byte, err error) {
+// edit returns settings with others for some keys. git is not one of dir.
+func edit(ctx context.Context, dir string, content []byte, changes values) (changed []byte, err error) {
 	if len(changes) == 0 {
 		return content, nil
 	}
-	has, err := list(ctx, content)
+	git, err := newReader(dir)
 	if err != nil {
 		return nil, err
 	}
-	err = asFile(content, func(name string) error {
+	has, err := git.values(ctx, content)
+	if err != nil {
+		return nil, err
+	}
+	err = asFile(content, func(dir string) error {
 		set := func(args ...string) error {
-			_, err := ask(ctx, filepath.Dir(name), append([]string{"config", "--file", name}, args...)...)
+			_, err := git.ask(ctx, dir, neutral(dir), append([]string{"config", "--file", copyName}, args...)...)
 			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(changes)) {
@@ -235,22 +230,8 @@ func edit(ctx context.Context, content []byte, changes values) (changed []byte, 
 				}
 			}
 		}
-		changed, err = os.ReadFile(name)
+		changed, err = os.ReadFile(filepath.Join(dir, copyName))
 		return err
 	})
 	return changed, err
-}
-
-// asFile has content as a file of this process's own.
-func asFile(content []byte, use func(name string) error) (err error) {
-	dir, err := os.MkdirTemp("", "toolfleet-settings-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	name := filepath.Join(dir, "config")
-	if err := os.WriteFile(name, content, 0o600); err != nil {
-		return err
-	}
-	return use(name)
 }

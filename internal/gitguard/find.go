@@ -2,48 +2,45 @@ package gitguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 )
 
-// Bounds of the search for repositories.
+// Bounds of the search for repositories. A directory beyond them is refused: what was not looked
+// at would count as harmless.
 const (
 	maxEntries      = 2_000_000
-	maxRepositories = 200
+	maxRepositories = 2000
+	maxLevels       = 500
 )
-
-// repository is one that a person's git would use.
-type repository struct {
-	dir    string // where git is run; absolute
-	gitDir string // absolute, if git needs the option; "" if git finds it by itself
-}
-
-// args are those with which git looks at a repository, also where its files are gone, as those of a
-// removed submodule: git reads nothing of it when it cannot enter its core.worktree.
-func (r *repository) args(args ...string) []string {
-	if r.gitDir == "" {
-		return args
-	}
-	return append([]string{"--git-dir=" + r.gitDir, "--work-tree=" + r.gitDir}, args...)
-}
 
 // found is what a directory has of git.
 type found struct {
 	dir          string       // absolute, without symbolic links
+	git          *reader      // nil without git
 	repositories []repository // those that enclose the directory first, then outer ones first
 	gitDirs      []string     // in the directory: what has settings and hooks, or says who has
 	gitFiles     []string     // in the directory: files .git, which name a repository elsewhere
 	attributes   []string     // in the directory: files .gitattributes
 	enclosed     bool         // a repository encloses the directory
-	incomplete   bool         // there is more than was looked at
+	own          bool         // the directory has a .git that git uses
+
+	person      []setting // of the person who uses git, and of the system
+	personFault error
+
+	entries int
 }
 
-// find looks for repositories around a directory and in it.
-func find(ctx context.Context, dir string) (*found, error) {
+// find looks for repositories around a directory and in it. It returns an error if it cannot look
+// at all of it.
+func find(ctx context.Context, dir string, git *reader) (*found, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -51,66 +48,175 @@ func find(ctx context.Context, dir string) (*found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for repositories: %w", err)
 	}
-	f := &found{dir: dir}
-	for above := filepath.Dir(dir); ; above = filepath.Dir(above) {
-		if exists(filepath.Join(above, ".git", "HEAD")) || isFile(filepath.Join(above, ".git")) {
-			f.enclosed = true
-			f.repositories = append(f.repositories, repository{dir: above})
+	f := &found{dir: dir, git: git}
+	for at := dir; at != filepath.Dir(at); at = filepath.Dir(at) {
+		r, _, ok, err := dotGit(filepath.Dir(at))
+		if err != nil && !errors.Is(err, fs.ErrPermission) { // git cannot use it, or its user neither
+			return nil, fmt.Errorf("look for repositories: %w", err)
 		}
-		if above == filepath.Dir(above) {
-			break
+		if ok && err == nil {
+			f.enclosed = true
+			f.repositories = append(f.repositories, r)
 		}
 	}
-	entries := 0
-	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if entries++; entries > maxEntries || len(f.repositories) >= maxRepositories {
-			f.incomplete = true
-			return fs.SkipAll
-		}
-		if err != nil && path == dir {
-			return err
-		}
-		if err != nil { // git does not enter a directory that its user may not read
-			return fs.SkipDir
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return f.take(path, entry)
-	})
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("look for repositories: %w", err)
 	}
-	depth := func(path string) int { return strings.Count(path, "/") }
-	slices.SortStableFunc(f.gitDirs, func(a, b string) int { return depth(a) - depth(b) })
+	defer func() { _ = root.Close() }() // it was only read
+	if git != nil {
+		git.walking.Lock()
+		defer git.walking.Unlock()
+		f.person, f.personFault = git.person(ctx)
+	}
+	if f.own, err = f.dotGit(dir); err == nil {
+		err = f.walk(ctx, root, ".", 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for repositories: %w", err)
+	}
+	slices.SortStableFunc(f.gitDirs, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
 	return f, nil
 }
 
-// take notes one entry of the directory.
-func (f *found) take(path string, entry fs.DirEntry) error {
-	above := filepath.Dir(path)
-	switch entry.Name() {
+// walk looks at a directory and all in it.
+func (f *found) walk(ctx context.Context, root *os.Root, dir string, level int) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if level > maxLevels {
+		return fmt.Errorf("%s is below more than %d directories; remove it", filepath.Join(f.dir, dir), maxLevels)
+	}
+	of, err := f.list(root, dir)
+	if err != nil {
+		return err
+	}
+	if f.entries += of.entries; f.entries > maxEntries {
+		return fmt.Errorf("%s has more than %d files; use a directory in it", f.dir, maxEntries)
+	}
+	for _, name := range of.named {
+		if err := f.take(filepath.Join(f.dir, dir), name); err != nil {
+			return err
+		}
+	}
+	for _, name := range of.dirs {
+		if err := f.walk(ctx, root, filepath.Join(dir, name), level+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listed is what a directory has.
+type listed struct {
+	entries int      // how many
+	named   []string // those that git knows by name
+	dirs    []string
+	stamp   stamp
+	at      time.Time
+}
+
+// settled is the age from which on a stamp changes with the next change of a directory, on file
+// systems with a coarse clock, too.
+const settled = 3 * time.Second
+
+// list lists a directory, unless it is as it was. It is empty if it is gone, or if neither this
+// user nor a command of this user's can enter it.
+func (f *found) list(root *os.Root, name string) (of listed, err error) {
+	info, err := os.Lstat(filepath.Join(f.dir, name))
+	if errors.Is(err, syscall.ENAMETOOLONG) {
+		info, err = root.Lstat(name)
+	}
+	if missing(err) || err == nil && !info.IsDir() { // replaced meanwhile
+		return listed{}, nil
+	}
+	if err != nil {
+		return listed{}, err
+	}
+	is, known := stampOf(info)
+	if f.git != nil && known {
+		if of := f.git.lists[name]; of.stamp == is && of.at.After(is.changed.Add(settled)) && f.git.listsOf == f.dir {
+			return of, nil
+		}
+	}
+	of = listed{stamp: is, at: time.Now()}
+	dir, err := root.OpenFile(name, os.O_RDONLY|noWait|onlyDirectory, 0)
+	switch {
+	case missing(err):
+		return listed{}, nil
+	case errors.Is(err, fs.ErrPermission) && closed(filepath.Join(f.dir, name), info):
+		return listed{}, nil
+	case errors.Is(err, fs.ErrPermission):
+		return listed{}, fmt.Errorf("%w: git can use repositories in it; chmod u+rwx it", err)
+	case err != nil:
+		return listed{}, err
+	}
+	entries, err := dir.ReadDir(-1)
+	opened, statErr := dir.Stat()
+	if err = errors.Join(err, statErr, dir.Close()); err != nil || !os.SameFile(info, opened) {
+		return listed{}, err
+	}
+	of.entries = len(entries)
+	for _, entry := range entries {
+		if slices.Contains([]string{".git", ".gitattributes", "attributes", "HEAD"}, entry.Name()) {
+			of.named = append(of.named, entry.Name())
+		}
+		if entry.IsDir() {
+			of.dirs = append(of.dirs, entry.Name())
+		}
+	}
+	slices.Sort(of.dirs)
+	if f.git != nil && known {
+		if f.git.listsOf != f.dir {
+			f.git.lists, f.git.listsOf = map[string]listed{}, f.dir
+		}
+		f.git.lists[name] = of
+	}
+	return of, nil
+}
+
+// take notes one entry of a directory.
+func (f *found) take(dir, name string) (err error) {
+	switch name {
 	case ".git":
-		if !entry.IsDir() {
-			f.gitFiles = append(f.gitFiles, path)
-			f.repositories = append(f.repositories, repository{dir: above})
+		if dir != f.dir { // its own was the first
+			_, err = f.dotGit(dir)
 		}
 	case ".gitattributes", "attributes":
-		f.attributes = append(f.attributes, path)
+		f.attributes = append(f.attributes, filepath.Join(dir, name))
 	case "HEAD":
-		if entry.IsDir() || !isGitDir(above) {
-			return nil
+		if filepath.Base(dir) != ".git" && isGitDir(dir) {
+			r := repository{dir: dir, gitDir: dir}
+			if r.common, err = commonOf(dir); err == nil {
+				err = f.add(r, true)
+			}
 		}
-		f.gitDirs = append(f.gitDirs, above)
-		if filepath.Base(above) == ".git" {
-			f.repositories = append(f.repositories, repository{dir: filepath.Dir(above)})
-		} else {
-			f.repositories = append(f.repositories, repository{dir: above, gitDir: above})
-		}
-	case "objects", "refs", "logs":
-		if entry.IsDir() && isGitDir(above) {
-			return fs.SkipDir
-		}
+	}
+	return err
+}
+
+// dotGit notes what .git in a directory is. It says whether git uses it.
+func (f *found) dotGit(dir string) (bool, error) {
+	r, isDir, ok, err := dotGit(dir)
+	if !ok || err != nil {
+		return false, err
+	}
+	if !isDir {
+		f.gitFiles = append(f.gitFiles, filepath.Join(dir, ".git"))
+	}
+	return true, f.add(r, isDir)
+}
+
+// add notes a repository, and its directories if they are in this one.
+func (f *found) add(r repository, isDir bool) error {
+	if f.repositories = append(f.repositories, r); len(f.repositories) > maxRepositories {
+		return fmt.Errorf("%s has more than %d repositories, such as %s; use a directory in it", f.dir, maxRepositories, r.dir)
+	}
+	if isDir {
+		f.gitDirs = append(f.gitDirs, r.gitDir)
+	}
+	if _, here := f.inside(r.common); here && !slices.Contains(f.gitDirs, r.common) {
+		f.gitDirs = append(f.gitDirs, r.common) // without a HEAD of its own nothing else shows it
 	}
 	return nil
 }
@@ -146,14 +252,4 @@ func (f *found) name(path string) string {
 		return name
 	}
 	return path
-}
-
-// Tracked returns the files in a directory that git tracks, as slash-separated paths relative to
-// it, also those of submodules; none where there is no repository, or no git.
-func Tracked(ctx context.Context, dir string) []string {
-	out, err := ask(ctx, dir, "ls-files", "--cached", "--recurse-submodules", "-z")
-	if err != nil {
-		return nil
-	}
-	return strings.FieldsFunc(string(out), func(r rune) bool { return r == 0 })
 }

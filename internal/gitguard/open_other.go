@@ -4,7 +4,12 @@ package gitguard
 
 import "io/fs"
 
-// noWait is nothing that other systems have; no sandbox protects a place here.
-const noWait = 0
+// Flags that do not exist here; no sandbox protects a path here.
+const (
+	noWait        = 0
+	onlyDirectory = 0
+)
 
 func ownerOf(fs.FileInfo) (uid, gid int, known bool) { return 0, 0, false }
+
+func closed(string, fs.FileInfo) bool { return true }

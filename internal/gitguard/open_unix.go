@@ -4,13 +4,17 @@ package gitguard
 
 import (
 	"io/fs"
+	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// noWait opens a file without waiting for a writer, as a FIFO would.
-const noWait = unix.O_NONBLOCK
+// Flags that open a directory, and nothing that would be waited for.
+const (
+	noWait        = unix.O_NONBLOCK
+	onlyDirectory = unix.O_DIRECTORY
+)
 
 // ownerOf is who owns a file; known is false where nothing says so.
 func ownerOf(info fs.FileInfo) (uid, gid int, known bool) {
@@ -19,4 +23,10 @@ func ownerOf(info fs.FileInfo) (uid, gid int, known bool) {
 		return 0, 0, false
 	}
 	return int(stat.Uid), int(stat.Gid), true
+}
+
+// closed reports whether this user cannot enter a directory, nor allow that.
+func closed(path string, info fs.FileInfo) bool {
+	uid, _, known := ownerOf(info)
+	return known && uid != os.Geteuid() && unix.Access(path, unix.X_OK) != nil
 }

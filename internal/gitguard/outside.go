@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // Outside is a repository that has a directory and is not in it.
@@ -36,28 +38,21 @@ func FindOutside(ctx context.Context, dir string) *Outside {
 	if err != nil {
 		return nil
 	}
-	link := filepath.Join(dir, ".git")
-	content, err := os.ReadFile(link)
-	named, isLink := strings.CutPrefix(strings.TrimRight(string(content), "\r\n"), "gitdir: ")
+	r, isDir, ok, err := dotGit(dir)
 	switch {
-	case err == nil && isLink:
-		gitDir := absolute(dir, named)
-		if rel, err := filepath.Rel(dir, gitDir); err == nil && filepath.IsLocal(rel) {
-			return nil
+	case err != nil:
+		return &Outside{Dir: filepath.Join(dir, ".git")}
+	case !ok || !isDir && r.gitDir == "": // nothing to git
+		if around := enclosing(dir); around != "" {
+			return &Outside{Dir: around, kind: "subdirectory"}
 		}
-		if content, err := os.ReadFile(filepath.Join(gitDir, "commondir")); err == nil { //nolint:gosec // nothing of it is used unless the repository names the directory
-			if common := absolute(gitDir, strings.TrimSpace(string(content))); common != gitDir {
-				return linked(link, named, gitDir, common)
-			}
-		}
-		return submodule(ctx, dir, named, gitDir)
-	case exists(filepath.Join(link, "HEAD")): // not so an empty directory that keeps one from being made
 		return nil
+	case r.named == "" || below(dir, r.gitDir):
+		return nil
+	case r.common != r.gitDir:
+		return linked(filepath.Join(dir, ".git"), &r)
 	}
-	if around := enclosing(dir); around != "" {
-		return &Outside{Dir: around, kind: "subdirectory"}
-	}
-	return nil
+	return submodule(ctx, &r)
 }
 
 // enclosing is the directory above that has a repository, or a file that names one; "" for none.
@@ -73,44 +68,44 @@ func enclosing(dir string) string {
 }
 
 // linked is the repository that the file .git of a linked worktree names.
-func linked(link, named, gitDir, common string) *Outside {
-	o := &Outside{kind: "linked worktree", Dir: strings.TrimSuffix(common, "/.git"), GitDir: gitDir, Common: common, Named: named}
-	back, err := os.ReadFile(filepath.Join(gitDir, "gitdir")) //nolint:gosec // nothing of it is used unless the repository names the directory
+func linked(link string, r *repository) *Outside {
+	o := &Outside{kind: "linked worktree", Dir: strings.TrimSuffix(r.common, "/.git"), GitDir: r.gitDir, Common: r.common, Named: r.named}
+	back, err := readLink(filepath.Join(r.gitDir, "gitdir"))
 	if err != nil {
 		return o
 	}
-	at, err := filepath.EvalSymlinks(absolute(gitDir, strings.TrimSpace(string(back))))
-	o.NamesBack = err == nil && at == link && filepath.Dir(filepath.Dir(gitDir)) == common && isGitDir(common)
+	at, err := filepath.EvalSymlinks(back)
+	o.NamesBack = err == nil && at == link && filepath.Dir(filepath.Dir(r.gitDir)) == r.common && isGitDir(r.common)
 	return o
 }
 
 // submodule is the repository that the file .git of a submodule names.
-func submodule(ctx context.Context, dir, named, gitDir string) *Outside {
-	o := &Outside{Dir: enclosing(dir), GitDir: gitDir, Common: gitDir, Named: named}
-	if o.Dir == "" || !strings.Contains(gitDir, "/modules/") {
-		o.Dir = gitDir
+func submodule(ctx context.Context, r *repository) *Outside {
+	o := &Outside{Dir: enclosing(r.dir), GitDir: r.gitDir, Common: r.gitDir, Named: r.named}
+	if o.Dir == "" || !strings.Contains(r.gitDir, "/modules/") {
+		o.Dir = r.gitDir
 		return o
 	}
 	o.kind = "submodule"
-	actual, err := filepath.EvalSymlinks(gitDir)
+	actual, err := filepath.EvalSymlinks(r.gitDir)
 	if err != nil || !isGitDir(actual) {
 		return o
 	}
-	out, err := ask(ctx, "/", "config", "--file", filepath.Join(actual, "config"), "--no-includes", "--list", "-z")
+	git, err := newReader(r.dir)
 	if err != nil {
 		return o
 	}
-	worktree := ""
-	for entry := range strings.SplitSeq(string(out), "\x00") {
-		switch key, value, _ := strings.Cut(entry, "\n"); key {
-		case "core.worktree":
-			worktree = value
-		case "extensions.worktreeconfig": // core.worktree may stand elsewhere, and holds in the sandbox, too
-			return o
-		}
+	content, err := regular.Read(filepath.Join(actual, "config"), MaxSettings)
+	if err != nil {
+		return o
 	}
-	at, err := filepath.EvalSymlinks(absolute(actual, worktree))
-	o.NamesBack = err == nil && worktree != "" && at == dir
+	all, err := git.values(ctx, content)
+	if _, elsewhere := all["extensions.worktreeconfig"]; err != nil || elsewhere || len(all["core.worktree"]) == 0 {
+		return o // core.worktree may stand elsewhere, and holds in the sandbox, too
+	}
+	named := all["core.worktree"]
+	at, err := filepath.EvalSymlinks(absolute(actual, named[len(named)-1]))
+	o.NamesBack = err == nil && at == r.dir
 	return o
 }
 
@@ -192,7 +187,7 @@ func (r *reservation) standIn(name string, content []byte) error {
 	if err := r.make(at, content); err != nil {
 		return err
 	}
-	if has, err := os.ReadFile(at); err == nil && name == "commondir" && string(has) != standsForNone { // what a sandbox of the whole repository will remove
+	if has, err := regular.Read(at, maxLink); err == nil && name == "commondir" && string(has) != standsForNone { // what a sandbox of the whole repository will remove
 		return os.WriteFile(at, content, 0o644) //nolint:gosec // as git makes it
 	}
 	return nil

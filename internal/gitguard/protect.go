@@ -1,13 +1,14 @@
 // Package gitguard finds what a person's git runs on its own in a directory that a session works
-// on: hooks, and programs that settings name. It queries git itself, in a way that runs none of
-// them, so that includes, redirections and settings of any repository count as for git.
+// on: hooks, and programs that settings name. A session can write all that it looks at, so it opens
+// only regular files, up to a bound, and git never enters such a repository: it parses copies of
+// single files. What cannot be looked at whole is refused.
 //
 //	before a sandbox opens   [Protected]         the paths that commands must not change
 //	before a turn            [Look]              what git would run now
 //	after it                 [Watch.Findings]    what git would run that it would not have run
 //
-// Some ways into a person's git cannot be prevented: git enters repositories that a session creates
-// inside another one. They are reported by name at the end of a turn.
+// Some ways into a person's git cannot be protected: git enters repositories that a session creates.
+// What they have git run is set aside after each call ([Aside]), and reported at the end of a turn.
 //
 // Without git on this host, paths are those of every repository, and nothing is reported.
 package gitguard
@@ -15,6 +16,7 @@ package gitguard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,10 +50,15 @@ func Only(names []string) Protection {
 // Protected returns the paths that programs of the host read or run on their own in a directory:
 // the settings and hooks of every repository in it or around it, files that name their location,
 // files that settings name, and the settings of editors. Files that a commit writes are not
-// protected. Without a repository in or around the directory, commands may create one there. Of
-// more than [isolation.MaxProtected] paths, those of outer repositories come first.
+// protected. Without a repository in or around the directory, commands may create one there. It is
+// an error if not all of the directory can be looked at, or protected: nothing that was not seen
+// counts as harmless.
 func Protected(ctx context.Context, dir string) (Protection, error) {
-	f, err := find(ctx, dir)
+	git, err := newReader(dir)
+	if err != nil {
+		git = nil
+	}
+	f, err := find(ctx, dir, git)
 	if err != nil {
 		return Protection{}, err
 	}
@@ -61,18 +68,23 @@ func Protected(ctx context.Context, dir string) (Protection, error) {
 			p.add(filepath.Join(f.dir, name))
 		}
 	}
-	if f.enclosed && !exists(filepath.Join(f.dir, ".git")) {
+	if f.enclosed && !f.own {
 		p.add(filepath.Join(f.dir, ".git")) // it would be in the place of that around it
 	}
 	for _, file := range f.gitFiles {
 		p.add(file)
 	}
 	for _, gitDir := range f.gitDirs {
-		p.gitDir(gitDir)
+		if err := p.gitDir(gitDir); err != nil {
+			return Protection{}, err
+		}
 	}
 	for _, r := range f.repositories {
-		if err := p.named(ctx, &r); errors.Is(err, errNoGit) || ctx.Err() != nil {
+		if git == nil {
 			break
+		}
+		if err := p.named(ctx, &r); err != nil && !errors.Is(err, errRefused) {
+			return Protection{}, err
 		}
 	}
 	return p.result()
@@ -95,22 +107,26 @@ const (
 )
 
 // gitDir adds what git reads or runs of a directory of a repository.
-func (p *collector) gitDir(dir string) {
-	if linked, err := os.ReadFile(filepath.Join(dir, "gitdir")); err == nil && exists(filepath.Join(dir, "commondir")) {
-		at := strings.TrimSpace(string(linked))
-		_, here := p.inside(absolute(dir, at))
+func (p *collector) gitDir(dir string) error {
+	at, err := readLink(filepath.Join(dir, "gitdir"))
+	switch {
+	case err != nil && !missing(err):
+		return err
+	case err == nil && exists(filepath.Join(dir, "commondir")):
+		_, here := p.inside(at)
 		if !here && !strings.HasPrefix(at, guestWorkspace) { // a worktree outside of the directory: no command here writes to it
 			p.add(dir)
-			return
+			return nil
 		}
 		p.add(filepath.Join(dir, "gitdir"))
-	} else {
+	default:
 		p.add(filepath.Join(dir, "config"))
 		p.add(filepath.Join(dir, "hooks"))
 		p.configs = append(p.configs, filepath.Join(dir, "config"))
 	}
 	p.addMissing(filepath.Join(dir, "commondir"), sameDirectory)
 	p.addMissing(filepath.Join(dir, "config.worktree"), emptySettings)
+	return nil
 }
 
 // guestWorkspace is where sandboxes have the directory: worktrees that they make say so.
@@ -119,7 +135,7 @@ const guestWorkspace = "/workspace/"
 // named adds what the settings of a repository name: files with more of them, programs and the
 // directory of hooks.
 func (p *collector) named(ctx context.Context, r *repository) error {
-	settings, err := r.settings(ctx)
+	settings, err := p.settings(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -128,21 +144,20 @@ func (p *collector) named(ctx context.Context, r *repository) error {
 		section, _, name := split(set.key)
 		switch {
 		case set.key == "core.hookspath":
-			at := absolute(r.dir, set.value)
+			at := expand(r.dir, set.value)
 			if filepath.Base(at) == "_" { // husky's, which runs the files next to it
 				at = filepath.Dir(at)
 			}
 			p.add(at)
-		case name == "path" && (section == "include" || section == "includeif") && set.origin != "":
-			p.addMissing(absolute(filepath.Dir(set.origin), set.value), emptySettings)
+		case name == "path" && (section == "include" || section == "includeif"):
+			p.addMissing(expand(filepath.Dir(set.origin), set.value), emptySettings)
 		default:
 			for _, program := range s.programs(r, set) {
 				p.add(program)
 			}
 		}
-		if set.origin != "" {
-			p.add(set.origin)
-		}
+		p.add(set.origin)
+		p.add(followed(set.origin)) // a person's settings are often a link to a directory with all of them
 	}
 	return nil
 }
@@ -168,7 +183,10 @@ func (p *collector) result() (Protection, error) {
 	kept := slices.DeleteFunc(p.all, func(name string) bool {
 		return !slices.Contains([]string{".git", ".git/config", ".git/hooks"}, name) && p.linked(name)
 	})
-	clean, err := isolation.CleanProtected(kept[:min(len(kept), isolation.MaxProtected)])
+	clean, err := isolation.CleanProtected(kept)
+	if err != nil {
+		return Protection{}, fmt.Errorf("protect what git runs in %s: %w; use a directory in it, or name what to protect (--protect)", p.dir, err)
+	}
 	result := Protection{Protection: isolation.Protection{Protect: clean, Missing: map[string]string{}}}
 	for _, name := range clean {
 		if content, may := p.missing[name]; may {
@@ -178,7 +196,7 @@ func (p *collector) result() (Protection, error) {
 			result.Configs = append(result.Configs, name)
 		}
 	}
-	return result, err
+	return result, nil
 }
 
 // linked reports whether a path is, or leads through, a symbolic link.

@@ -80,21 +80,31 @@ func TestProtected_OfSomebodyElse(t *testing.T) {
 	require.Equal(t, "65534\n", run(t, dir, "stat -c %u '"+filepath.Join(scratch, isolation.CopyOf(".git/config"))+"'"), "it is theirs, too")
 }
 
-// TestProtected_OfTooManyTheOuterOnes: there is a bound to what a sandbox can protect.
-func TestProtected_OfTooManyTheOuterOnes(t *testing.T) {
-	t.Parallel()
-	dir := workspace(t, commit)
-	for i := range 70 {
+// madeUp makes repositories in a directory.
+func madeUp(t *testing.T, dir string, n int) {
+	t.Helper()
+	for i := range n {
 		at := filepath.Join(dir, "deep", fmt.Sprint(i), ".git")
 		for _, name := range []string{"objects", "refs"} {
 			require.NoError(t, os.MkdirAll(filepath.Join(at, name), 0o755))
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(at, "HEAD"), []byte("ref: refs/heads/main\n"), 0o600))
 	}
+}
+
+// TestProtected_OfTooManyIsRefused: there is a bound to what a sandbox can protect. None is left
+// open.
+func TestProtected_OfTooManyIsRefused(t *testing.T) {
+	t.Parallel()
+	dir := workspace(t, commit)
+	fits := isolation.MaxProtected/4 - 1 // each has four paths
+	madeUp(t, dir, fits)
 	got, err := gitguard.Protected(t.Context(), dir)
 	require.NoError(t, err)
-	require.Len(t, got.Protect, isolation.MaxProtected)
-	require.Contains(t, got.Protect, ".git/config")
+	require.Len(t, got.Protect, 4*(fits+1))
+	madeUp(t, dir, fits+1)
+	_, err = gitguard.Protected(t.Context(), dir)
+	require.ErrorContains(t, err, "use a directory in it, or name what to protect (--protect)")
 }
 
 // TestProtected_WhatStandsInPlacesIsNothingToGit has git do its work while files stand in the place

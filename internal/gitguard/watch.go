@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // Finding is something that a person's git runs, or does not read, because of a file.
@@ -28,18 +30,23 @@ func (f Finding) String() string { return fmt.Sprintf("%s: %s", printable(f.Path
 // Watch is what git would have run in a directory when [Look] looked.
 type Watch struct {
 	dir    string
+	git    *reader
 	before map[Finding]string
 }
 
 // Look finds what git would run in a directory, around it and in what repositories are in it. A
-// directory that cannot be looked at is an error; what git does not read of it is remembered as
-// that. nil without an error means that there is no git on this host.
+// directory that cannot be looked at whole is an error. nil without an error means that there is no
+// git on this host.
 func Look(ctx context.Context, dir string) (*Watch, error) {
-	before, err := runnable(ctx, dir)
-	if errors.Is(err, errNoGit) {
-		return nil, nil //nolint:nilnil // see the comment
+	git, err := newReader(dir)
+	if err != nil {
+		return nil, nil //nolint:nilnil,nilerr // see the comment
 	}
-	return &Watch{dir: dir, before: before}, err
+	before, err := runnable(ctx, dir, git)
+	if err != nil {
+		return nil, err
+	}
+	return &Watch{dir: dir, git: git, before: before}, nil
 }
 
 // Findings are what git would run by now and would not have run when [Look] looked, sorted; a nil
@@ -48,7 +55,7 @@ func (w *Watch) Findings(ctx context.Context) ([]Finding, error) {
 	if w == nil {
 		return nil, nil
 	}
-	after, err := runnable(ctx, w.dir)
+	after, err := runnable(ctx, w.dir, w.git)
 	if err != nil {
 		return nil, err
 	}
@@ -70,22 +77,18 @@ type survey struct {
 	drivers map[string]bool // attributes that have a program
 }
 
-func runnable(ctx context.Context, dir string) (map[Finding]string, error) {
-	f, err := find(ctx, dir)
+func runnable(ctx context.Context, dir string, git *reader) (map[Finding]string, error) {
+	f, err := find(ctx, dir, git)
 	if err != nil {
 		return nil, err
 	}
 	s := &survey{found: f, runs: map[Finding]string{}, drivers: map[string]bool{}}
-	if f.incomplete {
-		s.add(f.dir, "has more files or repositories than are looked at", "")
-	}
 	for _, r := range f.repositories {
 		err := s.repository(ctx, &r)
-		if errors.Is(err, errNoGit) || ctx.Err() != nil {
-			return nil, err
-		}
-		if err != nil {
+		if errors.Is(err, errRefused) {
 			s.add(cmp.Or(r.gitDir, r.dir), "a repository that git cannot read", "")
+		} else if err != nil {
+			return nil, err
 		}
 	}
 	for _, file := range f.attributes {
@@ -100,31 +103,38 @@ func (s *survey) add(path, what, content string) {
 
 // repository collects what git runs in one of them.
 func (s *survey) repository(ctx context.Context, r *repository) error {
-	settings, err := r.settings(ctx)
+	settings, err := s.settings(ctx, r)
 	if err != nil {
 		return err
 	}
-	common, err := r.common(ctx)
-	if err != nil {
-		return err
-	}
-	hooks := filepath.Join(common, "hooks")
+	hooks := []string{filepath.Join(r.common, "hooks")}
 	for _, set := range settings {
 		if attribute, is := driver(set.key); is {
 			s.drivers[attribute] = true
 		}
 		if set.key == "core.hookspath" {
-			hooks = absolute(r.dir, set.value)
+			hooks = append(hooks, expand(r.dir, set.value))
 		}
 		_, here := s.inside(set.origin)
-		if (set.own || here) && !harmless(set.key, set.value) && (set.key != "core.worktree" || !s.mayWrite(ctx, r, set.value)) {
+		if (set.own || here) && s.runsBy(r, set) {
 			s.add(set.origin, fmt.Sprintf("%s = %s", set.key, printable(set.value)), "")
 		}
 		for _, program := range s.programs(r, set) {
 			s.add(program, "a program of "+set.key, digest(program))
 		}
 	}
-	return s.hooks(hooks)
+	for _, dir := range hooks {
+		s.hooks(dir)
+	}
+	for _, dir := range slices.Compact([]string{r.gitDir, r.common}) {
+		s.aside(dir)
+	}
+	return nil
+}
+
+// runsBy reports whether git may run something because of a setting of a repository.
+func (s *survey) runsBy(r *repository, set setting) bool {
+	return !harmless(set.key, set.value) && (set.key != "core.worktree" || !s.mayWrite(r, set.value))
 }
 
 // programs are the files of the directory that a setting names and that may be run.
@@ -147,17 +157,9 @@ func (s *survey) programs(r *repository, set setting) (files []string) {
 
 // mayWrite reports whether a repository may have its files in a place, as those of submodules are
 // told where: in the directory, where commands can write, too, and not where git finds hooks.
-func (s *survey) mayWrite(ctx context.Context, r *repository, place string) bool {
-	out, err := ask(ctx, r.dir, r.args("rev-parse", "--absolute-git-dir")...)
-	if err != nil {
-		return false
-	}
-	at := followed(absolute(strings.TrimSuffix(string(out), "\n"), place))
-	below := func(dir string) bool {
-		name, err := filepath.Rel(dir, at)
-		return err == nil && filepath.IsLocal(name)
-	}
-	return below(s.dir) && !slices.ContainsFunc(s.gitDirs, below)
+func (s *survey) mayWrite(r *repository, place string) bool {
+	at := followed(absolute(r.gitDir, place))
+	return below(s.dir, at) && !slices.ContainsFunc(s.gitDirs, func(dir string) bool { return below(dir, at) })
 }
 
 // followed is a path without symbolic links, as far as it exists.
@@ -172,19 +174,18 @@ func followed(path string) string {
 }
 
 // hooks collects the programs of a directory of hooks.
-func (s *survey) hooks(dir string) error {
+func (s *survey) hooks(dir string) {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil //nolint:nilerr // there are none, or not for this user
+	if err != nil { // there are none; [find] has refused one in the directory that cannot be listed
+		return
 	}
 	for _, entry := range entries {
 		path := filepath.Join(dir, entry.Name())
 		info, err := os.Stat(path)
-		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && filepath.Ext(path) != ".sample" {
+		if err == nil && runs(entry.Name(), info) && filepath.Ext(path) != asideSuffix {
 			s.add(path, "a hook", digest(path))
 		}
 	}
-	return nil
 }
 
 // maxAttributes bounds a file of attributes, as git does.
@@ -192,12 +193,13 @@ const maxAttributes = 100 << 20
 
 // attributesOf collects the drivers with a program that a file of attributes gives files to.
 func (s *survey) attributesOf(path string) {
-	file, err := openRegular(path)
+	file, err := regular.Open(path)
 	if err != nil {
 		return
 	}
 	defer file.Close()
 	lines := bufio.NewScanner(io.LimitReader(file, maxAttributes))
+	lines.Buffer(nil, maxAttributes) // a line, too, may be as long
 	for lines.Scan() {
 		for word := range strings.FieldsSeq(lines.Text()) {
 			if s.drivers[word] {
@@ -212,7 +214,7 @@ const maxProgram = 64 << 20
 
 // digest stands for the content of a file; "" when it cannot be read.
 func digest(path string) string {
-	file, err := openRegular(path)
+	file, err := regular.Open(path)
 	if err != nil {
 		return ""
 	}
@@ -222,18 +224,6 @@ func digest(path string) string {
 		return ""
 	}
 	return string(sum.Sum(nil))
-}
-
-// openRegular opens a regular file. It never waits.
-func openRegular(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(fmt.Errorf("%s is no regular file", path), err, file.Close())
-	}
-	return file, nil
 }
 
 // maxShown is how many bytes of a setting are shown.
@@ -251,32 +241,39 @@ func printable(text string) string {
 	return quoted
 }
 
-// Report shows a person what a session has left for git to run in a directory. It alerts also where
-// that cannot be found out.
+// Report shows a person what a session has left for git to run in a directory, and sets aside what
+// new repositories have it run. It alerts also where that cannot be done.
 type Report struct {
 	dir   string
 	watch *Watch // nil without a directory, or git
+	aside *Aside // nil, too, if settings are kept
 	alert func(string)
 	last  []Finding // of the last turn of a conversation
 }
 
-// NewReport looks at a directory, before the session can change it; "" is none.
-func NewReport(ctx context.Context, dir string, alert func(string)) *Report {
-	r := &Report{dir: dir, alert: alert}
+// NewReport looks at a directory, before the session can change it; "" is none. A directory that it
+// cannot look at whole is an error: the session must not begin there. keep sets nothing aside.
+func NewReport(ctx context.Context, dir string, keep bool, alert func(string)) (r *Report, err error) {
+	r = &Report{dir: dir, alert: alert}
 	if dir == "" {
-		return r
+		return r, nil
 	}
-	var err error
-	if r.watch, err = Look(ctx, dir); err != nil {
-		r.unknown(err)
+	if r.watch, err = Look(ctx, dir); err == nil && !keep {
+		r.aside, err = NewAside(ctx, dir)
 	}
-	return r
+	if err != nil {
+		return nil, fmt.Errorf("what git would run in %s cannot be found out: %w", dir, err)
+	}
+	return r, nil
 }
 
-// Findings returns what git would run now and would not have run before, also when ctx has ended.
+// Findings returns what git would run now and would not have run before, and what was set aside,
+// also when ctx has ended.
 func (r *Report) Findings(ctx context.Context) []Finding {
-	all, err := r.watch.Findings(context.WithoutCancel(ctx))
-	if err != nil {
+	ctx = context.WithoutCancel(ctx)
+	_, err := r.aside.Move(ctx)
+	all, findErr := r.watch.Findings(ctx)
+	if err = errors.Join(err, findErr); err != nil {
 		r.unknown(err)
 	}
 	return all

@@ -61,6 +61,8 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		found               []string
 	}{
 		"hook":                                     {commit, "echo 'exec " + ran + "' | sed '1i#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
+		"below logs":                               {"mkdir logs", "echo 'ref: refs/heads/main' > HEAD; mkdir objects refs; git init -q logs; git -C logs config core.fsmonitor '" + ran + ";true'", "git -C logs status", "", []string{"logs/.git/config: core.fsmonitor"}},
+		"behind a long line":                       {commit + "git config filter.x.clean '" + ran + ";cat'", "{ printf '#%070000d\\n' 0; echo '*.txt filter=x'; } > .gitattributes; touch a.txt", "git status", "", []string{".gitattributes: uses filter=x"}},
 		"a hook that is changed":                   {commit + "printf '#!/bin/sh\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "printf '#!/bin/sh\n" + ran + "\n' > .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
 		"settings":                                 {commit, "git config core.fsmonitor '" + ran + ";true'", "git status", "", []string{`.git/config: core.fsmonitor = "touch \"$RAN\";true"`}},
 		"another directory of settings":            {commit, "cp -r .git evil; git config -f evil/config core.fsmonitor '" + ran + ";true'; echo ../evil > .git/commondir", "git status", "", []string{"evil/config: core.fsmonitor"}},
@@ -163,7 +165,7 @@ func TestFindings_WhatGitCannotReadIsTold(t *testing.T) {
 	run(t, dir, "echo nowhere > .git/commondir")
 	found, err := look.Findings(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []gitguard.Finding{{Path: dir, What: "a repository that git cannot read"}}, found)
+	require.Equal(t, []gitguard.Finding{{Path: ".git", What: "a repository that git cannot read"}}, found)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = look.Findings(ctx)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 )
 
@@ -44,8 +45,12 @@ func ParseCredentialHost(text string, allow egress.Allow) (string, error) {
 // GitCredentials opens a socket to the user's git credentials of these hosts, see
 // [ParseCredentialHost]. In the sandbox it is for git the socket of its cache of credentials.
 func (d *Doors) GitCredentials(ctx context.Context, hosts []string) error {
-	if _, err := exec.LookPath("git"); err != nil {
+	program, err := gitguard.Program("git", d.Workspace)
+	if err != nil {
 		return fmt.Errorf("git is not installed: %w", err)
+	}
+	ask := func(ctx context.Context, host string) []byte {
+		return credential(ctx, program, gitguard.Path(d.Workspace), host)
 	}
 	for i, host := range hosts {
 		n := strconv.Itoa(i)
@@ -55,12 +60,12 @@ func (d *Doors) GitCredentials(ctx context.Context, hosts []string) error {
 		})
 	}
 	d.Env["GIT_CONFIG_COUNT"] = strconv.Itoa(len(hosts))
-	return d.serve(ctx, "git-credentials", func(ctx context.Context, caller net.Conn) { answerGit(ctx, caller, hosts) })
+	return d.serve(ctx, "git-credentials", func(ctx context.Context, caller net.Conn) { answerGit(ctx, caller, hosts, ask) })
 }
 
 // answerGit answers a question in the form that git has for its cache: lines of NAME=VALUE, and the
 // end. Whatever is not a question for one of the hosts gets no answer.
-func answerGit(ctx context.Context, caller net.Conn, hosts []string) {
+func answerGit(ctx context.Context, caller net.Conn, hosts []string, ask func(ctx context.Context, host string) []byte) {
 	_ = caller.SetReadDeadline(time.Now().Add(questionTime))
 	question, err := io.ReadAll(io.LimitReader(caller, maxQuestion))
 	if err != nil {
@@ -72,19 +77,19 @@ func answerGit(ctx context.Context, caller net.Conn, hosts []string) {
 		asked[name] = value
 	}
 	if asked["action"] == "get" && asked["protocol"] == "https" && slices.Contains(hosts, strings.ToLower(asked["host"])) {
-		_, _ = caller.Write(credential(ctx, strings.ToLower(asked["host"]))) // to one that may be gone
+		_, _ = caller.Write(ask(ctx, strings.ToLower(asked["host"]))) // to one that may be gone
 	}
 }
 
-// credential is the user's git credential of a host, as lines of NAME=VALUE. It is asked outside of
-// the workspace, where commands may have written settings and programs, and in no repository. It
-// never prompts at a terminal.
-func credential(ctx context.Context, host string) []byte {
+// credential is the user's git credential of a host, as lines of NAME=VALUE. The
+// program is asked outside of the workspace, where commands may have written settings and programs,
+// with a path without these, and in no repository. It never prompts at a terminal.
+func credential(ctx context.Context, program, path, host string) []byte {
 	ctx, cancel := context.WithTimeout(ctx, credentialTime)
 	defer cancel()
-	git := exec.CommandContext(ctx, "git", "credential", "fill")
+	git := exec.CommandContext(ctx, program, "credential", "fill")
 	git.Dir, git.WaitDelay = string(os.PathSeparator), time.Second
-	git.Env = append(os.Environ(), "GIT_DIR="+os.DevNull, "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=")
+	git.Env = append(os.Environ(), "PATH="+path, "GIT_DIR="+os.DevNull, "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=")
 	git.Stdin = strings.NewReader("protocol=https\nhost=" + host + "\n\n")
 	known, err := git.Output()
 	if err != nil {

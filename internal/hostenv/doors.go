@@ -32,6 +32,8 @@ const (
 type Doors struct {
 	// Env has the variables by which programs find the sockets.
 	Env map[string]string
+	// Workspace is where commands write, so that no program of it answers; "" is nowhere.
+	Workspace string
 
 	dir, guest string // where it is on the host, and for commands
 	stops      []func() error

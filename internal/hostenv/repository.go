@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -63,7 +62,7 @@ func (l Limits) checkRepository(mounts []isolation.Mount) error {
 	return l.Check(mounts[0])
 }
 
-// identityTime bounds the questions to git, and maxIdentity a name.
+// identityTime bounds the queries to git, and maxIdentity a name.
 const (
 	identityTime = 5 * time.Second
 	maxIdentity  = 256
@@ -74,16 +73,14 @@ const (
 func Identity(ctx context.Context, dir string) (name, email string) {
 	ctx, cancel := context.WithTimeout(ctx, identityTime)
 	defer cancel()
-	return gitConfig(ctx, dir, "user.name"), gitConfig(ctx, dir, "user.email")
+	name, email = gitguard.Identity(ctx, dir)
+	return fit(name), fit(email)
 }
 
-// gitConfig is a value of git's settings that is fit for a commit; "" when there is none.
-func gitConfig(ctx context.Context, dir, key string) string {
-	git := exec.CommandContext(ctx, "git", "config", "--get", key)
-	git.Dir = dir
-	out, err := git.Output()
-	value := strings.TrimSpace(string(out))
-	if err != nil || len(value) > maxIdentity || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }) || strings.ContainsAny(value, "<>") {
+// fit is a value of git's settings that is fit for a commit; "" when it is not.
+func fit(value string) string {
+	value = strings.TrimSpace(value)
+	if len(value) > maxIdentity || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }) || strings.ContainsAny(value, "<>") {
 		return ""
 	}
 	return value

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 )
 
@@ -32,7 +33,7 @@ func (d *Doors) SSHAgent(ctx context.Context, socket, home string, allow egress.
 		return nil, fmt.Errorf("no agent answers at SSH_AUTH_SOCK=%s: %w; start one (eval $(ssh-agent); ssh-add)", socket, err)
 	}
 	_ = conn.Close() // it was to see that there is one
-	a := &sshAgent{socket: socket, known: map[string]bool{}}
+	a := &sshAgent{socket: socket, workspace: d.Workspace, known: map[string]bool{}}
 	hosts, lines, err := a.learn(ctx, home, allow)
 	if err != nil {
 		return nil, err
@@ -52,20 +53,22 @@ func (d *Doors) SSHAgent(ctx context.Context, socket, home string, allow egress.
 // the public keys, and to sign. Only a login is signed, at a host that it knows: a client proves to
 // it with which host it talks, by what that has signed (session-bind@openssh.com, OpenSSH 8.9).
 type sshAgent struct {
-	socket string          // the user's agent
-	known  map[string]bool // keys of hosts, as they are on the wire
+	socket    string          // the user's agent
+	workspace string          // where commands write; "" for nowhere
+	known     map[string]bool // keys of hosts, as they are on the wire
 }
 
 // learn finds the keys of listed hosts, and returns those hosts and lines of a known_hosts file.
 func (a *sshAgent) learn(ctx context.Context, home string, allow egress.Allow) (hosts []string, lines string, err error) {
-	if _, err := exec.LookPath("ssh-keygen"); err != nil {
+	program, err := gitguard.Program("ssh-keygen", a.workspace)
+	if err != nil {
 		return nil, "", errors.New("ssh-keygen, which reads known_hosts, is not installed")
 	}
 	for _, t := range allow.Targets() {
 		if t.Port == 0 {
 			t.Port = 22
 		}
-		keys := knownKeys(ctx, home, knownhosts.Normalize(t.String()))
+		keys := knownKeys(ctx, program, home, knownhosts.Normalize(t.String()))
 		for _, key := range keys {
 			a.known[string(key.Marshal())] = true
 			lines += knownhosts.Line([]string{t.String()}, key) + "\n"
@@ -78,9 +81,9 @@ func (a *sshAgent) learn(ctx context.Context, home string, allow egress.Allow) (
 }
 
 // knownKeys are the keys of a host in the user's and the system's known_hosts.
-func knownKeys(ctx context.Context, home, host string) (keys []ssh.PublicKey) {
+func knownKeys(ctx context.Context, program, home, host string) (keys []ssh.PublicKey) {
 	for _, file := range []string{filepath.Join(home, ".ssh", "known_hosts"), "/etc/ssh/ssh_known_hosts"} {
-		found, err := exec.CommandContext(ctx, "ssh-keygen", "-F", host, "-f", file).Output()
+		found, err := exec.CommandContext(ctx, program, "-F", host, "-f", file).Output()
 		if err != nil { // the file or the host is not there
 			continue
 		}

@@ -236,7 +236,12 @@ func (e *Editor) paths(prefix string) []string {
 	}
 	defer func() { _ = root.Close() }() // nothing was written
 	dir, base := path.Split(prefix)
-	opened, err := root.Open(path.Clean("./" + dir))
+	below, err := root.OpenRoot(path.Clean("./" + dir)) // which waits for nothing
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = below.Close() }() // nothing was written
+	opened, err := below.Open(".")
 	if err != nil {
 		return nil
 	}

@@ -21,6 +21,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -117,10 +118,7 @@ func textIn(dir, path string) ([]byte, bool) {
 		return nil, false
 	}
 	defer func() { _ = root.Close() }() // nothing was written
-	if info, err := root.Stat(path); err != nil || !info.Mode().IsRegular() || info.Size() > maxShownFile {
-		return nil, false
-	}
-	content, err := root.ReadFile(path)
+	content, err := regular.ReadIn(root, path, maxShownFile)
 	return content, err == nil && !bytes.ContainsRune(content, 0)
 }
 

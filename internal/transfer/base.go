@@ -137,16 +137,30 @@ func (w *Workspace) get(ctx context.Context, name string, into any) (err error) 
 }
 
 // ignoring returns which files of the directory are left out.
-func (w *Workspace) ignoring(ctx context.Context, root *os.Root) *snapshot.Ignore {
-	return snapshot.NewIgnore(root, gitguard.Tracked(ctx, w.Dir), w.IncludeIgnored)
+func (w *Workspace) ignoring(ctx context.Context, root *os.Root) (*snapshot.Ignore, error) {
+	return Ignoring(ctx, root, w.IncludeIgnored)
+}
+
+// Ignoring returns which files of a directory are left out of all copies to a fleet.
+func Ignoring(ctx context.Context, root *os.Root, includeIgnored bool) (*snapshot.Ignore, error) {
+	tracked, err := gitguard.Tracked(ctx, root.Name())
+	if err != nil {
+		return nil, err
+	}
+	return snapshot.NewIgnore(root, tracked, includeIgnored), nil
 }
 
 // reportLeft reports what is left out, once.
 func (w *Workspace) reportLeft(how string, ignore *snapshot.Ignore) {
 	if left := ignore.LeftOut(); left != "" && left != w.left {
 		w.left = left
-		w.Warn(fmt.Sprintf("%s: %s; %s and --include-ignored say what is", how, left, snapshot.OwnIgnoreFile))
+		w.Warn(LeftOut(how, left))
 	}
+}
+
+// LeftOut says in a sentence what [snapshot.Ignore.LeftOut] names.
+func LeftOut(how, left string) string {
+	return fmt.Sprintf("%s: %s; %s and --include-ignored say what is", how, left, snapshot.OwnIgnoreFile)
 }
 
 // progressEvery is the time between updates of the size that is shown.

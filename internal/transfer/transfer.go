@@ -140,7 +140,10 @@ func (w *Workspace) part() *fleet.Fleet { return w.Fleet.At(w.Pool) }
 
 // upload sends what the fleet does not have of the directory, and has a worker fill the sandbox.
 func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
-	ignore := w.ignoring(ctx, root)
+	ignore, err := w.ignoring(ctx, root)
+	if err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
 	index := w.loadStamps()
 	before := maps.Clone(index)
 	upload, err := w.store.Upload(ctx, w.name(), root, index, ignore.Skip, w.shown("sending the workspace"))
@@ -249,7 +252,10 @@ func (w *Workspace) take(ctx context.Context, at workspace.Ref) (changes snapsho
 	}
 	options := &snapshot.Options{Protect: w.Protect}
 	if !w.everything {
-		ignore := w.ignoring(ctx, root)
+		ignore, err := w.ignoring(ctx, root)
+		if err != nil {
+			return changes, fmt.Errorf("bring the workspace back: %w", err)
+		}
 		// Which files a session gets is not for a session to decide.
 		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.Protect), snapshot.OwnIgnoreFile)
 		defer func() { w.reportLeft("not brought back", ignore) }()

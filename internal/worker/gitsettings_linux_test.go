@@ -95,3 +95,35 @@ func TestIsolated_GitSettingsStayInTheSandbox(t *testing.T) {
 	require.Equal(t, "s\n", string(run("git config user.name").Stdout))
 	require.Equal(t, "person\n", gitIn(t, dir, "git config user.name"))
 }
+
+// TestIsolated_NewRepositoriesRunNothing: after a call, the user's git runs nothing of a repository
+// that the call made, by commands or by file operations, and a note names what was set aside.
+func TestIsolated_NewRepositoriesRunNothing(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{false, true} {
+		r := newRig(t)
+		o := r.isolatedOptions(t)
+		o.KeepGitSettings = keep
+		dir, session := filepath.Join(t.TempDir(), "work"), protocol.NewSessionID()
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
+		r.work(o)
+		mark := filepath.Join(filepath.Dir(dir), "ran")
+		got := r.do(session, protocol.CommandRun{Command: "git init -q && git config core.fsmonitor 'touch ../ran; false' && git init -q sub"})
+		requireOK(t, got)
+		run := value[protocol.CommandRunResult](t, got)
+		require.Zero(t, run.ExitCode, "%s", run.Stderr)
+		gitIn(t, dir, "git status")
+		if keep {
+			require.FileExists(t, mark)
+			continue
+		}
+		require.NoFileExists(t, mark)
+		require.Len(t, run.Notes, 1)
+		require.Contains(t, run.Notes[0], ".git/config: core.fsmonitor")
+		requireOK(t, r.do(session, protocol.FilesWrite{Path: "sub/.git/config", Content: protocol.Bytes("[core]\n\tfsmonitor = \"touch ../../ran; false\"\n")}))
+		gitIn(t, dir, "git -C sub status")
+		require.NoFileExists(t, mark)
+		require.FileExists(t, filepath.Join(dir, "sub/.git/config.set-aside"))
+	}
+}

@@ -51,8 +51,8 @@ func (s *Store) TemplateOf(ctx context.Context, name string, lane wire.LaneHash)
 
 // TemplateFrom makes a template of a directory. The error wraps [ErrExists] when there is one of
 // that name.
-func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root) error {
-	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, nil)
+func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root, skip func(string, bool) bool) error {
+	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, s)
 	}

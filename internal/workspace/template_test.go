@@ -29,8 +29,8 @@ func TestTemplate_ManySessionsAddNoBodies(t *testing.T) {
 	root, err := os.OpenRoot(dir)
 	require.NoError(t, err)
 	defer root.Close()
-	require.NoError(t, store.TemplateFrom(t.Context(), "base", root))
-	require.ErrorIs(t, store.TemplateFrom(t.Context(), "base", root), workspace.ErrExists)
+	require.NoError(t, store.TemplateFrom(t.Context(), "base", root, nil))
+	require.ErrorIs(t, store.TemplateFrom(t.Context(), "base", root, nil), workspace.ErrExists)
 	bodies := func() int {
 		infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 		require.NoError(t, err)

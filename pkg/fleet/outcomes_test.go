@@ -117,7 +117,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Show":         func(ctx context.Context) error { return second(sessions.Show(ctx, "s")) },
 		"Sessions.Unfinished":   func(ctx context.Context) error { return second(sessions.Unfinished(ctx, "s")) },
 
-		"Templates.Create":            func(ctx context.Context) error { return templates.Create(ctx, "a", dir) },
+		"Templates.Create":            func(ctx context.Context) error { return templates.Create(ctx, "a", dir, fleet.Copy{}) },
 		"Templates.CreateFromSession": func(ctx context.Context) error { return templates.CreateFromSession(ctx, "a", "s") },
 		"Templates.List":              func(ctx context.Context) error { return second(templates.List(ctx)) },
 		"Templates.Remove":            func(ctx context.Context) error { return templates.Remove(ctx, "a") },

@@ -417,7 +417,8 @@ func (s Sessions) Compare(ctx context.Context, id, other protocol.SessionID) (te
 	return inFiles(ctx, s, []protocol.SessionID{id, other}, nil, func(ctx context.Context, files session.Files) (string, error) { return files.Compare(ctx, id, other) })
 }
 
-// Copy says how [Sessions.Push] and [Sessions.Pull] copy a directory. The zero value is fine.
+// Copy says how [Sessions.Push], [Sessions.Pull] and [Templates.Create] copy a directory. The zero
+// value is fine.
 type Copy struct {
 	// At is the call after which Pull takes the state; "" is the last one.
 	At protocol.CallID

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -41,9 +42,9 @@ func (t Templates) List(ctx context.Context) ([]Template, error) {
 	return list, err
 }
 
-// Create stores a directory of this machine as a template. The error wraps [ErrExists] if there is
-// a template of that name.
-func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
+// Create stores a directory of this machine as a template, without what [Sessions.Push] leaves out.
+// The error wraps [ErrExists] if there is a template of that name.
+func (t Templates) Create(ctx context.Context, name, dir string, options Copy) (err error) {
 	if err := checkTemplate(name); err != nil {
 		return err
 	}
@@ -52,7 +53,19 @@ func (t Templates) Create(ctx context.Context, name, dir string) (err error) {
 		return invalid(err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error { return store.TemplateFrom(ctx, name, root) })
+	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
+		ignore, err := transfer.Ignoring(ctx, root, options.IncludeIgnored)
+		if err != nil {
+			return err
+		}
+		if err := store.TemplateFrom(ctx, name, root, ignore.Skip); err != nil {
+			return err
+		}
+		if left := ignore.LeftOut(); left != "" && options.Warn != nil {
+			options.Warn(transfer.LeftOut("not copied", left))
+		}
+		return nil
+	})
 }
 
 // CreateFromSession stores the workspace of a session as a template, with errors as Create. The

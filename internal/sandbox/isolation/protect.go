@@ -14,7 +14,7 @@ import (
 // Bounds of protected paths.
 const (
 	// MaxProtected is the most that a sandbox can have.
-	MaxProtected = 256
+	MaxProtected = 1024
 	maxPlace     = 4096
 	maxPlaceName = 255
 )

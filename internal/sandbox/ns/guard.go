@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -142,7 +143,7 @@ func (g *guard) left(root *os.Root, at string, info fs.FileInfo) bool {
 	if !isFile || !info.Mode().IsRegular() || info.Size() != int64(len(content)) {
 		return false
 	}
-	has, err := root.ReadFile(at)
+	has, err := regular.ReadIn(root, at, int64(len(content)))
 	return err == nil && string(has) == content
 }
 

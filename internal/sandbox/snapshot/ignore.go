@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -114,10 +115,10 @@ func NewIgnore(root *os.Root, tracked []string, all bool) *Ignore {
 // read returns a file's content; nil if it cannot be read.
 func (i *Ignore) read(name string) []byte {
 	info, err := i.root.Lstat(name)
-	if err != nil || !info.Mode().IsRegular() { // a pipe would be waited for
+	if err != nil || !info.Mode().IsRegular() { // git follows no link there, either
 		return nil
 	}
-	file, err := i.root.Open(name)
+	file, err := regular.OpenIn(i.root, name)
 	if err != nil {
 		return nil
 	}

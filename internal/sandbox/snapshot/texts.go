@@ -13,6 +13,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -101,7 +102,7 @@ func (t *texts) text(ctx context.Context, name string, size int64, asItIs bool) 
 	if size > maxText || t.base[name].Size > maxText || t.tree[name].Size > maxText {
 		return nil, nil
 	}
-	mine, err := t.root.ReadFile(name)
+	mine, err := regular.ReadIn(t.root, name, maxText)
 	if err != nil || asItIs {
 		return mine, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -121,9 +122,22 @@ func (a *Attempt) Open(ctx context.Context) (box *sandboxes.Box, err error) {
 	return a.box, err
 }
 
-// Execute runs the payload of the call.
+// Execute runs the payload of the call, and sets aside what that has left for git to run in a
+// directory used in place. A call after which that cannot be found out has failed.
 func (a *Attempt) Execute(ctx context.Context, k *Kind) (protocol.Value, error) {
-	return k.run(ctx, a, a.Run.Call.Payload)
+	value, err := k.run(ctx, a, a.Run.Call.Payload)
+	if k.NoFiles || k.reads {
+		return value, err
+	}
+	moved, asideErr := a.host.Sandboxes.SetAside(ctx, a.lane())
+	if asideErr != nil && err == nil {
+		err = protocol.Errorf(protocol.CodeToolFailed, "the call has ended, but what the user's git would run in the workspace cannot be found out: %v", asideErr)
+	}
+	if len(moved) > 0 {
+		value = results.Noted(value, "The user's git would run programs because of these settings and hooks of new repositories, "+
+			"so they were set aside, in files that end in .set-aside: "+strings.Join(moved, ", ")+". If they are needed, say so: only the user can put them back.")
+	}
+	return value, err
 }
 
 // Sandbox returns the sandbox of the call's session, and opens it at the first request.

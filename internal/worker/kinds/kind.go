@@ -29,6 +29,8 @@ type Kind struct {
 	// NoFiles says that a payload touches no file of the workspace. In a directory that is used in
 	// place it does not wait for the calls of other processes.
 	NoFiles bool
+	// reads says that a payload changes no file.
+	reads bool
 	// check refuses a payload before anything is opened; nil accepts every one.
 	check func(h *Host, p protocol.Payload) *protocol.Error
 	// run executes a payload. The error is as the worker reads it.
@@ -66,16 +68,16 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 		wire.KindProcessSend: {Needs: NeedsSandbox, NoFiles: true, run: runs(processSend), long: never},
 		wire.KindProcessKill: {Needs: NeedsSandbox, NoFiles: true, run: runs(processKill)},
 
-		wire.KindFilesRead:      {Needs: NeedsSandbox, run: runs(inFiles(fileOps.read)), long: never},
+		wire.KindFilesRead:      {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.read)), long: never},
 		wire.KindFilesWrite:     {Needs: NeedsSandbox, run: runs(inFiles(fileOps.write))},
 		wire.KindFilesEdit:      {Needs: NeedsSandbox, run: runs(inFiles(fileOps.edit))},
-		wire.KindFilesJSONRead:  {Needs: NeedsSandbox, run: runs(inFiles(fileOps.readJSON))},
+		wire.KindFilesJSONRead:  {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.readJSON))},
 		wire.KindFilesJSONWrite: {Needs: NeedsSandbox, run: runs(inFiles(fileOps.writeJSON))},
-		wire.KindFilesExists:    {Needs: NeedsSandbox, run: runs(inFiles(fileOps.exists))},
-		wire.KindFilesList:      {Needs: NeedsSandbox, run: runs(inFiles(fileOps.list))},
-		wire.KindFilesTree:      {Needs: NeedsSandbox, run: runs(inFiles(fileOps.tree))},
-		wire.KindFilesGlob:      {Needs: NeedsSandbox, run: runs(inFiles(fileOps.glob))},
-		wire.KindFilesSearch:    {Needs: NeedsSandbox, run: runs(inFiles(fileOps.search))},
+		wire.KindFilesExists:    {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.exists))},
+		wire.KindFilesList:      {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.list))},
+		wire.KindFilesTree:      {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.tree))},
+		wire.KindFilesGlob:      {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.glob))},
+		wire.KindFilesSearch:    {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.search))},
 
 		wire.KindMCPList:        {Needs: NeedsSandbox, run: runs(mcpList)},
 		wire.KindMCPCall:        {Needs: NeedsSandbox, run: runs(mcpCall), long: longer(mcpSize)},
@@ -84,7 +86,7 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 		wire.KindDialogEnd:      {Needs: NeedsFunction, run: runs(dialogEnd), long: longer(dialogSize)},
 
 		wire.KindWorkspaceImport:  {Needs: NeedsSandbox, check: checks(checkImport), run: runs(workspaceImport)},
-		wire.KindWorkspaceExport:  {Needs: NeedsSandbox, check: checks(checkExport), run: runs(workspaceExport)},
+		wire.KindWorkspaceExport:  {Needs: NeedsSandbox, reads: true, check: checks(checkExport), run: runs(workspaceExport)},
 		wire.KindWorkspaceRestore: {Needs: NeedsSandbox, run: runs(workspaceRestore)},
 		wire.KindWorkspaceFork:    {Needs: NeedsSandbox, check: checks(checkFork), run: runs(workspaceFork)},
 		wire.KindWorkspaceMerge:   {Needs: NeedsSandbox, check: checks(checkMerge), run: runs(workspaceMerge)},

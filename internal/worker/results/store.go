@@ -37,6 +37,23 @@ type Partial struct {
 	Whole Func
 }
 
+// Noted is the value of a command with one more note; other values have none, and stay as they are.
+func Noted(v protocol.Value, note string) protocol.Value {
+	switch v := v.(type) {
+	case Partial:
+		v.Value = Noted(v.Value, note)
+		return v
+	case protocol.CommandRunResult:
+		v.Notes = append(v.Notes, note)
+		return v
+	case protocol.CodeRunResult:
+		v.Notes = append(v.Notes, note)
+		return v
+	default:
+		return v
+	}
+}
+
 // Func stores all of the value of a call.
 type Func func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error)
 

@@ -243,6 +243,38 @@ func (b *Box) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (n
 	return notes
 }
 
+// watchRepositories remembers the repositories of a directory that a lane uses in place, at its
+// first use.
+func (s *Set) watchRepositories(ctx context.Context, l protocol.Lane) error {
+	dir, inPlace := s.InPlace(l)
+	if !inPlace || s.options.KeepGitSettings {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.aside[dir]; known {
+		return nil
+	}
+	aside, err := gitguard.NewAside(ctx, dir)
+	if err == nil {
+		s.aside[dir] = aside
+	}
+	return err
+}
+
+// SetAside sets aside what a call of a lane has left for git to run in a directory used in place. It
+// returns what that was.
+func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
+	dir, inPlace := s.InPlace(l)
+	if !inPlace {
+		return nil, nil
+	}
+	s.mu.Lock()
+	aside := s.aside[dir]
+	s.mu.Unlock()
+	return aside.Move(context.WithoutCancel(ctx))
+}
+
 // noRepository says why git found no repository where a person's git finds one; "" if the command
 // does not report that.
 func (b *Box) noRepository(ctx context.Context, r *sandbox.Result) string {

@@ -64,6 +64,9 @@ type Settings struct {
 	// must be able to. nil means those of [gitguard.Protected] in a directory that is used in
 	// place, as they are at its first use, and none elsewhere; empty means none.
 	Protect []string
+	// KeepGitSettings leaves what new repositories in a directory used in place have git run; see
+	// [gitguard.Aside].
+	KeepGitSettings bool
 	// Workspace, when set, returns the directory that the sandbox of an id uses in place; ok is
 	// false for one with a directory of its own.
 	Workspace func(id string) (dir string, ok bool)
@@ -104,11 +107,12 @@ type Set struct {
 	boxes    map[protocol.Lane]*Box
 	protect  map[string]gitguard.Protection // by directories that are used in place: what is protected by default
 	settings map[protocol.Lane]*gitguard.Copies
+	aside    map[string]*gitguard.Aside // by directories that are used in place
 }
 
 // New prepares the data directory.
 func New(o Options) (*Set, error) {
-	s := &Set{options: o, boxes: map[protocol.Lane]*Box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}}
+	s := &Set{options: o, boxes: map[protocol.Lane]*Box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}, aside: map[string]*gitguard.Aside{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.Spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -215,6 +219,9 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 		b.temporary = filepath.Dir(workspace)
 	}
 	protect, err := s.protected(ctx, l)
+	if err == nil {
+		err = s.watchRepositories(ctx, l)
+	}
 	if err != nil {
 		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}

@@ -34,6 +34,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
@@ -209,7 +210,7 @@ func readRegular(path string) ([]byte, *Problem) {
 	}
 	var content []byte
 	if err == nil {
-		content, err = os.ReadFile(path)
+		content, err = regular.Read(path, maxBytes)
 	}
 	if err != nil {
 		return nil, &Problem{File: path, Message: err.Error()}

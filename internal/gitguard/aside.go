@@ -1,0 +1,266 @@
+package gitguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/regular"
+)
+
+// asideSuffix ends the name of a file that was set aside. git runs no hook of such a name.
+const asideSuffix = ".set-aside"
+
+// maxAside bounds how many versions of one file are kept.
+const maxAside = 100
+
+// Aside sets aside what new repositories in a directory have git run: those that were not there
+// when [NewAside] looked. Their settings that name programs, servers or other files are removed from
+// their files, of which a copy stays beside; their hooks are renamed. It is safe for concurrent use.
+type Aside struct {
+	mu     sync.Mutex
+	dir    string
+	git    *reader
+	before map[string]bool // directories of git's
+}
+
+// NewAside looks which repositories a directory has. nil without an error means that there is no
+// git on this host.
+func NewAside(ctx context.Context, dir string) (*Aside, error) {
+	git, err := newReader(dir)
+	if err != nil {
+		return nil, nil //nolint:nilnil,nilerr // see the comment
+	}
+	f, err := find(ctx, dir, git)
+	if err != nil {
+		return nil, err
+	}
+	a := &Aside{dir: f.dir, git: git, before: map[string]bool{}}
+	for _, r := range f.repositories {
+		a.before[followed(r.gitDir)], a.before[followed(r.common)] = true, true
+	}
+	return a, nil
+}
+
+// Move sets aside what there is by now. It returns what was set aside, such as
+// "lib/.git/config: core.fsmonitor" and "lib/.git/hooks/pre-commit".
+func (a *Aside) Move(ctx context.Context) (moved []string, err error) {
+	if a == nil {
+		return nil, nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f, err := find(ctx, a.dir, a.git)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(f.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	m := &mover{survey: &survey{found: f}, root: root}
+	for _, r := range f.repositories {
+		for _, dir := range slices.Compact([]string{followed(r.gitDir), followed(r.common)}) {
+			if dir == "" || a.before[dir] || !below(f.dir, dir) {
+				continue
+			}
+			if err := m.directory(ctx, &r, dir); err != nil {
+				return m.moved, fmt.Errorf("set aside what git runs in %s: %w", dir, err)
+			}
+		}
+	}
+	return m.moved, nil
+}
+
+// mover sets aside what it finds in a directory of git's.
+type mover struct {
+	*survey
+
+	root  *os.Root
+	moved []string
+}
+
+func (m *mover) directory(ctx context.Context, r *repository, path string) error {
+	name, err := filepath.Rel(m.dir, path)
+	if err != nil {
+		return err
+	}
+	dir, err := m.root.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // what was written there has its own errors
+	for _, file := range []string{"config", "config.worktree"} {
+		if err := m.settingsOf(ctx, r, dir, filepath.Join(name, file), file); err != nil {
+			return err
+		}
+	}
+	return m.hooksOf(dir, name)
+}
+
+// settingsOf sets the settings of a file aside that have git run something.
+func (m *mover) settingsOf(ctx context.Context, r *repository, dir *os.Root, shown, file string) error {
+	info, err := dir.Lstat(file)
+	if missing(err) {
+		return nil
+	}
+	var content []byte
+	if err == nil && info.Mode().IsRegular() {
+		content, err = readSettings(dir, file)
+	}
+	switch {
+	case err == nil && !info.Mode().IsRegular(), errors.Is(err, regular.ErrNot), errors.Is(err, regular.ErrLarge):
+		m.moved = append(m.moved, shown) // a link, too: git makes none, and it may lead to somebody else's
+		return rename(dir, file)
+	case err != nil:
+		return err
+	}
+	entries, err := m.git.list(ctx, content)
+	if errors.Is(err, errRefused) { // nothing is run because of it
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	changes, has := values{}, values{}
+	for _, e := range entries {
+		has[e.key] = append(has[e.key], e.value)
+	}
+	for _, e := range entries {
+		if m.runsBy(r, setting{entry: e}) {
+			changes[e.key] = slices.DeleteFunc(slices.Clone(has[e.key]), func(value string) bool { return m.runsBy(r, setting{entry: entry{e.key, value}}) })
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	m.moved = append(m.moved, changes.named(shown)...)
+	left, err := edit(ctx, m.dir, content, changes)
+	if err == nil {
+		entries, err = m.git.list(ctx, left)
+	}
+	if err != nil || slices.ContainsFunc(entries, func(e entry) bool { return m.runsBy(r, setting{entry: e}) }) {
+		return rename(dir, file) // what git cannot take out is taken out whole
+	}
+	return replace(dir, file, content, left)
+}
+
+// hooksOf sets the hooks of a directory of git's aside.
+func (m *mover) hooksOf(dir *os.Root, shown string) error {
+	info, err := dir.Lstat("hooks")
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() { // a link leads to files that may be somebody else's
+		m.moved = append(m.moved, filepath.Join(shown, "hooks"))
+		return rename(dir, "hooks")
+	}
+	hooks, err := dir.OpenRoot("hooks")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = hooks.Close() }() // as above
+	entries, err := fs.ReadDir(hooks.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if info, err := os.Stat(filepath.Join(hooks.Name(), name)); err == nil && runs(name, info) && filepath.Ext(name) != asideSuffix {
+			m.moved = append(m.moved, filepath.Join(shown, "hooks", name))
+			if err := rename(hooks, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// runs reports whether git runs a file as a hook.
+func runs(name string, info fs.FileInfo) bool {
+	return info.Mode().IsRegular() && info.Mode()&0o111 != 0 && filepath.Ext(name) != ".sample"
+}
+
+// free is a name that nothing has, for what is set aside.
+func free(dir *os.Root, name string) (string, error) {
+	for n := range maxAside {
+		at := name + asideSuffix
+		if n > 0 {
+			at = fmt.Sprintf("%s.%d%s", name, n+1, asideSuffix)
+		}
+		if _, err := dir.Lstat(at); missing(err) {
+			return at, nil
+		}
+	}
+	return "", fmt.Errorf("%s: %d versions of it are set aside: remove them", name, maxAside)
+}
+
+// rename sets a whole file aside.
+func rename(dir *os.Root, name string) error {
+	at, err := free(dir, name)
+	if err != nil {
+		return err
+	}
+	return dir.Rename(name, at)
+}
+
+// replace sets a file with this content aside, and has another one in its place.
+func replace(dir *os.Root, name string, content, left []byte) error {
+	at, err := free(dir, name)
+	if err != nil {
+		return err
+	}
+	fresh := strings.TrimSuffix(at, asideSuffix) + ".new"
+	owner, err := dir.Stat(".")
+	if err != nil {
+		return err
+	}
+	for file, content := range map[string][]byte{at: content, fresh: left} {
+		if err := dir.Remove(file); err != nil && !missing(err) {
+			return err
+		}
+		if err := writeNew(dir, file, content); err != nil {
+			return err
+		}
+		if uid, gid, known := ownerOf(owner); known && os.Geteuid() == 0 {
+			if err := dir.Lchown(file, uid, gid); err != nil {
+				return err
+			}
+		}
+	}
+	return dir.Rename(fresh, name)
+}
+
+func writeNew(dir *os.Root, name string, content []byte) error {
+	file, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	return errors.Join(err, file.Close())
+}
+
+// aside collects what was set aside in a directory of git's.
+func (s *survey) aside(dir string) {
+	if _, here := s.inside(filepath.Join(dir, "config")); !here {
+		return
+	}
+	for _, sub := range []string{dir, filepath.Join(dir, "hooks")} {
+		entries, _ := os.ReadDir(sub) // there may be none
+		for _, entry := range entries {
+			if path := filepath.Join(sub, entry.Name()); filepath.Ext(path) == asideSuffix {
+				s.add(path, "was set aside, so that git does not run what it names", digest(path))
+			}
+		}
+	}
+}

@@ -1,0 +1,87 @@
+// Package regular opens files that a session may have written. A FIFO, a device or a socket at
+// the path is an error at once, instead of a wait or an effect, also if it replaces a file between
+// two looks. What is read is bounded. Errors are of type [*fs.PathError].
+package regular
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// Errors of a path.
+var (
+	ErrNot   = errors.New("is not a regular file")
+	ErrLarge = errors.New("is larger than")
+)
+
+// Open opens a regular file to read it.
+func Open(path string) (*os.File, error) { return open(nowhere{}, path) }
+
+// OpenIn is [Open] for a path in a directory, which links do not lead out of.
+func OpenIn(root *os.Root, name string) (*os.File, error) { return open(root, name) }
+
+// Read reads a regular file of at most limit bytes, whole KiB.
+func Read(path string, limit int64) ([]byte, error) { return read(nowhere{}, path, limit) }
+
+// ReadIn is [Read] for a path in a directory, which links do not lead out of.
+func ReadIn(root *os.Root, name string, limit int64) ([]byte, error) { return read(root, name, limit) }
+
+// place is where a path is looked up.
+type place interface {
+	Stat(name string) (fs.FileInfo, error)
+	OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error)
+}
+
+// nowhere looks paths up as the system does.
+type nowhere struct{}
+
+func (nowhere) Stat(name string) (fs.FileInfo, error) { return os.Stat(name) }
+
+func (nowhere) OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error) {
+	return os.OpenFile(name, flag, perm)
+}
+
+// open looks before it opens, because opening a device may have effects, and again at what it
+// opened.
+func open(in place, name string) (*os.File, error) {
+	info, err := in.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, not(name)
+	}
+	file, err := in.OpenFile(name, os.O_RDONLY|nonblock, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err = file.Stat(); err == nil && !info.Mode().IsRegular() {
+		err = not(name)
+	}
+	if err != nil {
+		_ = file.Close() // it was not read
+		return nil, err
+	}
+	return file, nil
+}
+
+func not(name string) error { return &fs.PathError{Op: "open", Path: name, Err: ErrNot} }
+
+func read(in place, name string, limit int64) ([]byte, error) {
+	file, err := open(in, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		err = &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w %d KiB", ErrLarge, limit>>10)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return content, nil
+}
