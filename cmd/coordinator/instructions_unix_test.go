@@ -48,7 +48,7 @@ func TestInstructions_OfAWorkspace(t *testing.T) {
 		"a FIFO": {[]func(*testing.T, string){func(t *testing.T, dir string) {
 			t.Helper()
 			require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "AGENTS.md"), 0o600))
-		}}, files{}, "not a file"},
+		}}, files{}, "is not a regular file"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

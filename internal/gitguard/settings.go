@@ -83,7 +83,7 @@ func split(key string) (section, subsection, name string) {
 func harmless(key, value string) bool {
 	section, subsection, name := split(key)
 	switch {
-	case slices.Contains(harmlessSections, section):
+	case slices.Contains(harmlessSections, section), name == "": // git knows no setting without a section
 		return true
 	case name == "url" || name == "pushurl":
 		return (section == "remote" || section == "submodule") && harmlessURL(value)

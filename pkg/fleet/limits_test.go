@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -49,6 +50,22 @@ func TestTemplates_OfDirectories(t *testing.T) {
 	require.Equal(t, "base", list[0].Name)
 	require.NoError(t, templates.Remove(ctx, "base"))
 	require.ErrorIs(t, templates.Remove(ctx, "base"), fleet.ErrNotFound)
+}
+
+// TestTemplates_LeaveOutWhatCopiesDo: one rule says what of a directory gets to a fleet.
+func TestTemplates_LeaveOutWhatCopiesDo(t *testing.T) {
+	t.Parallel()
+	templates, ctx, dir, told := fleettest.Start(t).Templates(), t.Context(), t.TempDir(), ""
+	for _, name := range []string{".env", "id_rsa", "server.pem", "main.go", ".gitignore", "built"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("built\n"), 0o600))
+	}
+	require.NoError(t, templates.Create(ctx, "base", dir, fleet.Copy{Warn: func(text string) { told += text }}))
+	require.NoError(t, templates.Create(ctx, "more", dir, fleet.Copy{IncludeIgnored: true}))
+	list, err := templates.List(ctx)
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	require.Equal(t, []int{2, 3}, []int{list[0].Files, list[1].Files})
+	require.Contains(t, told, "not copied: .env, id_rsa, server.pem (secrets), built (.gitignore)")
 }
 
 func TestSchedules_ArePausedAndResumed(t *testing.T) {

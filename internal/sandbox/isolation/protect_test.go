@@ -30,5 +30,5 @@ func TestCleanProtected(t *testing.T) {
 		require.ErrorContains(t, err, fault, "%.10q", place)
 	}
 	_, err := isolation.CleanProtected(make([]string, isolation.MaxProtected+1))
-	require.ErrorContains(t, err, "257 protected places: at most 256")
+	require.ErrorContains(t, err, "1025 protected places: at most 1024")
 }
