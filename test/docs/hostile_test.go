@@ -127,6 +127,7 @@ var opened = map[string]use{
 	"internal/sandbox/snapshot/save.go":                 {1, list},
 	"internal/sandbox/snapshot/tree.go":                 {1, own},
 	"internal/signing/signing.go":                       {1, named},
+	"internal/transfer/base.go":                         {2, own},
 	"internal/transfer/pull.go":                         {1, list},
 	"internal/transfer/transfer.go":                     {2, root},
 	"internal/worker/background/process.go":             {1, own},
