@@ -25,8 +25,8 @@ type Prices struct {
 	Unit    string          `json:"unit"`
 	Sources []string        `json:"sources"`
 	Models  map[string]Info `json:"models"`
-	// Tools are dollars for each call of the tools that providers run, by PROVIDER:TOOL, at most: some
-	// are billed by time or size. A file without them has those of this version.
+	// Tools are dollars for each call of the tools that providers run, by PROVIDER:TOOL, at most:
+	// some are billed by time or size. A file without them has those of this version.
 	Tools map[string]float64 `json:"tools"`
 }
 

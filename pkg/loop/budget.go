@@ -159,8 +159,8 @@ func (a *account) budgets() (budget, used, aloneBudget, aloneUsed protocol.Spend
 	return s.budget, s.spent.Add(running), aloneBudget, aloneUsed
 }
 
-// usedUp returns the first bound that is used up to a share: of the session, or of one above it. The
-// time since the last event of the journal counts, too.
+// usedUp returns the first bound that is used up to a share: of the session, or of one above it.
+// The time since the last event of the journal counts, too.
 func (a *account) usedUp(share float64, since protocol.Millis) *usedUp {
 	for of := a; of != nil; of = of.above {
 		if of != a {

@@ -178,7 +178,7 @@ func (c *conversation) referTo(ctx context.Context) (bool, error) {
 // readTool is the tool that reads what a reference names.
 const readTool = "read"
 
-// reference begins the reason for which an attachment is left out if it says where the attachment is.
+// reference begins the reason for which an attachment is left out if that says where to read it.
 const reference = "[The rest is left out"
 
 func isReference(reason string) bool { return strings.HasPrefix(reason, reference) }

@@ -6,8 +6,8 @@
 // conversation have prompt caching marks, so that each step pays only for what is new.
 //
 // What a server rejects (caching marks, adaptive thinking, a bound of output tokens) is omitted or
-// lowered from then on. Blocks of thinking that it refuses are omitted from that request alone, which
-// then asks for no thinking.
+// lowered from then on. Blocks of thinking that it refuses are omitted from that request alone,
+// which then asks for no thinking.
 package anthropic
 
 import (

@@ -98,8 +98,8 @@ func (r *request) bound(settings loop.Settings) {
 	}
 }
 
-// thought reports whether the last reply that asked for tools begins with a thought: with a budget of
-// thinking the API demands that. One of another model, which a fallback was, does not.
+// thought reports whether the last reply that asked for tools begins with a thought: with a budget
+// of thinking the API demands that. A reply of another provider's model has no thought here.
 func thought(messages []loop.Message) bool {
 	for i := range slices.Backward(messages) {
 		if m := &messages[i]; m.Role == loop.RoleAssistant {
@@ -177,7 +177,7 @@ func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockPar
 func (r *request) resume(blocks []*block) {
 	var said []sdk.ContentBlockParamUnion
 	for _, block := range blocks {
-		if raw := block.whole(); raw != nil && !(r.omitted.thinking && isThought(block.kind)) {
+		if raw := block.whole(); raw != nil && (!r.omitted.thinking || !isThought(block.kind)) {
 			said = append(said, param.Override[sdk.ContentBlockParamUnion](raw))
 		}
 	}

@@ -21,7 +21,8 @@ import (
 )
 
 // Reply makes attempts until one of them returns a reply, or an error that is not worth another;
-// delta is notified of each wait, and of what a failed attempt took: the Usage of its reply. An error is the cause of ctx's end or wraps an [*Error].
+// delta is notified of each wait, and of what a failed attempt took: the Usage of its reply. An
+// error is the cause of ctx's end or wraps an [*Error].
 func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt func() (loop.Reply, error)) (loop.Reply, error) {
 	begun := time.Now()
 	delays := &backoff.ExponentialBackOff{
