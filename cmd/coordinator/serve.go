@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +35,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 type serveCommand struct {
@@ -212,12 +215,40 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if options.Schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Logger: logger}).Run(sweeping)
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies), Logger: logger}).Run(sweeping)
 		})
 	}
 	c.announce(p, fl, options.Default)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
+}
+
+// judgeScheduled judges scheduled calls by the policies of this coordinator: nobody is there to
+// approve one.
+func judgeScheduled(policies []policy.Policy) func(*protocol.Call) error {
+	if len(policies) == 0 {
+		return nil
+	}
+	return func(call *protocol.Call) error {
+		judge, err := policy.New(policies...)
+		if err != nil {
+			return err
+		}
+		name := cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))
+		verdict := judge.Judge(policy.Call{Tool: name, Plan: tools.Plan{Payload: call.Payload, Resources: call.Resources}, Used: map[string]int{}})
+		switch verdict.Decision {
+		case policy.Denied:
+			return errors.New(verdict.Reason)
+		case policy.Ask:
+			return fmt.Errorf("%s, and nobody is there to approve a scheduled call (%s)", verdict.Reason, verdict.Rule)
+		default:
+		}
+		call.MinLevel, call.Roots = wire.HigherLevel(call.MinLevel, verdict.MinLevel), slices.Concat(call.Roots, verdict.Roots)
+		if verdict.AtMostOnce {
+			call.Delivery, call.Retry = protocol.AtMostOnce, nil
+		}
+		return nil
+	}
 }
 
 // startIn sends scheduled calls. If the time for that ends, it looks whether this process lacks

@@ -209,9 +209,9 @@ func TestScreen_AlwaysIsForTheSession(t *testing.T) {
 		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo a\necho b"}}]},
 		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo c"}}]},
 		{"text": "Done."}`), "Go.")
-	m.shows("│ +one", "every call of write", question)
+	m.shows("│ +one", `every call of write for "a.txt"`, question)
 	m.keys("a", "Enter")
-	m.shows("allowed as before: every call of write", "│ echo a\n  │ echo b", "this very command")
+	m.shows("allowed as before: every call of write", "│ echo a\n  │ echo b", "this very call of bash")
 	m.keys("a", "Enter")
 	m.shows("│ echo c") // another command is another question
 	m.keys("n", "Enter")

@@ -66,13 +66,22 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 					continue
 				}
 				_ = message.Respond(taken()) // the answer counts in any case
-				answer.Via = "fleet"
+				answer.By, answer.Via = claimed(answer.By), "fleet"
 				return answer, nil
 			case <-ctx.Done():
 				return protocol.Approval{}, context.Cause(ctx)
 			}
 		}
 	}
+}
+
+// claimed is the name under which an answer that came over NATS is recorded: a message does not
+// name its publisher, so the name is what the answer says.
+func claimed(by string) string {
+	if by == "" {
+		return ""
+	}
+	return by + " (claimed)"
 }
 
 func taken() []byte { return []byte(wire.AnswerTaken) }

@@ -39,7 +39,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	require.NoError(t, nc.Publish(wire.ApprovalSubject(f.Name, session, call), forged), "it is no request")
 	require.NoError(t, nc.PublishRequest(wire.ApprovalSubject(f.Name, session, call), "$JS.ACK.stream.consumer", forged))
 	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
-	require.Equal(t, protocol.Approval{Granted: true, By: "ada", Note: "go", Via: "fleet"}, <-asked)
+	require.Equal(t, protocol.Approval{Granted: true, By: "ada (claimed)", Note: "go", Via: "fleet"}, <-asked, "the name is not checked")
 	require.ErrorIs(t, say(t, nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
 }
 
@@ -171,6 +171,6 @@ func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
 	err := approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Question: "2", Action: protocol.ActionDecline})
 	require.ErrorContains(t, err, "another question")
 	require.NoError(t, approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{"answer":"blue"}`), By: "ada"}))
-	require.Equal(t, "ada", (<-answered).By)
+	require.Equal(t, "ada (claimed)", (<-answered).By)
 	require.ErrorIs(t, approval.Say(ctx, nc, nc, f.Name, asked, protocol.Approval{Granted: true}), approval.ErrNotAsked)
 }

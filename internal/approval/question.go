@@ -68,6 +68,7 @@ func Put(
 			}
 			_ = message.Respond(taken()) // the answer counts in any case
 			if answer.Action != protocol.ActionWait {
+				answer.By = claimed(answer.By)
 				return answer, nil
 			}
 		case <-ctx.Done():

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/user"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/regular"
@@ -151,16 +152,20 @@ func StoredFiles(client *fleet.Client, session protocol.SessionID) Files {
 // maxShownFile bounds the files of which a difference is shown, in bytes.
 const maxShownFile = 512 << 10
 
-// scopeOf returns which calls an answer for the whole session covers, as a key and in words:
-// commands as they are written, other tools with any arguments.
+// editors are the tools that do nothing but change the file of the argument named path.
+var editors = []string{"write", "edit", "multi_edit", "json_write"} //nolint:gochecknoglobals // a constant table
+
+// scopeOf returns which calls an answer for the whole session covers, as a key and in words: the
+// call as it is shown, or every change of its file by the same built-in tool. The arguments of
+// other tools may be programs under any name.
 func scopeOf(request loop.ApprovalRequest) (key, words string) {
-	var args struct {
-		Command, Code *string
+	var args map[string]any
+	if json.Unmarshal([]byte(request.Arguments), &args) == nil && slices.Contains(editors, request.Tool) {
+		if file, _ := args["path"].(string); file != "" {
+			return request.Tool + "\x00file\x00" + file, fmt.Sprintf("every call of %s for %q", request.Tool, file)
+		}
 	}
-	if json.Unmarshal([]byte(request.Arguments), &args) == nil && (args.Command != nil || args.Code != nil) {
-		return request.Tool + "\x00" + request.Arguments, "this very command"
-	}
-	return request.Tool, "every call of " + request.Tool
+	return request.Tool + "\x00" + request.Arguments, "this very call of " + request.Tool
 }
 
 // parseAnswer reads an answer; always means that it holds for the whole session.

@@ -40,6 +40,8 @@ type Runner struct {
 	// Send has the fleet accept a call, which it does not follow. It is called again with the same
 	// call after an error or a crash, and concurrently.
 	Send func(ctx context.Context, call *protocol.Call) error
+	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
+	Judge func(call *protocol.Call) error
 	// Channels has the messages that start calls; nil starts none by messages.
 	Channels *channel.Store
 	Logger   *slog.Logger
@@ -206,6 +208,10 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	for _, t := range times {
 		call := s.At(t)
+		if err := r.judged(s, &call); err != nil { // as at every attempt, while the rules are these
+			r.Logger.WarnContext(ctx, "a schedule's call is not allowed and was skipped", slog.String("schedule", s.Name), slog.Time("time", t), slog.Any("error", err))
+			continue
+		}
 		about := []any{slog.String("schedule", s.Name), slog.Time("time", t), slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID))}
 		err := r.send(ctx, &call)
 		if refused, is := errors.AsType[*protocol.Error](err); is && refused.Code == codes.PayloadTooLarge { // as at every attempt
@@ -229,6 +235,14 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	*s = moved
 	return nil
+}
+
+// judged returns why a call must not start. What turns do is judged when they do it.
+func (r *Runner) judged(s *Schedule, call *protocol.Call) error {
+	if r.Judge == nil || s.isTurn() {
+		return nil
+	}
+	return r.Judge(call)
 }
 
 func (r *Runner) send(ctx context.Context, call *protocol.Call) error {

@@ -407,3 +407,36 @@ func TestRunner_Pause(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, (<-calls).IssuedAt.Before(resumed.Resumed))
 }
+
+// A call of workers that the runner's judge refuses does not start. Turns are not asked about, since
+// what they do is judged then.
+func TestRunner_CallsAreJudged(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for name, call := range map[string]protocol.Call{"call": command(), "turn": turn(protocol.NewSessionID())} {
+		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Call: call, KeepSession: true})
+		require.NoError(t, err)
+	}
+	judged, sent := make(chan protocol.Call, 100), make(chan protocol.Call, 100)
+	refuse := func(call *protocol.Call) error {
+		judged <- *call
+		return errors.New("no")
+	}
+	var running sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	running.Go(func() {
+		(&schedule.Runner{Store: store, Judge: refuse, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call *protocol.Call) error {
+			sent <- *call
+			return nil
+		}}).Run(ctx)
+	})
+	for range 3 {
+		require.Equal(t, protocol.DefaultPool, (<-judged).Pool)
+		require.Equal(t, protocol.SessionPool, (<-sent).Pool)
+	}
+	end()
+	running.Wait()
+	for len(sent) > 0 {
+		require.Equal(t, protocol.SessionPool, (<-sent).Pool)
+	}
+}

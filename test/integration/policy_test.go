@@ -185,7 +185,7 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 	answered := execute(t, coordinator, launch{args: append(pasted(t, command[1]), "--note", "be quick")})
 	require.Equal(t, 0, answered.code, answered.stderr)
 	require.Equal(t, 0, attached.wait(t), attached)
-	require.Regexp(t, `write: approved by \S+, who said: be quick`, b.session(t, "log", id).stdout)
+	require.Regexp(t, `write: approved by \S+ \(claimed\), who said: be quick`, b.session(t, "log", id).stdout)
 	require.Regexp(t, `answered`, b.session(t, "ls").stdout)
 	require.Equal(t, "no call waits for approval or for an answer\n", list())
 	again := execute(t, coordinator, launch{args: pasted(t, command[1])})
