@@ -91,9 +91,10 @@ func (f *alone) unattended(options serve.Options) (bounds ports.Unattended, err 
 
 // setupFlags are about what the coordinator makes in its fleet.
 type setupFlags struct {
-	Lease  time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
-	Pools  []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
-	Limits string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
+	Lease    time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
+	Pools    []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
+	CallKeys string        `placeholder:"FILE" brief:"Public keys of those who may ask for turns; others are rejected." help:"Public keys (PEM, Ed25519) of those who may ask for turns, as of worker --call-keys; turns that neither they nor this coordinator's key (--sign-key) have signed are rejected, and schedules that this key has not signed do not start. Default: with a key, others' turns run for the default tenant only; without, all run."`
+	Limits   string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
 
 // clientFlags are about agents that bring their own model.
@@ -195,6 +196,12 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	host, _ := os.Hostname() // only a name
 	options.Fleet, options.Dispatcher, options.Journal, options.Do = fl.Name, fl.Dispatcher, fl.Journal, fl.Dispatcher.One
 	options.Holder = serve.Holder{ID: wire.NewWorkerID(host), Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin}
+	if options.Keys, err = c.keys(fl); err != nil {
+		return err
+	}
+	if options.Schedules != nil {
+		options.Schedules.Strict = c.CallKeys != ""
+	}
 	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name), takesOn(fl, logger)
 	options.Tracer, options.Logger = telemetry.Tracer(), logger
 	server, err := serve.New(ctx, fl.NC, options)
@@ -215,12 +222,33 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if options.Schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies), Logger: logger}).Run(sweeping)
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies), Owner: ownerIn(fl), Logger: logger}).Run(sweeping)
 		})
 	}
 	c.announce(p, fl, options.Default)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
+}
+
+// keys are the signers whose turns this coordinator runs; nil runs every turn, as without a key of
+// its own it signs nothing for others.
+func (c *serveCommand) keys(fl *fleet.Fleet) (*signing.Keys, error) {
+	if c.CallKeys == "" && fl.Signer() == nil {
+		return nil, nil //nolint:nilnil // every turn
+	}
+	keys, err := signing.OpenFor(fl.Signer(), c.CallKeys)
+	if err != nil {
+		return nil, cli.Usagef("--call-keys: %v", err)
+	}
+	return keys, nil
+}
+
+// ownerIn reads which tenant owns a session.
+func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (protocol.Tenant, error) {
+	return func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error) {
+		history, err := fl.Journal.Load(ctx, session)
+		return history.Tenant(), err
+	}
 }
 
 // judgeScheduled judges scheduled calls by the policies of this coordinator: nobody is there to

@@ -286,6 +286,9 @@ func (f *Fleet) Schedules(ctx context.Context) (*schedule.Store, error) {
 	return store, err
 }
 
+// Signer signs this process's calls; nil without a key.
+func (f *Fleet) Signer() *signing.Signer { return f.signer }
+
 // SignKey names the key that signs this process's calls; "" without one.
 func (f *Fleet) SignKey() string { return f.signer.ID() }
 

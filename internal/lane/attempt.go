@@ -149,7 +149,7 @@ func (l *heldLane) run(e *core.Entry) *Run {
 		call = e.Full
 	}
 	return &Run{
-		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq,
+		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq, Bound: e.Bound,
 		Queued: age, InLane: min(age, time.Since(l.since)),
 		Fence: l.claim.epoch.Load(), LeaseEnd: l.incarnation.leaseEnd, Abandon: func() { l.cancel(ErrDraining) },
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -169,6 +170,9 @@ type Run struct {
 	Call    *protocol.Call
 	Header  nats.Header
 	Attempt int // from 1
+	// Bound is the tenant to which the key is bound that has signed the call: the call may touch
+	// only what this tenant owns. "" is no bound.
+	Bound protocol.Tenant
 	// Sequence is the call's stream sequence: the order in which the calls of a lane were accepted.
 	Sequence uint64
 	// Queued is from the call's acceptance to this start, InLane the part of it
@@ -187,6 +191,14 @@ type Run struct {
 	// the call started again. Then the host keeps nothing of the attempt: neither its result nor a
 	// checkpoint with it. The answer of its first use counts; the engine asks if the host does not.
 	WillRetry func(*protocol.Result) bool
+}
+
+// Owns refuses a call that touches a session of an owner to whom its signer is not bound.
+func (r *Run) Owns(session string, owner protocol.Tenant) *protocol.Error {
+	if r.Bound == "" || owner == r.Bound {
+		return nil
+	}
+	return protocol.Errorf(codes.NotSigned, "session %s belongs to tenant %s, and the call is signed for tenant %s; it was not run", session, owner, r.Bound)
 }
 
 // Interrupted translates the end of a call's context into its status and error;

@@ -101,7 +101,7 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 		if n > 0 {
 			digest.Write(chunk[:n])
 			if info.Chunks == 0 && counts(n, len(chunk)) {
-				info.NUID = string(storedBy(ctx)) + "." + info.NUID
+				info.NUID = string(TenantOf(ctx)) + "." + info.NUID
 			}
 			id := jetstream.WithMsgID(fmt.Sprint(info.NUID, ".", info.Chunks)) // stored once, however often it is sent
 			if err := store(ctx, func(ctx context.Context) error {

@@ -38,7 +38,8 @@ func StoredBy(ctx context.Context, tenant protocol.Tenant) context.Context {
 	return context.WithValue(ctx, storedKey{}, cmp.Or(tenant, wire.DefaultTenant))
 }
 
-func storedBy(ctx context.Context) protocol.Tenant {
+// TenantOf is the tenant of [StoredBy].
+func TenantOf(ctx context.Context) protocol.Tenant {
 	tenant, _ := ctx.Value(storedKey{}).(protocol.Tenant)
 	return cmp.Or(tenant, wire.TenantOf(ctx), wire.DefaultTenant)
 }
@@ -53,7 +54,7 @@ func MarkResult(nc *nats.Conn, fleet protocol.Fleet, tenant protocol.Tenant, n i
 
 // MarkJournal counts n bytes of a session's journal for the tenant of a context.
 func MarkJournal(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, n int) {
-	mark(nc, wire.KeptBucket(fleet), storedBy(ctx), "journal."+string(session), n)
+	mark(nc, wire.KeptBucket(fleet), TenantOf(ctx), "journal."+string(session), n)
 }
 
 func mark(nc *nats.Conn, bucket string, tenant protocol.Tenant, of string, n int) {

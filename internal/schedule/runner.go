@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"sync"
@@ -42,6 +43,9 @@ type Runner struct {
 	Send func(ctx context.Context, call *protocol.Call) error
 	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
 	Judge func(call *protocol.Call) error
+	// Owner returns the tenant that owns a session, "" for one that does not exist; required where
+	// the store has a signer.
+	Owner func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error)
 	// Channels has the messages that start calls; nil starts none by messages.
 	Channels *channel.Store
 	Logger   *slog.Logger
@@ -208,12 +212,16 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	for _, t := range times {
 		call := s.At(t)
-		if err := r.judged(s, &call); err != nil { // as at every attempt, while the rules are these
-			r.Logger.WarnContext(ctx, "a schedule's call is not allowed and was skipped", slog.String("schedule", s.Name), slog.Time("time", t), slog.Any("error", err))
+		refusal, err := r.judged(ctx, s, &call)
+		if err != nil {
+			return err
+		}
+		if refusal != nil { // as at every attempt, while the rules are these
+			r.Logger.WarnContext(ctx, "a schedule's call is not allowed and was skipped", slog.String("schedule", s.Name), slog.Time("time", t), slog.Any("error", refusal))
 			continue
 		}
 		about := []any{slog.String("schedule", s.Name), slog.Time("time", t), slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID))}
-		err := r.send(ctx, &call)
+		err = r.send(ctx, &call)
 		if refused, is := errors.AsType[*protocol.Error](err); is && refused.Code == codes.PayloadTooLarge { // as at every attempt
 			r.Logger.WarnContext(ctx, "a schedule's call is too large and was skipped", append(about, slog.Any("error", err))...)
 			continue
@@ -238,11 +246,18 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 }
 
 // judged returns why a call must not start. What turns do is judged when they do it.
-func (r *Runner) judged(s *Schedule, call *protocol.Call) error {
-	if r.Judge == nil || s.isTurn() {
-		return nil
+func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (refusal, err error) {
+	if s.bound && s.KeepSession {
+		owner, err := r.Owner(ctx, call.SessionID)
+		if err != nil || owner == "" || owner == wire.DefaultTenant {
+			return nil, err
+		}
+		return fmt.Errorf("session %s belongs to tenant %s, and the schedule is not signed; add it again with the key of this coordinator (--sign-key)", call.SessionID, owner), nil
 	}
-	return r.Judge(call)
+	if r.Judge == nil || s.isTurn() {
+		return nil, nil
+	}
+	return r.Judge(call), nil
 }
 
 func (r *Runner) send(ctx context.Context, call *protocol.Call) error {

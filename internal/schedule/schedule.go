@@ -13,8 +13,9 @@
 // that is added once more by a resumed session, when it has started its call and is removed, starts
 // the same call.
 //
-// Coordinators sign what they start. So a coordinator with a key starts only turns, whose tool
-// calls are judged when they are made, and calls whose record the same key has signed.
+// Coordinators sign what they start. So a coordinator with a key starts only what the same key has
+// signed, and turns in sessions of the default tenant, whose tool calls are judged when they are
+// made.
 //
 // JetStream can deliver a message at set times itself. That does not fit: it would deliver the same
 // body each time, and so the same call id under the same signature.
@@ -125,6 +126,7 @@ type parsed struct {
 	wakes    time.Time // when the runner looks at it again
 	looked   bool      // no message has come to its channel since the runner looked
 	ended    bool      // its only call was started, and its record is removed
+	bound    bool      // it is not signed, and may start turns in sessions of the default tenant only
 }
 
 // single reports whether the schedule starts one call and is removed then.
@@ -285,8 +287,10 @@ func (s *Schedule) At(t time.Time) protocol.Call {
 // Store is the fleet's schedules. It is safe for concurrent use.
 type Store struct {
 	// Signer signs calls that are added, and a [Runner] starts those alone that it has signed; nil
-	// where calls are not signed. It is not changed while the store is used.
+	// where calls are not signed. It is not changed while the store is used, and neither is Strict:
+	// with it a [Runner] starts turns, too, only if Signer has signed their records.
 	Signer *signing.Signer
+	Strict bool
 
 	fleet  protocol.Fleet
 	bucket jetstream.KeyValue
@@ -340,12 +344,8 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 	if _, err := s.Next(s.Created, 1), s.Call.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if st.Signer != nil && !s.isTurn() {
-		record, err := s.signed()
-		if err != nil {
-			return nil, err
-		}
-		s.Signature = st.Signer.SignSchedule(st.fleet, record)
+	if err := st.sign(&s); err != nil {
+		return nil, err
 	}
 	body, err := encode(&s)
 	if err != nil {
@@ -371,6 +371,9 @@ func (st *Store) AddTrigger(ctx context.Context, s Schedule) error {
 	}
 	if err := s.Call.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := st.sign(&s); err != nil {
+		return err
 	}
 	s.revision = 0 // nothing was ever stored under the name; the mark of a removed record counts
 	for {
@@ -449,13 +452,30 @@ func decode(name string, body []byte, revision uint64) (*Schedule, error) {
 	return &r.Schedule, nil
 }
 
-// checkSigned returns an error for a call that the store's signer has not signed.
-func (st *Store) checkSigned(s *Schedule) error {
-	if st.Signer == nil || s.isTurn() {
+// sign signs a record that is added.
+func (st *Store) sign(s *Schedule) error {
+	if st.Signer == nil {
 		return nil
 	}
 	record, err := s.signed()
-	if err == nil && !st.Signer.HasSigned(st.fleet, record, s.Signature) {
+	if err == nil {
+		s.Signature = st.Signer.SignSchedule(st.fleet, record)
+	}
+	return err
+}
+
+// checkSigned returns an error for a record that the store's signer has not signed, unless it is a
+// turn of the default tenant and Strict is not set: others may add one, which is bound to that
+// tenant.
+func (st *Store) checkSigned(s *Schedule) error {
+	if st.Signer == nil {
+		return nil
+	}
+	record, err := s.signed()
+	if err != nil || st.Signer.HasSigned(st.fleet, record, s.Signature) {
+		return err
+	}
+	if s.bound = s.isTurn() && !st.Strict && cmp.Or(s.Call.Tenant, wire.DefaultTenant) == wire.DefaultTenant; !s.bound {
 		err = fmt.Errorf("schedule %s: its call is not signed with key %s of this coordinator; add it again with that key (--sign-key)", s.Name, st.Signer.ID())
 	}
 	return err

@@ -16,6 +16,7 @@ import (
 // for, or its call ended while it waited.
 type refused struct {
 	id      protocol.CallID // of the input
+	tenant  protocol.Tenant
 	input   string
 	model   string // that the turn asked for
 	outcome loop.Outcome
@@ -53,6 +54,7 @@ func (r refused) events(session protocol.SessionID, turn int) []loop.Event {
 	if turn == 1 {
 		started := at
 		started.Type, started.Model = loop.EventSessionStarted, r.model
+		started.Tenant = r.tenant
 		events = append(events, started)
 	}
 	at.Turn = turn

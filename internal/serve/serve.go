@@ -29,6 +29,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -91,6 +92,9 @@ type Holder struct {
 	AckWait time.Duration
 	// Origin is that of [lane.Options].
 	Origin string
+	// Keys are the trusted signers of turns; nil runs every turn. One whose signer is bound to a
+	// tenant runs only in a session of that tenant.
+	Keys *signing.Keys
 }
 
 // Served are the models that turns may ask for.
@@ -178,7 +182,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	}
 	var err error
 	s.holder, err = lane.NewHolder(ctx, nc, s, lane.Options{
-		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin, Logger: o.Logger,
+		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin, Keys: o.Keys, Logger: o.Logger,
 	})
 	return s, err
 }
@@ -242,8 +246,12 @@ func (s *Server) OnAlreadySettled(ctx context.Context, c *protocol.Call) {
 // conclude ends the turn of a finished call in the journal: it records a turn that never began, so
 // that readers see its outcome, and ends an open one.
 func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Result) {
-	if r.Error != nil && r.Error.Code == codes.TurnPostponed {
-		return // the journal says so
+	switch {
+	case r.Error == nil:
+	case r.Error.Code == codes.TurnPostponed: // the journal says so
+		return
+	case r.Error.Code == codes.NotSigned: // the sender may have no right to write into the session
+		return
 	}
 	recorded, err := s.recordRefused(ctx, c, r)
 	if err == nil && !recorded {
@@ -269,7 +277,7 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 		prompt = turn.Prompt
 	}
 	return refused{
-		id: c.ID, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
+		id: c.ID, tenant: c.Tenant, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
 	}.record(ctx, s.options.Journal, c.SessionID)
 }
 
@@ -341,6 +349,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(codes.InvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
 	}
+	if refusal := s.owned(ctx, run); refusal != nil {
+		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
+	}
 	events := &events{server: s, run: run}
 	events.started()
 	runner, fault := s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
@@ -373,6 +384,21 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		}
 	}
 	return r
+}
+
+// owned refuses a turn in a session of a tenant to which its signer is not bound.
+func (s *Server) owned(ctx context.Context, run *lane.Run) *protocol.Error {
+	if run.Bound == "" {
+		return nil
+	}
+	history, err := s.options.Journal.Load(ctx, run.Call.SessionID)
+	if err != nil {
+		return protocol.Errorf(codes.NotSigned, "it cannot be read which tenant owns session %s: %v; the turn was not run", run.Call.SessionID, err)
+	}
+	if owner := history.Tenant(); owner != "" {
+		return run.Owns(string(run.Call.SessionID), owner)
+	}
+	return nil
 }
 
 // compact has a summary written instead of a turn.

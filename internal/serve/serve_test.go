@@ -1,6 +1,7 @@
 package serve_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,6 +31,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -740,4 +742,74 @@ func TestTurn_PromotesCallsThatTakeLong(t *testing.T) {
 	}
 	require.Equal(t, 1, jobs)
 	require.NoError(t, os.WriteFile(r.file(call.SessionID, "go"), nil, 0o600)) // the job ends
+}
+
+// A coordinator signs what its turns do, so it signs for nobody who could not: turns that it does
+// not know the key of run for the default tenant only, and in that tenant's sessions.
+func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, strings.Repeat(answer+",", 9)+answer)
+	signer := func() (*signing.Signer, string) {
+		dir := t.TempDir()
+		s, err := signing.Make(dir)
+		require.NoError(t, err)
+		return s, filepath.Join(dir, signing.PublicFile)
+	}
+	own, _ := signer()
+	acme, public := signer()
+	stranger, _ := signer()
+	body, err := os.ReadFile(public)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(public, bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: acme\n\n"), 1), 0o600))
+	ask := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID) *protocol.Result {
+		d, err := dispatch.New(t.Context(), r.NC, r.Name, &dispatch.Options{Signer: key, LookAfter: 100 * time.Millisecond, Logger: r.Logger})
+		require.NoError(t, err)
+		call := serve.NewCall(session, wire.TurnRun{Prompt: "go"}, 0)
+		call.Tenant = tenant
+		result, err := d.One(t.Context(), &call)
+		require.NoError(t, err)
+		return result
+	}
+	j, err := journal.Open(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	refused := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID, says string) {
+		t.Helper()
+		before, err := j.Load(t.Context(), session)
+		require.NoError(t, err)
+		result := ask(key, tenant, session)
+		requireFault(t, result, protocol.StatusRejected, codes.NotSigned)
+		require.Contains(t, result.Error.Message, says)
+		after, err := j.Load(t.Context(), session)
+		require.NoError(t, err)
+		require.Equal(t, before, after, "a refused turn writes nothing into the session")
+	}
+	runs := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID) {
+		t.Helper()
+		require.Nil(t, ask(key, tenant, session).Error)
+	}
+	under := func(file string) (stop func(time.Duration)) {
+		keys, err := signing.OpenFor(own, file)
+		require.NoError(t, err)
+		return r.serve(r.Connect(), "signed-"+string(protocol.NewSessionID()), func(o *serve.Options) { o.Keys = keys })
+	}
+	stop := under("")
+	runs(own, "acme", "acme-1")
+	runs(nil, "", "plain")
+	runs(stranger, "", "plain")
+	refused(nil, "acme", "acme-1", "the call is of tenant acme, and is signed with no key that this coordinator knows")
+	refused(stranger, "acme", "new", "serve --call-keys")
+	refused(nil, "", "acme-1", "session acme-1 belongs to tenant acme, and the call is signed for tenant default")
+	stop(patience)
+
+	under(public)
+	runs(own, "", "acme-1") // its key is bound to no tenant
+	runs(acme, "acme", "acme-1")
+	runs(acme, "acme", "acme-2")
+	refused(acme, "", "plain", "the call is of tenant default, and is signed with a key of tenant acme")
+	refused(acme, "acme", "plain", "session plain belongs to tenant default")
+	refused(nil, "", "plain", "the call is not signed")
+	refused(stranger, "", "plain", "which is none of the worker's")
+	history, err := j.Load(t.Context(), "acme-2")
+	require.NoError(t, err)
+	require.Equal(t, protocol.Tenant("acme"), history.Tenant())
 }

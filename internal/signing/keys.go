@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,7 +24,8 @@ const readAgain = time.Second
 
 // Keys checks signatures with the public keys of a file. It is safe for concurrent use.
 type Keys struct {
-	file string
+	file string  // "" of a coordinator without one
+	own  *Signer // nil of a worker
 
 	mu     sync.Mutex
 	keys   map[string]trusted // by their ids
@@ -56,6 +58,16 @@ const maxRoots = 4096
 // signs no calls of others.
 func Open(file string) (*Keys, error) {
 	k := &Keys{file: file}
+	return k, k.read()
+}
+
+// OpenFor is Open for a coordinator, which also trusts its own key: no tenant is bound to it. With
+// no file, "", calls that other keys or none have signed count as those of the default tenant.
+func OpenFor(own *Signer, file string) (*Keys, error) {
+	k := &Keys{file: file, own: own, roots: map[signed]bool{}}
+	if file == "" {
+		return k, nil
+	}
 	return k, k.read()
 }
 
@@ -92,7 +104,10 @@ func (k *Keys) read() error {
 func (k *Keys) key(s signed) (key trusted, known bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if time.Since(k.looked) >= readAgain {
+	if k.own != nil && s.id == k.own.id {
+		return trusted{PublicKey: k.own.key.Public().(ed25519.PublicKey)}, k.roots[s] //nolint:errcheck,forcetypeassert // documented
+	}
+	if k.file != "" && time.Since(k.looked) >= readAgain {
 		k.looked = time.Now()
 		if info, err := os.Stat(k.file); err == nil && !info.ModTime().Equal(k.stamp) {
 			_ = k.read() // a file that is being written is there in a moment
@@ -108,17 +123,48 @@ func (k *Keys) remember(s signed) {
 	if len(k.roots) >= maxRoots {
 		clear(k.roots)
 	}
-	if k.keys[s.id].PublicKey != nil { // it may have gone meanwhile
+	if k.keys[s.id].PublicKey != nil || k.own != nil && s.id == k.own.id { // it may have gone meanwhile
 		k.roots[s] = true
 	}
 }
 
-// Check returns nil for a call that one of the keys has signed when it was enqueued: value is its
-// [wire.HeaderSigned], and stored the server's time when it was enqueued. Else the error has the
-// code [codes.NotSigned].
-func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) *protocol.Error {
-	fault := func(format string, args ...any) *protocol.Error {
-		return protocol.Errorf(codes.NotSigned, format+"; it was not run", args...)
+// Check returns no error for a call that one of the keys has signed when it was enqueued: value is
+// its [wire.HeaderSigned], and stored the server's time when it was enqueued. Else the error has
+// the code [codes.NotSigned]. bound is the tenant to which the signer is bound, "" of one that may
+// act for every tenant.
+func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) (bound protocol.Tenant, _ *protocol.Error) {
+	if k.own != nil && k.file == "" && !strings.HasPrefix(value, k.own.id+" ") {
+		return wire.DefaultTenant, isOf(body, wire.DefaultTenant, "is signed with no key that this coordinator knows (serve --call-keys)")
+	}
+	key, fault := k.signer(fleet, value, body, stored)
+	if fault == nil && key.tenant != "" {
+		fault = isOf(body, key.tenant, "is signed with a key of tenant "+string(key.tenant))
+	}
+	return key.tenant, fault
+}
+
+func notSigned(format string, args ...any) *protocol.Error {
+	return protocol.Errorf(codes.NotSigned, format+"; it was not run", args...)
+}
+
+// isOf returns an error unless a call names the tenant to which its signer is bound.
+func isOf(body []byte, bound protocol.Tenant, signed string) *protocol.Error {
+	var call struct {
+		Tenant protocol.Tenant `json:"tenant"`
+	}
+	if err := json.Unmarshal(body, &call); err != nil {
+		return notSigned("the call cannot be checked: %v", err)
+	}
+	if of := cmp.Or(call.Tenant, wire.DefaultTenant); of != bound {
+		return notSigned("the call is of tenant %s, and %s", of, signed)
+	}
+	return nil
+}
+
+// signer returns the key that has signed a call.
+func (k *Keys) signer(fleet protocol.Fleet, value string, body []byte, stored time.Time) (trusted, *protocol.Error) {
+	fault := func(format string, args ...any) (trusted, *protocol.Error) {
+		return trusted{}, notSigned(format, args...)
 	}
 	if value == "" {
 		return fault("the call is not signed, and the worker runs signed ones only: whoever sends it needs a key (--sign-key)")
@@ -148,16 +194,5 @@ func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored tim
 	if apart := stored.Sub(time.UnixMilli(millis)).Abs(); apart > Window {
 		return fault("the call was signed %s from the time at which it was enqueued; at most %s are allowed: clocks differ, or it is a copy", apart.Round(time.Second), Window)
 	}
-	if key.tenant != "" {
-		var call struct {
-			Tenant protocol.Tenant `json:"tenant"`
-		}
-		if err := json.Unmarshal(body, &call); err != nil {
-			return fault("the call cannot be checked: %v", err)
-		}
-		if of := cmp.Or(call.Tenant, wire.DefaultTenant); of != key.tenant {
-			return fault("the call is of tenant %s, and is signed with a key of tenant %s", of, key.tenant)
-		}
-	}
-	return nil
+	return key, nil
 }

@@ -56,8 +56,8 @@ func TestLoad_KeysOfOpenssl(t *testing.T) {
 	now := time.Now()
 	value, err := signer.Sign("tf", []byte("body"), now)
 	require.NoError(t, err)
-	require.Nil(t, keys.Check("tf", value, []byte("body"), now))
-	require.Equal(t, codes.NotSigned, keys.Check("tf", value, []byte("other"), now).Code)
+	require.Nil(t, check(keys, "tf", value, []byte("body"), now))
+	require.Equal(t, codes.NotSigned, check(keys, "tf", value, []byte("other"), now).Code)
 }
 
 // Whoever signs at once gets a signature that counts, shared or not.
@@ -76,7 +76,7 @@ func TestSign_ManyAtOnce(t *testing.T) {
 			if err != nil {
 				t.Errorf("sign: %v", err)
 			}
-			if fault := keys.Check("tf", value, fmt.Append(nil, i), now); fault != nil {
+			if fault := check(keys, "tf", value, fmt.Append(nil, i), now); fault != nil {
 				t.Errorf("check: %v", fault)
 			}
 		})

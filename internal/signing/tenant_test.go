@@ -30,7 +30,7 @@ func TestKeys_AKeyOfATenant(t *testing.T) {
 		now := time.Now()
 		value, err := signer.Sign("tf", []byte(call), now)
 		require.NoError(t, err)
-		return keys.Check("tf", value, []byte(call), now)
+		return check(keys, "tf", value, []byte(call), now)
 	}
 	require.Nil(t, check(`{"tenant":"other"}`))
 	of := func(tenant string) []byte {
@@ -47,4 +47,10 @@ func TestKeys_AKeyOfATenant(t *testing.T) {
 	require.NoError(t, os.WriteFile(public, of("ACME"), 0o600))
 	_, err = signing.Open(public)
 	require.ErrorContains(t, err, `key 1: invalid name: tenant "ACME"`)
+}
+
+// check is the error of [signing.Keys.Check].
+func check(keys *signing.Keys, fleet protocol.Fleet, value string, body []byte, stored time.Time) *protocol.Error {
+	_, fault := keys.Check(fleet, value, body, stored)
+	return fault
 }

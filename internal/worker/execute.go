@@ -87,6 +87,9 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 	if refusal != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
+	if refusal := a.Owned(ctx); refusal != nil {
+		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
+	}
 	if k.Needs > kinds.NeedsNothing {
 		level, network = w.options.Caps.Level.String(), w.reached(wire.KindOf(run.Call.Payload))
 		if run.Attempt > 1 {
@@ -186,7 +189,7 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 func notRun(code protocol.Code) bool {
 	switch code {
 	case codes.UnknownPayload, codes.InvalidPayload, protocol.CodeInvalidArguments,
-		codes.Language, codes.PathEscape, codes.SandboxUnsupported, codes.NetworkOff, codes.LoginRequired,
+		codes.Language, codes.PathEscape, codes.SandboxUnsupported, codes.NetworkOff, codes.LoginRequired, codes.NotSigned,
 		protocol.CodeStateLost, protocol.CodePolicyDenied:
 		return true
 	default:

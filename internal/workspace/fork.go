@@ -123,6 +123,13 @@ func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64
 
 func (s *Store) begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, of wire.LaneHash, calls ...protocol.CallID) error {
 	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
+	if of != "" {
+		owner, err := s.Owner(ctx, of)
+		if err != nil && !errors.Is(err, ErrNone) { // of a directory in place
+			return fmt.Errorf("begin workspace: %w", err)
+		}
+		w.owner = owner
+	}
 	switch err := w.begin(ctx, &checkpoint{Calls: calls, Of: of}, &snapshot.Delta{Set: tree}); {
 	case errors.Is(err, ErrLost):
 		return ErrExists

@@ -93,8 +93,11 @@ type checkpoint struct {
 	Base []snapshot.Part `json:"base,omitempty"`
 	From uint64          `json:"from,omitempty"`
 	// Of is the lane whose workspace this one began as a fork of; only in the first checkpoint.
-	Of    wire.LaneHash  `json:"of,omitempty"`
-	Delta snapshot.Delta `json:"delta"`
+	Of wire.LaneHash `json:"of,omitempty"`
+	// Owner is the tenant of the call that first took the workspace, or of the one that it is a fork
+	// of; "" while no worker has taken it, and of earlier versions.
+	Owner protocol.Tenant `json:"owner,omitempty"`
+	Delta snapshot.Delta  `json:"delta"`
 }
 
 // covered is the result of a call, in the message or in bodies.
@@ -347,6 +350,27 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 		return 0, err
 	}
 	return ack.Sequence, nil
+}
+
+// Owner returns the tenant that owns the workspace of a lane, "" if nobody does yet. The error wraps
+// [ErrNone] for a lane without a workspace.
+func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (protocol.Tenant, error) {
+	last, err := s.last(ctx, lane)
+	switch {
+	case err != nil:
+		return "", err
+	case last == nil:
+		return "", ErrNone
+	}
+	return last.owner(), nil
+}
+
+// owner is the owner of the workspace: of an earlier version it is the default tenant.
+func (m *message) owner() protocol.Tenant {
+	if m.Owner == "" && m.Epoch > 0 {
+		return wire.DefaultTenant
+	}
+	return m.Owner
 }
 
 // Has reports whether a lane has a workspace.

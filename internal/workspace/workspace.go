@@ -20,6 +20,7 @@
 package workspace
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -48,6 +50,7 @@ type Workspace struct {
 	lane  wire.LaneHash
 	disk  string
 	epoch uint64
+	owner protocol.Tenant
 
 	last  uint64 // sequence of the last checkpoint
 	from  uint64 // of the last base
@@ -87,7 +90,7 @@ func (s *Store) take(ctx context.Context, lane wire.LaneHash, disk string, epoch
 	if w.epoch > epoch {
 		return nil, errTooLate
 	}
-	w.disk = disk
+	w.disk, w.owner = disk, cmp.Or(w.owner, natsio.TenantOf(ctx))
 	return w, w.Again(ctx, epoch)
 }
 
@@ -101,6 +104,7 @@ func (s *Store) load(ctx context.Context, lane wire.LaneHash) (*Workspace, error
 	if w.tree, w.since, w.size, err = s.fold(ctx, lane, last); err != nil {
 		return nil, err
 	}
+	w.owner = last.owner()
 	w.epoch, w.last, w.from, w.open = last.Epoch, last.seq, last.From, last.Results
 	if len(last.Base) > 0 {
 		w.from = last.seq
@@ -123,6 +127,7 @@ func (w *Workspace) Again(ctx context.Context, epoch uint64) error {
 // encode signs a checkpoint and returns its body.
 func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
 	c.Type, c.Version, c.Epoch, c.Disk, c.Token, c.From = typeCheckpoint, version, w.epoch, w.disk, uuid.NewString(), w.from
+	c.Owner = w.owner
 	return json.Marshal(c)
 }
 
@@ -139,6 +144,9 @@ func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodi
 	}
 	return nil
 }
+
+// Owner is the tenant that owns the workspace.
+func (w *Workspace) Owner() protocol.Tenant { return w.owner }
 
 // Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be
 // read while a commit is under way.

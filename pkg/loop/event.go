@@ -96,6 +96,8 @@ type StartFields struct {
 	Instructions []string `json:"instructions,omitempty"`
 	// Parent is the tool call that started a sub-agent; nil for other sessions.
 	Parent *Parent `json:"parent,omitempty"`
+	// Tenant owns the session: that of its first turn (session_started); "" is the default tenant.
+	Tenant protocol.Tenant `json:"tenant,omitempty"`
 	// Trigger is the trigger or schedule that began the turn (also turn_postponed); "" if a person
 	// did.
 	Trigger string `json:"trigger,omitempty"`

@@ -1,10 +1,12 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -269,6 +271,14 @@ type History struct {
 	Events []Event
 	// Last is the sequence to pass to [Journal.Append]; 0 for a new session.
 	Last uint64
+}
+
+// Tenant returns the tenant that owns the session; "" if there is none yet.
+func (h History) Tenant() protocol.Tenant {
+	if len(h.Events) == 0 {
+		return ""
+	}
+	return cmp.Or(h.Events[0].Tenant, wire.DefaultTenant)
 }
 
 // Turns returns the number of turns, and whether the last one is open: it has not ended. The error

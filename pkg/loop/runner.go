@@ -239,6 +239,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 		events = append(events, Event{
 			Type: EventSessionStarted, StartFields: StartFields{
 				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project), Parent: r.lineage.parent,
+				Tenant: wire.TenantOf(ctx),
 			},
 		})
 	}

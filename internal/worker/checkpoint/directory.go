@@ -126,6 +126,9 @@ func RestoreError(l protocol.Lane, err error) error {
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
 }
 
+// Owner is the tenant that owns the workspace.
+func (d *Directory) Owner() protocol.Tenant { return d.claimed.Owner() }
+
 // Epoch is that of the claim under which the directory is used. It must not overlap with
 // [Directory.Reclaim].
 func (d *Directory) Epoch() uint64 { return d.epoch }

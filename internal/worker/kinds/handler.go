@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -118,8 +119,50 @@ func (h *Host) Attempt(run *lane.Run) *Attempt {
 
 // Open opens the sandbox of the call.
 func (a *Attempt) Open(ctx context.Context) (box *sandboxes.Box, err error) {
-	a.box, a.sandbox, err = a.host.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	a.box, a.sandbox, err = a.open(ctx)
 	return a.box, err
+}
+
+func (a *Attempt) open(ctx context.Context) (*sandboxes.Box, sandbox.Sandbox, error) {
+	box, s, err := a.host.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	if err == nil && box.Checkpoints() != nil { // a call of another tenant may have taken it meanwhile
+		if refusal := a.Run.Owns(sandboxes.ID(a.lane()), box.Checkpoints().Owner()); refusal != nil {
+			return nil, nil, refusal
+		}
+	}
+	return box, s, err
+}
+
+// Owned refuses a call that touches what the tenant of its signer does not own: the workspaces of
+// its lane, of its session and of its payload. Without an answer about one it is refused as well.
+func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
+	if a.Run.Bound == "" || a.host.Workspaces == nil {
+		return nil
+	}
+	ids := []string{string(a.Run.Call.SessionID), sandboxes.ID(a.lane())}
+	switch p := a.Run.Call.Payload.(type) {
+	case wire.WorkspaceMerge:
+		ids = append(ids, p.From)
+	case wire.WorkspaceFork:
+		ids = append(ids, p.To)
+	default:
+	}
+	for _, id := range slices.Compact(ids) {
+		if id == "" {
+			continue
+		}
+		owner, err := a.host.Workspaces.Owner(ctx, hashOf(id))
+		switch {
+		case errors.Is(err, fleetspace.ErrNone):
+		case err != nil:
+			return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "it cannot be read which tenant owns sandbox %s: %v", id, err)
+		case owner != "":
+			if refusal := a.Run.Owns(id, owner); refusal != nil {
+				return refusal
+			}
+		}
+	}
+	return nil
 }
 
 // Execute runs the payload of the call, and sets aside what that has left for git to run in a
@@ -145,7 +188,7 @@ func (a *Attempt) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
 	if sandboxes.ID(a.lane()) == "" {
 		return nil, errNoSandbox
 	}
-	_, s, err := a.host.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	_, s, err := a.open(ctx)
 	return s, err
 }
 

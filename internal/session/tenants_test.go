@@ -1,0 +1,80 @@
+package session
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A tenant's key signs no call that touches a session of another tenant: its sandbox, its stored
+// outputs, its workspace as the source of a merge. A fork has the owner of its origin.
+func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
+	t.Parallel()
+	var all []byte
+	keyOf := func(tenant string) *signing.Signer {
+		dir := t.TempDir()
+		key, err := signing.Make(dir)
+		require.NoError(t, err)
+		body, err := os.ReadFile(filepath.Join(dir, signing.PublicFile))
+		require.NoError(t, err)
+		if tenant != "" {
+			body = bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: "+tenant+"\n\n"), 1)
+		}
+		all = append(all, body...)
+		return key
+	}
+	acme, other, any := keyOf("acme"), keyOf("other"), keyOf("")
+	file := filepath.Join(t.TempDir(), "keys")
+	require.NoError(t, os.WriteFile(file, all, 0o600))
+	keys, err := signing.Open(file)
+	require.NoError(t, err)
+	r := rigOf(t, worker.Options{Options: lane.Options{Keys: keys}})
+	run := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID, sandbox string, payload protocol.Payload) *protocol.Result {
+		t.Helper()
+		d, err := dispatch.New(t.Context(), r.NC, r.Name, &dispatch.Options{Signer: key})
+		require.NoError(t, err)
+		result, err := d.One(t.Context(), &protocol.Call{
+			ID: wire.RandomCallID(), SessionID: session, Tenant: tenant, Tool: "test", Pool: protocol.DefaultPool,
+			Resources: []protocol.Use{{Key: protocol.SandboxKey(sandbox), Access: protocol.Exclusive}},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
+		})
+		require.NoError(t, err)
+		return result
+	}
+	refused := func(r *protocol.Result) {
+		t.Helper()
+		require.Equal(t, protocol.StatusRejected, r.Status)
+		require.Equal(t, codes.NotSigned, r.Error.Code)
+		require.Nil(t, r.Value)
+	}
+	command := protocol.CommandRun{Command: "echo secret >> f; seq 1 20000"}
+	stored := run(acme, "acme", "a", "a", command)
+	require.Equal(t, protocol.StatusOK, stored.Status)
+	require.Equal(t, protocol.StatusOK, run(other, "other", "o", "o", command).Status)
+	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", command).Status, "also in its open sandbox")
+
+	refused(run(other, "other", "a", "a", protocol.CommandRun{Command: "cat f"}))
+	refused(run(other, "other", "o", "a", protocol.FilesRead{Path: "f"}))
+	refused(run(other, "other", "a", "o", protocol.CommandRun{Command: "true"})) // its result would be the session's
+	refused(run(other, "other", "a", "o", wire.ResultRead{CallID: stored.CallID}))
+	refused(run(other, "other", "a", "a", wire.WorkspaceRemove{}))
+	refused(run(other, "other", "o", "o", wire.WorkspaceMerge{From: "a"}))
+	refused(run(other, "acme", "a", "a", command)) // of a tenant that it does not name
+	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", wire.WorkspaceFork{To: "fork"}).Status)
+	refused(run(other, "other", "fork", "fork", protocol.CommandRun{Command: "cat f"}))
+	require.Equal(t, protocol.StatusOK, run(acme, "acme", "fork", "fork", protocol.CommandRun{Command: "cat f"}).Status)
+	require.Equal(t, protocol.StatusOK, run(any, "", "a", "a", protocol.CommandRun{Command: "cat f"}).Status, "a key that is bound to no tenant")
+	refused(run(other, "other", "a", "a", protocol.CommandRun{Command: "cat f"}))
+}
