@@ -21,8 +21,8 @@ type agentFlag struct {
 	Agents string `placeholder:"DIR" help:"Folder of sub-agents for the toolset agents, such as .claude/agents: a Markdown file each, see docs/agents.md."`
 }
 
-// openAgents reads the folder. What a file asks for that cannot be had is reported, and left out, as
-// is a file that describes no agent, such as a README.
+// openAgents reads the folder. What a file asks for that cannot be had is reported, and left out,
+// as is a file that describes no agent, such as a README.
 func (f *agentFlag) openAgents(opener model.Opener, known known, warn func(string)) ([]loop.Agent, error) {
 	if f.Agents == "" {
 		return nil, nil

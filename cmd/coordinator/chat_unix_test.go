@@ -89,7 +89,8 @@ func TestChat_UndoesTurnAfterTurn(t *testing.T) {
 	}, 3*time.Minute, 10*time.Millisecond)
 }
 
-// A turn that changed nothing is not undone, and the model is not told so; going back over it counts.
+// A turn that changed nothing is not undone, and the model is not told so. Going back over it
+// counts.
 func TestChat_UndoOfATurnWithoutChanges(t *testing.T) {
 	t.Parallel()
 	model := script(t, `

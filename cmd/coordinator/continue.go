@@ -77,10 +77,10 @@ type totals struct {
 
 // see adds what an event says. A fork begins with nothing.
 func (t *totals) see(e *loop.Event) {
-	switch {
-	case e.Type == loop.EventSessionForked:
+	switch e.Type {
+	case loop.EventSessionForked:
 		*t = totals{}
-	case e.Type == loop.EventTurnEnded:
+	case loop.EventTurnEnded:
 		if t.turns++; e.Usage != nil {
 			t.usage = t.usage.Add(*e.Usage)
 		}
@@ -92,6 +92,7 @@ func (t *totals) see(e *loop.Event) {
 		default:
 			t.cost = new(*t.cost + *e.CostUSD)
 		}
+	default:
 	}
 }
 
@@ -106,8 +107,8 @@ func (t *totals) of(r loop.TurnResult, ended bool) loop.TurnResult {
 	return r
 }
 
-// goOn reads what the session did before, and says what a process that was lost has left open. It is
-// an error if there is neither a prompt nor something open.
+// goOn reads what the session did before, and says what a process that was lost has left open. It
+// is an error if there is neither a prompt nor something open.
 func (s *started) goOn(ctx context.Context, prompt string) error {
 	history, err := s.env.Client.Sessions("").Log(ctx, s.session)
 	if err != nil && !errors.Is(err, fleet.ErrNotFound) {

@@ -142,8 +142,8 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	return nil
 }
 
-// behindReplies moves calls that started while their reply was streaming behind that reply, which says
-// what they are for.
+// behindReplies moves calls that started while their reply was streaming behind that reply, which
+// says what they are for.
 func behindReplies(events []loop.Event) []loop.Event {
 	ordered := make([]loop.Event, 0, len(events))
 	var replied loop.Event

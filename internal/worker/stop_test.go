@@ -183,7 +183,7 @@ func TestDrain_WhatIsKilledInPlaceIsHalfDone(t *testing.T) {
 	}{
 		"rollback":         {func(c *protocol.Call) { c.Delivery = protocol.Rollback }, "start\n"},
 		"rollback, shared": {func(c *protocol.Call) { c.Delivery = protocol.Rollback; c.Resources[0].Access = protocol.Shared }, "start\nstart\nend\n"},
-		"idempotent":       {func(c *protocol.Call) {}, "start\nstart\nend\n"},
+		"idempotent":       {func(*protocol.Call) {}, "start\nstart\nend\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
