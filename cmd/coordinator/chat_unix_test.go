@@ -268,7 +268,7 @@ func TestChat_TellsWhatGitWouldRunAfterEachTurn(t *testing.T) {
 		{"tool_calls": [{"name": "bash", "arguments": {"command": "git init -q . && git config core.fsmonitor ./watch"}}]},
 		{"text": "First is done."}, {"text": "Second is done."}`)
 	m := inTmux(t, 100, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
-	const told = "\n  .git/config: core.fsmonitor = ./watch\n"
+	const told = "\n  .git/config.set-aside: was set aside, so that git does not run what it names\n"
 	m.shows("/help says", "\n›")
 	m.keys("one", "Enter")
 	m.shows("First is done.", told+"›")
