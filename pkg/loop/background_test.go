@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -185,4 +186,49 @@ func TestAgent_InTheBackgroundIsStoppedWithItsTurnAndByJobCancel(t *testing.T) {
 	require.Equal(t, "it is done", result.Text)
 	require.Contains(t, f.watch.of(loop.EventToolResult)[1].Content, "job_1_1_0 has ended: cancelled")
 	require.NotContains(t, f.kinds(), "workspace_merge")
+}
+
+// beside has a sub-agent work in the background while a call of the same reply runs.
+func beside() byPrompt {
+	reply := delegates("d", `{"prompt":"left","background":true}`)
+	reply.ToolCalls = append(reply.ToolCalls, asks("w", "work").ToolCalls...)
+	return byPrompt{
+		"go":   {replies: []loop.Reply{reply, says("it works"), says("it is done"), says("and more")}},
+		"left": {replies: []loop.Reply{says("left is done")}},
+	}
+}
+
+// A coordinator that takes over goes on with the sub-agents in the background of a reply while the
+// other calls of the reply run, and a cancel meanwhile ends them.
+func TestAgent_InTheBackgroundGoesOnBesideItsCalls(t *testing.T) {
+	t.Parallel()
+	lost := func() (*family, chan struct{}) {
+		f, release := newFamily(t, beside()), make(chan struct{})
+		f.fleet.hold = func(call *protocol.Call) <-chan struct{} { return release }
+		ctx, leave := context.WithCancelCause(t.Context())
+		f.models["left"].before = func(context.Context) { leave(loop.ErrDetached) }
+		_, err := f.run(ctx, t)
+		require.ErrorIs(t, err, loop.ErrDetached)
+		return f, release
+	}
+	f, release := lost()
+	f.models["left"].before = func(context.Context) { close(release) } // else the call never ends
+	limited, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	result, err := f.run(limited, t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+
+	f, release = lost()
+	f.models["left"].before = nil
+	ctx, stop := context.WithCancel(t.Context())
+	f.fleet.hold = func(*protocol.Call) <-chan struct{} {
+		stop()
+		return release
+	}
+	result, err = f.run(ctx, t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	events := f.child(t, 1, 0)
+	require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type, "its session is not left open")
 }

@@ -62,6 +62,7 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	if err := t.followed.startJobs(ctx, b.jobs); err != nil {
 		return err
 	}
+	t.followed.resumeJobs(ctx)
 	fleetErr := b.run(ctx)
 	missing := t.session.open().missing()
 	switch {

@@ -267,6 +267,16 @@ func (w *followers) followerOf(ctx context.Context, j *job) *follower {
 	return w.follow(ctx, call, tool)
 }
 
+// resumeJobs waits again for the jobs of an earlier run, whose coordinator may be lost: its
+// sub-agents in the background go on while the calls of the step run, and end with the turn.
+func (w *followers) resumeJobs(ctx context.Context) {
+	for _, j := range w.jobs() {
+		if j.ended == nil && !w.opts.Replay.has(&ToolCall{Name: j.Name}) {
+			w.followerOf(ctx, &j)
+		}
+	}
+}
+
 // tellJobs journals the ends of jobs that have arrived, so that the model gets them in
 // its next step, and sees that all others are waited for.
 func (w *followers) tellJobs(ctx context.Context) error {
