@@ -316,6 +316,9 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	if into.id, err = c.resolve(ctx, p, into); err != nil {
 		return err
 	}
+	if into.id == from.id {
+		return cli.Usagef("INTO: is the same session as FROM, %s: a session cannot be merged into itself", into.id)
+	}
 	all, err := c.reach(ctx, p, into)
 	if err != nil {
 		return err

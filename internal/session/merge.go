@@ -1,12 +1,14 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -38,6 +40,9 @@ func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, p
 }
 
 func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into protocol.SessionID, pool protocol.Pool) (merged report.Merged, err error) {
+	if from == into {
+		return merged, codes.As(codes.ErrInvalid, errors.New("a session cannot be merged into itself: name the fork, and then the session that gets its changes"))
+	}
 	var r *remover
 	for _, id := range []protocol.SessionID{from, into} {
 		if r, err = idle(ctx, f, id, pool); err != nil {
@@ -51,6 +56,11 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	history, err := journal.Load(ctx, into)
 	if err != nil {
 		return merged, err
+	}
+	if len(history.Events) == 0 { // its workspace may be that of single calls
+		if there, err := HasWorkspace(ctx, f.At(pool), into); err != nil || !there {
+			return merged, cmp.Or(err, ErrNone)
+		}
 	}
 	var last loop.Event // the last merge of the fork
 	for i := range history.Events {
@@ -75,7 +85,7 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 		return merged, errors.New("the worker returned no result of a merge")
 	}
 	merged = mergedOf(result, answerOf(fork.Events))
-	text := fmt.Sprintf("[Session %s, a fork of this one, was merged.]", from)
+	text := fmt.Sprintf("[Session %s, a fork of this one or of its origin, was merged.]", from)
 	if merged.Answer != "" {
 		text += "\nIts answer:\n" + merged.Answer
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -112,4 +113,56 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	_, err = r.Journal.Append(t.Context(), first, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "Done.", Status: "answered"})
 	require.NoError(t, err)
 	merge(first, "Done.")
+}
+
+// Two forks of one session can be merged into each other. A session that was removed, or never was,
+// gets nothing, and neither does one from itself.
+func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	origin, stranger := protocol.NewSessionID(), protocol.NewSessionID()
+	for _, id := range []protocol.SessionID{origin, stranger} {
+		require.Nil(t, r.call(t.Context(), t, id, protocol.CommandRun{Command: "seq 9 > both"}).Error)
+		_, err = r.Journal.Append(t.Context(), id, 0, conversation()[:7]...)
+		require.NoError(t, err)
+	}
+	fork := func(from protocol.SessionID, command string) protocol.SessionID {
+		id := protocol.NewSessionID()
+		_, err := files.Fork(t.Context(), r.Journal, from, At{}, id)
+		require.NoError(t, err)
+		require.Nil(t, r.call(t.Context(), t, id, protocol.CommandRun{Command: command}).Error)
+		return id
+	}
+	left, right := fork(origin, "sed -i s/1/one/ both"), fork(origin, "sed -i s/9/nine/ both")
+	deeper := fork(right, "echo new > new")
+	for _, from := range []protocol.SessionID{left, deeper} {
+		into := right
+		if from == deeper {
+			into = left
+		}
+		_, err = Merge(t.Context(), r.Fleet, from, into, "")
+		require.NoError(t, err)
+	}
+	both, err := files.Read(t.Context(), right, "both", "")
+	require.NoError(t, err)
+	require.Equal(t, "one\n2\n3\n4\n5\n6\n7\n8\nnine\n", string(both))
+	_, err = files.Read(t.Context(), left, "new", "")
+	require.NoError(t, err)
+
+	_, err = Merge(t.Context(), r.Fleet, left, stranger, "")
+	require.ErrorContains(t, err, "is no fork of this one, nor of one of which this one is a fork")
+	_, err = Merge(t.Context(), r.Fleet, left, left, "")
+	require.ErrorIs(t, err, codes.ErrInvalid)
+	require.ErrorContains(t, err, "a session cannot be merged into itself")
+	_, err = Remove(t.Context(), r.Fleet, origin, Options{})
+	require.NoError(t, err)
+	_, err = Merge(t.Context(), r.Fleet, left, origin, "")
+	require.ErrorIs(t, err, ErrNone)
+	there, err := HasWorkspace(t.Context(), r.Fleet, origin)
+	require.NoError(t, err)
+	require.False(t, there, "the merge makes none")
+	_, err = Merge(t.Context(), r.Fleet, fork(left, "true"), right, "")
+	require.NoError(t, err, "a removed origin is still the common one")
 }

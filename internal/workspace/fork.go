@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -91,12 +92,13 @@ func TreeOf(files snapshot.Tree) snapshot.Tree {
 	return tree
 }
 
-// ErrNoFork says that a workspace did not begin as a fork of another one.
-var ErrNoFork = errors.New("the workspace is no fork of this one")
+// ErrNoFork says that two workspaces have no common origin.
+var ErrNoFork = errors.New("the workspace is no fork of this one, nor of one of which this one is a fork")
 
-// Forked returns the current files of a fork of a lane's workspace, their checkpoint, and as base
-// the files of the fork's checkpoint after, or, with 0, those with which it began. The error wraps
-// [ErrNoFork] if the workspace is no fork of the lane's, [ErrNone] if there is none.
+// Forked returns the current files of a fork of a lane's workspace, or of a workspace of which both
+// are forks; their checkpoint; and as base the files of the fork's checkpoint after, or, with 0,
+// those with which it began. The error wraps [ErrNoFork] if they have no common origin, [ErrNone]
+// if there is no such workspace.
 func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64) (base, files snapshot.Tree, at Ref, err error) {
 	first, err := s.next(ctx, fork, 1)
 	switch {
@@ -104,8 +106,9 @@ func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64
 		return nil, nil, at, err
 	case first == nil:
 		return nil, nil, at, ErrNone
-	case first.Of != of:
-		return nil, nil, at, ErrNoFork
+	}
+	if related, err := s.related(ctx, first, of); err != nil || !related {
+		return nil, nil, at, cmp.Or(err, ErrNoFork)
 	}
 	last, err := s.last(ctx, fork)
 	if err != nil {
@@ -119,6 +122,37 @@ func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64
 		files, err = s.Files(ctx, at)
 	}
 	return base, files, at, err
+}
+
+// maxOrigins bounds how many forks of forks are followed.
+const maxOrigins = 64
+
+// related reports whether the workspace that begins with first is a fork of another one, or of one
+// of its origins.
+func (s *Store) related(ctx context.Context, first *message, other wire.LaneHash) (bool, error) {
+	origins, err := s.origins(ctx, other)
+	if err != nil {
+		return false, err
+	}
+	if slices.Contains(append(origins, other), first.Of) {
+		return true, nil
+	}
+	own, err := s.origins(ctx, first.Of)
+	return slices.ContainsFunc(own, func(lane wire.LaneHash) bool { return slices.Contains(append(origins, other), lane) }), err
+}
+
+// origins are the lanes whose workspaces that of a lane began as a fork of, the nearest first. One
+// that was removed is the last.
+func (s *Store) origins(ctx context.Context, lane wire.LaneHash) (of []wire.LaneHash, err error) {
+	for lane != "" && len(of) < maxOrigins {
+		first, err := s.next(ctx, lane, 1)
+		if err != nil || first == nil || first.Of == "" {
+			return of, err
+		}
+		lane = first.Of
+		of = append(of, lane)
+	}
+	return of, nil
 }
 
 func (s *Store) begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, of wire.LaneHash, calls ...protocol.CallID) error {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
@@ -334,5 +335,9 @@ func theirsName(rest string, n int) string {
 		suffix += fmt.Sprintf(".%d", n)
 	}
 	base := strings.ReplaceAll(rest, "/", "-")
-	return base[:min(len(base), maxName-len(suffix))] + suffix
+	end := min(len(base), maxName-len(suffix))
+	for end < len(base) && end > 0 && !utf8.RuneStart(base[end]) {
+		end--
+	}
+	return base[:end] + suffix
 }

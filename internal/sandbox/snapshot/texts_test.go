@@ -2,6 +2,7 @@ package snapshot_test
 
 import (
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -119,6 +120,11 @@ func TestMerge_Table(t *testing.T) {
 			base: tree{"x": {body: "1\n"}}, fork: tree{"x": {link: "y"}}, local: tree{"x": {body: "one\n"}},
 			want:    tree{"x": {body: "one\n"}, "x" + theirs: {link: "y"}},
 			changes: snapshot.Changes{Conflicts: []string{"x"}, Theirs: []string{"x" + theirs}},
+		},
+		"long name": { // which is not cut inside a character
+			base: tree{}, fork: tree{"x" + strings.Repeat("é", 127): {body: "2\n"}}, local: tree{"x" + strings.Repeat("é", 127): {body: "1\n"}},
+			want:    tree{"x" + strings.Repeat("é", 127): {body: "1\n"}, "x" + strings.Repeat("é", 118) + theirs: {body: "2\n"}},
+			changes: snapshot.Changes{Conflicts: []string{"x" + strings.Repeat("é", 127)}, Theirs: []string{"x" + strings.Repeat("é", 118) + theirs}},
 		},
 		"removed directory against a new file in it": {
 			base: tree{"d": {dir: true}, "d/a": {body: "1\n"}}, fork: tree{"d": {dir: true}, "d/a": {body: "1\n"}, "d/b": {body: "2\n"}}, local: tree{},
