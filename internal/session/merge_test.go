@@ -152,7 +152,7 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 	require.NoError(t, err)
 
 	_, err = Merge(t.Context(), r.Fleet, left, stranger, "")
-	require.ErrorContains(t, err, "is no fork of this one, nor of one of which this one is a fork")
+	require.ErrorContains(t, err, "is no fork of this one, and both are no forks of the same one")
 	_, err = Merge(t.Context(), r.Fleet, left, left, "")
 	require.ErrorIs(t, err, codes.ErrInvalid)
 	require.ErrorContains(t, err, "a session cannot be merged into itself")

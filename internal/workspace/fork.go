@@ -93,10 +93,10 @@ func TreeOf(files snapshot.Tree) snapshot.Tree {
 }
 
 // ErrNoFork says that two workspaces have no common origin.
-var ErrNoFork = errors.New("the workspace is no fork of this one, nor of one of which this one is a fork")
+var ErrNoFork = errors.New("the workspace is no fork of this one, and both are no forks of the same one")
 
-// Forked returns the current files of a fork of a lane's workspace, or of a workspace of which both
-// are forks; their checkpoint; and as base the files of the fork's checkpoint after, or, with 0,
+// Forked returns the current files of a fork of a lane's workspace, or of another fork of the same
+// origin; their checkpoint; and as base the files of the fork's checkpoint after, or, with 0,
 // those with which it began. The error wraps [ErrNoFork] if they have no common origin, [ErrNone]
 // if there is no such workspace.
 func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64) (base, files snapshot.Tree, at Ref, err error) {
@@ -141,8 +141,8 @@ func (s *Store) related(ctx context.Context, first *message, other wire.LaneHash
 	return slices.ContainsFunc(own, func(lane wire.LaneHash) bool { return slices.Contains(append(origins, other), lane) }), err
 }
 
-// origins are the lanes whose workspaces that of a lane began as a fork of, the nearest first. One
-// that was removed is the last.
+// origins are the lanes from which the workspace of a lane was forked, directly or through other
+// forks, the nearest first. A removed one is the last.
 func (s *Store) origins(ctx context.Context, lane wire.LaneHash) (of []wire.LaneHash, err error) {
 	for lane != "" && len(of) < maxOrigins {
 		first, err := s.next(ctx, lane, 1)
