@@ -43,7 +43,7 @@ func documented(t *testing.T) map[string]map[string]bool {
 		required := events["job_ended"][field]
 		events["job_ended"][field] = required
 	}
-	require.Len(t, events, 19)
+	require.Len(t, events, 20)
 	return events
 }
 

@@ -203,11 +203,7 @@ func (c *runCommand) with(
 	c.remember(turn.session)
 	result, runErr := converse(ctx, s)
 	_ = env.Client.Close() // with everything of the session that still runs
-	if exit := finish(ctx, s.show, turn.session, s.totals.of(result, runErr == nil), runErr, env.Git); exit != nil {
-		show.warn(c.howToGoOn(turn.session))
-		return exit
-	}
-	return nil
+	return finish(ctx, s.show, turn.session, s.totals.of(result, runErr == nil), runErr, env.Git, c.howToGoOn(turn.session))
 }
 
 // start makes the session's runner, and the part that answers its questions until end.
@@ -408,9 +404,11 @@ func announced(
 // hardExit is how long a second signal waits for the embedded worker to kill what runs.
 const hardExit = 3 * time.Second
 
-// finish shows how a session ended and, last, what it has left for git to run. It returns the exit
-// code.
-func finish(ctx context.Context, show view, session protocol.SessionID, r loop.TurnResult, err error, git *gitguard.Report) error {
+// finish shows how a session ended, with a hint how it continues unless it was answered, and, last,
+// what it has left for git to run. It returns the exit code.
+func finish(
+	ctx context.Context, show view, session protocol.SessionID, r loop.TurnResult, err error, git *gitguard.Report, hint string,
+) error {
 	findings := git.Findings(ctx)
 	show.found(session, findings)
 	defer git.Alert(findings)
@@ -438,6 +436,9 @@ func finish(ctx context.Context, show view, session protocol.SessionID, r loop.T
 	if len(findings) > 0 && exit.Message != "" {
 		show.warn(exit.Message) // else it would follow them
 		exit.Message = ""
+	}
+	if hint != "" {
+		show.warn(hint)
 	}
 	return exit
 }

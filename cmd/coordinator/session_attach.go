@@ -45,5 +45,5 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	show.stored(ctx, client, desk.id)
-	return finish(ctx, show, desk.id, result, nil, &gitguard.Report{})
+	return finish(ctx, show, desk.id, result, nil, &gitguard.Report{}, "")
 }

@@ -94,7 +94,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if env.Copy == nil {
 		show.stored(context.WithoutCancel(ctx), env.Client, turn.session)
 	}
-	return finish(ctx, show, turn.session, result, err, env.Git)
+	return finish(ctx, show, turn.session, result, err, env.Git, "")
 }
 
 // where returns the flags of the fleet.

@@ -184,7 +184,7 @@ func TestScreen_WhatGitWouldRunStandsOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			args := []string{"run", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model}
+			args := []string{"run", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model, "--keep-git-settings"}
 			m := inTmux(t, 80, c.env, append(append(args, c.flags...), "Look at it.")...)
 			m.shows(fmt.Sprintf("  sub/.git/config: core.fsmonitor = ./watch\n[ended: %d]", c.exit))
 			require.Regexp(t, c.want, m.run("capture-pane", "-p", "-e"))
