@@ -378,7 +378,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		s.turns.Ended(ctx, s.model(turn), string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	r = s.result(run.Call, result, err)
-	if result.Outcome == loop.OutcomeInterrupted {
+	if result.Outcome == loop.OutcomeInterrupted || err != nil {
 		if status, fault, interrupted := lane.Interrupted(ctx); interrupted { // which knows a timeout from a cancel
 			r.Status, r.Error = status, fault
 		}
@@ -429,11 +429,14 @@ func turnCause(cause error, c *protocol.Call) error {
 // goOnPause is the time between two tries to run a turn.
 const goOnPause = time.Second
 
-// persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
+// persist runs the turn, again after a failure of the fleet: the turn is open then and continues. Once
+// ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it fails,
+// conclude ends the turn when the call has its result.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
+		stopped := ctx.Err() != nil
 		result, err := runner.Run(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
-		if err == nil || stays(err) || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
+		if err == nil || stays(err) || stopped || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
 			return result, err
 		}
 		s.options.Logger.WarnContext(ctx, "turn interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))

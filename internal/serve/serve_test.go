@@ -684,6 +684,27 @@ func (w warned) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
+// TestTurn_TimeLimitBetweenTwoTries: a time limit that passes after a failed try ends the turn, and
+// no further try is made.
+func TestTurn_TimeLimitBetweenTwoTries(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	var tries atomic.Int64
+	session := protocol.NewSessionID()
+	model := &meddled{meddle: func() error {
+		_, err := r.JS.Publish(t.Context(), wire.EventSubject(r.Name, session), []byte(`[{"type":"of another version"}]`))
+		return err
+	}}
+	stop := r.serve(r.Connect(), "a", func(o *serve.Options) {
+		o.Models["meddled"], o.Logger = model, slog.New(warned{slog.DiscardHandler, func() { tries.Add(1) }})
+	})
+	result := r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "p", Model: "meddled"}, 500*time.Millisecond))
+	require.NotEqual(t, protocol.StatusOK, result.Status)
+	require.Contains(t, result.Error.Message, "time")
+	require.LessOrEqual(t, tries.Load(), int64(2))
+	stop(time.Minute) // which it does not need
+}
+
 // TestTurn_CancelledBetweenTwoTries: it is cancelled, and not what the try before it failed of; the
 // next turn finds nothing open.
 func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
