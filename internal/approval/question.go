@@ -26,13 +26,14 @@ func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer
 	return reply{nc, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), body}, nil
 }
 
-// TakeOn lets a call know that somebody is being asked, so that it waits for the answer.
+// TakeOn notifies a call that a person is being asked, so that it waits for the answer. It is sent
+// as a request, since a call ignores what is not ([natsio.IsRequest]); the reply is not awaited.
 func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error {
 	r, err := a.reply(nc, fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
 	if err != nil {
 		return err
 	}
-	if err := r.nc.Publish(r.subject, r.body); err != nil {
+	if err := r.nc.PublishRequest(r.subject, r.nc.NewInbox(), r.body); err != nil {
 		return fmt.Errorf("take on a question: %w", err)
 	}
 	return nil
