@@ -158,7 +158,7 @@ func (r *Runner) judge(asked policy.Call, about string) policy.Verdict {
 		return policy.Verdict{}
 	}
 	judged := judgedBy(r.opts.Policy, asked)
-	if about == "" || judged.Decision == policy.Denied {
+	if about == "" {
 		return judged
 	}
 	asked.Tool = about

@@ -61,6 +61,33 @@ func TestPolicy_AtMostOnceIsTheDeliveryOfTheCall(t *testing.T) {
 	}
 }
 
+// A call that was journaled before its coordinator was lost is sent again, since it may run already. A
+// further policy that denies it does not make it less bound.
+func TestPolicy_ADenialDoesNotUnbindACallThatWasSent(t *testing.T) {
+	t.Parallel()
+	bound := "{at_most_once: {tools: [work]}, min_level: full, paths: {read: ['src/**'], write: ['src/**']}}"
+	r := newRig(asks("a", "work"), says("done"))
+	r.opts.Policy = newJudge(t, bound)
+	r.fleet.err = errors.New("no servers") // lost between the tool_call and the send
+	_, err := r.run(t.Context(), t, "go")
+	require.Error(t, err)
+	var both []policy.Policy
+	for _, rules := range []string{bound, "{tools: {deny: [work]}}"} {
+		p, err := policy.Parse("rules", []byte(rules))
+		require.NoError(t, err)
+		both = append(both, p)
+	}
+	r.fleet.err = nil
+	r.opts.Policy, err = policy.New(both...)
+	require.NoError(t, err)
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Len(t, r.fleet.runs, 1)
+	require.Equal(t, protocol.AtMostOnce, r.fleet.runs[0].Delivery)
+	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
+	require.Len(t, r.fleet.runs[0].Roots, 1)
+}
+
 func TestPolicy_DenialsAreResultsAndInTheAuditLog(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "inline", "nosuch", "greedy"), says("done"))

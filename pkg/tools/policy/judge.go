@@ -111,15 +111,13 @@ func (j *Judge) Server(prefix string, tools []string) Verdict {
 }
 
 // And is the verdict when both have to agree: the first that denies, else the one that asks, and
-// for a shorter time.
+// for a shorter time. What either of them demands of the call holds whatever the decision: a call that
+// was sent before a rule denied it stays as bound as it was.
 func (v Verdict) And(other Verdict) Verdict {
 	final := v
 	switch {
 	case v.Decision == Denied:
-		return v
-	case other.Decision == Denied:
-		return other
-	case other.Decision == Ask && (v.Decision != Ask || other.Timeout < v.Timeout):
+	case other.Decision == Denied, other.Decision == Ask && (v.Decision != Ask || other.Timeout < v.Timeout):
 		final = other
 	}
 	final.MinLevel, final.Roots = wire.HigherLevel(v.MinLevel, other.MinLevel), slices.Concat(v.Roots, other.Roots)
