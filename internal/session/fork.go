@@ -102,7 +102,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 var ErrExists = codes.As(codes.ErrExists, errors.New("exists"))
 
 // Import stores the events of an export as a new session, which they give no right to anything of
-// another one. A turn that is open at their end is interrupted. It returns how many turns these are.
+// another one. A turn that is open at their end is interrupted. It returns the number of turns.
 // The error wraps [codes.ErrInvalid] if an event has an impossible amount.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
 	for i := range events {

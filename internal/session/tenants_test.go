@@ -35,7 +35,7 @@ func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 		all = append(all, body...)
 		return key
 	}
-	acme, other, any := keyOf("acme"), keyOf("other"), keyOf("")
+	acme, other, unbound := keyOf("acme"), keyOf("other"), keyOf("")
 	file := filepath.Join(t.TempDir(), "keys")
 	require.NoError(t, os.WriteFile(file, all, 0o600))
 	keys, err := signing.Open(file)
@@ -75,6 +75,6 @@ func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", wire.WorkspaceFork{To: "fork"}).Status)
 	refused(run(other, "other", "fork", "fork", protocol.CommandRun{Command: "cat f"}))
 	require.Equal(t, protocol.StatusOK, run(acme, "acme", "fork", "fork", protocol.CommandRun{Command: "cat f"}).Status)
-	require.Equal(t, protocol.StatusOK, run(any, "", "a", "a", protocol.CommandRun{Command: "cat f"}).Status, "a key that is bound to no tenant")
+	require.Equal(t, protocol.StatusOK, run(unbound, "", "a", "a", protocol.CommandRun{Command: "cat f"}).Status, "a key that is bound to no tenant")
 	refused(run(other, "other", "a", "a", protocol.CommandRun{Command: "cat f"}))
 }
