@@ -302,7 +302,7 @@ func (c *conversation) summarize(ctx context.Context, writer Model, name string,
 		trace.WithAttributes(genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.ConversationID.String(string(c.id)), genaiconv.RequestModel.String(name)))
 	defer span.End()
 	for _, most := range summarizedParts() {
-		request := Request{Messages: []Message{
+		request := Request{Session: c.id, Messages: []Message{
 			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: c.session.transcript(turn, step, most)},
 		}}
 		asked := request.Tokens()

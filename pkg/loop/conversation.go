@@ -151,7 +151,7 @@ func (c *conversation) reply(ctx context.Context, word string, delta func(Delta)
 	for {
 		turn := c.session.open()
 		request := Request{
-			Messages: c.messages(c.cuts), Tools: c.table.DefinitionsFor(c.provider()), Settings: c.opts.Settings,
+			Session: c.id, Messages: c.messages(c.cuts), Tools: c.table.DefinitionsFor(c.provider()), Settings: c.opts.Settings,
 			Replies: c.session.replies(), Turn: turn.number, Step: len(turn.steps) + 1,
 		}
 		if turn.lastAt > 0 {

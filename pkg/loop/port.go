@@ -96,6 +96,9 @@ type Image struct {
 
 // Request is everything that a model needs for one reply.
 type Request struct {
+	// Session is whose conversation it is. What a server rejects of a session's requests changes
+	// those of no other one.
+	Session  protocol.SessionID
 	Messages []Message
 	// Tools are sorted by name. There may be none although the conversation has tool calls.
 	Tools []tools.Definition

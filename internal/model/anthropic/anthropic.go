@@ -6,19 +6,15 @@
 // conversation have prompt caching marks, so that each step pays only for what is new.
 //
 // What a server rejects (caching marks, adaptive thinking, a bound of output tokens) is omitted or
-// lowered from then on. Blocks of thinking that it refuses are omitted from that request alone,
-// which then asks for no thinking.
+// lowered in the session from then on. Blocks of thinking that it refuses are omitted from that
+// request alone, which then asks for no thinking.
 package anthropic
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
-	"strconv"
-	"strings"
-	"sync/atomic"
 
 	sdk "github.com/anthropics/anthropic-sdk-go"
 	"github.com/anthropics/anthropic-sdk-go/option"
@@ -39,7 +35,7 @@ type Model struct {
 	*endpoint.Endpoint
 
 	client  sdk.Client
-	rejects rejects
+	rejects *endpoint.Rejects
 }
 
 var (
@@ -64,7 +60,7 @@ func New(opts endpoint.Options) (*Model, error) {
 	if key := server.Options().APIKey; key != "" {
 		sent = append(sent, option.WithAPIKey(key))
 	}
-	return &Model{Endpoint: server, client: sdk.NewClient(sent...)}, nil
+	return &Model{server, sdk.NewClient(sent...), endpoint.NewRejects(inMessage, rejected()...)}, nil
 }
 
 // Provider implements [loop.Provider].
@@ -75,37 +71,53 @@ func (m *Model) Provider() string { return provider }
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	reply, err := m.Endpoint.Reply(ctx, delta, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
 	if err != nil {
-		return reply, m.request(req, false).sent.Refused(err, inMessage, inContent)
+		return reply, m.request(req, m.rejects.Of(req.Session)).Refused(err, inMessage, inContent)
 	}
 	return reply, nil
 }
 
 // Where the server says that something is wrong.
 var (
-	inMessage = regexp.MustCompile(`messages\W{1,3}(\d+)`)
-	inContent = regexp.MustCompile(`content\W{1,3}(\d+)`)
-	maxTokens = regexp.MustCompile(`max_tokens\D+\d+ > (\d+)`)
+	inMessage = endpoint.Path("messages")
+	inContent = endpoint.Path("content")
 )
+
+// What a server may reject of requests. Without thinking a request has no blocks of it, and asks for
+// none: the API refuses a conversation without blocks from a model that thinks.
+const (
+	thinking  = "thinking"
+	maxTokens = "max_tokens"
+	marks     = "cache_control"
+	adaptive  = "adaptive thinking" // the model wants a budget
+)
+
+func rejected() []endpoint.Field {
+	return []endpoint.Field{
+		// A signature does not fit, or a block is missing where another model replied.
+		{Name: thinking, Says: regexp.MustCompile("signature|thinking. block|thinking block|redacted_thinking"), Once: true},
+		{Name: maxTokens, Says: regexp.MustCompile(`max_tokens\D+\d+ > ([1-9]\d*)`)},
+		{Name: marks, Says: regexp.MustCompile(`\bcache_control\b`)},
+		{Name: adaptive, Says: regexp.MustCompile(`\badaptive thinking\b|['"]adaptive['"]|\bthinking\.adaptive\b|\boutput_config\b|\beffort parameter\b`)},
+	}
+}
 
 // attempt asks once, and again without what the server turns out to reject, or for the rest of a
 // reply that the provider paused.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	var parts assembler
-	thoughtless := false // for this request alone: what is wrong is in its conversation
+	lessons := m.rejects.Of(req.Session)
 	for {
-		sent := m.request(req, thoughtless)
+		sent := m.request(req, lessons)
 		sent.resume(parts.blocks)
 		err := m.ask(ctx, sent, &parts, delta)
 		switch {
-		case !thoughtless && refusesThoughts(err):
-			thoughtless = true
-		case m.rejects.learn(err, sent):
+		case lessons.Learn(err, &sent.Asked):
 		case err != nil:
 			return parts.Failed(), err
 		case parts.Finish == "pause_turn" && parts.continued < maxContinued:
 			parts.continued++
 		default:
-			parts.Reasoning, parts.Native = parts.reasoning(), parts.native(sent.offered)
+			parts.Reasoning, parts.Native = parts.reasoning(), parts.native(sent.Tools)
 			return m.Finish(&parts.Assembler)
 		}
 	}
@@ -126,67 +138,4 @@ func (m *Model) ask(ctx context.Context, sent *request, parts *assembler, delta 
 	}
 	parts.begin()
 	return m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
-}
-
-// rejects is what a server has rejected of requests, and is not sent again.
-type rejects struct {
-	marks     atomic.Bool  // cache_control
-	adaptive  atomic.Bool  // adaptive thinking: the model wants a budget
-	maxTokens atomic.Int64 // the most output tokens that the model takes; 0 if unknown
-	tools     endpoint.Tools
-}
-
-// omitted is what a request is without. Without thinking it has no blocks of it, and asks for none:
-// the API refuses a conversation without blocks from a model that thinks.
-type omitted struct {
-	marks, adaptive, thinking bool
-	maxTokens                 int64
-}
-
-func (r *rejects) omitted() omitted {
-	return omitted{marks: r.marks.Load(), adaptive: r.adaptive.Load(), maxTokens: r.maxTokens.Load()}
-}
-
-// refusesThoughts reports whether an error is about blocks of thinking: a signature that does not
-// fit, or a block that is missing where another model replied.
-func refusesThoughts(err error) bool {
-	failure, ok := errors.AsType[*endpoint.Error](err)
-	if !ok || failure.Type != endpoint.TypeInvalidRequest {
-		return false
-	}
-	return thoughts.MatchString(failure.Text())
-}
-
-var thoughts = regexp.MustCompile("signature|thinking. block|thinking block|redacted_thinking")
-
-// learn reports whether an error says that the server rejects something that the sent request has,
-// so that one without it may do. Other requests may have learned the same meanwhile.
-func (r *rejects) learn(err error, sent *request) bool {
-	failure, ok := errors.AsType[*endpoint.Error](err)
-	if !ok || failure.Type != endpoint.TypeInvalidRequest && failure.Type != endpoint.TypeContextLength {
-		return false
-	}
-	text := failure.Text()
-	if found := maxTokens.FindStringSubmatch(text); found != nil {
-		most, err := strconv.ParseInt(found[1], 10, 64)
-		if err != nil || most <= 0 || sent.omitted.maxTokens == most {
-			return false
-		}
-		r.maxTokens.Store(most)
-		return true
-	}
-	switch {
-	case failure.Type == endpoint.TypeContextLength:
-		return false
-	case strings.Contains(text, "cache_control"):
-		r.marks.Store(true)
-		return !sent.omitted.marks
-	case strings.Contains(text, "adaptive"), strings.Contains(text, "output_config"), strings.Contains(text, "effort"):
-		r.adaptive.Store(true)
-		return !sent.omitted.adaptive && sent.thinks
-	case inMessage.MatchString(text):
-		return false
-	default:
-		return r.tools.Learn(text, sent.offered)
-	}
 }

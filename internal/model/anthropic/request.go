@@ -25,17 +25,17 @@ const defaultOutput = 16_384
 
 // request is one request, and what its errors may be about.
 type request struct {
-	params  sdk.MessageNewParams
-	sent    endpoint.Sent
-	omitted omitted
-	offered []tools.Definition // those of params
-	thinks  bool               // an effort was asked for
+	endpoint.Asked
+
+	params      sdk.MessageNewParams
+	thoughtless bool
+	thinks      bool // an effort was asked for
 }
 
-// request is req as the API wants it, with thinking or without.
-func (m *Model) request(req loop.Request, thoughtless bool) *request {
-	out := &request{omitted: m.rejects.omitted()}
-	out.omitted.thinking = thoughtless || out.omitted.adaptive && !thought(req.Messages)
+// request is req as the API wants it, without what the server rejects.
+func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
+	out := &request{Asked: endpoint.Asked{Lessons: lessons}}
+	out.thoughtless = lessons.Omits(adaptive) && !thought(req.Messages) || !out.May(thinking)
 	out.params.Model = m.Options().Model
 	if t := req.Settings.Temperature; t != nil {
 		out.params.Temperature = param.NewOpt(*t)
@@ -49,19 +49,19 @@ func (m *Model) request(req loop.Request, thoughtless bool) *request {
 		}
 		out.add(&req.Messages[i])
 	}
-	out.offered = m.rejects.tools.Offered(req.Tools, func(definition tools.Definition) bool {
+	out.Tools = lessons.Offered(req.Tools, func(definition tools.Definition) bool {
 		_, declared := toolOf(definition)
 		return declared
 	})
-	for _, definition := range out.offered {
+	for _, definition := range out.Tools {
 		tool, _ := toolOf(definition)
 		out.params.Tools = append(out.params.Tools, tool)
 	}
-	system.WriteString(m.rejects.tools.Notes(req.Tools))
+	system.WriteString(lessons.Notes(req.Tools))
 	if text := strings.TrimSpace(system.String()); text != "" {
 		out.params.System = []sdk.TextBlockParam{{Text: text}}
 	}
-	if !out.omitted.marks {
+	if out.May(marks) {
 		out.mark()
 	}
 	return out
@@ -75,13 +75,14 @@ func (r *request) bound(settings loop.Settings) {
 	if r.params.MaxTokens == 0 {
 		r.params.MaxTokens = defaultOutput + budget
 	}
-	if bound := r.omitted.maxTokens; bound > 0 {
+	if bound := r.Lessons.Most(maxTokens); bound > 0 {
 		r.params.MaxTokens = min(r.params.MaxTokens, bound)
 	}
+	r.Has(maxTokens)
 	switch {
-	case settings.Effort == "none", r.thinks && r.omitted.thinking:
+	case settings.Effort == "none", r.thinks && r.thoughtless:
 		r.params.Thinking = sdk.ThinkingConfigParamUnion{OfDisabled: &sdk.ThinkingConfigDisabledParam{}}
-	case r.thinks && r.omitted.adaptive:
+	case r.thinks && !r.May(adaptive):
 		if budget >= r.params.MaxTokens {
 			budget = max(1024, r.params.MaxTokens/2) // 1024 is the least that the API takes
 		}
@@ -122,7 +123,7 @@ func (r *request) add(message *loop.Message) {
 			Content:   []sdk.ToolResultBlockParamContentUnion{{OfText: &sdk.TextBlockParam{Text: textOf(message.Text)}}},
 		}
 		if message.Image != nil {
-			r.sent.AddImage(message.ToolCallID)
+			r.AddImage(message.ToolCallID)
 			shown := shownOf(message.Image)
 			block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfDocument: shown.OfDocument, OfImage: shown.OfImage})
 		}
@@ -150,11 +151,11 @@ func shownOf(image *loop.Image) sdk.ContentBlockParamUnion {
 func (r *request) append(role sdk.MessageParamRole, blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {
 	if n := len(r.params.Messages); n > 0 && r.params.Messages[n-1].Role == role {
 		r.params.Messages[n-1].Content = append(r.params.Messages[n-1].Content, blocks...)
-		r.sent.Messages[n-1] = append(r.sent.Messages[n-1], parts...)
+		r.Messages[n-1] = append(r.Messages[n-1], parts...)
 		return
 	}
 	r.params.Messages = append(r.params.Messages, sdk.MessageParam{Role: role, Content: blocks})
-	r.sent.Messages = append(r.sent.Messages, parts)
+	r.Messages = append(r.Messages, parts)
 }
 
 // assistant is what the model said: blocks that are only the provider's stand where they stood.
@@ -169,7 +170,7 @@ func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockPar
 			add(sdk.NewToolUseBlock(idOf(call.ID), json.RawMessage(endpoint.Arguments(call.Arguments)), endpoint.ToolName(call.Name)),
 				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
 		},
-	}.Message(message, keptOf(message, r.omitted.thinking))
+	}.Message(message, keptOf(message, r.thoughtless))
 	return blocks, parts
 }
 
@@ -177,7 +178,7 @@ func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockPar
 func (r *request) resume(blocks []*block) {
 	var said []sdk.ContentBlockParamUnion
 	for _, block := range blocks {
-		if raw := block.whole(); raw != nil && (!r.omitted.thinking || !isThought(block.kind)) {
+		if raw := block.whole(); raw != nil && (!r.thoughtless || !isThought(block.kind)) {
 			said = append(said, param.Override[sdk.ContentBlockParamUnion](raw))
 		}
 	}

@@ -276,6 +276,11 @@ func EndOf(reason string) Ending {
 	case "length", "model_length", "max_length", "max_tokens", "max_new_tokens", "max_output_tokens",
 		"max_completion_tokens", "token_limit", "error_limit", "model_context_window_exceeded":
 		return EndCut
+	case "other", "image_other", "no_image", "unexpected_tool_call", "too_many_tool_calls",
+		"missing_thought_signature", "finish_reason_unspecified": // Gemini
+		return EndFailed
+	case "language":
+		return EndFiltered
 	}
 	switch {
 	case mentions("filter", "safety", "sensitive", "refus", "prohibited", "blocklist", "recitation", "guardrail", "toxic", "spii", "armor", "jailbreak"):

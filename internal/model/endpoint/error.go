@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"math"
 	"net/http"
@@ -30,7 +31,7 @@ const (
 	TypeInvalidRequest  = "invalid_request"         // every other 4xx
 	TypeInvalidResponse = "invalid_response"        // the server does not speak this API
 	TypeContentFilter   = "content_filter"          // the provider's filter stopped the reply
-	TypeUnfinished      = "unfinished"              // the reply ended for a reason that is no end; tried again where that may help
+	TypeUnfinished      = "unfinished"              // the reply ended for a reason that is no end, or the server rejects what the model wrote; tried again where that may help
 )
 
 // Error says why a model did not reply.
@@ -115,12 +116,16 @@ func (e *Error) retryable() bool {
 
 // typeOf classifies an answer by its status and by the server's code and type.
 func typeOf(status int, failure serverReply) string {
-	if named := typeOfCode(failure.Code, failure.Type); named != "" {
+	if named := typeOfCode(failure.Code, failure.Type, failure.Reason); named != "" {
 		return named
 	}
 	switch {
+	case usedUp(status, failure.Message):
+		return TypeQuotaExceeded
 	case tooLong(status, failure.Message):
 		return TypeContextLength
+	case rejectedReply.MatchString(failure.Message):
+		return TypeUnfinished
 	case strings.Contains(failure.Message, "API key not valid"): // of Google, with status 400
 		return TypeAuthentication
 	case status == http.StatusTooManyRequests:
@@ -176,12 +181,44 @@ func tooLong(status int, message string) bool {
 	}
 }
 
+// rejectedReply is how servers say that the reply itself was wrong: another one may not be.
+var rejectedReply = regexp.MustCompile(`(?i)^(tool call validation failed|failed to call a function|failed to parse tool call arguments|attempted to call tool\b)` +
+	`|\bparameters for tool \S+ did not match schema`)
+
+// noCreditWords are how servers say that an account has nothing left to pay with.
+var noCreditWords = regexp.MustCompile(`(?i)` + strings.Join([]string{
+	`\bcredit balance\b`, // Anthropic
+	`\binsufficient (account )?(balance|credits?|funds)\b|\bnot enough (balance|credits?|funds)\b`, // DeepSeek, OpenRouter, Moonshot
+	`\b(no|any|out of|all (of )?(your |the )?available|monthly included) credits\b`,                // xAI, Hugging Face
+	`\bin arrears\b|\bnot in good standing\b|\baccount is in good standing\b`,                      // Qwen
+}, "|"))
+
+// limitedWords are how servers say that an account may spend no more. With 429 they are about a
+// limit that a wait helps with.
+var limitedWords = regexp.MustCompile(`(?i)\busage limits?\b|\b(spend|spending|credit|key) limit\b|\b(requires|enable|check your) billing\b|\bbilling (is|has been|account is)\b`)
+
+// usedUp reports whether an answer says that the account has no credit left.
+func usedUp(status int, message string) bool {
+	switch status {
+	case http.StatusPaymentRequired:
+		return true
+	case http.StatusTooManyRequests:
+		return noCreditWords.MatchString(message)
+	case 0, http.StatusBadRequest, http.StatusForbidden, http.StatusPreconditionFailed:
+		return noCreditWords.MatchString(message) || limitedWords.MatchString(message)
+	default:
+		return false
+	}
+}
+
 // typeOfCode knows the codes that say more than the status. It returns "" for others.
 func typeOfCode(names ...string) string {
 	for _, name := range names {
 		switch name {
-		case "insufficient_quota", "billing_hard_limit_reached", "billing_error":
+		case "insufficient_quota", "billing_hard_limit_reached", "billing_error", "billing_not_active", "BILLING_DISABLED", "Arrearage":
 			return TypeQuotaExceeded
+		case "tool_use_failed", "output_parse_failed": // Groq
+			return TypeUnfinished
 		case "context_length_exceeded", "exceed_context_size_error", "request_too_large",
 			"model_max_prompt_tokens_exceeded", "tokens_limit_reached":
 			return TypeContextLength
@@ -198,12 +235,16 @@ func typeInStream(failure serverReply) string {
 	if status, err := strconv.Atoi(failure.Code); err == nil && status >= 400 {
 		return typeOf(status, failure)
 	}
-	if named := typeOfCode(failure.Code, failure.Type); named != "" {
+	if named := typeOfCode(failure.Code, failure.Type, failure.Reason); named != "" {
 		return named
 	}
 	switch {
+	case usedUp(0, failure.Message):
+		return TypeQuotaExceeded
 	case tooLong(0, failure.Message):
 		return TypeContextLength
+	case rejectedReply.MatchString(failure.Message):
+		return TypeUnfinished
 	case failure.mentions("rate_limit"):
 		return TypeRateLimited
 	case failure.mentions("authentication"), failure.mentions("invalid_api_key"):
@@ -258,6 +299,7 @@ type serverReply struct {
 	Type    string
 	Code    string
 	Param   string        // the field of the request that it is about
+	Reason  string        // of Google, as BILLING_DISABLED
 	Delay   time.Duration // after which it may be tried again; 0 when it does not say
 }
 
@@ -287,6 +329,7 @@ func (f *errorFields) reply() serverReply {
 	for _, raw := range details {
 		if detail, err := lenient.Object("details", raw); err == nil {
 			out.Delay = max(out.Delay, delayOf(detail["retryDelay"]))
+			out.Reason = cmp.Or(out.Reason, lenient.String(detail["reason"]))
 		}
 	}
 	return out

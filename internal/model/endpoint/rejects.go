@@ -1,53 +1,136 @@
 package endpoint
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/model/lenient"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// Where a server says that something is wrong.
-var (
-	inTool     = regexp.MustCompile(`tools\W{1,3}(\d+)`)
-	imageWord  = regexp.MustCompile(`(?i)image|vision|multi-?modal|document|\bpdf\b|input_file`)
-	tooManyFor = regexp.MustCompile(`(?i)at most|too many|more than`)
-)
+// Path finds the index into a list in the ways in which servers write a path: `list[1]`, `list.1`,
+// "list", 1.
+func Path(list string) *regexp.Regexp {
+	return regexp.MustCompile(`\b` + list + `(?:\[|\.|/|\W{0,2},\W{0,2})(\d+)`)
+}
 
-// Tools are the tools that a server has rejected, which it is not sent again. It is safe for
-// concurrent use.
-type Tools struct{ rejected sync.Map } // from toolKey to the server's message
+// Field is something of requests that some servers reject.
+type Field struct {
+	Name string
+	// Says is how an error names it. Its last group, if it has one, is the value that is taken.
+	Says *regexp.Regexp
+	// Once says that the error is about one request's conversation: the next request has it again.
+	Once bool
+}
 
-// Learn looks for the tool that a server names, by its index or its name. It reports whether
-// it was among those that were sent.
-func (t *Tools) Learn(text string, sent []tools.Definition) bool {
-	if i, named := IndexIn(inTool, text, len(sent)); named {
-		t.rejected.Store(toolKey(sent[i]), text)
+// Rejects are what a server has rejected of requests, by session: what one reply of a session
+// teaches changes the requests of no other one. It is safe for concurrent use.
+type Rejects struct {
+	conversation *regexp.Regexp // the path of a message
+	fields       []Field
+
+	mu       sync.Mutex
+	sessions map[protocol.SessionID]map[string]string
+}
+
+// maxSessions bounds the sessions that have lessons. What is forgotten is learned again.
+const maxSessions = 1024
+
+// NewRejects returns what is known of a server: nothing. The first of fields that an error names is
+// what it is about; an error that has a path of the conversation is about no tool.
+func NewRejects(conversation *regexp.Regexp, fields ...Field) *Rejects {
+	return &Rejects{conversation: conversation, fields: fields, sessions: map[protocol.SessionID]map[string]string{}}
+}
+
+// Of is what is known for the next request of a session.
+func (r *Rejects) Of(session protocol.SessionID) *Lessons {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lessons := &Lessons{rejects: r, session: session, known: map[string]string{}}
+	maps.Copy(lessons.known, r.sessions[session])
+	return lessons
+}
+
+// Lessons are what a server has rejected of the requests for one reply, and of the session's others.
+type Lessons struct {
+	rejects *Rejects
+	session protocol.SessionID
+	known   map[string]string // from the name of a field, or [toolKey], to what the server said
+}
+
+// Omits reports whether requests are without a field.
+func (l *Lessons) Omits(field string) bool { return l.known[field] != "" }
+
+// Most is the largest value of a field that the server takes; 0 if that is unknown.
+func (l *Lessons) Most(field string) int64 {
+	most, err := strconv.ParseInt(l.known[field], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return most
+}
+
+// Learn reports whether an error says that the server rejects something that the sent request has,
+// so that one without it may do.
+func (l *Lessons) Learn(err error, sent *Asked) bool {
+	failure, ok := errors.AsType[*Error](err)
+	if !ok || failure.Type != TypeInvalidRequest {
+		return false
+	}
+	text := failure.Text()
+	for _, field := range l.rejects.fields {
+		found := field.Says.FindStringSubmatch(failure.Code + " " + text)
+		if found == nil || !sent.has[field.Name] || l.known[field.Name] == found[len(found)-1] {
+			continue
+		}
+		l.known[field.Name] = cmp.Or(found[len(found)-1], found[0])
+		if !field.Once {
+			l.Omit(field.Name, l.known[field.Name])
+		}
 		return true
 	}
-	for _, definition := range sent {
-		quoted := regexp.MustCompile("(?i)(function|tool)\\W+" + regexp.QuoteMeta(definition.Name) + "\\b")
-		if quoted.MatchString(text) {
-			t.rejected.Store(toolKey(definition), text)
-			return true
-		}
+	if l.rejects.conversation.MatchString(text) {
+		return false
 	}
-	return false
+	tool, named := sent.rejectedTool(text)
+	if named {
+		l.Omit(toolKey(tool), text)
+	}
+	return named
+}
+
+// Omit has the requests of the session from now on without a field, for what the server said.
+func (l *Lessons) Omit(field, said string) {
+	l.known[field] = said
+	r := l.rejects
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sessions[l.session] == nil {
+		if len(r.sessions) >= maxSessions {
+			clear(r.sessions)
+		}
+		r.sessions[l.session] = map[string]string{}
+	}
+	r.sessions[l.session][field] = said
 }
 
 // Offered are the tools that are sent: those that can be declared, and are not rejected.
-func (t *Tools) Offered(all []tools.Definition, declared func(tools.Definition) bool) []tools.Definition {
+func (l *Lessons) Offered(all []tools.Definition, declared func(tools.Definition) bool) []tools.Definition {
 	var offered []tools.Definition
 	for _, definition := range all {
-		if _, rejected := t.rejected.Load(toolKey(definition)); !rejected && declared(definition) {
+		if !l.Omits(toolKey(definition)) && declared(definition) {
 			offered = append(offered, definition)
 		}
 	}
@@ -55,11 +138,11 @@ func (t *Tools) Offered(all []tools.Definition, declared func(tools.Definition) 
 }
 
 // Notes tell a model which tools it is not offered, and why; "" when there are none.
-func (t *Tools) Notes(all []tools.Definition) string {
+func (l *Lessons) Notes(all []tools.Definition) string {
 	var notes strings.Builder
 	for _, definition := range all {
-		if reason, rejected := t.rejected.Load(toolKey(definition)); rejected {
-			fmt.Fprintf(&notes, "\n\n[The tool %s is left out, because the model's server refuses it: %v]", definition.Name, reason)
+		if reason := l.known[toolKey(definition)]; reason != "" {
+			fmt.Fprintf(&notes, "\n\n[The tool %s is left out, because the model's server refuses it: %s]", definition.Name, reason)
 		}
 	}
 	return notes.String()
@@ -69,6 +152,95 @@ func (t *Tools) Notes(all []tools.Definition) string {
 func toolKey(definition tools.Definition) string {
 	key, _ := json.Marshal(definition) // of JSON and strings
 	return string(key)
+}
+
+// Asked is what the errors of a request may be about.
+type Asked struct {
+	Sent
+
+	Lessons *Lessons
+	// Tools are the declared ones. Where the API has functions in a list of their own, they are the
+	// others, and Functions that list.
+	Tools, Functions []tools.Definition
+
+	has map[string]bool
+}
+
+// May reports whether the request may have a field. It has it then.
+func (a *Asked) May(field string) bool {
+	if a.Lessons.Omits(field) {
+		return false
+	}
+	a.Has(field)
+	return true
+}
+
+// Has notes that the request has a field.
+func (a *Asked) Has(field string) {
+	if a.has == nil {
+		a.has = map[string]bool{}
+	}
+	a.has[field] = true
+}
+
+// Where errors name a declared tool by its position.
+var (
+	inTools     = Path("tools")
+	inFunctions = Path("function_?[dD]eclarations")
+)
+
+// rejectedTool is the tool whose declaration an error names, by its position, or by its name in a
+// phrase about declarations. Errors about calls name tools too.
+func (a *Asked) rejectedTool(text string) (tool tools.Definition, named bool) {
+	if i, is := IndexIn(inFunctions, text, len(a.Functions)); is {
+		return a.Functions[i], true
+	}
+	if i, is := IndexIn(inTools, text, len(a.Tools)); is {
+		return a.Tools[i], true
+	}
+	for _, definition := range slices.Concat(a.Tools, a.Functions) {
+		if declares(definition).MatchString(text) {
+			return definition, true
+		}
+	}
+	return tools.Definition{}, false
+}
+
+// declares finds the phrases about the declaration of a tool.
+func declares(definition tools.Definition) *regexp.Regexp {
+	names := []string{regexp.QuoteMeta(definition.Name)}
+	for _, native := range definition.Native {
+		if declared, err := lenient.Object("", native); err == nil && lenient.String(declared["type"]) != "" {
+			names = append(names, regexp.QuoteMeta(lenient.String(declared["type"])))
+		}
+	}
+	name := `\W{1,3}(?:` + strings.Join(names, "|") + `)\b`
+	return regexp.MustCompile(`(?i)\b(?:invalid|unsupported|duplicate) (?:[\w-]+ ){0,3}(?:schema|definition|declaration|name|type) (?:for|of|in) (?:the )?(?:function|tool)` + name +
+		`|\b(?:function|tool)` + name + `\W{1,3}(?:is|are) not (?:supported|allowed|enabled)\b` +
+		`|\bdoes not support (?:the )?(?:function|tool)s?(?: types?)?` + name)
+}
+
+// How servers say that they do not take an image or document: things and what is wrong with them in
+// one sentence, or the field or the code of one.
+var (
+	imageCode   = regexp.MustCompile(`(?:^|_)(?:image|pdf|document)(?:_|$)`)
+	imageField  = regexp.MustCompile(`(?i)\b(?:image_url|input_image|input_file|inline_?data|file_data|(?:image|document)\.source)\b`)
+	imageThing  = `(?:\b(?:images?|pictures?|pdfs?|vision|multi-?modal)\b|\bdocument (?:has|is|was|blocks?|input|pages?)\b)`
+	imageWrong  = `\b(?:not?|cannot|can't|couldn't|doesn't|unable|invalid|unsupported|bad|fail(?:s|ed)?|exceeds?|at most|maximum|too (?:many|large|big|small)|only|missing|corrupt(?:ed)?|empty)\b`
+	imagePhrase = regexp.MustCompile(`(?i)` + imageThing + `[^.;!?]*` + imageWrong + `|` + imageWrong + `[^.;!?]*` + imageThing)
+	otherImage  = regexp.MustCompile(`(?i)\bimages?[ _-]generation\b|\b(?:container|docker|base|disk) images?\b`)
+	// imageBroke is what a server says that fails, or finds no model, because of an image.
+	imageBroke = regexp.MustCompile(`(?i)\bimage input\b|\b(?:identify|process|decode) (?:the )?(?:input )?image\b` +
+		`|\bsupport(?:s|ing)? (?:for )?` + imageThing + `|` + imageThing + `(?: inputs?)? (?:is|are) not (?:supported|enabled)\b|\bnot a (?:vision|multi-?modal)\b`)
+	tooManyFor = regexp.MustCompile(`(?i)at most|too many|more than`)
+)
+
+func (e *Error) aboutImages() bool {
+	text := otherImage.ReplaceAllString(e.Text(), "")
+	if e.Type != TypeInvalidRequest {
+		return imageBroke.MatchString(text)
+	}
+	return imageCode.MatchString(e.Code) || imageField.MatchString(text) || imagePhrase.MatchString(text)
 }
 
 // Refused makes the error of a request that the server refuses for parts of the conversation a
@@ -86,8 +258,7 @@ func Refused(err error, named func(text string, aboutImages bool) []loop.Part, i
 }
 
 func refusedParts(failure *Error, named func(string, bool) []loop.Part, images func() [][]loop.Part) []loop.Part {
-	text := failure.Text()
-	aboutImages := imageWord.MatchString(text)
+	text, aboutImages := failure.Text(), failure.aboutImages()
 	switch failure.Type {
 	case TypeInvalidRequest:
 	case TypeServerError, TypeNotFound: // some servers answer so to what they cannot show a model

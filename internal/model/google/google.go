@@ -9,11 +9,8 @@ package google
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
-	"strings"
-	"sync/atomic"
 
 	"google.golang.org/genai"
 
@@ -31,7 +28,7 @@ const noKey = "none"
 type Model struct {
 	*endpoint.Endpoint
 
-	rejects rejects
+	rejects *endpoint.Rejects
 }
 
 var (
@@ -49,7 +46,7 @@ func New(opts endpoint.Options) (*Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("google options: %w", err)
 	}
-	return &Model{Endpoint: server}, nil
+	return &Model{server, endpoint.NewRejects(inContents, rejected()...)}, nil
 }
 
 // send has the SDK send a request.
@@ -83,24 +80,41 @@ func (m *Model) Provider() string { return provider }
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	reply, err := m.Endpoint.Reply(ctx, delta, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
 	if err != nil {
-		return reply, m.request(req, signatures{}).sent.Refused(err, inContents, inParts)
+		return reply, m.request(req, m.rejects.Of(req.Session)).Refused(err, inContents, inParts)
 	}
 	return reply, nil
 }
 
 // Where the server says that something is wrong.
 var (
-	inContents = regexp.MustCompile(`contents\W{1,3}(\d+)`)
-	inParts    = regexp.MustCompile(`parts\W{1,3}(\d+)`)
+	inContents = endpoint.Path("contents")
+	inParts    = endpoint.Path("parts")
 )
+
+// What a server may reject of requests.
+const (
+	unsigned = "calls without a signature"
+	foreign  = "signatures of another model"
+	levels   = "thinkingLevel"  // the model wants a budget
+	thinking = "thinkingConfig" // the model does not think
+)
+
+func rejected() []endpoint.Field {
+	return []endpoint.Field{
+		{Name: unsigned, Says: regexp.MustCompile(`(?i)\b(?:missing|requires?d?)\b.*signature|signature.*\b(?:missing|required)\b`), Once: true},
+		{Name: foreign, Says: regexp.MustCompile(`(?i)signature`), Once: true},
+		{Name: levels, Says: regexp.MustCompile(`(?i)thinking[ _]?level`)},
+		{Name: thinking, Says: regexp.MustCompile(`(?i)thinking_?(?:config|budget)|\bthinking (?:is|mode)\b|\bsupport thinking\b`)},
+	}
+}
 
 // attempt asks once, and again without what the server turns out to reject.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
-	var without signatures // for this request alone: what is wrong is in its conversation
+	lessons := m.rejects.Of(req.Session)
 	for {
-		sent := m.request(req, without)
+		sent := m.request(req, lessons)
 		reply, err := m.ask(ctx, sent, delta)
-		if !without.learn(err) && !m.rejects.learn(err, sent) {
+		if !lessons.Learn(err, &sent.Asked) {
 			return reply, err
 		}
 	}
@@ -112,7 +126,7 @@ func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) 
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	parts := assembler{endpoint: m.Endpoint, offered: sent.offered}
+	parts := assembler{endpoint: m.Endpoint, offered: sent.Tools}
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
 		return parts.Failed(), err
@@ -122,67 +136,4 @@ func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) 
 		parts.Native = append(parts.Native, *parts.searched)
 	}
 	return m.Finish(&parts.Assembler)
-}
-
-// rejects is what a server has rejected of requests, and is not sent again.
-type rejects struct {
-	thinking atomic.Bool // thinkingConfig: the model does not think
-	levels   atomic.Bool // thinkingLevel: the model wants a budget
-	tools    endpoint.Tools
-}
-
-// omitted is what a request is without.
-type omitted struct {
-	thinking, levels bool
-	signatures
-}
-
-// signatures are those that a request is without, because a reply of its conversation has none, or
-// those of another model.
-type signatures struct {
-	unsigned bool // calls without a signature
-	foreign  bool // signatures of another model
-}
-
-// learn reports whether an error is about signatures that the request has had.
-func (s *signatures) learn(err error) bool {
-	failure, ok := errors.AsType[*endpoint.Error](err)
-	if !ok || failure.Type != endpoint.TypeInvalidRequest {
-		return false
-	}
-	text, before := strings.ToLower(failure.Text()), *s
-	if !strings.Contains(text, "signature") {
-		return false
-	}
-	s.unsigned = true
-	s.foreign = s.foreign || !strings.Contains(text, "missing") && !strings.Contains(text, "required")
-	return *s != before
-}
-
-func (r *rejects) omitted() omitted {
-	return omitted{thinking: r.thinking.Load(), levels: r.levels.Load()}
-}
-
-// learn reports whether an error says that the server rejects something that the sent request has,
-// so that one without it may do. Other requests may have learned the same meanwhile.
-func (r *rejects) learn(err error, sent *request) bool {
-	failure, ok := errors.AsType[*endpoint.Error](err)
-	if !ok || failure.Type != endpoint.TypeInvalidRequest {
-		return false
-	}
-	text := strings.ToLower(failure.Text())
-	switch {
-	case strings.Contains(text, "signature"): // see signatures
-		return false
-	case strings.Contains(text, "thinking level"), strings.Contains(text, "thinking_level"), strings.Contains(text, "thinkinglevel"):
-		r.levels.Store(true)
-		return !sent.omitted.levels && sent.levels
-	case strings.Contains(text, "thinking"):
-		r.thinking.Store(true)
-		return !sent.omitted.thinking && !sent.effort // which the user asked for
-	case inContents.MatchString(text):
-		return false
-	default:
-		return r.tools.Learn(failure.Text(), sent.offered)
-	}
 }

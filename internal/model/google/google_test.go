@@ -270,3 +270,18 @@ func TestAimock_Session(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, reply.Cut)
 }
+
+// Functions are declared in a list of their own: an error that counts them is about that one.
+func TestGemini_RejectedFunctionsAreCountedAmongFunctions(t *testing.T) {
+	t.Parallel()
+	d := gemini()
+	bad := modeltest.Status(http.StatusBadRequest, `{"error":{"code":400,"message":"* GenerateContentRequest.tools[0].function_declarations[1].parameters.properties: should be non-empty","status":"INVALID_ARGUMENT"}}`)
+	s := modeltest.Serve(t, d, bad, modeltest.Stream(d.Stream(d.Text("ok"))...))
+	request := modeltest.Hello()
+	request.Tools = append([]tools.Definition{{Name: "a"}, {Name: "b"}, {Name: "c"}}, modeltest.NativeTools("google", "google_search")...)
+	_, err := s.Model(t).Reply(t.Context(), request, modeltest.Ignore)
+	require.NoError(t, err)
+	for tool, sent := range map[string]bool{`"name":"a"`: true, `"name":"b"`: false, `"name":"c"`: true, "google_search": true} {
+		require.Equal(t, sent, strings.Contains(body(t, s, 1), tool), tool)
+	}
+}

@@ -2,6 +2,7 @@ package google
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
@@ -18,14 +19,11 @@ const skipSignature = "skip_thought_signature_validator"
 
 // request is one request, and what its errors may be about.
 type request struct {
+	endpoint.Asked
+
 	body     map[string]any
 	contents []content
-	sent     endpoint.Sent
-	omitted  omitted
-	offered  []tools.Definition // those of body
-	effort   bool               // it was asked for
-	levels   bool               // and is sent as a level
-	nested   bool               // images go into results, not behind them
+	older    bool // the model takes budgets of thinking, and images behind results instead of in them
 }
 
 type content struct {
@@ -71,12 +69,11 @@ type inlineData struct {
 	Data     []byte `json:"data"`
 }
 
-// request is req as the API wants it, without some signatures.
-func (m *Model) request(req loop.Request, without signatures) *request {
+// request is req as the API wants it, without what the server rejects.
+func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 	name := strings.ToLower(m.Options().Model)
 	older := strings.HasPrefix(name, "gemini-1") || strings.HasPrefix(name, "gemini-2")
-	out := &request{omitted: m.rejects.omitted(), body: map[string]any{}, nested: !older}
-	out.omitted.levels, out.omitted.signatures = out.omitted.levels || older, without
+	out := &request{Asked: endpoint.Asked{Lessons: lessons}, body: map[string]any{}, older: older}
 	var system strings.Builder
 	for i := range req.Messages {
 		if req.Messages[i].Role == loop.RoleSystem {
@@ -87,17 +84,16 @@ func (m *Model) request(req loop.Request, without signatures) *request {
 	}
 	out.body["contents"] = out.contents
 	out.body["generationConfig"] = out.config(req.Settings)
-	out.offered = m.rejects.tools.Offered(req.Tools, func(definition tools.Definition) bool {
-		_, declared := nativeOf(definition)
-		return declared || len(definition.Native) == 0
-	})
-	if declared := toolsOf(out.offered); len(declared) > 0 {
+	native := func(definition tools.Definition) bool { _, is := nativeOf(definition); return is }
+	out.Tools = lessons.Offered(req.Tools, native)
+	out.Functions = lessons.Offered(req.Tools, func(definition tools.Definition) bool { return len(definition.Native) == 0 })
+	if declared := toolsOf(slices.Concat(out.Tools, out.Functions)); len(declared) > 0 {
 		out.body["tools"] = declared
 		if len(declared) > 1 && !older { // which mixes both kinds only if asked so
 			out.body["toolConfig"] = map[string]any{"includeServerSideToolInvocations": true}
 		}
 	}
-	system.WriteString(m.rejects.tools.Notes(req.Tools))
+	system.WriteString(lessons.Notes(req.Tools))
 	if text := strings.TrimSpace(system.String()); text != "" {
 		out.body["systemInstruction"] = content{Role: "user", Parts: []part{{Text: &text}}}
 	}
@@ -112,23 +108,22 @@ func (r *request) config(settings loop.Settings) map[string]any {
 	if settings.MaxOutput > 0 {
 		config["maxOutputTokens"] = settings.MaxOutput
 	}
-	if r.omitted.thinking {
+	if r.Lessons.Omits(thinking) {
 		return config
 	}
-	thinking := map[string]any{"includeThoughts": true}
-	config["thinkingConfig"] = thinking
+	how := map[string]any{"includeThoughts": true}
+	config["thinkingConfig"] = how
 	budgets := map[string]int{"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
 	budget, asked := budgets[settings.Effort]
-	r.effort = asked
 	switch {
 	case !asked:
-	case r.omitted.levels:
-		thinking["thinkingBudget"] = budget
+		r.Has(thinking)
+	case r.older || !r.May(levels):
+		how["thinkingBudget"] = budget
 	default:
-		r.levels = true
-		thinking["thinkingLevel"] = map[string]string{"none": "MINIMAL", "minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM"}[settings.Effort]
-		if thinking["thinkingLevel"] == "" {
-			thinking["thinkingLevel"] = "HIGH"
+		how["thinkingLevel"] = map[string]string{"none": "MINIMAL", "minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM"}[settings.Effort]
+		if how["thinkingLevel"] == "" {
+			how["thinkingLevel"] = "HIGH"
 		}
 	}
 	return config
@@ -145,9 +140,9 @@ func (r *request) add(message *loop.Message) {
 		answer := functionResult{ID: message.ToolCallID, Name: endpoint.ToolName(message.Name), Response: map[string]string{"output": message.Text}}
 		parts, of := []part{{FunctionResponse: &answer}}, []loop.Part{result}
 		if image := message.Image; image != nil {
-			r.sent.AddImage(message.ToolCallID)
+			r.AddImage(message.ToolCallID)
 			shown := part{InlineData: &inlineData{image.MediaType, image.Data}}
-			if r.nested {
+			if !r.older {
 				answer.Parts = []part{shown}
 			} else {
 				parts, of = append(parts, shown), append(of, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartImage})
@@ -167,18 +162,18 @@ func (r *request) add(message *loop.Message) {
 func (r *request) append(role string, parts []part, of []loop.Part) {
 	if n := len(r.contents); n > 0 && r.contents[n-1].Role == role {
 		r.contents[n-1].Parts = append(r.contents[n-1].Parts, parts...)
-		r.sent.Messages[n-1] = append(r.sent.Messages[n-1], of...)
+		r.Messages[n-1] = append(r.Messages[n-1], of...)
 		return
 	}
 	r.contents = append(r.contents, content{role, parts})
-	r.sent.Messages = append(r.sent.Messages, of)
+	r.Messages = append(r.Messages, of)
 }
 
 // assistant is what the model said, with the signatures that it came with.
 func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part) {
 	add := func(p part, about loop.Part) { parts, of = append(parts, p), append(of, about) }
 	signed := func(signature string) string {
-		if r.omitted.foreign {
+		if signature != "" && !r.May(foreign) {
 			return ""
 		}
 		return signature
@@ -189,7 +184,7 @@ func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part
 		Raw:  func(piece json.RawMessage) { add(part{Raw: &piece}, loop.Part{}) },
 		Call: func(call *loop.ToolCall, signature string) {
 			signature = signed(signature)
-			if signature == "" && first && r.omitted.unsigned {
+			if signature == "" && first && (r.Lessons.Omits(foreign) || !r.May(unsigned)) {
 				signature = skipSignature
 			}
 			first = false

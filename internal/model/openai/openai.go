@@ -8,7 +8,7 @@
 // # Servers differ
 //
 // What a server rejects (stream_options, max_tokens, reasoning that is sent back) it is asked again
-// without, once, and never sent afterwards. Reasoning comes in several fields, and goes back, while
+// without, once, and the session sends it no more. Reasoning comes in several fields, and goes back, while
 // its turn lasts, in the one that it came in. Tool calls are put together from pieces that may lack
 // an index or an id, share an index, or come whole. Ids that are missing or repeated are made up,
 // since a reply's ids must be unique. Arguments that are no JSON object go back to the server
@@ -35,8 +35,7 @@ type Model struct {
 	api          string // Auto, Responses or Chat
 	images       bool
 	organization string
-	rejects      rejects
-	responses    responsesRejects
+	rejects      *endpoint.Rejects
 }
 
 var (
@@ -78,6 +77,7 @@ func New(opts Options) (*Model, error) {
 		return nil, fmt.Errorf("openai options: %w", err)
 	}
 	m := &Model{Endpoint: server, api: cmp.Or(opts.API, Auto), images: opts.Images, organization: opts.Organization}
+	m.rejects = endpoint.NewRejects(endpoint.Path("(?:messages|input)"), rejected()...)
 	if m.api == Auto && server.Options().BaseURL != DefaultBaseURL {
 		m.api = Chat
 	}
@@ -97,41 +97,38 @@ func (m *Model) Views(mediaType string) bool {
 // [*endpoint.Error]. After a broken attempt, delta gets the text from its start again.
 func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	reply, err := m.Endpoint.Reply(ctx, delta, func() (loop.Reply, error) { return m.attempt(ctx, req, delta) })
-	switch {
+	switch lessons := m.rejects.Of(req.Session); {
 	case err == nil:
 		return reply, nil
-	case m.usesResponses():
-		return reply, m.responsesRequest(req, false).sent.Refused(err, inInput, inOutput)
+	case m.uses(lessons):
+		return reply, m.responsesRequest(req, lessons).Refused(err, inInput, inOutput)
 	default:
 		return reply, m.refused(req, err)
 	}
 }
 
-// usesResponses reports whether the Responses API is asked.
-func (m *Model) usesResponses() bool {
-	return m.api != Chat && !m.responses.absent.Load()
+// uses reports whether the Responses API is asked.
+func (m *Model) uses(lessons *endpoint.Lessons) bool {
+	return m.api != Chat && !lessons.Omits(responseAPI)
 }
 
 // attempt asks once, and again without what the server turns out to reject.
 func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
-	thoughtless := false // for this request alone: what is wrong is in its conversation
-	for m.usesResponses() {
-		sent := m.responsesRequest(req, thoughtless)
-		reply, err := m.askResponses(ctx, sent, delta)
-		switch {
-		case !thoughtless && refusesThoughts(err):
-			thoughtless = true
-		case !m.learnResponses(err, sent):
-			return reply, err
-		}
-	}
+	lessons := m.rejects.Of(req.Session)
 	for {
-		sent := m.request(req, thoughtless)
-		reply, err := m.ask(ctx, sent, delta)
-		switch {
-		case !thoughtless && refusesThoughts(err):
-			thoughtless = true
-		case !m.rejects.learn(err, sent):
+		var reply loop.Reply
+		var err error
+		var sent *endpoint.Asked
+		if m.uses(lessons) {
+			request := m.responsesRequest(req, lessons)
+			sent = &request.Asked
+			reply, err = m.askResponses(ctx, request, delta)
+		} else {
+			request := m.request(req, lessons)
+			sent = &request.Asked
+			reply, err = m.ask(ctx, request, delta)
+		}
+		if !m.learn(lessons, err, sent) {
 			return reply, err
 		}
 	}

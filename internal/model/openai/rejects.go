@@ -2,97 +2,75 @@ package openai
 
 import (
 	"errors"
+	"net/http"
 	"regexp"
 	"slices"
-	"strings"
-	"sync/atomic"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// rejects is what a server has rejected of requests, and is not sent again: fields that it does not
-// know, and tools. What it rejects of the conversation itself is the session's, see [refusedParts].
-type rejects struct {
-	usage     atomic.Bool // stream_options
-	maxTokens atomic.Bool // max_tokens: it wants max_completion_tokens
-	reasoning atomic.Bool // the fields of [fieldNames] in messages
-	names     atomic.Bool // name in messages
-	ids       atomic.Bool // ids of tool calls as other servers make them
-	tools     endpoint.Tools
+// What a server may reject of requests: of chat completions, and of the Responses API.
+const (
+	usage       = "stream_options"
+	maxTokens   = "max_tokens" // the server wants max_completion_tokens
+	reasoning   = "reasoning"  // the fields of [fieldNames] in messages
+	thoughts    = "thoughts"   // what the model thought in this conversation
+	names       = "name"       // in messages
+	ids         = "ids"        // of tool calls as other servers make them
+	responseAPI = "the Responses API"
+	encrypted   = "reasoning.encrypted_content"
+	include     = "include" // what else is included of native tools
+	summary     = "reasoning.summary"
+)
+
+func rejected() []endpoint.Field {
+	return []endpoint.Field{
+		// A thought is of another model or account, or its item is not whole. Other sessions' thoughts are not.
+		{Name: thoughts, Says: regexp.MustCompile(`(?i)signature|invalid_encrypted|encrypted.*(?:verif|decrypt|pars)|of type .reasoning.`), Once: true},
+		{Name: usage, Says: regexp.MustCompile(`\b(?:stream_options|include_usage)\b`)},
+		{Name: maxTokens, Says: regexp.MustCompile(`\bmax_completion_tokens\b`)},
+		{Name: reasoning, Says: regexp.MustCompile(`\breasoning_(?:content|details)\b|['".]reasoning\b`)},
+		{Name: names, Says: regexp.MustCompile(`messages\W{1,3}\d+\W{1,3}name\b|property 'name'`)},
+		{Name: ids, Says: regexp.MustCompile(`(?i)\btool.call.id\b.*\b(?:must|invalid|long|length|match)|\binvalid\b.*\btool.call.id\b|tool_calls\W{1,3}\d+\W{1,3}id\b`)},
+		{Name: encrypted, Says: regexp.MustCompile(`(?i)\bencrypted(?:_| )content\b`)},
+		{Name: include, Says: regexp.MustCompile(`(?i)\binclude\b`)},
+		{Name: summary, Says: regexp.MustCompile(`\breasoning[.']*summary\b|\bsummary\b`)},
+	}
 }
 
 // Where a server says that something is wrong.
 var (
-	inMessage = regexp.MustCompile(`messages\W{1,3}(\d+)`)
-	inCall    = regexp.MustCompile(`tool_calls\W{1,3}(\d+)`)
-	inContent = regexp.MustCompile(`content\W{1,3}(\d+)`)
-	nameField = regexp.MustCompile(`messages\W{1,3}\d+\W{1,3}name\b|property 'name'`)
-	callID    = regexp.MustCompile(`(?i)tool.call.id|tool_calls\W{1,3}\d+\W{1,3}id\b`)
+	inMessage = endpoint.Path("messages")
+	inCall    = endpoint.Path("tool_calls")
+	inContent = endpoint.Path("content")
+	inInput   = endpoint.Path("input")
+	inOutput  = endpoint.Path("(?:output|content)")
 )
 
-// refusesThoughts reports whether an error is about what a model thought in this conversation: it is
-// of another model or account, or its item is not whole. Other sessions' thoughts are not.
-func refusesThoughts(err error) bool {
+// learn is [endpoint.Lessons.Learn], which also learns that there is no Responses API.
+func (m *Model) learn(lessons *endpoint.Lessons, err error, sent *endpoint.Asked) bool {
 	failure, ok := errors.AsType[*endpoint.Error](err)
-	return ok && failure.Type == endpoint.TypeInvalidRequest && thoughts.MatchString(failure.Code+" "+failure.Text())
-}
-
-var thoughts = regexp.MustCompile(`(?i)signature|invalid_encrypted|encrypted.*(verif|decrypt|pars)|of type .reasoning.`)
-
-// omitted is what a request is without.
-type omitted struct{ usage, maxTokens, reasoning, names, ids bool }
-
-func (r *rejects) omitted() omitted {
-	return omitted{r.usage.Load(), r.maxTokens.Load(), r.reasoning.Load(), r.names.Load(), r.ids.Load()}
-}
-
-// learn reports whether an error says that the server rejects something that the sent request has,
-// so that one without it may do. Other requests may have learned the same meanwhile.
-func (r *rejects) learn(err error, sent *request) bool {
-	failure, ok := errors.AsType[*endpoint.Error](err)
-	if !ok || failure.Type != endpoint.TypeInvalidRequest {
-		return false
+	if ok && m.api == Auto && m.uses(lessons) && (failure.Type == endpoint.TypeNotFound ||
+		failure.Status == http.StatusMethodNotAllowed || failure.Status == http.StatusNotImplemented) {
+		lessons.Omit(responseAPI, failure.Message)
+		return true
 	}
-	text := failure.Text()
-	switch {
-	case strings.Contains(text, "stream_options"), strings.Contains(text, "include_usage"):
-		r.usage.Store(true)
-		return !sent.omitted.usage
-	case strings.Contains(text, "max_completion_tokens"):
-		r.maxTokens.Store(true)
-		return !sent.omitted.maxTokens
-	case strings.Contains(text, "reasoning_effort"): // which the user asked for
-		return false
-	case strings.Contains(text, "reasoning"): // of every field
-		r.reasoning.Store(true)
-		return !sent.omitted.reasoning
-	case nameField.MatchString(text):
-		r.names.Store(true)
-		return !sent.omitted.names
-	case callID.MatchString(text):
-		r.ids.Store(true)
-		return !sent.omitted.ids
-	case inMessage.MatchString(text):
-		return false
-	default:
-		return r.tools.Learn(text, sent.offered)
-	}
+	return lessons.Learn(err, sent)
 }
 
-// offered are the tools that are sent: those of other providers, and those that the server has
-// rejected, are not.
-func (r *rejects) offered(all []tools.Definition) []tools.Definition {
-	return r.tools.Offered(all, func(definition tools.Definition) bool {
+// offered are the tools that are sent: not those of other providers.
+func offered(lessons *endpoint.Lessons, all []tools.Definition) []tools.Definition {
+	return lessons.Offered(all, func(definition tools.Definition) bool {
 		_, declared := toolOf(definition)
 		return declared
 	})
 }
 
 // idOf is the id of a tool call as the server takes it.
-func (o omitted) idOf(id string) string {
-	if !o.ids {
+func (r *request) idOf(id string) string {
+	if r.May(ids) {
 		return id
 	}
 	return endpoint.ShortID(id)
@@ -104,16 +82,16 @@ func (m *Model) refused(req loop.Request, err error) error {
 	if _, ok := errors.AsType[*endpoint.Error](err); !ok {
 		return err
 	}
-	sent := m.request(req, false)
+	sent := m.request(req, m.rejects.Of(req.Session))
 	return endpoint.Refused(err, func(text string, aboutImages bool) []loop.Part {
-		at, named := endpoint.IndexIn(inMessage, text, len(sent.Messages))
+		at, named := endpoint.IndexIn(inMessage, text, len(sent.Conversation))
 		if !named {
 			return nil
 		}
-		return partsOf(&sent.Messages[at], text, aboutImages)
+		return partsOf(&sent.Conversation[at], text, aboutImages)
 	}, func() (groups [][]loop.Part) {
-		for i := range sent.Messages {
-			if images := distinct(sent.Messages[i].shown); len(images) > 0 {
+		for i := range sent.Conversation {
+			if images := distinct(sent.Conversation[i].shown); len(images) > 0 {
 				groups = append(groups, images)
 			}
 		}

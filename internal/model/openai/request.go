@@ -16,8 +16,8 @@ import (
 // request is the body of a request.
 type request struct {
 	Model               string         `json:"model"`
-	Messages            []message      `json:"messages"`
-	Tools               []any          `json:"tools,omitempty"` // functionTool, or the JSON of a native one
+	Conversation        []message      `json:"messages"`
+	Declared            []any          `json:"tools,omitempty"` // functionTool, or the JSON of a native one
 	Stream              bool           `json:"stream"`
 	StreamOptions       *streamOptions `json:"stream_options,omitempty"`
 	Temperature         *float64       `json:"temperature,omitempty"`
@@ -25,8 +25,7 @@ type request struct {
 	MaxTokens           int64          `json:"max_tokens,omitempty"`
 	MaxCompletionTokens int64          `json:"max_completion_tokens,omitempty"`
 
-	omitted omitted
-	offered []tools.Definition // those of Tools
+	endpoint.Asked `json:"-"`
 }
 
 type streamOptions struct {
@@ -89,17 +88,16 @@ type function struct {
 }
 
 // request is req as the API wants it.
-func (m *Model) request(req loop.Request, thoughtless bool) *request {
+func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 	out := &request{
-		Model: m.Options().Model, Messages: make([]message, 0, len(req.Messages)), Stream: true,
+		Model: m.Options().Model, Conversation: make([]message, 0, len(req.Messages)), Stream: true,
 		Temperature: req.Settings.Temperature, ReasoningEffort: req.Settings.Effort,
-		omitted: m.rejects.omitted(), offered: m.rejects.offered(req.Tools),
+		Asked: endpoint.Asked{Lessons: lessons, Tools: offered(lessons, req.Tools)},
 	}
-	if !out.omitted.usage {
+	if out.May(usage) {
 		out.StreamOptions = &streamOptions{IncludeUsage: true}
 	}
-	out.omitted.maxTokens = out.omitted.maxTokens || m.Options().BaseURL == DefaultBaseURL // other servers know the older name
-	if out.omitted.maxTokens {
+	if m.Options().BaseURL == DefaultBaseURL || !out.May(maxTokens) { // other servers know the older name
 		out.MaxCompletionTokens = req.Settings.MaxOutput
 	} else {
 		out.MaxTokens = req.Settings.MaxOutput
@@ -109,24 +107,24 @@ func (m *Model) request(req loop.Request, thoughtless bool) *request {
 		if asked.Role == loop.RoleSystem && asked.Text == "" {
 			continue
 		}
-		next := messageOf(asked, out.omitted)
+		next := out.messageOf(asked)
 		if len(asked.Attachments) > 0 {
 			next.attach(m.viewable(asked))
 		}
-		if !out.omitted.reasoning && !thoughtless {
+		if asked.Reasoning != nil && out.May(reasoning) && out.May(thoughts) {
 			next.sendBack(asked.Reasoning)
 		}
-		out.Messages = append(out.Messages, next)
+		out.Conversation = append(out.Conversation, next)
 		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
 		if m.images && asked.Role == loop.RoleTool && last {
-			out.Messages = m.appendImages(out.Messages, req.Messages[:i+1])
+			out.Conversation = m.appendImages(out.Conversation, req.Messages[:i+1])
 		}
 	}
-	for _, definition := range out.offered {
+	for _, definition := range out.Tools {
 		tool, _ := toolOf(definition)
-		out.Tools = append(out.Tools, tool)
+		out.Declared = append(out.Declared, tool)
 	}
-	out.tell(m.rejects.tools.Notes(req.Tools))
+	out.tell(lessons.Notes(req.Tools))
 	return out
 }
 
@@ -134,10 +132,10 @@ func (m *Model) request(req loop.Request, thoughtless bool) *request {
 func (r *request) tell(notes string) {
 	switch {
 	case notes == "":
-	case len(r.Messages) > 0 && r.Messages[0].Role == loop.RoleSystem:
-		r.Messages[0].Content = fmt.Sprint(r.Messages[0].Content, notes)
+	case len(r.Conversation) > 0 && r.Conversation[0].Role == loop.RoleSystem:
+		r.Conversation[0].Content = fmt.Sprint(r.Conversation[0].Content, notes)
 	default:
-		r.Messages = append(r.Messages, message{Role: loop.RoleSystem, Content: strings.TrimSpace(notes)})
+		r.Conversation = append(r.Conversation, message{Role: loop.RoleSystem, Content: strings.TrimSpace(notes)})
 	}
 }
 
@@ -212,19 +210,19 @@ func (m *Model) appendImages(out []message, conversation []loop.Message) []messa
 	return append(out, message{Role: loop.RoleUser, Content: parts, shown: shown})
 }
 
-func messageOf(asked *loop.Message, without omitted) message {
+func (r *request) messageOf(asked *loop.Message) message {
 	out := message{Role: asked.Role}
 	switch asked.Role {
 	case loop.RoleAssistant:
 		for _, call := range asked.ToolCalls {
 			out.ToolCalls = append(out.ToolCalls, toolCall{
-				ID: without.idOf(call.ID), Type: "function", callID: call.ID,
+				ID: r.idOf(call.ID), Type: "function", callID: call.ID,
 				Function: functionCall{endpoint.ToolName(call.Name), endpoint.Arguments(call.Arguments)},
 			})
 		}
 	case loop.RoleTool:
-		out.ToolCallID, out.callID = without.idOf(asked.ToolCallID), asked.ToolCallID
-		if !without.names {
+		out.ToolCallID, out.callID = r.idOf(asked.ToolCallID), asked.ToolCallID
+		if r.May(names) {
 			out.Name = endpoint.ToolName(asked.Name)
 		}
 	case loop.RoleSystem, loop.RoleUser:

@@ -3,11 +3,7 @@ package openai
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"net/http"
-	"regexp"
 	"strings"
-	"sync/atomic"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
@@ -26,23 +22,12 @@ const (
 	Chat      = "chat"
 )
 
-// responsesRejects is what a server has rejected of requests to its Responses API.
-type responsesRejects struct {
-	absent    atomic.Bool // the whole API
-	encrypted atomic.Bool // reasoning.encrypted_content
-	summary   atomic.Bool // reasoning.summary
-	included  atomic.Bool // what else is included of native tools
-}
-
-// responsesOmitted is what a request is without.
-type responsesOmitted struct{ encrypted, summary, reasoning, included bool }
-
 // responsesRequest is the body of a request.
 type responsesRequest struct {
 	Model           string            `json:"model"`
 	Instructions    string            `json:"instructions,omitempty"`
 	Input           []any             `json:"input"`
-	Tools           []any             `json:"tools,omitempty"`
+	Declared        []any             `json:"tools,omitempty"`
 	Stream          bool              `json:"stream"`
 	Store           bool              `json:"store"` // false: the conversation is in our journal
 	Include         []string          `json:"include,omitempty"`
@@ -50,14 +35,7 @@ type responsesRequest struct {
 	Temperature     *float64          `json:"temperature,omitempty"`
 	MaxOutputTokens int64             `json:"max_output_tokens,omitempty"`
 
-	asked
-}
-
-// asked is what the errors of a request may be about.
-type asked struct {
-	sent    endpoint.Sent
-	omitted responsesOmitted
-	offered []tools.Definition // those of Tools
+	endpoint.Asked `json:"-"`
 }
 
 type inputMessage struct {
@@ -96,19 +74,18 @@ type responsesTool struct {
 }
 
 // responsesRequest is req as the Responses API wants it.
-func (m *Model) responsesRequest(req loop.Request, thoughtless bool) *responsesRequest {
-	r := &m.responses
+func (m *Model) responsesRequest(req loop.Request, lessons *endpoint.Lessons) *responsesRequest {
 	out := &responsesRequest{
 		Model: m.Options().Model, Stream: true, Temperature: req.Settings.Temperature, MaxOutputTokens: req.Settings.MaxOutput,
-		Reasoning: map[string]string{}, asked: asked{omitted: responsesOmitted{r.encrypted.Load(), r.summary.Load(), thoughtless, r.included.Load()}},
+		Reasoning: map[string]string{}, Asked: endpoint.Asked{Lessons: lessons, Tools: offered(lessons, req.Tools)},
 	}
-	if !out.omitted.encrypted {
-		out.Include = []string{"reasoning.encrypted_content"}
+	if out.May(encrypted) {
+		out.Include = []string{encrypted}
 	}
 	if req.Settings.Effort != "" {
 		out.Reasoning["effort"] = req.Settings.Effort
 	}
-	if !out.omitted.summary {
+	if out.May(summary) {
 		out.Reasoning["summary"] = "auto"
 	}
 	var system strings.Builder
@@ -124,24 +101,23 @@ func (m *Model) responsesRequest(req loop.Request, thoughtless bool) *responsesR
 			out.user(m.viewable(message))
 		}
 	}
-	out.offered = m.rejects.offered(req.Tools)
-	if !out.omitted.included {
-		out.Include = append(out.Include, included(out.offered)...)
+	if more := included(out.Tools); len(more) > 0 && out.May(include) {
+		out.Include = append(out.Include, more...)
 	}
-	for _, definition := range out.offered {
+	for _, definition := range out.Tools {
 		tool, _ := toolOf(definition)
 		if function, is := tool.(functionTool); is {
 			tool = responsesTool{"function", function.Function.Name, function.Function.Description, function.Function.Parameters, false}
 		}
-		out.Tools = append(out.Tools, tool)
+		out.Declared = append(out.Declared, tool)
 	}
-	out.Instructions = strings.TrimSpace(system.String() + m.rejects.tools.Notes(req.Tools))
+	out.Instructions = strings.TrimSpace(system.String() + lessons.Notes(req.Tools))
 	return out
 }
 
 func (r *responsesRequest) add(item any, of ...loop.Part) {
 	r.Input = append(r.Input, item)
-	r.sent.Messages = append(r.sent.Messages, of)
+	r.Messages = append(r.Messages, of)
 }
 
 // user adds what the user said, with attachments behind it.
@@ -168,7 +144,7 @@ func inputPartOf(image *loop.Image, name string) inputPart {
 // assistant adds what the model said: items that are only the provider's stand where they stood.
 func (r *responsesRequest) assistant(message *loop.Message) {
 	var held responsesOpaque
-	if message.Reasoning != nil && !r.omitted.reasoning && json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
+	if message.Reasoning != nil && r.May(thoughts) && json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		held = responsesOpaque{}
 	}
 	endpoint.Replay{
@@ -184,7 +160,7 @@ func (r *responsesRequest) assistant(message *loop.Message) {
 func (r *responsesRequest) result(message *loop.Message, images bool) {
 	answer := inputResult{"function_call_output", message.ToolCallID, endpoint.TextOf(message.Text)}
 	if image := message.Image; image != nil && images {
-		r.sent.AddImage(message.ToolCallID)
+		r.AddImage(message.ToolCallID)
 		answer.Output = []inputPart{{Type: "input_text", Text: endpoint.TextOf(message.Text)}, inputPartOf(image, documentName)}
 	}
 	r.add(answer, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult})
@@ -196,7 +172,7 @@ func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta 
 	if err != nil {
 		return loop.Reply{}, err
 	}
-	parts := responsesAssembler{endpoint: m.Endpoint, offered: sent.offered, byIndex: map[int]*outputItem{}}
+	parts := responsesAssembler{endpoint: m.Endpoint, offered: sent.Tools, byIndex: map[int]*outputItem{}}
 	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
 	if err != nil {
 		return parts.Failed(), err
@@ -204,45 +180,6 @@ func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta 
 	parts.Reasoning = parts.reasoning()
 	return m.Finish(&parts.Assembler)
 }
-
-// learnResponses is [rejects.learn] of the Responses API. It also learns that there is none.
-func (m *Model) learnResponses(err error, sent *responsesRequest) bool {
-	failure, ok := errors.AsType[*endpoint.Error](err)
-	switch {
-	case !ok:
-		return false
-	case m.api == Auto && (failure.Type == endpoint.TypeNotFound || failure.Status == http.StatusMethodNotAllowed || failure.Status == http.StatusNotImplemented):
-		m.responses.absent.Store(true)
-		return true
-	case failure.Type != endpoint.TypeInvalidRequest:
-		return false
-	}
-	r := &m.responses
-	text := strings.ToLower(failure.Text())
-	switch {
-	case strings.Contains(text, "encrypted"):
-		r.encrypted.Store(true) // nothing is kept without
-		return !sent.omitted.encrypted
-	case strings.Contains(text, "include"):
-		r.included.Store(true)
-		return !sent.omitted.included
-	case strings.Contains(text, "summary"):
-		r.summary.Store(true)
-		return !sent.omitted.summary
-	case strings.Contains(text, "effort"): // which the user asked for
-		return false
-	case inInput.MatchString(text):
-		return false
-	default:
-		return m.rejects.tools.Learn(failure.Text(), sent.offered)
-	}
-}
-
-// Where the Responses API says that something is wrong.
-var (
-	inInput  = regexp.MustCompile(`input\W{1,3}(\d+)`)
-	inOutput = regexp.MustCompile(`(?:output|content)\W{1,3}(\d+)`)
-)
 
 // responsesAssembler puts a reply together from the events of a stream.
 type responsesAssembler struct {
