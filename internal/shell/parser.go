@@ -223,8 +223,8 @@ func (p *parser) reserved(word string) (is bool, err error) {
 		if err := p.blanks(); err != nil {
 			return true, err
 		}
-		if p.at(0) == '-' {
-			return true, p.fail("options of time")
+		if c := p.at(0); c != 0 && strings.IndexByte(`-'"\\`, c) >= 0 {
+			return true, p.fail("options of time, or quotes behind it")
 		}
 		return true, nil
 	case "for":

@@ -241,6 +241,9 @@ func (w wrapper) program(words []Word) (wrapped, error) {
 			if !known {
 				return found, notUnderstood(words, word)
 			}
+			if value := i + skip; value < len(words) && words[value].Many { // the words behind it may be its own
+				return found, notUnderstood(words, words[value])
+			}
 			found.wraps = found.wraps && (!w.assigns || !strings.HasPrefix(word.Text, "-C") && name != "--chdir") // it changes the directory as well
 			i += skip
 		case w.assigns && assigns: // a name that no shell sets
@@ -298,6 +301,9 @@ func withInput(found *wrapped, args []Word) error {
 	}
 	text, rest := replaces.ReplaceAllString(options[at].Text, ""), at+1
 	if text == "" && rest < len(options) {
+		if !options[rest].Known {
+			return notUnderstood(args, options[rest])
+		}
 		text, rest = options[rest].Text, rest+1
 	}
 	for _, option := range slices.Concat(options[:at], options[rest:]) {

@@ -49,16 +49,32 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 // keys matches keys that a terminal sends as several characters, such as arrows.
 var keys = regexp.MustCompile(`\x1b\[[0-9;]*[@-~]`)
 
+// separators are what commands of a line stand between.
+var separators = regexp.MustCompile(`[;&|(){}!]+|\b(if|then|elif|else|while|until|do)\b|\]\]`)
+
 // typedLines returns the programs of lines typed at a terminal. A line that is not understood may be
-// one of another language, and counts up to there. What runs other commands is one that is not known.
+// one of another language: it counts up to there, and so does each part of it by itself if its
+// program is known. What runs other commands is one that is not known.
 func typedLines(sent wire.ProcessSend) *shell.Script {
 	script := &shell.Script{}
 	text := strings.ReplaceAll(keys.ReplaceAllString(string(sent.Input), ""), "\\\r", "")
+	text = strings.ReplaceAll(text, "\\\n", "")
 	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r != '\t' && unicode.IsControl(r) }) {
 		of, err := shell.Parse(line)
 		script.Commands = append(script.Commands, of.Commands...)
 		if err != nil && !errors.Is(err, shell.ErrSyntax) {
 			script.Commands = append(script.Commands, shell.Command{Words: []shell.Word{{Text: line, Many: true}}})
+		}
+		if !errors.Is(err, shell.ErrSyntax) {
+			continue
+		}
+		for _, part := range separators.Split(line, -1) {
+			of, _ := shell.Parse(part) // what was read before an error counts
+			for _, command := range of.Commands {
+				if command.Program() != "" {
+					script.Commands = append(script.Commands, command)
+				}
+			}
 		}
 	}
 	return script
