@@ -220,6 +220,9 @@ func notUnderstood(words []Word, word Word) error {
 	return fmt.Errorf("%s in the command %s is not understood", word.Text, (&Command{Words: words}).String())
 }
 
+// emptied matches options with which env takes variables away.
+var emptied = regexp.MustCompile(`^(-[0v]*[iu]|--ignore-environment|--unset)`)
+
 // program returns the program that a wrapper runs.
 func (w wrapper) program(words []Word) (wrapped, error) {
 	found := wrapped{wraps: !w.judged}
@@ -235,7 +238,9 @@ func (w wrapper) program(words []Word) (wrapped, error) {
 			found.assigned = append(found.assigned, name)
 		case !word.Known:
 			return found, notUnderstood(words, word)
-		case word.Text == "--", word.Text == "-" && w.assigns: // env - is env -i
+		case word.Text == "--":
+		case word.Text == "-" && w.assigns: // env - is env -i
+			found.assigned = append(found.assigned, "PATH")
 		case len(word.Text) > 1 && word.Text[0] == '-':
 			skip, known := w.option(word.Text)
 			if !known {
@@ -243,6 +248,9 @@ func (w wrapper) program(words []Word) (wrapped, error) {
 			}
 			if value := i + skip; value < len(words) && words[value].Many { // the words behind it may be its own
 				return found, notUnderstood(words, words[value])
+			}
+			if w.assigns && !w.judged && emptied.MatchString(word.Text) { // a shell without PATH has one of its own
+				found.assigned = append(found.assigned, "PATH")
 			}
 			found.wraps = found.wraps && (!w.assigns || !strings.HasPrefix(word.Text, "-C") && name != "--chdir") // it changes the directory as well
 			i += skip

@@ -163,6 +163,8 @@ func TestJudge(t *testing.T) {
 		{"a loop that sets PATH", "commands: {allow: [git]}", "bash", sh("for ((PATH=5;0;)); do :; done; git status"), policy.Denied, "commands"},
 		{"words behind an option that are its program", "commands: {deny: [git push]}", "bash", sh("x='KILL 5 git push'; timeout -s $x 5 ls"), policy.Denied, "commands"},
 		{"one that is its program, behind nice", "commands: {allow: [ls]}", "bash", sh("x='1 touch'; nice -n $x ls"), policy.Denied, "commands"},
+		{"no PATH, for which a shell has one of its own", "commands: {allow: [go test]}", "bash", sh("env -i bash -c 'go test'"), policy.Denied, "commands.allow"},
+		{"a PATH that is taken away", "commands: {allow: [go test]}", "bash", sh("env -vu PATH bash -c 'go test'"), policy.Denied, "commands.allow"},
 		{"a glob that is its program", "commands: {allow: [ls]}", "bash", sh("env -u * ls"), policy.Denied, "commands"},
 		{"a value of one word", "commands: {allow: [ls]}", "bash", sh(`nice -n "$x" ls`), policy.Allowed, ""},
 		{"a text to replace that is not known", "commands: {deny: [git push]}", "bash", sh(`x=ls; echo git push | xargs -I "$x" sh -c ls`), policy.Denied, "commands"},
