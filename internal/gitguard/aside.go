@@ -2,6 +2,7 @@ package gitguard
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,7 +18,7 @@ import (
 // asideSuffix ends the name of a file that was set aside. git runs no hook of such a name.
 const asideSuffix = ".set-aside"
 
-// maxAside bounds how many versions of one file are kept.
+// maxAside is how many versions of one file have a number.
 const maxAside = 100
 
 // Aside sets aside what new repositories in a directory have git run: those that were not there
@@ -27,7 +28,7 @@ type Aside struct {
 	mu     sync.Mutex
 	dir    string
 	git    *reader
-	before map[string]bool // directories of git's
+	before []fs.FileInfo // directories of git's; a command may move one, and make another at its path
 }
 
 // NewAside looks which repositories a directory has. nil without an error means that there is no
@@ -41,42 +42,58 @@ func NewAside(ctx context.Context, dir string) (*Aside, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Aside{dir: f.dir, git: git, before: map[string]bool{}}
+	a := &Aside{dir: f.dir, git: git}
 	for _, r := range f.repositories {
-		a.before[followed(r.gitDir)], a.before[followed(r.common)] = true, true
+		for _, dir := range directories(&r) {
+			if info, err := os.Stat(dir); err == nil {
+				a.before = append(a.before, info)
+			}
+		}
 	}
 	return a, nil
 }
 
+// directories are those of git's that a repository has, without symbolic links.
+func directories(r *repository) []string {
+	return slices.Compact([]string{followed(r.gitDir), followed(r.common)})
+}
+
 // Move sets aside what there is by now. It returns what was set aside, such as
-// "lib/.git/config: core.fsmonitor" and "lib/.git/hooks/pre-commit".
+// "lib/.git/config: core.fsmonitor" and "lib/.git/hooks/pre-commit". What it cannot look at, or set
+// aside, is an error, and hides nothing else.
 func (a *Aside) Move(ctx context.Context) (moved []string, err error) {
 	if a == nil {
 		return nil, nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f, err := find(ctx, a.dir, a.git)
-	if err != nil {
-		return nil, err
+	f, findErr := find(ctx, a.dir, a.git)
+	if f == nil {
+		return nil, findErr
 	}
 	root, err := os.OpenRoot(f.dir)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(findErr, err)
 	}
-	defer func() { err = errors.Join(err, root.Close()) }()
+	defer func() { err = errors.Join(findErr, err, root.Close()) }()
 	m := &mover{survey: &survey{found: f}, root: root}
 	for _, r := range f.repositories {
-		for _, dir := range slices.Compact([]string{followed(r.gitDir), followed(r.common)}) {
-			if dir == "" || a.before[dir] || !below(f.dir, dir) {
+		for _, dir := range directories(&r) {
+			info, statErr := os.Stat(dir)
+			if missing(statErr) || !below(f.dir, dir) || statErr == nil && a.had(info) {
 				continue
 			}
-			if err := m.directory(ctx, &r, dir); err != nil {
-				return m.moved, fmt.Errorf("set aside what git runs in %s: %w", dir, err)
+			if moveErr := m.directory(ctx, &r, dir); moveErr != nil && err == nil {
+				err = fmt.Errorf("set aside what git runs in %s: %w", dir, moveErr)
 			}
 		}
 	}
-	return m.moved, nil
+	return m.moved, err
+}
+
+// had reports whether a directory of git's was there at first.
+func (a *Aside) had(info fs.FileInfo) bool {
+	return slices.ContainsFunc(a.before, func(before fs.FileInfo) bool { return os.SameFile(before, info) })
 }
 
 // mover sets aside what it finds in a directory of git's.
@@ -123,8 +140,9 @@ func (m *mover) settingsOf(ctx context.Context, r *repository, dir *os.Root, sho
 		return err
 	}
 	entries, err := m.git.list(ctx, content)
-	if errors.Is(err, errRefused) { // nothing is run because of it
-		return nil
+	if errors.Is(err, errRefused) { // another git may read it
+		m.moved = append(m.moved, shown)
+		return rename(dir, file)
 	}
 	if err != nil {
 		return err
@@ -192,34 +210,27 @@ func runs(name string, info fs.FileInfo) bool {
 }
 
 // free is a name that nothing has, for what is set aside.
-func free(dir *os.Root, name string) (string, error) {
+func free(dir *os.Root, name string) string {
 	for n := range maxAside {
 		at := name + asideSuffix
 		if n > 0 {
 			at = fmt.Sprintf("%s.%d%s", name, n+1, asideSuffix)
 		}
 		if _, err := dir.Lstat(at); missing(err) {
-			return at, nil
+			return at
 		}
 	}
-	return "", fmt.Errorf("%s: %d versions of it are set aside: remove them", name, maxAside)
+	return name + "." + rand.Text() + asideSuffix
 }
 
 // rename sets a whole file aside.
 func rename(dir *os.Root, name string) error {
-	at, err := free(dir, name)
-	if err != nil {
-		return err
-	}
-	return dir.Rename(name, at)
+	return dir.Rename(name, free(dir, name))
 }
 
 // replace sets a file with this content aside, and has another one in its place.
 func replace(dir *os.Root, name string, content, left []byte) error {
-	at, err := free(dir, name)
-	if err != nil {
-		return err
-	}
+	at := free(dir, name)
 	fresh := strings.TrimSuffix(at, asideSuffix) + ".new"
 	owner, err := dir.Stat(".")
 	if err != nil {

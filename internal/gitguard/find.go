@@ -1,6 +1,7 @@
 package gitguard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,10 +37,11 @@ type found struct {
 	personFault error
 
 	entries int
+	fault   error // the first of what could not be looked at
 }
 
 // find looks for repositories around a directory and in it. It returns an error if it cannot look
-// at all of it.
+// at all of it, with what it has found if it could look at some.
 func find(ctx context.Context, dir string, git *reader) (*found, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
@@ -69,33 +71,34 @@ func find(ctx context.Context, dir string, git *reader) (*found, error) {
 		defer git.walking.Unlock()
 		f.person, f.personFault = git.person(ctx)
 	}
-	if f.own, err = f.dotGit(dir); err == nil {
-		err = f.walk(ctx, root, ".", 0)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for repositories: %w", err)
+	f.own, f.fault = f.dotGit(dir)
+	err = f.walk(ctx, root, ".", 0)
+	if err = cmp.Or(f.fault, err); err != nil {
+		return f, fmt.Errorf("look for repositories: %w", err)
 	}
 	slices.SortStableFunc(f.gitDirs, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
 	return f, nil
 }
 
-// walk looks at a directory and all in it.
+// walk looks at a directory and all in it. A part that it cannot look at is a fault, and hides no
+// other part.
 func (f *found) walk(ctx context.Context, root *os.Root, dir string, level int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	of, err := listed{}, error(nil)
 	if level > maxLevels {
-		return fmt.Errorf("%s is below more than %d directories; remove it", filepath.Join(f.dir, dir), maxLevels)
+		err = fmt.Errorf("%s is below more than %d directories; remove it", filepath.Join(f.dir, dir), maxLevels)
+	} else {
+		of, err = f.list(root, dir)
 	}
-	of, err := f.list(root, dir)
-	if err != nil {
-		return err
-	}
+	f.fault = cmp.Or(f.fault, err)
 	if f.entries += of.entries; f.entries > maxEntries {
 		return fmt.Errorf("%s has more than %d files; use a directory in it", f.dir, maxEntries)
 	}
 	for _, name := range of.named {
-		if err := f.take(filepath.Join(f.dir, dir), name); err != nil {
+		err := f.take(filepath.Join(f.dir, dir), name)
+		if f.fault = cmp.Or(f.fault, err); len(f.repositories) > maxRepositories {
 			return err
 		}
 	}
@@ -158,8 +161,10 @@ func (f *found) list(root *os.Root, name string) (of listed, err error) {
 	}
 	of.entries = len(entries)
 	for _, entry := range entries {
-		if slices.Contains([]string{".git", ".gitattributes", "attributes", "HEAD"}, entry.Name()) {
-			of.named = append(of.named, entry.Name())
+		for _, name := range []string{".git", ".gitattributes", "attributes", "HEAD"} {
+			if strings.EqualFold(name, entry.Name()) { // which are one on some systems
+				of.named = append(of.named, name)
+			}
 		}
 		if entry.IsDir() {
 			of.dirs = append(of.dirs, entry.Name())

@@ -32,11 +32,17 @@ const maxLink = 1 << 20
 // readLink is the path in a file such as gitdir or commondir; "" for an empty one.
 func readLink(path string) (string, error) {
 	content, err := regular.Read(path, maxLink)
-	named := strings.TrimRight(string(content), "\r\n")
+	named := pathIn(string(content))
 	if err != nil || named == "" {
 		return "", err
 	}
 	return absolute(filepath.Dir(path), named), nil
+}
+
+// pathIn is the path that a file of git's has: git ends it at a NUL.
+func pathIn(content string) string {
+	path, _, _ := strings.Cut(strings.TrimRight(content, "\r\n"), "\x00")
+	return path
 }
 
 // commonOf is the directory that has the settings and hooks of a directory of git's.
@@ -74,7 +80,7 @@ func dotGit(dir string) (r repository, isDir, ok bool, err error) {
 			return r, false, false, err
 		}
 		ok = true
-		if named, is := strings.CutPrefix(strings.TrimRight(string(content), "\r\n"), "gitdir: "); is && named != "" {
+		if named, is := strings.CutPrefix(pathIn(string(content)), "gitdir: "); is && named != "" {
 			r.named, r.gitDir = named, absolute(dir, named)
 		}
 	default: // git does not read it either
@@ -226,6 +232,9 @@ func expand(dir, value string) string {
 // holds reports whether a condition of an include in a file holds, see git-config(1).
 func (s *settings) holds(condition, file string) bool {
 	kind, pattern, _ := strings.Cut(condition, ":")
+	if strings.Contains(pattern, "{") { // alternatives, which git does not have, and which can take for ever
+		return false
+	}
 	if strings.HasSuffix(pattern, "/") {
 		pattern += "**"
 	}
@@ -245,7 +254,7 @@ func (s *settings) holds(condition, file string) bool {
 			pattern, subjects = strings.ToLower(pattern), []string{strings.ToLower(subjects[0]), strings.ToLower(subjects[1])}
 		}
 	case "onbranch":
-		if head, err := regular.Read(filepath.Join(s.repository.gitDir, "HEAD"), maxLink); err == nil {
+		if head, err := regular.Read(filepath.Join(s.repository.gitDir, "HEAD"), 4<<10); err == nil {
 			subjects = []string{strings.TrimPrefix(strings.TrimSpace(string(head)), "ref: refs/heads/")}
 		}
 	case "hasconfig":

@@ -12,7 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
-// maxIndex bounds an index, in bytes.
+// maxIndex bounds the indexes of a repository and its submodules together, in bytes.
 const maxIndex = 1 << 30
 
 // Tracked returns the files in a directory that git tracks, as slash-separated paths relative to
@@ -45,6 +45,7 @@ type tracked struct {
 	dir          string
 	files        []string
 	repositories int
+	read         int64 // bytes of indexes
 }
 
 // repository adds the files of one, and of its submodules.
@@ -107,7 +108,7 @@ func (t *tracked) index(ctx context.Context, r *repository) (out []byte, err err
 			return err
 		}
 		for _, name := range append(names, filepath.Join(r.gitDir, "index")) {
-			if err := copyFile(name, filepath.Join(gitDir, filepath.Base(name))); missing(err) {
+			if err := t.copyFile(name, filepath.Join(gitDir, filepath.Base(name))); missing(err) {
 				continue
 			} else if err != nil {
 				return err
@@ -149,19 +150,26 @@ func globbed(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
-func copyFile(from, to string) error {
+func (t *tracked) copyFile(from, to string) error {
 	file, err := regular.Open(from)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = file.Close() }() // it was only read
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if t.read += info.Size(); t.read > maxIndex {
+		return fmt.Errorf("%s: the indexes are larger than %d bytes", from, maxIndex)
+	}
 	made, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(made, io.LimitReader(file, maxIndex+1))
-	if n > maxIndex {
-		err = fmt.Errorf("%s is larger than %d bytes", from, maxIndex)
+	n, err := io.Copy(made, io.LimitReader(file, info.Size()+1))
+	if n > info.Size() {
+		err = fmt.Errorf("%s grows while it is read", from)
 	}
 	return errors.Join(err, made.Close())
 }
