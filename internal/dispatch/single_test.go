@@ -51,3 +51,34 @@ func TestDispatch_AContextThatHasEndedSendsNothing(t *testing.T) {
 	_, err = r.dispatcher.One(ctx, &calls[0])
 	require.ErrorIs(t, err, lane.ErrNotSent)
 }
+
+// A call whose context ends is not waited for, however long its worker takes.
+func TestPromptly_DoesNotWaitForTheOutcomeOfACancel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	d := r.newDispatcher(r.NC, dispatch.Options{CancelWait: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	goOn := make(chan struct{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		cancel()
+		<-goOn
+		return succeed(run)
+	})
+	returned := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := d.Promptly(ctx, &newCalls(1)[0], nil)
+		if err != nil {
+			t.Error(err)
+		}
+		returned <- result
+	}()
+	select {
+	case result := <-returned:
+		require.Equal(t, protocol.StatusOutcomeUnknown, result.Status)
+	case <-time.After(patience):
+		t.Error("it waits")
+	}
+	close(goOn)
+	d.Close()
+}

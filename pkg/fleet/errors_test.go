@@ -1,7 +1,6 @@
 package fleet_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -70,9 +69,9 @@ func TestErrors_SayWhetherACallMayRun(t *testing.T) {
 	client, err := fleet.Connect(t.Context(), fleet.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	result, err := client.Call(ctx, shell("box", "true")) // there is no worker
+	sent := shell("box", "true")
+	sent.ID = "sent"
+	result, err := client.Call(onceSent(t, client, protocol.CallRef{SessionID: "box", ID: sent.ID}), sent) // there is no worker
 	require.NoError(t, err)
 	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
 	require.NotErrorIs(t, result.Err(), fleet.ErrNotSent)
