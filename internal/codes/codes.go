@@ -59,6 +59,7 @@ const (
 	EditNotUnique  protocol.Code = "edit_not_unique"
 	FileChanged    protocol.Code = "file_changed"
 	FileNotRead    protocol.Code = "file_not_read"
+	NotText        protocol.Code = "not_text"
 	TooLarge       protocol.Code = "too_large"
 	Language       protocol.Code = "language_unavailable"
 	NetworkOff     protocol.Code = "network_off"

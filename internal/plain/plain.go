@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -128,7 +129,7 @@ func Lines(v protocol.Value) (lines []string, ok bool) {
 	case protocol.FilesGlobResult:
 		return each(v.Paths, prose.Path), true
 	case protocol.FilesSearchResult:
-		return each(v.Matches, matchLine), true
+		return Matches(v.Matches, matchLine), true
 	default:
 		return nil, false
 	}
@@ -178,8 +179,33 @@ func treeLine(entry protocol.TreeEntry, above int) string {
 	return strings.Repeat("  ", max(strings.Count(entry.Path, "/")-above, 0)) + text
 }
 
-func matchLine(match protocol.Match) string {
-	line := fmt.Sprintf("%s:%d:%s", prose.Path(match.Path), match.Line, prose.Plain(match.Text))
+// Matches returns the text of each match: its line, as line makes it with the separator ":", between
+// the lines around it, which have "-". As in grep, "--" stands between lines that do not follow each
+// other.
+func Matches(matches []protocol.Match, line func(match protocol.Match, separator string) string) []string {
+	texts := make([]string, len(matches))
+	path, last, around := "", 0, slices.ContainsFunc(matches, func(m protocol.Match) bool { return len(m.Before)+len(m.After) > 0 })
+	for i, match := range matches {
+		var parts []string
+		first := match.Line - len(match.Before)
+		if around && i > 0 && (path != match.Path || first != last+1) {
+			parts = append(parts, "--")
+		}
+		for j, text := range match.Before {
+			parts = append(parts, line(protocol.Match{Path: match.Path, Line: first + j, Text: text}, "-"))
+		}
+		parts = append(parts, line(match, ":"))
+		for j, text := range match.After {
+			parts = append(parts, line(protocol.Match{Path: match.Path, Line: match.Line + 1 + j, Text: text}, "-"))
+		}
+		texts[i] = strings.Join(parts, "\n")
+		path, last = match.Path, match.Line+len(match.After)
+	}
+	return texts
+}
+
+func matchLine(match protocol.Match, separator string) string {
+	line := prose.Path(match.Path) + separator + strconv.Itoa(match.Line) + separator + prose.Plain(match.Text)
 	if match.Cut > 0 {
 		line += fmt.Sprintf(" [... and %d more bytes]", match.Cut)
 	}

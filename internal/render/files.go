@@ -50,6 +50,9 @@ func Read(v protocol.FilesReadResult, r rest) string {
 // keep it.
 func storedText(v protocol.FilesReadResult) string {
 	var parts []string
+	if v.Cells > 0 {
+		parts = append(parts, fmt.Sprintf("a notebook of %s, without its pictures: edit these lines; %%%% cell [code] begins a new cell; outputs can only be removed", prose.Plural(v.Cells, "cell")))
+	}
 	if v.Encoding != "" {
 		parts = append(parts, "encoding "+prose.Plain(v.Encoding))
 	}
@@ -168,7 +171,7 @@ func wholeText(v protocol.FilesReadResult, r rest, how, inLine string) string {
 		shown = shown[:at+1]
 	}
 	if len(shown) == len(content) && !v.Truncated {
-		if v.Encoding != "" {
+		if v.Encoding != "" || v.Cells > 0 {
 			content = prose.Ended(content) + "[" + storedText(v) + "]"
 		}
 		return content

@@ -2,6 +2,7 @@ package render
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -34,13 +35,12 @@ func fileToolsText(arguments string, result *protocol.Result) string {
 		return fmt.Sprintf("Successfully edited '%s'", path(arguments)) + linksText(v.Links)
 	case protocol.FilesGlobResult:
 		found, _ := plain.Lines(v)
-		return strings.TrimSuffix(lines(found, v.Total, r, "No files found", "file"), "\n")
+		return strings.TrimSuffix(lines(found, v.Total, r, "No files found", "file"), "\n") + generatedLine(v.Generated, v.GeneratedPaths)
 	case protocol.FilesSearchResult:
-		found := make([]string, len(v.Matches))
-		for i, match := range v.Matches {
-			found[i] = fmt.Sprintf("%s:%d: %s", prose.Path(match.Path), match.Line, matchText(match))
-		}
-		return strings.TrimSuffix(lines(found, v.Total, r, "No matches found", "line")+unsearched(v), "\n")
+		found := plain.Matches(v.Matches, func(match protocol.Match, separator string) string {
+			return prose.Path(match.Path) + separator + strconv.Itoa(match.Line) + separator + " " + matchText(match)
+		})
+		return strings.TrimSuffix(lines(found, v.Total, r, "No matches found", "line")+unsearched(v), "\n") + generatedLine(v.Generated, v.GeneratedPaths)
 	case wire.ResultReadResult:
 		return keptText(v, prose.BodyLimit)
 	default:
@@ -59,6 +59,8 @@ func fileToolsFault(tool, arguments string, result *protocol.Result) string {
 		return fmt.Sprintf("Invalid path '%s'", path)
 	case code == protocol.CodeNotFound:
 		return fmt.Sprintf("File not found '%s'", path)
+	case code == codes.NotText:
+		return fmt.Sprintf("Not a text file '%s'", path)
 	case code == codes.EditNotFound:
 		return fmt.Sprintf("Search string not found in '%s'", path)
 	}

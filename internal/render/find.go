@@ -17,14 +17,14 @@ func List(v protocol.FilesListResult, r rest) string {
 	}
 	body, shown := fitting(v)
 	if total := max(v.Total, len(v.Entries)); shown < total {
-		return body + fmt.Sprintf("[%d of %d names; %s]", shown, total, r.others(shown, total, "use glob with a pattern, or list a subdirectory"))
+		return body + fmt.Sprintf("[%d of %d names; %s]", shown, total, r.others(body, shown, total, "use glob with a pattern, or list a subdirectory"))
 	}
 	return body
 }
 
 // Glob is one line a path.
 func Glob(v protocol.FilesGlobResult, r rest) string {
-	skipped := ignoredText(v.Ignored)
+	skipped := ignoredText(v.Ignored) + generatedText(v.Generated, v.GeneratedPaths)
 	if v.Skipped > 0 {
 		skipped += fmt.Sprintf("; %d directories could not be read", v.Skipped)
 	}
@@ -33,7 +33,7 @@ func Glob(v protocol.FilesGlobResult, r rest) string {
 	}
 	body, shown := fitting(v)
 	if total := max(v.Total, len(v.Paths)); shown < total {
-		return body + fmt.Sprintf("[%d of %d files%s; %s]", shown, total, skipped, r.others(shown, total, "use a narrower pattern or path"))
+		return body + fmt.Sprintf("[%d of %d files%s; %s]", shown, total, skipped, r.others(body, shown, total, "use a narrower pattern or path"))
 	}
 	return body + fmt.Sprintf("[%s%s]", prose.Plural(shown, "file"), skipped)
 }
@@ -51,11 +51,11 @@ func Tree(v protocol.FilesTreeResult, r rest) string {
 	if v.Skipped > 0 {
 		marks = append(marks, fmt.Sprintf("%d directories could not be read", v.Skipped))
 	}
-	if v.Ignored > 0 {
-		marks = append(marks, strings.TrimPrefix(ignoredText(v.Ignored), "; "))
+	if out := ignoredText(v.Ignored) + generatedText(v.Generated, v.GeneratedPaths); out != "" {
+		marks = append(marks, strings.TrimPrefix(out, "; "))
 	}
 	if shown < total {
-		marks = append(marks, r.others(shown, total, "show a subdirectory, or less depth"))
+		marks = append(marks, r.others(body, shown, total, "show a subdirectory, or less depth"))
 	}
 	return prose.Path(v.Path) + "/\n" + body + "[" + strings.Join(marks, "; ") + "]"
 }
@@ -68,7 +68,23 @@ func ignoredText(n int) string {
 	return fmt.Sprintf("; %d left out by .gitignore", n)
 }
 
-// Search is one line a match, and how many files were searched.
+// generatedText says which directories of packages and caches are left out; "" when there are none.
+func generatedText(n int, paths []string) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %s of packages or caches left out%s: name one to look into it", prose.Plural(n, "directory"), named(paths, n))
+}
+
+// generatedLine is that as a line of its own.
+func generatedLine(n int, paths []string) string {
+	if n == 0 {
+		return ""
+	}
+	return "\n[" + strings.TrimPrefix(generatedText(n, paths), "; ") + "]"
+}
+
+// Search is one line a match, with those around it where they were asked for, and how many files were searched.
 func Search(v protocol.FilesSearchResult, r rest) string {
 	searched := prose.Plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {
@@ -80,7 +96,7 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	if v.Stopped {
 		searched += ", and no more because that took too long: use a narrower path or glob"
 	}
-	searched += ignoredText(v.Ignored)
+	searched += ignoredText(v.Ignored) + generatedText(v.Generated, v.GeneratedPaths)
 	if len(v.Matches) == 0 {
 		return "[no matches; " + searched + "]"
 	}
@@ -93,7 +109,7 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	mark += "; " + searched
 	switch cut := cutMatches(v.Matches[:shown]); {
 	case shown < total:
-		mark += "; " + r.others(shown, total, "use a narrower pattern, path or glob")
+		mark += "; " + r.others(body, shown, total, "use a narrower pattern, path or glob")
 	case cut > 0 && r.isKept():
 		mark += fmt.Sprintf("; %s cut: whole with %s", are(cut), r.path("", 0, 0))
 	}

@@ -29,6 +29,12 @@ func argument(arguments, name string) (text string, isText bool) {
 	return prose.Short(prose.Valid(text), maxRepeated), isText
 }
 
+// isObject reports whether a model wrote arguments that are a JSON object.
+func isObject(arguments string) bool {
+	var all map[string]json.RawMessage
+	return json.Unmarshal([]byte(arguments), &all) == nil && all != nil
+}
+
 // path is that argument of a call about a file.
 func path(arguments string) string {
 	text, _ := argument(arguments, "path")
@@ -76,7 +82,7 @@ func lines(all []string, total int, r rest, none, noun string) string {
 	}
 	body, shown := fittingLines(all)
 	if total = max(total, len(all)); shown < total {
-		body += "[" + strconv.Itoa(total-shown) + " more of " + prose.Plural(total, noun) + "; " + r.others(shown, total, "use a narrower pattern") + "]"
+		body += "[" + strconv.Itoa(total-shown) + " more of " + prose.Plural(total, noun) + "; " + r.others(body, shown, total, "use a narrower pattern") + "]"
 	}
 	return body
 }

@@ -66,16 +66,17 @@ func (r rest) mark(part string) string {
 // Mark is the line that says where all of a result is that was cut; "" when no more is kept.
 func Mark(call protocol.CallID, kept *protocol.Kept) string { return rest{call, kept}.mark("") }
 
-// others says how to get at the entries of a list that follow the shown ones, of which
-// there are total; narrower says what else would help.
-func (r rest) others(shown, total int, narrower string) string {
+// others says how to get at the entries of a list that follow those shown in body, of which there
+// are total; narrower says what else would help.
+func (r rest) others(body string, shown, total int, narrower string) string {
+	next := strings.Count(body, "\n") + 1
 	switch {
 	case !r.isKept():
 		return "the others are not kept: " + narrower
-	case r.kept.Lines < total:
-		return fmt.Sprintf("the first %d are kept: read on with %s, or %s", r.kept.Lines, r.path("", shown+1, 0), narrower)
+	case r.kept.Truncated || r.kept.Lines < total:
+		return fmt.Sprintf("the first %d are kept: read on with %s, or %s", r.kept.Lines, r.path("", next, 0), narrower)
 	default:
-		return "the others: read on with " + r.path("", shown+1, 0)
+		return "the others: read on with " + r.path("", next, 0)
 	}
 }
 

@@ -1,10 +1,13 @@
 package render
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	pathpkg "path"
+	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -35,7 +38,7 @@ type (
 	}
 	rathData struct {
 		Data      string `json:"data"`
-		Encoding  string `json:"encoding,omitempty"` // of the file, where that is not UTF-8
+		Encoding  string `json:"encoding,omitempty"` // of the file, or of data, where that is not UTF-8
 		Truncated string `json:"truncated,omitempty"`
 	}
 	rathEntry struct {
@@ -79,10 +82,10 @@ const cutEnd = "...(truncated)"
 const rathRoom = 1000
 
 // OpenRath is the format of that system: each text is JSON, however long what it is about.
-func OpenRath(_, arguments string, result *protocol.Result) string {
+func OpenRath(tool, arguments string, result *protocol.Result) string {
 	text := ""
 	for limit := outputLimit; ; limit /= 2 { // what is quoted is longer
-		encoded, err := prose.JSON(rathValue(arguments, result, limit))
+		encoded, err := prose.JSON(rathValue(tool, arguments, result, limit))
 		if err != nil {
 			encoded, _ = prose.JSON(rathFailure{Kind: "unexpected", Message: "the result cannot be shown: " + err.Error(), Detail: string(protocol.CodeInternal)})
 		}
@@ -98,9 +101,9 @@ func OpenRath(_, arguments string, result *protocol.Result) string {
 }
 
 // rathValue returns a result in that system's format; long texts have at most so many characters.
-func rathValue(arguments string, result *protocol.Result, limit int) any {
+func rathValue(tool, arguments string, result *protocol.Result, limit int) any {
 	if result.Status != protocol.StatusOK {
-		return rathFault(arguments, result, limit)
+		return rathFault(tool, arguments, result, limit)
 	}
 	switch v := result.Value.(type) {
 	case protocol.CommandRunResult:
@@ -124,6 +127,9 @@ func rathValue(arguments string, result *protocol.Result, limit int) any {
 
 func rathOfCommand(result *protocol.Result, e *protocol.Execution, limit int) rathCommand {
 	value := rathCommand{ExitCode: e.ExitCode, ElapsedMS: result.RunMS, Signal: e.Signal}
+	if number := slices.Index(signals, e.Signal); number > 0 {
+		value.ExitCode = -number
+	}
 	for _, note := range e.Notes {
 		value.Notes = append(value.Notes, prose.Short(prose.Valid(note), maxRepeated))
 	}
@@ -133,13 +139,16 @@ func rathOfCommand(result *protocol.Result, e *protocol.Execution, limit int) ra
 
 func rathOfProgram(result *protocol.Result, e *protocol.Execution, limit int) rathProgram {
 	var value rathProgram
+	value.Stdout, value.Stderr, value.Truncated = rathStreams(result, e, limit)
 	switch {
+	case e.Signal == "" && e.ExitCode == 0:
+	case value.Stderr != "":
+		value.Error = &value.Stderr
 	case e.Signal != "":
 		value.Error = new("ended by signal " + e.Signal)
-	case e.ExitCode != 0:
+	default:
 		value.Error = new(fmt.Sprintf("exit code %d", e.ExitCode))
 	}
-	value.Stdout, value.Stderr, value.Truncated = rathStreams(result, e, limit)
 	return value
 }
 
@@ -153,16 +162,21 @@ func rathStreams(result *protocol.Result, e *protocol.Execution, limit int) (std
 	return stdout, stderr, truncated
 }
 
-// rathOfFile is the text of a file or its bytes as base64.
+// signals are the signals whose exit code that system has: their negative number.
+var signals = []string{ //nolint:gochecknoglobals // a constant table
+	"", "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGUSR1", "SIGSEGV", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM",
+}
+
+// rathOfFile is the text of a file, or its bytes, as base64 if they are not UTF-8.
 func rathOfFile(arguments string, v protocol.FilesReadResult, r rest, limit int) any {
-	if v.Binary && !v.Raw {
-		return rathFailure{Kind: "unexpected", Message: "the file is not text in a known encoding: read it with encoding null", Detail: path(arguments)}
+	all, encoding := prose.Valid(string(v.Content)), prose.Plain(v.Encoding)
+	switch {
+	case v.Binary && v.Raw:
+		all, encoding = base64.StdEncoding.EncodeToString(v.Content), "base64"
+	case v.Binary && !utf8.Valid(v.Content):
+		return rathFailure{Kind: "tool_execution_exception", Message: "the file is not text in a known encoding: read it with encoding null", Detail: path(arguments)}
 	}
-	all := prose.Valid(string(v.Content))
-	if v.Raw {
-		all = base64.StdEncoding.EncodeToString(v.Content)
-	}
-	data := rathData{Data: all[:prose.Offset(all, limit)], Encoding: prose.Plain(v.Encoding)}
+	data := rathData{Data: all[:prose.Offset(all, limit)], Encoding: encoding}
 	if len(data.Data) == len(all) && !v.Truncated && (!v.Raw || int64(len(v.Content)) == v.Bytes) {
 		return data
 	}
@@ -187,7 +201,7 @@ func rathOfList(v protocol.FilesListResult, r rest, limit int) rathEntries {
 	}
 	if shown, total := len(list.Entries), max(v.Total, len(v.Entries)); shown < total {
 		list.Total = total
-		list.Truncated = fmt.Sprintf("%d more; %s", total-shown, r.others(shown, total, "list a subdirectory"))
+		list.Truncated = fmt.Sprintf("%d more; %s", total-shown, r.others(strings.Repeat("\n", shown), shown, total, "list a subdirectory"))
 	}
 	return list
 }
@@ -231,11 +245,15 @@ func typeOf(value json.RawMessage) string {
 	}
 }
 
-func rathFault(arguments string, result *protocol.Result, limit int) rathFailure {
+func rathFault(tool, arguments string, result *protocol.Result, limit int) rathFailure {
 	code, message := faultOf(result)
-	value := rathFailure{Kind: rathKind(code, result.Status), Message: prose.Head(prose.Valid(message), limit/2), Detail: string(code)}
-	if named := path(arguments); named != "" && (value.Kind == "file_not_found" || value.Kind == "os_error") {
-		value.Detail = named
+	value := rathFailure{Kind: rathKind(tool, arguments, code, result.Status), Message: prose.Head(prose.Valid(message), limit/2), Detail: string(code)}
+	switch named := path(arguments); value.Kind {
+	case "file_not_found", "os_error", "path_violation":
+		value.Detail = cmp.Or(named, value.Detail)
+	case "unsupported_tool":
+		language, _ := argument(arguments, "language")
+		value.Detail = cmp.Or(language, value.Detail)
 	}
 	if e := plain.Execution(result.Value); e != nil {
 		value.Stdout, value.Stderr, value.Truncated = rathStreams(result, e, max(limit/2, 2*minClip))
@@ -246,15 +264,25 @@ func rathFault(arguments string, result *protocol.Result, limit int) rathFailure
 }
 
 // rathKind is the word of that system for why a call failed.
-func rathKind(code protocol.Code, status protocol.Status) string {
+func rathKind(tool, arguments string, code protocol.Code, status protocol.Status) string {
 	switch code {
-	case protocol.CodeInvalidArguments, codes.UnknownTool:
+	case codes.UnknownTool:
 		return string(code)
+	case protocol.CodeInvalidArguments:
+		if !isObject(arguments) {
+			return string(code)
+		}
+		return "tool_execution_exception"
+	case codes.PathEscape:
+		return "path_violation"
 	case protocol.CodeRunTimeout, protocol.CodeDeadline, protocol.CodeQueueTimeout:
 		return "timeout"
 	case protocol.CodeNotFound:
+		if tool == "list_workspace_files" {
+			return "os_error"
+		}
 		return "file_not_found"
-	case codes.PathEscape, codes.InvalidPath, codes.IsDirectory, codes.NotDirectory, codes.NotRegular,
+	case codes.InvalidPath, codes.IsDirectory, codes.NotDirectory, codes.NotRegular, codes.NotText,
 		protocol.CodePermission, codes.Protected, codes.TooLarge, protocol.CodeDiskLimit, protocol.CodeOOM, protocol.CodeCommandNotFound:
 		return "os_error"
 	case protocol.CodePolicyDenied, codes.NetworkOff, codes.LoginRequired, codes.FileChanged, codes.FileNotRead:

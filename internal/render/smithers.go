@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/modelpath"
+	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -70,14 +72,18 @@ func smithersCommand(result *protocol.Result, e *protocol.Execution) string {
 // ripgrep is what `rg -n` prints: without the path where only one file was asked for.
 func ripgrep(arguments string, v protocol.FilesSearchResult, r rest) string {
 	only, _ := modelpath.Path(path(arguments))
-	found := make([]string, len(v.Matches))
-	for i, match := range v.Matches {
-		found[i] = fmt.Sprintf("%d:%s", match.Line, matchText(match))
+	found := plain.Matches(v.Matches, func(match protocol.Match, separator string) string {
+		line := strconv.Itoa(match.Line) + separator + matchText(match)
 		if match.Path != only {
-			found[i] = prose.Path(match.Path) + ":" + found[i]
+			line = prose.Path(match.Path) + separator + line
 		}
+		return line
+	})
+	text := lines(found, v.Total, r, "", "line") + unsearched(v)
+	if left := generatedLine(v.Generated, v.GeneratedPaths); left != "" {
+		return strings.TrimSuffix(text, "\n") + left
 	}
-	return lines(found, v.Total, r, "", "line") + unsearched(v)
+	return text
 }
 
 // smithersFault is the code of that system for a failure, and its text.

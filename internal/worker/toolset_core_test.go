@@ -112,3 +112,33 @@ func coreFinding(t *testing.T, execute executor) {
 	s.is("./\n.gitignore (20 bytes)\nbin (5 bytes)\nlink (symlink)\nsrc/\n  a.go (24 bytes)\n  sub/ (1 inside)\n[6 entries; 2 left out by .gitignore]", "tree", args{"depth": 2})
 	s.is("src/sub/\nb.go (12 bytes)\n[1 entry]", "tree", args{"path": "src/sub"})
 }
+
+// foundAround: lines around a match are those of grep, in the words of each toolset.
+func foundAround(t *testing.T, execute executor) {
+	s := newSession(t, execute, "core")
+	s.sh(`printf '1\n2 x\n3\n4 x\n5\n6\n7\n8 x' >f; printf 'x\n' >g`)
+	s.is("f-1-1\nf:2:2 x\nf-3-3\nf:4:4 x\nf-5-5\n--\nf-7-7\nf:8:8 x\n--\ng:1:x\n[4 matches; 2 files searched]", "grep", args{"pattern": "x", "context": 1})
+	s.is("f-2-2 x\nf-3-3\nf:4:4 x\nf-5-5\nf-6-6\n[1 match; 1 file searched]", "grep", args{"pattern": "4 x", "path": "f", "context": 2})
+	s.has("grep", args{"pattern": "x", "context": 2, "limit": 1}, "f-1-1\nf:2:2 x\nf-3-3\n[1 of 4 matches;", ":4\"]")
+	s.with("smithers").is("7-7\n8:8 x\n", "grep", args{"pattern": "8", "path": "f", "context": 1})
+	s.with("files").is("f-7- 7\nf:8: 8 x", "search_files", args{"pattern": "8", "context": 1})
+	s.fails(protocol.CodeInvalidArguments, "grep", args{"pattern": "x", "context": 21})
+}
+
+// generatedDirectories: packages and caches are left out without a .gitignore, and that is said.
+func generatedDirectories(t *testing.T, execute executor) {
+	s := newSession(t, execute, "core")
+	s.sh(`mkdir -p web/node_modules/m/node_modules/n .venv/lib __pycache__ venv target env && echo hit >a.js && echo hit >web/node_modules/m/i.js &&
+		echo hit >web/node_modules/m/node_modules/n/i.js && echo hit >.venv/lib/x && echo hit >__pycache__/y && touch venv/pyvenv.cfg target/CACHEDIR.TAG && echo hit >env/z && echo hit >target/o`)
+	const left = "5 directories of packages or caches left out (.venv, __pycache__, target, ...): name one to look into it"
+	s.is("a.js:1:hit\nenv/z:1:hit\n[2 matches; 2 files searched; "+left+"]", "grep", args{"pattern": "hit"})
+	s.is("a.js\nenv/z\n[2 files; "+left+"]", "glob", args{"pattern": "**"})
+	s.is("./\na.js (4 bytes)\nenv/\n  z (4 bytes)\nweb/\n[4 entries; "+left+"]", "tree", args{})
+	s.has("grep", args{"pattern": "hit", "gitignore": false}, "[7 matches; ")
+	s.has("grep", args{"pattern": "hit", "path": "web/node_modules"}, "web/node_modules/m/i.js:1:hit", "[1 match; ", "1 directory of packages or caches left out (web/node_modules/m/node_modules)")
+	s.is("web/node_modules/m/i.js\n[1 file; 1 directory of packages or caches left out (web/node_modules/m/node_modules): name one to look into it]", "glob", args{"pattern": "web/node_modules/*/*.js"})
+	s.with("smithers").is("a.js:1:hit\nenv/z:1:hit\n["+left+"]", "grep", args{"pattern": "hit"})
+	s.with("files").is("a.js:1: hit\nenv/z:1: hit\n["+left+"]", "search_files", args{"pattern": "hit"})
+	s.with("files").has("search_files", args{"pattern": "hit", "file_pattern": "web/node_modules/m/*.js"}, "web/node_modules/m/i.js:1: hit")
+	s.with("files").is("a.js\nenv/z\n["+left+"]", "list_files", args{"pattern": "**"})
+}

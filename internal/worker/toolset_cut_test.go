@@ -190,7 +190,7 @@ func cutFiles(t *testing.T, execute executor) {
 	s.sh("head -c 300000 /dev/urandom >bytes")
 	in := s.with("openrath")
 	text := in.ok("read_workspace_file", args{"path": "bytes", "encoding": nil})
-	require.Contains(t, text, `...(truncated)","truncated":"the file has 300000 bytes; read on with path=`)
+	require.Contains(t, text, `...(truncated)","encoding":"base64","truncated":"the file has 300000 bytes; read on with path=`)
 	bytes, err := base64.StdEncoding.DecodeString(in.whole("read_workspace_file", text))
 	require.NoError(t, err)
 	require.Len(t, bytes, 300_000)

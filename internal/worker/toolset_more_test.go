@@ -28,6 +28,11 @@ func coreJSON(t *testing.T, execute executor) {
 	s.ok("write", args{"path": "broken.json", "content": "{\n,}"})
 	require.Contains(t, s.fails(codes.InvalidJSON, "json_read", args{"path": "broken.json"}), "at line 2")
 	s.fails(codes.InvalidJSON, "json_write", args{"path": "broken.json", "query": "/a", "content": 1})
+	s.ok("json_write", args{"path": "p.json", "query": "/a/new/items/-", "content": 1})
+	require.JSONEq(t, `{"k":null,"new":{"items":[1]}}`, s.ok("json_read", args{"path": "p.json", "query": "/a"}))
+	s.has("json_write", args{"path": "made/q.json", "query": "/x/y", "content": 1}, "Created made/q.json (")
+	require.Equal(t, "{\n  \"x\": {\n    \"y\": 1\n  }\n}\n", s.content("made/q.json"), "")               //nolint:testifylint // the layout is meant
+	s.fails(protocol.CodeNotFound, "json_write", args{"path": "p.json", "query": "/z/y/x", "content": 1}) // 1.50 has no members
 
 	s.ok("write", args{"path": "long.json", "content": `{"list":[` + strings.Repeat(`"0123456789",`, 9999) + `1],"text":"` + strings.Repeat("é", 50_000) + `"}`})
 	text = s.ok("json_read", args{"path": "long.json"})
@@ -36,6 +41,61 @@ func coreJSON(t *testing.T, execute executor) {
 	require.Contains(t, value["text"], "more characters]")
 	require.Contains(t, text, "of 10000 items]")
 	s.is("1", "json_read", args{"path": "long.json", "query": "/list/9999"})
+}
+
+// notebooks are read, searched and edited by their cells, by every toolset.
+func notebooks(t *testing.T, execute executor) {
+	const picture, image = "iVBORw0KGgo", `"image/png": "iVBORw0KGgo"`
+	const original = `{
+ "cells": [
+  {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Title\n", "text"]},
+  {
+   "cell_type": "code",
+   "execution_count": 1,
+   "id": "b",
+   "metadata": {"x":  1},
+   "outputs": [{"output_type": "stream", "name": "stdout", "text": ["1\n"]},
+    {"output_type": "display_data", "metadata": {}, "data": {` + image + `, "text/plain": ["<Figure>"]}}],
+   "source": "x = 1"
+  }
+ ],
+ "metadata": {}, "nbformat": 4, "nbformat_minor": 5
+}
+`
+	const text = "%% cell 1 [markdown]\n# Title\ntext\n%% cell 2 [code]\nx = 1\n%% output of cell 2\n| 1\n| <Figure>\n| [image/png: left out]\n"
+	const about = "[a notebook of 2 cells, without its pictures: edit these lines; %% cell [code] begins a new cell; outputs can only be removed]"
+	s := newSession(t, execute, "core")
+	s.ok("write", args{"path": "n.ipynb", "content": original})
+	s.has("read", args{"path": "n.ipynb"}, "     1\t%% cell 1 [markdown]\n     2\t# Title\n", "[lines 1-9 of 9; a notebook of 2 cells, without its pictures")
+	s.with("files").is(text+about, "read_file", args{"path": "n.ipynb"})
+	s.with("smithers").is(text+about, "read", args{"path": "n.ipynb"})
+	s.with("openrath").has("read_workspace_file", args{"path": "n.ipynb"}, `{"data":"%% cell 1 [markdown]\n# Title\n`)
+	s.with("openrath").has("read_workspace_file", args{"path": "n.ipynb", "encoding": nil}, picture)
+	s.has("grep", args{"pattern": "x = "}, "n.ipynb:5:x = 1\n[1 match;")
+	s.has("grep", args{"pattern": picture}, "[no matches;")
+
+	s.has("edit", args{"path": "n.ipynb", "old": "x = 1", "new": "x = \"<2>\"\ny"}, "+x = \"<2>\"\n+y\n")
+	want := strings.Replace(original, `"source": "x = 1"`, `"source": "x = \"<2>\"\ny"`, 1)
+	require.Equal(t, want, s.content("n.ipynb"), "nothing else changed")
+	s.with("files").ok("edit_file", args{"path": "n.ipynb", "search": "text\n", "replace": "text\nmore\n"})
+	want = strings.Replace(want, `["# Title\n", "text"]`, `["# Title\n","text\n","more"]`, 1)
+	var a, b any
+	require.NoError(t, json.Unmarshal([]byte(want), &a))
+	require.NoError(t, json.Unmarshal([]byte(s.content("n.ipynb")), &b))
+	require.Equal(t, a, b)
+	s.with("smithers").ok("edit", args{"path": "n.ipynb", "patch": "@@ -1,1 +1,3 @@\n+%% cell [code]\n+import os\n %% cell 1 [markdown]\n"})
+	s.has("read", args{"path": "n.ipynb"}, "     1\t%% cell 1 [code]\n     2\timport os\n     3\t%% cell 2 [markdown]\n", "a notebook of 3 cells")
+	s.has("bash", args{"command": "cat n.ipynb"}, picture, `"metadata": {"x":  1}`)
+	s.ok("edit", args{"path": "n.ipynb", "old": "%% output of cell 3\n| 1\n| <Figure>\n| [image/png: left out]\n", "new": ""})
+	s.ok("edit", args{"path": "n.ipynb", "old": "%% cell 2 [markdown]\n# Title\ntext\nmore\n", "new": ""})
+	s.has("read", args{"path": "n.ipynb"}, "%% cell 1 [code]\n     2\timport os\n     3\t%% cell 2 [code]\n     4\tx = \"<2>\"\n", "a notebook of 2 cells")
+	require.NotContains(t, s.content("n.ipynb"), picture)
+
+	for change, why := range map[string]string{"%% cell 9 [code]": "there is no cell 9", "%% cell 1 [code]": "is there twice", "%% cell 2 [raw]": "cannot become a raw cell"} {
+		require.Contains(t, s.fails(protocol.CodeInvalidArguments, "edit", args{"path": "n.ipynb", "old": "%% cell 2 [code]", "new": change}), why)
+	}
+	require.Contains(t, s.fails(protocol.CodeInvalidArguments, "write", args{"path": "n.ipynb", "content": "%% cell 1 [code]\n1\n"}), "which is written whole as JSON")
+	s.is(`"code"`, "json_read", args{"path": "n.ipynb", "query": "/cells/0/cell_type"})
 }
 
 func coreCommands(t *testing.T, execute executor) {

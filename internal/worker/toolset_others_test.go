@@ -2,9 +2,12 @@
 package worker_test
 
 import (
+	_ "embed" // this test also runs where its directory is not
+	"encoding/json"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -15,7 +18,7 @@ func openRath(t *testing.T, execute executor) {
 	s := newSession(t, execute, "openrath")
 	s.is(`{"bytes_written":6}`, "write_workspace_file", args{"path": "a/b.txt", "content": "hello\n"})
 	s.is(`{"data":"hello\n"}`, "read_workspace_file", args{"path": "a/b.txt"})
-	s.is(`{"data":"aGVsbG8K"}`, "read_workspace_file", args{"path": "a/b.txt", "encoding": nil})
+	s.is(`{"data":"hello\n"}`, "read_workspace_file", args{"path": "a/b.txt", "encoding": nil})
 	s.is(`{"entries":[{"name":"b.txt","path":"a/b.txt","is_dir":false}]}`, "list_workspace_files", args{"path": "a"})
 	s.is(`{"ok":true}`, "workspace_path_exists", args{"path": "a"})
 	s.is(`{"ok":false}`, "workspace_path_exists", args{"path": "b"})
@@ -23,8 +26,61 @@ func openRath(t *testing.T, execute executor) {
 	require.Contains(t, s.fails(protocol.CodeInvalidArguments, "run_shell_command", args{"cmd": "a\nb"}), "multiline commands are rejected")
 	require.Contains(t, s.fails(protocol.CodeInvalidArguments, "run_shell_command", args{"cmd": strings.Repeat("x", 2049)}), "command too long")
 	s.is(`{"text":null,"stdout":"7\n","stderr":"","error":null}`, "run_code", args{"code": "echo 7", "language": "sh", "timeout": 20})
-	require.Contains(t, s.fails(codes.PathEscape, "read_workspace_file", args{"path": "/etc/passwd"}), `{"ok":false,"error_kind":"os_error","message":"`)
-	require.Contains(t, s.fails(protocol.CodeNotFound, "list_workspace_files", args{"path": "b"}), `"error_kind":"file_not_found"`)
+	require.Contains(t, s.fails(codes.PathEscape, "read_workspace_file", args{"path": "/etc/passwd"}), `{"ok":false,"error_kind":"path_violation","message":"`)
+	require.Contains(t, s.fails(protocol.CodeNotFound, "list_workspace_files", args{"path": "b"}), `"error_kind":"os_error"`)
+	s.sh("printf '\\316\\322\\n' >gb.txt; printf '\\202\\240\\n' >sjis.txt")
+	s.is(`{"data":"我\n","encoding":"gbk"}`, "read_workspace_file", args{"path": "gb.txt", "encoding": "GBK"})
+	s.is(`{"data":"あ\n","encoding":"shift-jis"}`, "read_workspace_file", args{"path": "sjis.txt", "encoding": "shift_jis"})
+}
+
+var (
+	//go:embed testdata/openrath/calls.json
+	openRathCalls []byte
+	//go:embed testdata/openrath/answers.json
+	openRathTheirs []byte
+)
+
+// openRathAnswers makes the calls whose answers by OpenRath 2.0.0 testdata/openrath has (record.py
+// makes them), and compares what a program reads of an answer: the values, or the kind of the error.
+func openRathAnswers(t *testing.T, execute executor) {
+	s := newSession(t, execute, "openrath")
+	if s.sh("command -v python3 || true") == "[exit code 0, no output]" {
+		t.Skip("SKIPPED: the sandbox has no python3, which some of the calls run")
+	}
+	var recorded struct {
+		Setup string
+		Calls [][3]string
+	}
+	theirs := map[string]map[string]any{}
+	require.NoError(t, json.Unmarshal(openRathCalls, &recorded))
+	require.NoError(t, json.Unmarshal(openRathTheirs, &theirs))
+	const misfit = `{"ok":false,"error_kind":"tool_execution_exception"}`
+	for name, ours := range map[string]string{ // which differ on purpose
+		"command a number": misfit, // and not the text "5"
+		"command null":     misfit, // and not the text "None"
+		"read a number":    misfit,
+		"read bytes":       `{"data":"/wD+AAH/","encoding":"base64"}`, // and no bytes are lost
+		"read not UTF-8":   `{"data":"café\n","encoding":"ISO-8859-1"}`,
+	} {
+		require.Contains(t, theirs, name)
+		var want map[string]any
+		require.NoError(t, json.Unmarshal([]byte(ours), &want))
+		theirs[name] = want
+	}
+	s.sh(recorded.Setup)
+	for _, call := range recorded.Calls {
+		text := s.callRaw(call[1], call[2]).text
+		var got map[string]any
+		require.NoError(t, json.Unmarshal([]byte(text), &got), text)
+		for key, value := range theirs[call[0]] {
+			assert.Equal(t, value, got[key], "%s: %s\nin %s", call[0], key, text)
+		}
+		if got["error_kind"] != nil {
+			assert.NotEmpty(t, got["message"], call[0])
+		} else {
+			assert.NotContains(t, theirs[call[0]], "error_kind", "%s: %s", call[0], text)
+		}
+	}
 }
 
 func smithers(t *testing.T, execute executor) {

@@ -27,6 +27,9 @@ func runToolsets(t *testing.T, execute executor) {
 		"core/patches":       corePatches,
 		"core/finding":       coreFinding,
 		"core/json":          coreJSON,
+		"core/around":        foundAround,
+		"core/notebooks":     notebooks,
+		"core/generated":     generatedDirectories,
 		"core/commands":      coreCommands,
 		"core/paths":         corePaths,
 		"core/long texts":    coreLong,
@@ -39,6 +42,7 @@ func runToolsets(t *testing.T, execute executor) {
 		"core/changing":      hostileTimes,
 		"core/permissions":   hostilePermissions,
 		"openrath":           openRath,
+		"openrath/answers":   openRathAnswers,
 		"smithers":           smithers,
 		"files":              fileTools,
 		"the same workspace": sharedWorkspace,
@@ -110,7 +114,18 @@ func (s *session) call(tool string, a args) answer {
 	s.t.Helper()
 	raw, err := json.Marshal(a)
 	require.NoError(s.t, err)
-	found, plan, refusal := s.table.Plan(s.scope, tool, string(raw))
+	return s.callRaw(tool, string(raw))
+}
+
+// callRaw makes one tool call with arguments as a model wrote them.
+func (s *session) callRaw(tool, raw string) answer {
+	s.t.Helper()
+	found, plan, refusal := s.table.Plan(s.scope, tool, raw)
+	if refusal == nil && plan.Inline != nil {
+		text, failure := plan.RunInline(s.t.Context())
+		require.Nil(s.t, failure)
+		return answer{status: protocol.StatusOK, text: found.Returned(text, "", nil)}
+	}
 	if refusal == nil {
 		call, fault := plan.Call(s.scope, tools.Place{}, "c", tool, time.Now().UTC())
 		if refusal = fault; fault == nil {

@@ -71,7 +71,7 @@ func TestFormats_AProgramThatParsesJSON(t *testing.T) {
 	require.Equal(t, []any{"hello", "no\n"}, []any{ran["stdout"], ran["stderr"]})
 	require.Positive(t, ran["elapsed_ms"])
 	fails("file_not_found", "read_workspace_file", value{"path": "none"})
-	fails("invalid_tool_arguments", "run_shell_command", value{"cmd": "a\nb"})
+	fails("tool_execution_exception", "run_shell_command", value{"cmd": "a\nb"})
 	fails("timeout", "run_code", value{"language": "sh", "code": "sleep 1000", "timeout": 0.5})
 	fails("unknown_tool", "nope", value{})
 	fails("tool_policy_denied", "workspace_path_exists", value{"path": "d"})

@@ -25,6 +25,9 @@ type FilesRead struct {
 	Limit int `json:"limit,omitempty"`
 	// MaxBytes is the largest file that is read; 0 means as large as the worker reads.
 	MaxBytes int64 `json:"max_bytes,omitempty"`
+	// Encoding is the IANA name, or a usual alias, of the encoding of the file's text, as in "latin1";
+	// "" has the worker find it out.
+	Encoding string `json:"encoding,omitempty"`
 	// Raw says that the reader wants bytes, whatever they are. It comes back in the result.
 	Raw bool `json:"raw,omitempty"`
 	// Guard has the worker remember what the session has seen.
@@ -87,11 +90,15 @@ type FilesJSONWrite struct {
 // FilesExists asks whether something is at a path.
 type FilesExists struct {
 	Path string `json:"path"`
+	// Follow asks about what a symbolic link leads to; nothing exists outside of the workspace.
+	Follow bool `json:"follow,omitempty"`
 }
 
 // FilesList lists a directory.
 type FilesList struct {
 	Path string `json:"path,omitempty"`
+	// Follow gives symbolic links the type of what they lead to in the workspace.
+	Follow bool `json:"follow,omitempty"`
 }
 
 // FilesTree lists a directory and what is below it.
@@ -101,7 +108,8 @@ type FilesTree struct {
 	Depth int `json:"depth,omitempty"`
 	// Limit is how many entries; 0 means as many as the worker lists.
 	Limit int `json:"limit,omitempty"`
-	// NoIgnore also lists what .gitignore files exclude.
+	// NoIgnore also lists what .gitignore files exclude, and what is in directories of packages and
+	// caches, such as node_modules.
 	NoIgnore bool `json:"no_ignore,omitempty"`
 }
 
@@ -114,6 +122,8 @@ type FilesGlob struct {
 	Path     string `json:"path,omitempty"`
 	Limit    int    `json:"limit,omitempty"`
 	NoIgnore bool   `json:"no_ignore,omitempty"`
+	// NoGenerated leaves out directories of packages and caches also with NoIgnore.
+	NoGenerated bool `json:"no_generated,omitempty"`
 }
 
 // FilesSearch finds the lines that match a regular expression (RE2 syntax).
@@ -127,4 +137,6 @@ type FilesSearch struct {
 	Glob     string `json:"glob,omitempty"`
 	Limit    int    `json:"limit,omitempty"`
 	NoIgnore bool   `json:"no_ignore,omitempty"`
+	// Context is how many lines before and after each match are returned, too.
+	Context int `json:"context,omitempty"`
 }

@@ -31,6 +31,9 @@ type FilesReadResult struct {
 	// unless Truncated.
 	Image string `json:"image,omitempty"`
 	Raw   bool   `json:"raw,omitempty"`
+	// Cells is how many cells a Jupyter notebook has, and 0 for every other file. Content is then
+	// the text of its cells, which edits change.
+	Cells int `json:"cells,omitempty"`
 }
 
 // FilesWriteResult answers [FilesWrite].
@@ -141,6 +144,10 @@ type FilesTreeResult struct {
 	// could not be read.
 	Ignored int `json:"ignored,omitempty"`
 	Skipped int `json:"skipped,omitempty"`
+	// GeneratedPaths are the first three of the directories of packages and caches that were left
+	// out, such as node_modules; Generated is how many they are.
+	Generated      int      `json:"generated,omitempty"`
+	GeneratedPaths []string `json:"generated_paths,omitempty"`
 }
 
 // FilesGlobResult answers [FilesGlob]; paths are relative to the workspace, and sorted.
@@ -152,6 +159,10 @@ type FilesGlobResult struct {
 	// .gitignore files exclude.
 	Skipped int `json:"skipped,omitempty"`
 	Ignored int `json:"ignored,omitempty"`
+	// GeneratedPaths are the first three of the directories of packages and caches that were left
+	// out, such as node_modules; Generated is how many they are.
+	Generated      int      `json:"generated,omitempty"`
+	GeneratedPaths []string `json:"generated_paths,omitempty"`
 }
 
 // Match is one matching line.
@@ -161,6 +172,10 @@ type Match struct {
 	Text string `json:"text"` // up to 500 bytes of the line
 	// Cut is how many bytes of the line are not in Text.
 	Cut int `json:"cut,omitempty"`
+	// Before and After are the lines around it that were asked for and that no other match has, each
+	// cut at 500 bytes.
+	Before []string `json:"before,omitempty"`
+	After  []string `json:"after,omitempty"`
 }
 
 // FilesSearchResult answers [FilesSearch]; matches are sorted by path and line.
@@ -181,4 +196,8 @@ type FilesSearchResult struct {
 	BinaryPaths  []string `json:"binary_paths,omitempty"`
 	// Ignored is how many entries .gitignore files exclude.
 	Ignored int `json:"ignored,omitempty"`
+	// GeneratedPaths are the first three of the directories of packages and caches that were left
+	// out, such as node_modules; Generated is how many they are.
+	Generated      int      `json:"generated,omitempty"`
+	GeneratedPaths []string `json:"generated_paths,omitempty"`
 }

@@ -16,6 +16,8 @@ type Format struct {
 	Text func(tool, arguments string, result *protocol.Result) string
 	// JSON says that every text is JSON, and stays so: what is added is put into it.
 	JSON bool
+	// Loose says that arguments that a tool does not have are ignored, as that system ignores them.
+	Loose bool
 }
 
 // Failure is the text of a call that came to nothing: an error of [Table.Plan] or [Plan.RunInline]

@@ -63,6 +63,7 @@ func NewTable(tools ...Tool) (*Table, error) {
 			faults = append(faults, err)
 			continue
 		}
+		compiled.Loose = tool.Format != nil && tool.Format.Loose
 		tool.Schema = slices.Clone(tool.Schema)
 		t.entries[tool.Name] = &entry{tool: tool, schema: compiled}
 	}

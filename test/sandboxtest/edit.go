@@ -111,9 +111,11 @@ func editTooLarge(t *testing.T, f *tree) {
 }
 
 func editBytes(t *testing.T, f *tree) {
-	f.put(t, "file", "\xff\x00a\r\nb")
+	f.refused(t, "\x7fELF\x00a", protocol.FileEdit{Old: "a", New: "b"}, codes.NotText)
+	f.refused(t, "%PDF-1.7 a", protocol.FileEdit{Old: "a", New: "b"}, codes.NotText)
+	f.put(t, "file", "\xff\x01a\r\nb")
 	got, err := f.Edit(t.Context(), protocol.FilesEdit{Path: "file", Edits: []protocol.FileEdit{{Old: "a", New: "ä"}}})
 	require.NoError(t, err)
-	require.Equal(t, "\xff\x00ä\r\nb", f.get(t, "file"))
+	require.Equal(t, "\xff\x01ä\r\nb", f.get(t, "file"))
 	require.Empty(t, got.Diff)
 }

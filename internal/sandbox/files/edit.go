@@ -1,9 +1,11 @@
 package files
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -38,6 +40,8 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 			return nil, file.oversize
 		case req.MaxBytes > 0 && int64(len(file.content)) > req.MaxBytes:
 			return nil, tooLarge(name, int64(len(file.content)), req.MaxBytes)
+		case isBinary(file.content):
+			return nil, protocol.Errorf(codes.NotText, "%q is a binary file of %d bytes, which no edit can change; nothing was changed. Use a program that knows its format", name, len(file.content))
 		}
 		apply := func(text []byte) (after []byte, err error) {
 			if req.Patch != "" {
@@ -50,7 +54,7 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 		if !isText(req.Patch, edits) {
 			return apply(file.content)
 		}
-		return file.edit(apply)
+		return file.edit(inCells(name, apply))
 	})
 	if err != nil {
 		return result, err
@@ -61,6 +65,37 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 	result.Bytes, result.SHA256, result.Diff = written.Bytes, written.SHA256, written.Diff
 	result.Links = written.Links
 	return result, nil
+}
+
+// notebookOf returns a notebook; ok is false for a text or a name that is of none.
+func notebookOf(name string, text []byte) (_ *change.Notebook, ok bool) {
+	if !strings.EqualFold(path.Ext(name), ".ipynb") {
+		return nil, false
+	}
+	return change.ParseNotebook(text)
+}
+
+// cellsOf is the text of the cells of a notebook, and the text of every other file.
+func cellsOf(name string, text []byte) []byte {
+	if notebook, ok := notebookOf(name, text); ok {
+		return notebook.Text()
+	}
+	return text
+}
+
+// inCells has a change of a notebook see and change the text of its cells.
+func inCells(name string, apply func(text []byte) ([]byte, error)) func(text []byte) ([]byte, error) {
+	return func(text []byte) ([]byte, error) {
+		notebook, ok := notebookOf(name, text)
+		if !ok {
+			return apply(text)
+		}
+		after, err := apply(notebook.Text())
+		if err != nil {
+			return nil, err
+		}
+		return notebook.With(after)
+	}
 }
 
 func checkEdit(req protocol.FilesEdit, edits []protocol.FileEdit) error {
@@ -76,6 +111,12 @@ func checkEdit(req protocol.FilesEdit, edits []protocol.FileEdit) error {
 	default:
 		return nil
 	}
+}
+
+// isBinary reports whether content has no text at all, and not only some bytes that are none.
+func isBinary(content []byte) bool {
+	_, _, ok := decode(content)
+	return !ok && bytes.IndexByte(content, 0) >= 0 || imageType(content) != ""
 }
 
 // isText reports whether a change names texts, and not bytes that are none.
@@ -120,6 +161,7 @@ const (
 // diff returns a unified diff, cut at maxDiff; "" when there is no difference, or
 // when either side is binary or large.
 func diff(name string, before, after []byte, created bool) string {
+	before, after = cellsOf(name, before), cellsOf(name, after)
 	if len(before) > maxDiffInput || len(after) > maxDiffInput {
 		return ""
 	}

@@ -2,10 +2,13 @@ package files
 
 import (
 	"bytes"
+	"strings"
 	"unicode/utf8"
 
 	"golang.org/x/text/encoding"
 	"golang.org/x/text/encoding/charmap"
+	"golang.org/x/text/encoding/htmlindex"
+	"golang.org/x/text/encoding/ianaindex"
 	"golang.org/x/text/encoding/simplifiedchinese"
 	"golang.org/x/text/encoding/unicode"
 
@@ -47,6 +50,50 @@ func decode(content []byte) (text []byte, as form, ok bool) {
 	default:
 		return guess(content).decode(content)
 	}
+}
+
+// decodeAs is the function decode for content whose encoding has a name: that of IANA, or one that
+// programs use for it. name is that of the file.
+func decodeAs(name string, content []byte, encodingName string) (text []byte, as form, err error) {
+	label := strings.ReplaceAll(strings.ToLower(encodingName), "_", "-")
+	ok := false
+	switch label {
+	case "utf-8", "utf8", "utf-8-sig":
+		if text = bytes.TrimPrefix(content, []byte(utf8Mark)); len(text) < len(content) {
+			as.mark = utf8Mark
+		}
+		ok = utf8.Valid(text)
+	case "utf-16", "utf16":
+		if text, as, ok = decode(content); as.codec == nil || as.mark == "" {
+			text, as, ok = form{name: "UTF-16LE", codec: marked[1].codec}.decode(content)
+		}
+	default:
+		codec, known := codecOf(label)
+		if !known {
+			return nil, form{}, protocol.Errorf(protocol.CodeInvalidArguments,
+				"there is no encoding %.100q; use a name such as iso-8859-1, or read the bytes", encodingName)
+		}
+		text, as, ok = form{name: label, codec: codec}.decode(content)
+	}
+	if !ok {
+		return nil, form{}, protocol.Errorf(protocol.CodeToolFailed, "%q is not text in the encoding %.100q", name, encodingName)
+	}
+	return text, as, nil
+}
+
+// codecOf returns the encoding with a name in lower case.
+func codecOf(label string) (encoding.Encoding, bool) {
+	switch label {
+	case "ascii":
+		label = "us-ascii"
+	case "latin-1":
+		label = "iso-8859-1"
+	}
+	if codec, err := ianaindex.IANA.Encoding(label); err == nil && codec != nil {
+		return codec, true
+	}
+	codec, err := htmlindex.Get(label)
+	return codec, err == nil
 }
 
 // decode is the function decode for content that has this form, if it is text.

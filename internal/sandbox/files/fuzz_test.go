@@ -69,6 +69,7 @@ func FuzzEdit(f *testing.F) {
 	f.Add("a\r\nb\r\n", "a\nb", "x", false)
 	f.Add("", "x", "y", true)
 	f.Add("\x00\xff", "\xff", "", true)
+	f.Add("\x01\xff", "\xff", "", true)
 	f.Add("  x\n  y\n", "x\ny\n", "z", false)
 	dir := f.TempDir()
 	fs := open(f, dir)
@@ -84,6 +85,10 @@ func FuzzEdit(f *testing.F) {
 			return // line ends follow the file, a mark is no text, and an encoding is heeded
 		}
 		n := strings.Count(content, before)
+		if strings.Contains(content, "\x00") {
+			require.Equal(t, content, string(got), "binary files are not edited")
+			return
+		}
 		switch {
 		case err != nil:
 			require.Equal(t, content, string(got))

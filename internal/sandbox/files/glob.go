@@ -39,7 +39,7 @@ func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob) (pro
 		return result, err
 	}
 	room := newRoom(req.Limit)
-	w := walk{fs: f, noIgnore: req.NoIgnore, skip: func(string) { result.Skipped++ }, visit: func(_ context.Context, at position) error {
+	w := walk{fs: f, noIgnore: req.NoIgnore, withPackages: req.NoIgnore && !req.NoGenerated, skip: func(string) { result.Skipped++ }, visit: func(_ context.Context, at position) error {
 		if at.entry.IsDir() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}
@@ -52,7 +52,7 @@ func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob) (pro
 	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, codes.NotDirectory)) {
 		err = nil // nothing can match
 	}
-	result.Ignored = w.ignored
+	result.Ignored, result.Generated, result.GeneratedPaths = w.ignored, w.generated, w.generatedPaths
 	return result, err
 }
 
@@ -79,7 +79,7 @@ func (f *FS) newGlob(ctx context.Context, pattern string, names bool, start stri
 	if err != nil || f.allow(path.Join(start, named.base), reading) != nil {
 		return wanted, nil //nolint:nilerr // it has no such files
 	}
-	w := walk{fs: f, noIgnore: noIgnore, skip: func(string) {}, visit: func(_ context.Context, at position) error {
+	w := walk{fs: f, noIgnore: noIgnore, withPackages: noIgnore, skip: func(string) {}, visit: func(_ context.Context, at position) error {
 		if !at.entry.IsDir() && named.match(path.Join(named.base, at.below)) {
 			return errFound
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"io/fs"
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -71,13 +70,14 @@ func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONW
 
 // replaceJSON returns the document with value at a place, and nothing else changed.
 func replaceJSON(name string, file current, steps []string, value []byte) ([]byte, error) {
-	if len(steps) == 0 {
-		return file.edit(func(text []byte) ([]byte, error) { return change.Whole(text, value), nil })
+	if len(steps) == 0 || !file.exists {
+		whole, err := change.Nest(steps, value)
+		if err != nil {
+			return nil, err
+		}
+		return file.edit(func(text []byte) ([]byte, error) { return change.Whole(text, whole), nil })
 	}
-	switch {
-	case !file.exists:
-		return nil, fs.ErrNotExist
-	case file.oversize != nil:
+	if file.oversize != nil {
 		return nil, file.oversize
 	}
 	return file.edit(func(text []byte) ([]byte, error) {

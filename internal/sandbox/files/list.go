@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"syscall"
 
@@ -22,7 +23,9 @@ const listChunk = 4096
 func (f *FS) List(ctx context.Context, req protocol.FilesList) (protocol.FilesListResult, error) {
 	return operate(f, req.Path, reading, "list", func(name string) (protocol.FilesListResult, error) {
 		result, err := f.list(ctx, name)
-		result.Path = req.Path
+		if result.Path = req.Path; req.Follow {
+			f.follow(name, result.Entries)
+		}
 		return result, err
 	})
 }
@@ -48,6 +51,19 @@ func (f *FS) list(ctx context.Context, name string) (result protocol.FilesListRe
 		}
 		result.Total += len(chunk)
 		result.Entries = merge(result.Entries, chunk)
+	}
+}
+
+// follow gives links in the directory name the type of what they lead to, if that may be read.
+func (f *FS) follow(name string, entries []protocol.DirEntry) {
+	for i := range entries {
+		at := path.Join(name, entries[i].Name)
+		if entries[i].Type != protocol.TypeSymlink || f.allow(at, reading) != nil {
+			continue
+		}
+		if info, err := f.root.Stat(at); err == nil {
+			entries[i].Type = fileType(info.Mode().Type())
+		}
 	}
 }
 
@@ -86,16 +102,23 @@ func (f *FS) openDir(name string) (*os.File, error) {
 
 // Stat implements [sandbox.FS].
 func (f *FS) Stat(ctx context.Context, req protocol.FilesExists) (protocol.FilesExistsResult, error) {
-	name, err := f.reachEntry(req.Path)
-	if err != nil {
+	reach, stat := f.reachEntry, f.root.Lstat
+	if req.Follow {
+		reach, stat = func(p string) (string, error) { return f.reach(p, reading) }, f.root.Stat
+	}
+	name, err := reach(req.Path)
+	switch {
+	case req.Follow && isFault(err, codes.PathEscape):
+		return protocol.FilesExistsResult{Path: req.Path}, nil
+	case err != nil:
 		return protocol.FilesExistsResult{}, err
 	}
 	if err := ctx.Err(); err != nil {
 		return protocol.FilesExistsResult{}, f.fault("stat", name, err)
 	}
-	info, err := f.root.Lstat(name)
+	info, err := stat(name)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), req.Follow && errors.Is(err, f.root.escape):
 		return protocol.FilesExistsResult{Path: req.Path}, nil
 	case err != nil:
 		return protocol.FilesExistsResult{}, f.fault("stat", name, err)

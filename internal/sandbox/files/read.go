@@ -9,6 +9,8 @@ import (
 	"hash"
 	"io"
 	"os"
+	"path"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -60,9 +62,11 @@ func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (pro
 	return protocol.FilesReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
 }
 
-// text returns r, or, if the file holds text in another encoding than UTF-8, the decoded text.
+// text returns r, or, if the file is a notebook, or holds text in another encoding than UTF-8, or in
+// the one that the request names, the text of that.
 func (f *FS) text(ctx context.Context, name string, req protocol.FilesRead, r protocol.FilesReadResult) (protocol.FilesReadResult, error) {
-	if req.Raw || !r.Binary || r.Image != "" || r.Bytes > isolation.MaxFileSize {
+	guessed, notebook := req.Encoding == "", strings.EqualFold(path.Ext(name), ".ipynb")
+	if req.Raw || guessed && (!r.Binary && !notebook || r.Image != "" || r.Bytes > isolation.MaxFileSize) {
 		return r, nil
 	}
 	content, _, err := f.load(ctx, name, os.O_RDONLY)
@@ -70,12 +74,21 @@ func (f *FS) text(ctx context.Context, name string, req protocol.FilesRead, r pr
 		return r, err
 	}
 	text, as, ok := decode(content)
+	if !guessed {
+		text, as, err = decodeAs(name, content, req.Encoding)
+		ok = err == nil
+	}
 	if !ok {
-		return r, nil
+		return r, err
+	}
+	cells := 0
+	if notebook, is := notebookOf(name, text); is {
+		text, cells = notebook.Text(), notebook.Cells()
 	}
 	s := newScan(req)
 	s.take(text)
 	decoded := s.result()
+	decoded.Cells = cells
 	decoded.SHA256, decoded.Bytes = digest(content), int64(len(content))
 	decoded.Encoding, decoded.BOM = as.name, as.mark != ""
 	return decoded, nil

@@ -29,8 +29,9 @@ func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, patience time
 		if s.glob, err = f.newGlob(ctx, req.Glob, true, name, req.NoIgnore); err != nil {
 			return protocol.FilesSearchResult{}, err
 		}
+		inside := s.glob.base
 		s.glob.base = ""
-		err = s.run(ctx, name, req.NoIgnore)
+		err = s.run(ctx, name, inside, req.NoIgnore)
 		if s.result.Stopped = errors.Is(err, errStopped); s.result.Stopped {
 			err = nil
 		}
@@ -48,6 +49,7 @@ type search struct {
 	room    room
 	until   time.Time // zero for no end
 	named   bool      // one file was asked for, and its faults are those of the search
+	context int       // lines around each match
 	result  protocol.FilesSearchResult
 }
 
@@ -65,7 +67,7 @@ func (f *FS) newSearch(req protocol.FilesSearch, patience time.Duration) (*searc
 	if err := canMatch(req.Pattern); err != nil {
 		return nil, err
 	}
-	s := &search{fs: f, pattern: pattern, literal: literalOf(pattern), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
+	s := &search{fs: f, pattern: pattern, literal: literalOf(pattern), returns: needsReturn(req.Pattern), room: newRoom(req.Limit), context: req.Context}
 	s.result.Matches = []protocol.Match{}
 	if patience > 0 {
 		s.until = time.Now().Add(patience)
@@ -135,8 +137,8 @@ func lowered(text []byte) []byte {
 	return lower
 }
 
-// run searches the file or directory name.
-func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
+// run searches the file or directory name. What it looks for is in the directory inside of it.
+func (s *search) run(ctx context.Context, name, inside string, noIgnore bool) error {
 	info, err := s.fs.root.Stat(name)
 	if err != nil {
 		return err
@@ -148,14 +150,14 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 		s.named = true
 		return s.file(ctx, name, path.Base(name))
 	}
-	w := walk{fs: s.fs, noIgnore: noIgnore, skip: s.skip, visit: func(ctx context.Context, at position) error {
+	w := walk{fs: s.fs, noIgnore: noIgnore, withPackages: noIgnore, named: inside, skip: s.skip, visit: func(ctx context.Context, at position) error {
 		if !at.entry.Type().IsRegular() {
 			return nil
 		}
 		return s.file(ctx, at.name, at.below)
 	}}
 	err = w.from(ctx, name)
-	s.result.Ignored = w.ignored
+	s.result.Ignored, s.result.Generated, s.result.GeneratedPaths = w.ignored, w.generated, w.generatedPaths
 	return err
 }
 
@@ -200,12 +202,14 @@ func (s *search) file(ctx context.Context, name, below string) error {
 		return nil
 	}
 	s.result.Files++
-	return s.lines(ctx, name, text)
+	return s.lines(ctx, name, cellsOf(name, text))
 }
 
 // lines searches content line by line, and skips to where a match is possible.
 func (s *search) lines(ctx context.Context, name string, content []byte) error {
 	number, literal, look := 1, []byte(s.literal.text), content
+	around := surroundings{search: s, content: content}
+	defer around.end()
 	if s.literal.folded {
 		look = lowered(content)
 	}
@@ -232,7 +236,10 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 			line = shown
 		}
 		if s.pattern.Match(line) {
-			s.found(name, number, shown)
+			around.until(len(around.content) - len(content))
+			if s.found(name, number, shown) {
+				around.match(length)
+			}
 		}
 		content, look = content[length:], look[length:]
 		number++
@@ -240,14 +247,77 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 	return nil
 }
 
-// found records a matching line.
-func (s *search) found(name string, number int, line []byte) {
+// found records a matching line, and reports whether there was room for it.
+func (s *search) found(name string, number int, line []byte) bool {
 	s.result.Total++
-	if s.room.take(len(name) + len(line)) {
+	fits := s.room.take(len(name) + len(line))
+	if fits {
 		s.result.Matches = append(s.result.Matches, protocol.Match{
 			Path: name, Line: number, Text: strings.ToValidUTF8(string(line), "\uFFFD"),
 		})
 	}
+	return fits
+}
+
+// surroundings gives the matches in one file the lines around them.
+type surroundings struct {
+	*search
+
+	content []byte
+	from    int      // where the lines begin that no match has
+	open    bool     // the last match gets the lines after from
+	before  []string // for the next match
+}
+
+// until gives away the lines that end at an offset: first to the match before them, then to the
+// match there.
+func (a *surroundings) until(offset int) {
+	if a.before = nil; a.context <= 0 {
+		return
+	}
+	lines := a.content[a.from:offset]
+	a.from = offset
+	if a.open {
+		after := &a.result.Matches[len(a.result.Matches)-1].After
+		for len(*after) < a.context && len(lines) > 0 {
+			length := lineLength(lines)
+			*after = append(*after, a.line(lines[:length]))
+			lines = lines[length:]
+		}
+	}
+	for a.open = false; len(a.before) < a.context && len(lines) > 0; {
+		start := bytes.LastIndexByte(lines[:len(lines)-1], '\n') + 1
+		a.before = append(a.before, a.line(lines[start:]))
+		lines = lines[:start]
+	}
+	slices.Reverse(a.before)
+}
+
+// match gives the lines before it to the match that was found last, whose line has so many bytes.
+func (a *surroundings) match(length int) {
+	a.result.Matches[len(a.result.Matches)-1].Before = a.before
+	a.from, a.open = a.from+length, true
+}
+
+func (a *surroundings) end() {
+	if a.open {
+		a.until(len(a.content))
+	}
+}
+
+// maxNearLine is how many bytes a line around a match has at most.
+const maxNearLine = 500
+
+// line is a line around a match, as far as there is room.
+func (a *surroundings) line(text []byte) string {
+	text = bytes.TrimRight(text, "\r\n")
+	if len(text) > maxNearLine {
+		text = text[:maxNearLine]
+	}
+	if a.room.bytes -= len(text); a.room.bytes < 0 {
+		return ""
+	}
+	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
 // over reports whether the time of the search is over.

@@ -21,15 +21,43 @@ const maxDepth = 200
 var errPrune = errors.New("not entered")
 
 // walk visits what is below a directory, in the order of paths. It follows no
-// symbolic links, and leaves out ".git" and what ignore files exclude.
+// symbolic links, and leaves out ".git", what ignore files exclude, and directories of packages and
+// caches.
 type walk struct {
-	fs       *FS
-	noIgnore bool
+	fs           *FS
+	noIgnore     bool
+	withPackages bool   // also enters directories of packages and caches
+	named        string // a path below the start: directories on the way to it are entered
 	// visit gets every entry but those left out, directories before their contents.
 	visit func(ctx context.Context, at position) error
 	// skip gets each directory that cannot be read.
-	skip    func(name string)
-	ignored int // entries excluded
+	skip           func(name string)
+	ignored        int      // entries excluded
+	generated      int      // directories of packages and caches left out
+	generatedPaths []string // the first of them
+}
+
+// generated are the names of directories whose contents programs fetch or make, and the file that
+// such a directory has if others have the name, too.
+var generated = map[string]string{ //nolint:gochecknoglobals // a constant table
+	"node_modules": "", "bower_components": "", ".venv": "", "__pycache__": "", ".mypy_cache": "", ".pytest_cache": "", ".ruff_cache": "",
+	".hypothesis": "", ".ipynb_checkpoints": "", ".tox": "", ".nox": "", ".eggs": "", ".cache": "", ".gradle": "", ".terraform": "", ".next": "", ".nuxt": "",
+	".svelte-kit": "", ".parcel-cache": "", ".turbo": "", ".angular": "", ".dart_tool": "", ".nyc_output": "", ".pnpm-store": "", ".direnv": "",
+	"venv": "pyvenv.cfg", "env": "pyvenv.cfg", "target": "CACHEDIR.TAG",
+}
+
+// isGenerated reports whether an entry of the directory at is left out because its contents are.
+func (w *walk) isGenerated(at position, entry fs.DirEntry) bool {
+	mark, listed := generated[entry.Name()]
+	below := path.Join(at.below, entry.Name())
+	if !listed || w.withPackages || !entry.IsDir() || w.named == below || strings.HasPrefix(w.named, below+"/") {
+		return false
+	}
+	if mark == "" {
+		return true
+	}
+	_, err := w.fs.root.Lstat(path.Join(at.name, entry.Name(), mark))
+	return err == nil
 }
 
 // position is where a walk stands.
@@ -107,6 +135,7 @@ func (w *walk) entries(ctx context.Context, at position) ([]fs.DirEntry, gitigno
 	if !w.noIgnore && hasIgnoreFile(entries) {
 		rules = w.fs.withIgnoreFile(ctx, rules, at.name)
 	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(walkKey(a), walkKey(b)) })
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
 		if e.Name() == ".git" {
 			return true
@@ -114,10 +143,12 @@ func (w *walk) entries(ctx context.Context, at position) ([]fs.DirEntry, gitigno
 		excluded := rules.Excludes(path.Join(at.name, e.Name()), e.IsDir())
 		if excluded {
 			w.ignored++
+		} else if w.isGenerated(at, e) {
+			w.generated++
+			w.generatedPaths, excluded = addName(w.generatedPaths, path.Join(at.name, e.Name())), true
 		}
 		return excluded
 	})
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(walkKey(a), walkKey(b)) })
 	return entries, rules, nil
 }
 
@@ -143,7 +174,7 @@ func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (pro
 		depth = defaultDepth
 	}
 	room := newRoom(req.Limit)
-	w := &walk{fs: f, noIgnore: req.NoIgnore, skip: func(string) { result.Skipped++ }}
+	w := &walk{fs: f, noIgnore: req.NoIgnore, withPackages: req.NoIgnore, skip: func(string) { result.Skipped++ }}
 	w.visit = func(ctx context.Context, at position) error {
 		result.Total++
 		entry := protocol.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
@@ -166,7 +197,7 @@ func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (pro
 		return nil
 	}
 	err := w.from(ctx, name)
-	result.Ignored = w.ignored
+	result.Ignored, result.Generated, result.GeneratedPaths = w.ignored, w.generated, w.generatedPaths
 	return result, err
 }
 

@@ -8,8 +8,10 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -26,6 +28,10 @@ func (f *FS) Write(ctx context.Context, req protocol.FilesWrite) (protocol.Files
 		if len(req.Content) > isolation.MaxFileSize {
 			return protocol.FilesWriteResult{}, protocol.Errorf(codes.TooLarge,
 				"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
+		}
+		if strings.EqualFold(path.Ext(name), ".ipynb") && change.IsNotebookText(req.Content) {
+			return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+				"%q is a notebook, which is written whole as JSON; change its cells with an edit", name)
 		}
 		result, err := f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
 		result.Path = req.Path

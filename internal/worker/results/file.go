@@ -26,17 +26,23 @@ const maxKeptFile = 64 << 20
 // be shown all that was asked for.
 func File(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
 	switch {
-	case v.Binary && !v.Raw, v.Bytes > maxKeptFile, v.Encoding != "" && !whole(v):
+	case v.Binary && !v.Raw, v.Bytes > maxKeptFile, isMade(v) && !whole(v):
 		return v
-	case v.Raw && !v.Truncated && base64.StdEncoding.EncodedLen(len(v.Content)) <= plain.MaxShown:
+	case isBytes(v) && !v.Truncated && base64.StdEncoding.EncodedLen(len(v.Content)) <= plain.MaxShown:
 		return v
-	case !v.Raw && !v.Truncated && plain.FitsFile(v.Content):
+	case !isBytes(v) && !v.Truncated && plain.FitsFile(v.Content):
 		return v
 	}
 	return Partial{Value: v, Whole: func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
 		return s.file(ctx, c, fs, v)
 	}}
 }
+
+// isBytes reports whether readers get the content as base64.
+func isBytes(v protocol.FilesReadResult) bool { return v.Raw && v.Binary }
+
+// isMade reports whether the content is text that was made of what the file has.
+func isMade(v protocol.FilesReadResult) bool { return v.Encoding != "" || v.Cells > 0 }
 
 // whole reports whether all of the text of a file was read.
 func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && !v.Truncated }
@@ -46,10 +52,10 @@ func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && 
 func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
 	kept := &protocol.Kept{Lines: v.TotalLines}
 	name := wire.KeptFile(c.SessionID, v.SHA256)
-	if v.Raw {
+	if isBytes(v) {
 		name += ".base64"
 		kept.Lines = 1
-	} else if v.Encoding != "" || v.BOM {
+	} else if isMade(v) || v.BOM {
 		name += ".text"
 	}
 	// Calls that read one file side by side store it once: of two objects with one name the first
@@ -75,10 +81,10 @@ func (s *Store) ensureFile(ctx context.Context, name string, fs sandbox.FS, v pr
 // putFile stores the content of a file, or an error when it is not any more what was read.
 func (s *Store) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	var content io.Reader = bytes.NewReader(v.Content)
-	if v.Encoding == "" && int64(len(v.Content)) != v.Bytes {
+	if !isMade(v) && int64(len(v.Content)) != v.Bytes {
 		content = &fileReader{ctx: ctx, fs: fs, file: v, digest: sha256.New()}
 	}
-	if v.Raw {
+	if isBytes(v) {
 		content = &base64Reader{raw: content}
 	}
 	_, err := s.put(ctx, name, content)

@@ -191,7 +191,7 @@ func List[V protocol.Value](all V, n, total, limit int, first func(V, int) V) (p
 	if total <= min(carried, plain.MaxListed) && len(text) <= plain.MaxShown && !cut(short) {
 		return short, nil
 	}
-	return Partial{Value: short, Whole: Text(text, &protocol.Kept{Lines: n, Truncated: n < total})}, nil
+	return Partial{Value: short, Whole: Text(text, &protocol.Kept{Lines: bytes.Count(text, []byte{'\n'}), Truncated: n < total})}, nil
 }
 
 // cut reports whether a value is a list with a line that is cut.

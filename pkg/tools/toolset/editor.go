@@ -72,7 +72,7 @@ func listFiles() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("list_files",
-			"List the files of the workspace that match a glob, one path a line, sorted.",
+			"List the files of the workspace that match a glob, one path a line, sorted. Directories of packages and caches, such as node_modules, are left out unless the pattern begins with one.",
 			`{
 				"type": "object",
 				"properties": {
@@ -87,7 +87,7 @@ func listFiles() tools.Tool {
 			if args.Pattern == "" {
 				args.Pattern = "*"
 			}
-			payload := protocol.FilesGlob{Pattern: args.Pattern, NoIgnore: true, Limit: plain.MaxListed}
+			payload := protocol.FilesGlob{Pattern: args.Pattern, NoIgnore: true, NoGenerated: true, Limit: plain.MaxListed}
 			return filePlan(scope, "", payload, protocol.Shared, protocol.Idempotent)
 		}),
 	}
@@ -98,12 +98,13 @@ func searchFiles() tools.Tool {
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("search_files",
 			"Find the lines of the workspace's files that match a regular expression. Returns path:line: text, sorted. "+
-				"What .gitignore files exclude is left out.",
+				"What .gitignore files exclude is left out, and so are directories of packages and caches, such as node_modules.",
 			`{
 				"type": "object",
 				"properties": {
 					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line."},
-					"file_pattern": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path). Default: all."}
+					"file_pattern": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path). Default: all."},
+					`+contextProperty+`
 				},
 				"required": ["pattern"],
 				"additionalProperties": false
@@ -111,9 +112,10 @@ func searchFiles() tools.Tool {
 		Plan: tools.PlanOf(func(scope tools.Scope, args struct {
 			Pattern     string `json:"pattern"`
 			FilePattern string `json:"file_pattern"`
+			Context     int    `json:"context"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			return searchPlan(scope, "", protocol.FilesSearch{Pattern: args.Pattern, Glob: args.FilePattern, Limit: plain.MaxListed})
+			return searchPlan(scope, "", protocol.FilesSearch{Pattern: args.Pattern, Glob: args.FilePattern, Limit: plain.MaxListed, Context: args.Context})
 		}),
 	}
 }

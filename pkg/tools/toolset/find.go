@@ -9,7 +9,10 @@ import (
 )
 
 // gitignoreProperty is the property of every tool that honours .gitignore files.
-const gitignoreProperty = `"gitignore": {"type": "boolean", "default": true, "description": "Leave out what .gitignore files exclude. Default: true."}`
+const gitignoreProperty = `"gitignore": {"type": "boolean", "default": true, "description": "Leave out what .gitignore files exclude, and directories of packages and caches, such as node_modules. Default: true."}`
+
+// contextProperty is the property of every tool that finds lines.
+const contextProperty = `"context": {"type": "integer", "minimum": 0, "maximum": 20, "default": 0, "description": "How many lines before and after each match to return, too, with - instead of : in them. Default: 0."}`
 
 // orTrue is an optional boolean that is true unless it is given.
 func orTrue(b *bool) bool { return b == nil || *b }
@@ -69,7 +72,7 @@ func tree() tools.Tool {
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("tree",
 			"Show a directory and what is below it as an indented tree, sorted, hidden names too: directories with a slash at the end, "+
-				"files with their size. What .gitignore files exclude is left out and counted.",
+				"files with their size. What .gitignore files exclude is left out and counted, and so are directories of packages and caches, such as node_modules.",
 			`{
 				"type": "object",
 				"properties": {
@@ -98,6 +101,7 @@ type grepArguments struct {
 	IgnoreCase bool   `json:"ignore_case"`
 	Gitignore  *bool  `json:"gitignore"`
 	Limit      int    `json:"limit"`
+	Context    int    `json:"context"`
 }
 
 func grep() tools.Tool {
@@ -113,6 +117,7 @@ func grep() tools.Tool {
 					"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
 					"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."},
 					"ignore_case": {"type": "boolean", "default": false, "description": "Take capital and small letters as equal. Default: false."},
+					`+contextProperty+`,
 					`+gitignoreProperty+`,
 					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many lines to return. Default: 500."}
 				},
@@ -122,6 +127,7 @@ func grep() tools.Tool {
 		Plan: tools.PlanOf(func(scope tools.Scope, args grepArguments) (tools.Plan, *protocol.Error) {
 			return searchPlan(scope, args.Path, protocol.FilesSearch{
 				Pattern: args.Pattern, Glob: args.Glob, IgnoreCase: args.IgnoreCase, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit),
+				Context: args.Context,
 			})
 		}),
 		Render: render.Cut(render.Search),

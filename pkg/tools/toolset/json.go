@@ -53,11 +53,11 @@ func jsonWrite() tools.Tool {
 	return tools.Tool{
 		Definition: definition("json_write",
 			"Write a JSON file, or replace one place of it: everything else in the file stays as it is, its layout too. "+
-				"The last step of the query may be a key that is not there yet, or - for the end of an array. Returns one line with size and SHA-256.",
+				"Keys of the query that are not there yet are made, as objects; - is the end of an array. Returns one line with size and SHA-256.",
 			`{
 				"type": "object",
 				"properties": {
-					"path": {"type": "string", "description": "The file, relative to the workspace; made, with its directories, when it is written as a whole."},
+					"path": {"type": "string", "description": "The file, relative to the workspace; made, with its directories, if it does not exist."},
 					"content": {"description": "The JSON value to write: an object, array, string, number, boolean or null. A string that holds a JSON object or array is taken as that."},
 					"query": {"type": "string", "description": "JSON pointer to the place, as in /scripts/test or /items/-. Default: the whole document."}
 				},

@@ -1,6 +1,8 @@
 package toolset
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -18,7 +20,7 @@ const maxShellCommand = 2048
 // openRathTools returns the tools of the toolset "openrath", sorted by name: the names, arguments
 // and texts of that system, with the plans and payloads of [Core].
 func openRathTools() []tools.Tool {
-	return worded(&tools.Format{Text: render.OpenRath, JSON: true},
+	return worded(&tools.Format{Text: render.OpenRath, JSON: true, Loose: true},
 		listWorkspaceFiles(), readWorkspaceFile(), runWorkspaceCode(), runShellCommand(), workspacePathExists(), writeWorkspaceFile())
 }
 
@@ -31,7 +33,7 @@ func runShellCommand() tools.Tool {
 			`{
 				"type": "object",
 				"properties": {
-					"cmd": {"type": "string", "minLength": 1, "description": "The command line, run by the shell."}
+					"cmd": {"type": "string", "description": "The command line, run by the shell."}
 				},
 				"required": ["cmd"],
 				"additionalProperties": false
@@ -40,7 +42,7 @@ func runShellCommand() tools.Tool {
 			Cmd string `json:"cmd"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, bashTimeout)
+			return commandPlan(scope, protocol.CommandRun{Command: cmp.Or(args.Cmd, ":")}, false, bashTimeout) // ":" does nothing, too
 		}),
 		Rules: shellCommandRules,
 	}
@@ -63,13 +65,13 @@ func readWorkspaceFile() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("read_workspace_file",
-			"Read a file of the workspace. Returns JSON: data has its text, or with encoding null the base64 of its bytes. "+
+			"Read a file of the workspace. Returns JSON: data has its text. With encoding null it has the bytes: as text if they are UTF-8, else as base64, and encoding says so. "+
 				"Of more than 12,000 characters you get the first, and truncated says how to read on.",
 			`{
 				"type": "object",
 				"properties": {
 					"path": {"type": "string", "description": "The file, relative to the workspace."},
-					"encoding": {"type": ["string", "null"], "enum": ["utf-8", null], "default": "utf-8", "description": "utf-8 for text, null for base64. Default: utf-8."}
+					"encoding": {"type": ["string", "null"], "default": "utf-8", "description": "The encoding of the text, as in latin-1, or null for the bytes. Default: utf-8; of a file that is not UTF-8 the encoding is guessed."}
 				},
 				"required": ["path"],
 				"additionalProperties": false
@@ -79,7 +81,11 @@ func readWorkspaceFile() tools.Tool {
 			Encoding json.RawMessage `json:"encoding"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			return readPlan(scope, args.Path, protocol.FilesRead{Raw: string(args.Encoding) == "null"})
+			payload := protocol.FilesRead{Raw: string(args.Encoding) == "null"}
+			if json.Unmarshal(args.Encoding, &payload.Encoding) != nil || strings.EqualFold(payload.Encoding, "utf-8") {
+				payload.Encoding = ""
+			}
+			return readPlan(scope, args.Path, payload)
 		}),
 	}
 }
@@ -140,45 +146,59 @@ func planWhole(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Er
 }
 
 func listWorkspaceFiles() tools.Tool {
-	t := list()
-	t.Definition = definition("list_workspace_files",
-		"List a directory of the workspace. Returns JSON: entries, hidden ones too, each with name, path and is_dir. At most 500; total says how many there are.",
-		`{
-			"type": "object",
-			"properties": {
-				"path": {"type": "string", "default": ".", "description": "The directory, relative to the workspace. Default: the workspace."}
-			},
-			"additionalProperties": false
-		}`)
-	return t
+	return tools.Tool{
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
+		Definition: definition("list_workspace_files",
+			"List a directory of the workspace. Returns JSON: entries, hidden ones too, each with name, path and is_dir. At most 500; total says how many there are.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The directory, relative to the workspace, which is \".\"."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args listArguments) (tools.Plan, *protocol.Error) {
+			path, err := modelpath.Path(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			return filePlan(scope, path, protocol.FilesList{Path: path, Follow: true}, protocol.Shared, protocol.Idempotent)
+		}),
+	}
 }
 
 func workspacePathExists() tools.Tool {
-	t := exists()
-	t.Definition = definition("workspace_path_exists",
-		"Ask whether there is something at a path of the workspace. Returns JSON: ok is true or false.",
-		`{
-			"type": "object",
-			"properties": {
-				"path": {"type": "string", "description": "The path, relative to the workspace."}
-			},
-			"required": ["path"],
-			"additionalProperties": false
-		}`)
-	return t
+	return tools.Tool{
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
+		Definition: definition("workspace_path_exists",
+			"Ask whether there is something at a path of the workspace. Returns JSON: ok is true or false.",
+			fileSchema),
+		Plan: tools.PlanOf(func(scope tools.Scope, args existsArguments) (tools.Plan, *protocol.Error) {
+			path, err := modelpath.Path(args.Path)
+			if err != nil { // nothing of the workspace has such a path
+				return tools.Plan{Inline: func(context.Context) (string, *protocol.Error) { return `{"ok":false}`, nil }}, nil
+			}
+			return filePlan(scope, path, protocol.FilesExists{Path: path, Follow: true}, protocol.Shared, protocol.Idempotent)
+		}),
+	}
 }
 
 func runWorkspaceCode() tools.Tool {
 	t := runCode()
+	t.Plan = tools.PlanOf(func(scope tools.Scope, args runCodeArguments) (tools.Plan, *protocol.Error) {
+		args.Timeout = min(args.Timeout, maxTimeout.Seconds())
+		return planRunCode(scope, args)
+	})
 	t.Definition = definition(t.Name,
 		"Run a program in the workspace directory. Returns JSON: stdout, stderr, and error unless it ended with exit code 0. "+
 			"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
 			"A go program is a complete main package that uses the standard library only.", `{
 		"type": "object",
 		"properties": {
-			"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},
-			"language": {"type": "string", "enum": ["python", "sh", "node", "go"], "default": "python", "description": "Default: python."},
-			"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."}
+			"code": {"type": "string", "description": "The whole text of the program."},
+			"language": {"type": "string", "default": "python", "description": "python, sh, node or go, as far as the sandbox has them. Default: python."},
+			"timeout": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "Seconds after which the program is killed, up to 3600. Default: 60."}
 		},
 		"required": ["code"],
 		"additionalProperties": false

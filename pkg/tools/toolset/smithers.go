@@ -103,19 +103,20 @@ func smithersGrep() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
 		Definition: definition("grep",
-			"Find the lines that match a regular expression, in one file or in all files below a directory that no .gitignore excludes. "+
+			"Find the lines that match a regular expression, in one file or in all files below a directory that no .gitignore excludes, without directories of packages and caches. "+
 				"Returns path:line:text, sorted, of one file line:text; nothing when there is no match.",
 			`{
 				"type": "object",
 				"properties": {
 					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line."},
-					"path": {"type": "string", "default": ".", "description": "File or directory to search, relative to the workspace. Default: the workspace."}
+					"path": {"type": "string", "default": ".", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
+					`+contextProperty+`
 				},
 				"required": ["pattern"],
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args grepArguments) (tools.Plan, *protocol.Error) {
-			plan, err := searchPlan(scope, args.Path, protocol.FilesSearch{Pattern: args.Pattern, Limit: plain.MaxListed})
+			plan, err := searchPlan(scope, args.Path, protocol.FilesSearch{Pattern: args.Pattern, Limit: plain.MaxListed, Context: args.Context})
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),

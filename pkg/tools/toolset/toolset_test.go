@@ -40,6 +40,9 @@ func TestToolsets_Plans(t *testing.T) {
 		"openrath, a text by its encoding": {"openrath", "read_workspace_file", `{"path":"a","encoding":"utf-8"}`, tools.Plan{
 			Payload: protocol.FilesRead{Path: "a"}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
+		"openrath, another encoding": {"openrath", "read_workspace_file", `{"path":"a","encoding":"latin-1","more":1}`, tools.Plan{
+			Payload: protocol.FilesRead{Path: "a", Encoding: "latin-1"}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
+		}},
 		"openrath, bytes": {"openrath", "read_workspace_file", `{"path":"a","encoding":null}`, tools.Plan{
 			Payload: protocol.FilesRead{Path: "a", Raw: true}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
@@ -47,10 +50,10 @@ func TestToolsets_Plans(t *testing.T) {
 			Payload: protocol.FilesWrite{Path: "a", Content: protocol.Bytes("x")}, Resources: exclusive("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
 		"openrath, list": {"openrath", "list_workspace_files", `{"path":"."}`, tools.Plan{
-			Payload: protocol.FilesList{}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
+			Payload: protocol.FilesList{Follow: true}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
 		"openrath, exists": {"openrath", "workspace_path_exists", `{"path":"a"}`, tools.Plan{
-			Payload: protocol.FilesExists{Path: "a"}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
+			Payload: protocol.FilesExists{Path: "a", Follow: true}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
 		"smithers, read": {"smithers", "read", `{"path":"a"}`, tools.Plan{
 			Payload: protocol.FilesRead{Path: "a", MaxBytes: 200_000}, Resources: shared("/a"), Delivery: protocol.Idempotent, Timeout: 60 * second,
@@ -82,7 +85,7 @@ func TestToolsets_Plans(t *testing.T) {
 			Payload: protocol.FilesEdit{Path: "a", Old: "x", First: true}, Resources: exclusive("/a"), Delivery: protocol.Rollback, Timeout: 30 * second,
 		}},
 		"files, list": {"files", "list_files", ``, tools.Plan{
-			Payload: protocol.FilesGlob{Pattern: "*", NoIgnore: true, Limit: 500}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
+			Payload: protocol.FilesGlob{Pattern: "*", NoIgnore: true, NoGenerated: true, Limit: 500}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
 		"files, search": {"files", "search_files", `{"pattern":"x","file_pattern":"*.go"}`, tools.Plan{
 			Payload: protocol.FilesSearch{Pattern: "x", Glob: "*.go", Limit: 500}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
@@ -116,7 +119,7 @@ func TestToolsets_Refusals(t *testing.T) {
 		"several lines":            {"openrath", "run_shell_command", map[string]any{"cmd": "a\nb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
 		"a carriage return":        {"openrath", "run_shell_command", map[string]any{"cmd": "a\rb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
 		"a long command":           {"openrath", "run_shell_command", map[string]any{"cmd": strings.Repeat("x", 2049)}, protocol.CodeInvalidArguments, "command too long"},
-		"another encoding":         {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": "latin-1"}, protocol.CodeInvalidArguments, "encoding"},
+		"another encoding":         {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": 5}, protocol.CodeInvalidArguments, "encoding"},
 		"a file":                   {"web", "web_fetch", map[string]any{"url": "file:///etc/passwd"}, protocol.CodeInvalidArguments, "must begin with http:// or https://"},
 		"a header":                 {"web", "web_fetch", map[string]any{"url": "http://a.test", "headers": map[string]any{"Cookie": "a"}}, protocol.CodeInvalidArguments, `"Cookie" cannot be sent`},
 		"a large content":          {"smithers", "write", map[string]any{"path": "a", "content": large}, codes.TooLarge, "200001 bytes; at most 200000"},

@@ -25,6 +25,8 @@ const schemaURL = "tool:///schema.json"
 
 // Schema is the compiled form of a tool's argument schema.
 type Schema struct {
+	Loose bool // properties that the schema does not have are ignored
+
 	compiled *jsonschema.Schema
 	document any    // as parsed
 	compact  string // as shown to a model

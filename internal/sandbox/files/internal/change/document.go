@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -62,18 +63,40 @@ func (d *Document) Find(steps []string) (Value, error) {
 }
 
 // Replace returns the text with value, which is JSON, in the place to which the steps lead. A
-// member of an object, or an item behind the last of an array ("-"), is added where there is none.
-// The rest stays as it is written.
+// member of an object, or an item behind the last of an array ("-"), is added where there is none,
+// and so are the objects and arrays on the way to it. The rest stays as it is written.
 func (d *Document) Replace(steps []string, value []byte) ([]byte, error) {
 	at, err := d.find(steps)
 	if err == nil {
 		return splice(d.text, at, indent(value, lineIndent(d.text, at.start), indentUnit(d.text, ""))), nil
 	}
-	parent, parentErr := d.find(steps[:len(steps)-1])
-	if parentErr != nil {
-		return nil, parentErr
+	last := len(steps) - 1
+	parent, parentErr := d.find(steps[:last])
+	for ; parentErr != nil; parent, parentErr = d.find(steps[:last]) {
+		last--
 	}
-	return d.insert(parent, steps[len(steps)-1], value, err)
+	inner, nestErr := Nest(steps[last+1:], value)
+	if nestErr != nil {
+		return nil, nestErr
+	}
+	return d.insert(parent, steps[last], inner, err)
+}
+
+// Nest returns the JSON of objects in which the steps lead to value. A step that is "-" or 0 is into
+// an array.
+func Nest(steps []string, value []byte) ([]byte, error) {
+	for _, step := range slices.Backward(steps) {
+		if step == "-" || step == "0" {
+			value = slices.Concat([]byte{'['}, value, []byte{']'})
+			continue
+		}
+		key, err := json.Marshal(step)
+		if err != nil {
+			return nil, err
+		}
+		value = slices.Concat([]byte{'{'}, key, []byte{':'}, value, []byte{'}'})
+	}
+	return value, nil
 }
 
 // Whole returns value, which is JSON, as a document that is laid out like the one before.
