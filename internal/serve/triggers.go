@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,12 +61,14 @@ func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	return err
 }
 
-// List implements [ports.Triggers].
+// List implements [ports.Triggers]. The trigger whose only turn runs has fired, although its record may
+// be there for a moment, or until another coordinator removes it.
 func (t triggers) List(ctx context.Context) ([]ports.Trigger, error) {
 	stored, err := t.store.Triggers(ctx, t.call.SessionID)
 	if err != nil {
 		return nil, err
 	}
+	stored = slices.DeleteFunc(stored, func(s *schedule.Schedule) bool { return s.Cron == "" && s.At(time.Time{}).ID == t.call.ID })
 	all := make([]ports.Trigger, len(stored))
 	for i, s := range stored {
 		turn, _ := s.Call.Payload.(wire.TurnRun)

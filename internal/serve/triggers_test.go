@@ -111,3 +111,33 @@ func TestServer_SessionsThatWakeEachOtherAreBounded(t *testing.T) {
 		require.LessOrEqual(t, number(events(session), loop.EventTurnStarted), 1+3)
 	}
 }
+
+// A coordinator is lost after it has sent the call of a trigger, and before it has removed its record:
+// the turn, which comes too early, is postponed, as no other one waits.
+func TestServer_ATriggerThatHasFiredDoesNotWait(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	js, err := jetstream.New(r.NC)
+	require.NoError(t, err)
+	schedules, err := schedule.Open(t.Context(), js, r.Name)
+	require.NoError(t, err)
+	r.serve(r.Connect(), "a", func(o *serve.Options) {
+		o.Models, o.Schedules, o.Unattended = map[string]loop.Model{"script": tireless{}}, schedules, ports.Unattended{Floor: time.Hour}
+	})
+	session := r.begin(t, "work")
+	fire := func(name string) protocol.Result {
+		s := schedule.Schedule{
+			Name: "t-" + name, KeepSession: true, Secret: "secret", Trigger: schedule.Trigger{Once: time.Now(), By: protocol.CallID(name)},
+			Call: serve.NewCall(session, wire.TurnRun{Prompt: "look", Trigger: &wire.TurnTrigger{Name: "t-" + name, By: protocol.CallID(name)}}, 0),
+		}
+		require.NoError(t, schedules.AddTrigger(t.Context(), s))
+		stored, err := schedules.Get(t.Context(), s.Name)
+		require.NoError(t, err)
+		return *r.submit(t.Context(), stored.At(stored.Once))
+	}
+	require.Nil(t, fire("one").Error)
+	result := fire("other")
+	require.Contains(t, result.Error.Message, "the turn of trigger t-other is postponed to ")
+	_, err = schedules.Get(t.Context(), "t-"+string(result.CallID))
+	require.NoError(t, err)
+}

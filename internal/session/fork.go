@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -142,8 +141,11 @@ func disown(e *loop.Event) {
 	}
 }
 
-// checkAmounts returns the first amount of an event that is negative or no number: it would reduce
-// what the session has used.
+// maxAmount is more than one event can have: sums of so large ones could overflow.
+const maxAmount = 1e12
+
+// checkAmounts returns the first amount of an event that is negative, too large or no number: it
+// would reduce what the session has used.
 func checkAmounts(e *loop.Event) error {
 	amounts := map[string]float64{"elapsed_ms": float64(e.ElapsedMS)}
 	if e.CostUSD != nil {
@@ -151,14 +153,15 @@ func checkAmounts(e *loop.Event) error {
 	}
 	if u := e.Usage; u != nil {
 		amounts["usage.input_tokens"], amounts["usage.output_tokens"] = float64(u.InputTokens), float64(u.OutputTokens)
+		amounts["usage.cached_tokens"], amounts["usage.cache_write_tokens"] = float64(u.CachedTokens), float64(u.CacheWriteTokens)
 	}
 	if s := e.Spent; s != nil {
 		amounts["spent.steps"], amounts["spent.calls"], amounts["spent.tokens"] = float64(s.Steps), float64(s.Calls), float64(s.Tokens)
 		amounts["spent.time_ms"], amounts["spent.usd"] = float64(s.TimeMS), s.USD
 	}
 	for _, field := range slices.Sorted(maps.Keys(amounts)) {
-		if n := amounts[field]; !(n >= 0) || math.IsInf(n, 1) { // which NaN is not, either
-			return fmt.Errorf("%s %v: must not be negative", field, n)
+		if n := amounts[field]; !(n >= 0 && n <= maxAmount) { // which NaN is not, either
+			return fmt.Errorf("%s %v: must be from 0 to %v", field, n, maxAmount)
 		}
 	}
 	return nil

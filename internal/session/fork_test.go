@@ -287,12 +287,14 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	for field, spoil := range map[string]func(e *loop.Event){
 		"cost_usd -1": func(e *loop.Event) { e.CostUSD = new(-1.0) }, "usage.input_tokens -2": func(e *loop.Event) { e.Usage = &protocol.Usage{InputTokens: -2} },
 		"spent.usd NaN": func(e *loop.Event) { e.Spent = &protocol.Spending{USD: math.NaN()} }, "elapsed_ms -1": func(e *loop.Event) { e.ElapsedMS = -1 },
+		"usage.output_tokens 9.223372036854776e+18": func(e *loop.Event) { e.Usage = &protocol.Usage{InputTokens: 1, OutputTokens: math.MaxInt64} },
+		"usage.cache_write_tokens -3":               func(e *loop.Event) { e.Usage = &protocol.Usage{CacheWriteTokens: -3} },
 	} {
 		events := export()
 		spoil(&events[2])
 		_, err := Import(t.Context(), j, events, "spoiled")
 		require.ErrorIs(t, err, codes.ErrInvalid)
-		require.ErrorContains(t, err, "event 3 of the export, model_reply: "+field+": must not be negative")
+		require.ErrorContains(t, err, "event 3 of the export, model_reply: "+field+": must be from 0 to 1e+12")
 	}
 }
 
