@@ -46,6 +46,25 @@ func bad() map[string]int {
 	}
 }
 
+// stdio serves a client that speaks by hand. What it returns sends a message, and decodes the answer.
+func stdio(t *testing.T, s *mcpserver.Server) func(message string, answer any) {
+	t.Helper()
+	in, toServer := io.Pipe()
+	fromServer, out := io.Pipe()
+	run(t, s, mcpserver.Stdio(in, out))
+	t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
+	lines := bufio.NewReader(fromServer)
+	return func(message string, answer any) {
+		t.Helper()
+		late := time.AfterFunc(5*time.Minute, func() { _ = out.CloseWithError(context.DeadlineExceeded) })
+		defer late.Stop()
+		go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err, "%.60s", message)
+		require.NoError(t, json.Unmarshal([]byte(line), answer), line)
+	}
+}
+
 // TestStdio_AnswersWhatIsNoMessage and reads on after it.
 func TestStdio_AnswersWhatIsNoMessage(t *testing.T) {
 	t.Parallel()
@@ -57,19 +76,10 @@ func TestStdio_AnswersWhatIsNoMessage(t *testing.T) {
 	for message, code := range messages {
 		t.Run(message[:min(len(message), 60)], func(t *testing.T) {
 			t.Parallel()
-			in, toServer := io.Pipe()
-			fromServer, out := io.Pipe()
-			run(t, s, mcpserver.Stdio(in, out))
-			t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
-			late := time.AfterFunc(time.Minute, func() { _ = fromServer.CloseWithError(context.DeadlineExceeded) })
-			t.Cleanup(func() { late.Stop() })
-			lines := bufio.NewReader(fromServer)
+			say := stdio(t, s)
 			asks := func(message string) (got said) {
 				t.Helper()
-				go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
-				line, err := lines.ReadString('\n')
-				require.NoError(t, err)
-				require.NoError(t, json.Unmarshal([]byte(line), &got), line)
+				say(message, &got)
 				return got
 			}
 			require.Equal(t, "2025-11-25", asks(fmt.Sprintf(hello, "1999-01-01")).Result.ProtocolVersion, "which the client may refuse")
@@ -96,22 +106,13 @@ func TestStdio_RefusesUnderTheIDThatWasSent(t *testing.T) {
 	s, _ := open(t, shared)
 	messages := refusedIDs()
 	messages[`{"params":{"x":["`+strings.Repeat(`\"],{`, mcpserver.MaxBody/4)+`"]}, "method" : "tools/call" , "id" : 9 , "jsonrpc":"2.0"}`] = [2]string{"9", "more than"}
-	in, toServer := io.Pipe()
-	fromServer, out := io.Pipe()
-	run(t, s, mcpserver.Stdio(in, out))
-	t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
-	late := time.AfterFunc(time.Minute, func() { _ = fromServer.CloseWithError(context.DeadlineExceeded) })
-	t.Cleanup(func() { late.Stop() })
-	lines := bufio.NewReader(fromServer)
+	say := stdio(t, s)
 	for message, want := range messages {
-		go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
-		line, err := lines.ReadString('\n')
-		require.NoError(t, err)
 		var got struct {
 			ID    json.RawMessage
 			Error struct{ Message string }
 		}
-		require.NoError(t, json.Unmarshal([]byte(line), &got), line)
+		say(message, &got)
 		require.Equal(t, want[0], string(got.ID), "%.60s", message)
 		require.Contains(t, got.Error.Message, want[1])
 	}
@@ -150,20 +151,7 @@ func TestCall_NullIsNoArguments(t *testing.T) {
 func TestStdio_Batches(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t, shared)
-	in, toServer := io.Pipe()
-	fromServer, out := io.Pipe()
-	run(t, s, mcpserver.Stdio(in, out))
-	t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
-	late := time.AfterFunc(time.Minute, func() { _ = fromServer.CloseWithError(context.DeadlineExceeded) })
-	t.Cleanup(func() { late.Stop() })
-	lines := bufio.NewReader(fromServer)
-	asks := func(message string, answer any) {
-		t.Helper()
-		go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
-		line, err := lines.ReadString('\n')
-		require.NoError(t, err)
-		require.NoError(t, json.Unmarshal([]byte(line), answer), line)
-	}
+	asks := stdio(t, s)
 	var got said
 	asks(fmt.Sprintf(hello, "2025-03-26"), &got)
 	require.Equal(t, "2025-03-26", got.Result.ProtocolVersion)

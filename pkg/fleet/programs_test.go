@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,7 +85,7 @@ type operation struct {
 const (
 	programStreams = 4
 	// endWithin is far longer than the calls of a program take, with every worker that is killed.
-	endWithin = 2 * time.Minute
+	endWithin = 4 * time.Minute
 )
 
 func (o *operation) sandbox(program int) string {
@@ -127,13 +130,17 @@ func TestStream_RandomProgramsAgreeWithTheirModel(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, clients[i].Close()) })
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	killed := make(chan int)
-	go func() { killed <- killStepWorkers(ctx, t, url) }()
+	var killed atomic.Int64
+	var killer sync.WaitGroup
+	killer.Go(func() { killStepWorkers(ctx, t, url, &killed) })
 	group, running := errgroup.WithContext(ctx)
 	const together = 24
 	group.SetLimit(together)
 	dir, calls := t.TempDir(), 0
 	for i := range *programs {
+		for running.Err() == nil && killed.Load() < int64(min(i/3, 5)) { // on each machine some run while workers are killed
+			time.Sleep(time.Millisecond)
+		}
 		program := randomProgram(uint64(i))
 		calls += len(program)
 		group.Go(func() error {
@@ -146,39 +153,66 @@ func TestStream_RandomProgramsAgreeWithTheirModel(t *testing.T) {
 	}
 	err := group.Wait()
 	stop()
-	t.Logf("%d programs, %d calls, %d workers killed", *programs, calls, <-killed)
+	killer.Wait()
+	t.Logf("%d programs, %d calls, %d workers killed", *programs, calls, killed.Load())
 	require.NoError(t, err)
 }
 
-// killStepWorkers keeps three workers running and kills one of them again and again until ctx ends.
-// It returns how many it killed.
-func killStepWorkers(ctx context.Context, t *testing.T, url string) (killed int) {
+// announced is closed when a process has written that it takes calls.
+type announced struct {
+	log   []byte
+	takes chan struct{}
+}
+
+func (a *announced) Write(p []byte) (int, error) {
+	if a.log != nil {
+		if a.log = append(a.log, p...); bytes.Contains(a.log, []byte(" takes calls of pool ")) {
+			a.log = nil
+			close(a.takes)
+		}
+	}
+	return len(p), nil
+}
+
+// killStepWorkers keeps three workers running and kills one of them again and again until ctx ends,
+// each time one that takes calls.
+func killStepWorkers(ctx context.Context, t *testing.T, url string, killed *atomic.Int64) {
 	t.Helper()
-	start := func(n int) *exec.Cmd {
+	type process struct {
+		*exec.Cmd
+
+		takes <-chan struct{}
+	}
+	start := func(n int) process {
 		cmd := exec.Command(os.Args[0], "--nats", url, "--lease", "1s", "--name", fmt.Sprint("w", n), "--sandbox", "none", "--slots", "16") //nolint:noctx // killed below
 		cmd.Env = append(os.Environ(), stepWorkerVariable+"=1")
+		log := &announced{log: []byte{}, takes: make(chan struct{})}
+		cmd.Stderr = log
 		if err := cmd.Start(); err != nil {
 			t.Errorf("start worker: %v", err)
 		}
-		return cmd
+		return process{cmd, log.takes}
 	}
-	end := func(cmd *exec.Cmd) {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it says that it was killed
+	workers := []process{start(0), start(1), start(2)}
+	end := func(i int) {
+		_ = workers[i].Process.Kill()
+		_ = workers[i].Wait() // it says that it was killed
 	}
-	workers := []*exec.Cmd{start(0), start(1), start(2)}
-	for ; ; killed++ {
+	for ctx.Err() == nil {
+		i := rand.IntN(len(workers))
+		select {
+		case <-workers[i].takes:
+		case <-ctx.Done():
+		}
 		select {
 		case <-time.After(200*time.Millisecond + rand.N(300*time.Millisecond)):
+			end(i)
+			workers[i] = start(int(killed.Add(1)) + len(workers))
 		case <-ctx.Done():
-			for _, cmd := range workers {
-				end(cmd)
-			}
-			return killed
 		}
-		i := rand.IntN(len(workers))
-		end(workers[i])
-		workers[i] = start(killed + len(workers))
+	}
+	for i := range workers {
+		end(i)
 	}
 }
 
