@@ -48,12 +48,18 @@ func TestLanes_SeeAndChange(t *testing.T) {
 		list, err := lanes.List(t.Context(), 0)
 		return err == nil && len(list.Lanes) == 1 && list.Lanes[0].Waiting == 1 && list.Lanes[0].Running[0].CallID == "first"
 	}, time.Minute, time.Millisecond)
-	confirmed, err := lanes.Pause(t.Context(), "account/a")
-	require.NoError(t, err)
-	require.True(t, confirmed)
-	killed, err := lanes.CancelRunning(t.Context(), "account/a")
-	require.NoError(t, err)
-	require.Len(t, killed, 1)
+	eventually := func(so func() (bool, error)) { // a holder that is very busy may not answer in time
+		t.Helper()
+		require.Eventually(t, func() bool {
+			ok, err := so()
+			return ok && err == nil
+		}, time.Minute, time.Millisecond)
+	}
+	eventually(func() (bool, error) { return lanes.Pause(t.Context(), "account/a") })
+	eventually(func() (bool, error) {
+		killed, err := lanes.CancelRunning(t.Context(), "account/a")
+		return len(killed) == 1, err
+	})
 	require.Equal(t, protocol.StatusCancelled, <-results)
 	_, err = lanes.CancelRunning(t.Context(), "account/a")
 	require.ErrorIs(t, err, fleet.ErrNotFound)
@@ -69,9 +75,10 @@ func TestLanes_SeeAndChange(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, paused)
 
-	workers, err = client.Workers(t.Context(), "", 100*time.Millisecond)
-	require.NoError(t, err)
-	require.Len(t, workers, 1)
+	eventually(func() (bool, error) {
+		workers, err = client.Workers(t.Context(), "", 100*time.Millisecond)
+		return len(workers) == 1, err
+	})
 	require.Contains(t, workers[0].WorkerID, "seen-")
 	require.Equal(t, []protocol.Kind{"wait"}, workers[0].Kinds)
 	unmet, err := lanes.Unmet(t.Context())
