@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -63,7 +66,7 @@ func (c *limitsCommand) verbs() map[string]command {
 			return act(ctx, p, client.Limits())
 		}}
 	}
-	return map[string]command{"set": verb(c.checkSet, c.set), "ls": verb(nil, c.list), "rm": verb(c.checkRemove, c.remove)}
+	return map[string]command{"set": fleetVerb{&c.ExistingFleet, c.Timeout, c.checkSet, c.set}, "ls": verb(nil, c.list), "rm": verb(c.checkRemove, c.remove)}
 }
 
 // given is the limit that limits set stores.
@@ -92,8 +95,28 @@ func (c *limitsCommand) checkRemove() error {
 	return cli.Usagef("limits rm: needs a lane, such as 'account/*', --tenant or --pool")
 }
 
-func (c *limitsCommand) set(ctx context.Context, _ program, all fleet.Limits) error {
-	return all.Set(ctx, c.given())
+func (c *limitsCommand) set(ctx context.Context, p program, client *fleet.Client) error {
+	if err := client.Limits().Set(ctx, c.given()); err != nil || c.Set.Pool == "" {
+		return err
+	}
+	pools, err := client.Pools(ctx)
+	if err == nil && !slices.Contains(pools, protocol.Pool(c.Set.Pool)) {
+		p.warn(unknownPool(c.Set.Pool, pools))
+	}
+	return nil // without the rights to list pools there is no warning
+}
+
+// unknownPool is the warning about the limit of a pool that no worker has served yet.
+func unknownPool(pool string, pools []protocol.Pool) string {
+	names := make([]string, len(pools))
+	for i := range pools {
+		names[i] = string(pools[i])
+	}
+	text := fmt.Sprintf("--pool %s: the limit is set, but no worker has served this pool yet; the fleet's pools: %s", pool, cmp.Or(strings.Join(names, ", "), "none"))
+	if nearest, is := prose.Nearest(pool, names); is {
+		text += fmt.Sprintf("; did you mean %s? limits rm --pool %s removes this limit", nearest, pool)
+	}
+	return text
 }
 
 func (c *limitsCommand) remove(ctx context.Context, _ program, all fleet.Limits) error {

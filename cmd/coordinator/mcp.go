@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -73,7 +74,7 @@ func (f taskFlag) badTaskAfter() error {
 func (f taskFlag) options(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox) (_ mcpserver.Options, changed environment.Changes, err error) {
 	fl := env.Fleet
 	o := mcpserver.Options{
-		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal},
+		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Ended: removed(fl)},
 		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger(),
 	}
 	if f.McpPatience == 0 {
@@ -83,6 +84,14 @@ func (f taskFlag) options(ctx context.Context, p program, env *environment.Envir
 	o.ToolsChanged = changed.Notify
 	o.Key, err = fl.Secret(ctx)
 	return o, changed, err
+}
+
+// removed removes sessions that nothing uses.
+func removed(fl *fleet.Fleet) func(context.Context, protocol.SessionID) error {
+	return func(ctx context.Context, id protocol.SessionID) error {
+		_, err := session.Remove(ctx, fl, id, session.Options{})
+		return err
+	}
 }
 
 // unixPrefix begins the address of a Unix socket.

@@ -28,7 +28,10 @@ type scheduleCommand struct {
 		Name   string   `arg:"" help:"Name of the schedule: letters, digits, - and _."`
 		Starts []string `arg:"" passthrough:"" name:"submit|call ..." help:"What starts, as a command line of coordinator submit or coordinator call after --."`
 	} `cmd:"" help:"Add a schedule. Each time starts a new session, or a turn of the session that submit --session names, or a tool call."`
-	Ls     struct{} `cmd:"" help:"List schedules, with their last and next times, and how the last turn or call ended."`
+	Ls struct {
+		Limit int    `default:"100" help:"Maximum number of schedules to print."`
+		After string `placeholder:"NAME" help:"Print the schedules whose names come after this one."`
+	} `cmd:"" help:"List schedules, with their last and next times, and how the last turn or call ended."`
 	Result struct {
 		Time time.Time `placeholder:"TIME" help:"Time at which it was due, such as 2026-12-01T07:00:00+01:00. Default: the last one."`
 		Name string    `arg:"" help:"Name of the schedule."`
@@ -50,7 +53,10 @@ func (c *scheduleCommand) verbs() map[string]command {
 		}}
 	}
 	return map[string]command{
-		"add": verb(c.add), "ls": verb(c.list), "pause": verb(c.pause), "resume": verb(c.resume), "rm": verb(c.remove),
+		"add": verb(c.add), "pause": verb(c.pause), "resume": verb(c.resume), "rm": verb(c.remove),
+		"ls": fleetVerb{&c.ExistingFleet, c.Timeout, c.checkList, func(ctx context.Context, p program, client *fleet.Client) error {
+			return c.list(ctx, p, client.Schedules())
+		}},
 		"result": fleetVerb{&c.ExistingFleet, c.Timeout, nil, c.result},
 	}
 }
@@ -199,9 +205,20 @@ func (c *scheduleCommand) result(ctx context.Context, p program, client *fleet.C
 	return output.print(p)
 }
 
+func (c *scheduleCommand) checkList() error {
+	if c.Ls.Limit < 1 {
+		return cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
+	}
+	return nil
+}
+
 func (c *scheduleCommand) list(ctx context.Context, p program, all fleet.Schedules) error {
-	list, err := all.List(ctx)
-	return errors.Join(c.print(p, list...), err)
+	list, leftOut, err := all.Page(ctx, c.Ls.After, c.Ls.Limit)
+	err = errors.Join(c.print(p, list...), err)
+	if leftOut > 0 && len(list) > 0 {
+		_, _ = fmt.Fprintf(p.Stderr, "%d more schedules are not printed (--after %s)\n", leftOut, list[len(list)-1].Name)
+	}
+	return err
 }
 
 func (c *scheduleCommand) pause(ctx context.Context, p program, all fleet.Schedules) error {

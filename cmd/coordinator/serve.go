@@ -29,6 +29,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -91,11 +92,15 @@ func (f *alone) unattended(options serve.Options) (bounds ports.Unattended, err 
 
 // setupFlags are about what the coordinator makes in its fleet.
 type setupFlags struct {
-	Lease    time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
-	Pools    []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
-	CallKeys string        `placeholder:"FILE" brief:"Public keys of those who may ask for turns; others are rejected." help:"Public keys (PEM, Ed25519) of those who may ask for turns, as of worker --call-keys; turns that neither they nor this coordinator's key (--sign-key) have signed are rejected, and schedules that this key has not signed do not start. Default: with a key, others' turns run for the default tenant only; without, all run."`
-	Limits   string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
+	Lease        time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
+	Pools        []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
+	CallKeys     string        `placeholder:"FILE" brief:"Public keys of those who may ask for turns; others are rejected." help:"Public keys (PEM, Ed25519) of those who may ask for turns, as of worker --call-keys; turns that neither they nor this coordinator's key (--sign-key) have signed are rejected, and schedules that this key has not signed do not start. Default: with a key, others' turns run for the default tenant only; without, all run."`
+	WorkspaceAge time.Duration `default:"720h" help:"Age after which a sandbox is removed with all that is stored of it, if only calls without a model used it (call --session, Go programs, MCP clients); 0 means never."`
+	Limits       string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
+
+// minWorkspaceAge is more than a client waits between two calls.
+const minWorkspaceAge = time.Hour
 
 // clientFlags are about agents that bring their own model.
 type clientFlags struct {
@@ -291,8 +296,18 @@ func startIn(fl *fleet.Fleet) func(context.Context, *protocol.Call) error {
 	}
 }
 
-// sweep removes contents of workspaces that no workspace needs, until ctx ends.
+// sweep removes contents of workspaces that no workspace needs, and what clients have not used for
+// --workspace-age, until ctx ends.
 func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *sync.WaitGroup) error {
+	unused := session.Sweeper{Fleet: fl, Stores: map[*fleet.Fleet]*workspace.Store{}, Age: c.WorkspaceAge}
+	keep := func(what string, sweep func(context.Context) (int, error)) {
+		background.Go(func() {
+			workspace.KeepSwept(ctx, func(ctx context.Context) error {
+				_, err := sweep(ctx)
+				return err
+			}, func(err error) { fl.Logger().WarnContext(ctx, what+" are not removed", slog.Any("error", err)) })
+		})
+	}
 	for _, part := range fl.Parts() {
 		bodies := ""
 		if part == fl.At(protocol.DefaultPool) { // it has the sandboxes of sessions
@@ -305,11 +320,11 @@ func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *s
 		if err != nil {
 			return err
 		}
-		background.Go(func() {
-			workspaces.KeepSwept(ctx, func(err error) {
-				fl.Logger().WarnContext(ctx, "unused contents of workspaces are not removed", slog.Any("error", err))
-			})
-		})
+		unused.Stores[part] = workspaces
+		keep("unused contents of workspaces", func(ctx context.Context) (int, error) { return workspaces.Sweep(ctx, workspace.SweepAge) })
+	}
+	if c.WorkspaceAge > 0 {
+		keep("old workspaces of clients", unused.Sweep)
 	}
 	return nil
 }
@@ -398,6 +413,8 @@ func (c *serveCommand) check() error {
 		return cli.Usagef("--max-tokens %d: must not be negative", c.MaxTokens)
 	case c.Lease != 0 && (c.Lease < cli.MinLease || c.Lease > natsio.MaxAckWait):
 		return cli.Usagef("--lease %s: must be 0 or %s to %s", c.Lease, cli.MinLease, natsio.MaxAckWait)
+	case c.WorkspaceAge != 0 && c.WorkspaceAge < minWorkspaceAge:
+		return cli.Usagef("--workspace-age %s: must be at least %s; 0 removes nothing", c.WorkspaceAge, minWorkspaceAge)
 	case c.Drain < 0:
 		return cli.Usagef("--drain %s: must not be negative", c.Drain)
 	}

@@ -201,8 +201,12 @@ func printSessions(w io.Writer, list []report.Session) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "PROMPT\tSTATE\tCHANGED\tWHO\tTURNS\tSTEPS\tCALLS\tSESSION") // Flush tells of errors
 	eachBelow(list, func(s *report.Session, depth int) {
+		who := s.By
+		if s.State == report.StateWorkspaceOnly {
+			who = string(s.Tenant)
+		}
 		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth), orDash(promptOf(s.Prompt, 40)), cmp.Or(s.State, "-"), ago(s.UpdatedAt),
-			orDash(printableName(s.By)), s.Turns, s.Steps, s.ToolCalls, s.SessionID)
+			orDash(printableName(who)), s.Turns, s.Steps, s.ToolCalls, printableName(string(s.SessionID)))
 	})
 	return table.Flush()
 }
@@ -237,6 +241,9 @@ func printSession(w io.Writer, s *report.Session) error {
 	line("state", cmp.Or(s.State, "-"))
 	if s.Parent != "" {
 		line("parent", string(s.Parent))
+	}
+	if s.Tenant != "" {
+		line("tenant", string(s.Tenant))
 	}
 	for _, wait := range s.Waits {
 		line("waits", printableName(wait))

@@ -12,7 +12,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/session"
-	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -208,7 +207,7 @@ func (f *TemplateFlag) begin(ctx context.Context, fl *fleet.Fleet, id protocol.S
 	}
 	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name, fl.Bodies)
 	if err == nil {
-		err = store.FromTemplate(ctx, f.Template, wire.HashLane(protocol.SandboxKey(string(id)).Lane()))
+		err = store.FromTemplate(ctx, f.Template, protocol.SandboxKey(string(id)).Lane())
 	}
 	if err != nil && !errors.Is(err, workspace.ErrExists) {
 		return fmt.Errorf("--template %s: %w", f.Template, err)

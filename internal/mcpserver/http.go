@@ -28,7 +28,8 @@ const MaxBody = 8 << 20
 // firstStateless is the first version of the protocol without sessions.
 const firstStateless = "2026-07-28"
 
-// idleSession is how long a silent session of the protocol is kept; its sandbox stays.
+// idleSession is how long a silent session of the protocol is kept. Its sandbox stays, until the
+// client ends the session or the sandbox is old.
 const idleSession = time.Hour
 
 // Token lets a client in as a principal. Clients of one name and tenant share their keys.
@@ -127,7 +128,7 @@ func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	stateless := mcp.NewStreamableHTTPHandler(server, &mcp.StreamableHTTPOptions{
 		Stateless: true, MaxRequestBodyBytes: MaxBody, PropagateRequestCancellation: true, Logger: s.options.Logger,
 	})
-	opened := &openSessions{handler: sessions, of: map[string]map[string]*openSession{}}
+	opened := &openSessions{handler: sessions, ended: s.ended, of: map[string]map[string]*openSession{}}
 	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set(keyHeader, r.PathValue("key"))
 		if r.Header.Get("MCP-Protocol-Version") >= firstStateless {

@@ -67,6 +67,9 @@ type Fleet struct {
 	Dispatcher Dispatcher
 	// Journal gets the calls, as turns of their sessions; nil journals none.
 	Journal loop.Journal
+	// Ended is called when a client over HTTP ends its session of the protocol, whose id is that of
+	// the sandbox that only it used: it removes the session. nil leaves it.
+	Ended func(ctx context.Context, session protocol.SessionID) error
 	// Lasting says that the fleet outlasts this server: see [Server.Close].
 	Lasting bool
 }

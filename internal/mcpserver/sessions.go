@@ -1,8 +1,10 @@
 package mcpserver
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -26,6 +28,7 @@ const sessionHeader = "Mcp-Session-Id"
 // [idleSession].
 type openSessions struct {
 	handler http.Handler
+	ended   func(ctx context.Context, id string) // is called when a client ends its session
 
 	mu sync.Mutex
 	of map[string]map[string]*openSession // by the principal, and the id
@@ -49,6 +52,9 @@ func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodDelete {
 		o.mu.Lock()
 		defer o.mu.Unlock()
+		if o.of[owner][id] != nil {
+			o.ended(r.Context(), id)
+		}
 		delete(o.of[owner], id)
 	}
 }
@@ -120,6 +126,25 @@ func (o *openSessions) makeRoom(r *http.Request, owner, place string) bool {
 		o.handler.ServeHTTP(httptest.NewRecorder(), end)
 	}
 	return !full || oldest != ""
+}
+
+// endTimeout bounds the removal of what a session of the protocol used.
+const endTimeout = 10 * time.Second
+
+// ended removes what only a session of the protocol used, which its client has ended. What cannot
+// be removed now, such as the results of calls that continue without their client, stays.
+func (s *Server) ended(ctx context.Context, id string) {
+	session, err := protocol.ParseSessionID(id)
+	if err != nil || s.options.Ended == nil || s.options.Session != "" {
+		return
+	}
+	s.following.all.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		if err := s.options.Ended(ctx, session); err != nil {
+			s.options.Logger.InfoContext(ctx, "session of a client that has ended it stays", slog.String("session", id), slog.Any("error", err))
+		}
+	})
 }
 
 // keyHeader carries the key of the URL from [Server.Handler] to the calls of a request.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -48,6 +50,25 @@ func MakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet,
 		}
 	}
 	return nil
+}
+
+// Pools lists the pools of a server that a worker has served, or that were made, sorted.
+func Pools(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (pools []protocol.Pool, err error) {
+	stream, err := js.Stream(ctx, wire.CallsStream(fleet))
+	if err != nil {
+		return nil, fmt.Errorf("list pools: %w", err)
+	}
+	names := stream.ConsumerNames(ctx)
+	for name := range names.Name() {
+		if pool, is := strings.CutPrefix(name, wire.ReadyConsumer("")); is {
+			pools = append(pools, protocol.Pool(pool))
+		}
+	}
+	if err := names.Err(); err != nil {
+		return nil, fmt.Errorf("list pools: %w", err)
+	}
+	slices.Sort(pools)
+	return pools, nil
 }
 
 // EnsurePool makes or checks the consumer that hands out a pool's ready lanes, and returns it with

@@ -99,6 +99,12 @@ func WorkspaceRights(fleet protocol.Fleet) Rights {
 	}}
 }
 
+// WorkspaceListRights allow listing the workspaces of a pool's sandboxes.
+func WorkspaceListRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	stream := wire.WorkspacesStream(fleet)
+	return Rights{Pool: pool, Publish: []string{"$JS.API.STREAM.MSG.GET." + stream, "$JS.API.CONSUMER.CREATE." + stream + "." + probed}}
+}
+
 // UploadRights allow uploading a directory: adding contents, without writing a journal.
 func UploadRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed)}}
@@ -114,6 +120,11 @@ func ScheduleRights(fleet protocol.Fleet) Rights {
 func LimitRights(fleet protocol.Fleet) Rights {
 	bucket := wire.LimitsBucket(fleet)
 	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
+}
+
+// PoolsRights allow listing the pools of a server.
+func PoolsRights(fleet protocol.Fleet) Rights {
+	return Rights{Publish: []string{"$JS.API.CONSUMER.NAMES." + wire.CallsStream(fleet)}}
 }
 
 // WorkersRights allow listing the workers of a pool.

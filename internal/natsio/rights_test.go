@@ -32,9 +32,10 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), slices.Concat(
 				natsio.SessionRights(tf), natsio.JournalRights(tf), natsio.ApprovalRights(tf, "default"), natsio.RemoveRights(tf), []natsio.Rights{
 					natsio.CallRights(tf, "default"), natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.WorkersRights(tf, "default"),
+					natsio.WorkspaceListRights(tf, "default"), natsio.PoolsRights(tf),
 				},
 			)...))
-			for _, name := range []string{wire.SessionsStream(tf), natsio.ObjectStream(wire.KeptBucket(tf)), natsio.ObjectStream(wire.BlobsBucket(tf))} {
+			for _, name := range []string{wire.SessionsStream(tf), wire.WorkspacesStream(tf), natsio.ObjectStream(wire.KeptBucket(tf)), natsio.ObjectStream(wire.BlobsBucket(tf))} {
 				stream, err := js.Stream(t.Context(), name)
 				require.NoError(t, err)
 				require.Zero(t, stream.CachedInfo().State.Consumers, name)

@@ -484,14 +484,44 @@ func (st *Store) checkSigned(s *Schedule) error {
 // List returns all schedules, sorted by name. Records that cannot be read are in the error, beside
 // the others.
 func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
-	prefix := "$KV." + st.bucket.Bucket() + "."
+	return st.read(ctx, st.subject(">"))
+}
+
+// Page is List for the first schedules whose names come after one, at most limit of them; leftOut is
+// how many more come after these.
+func (st *Store) Page(ctx context.Context, after string, limit int) (list []*Schedule, leftOut int, err error) {
+	there := map[string]bool{}
+	err = natsio.EachLast(ctx, st.stream, []string{st.subject(">")}, true, func(msg jetstream.Msg) error {
+		name := strings.TrimPrefix(msg.Subject(), st.subject(""))
+		there[name] = name > after && msg.Headers().Get("KV-Operation") == "" // else it was removed
+		return nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	maps.DeleteFunc(there, func(_ string, in bool) bool { return !in })
+	names := slices.Sorted(maps.Keys(there))
+	leftOut = max(len(names)-limit, 0)
+	names = names[:len(names)-leftOut]
+	for i, name := range names {
+		names[i] = st.subject(name)
+	}
+	list, err = st.read(ctx, names...)
+	return list, leftOut, err
+}
+
+// subject is that of the record of a schedule.
+func (st *Store) subject(name string) string { return "$KV." + st.bucket.Bucket() + "." + name }
+
+// read reads schedules by their subjects, which may have wildcards.
+func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, error) {
 	found, failures := map[string]*Schedule{}, map[string]error{}
-	err := natsio.EachLast(ctx, st.stream, []string{prefix + ">"}, false, func(msg jetstream.Msg) error {
+	err := natsio.EachLast(ctx, st.stream, subjects, false, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err != nil {
 			return err
 		}
-		name := strings.TrimPrefix(msg.Subject(), prefix)
+		name := strings.TrimPrefix(msg.Subject(), st.subject(""))
 		delete(found, name) // one that changes meanwhile comes twice
 		delete(failures, name)
 		if msg.Headers().Get("KV-Operation") != "" { // it was removed

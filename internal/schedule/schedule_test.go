@@ -123,6 +123,26 @@ func TestStore_AddListPauseRemove(t *testing.T) {
 	}
 }
 
+// TestStore_ListsPages: a page reads the records that it has.
+func TestStore_ListsPages(t *testing.T) {
+	t.Parallel()
+	store, _ := open(t)
+	for _, name := range []string{"c", "a", "e", "b", "gone", "d"} {
+		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@daily", Call: turn(protocol.NewSessionID())})
+		require.NoError(t, err)
+	}
+	require.NoError(t, store.Remove(t.Context(), "gone"))
+	for after, want := range map[string]string{"": "ab+3", "b": "cd+1", "d": "e+0", "bb": "cd+1", "e": "+0", "z": "+0"} {
+		list, leftOut, err := store.Page(t.Context(), after, 2)
+		require.NoError(t, err)
+		got := ""
+		for _, s := range list {
+			got += s.Name
+		}
+		require.Equal(t, want, fmt.Sprintf("%s+%d", got, leftOut), after)
+	}
+}
+
 // TestNext_ClockChanges: a fixed local time starts once a day, also on a day on which clocks change.
 func TestNext_ClockChanges(t *testing.T) {
 	t.Parallel()

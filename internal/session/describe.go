@@ -32,6 +32,7 @@ type folded struct {
 
 	wrote    map[protocol.CallID]string // arguments of calls without result
 	costless bool                       // the price of a reply is unknown
+	worked   bool                       // it has a turn that no client of another interface made, or is a fork
 	last     uint64                     // sequence of the last message
 	invalid  bool                       // a message cannot be read
 }
@@ -78,11 +79,12 @@ func (i *folded) apply(e *loop.Event) {
 		i.State = report.StateWaitsForApproval
 		i.Approval = &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
 	case loop.EventSessionStarted:
-		i.Model, i.Workspace = e.Model, e.Workspace
+		i.Model, i.Workspace, i.Tenant = e.Model, e.Workspace, e.Tenant
 		if e.Parent != nil {
 			i.Parent = e.Parent.SessionID
 		}
 	case loop.EventTurnStarted:
+		i.worked = i.worked || e.Interface == ""
 		if i.Turns, i.State = i.Turns+1, report.StateOpen; i.Turns == 1 {
 			i.Prompt, i.By = e.Input, e.By
 		}
@@ -98,7 +100,7 @@ func (i *folded) apply(e *loop.Event) {
 		i.spend(e)
 	case loop.EventSessionForked: // what its origin used is the origin's
 		i.Usage, i.CostUSD, i.costless = protocol.Usage{}, nil, false
-		i.State, i.Parent = report.StateForked, e.From
+		i.State, i.Parent, i.worked = report.StateForked, e.From, true
 	case loop.EventTurnEnded:
 		i.State = e.Status
 		if last >= 0 {
@@ -158,9 +160,16 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
-	info, err := r.journal(ctx, id)
+	var info *report.Session
+	read, err := r.journal(ctx, id)
+	if err == nil {
+		info = read.described()
+	}
 	if errors.Is(err, ErrNone) {
 		info, err = accepted(id, turn)
+	}
+	if errors.Is(err, ErrNone) && r.Workspaces {
+		info, err = r.onlyWorkspace(ctx, id, sandboxHash(id))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
@@ -178,7 +187,7 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 }
 
 // journal reads the journal.
-func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
+func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*folded, error) {
 	info := &folded{Session: report.Session{SessionID: id}}
 	for next := uint64(1); ; next = info.last + 1 {
 		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, id)))
@@ -186,7 +195,7 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*report.Se
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
 			return nil, ErrNone
 		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return info.described(), nil
+			return info, nil
 		case err != nil:
 			return nil, fmt.Errorf("read the journal: %w", err)
 		}
@@ -197,11 +206,11 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*report.Se
 // journals reads the journals of many sessions, which come in few answers. One that the server does
 // not have up to its last message is read by itself. Sessions that were removed meanwhile are left
 // out.
-func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.SessionID]*report.Session, error) {
+func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.SessionID]*folded, error) {
 	var subjects []string
 	all := make(map[protocol.SessionID]*folded, len(of))
 	for _, c := range of {
-		if c.accepted == nil {
+		if c.accepted == nil && c.only == nil {
 			subjects = append(subjects, wire.EventSubject(r.fleet, c.id))
 			all[c.id] = &folded{Session: report.Session{SessionID: c.id}}
 		}
@@ -213,15 +222,15 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 		}
 		return err
 	})
-	found := make(map[protocol.SessionID]*report.Session, len(all))
+	found := make(map[protocol.SessionID]*folded, len(all))
 	for _, c := range of {
 		info := all[c.id]
 		switch {
 		case err != nil || info == nil:
 		case info.last >= c.last && info.Messages > 0:
-			found[c.id] = info.described()
+			found[c.id] = info
 		default:
-			var alone *report.Session
+			var alone *folded
 			if alone, err = r.journal(ctx, c.id); err == nil {
 				found[c.id] = alone
 			}

@@ -229,7 +229,7 @@ func (f Files) text(ctx context.Context, node snapshot.Node) (string, error) {
 // Fork begins a session with the workspace and the conversation that another one had at a point,
 // and returns how many turns that conversation has; 0 means that only the workspace was forked.
 func (f Files) Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
-	return f.begin(ctx, journal, from, at, to, func() error { return f.fork(ctx, journal, from, at, sandboxHash(to)) })
+	return f.begin(ctx, journal, from, at, to, func() error { return f.fork(ctx, journal, from, at, sandboxLane(to)) })
 }
 
 // ForkDirectory is Fork for a session that works in a directory in place: the new session gets a
@@ -239,7 +239,7 @@ func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from pro
 		if _, known, err := Behind(ctx, journal, from, at); err != nil || at != (At{}) && !known {
 			return cmp.Or(err, at.unknown())
 		}
-		_, err := checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxHash(to), wire.RandomCallID())
+		_, err := checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxLane(to), wire.RandomCallID())
 		return err
 	})
 }
@@ -256,7 +256,7 @@ func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.Se
 }
 
 // fork begins a workspace with the files that a session had at a point; none if it had none there.
-func (f Files) fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to wire.LaneHash) error {
+func (f Files) fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.Lane) error {
 	has := func(path string) bool { return path != "processes.json" }
 	if at.Turn == 0 {
 		err := f.store.Fork(ctx, sandboxHash(from), at.Call, to, has)

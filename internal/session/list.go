@@ -16,6 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -33,6 +35,9 @@ type Reader struct {
 	// Pool is the pool that has the sandboxes of sessions, when the caller may look at its lanes:
 	// then states say whose calls wait for a worker. "" looks at none.
 	Pool protocol.Pool
+	// Workspaces means that the caller may read the journals of workspaces: then what has a workspace
+	// and no journal is listed too.
+	Workspaces bool
 
 	fleet   protocol.Fleet
 	main    *fleet.Fleet
@@ -78,7 +83,11 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	if err != nil {
 		return nil, 0, err
 	}
-	all := len(ids) + added
+	changed, only, err := r.withWorkspaces(ctx, ids, changed, limit)
+	if err != nil {
+		return nil, 0, err
+	}
+	all := len(ids) + added + only
 	changed = changed[:min(len(changed), limit)]
 	printed := make(map[protocol.SessionID]bool, len(changed))
 	for i := range changed {
@@ -95,10 +104,18 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	found := make([]*report.Session, len(changed))
 	err = each(ctx, len(changed), func(ctx context.Context, i int) error {
 		info := changed[i].accepted
+		if only := changed[i].only; only != nil {
+			var err error
+			if info, err = r.onlyWorkspace(ctx, changed[i].id, only.Hash); err != nil {
+				return err
+			}
+		}
 		if info == nil {
-			if info = read[changed[i].id]; info == nil { // removed meanwhile
+			journal := read[changed[i].id]
+			if journal == nil { // removed meanwhile
 				return nil
 			}
+			info = journal.described()
 			asked.see(info)
 		}
 		info.History, found[i] = nil, info
@@ -170,6 +187,59 @@ func (r *Reader) withAccepted(ctx context.Context, ids []protocol.SessionID, cha
 	return changed, len(added), err
 }
 
+// withWorkspaces adds sandboxes that have a workspace and neither a journal nor a turn, and returns
+// how many there are: at least those that were used last, as many as limit says.
+func (r *Reader) withWorkspaces(ctx context.Context, ids []protocol.SessionID, changed []change, limit int) (_ []change, n int, err error) {
+	if !r.Workspaces {
+		return changed, 0, nil
+	}
+	known := hashes(ids)
+	for _, c := range changed {
+		known[sandboxHash(c.id)] = true
+	}
+	for _, part := range r.parts {
+		list, all, err := workspace.List(ctx, part.NC, r.fleet, func(lane wire.LaneHash) bool { return known[lane] }, limit)
+		if err != nil {
+			return nil, 0, err
+		}
+		n += all
+		for _, w := range list {
+			changed = append(changed, change{id: nameOf(w), at: w.Used, only: &w})
+		}
+	}
+	sortChanges(changed)
+	return changed, n, nil
+}
+
+// hashes are the lanes of sandboxes.
+func hashes(ids []protocol.SessionID) map[wire.LaneHash]bool {
+	known := make(map[wire.LaneHash]bool, len(ids))
+	for _, id := range ids {
+		known[sandboxHash(id)] = true
+	}
+	return known
+}
+
+// nameOf is the id of the sandbox that a workspace is of. One of an earlier version has no name.
+func nameOf(w workspace.Stored) protocol.SessionID {
+	if id := sandboxes.ID(w.Lane); id != "" {
+		return protocol.SessionID(id)
+	}
+	return protocol.SessionID("lane." + w.Hash)
+}
+
+// onlyWorkspace describes a sandbox that has a workspace and no journal.
+func (r *Reader) onlyWorkspace(ctx context.Context, id protocol.SessionID, lane wire.LaneHash) (*report.Session, error) {
+	for _, part := range r.parts {
+		owner, used, err := workspace.OwnerOf(ctx, part.NC, r.fleet, lane)
+		if errors.Is(err, workspace.ErrNone) {
+			continue
+		}
+		return &report.Session{SessionID: id, State: report.StateWorkspaceOnly, Tenant: owner, UpdatedAt: used}, err
+	}
+	return nil, ErrNone
+}
+
 // ids returns the sessions that have a journal.
 func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
 	info, err := r.events.Info(ctx, jetstream.WithSubjectFilter(wire.EventSubject(r.fleet, "*")))
@@ -192,8 +262,9 @@ func (r *Reader) owner(subject string) protocol.SessionID {
 type change struct {
 	id       protocol.SessionID
 	at       time.Time
-	last     uint64          // sequence of its last event
-	accepted *report.Session // of a session without a journal
+	last     uint64            // sequence of its last event
+	accepted *report.Session   // of a session without a journal whose first turn waits
+	only     *workspace.Stored // of a sandbox without a journal
 }
 
 func sortChanges(changes []change) {

@@ -61,7 +61,7 @@ func TestMerge_ThatFailedIsDoneAgain(t *testing.T) {
 	_, err = Merge(t.Context(), r.Fleet, fork, into, "")
 	require.Equal(t, protocol.CodeNotFound, codeOf(err), "it has no workspace yet")
 	require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "echo old > old"}).Error)
-	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxHash(fork)))
+	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxLane(fork)))
 	require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "echo new > new"}).Error)
 	merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
 	require.NoError(t, err)

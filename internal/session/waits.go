@@ -1,9 +1,11 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 
@@ -158,8 +160,10 @@ func accepted(id protocol.SessionID, view *operator.View) (*report.Session, erro
 // Approvals returns the calls of all sessions that wait for a person, also running ones that ask
 // one, by the journals, the oldest first. Their coordinators may have been lost.
 func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
-	var open []protocol.SessionID
+	open := map[protocol.SessionID]change{}
 	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
+		id := r.owner(msg.Subject())
+		delete(open, id) // one that changes meanwhile comes twice
 		var events []loop.Event
 		if json.Unmarshal(msg.Data(), &events) != nil || len(events) == 0 {
 			return nil //nolint:nilerr // an unreadable journal waits for no person
@@ -167,7 +171,11 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 		switch events[len(events)-1].Type {
 		case loop.EventApprovalAsked, loop.EventJobEnded, // any other event comes after the answer
 			loop.EventQuestionAsked, loop.EventAnswered, loop.EventToolResult, loop.EventPolicyDecision: // of other calls
-			open = append(open, r.owner(msg.Subject()))
+			about, err := msg.Metadata()
+			if err != nil {
+				return err
+			}
+			open[id] = change{id: id, last: about.Sequence.Stream}
 		default:
 		}
 		return nil
@@ -175,26 +183,16 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := make([][]report.Question, len(open))
-	err = each(ctx, len(open), func(ctx context.Context, i int) error {
-		info, err := r.journal(ctx, open[i])
-		if err == nil {
-			found[i] = info.Questions
-		}
-		if err == nil && info.Approval != nil {
-			found[i] = append(found[i], *info.Approval)
-		}
-		return err
-	})
+	read, err := r.journals(ctx, slices.Collect(maps.Values(open)))
 	approvals := []report.Question{}
-	for _, a := range slices.Concat(found...) {
-		same := func(b report.Question) bool {
-			return a.SessionID == b.SessionID && a.CallID == b.CallID && a.AskedAt.Equal(b.AskedAt)
-		}
-		if !slices.ContainsFunc(approvals, same) { // one that changes meanwhile may come twice
-			approvals = append(approvals, a)
+	for _, info := range read {
+		approvals = append(approvals, info.Questions...)
+		if info.Approval != nil {
+			approvals = append(approvals, *info.Approval)
 		}
 	}
-	slices.SortFunc(approvals, func(a, b report.Question) int { return a.AskedAt.Compare(b.AskedAt) })
+	slices.SortFunc(approvals, func(a, b report.Question) int {
+		return cmp.Or(a.AskedAt.Compare(b.AskedAt), cmp.Compare(a.CallID, b.CallID))
+	})
 	return approvals, err
 }

@@ -44,7 +44,7 @@ func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protoco
 	require.NoError(r.t, err)
 	store, err := workspace.Open(r.t.Context(), r.NC, r.Name, "")
 	require.NoError(r.t, err)
-	taken, err := store.Take(r.t.Context(), hash, "w-lost", 1)
+	taken, err := store.Take(r.t.Context(), call.Lane(), "w-lost", 1)
 	require.NoError(r.t, err)
 	dir := r.t.TempDir()
 	require.NoError(r.t, os.MkdirAll(filepath.Join(dir, "workspace"), 0o700))

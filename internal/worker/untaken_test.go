@@ -30,7 +30,7 @@ func TestCheckpoint_ThatNoWorkerWrites(t *testing.T) {
 			"workspace/l/escaped": {Type: protocol.TypeDir},
 		},
 	} {
-		require.NoError(t, store.Begin(t.Context(), wire.HashLane(protocol.SandboxKey(string(session)).Lane()), tree, "c"))
+		require.NoError(t, store.Begin(t.Context(), protocol.SandboxKey(string(session)).Lane(), tree, "c"))
 		for range 2 {
 			requireFault(t, r.do(session, bash("ls")), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
 		}

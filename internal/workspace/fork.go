@@ -21,7 +21,11 @@ var ErrExists = codes.As(codes.ErrExists, errors.New("there is a workspace alrea
 // the last one that changed anything when call is "". Both need the same bodies; none is copied. No
 // worker may have the lane yet. The error wraps [ErrNone] when there is no such checkpoint, or none
 // any more; [ErrExists] when to has a workspace, which stays as it is.
-func (s *Store) Fork(ctx context.Context, from wire.LaneHash, call protocol.CallID, to wire.LaneHash, has func(path string) bool) error {
+func (s *Store) Fork(ctx context.Context, from wire.LaneHash, call protocol.CallID, to protocol.Lane, has func(path string) bool) error {
+	return s.fork(ctx, from, call, s.named(to), has)
+}
+
+func (s *Store) fork(ctx context.Context, from wire.LaneHash, call protocol.CallID, to *Workspace, has func(path string) bool) error {
 	at, err := s.find(ctx, from, call)
 	if err != nil {
 		return err
@@ -41,7 +45,7 @@ func (s *Store) Fork(ctx context.Context, from wire.LaneHash, call protocol.Call
 	// there, each sweep finds them needed: by it, or by the new one, which is behind it.
 	if still, err := s.next(ctx, from, at.seq); err != nil || still == nil || still.seq != at.seq {
 		gone := fmt.Errorf("the workspace was removed meanwhile: %w", ErrNone)
-		return errors.Join(gone, err, s.Remove(context.WithoutCancel(ctx), to))
+		return errors.Join(gone, err, s.Remove(context.WithoutCancel(ctx), to.lane))
 	}
 	return nil
 }
@@ -70,17 +74,17 @@ func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
 // Begin begins the workspace of a lane with a tree, whose bodies are stored, as if calls had made
 // it. The error wraps [ErrExists] when the lane has a workspace, [snapshot.ErrLimit] when the tree
 // is larger than one may be.
-func (s *Store) Begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
-	return s.begin(ctx, lane, tree, "", calls...)
+func (s *Store) Begin(ctx context.Context, lane protocol.Lane, tree snapshot.Tree, calls ...protocol.CallID) error {
+	return s.begin(ctx, s.named(lane), tree, "", calls...)
 }
 
 // ForkFiles begins the workspace of a lane with the files that another one has now, as a call found
 // them. The error wraps [ErrExists] when the lane has a workspace.
-func (s *Store) ForkFiles(ctx context.Context, of wire.LaneHash, files snapshot.Tree, to wire.LaneHash, call protocol.CallID) error {
+func (s *Store) ForkFiles(ctx context.Context, of wire.LaneHash, files snapshot.Tree, to protocol.Lane, call protocol.CallID) error {
 	if err := s.outline(ctx, files); err != nil {
 		return err
 	}
-	return s.begin(ctx, to, TreeOf(files), of, call)
+	return s.begin(ctx, s.named(to), TreeOf(files), of, call)
 }
 
 // TreeOf is the tree of a workspace with these files, see [FilesOf].
@@ -155,8 +159,19 @@ func (s *Store) origins(ctx context.Context, lane wire.LaneHash) (of []wire.Lane
 	return of, nil
 }
 
-func (s *Store) begin(ctx context.Context, lane wire.LaneHash, tree snapshot.Tree, of wire.LaneHash, calls ...protocol.CallID) error {
-	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
+// unbegun is the workspace of a journal that has no checkpoint.
+func (s *Store) unbegun(lane wire.LaneHash) *Workspace {
+	return &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
+}
+
+// named is the workspace of a lane that has no checkpoint.
+func (s *Store) named(lane protocol.Lane) *Workspace {
+	w := s.unbegun(wire.HashLane(lane))
+	w.name = lane
+	return w
+}
+
+func (s *Store) begin(ctx context.Context, w *Workspace, tree snapshot.Tree, of wire.LaneHash, calls ...protocol.CallID) error {
 	if of != "" {
 		owner, err := s.Owner(ctx, of)
 		if err != nil && !errors.Is(err, ErrNone) { // of a directory in place

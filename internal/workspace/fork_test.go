@@ -19,7 +19,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-const fork = wire.LaneHash("FORK")
+const forkName = protocol.Lane("sandbox/fork")
+
+var fork = wire.HashLane(forkName)
 
 func all(string) bool { return true }
 
@@ -57,9 +59,9 @@ func TestFork_SharesBodiesThatStay(t *testing.T) {
 	w.append("small", "three\n")
 	require.NoError(t, w.commit("c3"))
 
-	require.ErrorIs(t, store.Fork(t.Context(), lane, "other", fork, all), workspace.ErrNone)
-	require.NoError(t, store.Fork(t.Context(), lane, "c2", fork, all))
-	require.ErrorIs(t, store.Fork(t.Context(), lane, "c2", fork, all), workspace.ErrExists)
+	require.ErrorIs(t, store.Fork(t.Context(), lane, "other", forkName, all), workspace.ErrNone)
+	require.NoError(t, store.Fork(t.Context(), lane, "c2", forkName, all))
+	require.ErrorIs(t, store.Fork(t.Context(), lane, "c2", forkName, all), workspace.ErrExists)
 	require.NoError(t, store.Remove(t.Context(), lane))
 	_, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
@@ -67,7 +69,7 @@ func TestFork_SharesBodiesThatStay(t *testing.T) {
 	require.Equal(t, want, forked(t, store, fork, ""))
 	require.Equal(t, want, forked(t, store, fork, "c2"), "the call is where the fork begins")
 
-	taken, err := store.Take(t.Context(), fork, "w", 1)
+	taken, err := store.Take(t.Context(), forkName, "w", 1)
 	require.NoError(t, err)
 	require.Len(t, taken.Tree(), 2)
 	require.NoError(t, taken.Commit(t.Context(), &snapshot.Delta{Removed: snapshot.Names{"large"}}, result("c4")))
@@ -90,9 +92,9 @@ func TestFork_ManyOfOneAddNoBodies(t *testing.T) {
 	require.NoError(t, w.commit("c1"))
 	lanes := []wire.LaneHash{lane}
 	for i := range 200 {
-		to := wire.LaneHash("F" + strconv.Itoa(i))
+		to := protocol.Lane("sandbox/f" + strconv.Itoa(i))
 		require.NoError(t, store.Fork(t.Context(), lane, "", to, all))
-		lanes = append(lanes, to)
+		lanes = append(lanes, wire.HashLane(to))
 	}
 	for _, l := range lanes {
 		require.NoError(t, store.Remove(t.Context(), l))
@@ -110,7 +112,7 @@ func TestFork_OfSomePaths(t *testing.T) {
 	w.append("a", "one\n")
 	w.append("b", "two\n")
 	require.NoError(t, w.commit("c1"))
-	require.NoError(t, store.Fork(t.Context(), lane, "", fork, func(path string) bool { return path == "b" }))
+	require.NoError(t, store.Fork(t.Context(), lane, "", forkName, func(path string) bool { return path == "b" }))
 	require.Equal(t, map[string]string{"b": "two\n"}, forked(t, store, fork, ""))
 }
 
@@ -120,7 +122,7 @@ func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
 	require.NoError(t, err)
-	require.NoError(t, store.Begin(t.Context(), fork, snapshot.Tree{"d": {Type: protocol.TypeDir}}, "c"))
+	require.NoError(t, store.Begin(t.Context(), forkName, snapshot.Tree{"d": {Type: protocol.TypeDir}}, "c"))
 	infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 	require.NoError(t, err)
 	require.Len(t, infos, 1)
@@ -128,10 +130,10 @@ func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err = store.Take(ctx, fork, "w", 1)
+	_, err = store.Take(ctx, forkName, "w", 1)
 	require.ErrorIs(t, err, snapshot.ErrCorrupt)
 	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), infos[0].Name))
-	_, err = store.Take(ctx, fork, "w", 1)
+	_, err = store.Take(ctx, forkName, "w", 1)
 	require.ErrorIs(t, err, workspace.ErrMissing)
 	require.NoError(t, ctx.Err(), "it is known at once")
 	_, err = store.At(t.Context(), fork, "")

@@ -44,7 +44,7 @@ func TestTake_OfTooMuch(t *testing.T) {
 	_, err = f.JS.Publish(t.Context(), wire.WorkspaceSubject(f.Name, lane), message)
 	require.NoError(t, err)
 
-	_, err = store.Take(t.Context(), lane, "w", 3)
+	_, err = store.Take(t.Context(), named, "w", 3)
 	require.ErrorIs(t, err, workspace.ErrInvalid)
 	require.ErrorIs(t, err, snapshot.ErrLimit)
 	require.ErrorContains(t, err, "more than 68719476736 bytes together")
@@ -63,7 +63,7 @@ func TestCommit_OfTooMuch(t *testing.T) {
 	require.NoError(t, w.Commit(t.Context(), dir("d"), result("c1")))
 	require.ErrorIs(t, w.Commit(t.Context(), &snapshot.Delta{Set: full}, result("c2")), snapshot.ErrLimit)
 	require.NoError(t, w.Commit(t.Context(), dir("e"), result("c3")))
-	require.ErrorIs(t, store.Begin(t.Context(), fork, full), snapshot.ErrLimit)
+	require.ErrorIs(t, store.Begin(t.Context(), forkName, full), snapshot.ErrLimit)
 	has, err := store.Has(t.Context(), fork)
 	require.NoError(t, err)
 	require.False(t, has)
@@ -86,7 +86,7 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 	require.ErrorIs(t, w.Commit(t.Context(), file("h", 1), result("c4")), snapshot.ErrLimit)
 	require.NoError(t, w.Commit(t.Context(), &snapshot.Delta{Removed: snapshot.Names{"d"}}, result("c5")))
 	require.NoError(t, w.Commit(t.Context(), file("h", 1), result("c6")))
-	next, err := store.Take(t.Context(), lane, "w", 2)
+	next, err := store.Take(t.Context(), named, "w", 2)
 	require.NoError(t, err)
 	require.Len(t, next.Tree(), 3)
 	require.NoError(t, next.Commit(t.Context(), file("d/f", mostParts-2), result("c7")))
@@ -107,7 +107,7 @@ func TestTake_OfEndlessChanges(t *testing.T) {
 		_, err = f.JS.Publish(t.Context(), wire.WorkspaceSubject(f.Name, lane), message)
 		require.NoError(t, err)
 	}
-	_, err = store.Take(t.Context(), lane, "w", 2)
+	_, err = store.Take(t.Context(), named, "w", 2)
 	require.ErrorIs(t, err, snapshot.ErrLimit)
 	require.ErrorContains(t, err, "checkpoint 17: ")
 }

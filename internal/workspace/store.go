@@ -56,24 +56,24 @@ type Store struct {
 // contents, and the credentials of the store: what the fleet says of another S3 store is an error
 // that wraps [ErrUnknownStore].
 func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) (*Store, error) {
-	js, err := jetstream.New(nc)
+	s, err := openJournals(ctx, nc, fleet)
 	if err != nil {
+		return nil, err
+	}
+	if s.bodies, err = openBodies(ctx, s.js, fleet, url); err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
-	stream, err := natsio.Open(ctx, js.Stream, wire.WorkspacesStream(fleet))
-	if err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", wire.WorkspacesStream(fleet), err)
-	}
-	kept, err := openBodies(ctx, js, fleet, url)
-	if err != nil {
-		return nil, fmt.Errorf("open workspaces: %w", err)
-	}
-	return &Store{fleet: fleet, js: js, stream: stream, bodies: kept, waits: bodyTimeout}, nil
+	return s, nil
 }
 
-// headerBodies of a checkpoint names the bodies that no earlier checkpoint needs, so that unused
-// bodies are found without reading checkpoints.
-const headerBodies = "Toolfleet-Bodies"
+const (
+	// headerBodies of a checkpoint names the bodies that no earlier checkpoint needs, so that unused
+	// bodies are found without reading checkpoints.
+	headerBodies = "Toolfleet-Bodies"
+	// headerLane of a checkpoint is the name of the lane, escaped as in a URL: subjects have only its
+	// hash. Uploads, templates and checkpoints of earlier versions have none.
+	headerLane = "Toolfleet-Lane"
+)
 
 // checkpoint is a message of a journal.
 type checkpoint struct {
@@ -308,14 +308,10 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 	}
 }
 
-// append stores the body of a checkpoint behind the last one that its writer has seen, and returns
+// append stores the message of a checkpoint behind the last one that its writer has seen, and returns
 // its sequence. It continues until that is known, or ctx ends: if the answer was lost, it looks for
 // the token.
-func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, body []byte, bodies []string) (uint64, error) {
-	msg := &nats.Msg{Subject: wire.WorkspaceSubject(s.fleet, lane), Data: body, Header: nats.Header{}}
-	if len(bodies) > 0 {
-		msg.Header.Set(headerBodies, strings.Join(bodies, ","))
-	}
+func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, msg *nats.Msg) (uint64, error) {
 	for {
 		seq, err := s.publish(ctx, msg, expected)
 		api, answered := errors.AsType[*jetstream.APIError](err)
@@ -403,9 +399,9 @@ func (s *Store) purge(ctx context.Context, lane wire.LaneHash, before uint64) er
 	return nil
 }
 
-// named are the journals of what stands in the place of lanes and begins with a prefix: what
-// follows it, sorted.
-func (s *Store) named(ctx context.Context, prefix string) (names []string, err error) {
+// journals are the journals whose lanes, or what stands for lanes, begin with a prefix: what follows
+// it, sorted.
+func (s *Store) journals(ctx context.Context, prefix string) (names []string, err error) {
 	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(wire.WorkspaceSubject(s.fleet, "*")))
 	if err != nil {
 		return nil, err

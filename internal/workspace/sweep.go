@@ -17,13 +17,13 @@ import (
 // takes for new.
 const SweepAge = 2 * refresh
 
-// SweepEvery is the time between two sweeps of [Store.KeepSwept], half of it at least.
+// SweepEvery is the time between two sweeps of [KeepSwept], half of it at least.
 const SweepEvery = time.Hour
 
-// KeepSwept sweeps now and then until ctx ends; failed has what goes wrong.
-func (s *Store) KeepSwept(ctx context.Context, failed func(error)) {
+// KeepSwept calls sweep now and then until ctx ends; failed has what goes wrong.
+func KeepSwept(ctx context.Context, sweep func(context.Context) error, failed func(error)) {
 	for pause.For(ctx, SweepEvery/2+rand.N(SweepEvery)) { //nolint:gosec // spreads them, no secret
-		if _, err := s.Sweep(ctx, SweepAge); err != nil && ctx.Err() == nil {
+		if err := sweep(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
 	}

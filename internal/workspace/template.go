@@ -46,7 +46,7 @@ func templateLane(name string) wire.LaneHash { return wire.LaneHash(templates + 
 // TemplateOf makes a template of the workspace that a lane has. The errors are those of
 // [Store.Fork].
 func (s *Store) TemplateOf(ctx context.Context, name string, lane wire.LaneHash) error {
-	return s.Fork(ctx, lane, "", templateLane(name), isFile)
+	return s.fork(ctx, lane, "", s.unbegun(templateLane(name)), isFile)
 }
 
 // TemplateFrom makes a template of a directory. The error wraps [ErrExists] when there is one of
@@ -63,7 +63,7 @@ func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root, ski
 	for path, node := range delta.Set {
 		tree[Dir+"/"+path] = node
 	}
-	return s.Begin(ctx, templateLane(name), tree, templateCall)
+	return s.begin(ctx, s.unbegun(templateLane(name)), tree, "", templateCall)
 }
 
 // templateCall stands for the calls that made a directory.
@@ -71,7 +71,7 @@ const templateCall = "template"
 
 // FromTemplate begins the workspace of a lane with a template. The errors are those of
 // [Store.Fork].
-func (s *Store) FromTemplate(ctx context.Context, name string, lane wire.LaneHash) error {
+func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.Lane) error {
 	return s.Fork(ctx, templateLane(name), "", lane, isFile)
 }
 
@@ -90,7 +90,7 @@ func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
 
 // Templates returns all templates, by name.
 func (s *Store) Templates(ctx context.Context) ([]Template, error) {
-	names, err := s.named(ctx, templates)
+	names, err := s.journals(ctx, templates)
 	if err != nil {
 		return nil, fmt.Errorf("list templates: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Sessions of one template need its bodies, and none of their own.
@@ -38,17 +39,17 @@ func TestTemplate_ManySessionsAddNoBodies(t *testing.T) {
 	}
 	before := bodies()
 	for i := range 500 {
-		require.NoError(t, store.FromTemplate(t.Context(), "base", wire.LaneHash("L"+strconv.Itoa(i))))
+		require.NoError(t, store.FromTemplate(t.Context(), "base", protocol.Lane("sandbox/l"+strconv.Itoa(i))))
 	}
 	require.Equal(t, before, bodies())
 
 	require.NoError(t, store.RemoveTemplate(t.Context(), "base"))
 	require.ErrorIs(t, store.RemoveTemplate(t.Context(), "base"), workspace.ErrNone)
-	require.ErrorIs(t, store.FromTemplate(t.Context(), "base", "NEW"), workspace.ErrNone)
+	require.ErrorIs(t, store.FromTemplate(t.Context(), "base", "sandbox/new"), workspace.ErrNone)
 	_, err = store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, before, bodies(), "they are needed still")
-	tree, err := store.At(t.Context(), "L7", "")
+	tree, err := store.At(t.Context(), wire.HashLane("sandbox/l7"), "")
 	require.NoError(t, err)
 	content, err := snapshot.LoadBytes(t.Context(), store, tree["workspace/large"].Parts, 1<<20)
 	require.NoError(t, err)
@@ -65,7 +66,7 @@ func TestTemplate_OfASession(t *testing.T) {
 	w.append("shell", "secret")
 	require.NoError(t, w.commit("c1"))
 	require.NoError(t, store.TemplateOf(t.Context(), "of-a-session", lane))
-	require.NoError(t, store.FromTemplate(t.Context(), "of-a-session", fork))
+	require.NoError(t, store.FromTemplate(t.Context(), "of-a-session", forkName))
 	tree, err := store.At(t.Context(), fork, "")
 	require.NoError(t, err)
 	require.Len(t, tree, 2)

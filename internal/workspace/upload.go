@@ -178,7 +178,7 @@ func FilesOf(tree snapshot.Tree) snapshot.Tree {
 
 // sweepUploads removes what is old of the journals of uploads.
 func (s *Store) sweepUploads(ctx context.Context, since time.Time) error {
-	names, err := s.named(ctx, uploads)
+	names, err := s.journals(ctx, uploads)
 	for _, name := range names {
 		if err := s.sweepUpload(ctx, UploadRef(name, 0).Lane, since); err != nil {
 			return err

@@ -25,9 +25,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -48,6 +51,7 @@ const (
 type Workspace struct {
 	store *Store
 	lane  wire.LaneHash
+	name  protocol.Lane // of the lane; "" of an upload or a template
 	disk  string
 	epoch uint64
 	owner protocol.Tenant
@@ -64,7 +68,7 @@ type Workspace struct {
 // can no longer commit. It tries until the holder is known, or ctx ends. The error wraps
 // [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read,
 // [ErrAway] when the store of its bodies does not answer.
-func (s *Store) Take(ctx context.Context, lane wire.LaneHash, disk string, epoch uint64) (*Workspace, error) {
+func (s *Store) Take(ctx context.Context, lane protocol.Lane, disk string, epoch uint64) (*Workspace, error) {
 	for {
 		w, err := s.take(ctx, lane, disk, epoch)
 		switch {
@@ -82,21 +86,21 @@ func (s *Store) Take(ctx context.Context, lane wire.LaneHash, disk string, epoch
 
 var errTooLate = fmt.Errorf("%w, under a later claim", ErrLost)
 
-func (s *Store) take(ctx context.Context, lane wire.LaneHash, disk string, epoch uint64) (*Workspace, error) {
-	w, err := s.load(ctx, lane)
+func (s *Store) take(ctx context.Context, lane protocol.Lane, disk string, epoch uint64) (*Workspace, error) {
+	w, err := s.load(ctx, wire.HashLane(lane))
 	if err != nil {
 		return nil, err
 	}
 	if w.epoch > epoch {
 		return nil, errTooLate
 	}
-	w.disk, w.owner = disk, cmp.Or(w.owner, natsio.TenantOf(ctx))
+	w.name, w.disk, w.owner = lane, disk, cmp.Or(w.owner, natsio.TenantOf(ctx))
 	return w, w.Again(ctx, epoch)
 }
 
 // load reads the workspace of a lane, without taking it.
 func (s *Store) load(ctx context.Context, lane wire.LaneHash) (*Workspace, error) {
-	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
+	w := s.unbegun(lane)
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
 		return w, err
@@ -133,7 +137,14 @@ func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
 
 // append stores a checkpoint behind the last one, and records it.
 func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodies []string) error {
-	seq, err := w.store.append(ctx, w.lane, w.last, c.Token, body, bodies)
+	msg := &nats.Msg{Subject: wire.WorkspaceSubject(w.store.fleet, w.lane), Data: body, Header: nats.Header{}}
+	if len(bodies) > 0 {
+		msg.Header.Set(headerBodies, strings.Join(bodies, ","))
+	}
+	if w.name != "" {
+		msg.Header.Set(headerLane, (&url.URL{Path: string(w.name)}).EscapedPath())
+	}
+	seq, err := w.store.append(ctx, w.lane, w.last, c.Token, msg)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -24,8 +25,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	fleet = protocol.DefaultFleet
-	lane  = wire.LaneHash("LANE")
+	named = protocol.Lane("sandbox/s")
 )
+
+var lane = wire.HashLane(named)
 
 func open(t *testing.T) *workspace.Store {
 	t.Helper()
@@ -46,7 +49,7 @@ type worker struct {
 
 func take(t *testing.T, store *workspace.Store, epoch uint64) *worker {
 	t.Helper()
-	taken, err := store.Take(t.Context(), lane, "w", epoch)
+	taken, err := store.Take(t.Context(), named, "w", epoch)
 	require.NoError(t, err)
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -121,7 +124,7 @@ func TestWorkspace_WhoHasLostItCommitsNothing(t *testing.T) {
 	second.append("log", "deux\n")
 	require.NoError(t, second.commit("c2"))
 	require.ErrorIs(t, first.commit("c2"), workspace.ErrLost)
-	_, err := store.Take(t.Context(), lane, "w", 8)
+	_, err := store.Take(t.Context(), named, "w", 8)
 	require.ErrorIs(t, err, workspace.ErrLost)
 	require.Equal(t, "one\ndeux\n", take(t, store, 9).content("log"))
 }
@@ -249,4 +252,68 @@ func random(n int) []byte {
 		body[i] = byte(rand.Uint32())
 	}
 	return body
+}
+
+// A list names lanes, of which subjects have only hashes, and costs what it shows.
+func TestStore_ListsWorkspacesByName(t *testing.T) {
+	t.Parallel()
+	store, none := open(t), func(wire.LaneHash) bool { return false }
+	w := take(t, store, 1)
+	w.append("f", "one\n")
+	require.NoError(t, w.commit("c1"))
+	odd := protocol.Lane("sandbox/a\r\nb c%20")
+	require.NoError(t, store.Begin(t.Context(), odd, snapshot.Tree{}, "c"))
+	require.NoError(t, store.TemplateOf(t.Context(), "template", lane))
+	require.NoError(t, store.Fork(t.Context(), lane, "", forkName, all))
+	list, n, err := store.List(t.Context(), none, 10)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	require.Equal(t, []protocol.Lane{forkName, odd, named}, []protocol.Lane{list[0].Lane, list[1].Lane, list[2].Lane})
+	for i := range 40 {
+		require.NoError(t, store.Begin(t.Context(), protocol.Lane("sandbox/"+strconv.Itoa(i)), snapshot.Tree{}, "c"))
+	}
+	list, n, err = store.List(t.Context(), func(l wire.LaneHash) bool { return l == wire.HashLane("sandbox/39") }, 2)
+	require.NoError(t, err)
+	require.Equal(t, 42, n)
+	require.Equal(t, []protocol.Lane{"sandbox/38", "sandbox/37"}, []protocol.Lane{list[0].Lane, list[1].Lane})
+	list, _, err = store.List(t.Context(), func(l wire.LaneHash) bool { return l != lane }, 1)
+	require.NoError(t, err)
+	require.Equal(t, named, list[0].Lane, "although many were used after it")
+}
+
+// What is removed because of its age is nothing that a worker has taken since it was listed, or
+// takes meanwhile.
+func TestStore_EmptyIsNoWorkspaceInUse(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	w.append("f", "one\n")
+	require.NoError(t, w.commit("c1"))
+	listed := func() workspace.Stored {
+		list, _, err := store.List(t.Context(), func(wire.LaneHash) bool { return false }, 1)
+		require.NoError(t, err)
+		return list[0]
+	}
+	old := listed()
+	w = take(t, store, 2)
+	_, err := store.Empty(t.Context(), old)
+	require.ErrorIs(t, err, workspace.ErrLost)
+	require.Len(t, w.Tree(), 1)
+
+	at, err := store.Empty(t.Context(), listed())
+	require.NoError(t, err)
+	w.append("f", "two\n")
+	require.ErrorIs(t, w.commit("c2"), workspace.ErrLost)
+	w = take(t, store, 3) // before the rest is forgotten
+	require.Empty(t, w.Tree())
+	require.NoError(t, store.Forget(t.Context(), lane, at))
+	w.append("g", "three\n")
+	require.NoError(t, w.commit("c3"))
+	require.Len(t, take(t, store, 4).Tree(), 1)
+	at, err = store.Empty(t.Context(), listed())
+	require.NoError(t, err)
+	require.NoError(t, store.Forget(t.Context(), lane, at))
+	there, err := store.Has(t.Context(), lane)
+	require.NoError(t, err)
+	require.False(t, there)
 }

@@ -145,6 +145,23 @@ func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.
 	})
 }
 
+// Pools returns the pools that a worker has served, or that were made for workers, sorted. It leaves
+// out [protocol.SessionPool].
+func (c *Client) Pools(ctx context.Context) ([]protocol.Pool, error) {
+	return do(ctx, c, []natsio.Rights{natsio.PoolsRights(c.inner.Name)}, func(ctx context.Context) ([]protocol.Pool, error) {
+		all := []protocol.Pool{}
+		for _, part := range c.inner.Parts() {
+			pools, err := natsio.Pools(ctx, part.JS, part.Name)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, pools...)
+		}
+		slices.Sort(all)
+		return slices.DeleteFunc(slices.Compact(all), func(pool protocol.Pool) bool { return pool == protocol.SessionPool }), nil
+	})
+}
+
 // Workers returns the workers of a pool that answer within a time, sorted by their ids. The list is
 // nil, at once, when no worker is there. A pool of "" means [protocol.DefaultPool], and 0 waits a
 // second. The workers of [protocol.SessionPool] are the coordinators that take turns.

@@ -36,6 +36,13 @@ func TestLimits_OneOfEachSubject(t *testing.T) {
 	require.ErrorIs(t, limits.Remove(ctx, list[0]), fleet.ErrNotFound)
 }
 
+func TestClient_ListsPools(t *testing.T) {
+	t.Parallel()
+	pools, err := fleettest.Start(t).Pools(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []protocol.Pool{protocol.DefaultPool}, pools)
+}
+
 func TestTemplates_OfDirectories(t *testing.T) {
 	t.Parallel()
 	templates, ctx, dir := fleettest.Start(t).Templates(), t.Context(), t.TempDir()

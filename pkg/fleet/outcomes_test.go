@@ -54,6 +54,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 			handler := worker.Handle("h", func(context.Context, *worker.Call, struct{}) (int, error) { return 0, nil })
 			return second(c.StartWorker(ctx, worker.Options{Driver: "none", Handlers: []worker.Handler{handler}}))
 		},
+		"Client.Pools":   func(ctx context.Context) error { return second(c.Pools(ctx)) },
 		"Client.Workers": func(ctx context.Context) error { return second(c.Workers(ctx, "", time.Second)) },
 
 		"Future.Cancel": future.Cancel,
@@ -78,7 +79,11 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Schedules.AddCall": func(ctx context.Context) error {
 			return second(schedules.AddCall(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, call))
 		},
-		"Schedules.Ref":    func(ctx context.Context) error { return second(schedules.Ref(ctx, "a", time.Time{})) },
+		"Schedules.Ref": func(ctx context.Context) error { return second(schedules.Ref(ctx, "a", time.Time{})) },
+		"Schedules.Page": func(ctx context.Context) error {
+			_, _, err := schedules.Page(ctx, "", 1)
+			return err
+		},
 		"Schedules.List":   func(ctx context.Context) error { return second(schedules.List(ctx)) },
 		"Schedules.Pause":  func(ctx context.Context) error { return second(schedules.Pause(ctx, "a")) },
 		"Schedules.Remove": func(ctx context.Context) error { return schedules.Remove(ctx, "a") },

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -56,9 +57,17 @@ func (c *Client) Schedules() Schedules { return Schedules{c} }
 // List returns the schedules, sorted by name. With an error that is about single schedules it
 // returns the others.
 func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
-	list := []Schedule{}
-	err := s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
-		all, err := store.List(ctx)
+	list, _, err := s.Page(ctx, "", math.MaxInt)
+	return list, err
+}
+
+// Page is List for the first schedules whose names come after one, at most limit of them; a limit of
+// 0 means 100. leftOut is how many more come after these.
+func (s Schedules) Page(ctx context.Context, after string, limit int) (list []Schedule, leftOut int, err error) {
+	list = []Schedule{}
+	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
+		all, more, err := store.Page(ctx, after, cmp.Or(limit, defaultSchedules))
+		leftOut = more
 		for _, one := range all {
 			d := described(one)
 			if !d.Last.IsZero() {
@@ -70,8 +79,11 @@ func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
 		}
 		return err
 	})
-	return list, err
+	return list, leftOut, err
 }
+
+// defaultSchedules is the limit of a page without one.
+const defaultSchedules = 100
 
 // outcome is how the last turn of a schedule ended.
 func (s Schedules) outcome(ctx context.Context, of *schedule.Schedule) (string, error) {

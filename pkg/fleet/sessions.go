@@ -66,6 +66,7 @@ func read[T any](ctx context.Context, s Sessions, ids []protocol.SessionID, meth
 		if err != nil {
 			return none, err
 		}
+		reader.Workspaces = !s.client.elsewhere || f.CheckRights(ctx, natsio.WorkspaceListRights(f.Name, s.pool)) == nil
 		if s.client.elsewhere {
 			reader.Lanes = f.CheckRights(ctx, natsio.LaneRights(f.Name, protocol.SessionPool)) == nil
 			if f.CheckRights(ctx, natsio.LaneRights(f.Name, s.pool)) == nil {

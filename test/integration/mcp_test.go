@@ -1,8 +1,10 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -16,6 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
@@ -177,6 +180,59 @@ func TestMcp_OverHTTP(t *testing.T) {
 	first.kill(t)
 	_, url = serve()
 	require.Equal(t, "kept\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "cat f"))
+}
+
+// TestMcp_ASessionThatItsClientEndsIsRemoved: what only a session of the protocol used goes with it;
+// a sandbox that has a key, or that calls without a session used, is listed until it is removed.
+func TestMcp_ASessionThatItsClientEndsIsRemoved(t *testing.T) {
+	t.Parallel()
+	b, model := newBroker(t), script(t, say("Done."))
+	startWorkers(t, 1, b.flags)
+	url := mcpURL(t, startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...))
+	id := ""
+	request := func(method, body string) string { // as of a version of the protocol that has sessions
+		r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+		require.NoError(t, err)
+		r.Header = http.Header{
+			"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"},
+			"Mcp-Protocol-Version": {"2025-11-25"}, "Mcp-Session-Id": {id},
+		}
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		require.Less(t, answer.StatusCode, 300)
+		id = cmp.Or(answer.Header.Get("Mcp-Session-Id"), id)
+		content, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		return string(content)
+	}
+	request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
+	request(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	require.Contains(t, request(http.MethodPost, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo x >f; echo ran"}}}`), "ran")
+	require.NotEmpty(t, mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "echo x >f"))
+	got := execute(t, coordinator, launch{args: append([]string{"call", "--session", "named", "bash", `{"command":"echo x >f"}`}, b.flags...)})
+	require.Equal(t, 0, got.code, got.stderr)
+	states := func() map[string]string {
+		var list []report.Session
+		got := b.session(t, "ls", "--json")
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &list), got.stderr)
+		states := map[string]string{}
+		for _, s := range list {
+			states[string(s.SessionID)] = s.State
+		}
+		return states
+	}
+	before := states()
+	require.Len(t, before, 3)
+	require.Contains(t, before, id)
+	require.Equal(t, report.StateWorkspaceOnly, before["named"])
+
+	request(http.MethodDelete, "")
+	delete(before, id)
+	require.Eventually(t, func() bool { return len(states()) == 2 }, time.Minute, 50*time.Millisecond)
+	require.Equal(t, before, states())
+	require.Contains(t, b.session(t, "rm", "named").stdout, "its workspace")
+	require.Len(t, states(), 1)
 }
 
 // TestMcp_AFleetThatCanStoreNothingEnds is a coordinator whose embedded server lost its files: it

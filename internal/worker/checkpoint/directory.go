@@ -98,7 +98,7 @@ func Open(ctx context.Context, c Claim) (*Directory, error) {
 }
 
 func open(ctx context.Context, c Claim) (*Directory, error) {
-	claimed, err := c.Store.Take(ctx, wire.HashLane(c.Lane), c.Disk, c.Epoch)
+	claimed, err := c.Store.Take(ctx, c.Lane, c.Disk, c.Epoch)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func Present(ctx context.Context, store *workspace.Store, dir, disk string, of w
 // ForkDirectory begins the workspace of a lane with the files of a directory without checkpoints,
 // which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has
 // a workspace.
-func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of, to wire.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
+func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash, to protocol.Lane, call protocol.CallID) (snapshot.Tree, error) {
 	files, err := Present(ctx, store, dir, disk, of)
 	if err != nil {
 		return nil, err

@@ -30,7 +30,9 @@ func checkSandbox(p protocol.Payload, field, id string) *protocol.Error {
 	return nil
 }
 
-func hashOf(sandbox string) wire.LaneHash { return wire.HashLane(protocol.SandboxKey(sandbox).Lane()) }
+func laneOf(sandbox string) protocol.Lane { return protocol.SandboxKey(sandbox).Lane() }
+
+func hashOf(sandbox string) wire.LaneHash { return wire.HashLane(laneOf(sandbox)) }
 
 // workspaceFork begins another workspace with the files of this one.
 func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (protocol.Value, error) {
@@ -41,9 +43,9 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 	}
 	var files snapshot.Tree
 	if c := a.box.Checkpoints(); c == nil {
-		files, err = checkpoint.ForkDirectory(ctx, h.Workspaces, a.box.Workspace(), h.Sandboxes.Disk(), lane, hashOf(p.To), a.Run.Call.ID)
+		files, err = checkpoint.ForkDirectory(ctx, h.Workspaces, a.box.Workspace(), h.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID)
 	} else if files, err = c.Files(ctx); err == nil {
-		err = h.Workspaces.ForkFiles(ctx, lane, files, hashOf(p.To), a.Run.Call.ID)
+		err = h.Workspaces.ForkFiles(ctx, lane, files, laneOf(p.To), a.Run.Call.ID)
 	}
 	if err != nil && !errors.Is(err, fleetspace.ErrExists) {
 		return nil, fmt.Errorf("fork workspace: %w", err)

@@ -19,6 +19,7 @@ type Session struct {
 	Parent    protocol.SessionID `json:"parent,omitempty"`
 	Prompt    string             `json:"prompt,omitempty"` // of the first turn
 	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
+	Tenant    protocol.Tenant    `json:"tenant,omitempty"` // that owns it, if it is known
 	Model     string             `json:"model,omitempty"`
 	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
 
@@ -65,6 +66,7 @@ const (
 	StateWaitsForCoordinator = "waits_for_coordinator" // no coordinator has taken its turn
 	StateForked              = "forked"                // it had no turn of its own yet
 	StateInvalid             = "invalid"               // its journal cannot be read
+	StateWorkspaceOnly       = "workspace_only"        // it had no turn: only calls used its workspace
 )
 
 // Turn is one turn of a session, with State as in [Session].
