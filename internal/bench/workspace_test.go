@@ -54,7 +54,7 @@ type benchStore struct {
 	connect func(string) (*nats.Conn, error)
 	js      jetstream.JetStream
 	fleet   protocol.Fleet
-	lane    wire.LaneHash
+	lane    protocol.Lane
 	epoch   uint64
 }
 
@@ -63,7 +63,7 @@ func newBenchStore(b *testing.B) *benchStore {
 	connect, stop, err := Embedded(b.Context(), b.TempDir(), true, false, slog.New(slog.DiscardHandler))
 	require.NoError(b, err)
 	b.Cleanup(stop)
-	s := &benchStore{connect: connect, fleet: "tf-bench", lane: "bench"}
+	s := &benchStore{connect: connect, fleet: "tf-bench", lane: "sandbox/bench"}
 	nc, err := connect("bench")
 	require.NoError(b, err)
 	b.Cleanup(nc.Close)
@@ -100,7 +100,7 @@ func (s *benchStore) commit(b *testing.B, w *workspace.Workspace, dir string, in
 // forget removes all workspaces with their contents, so that the next are stored anew.
 func (s *benchStore) forget(b *testing.B) {
 	b.Helper()
-	require.NoError(b, s.Remove(b.Context(), s.lane))
+	require.NoError(b, s.Remove(b.Context(), wire.HashLane(s.lane)))
 	_, err := s.Sweep(b.Context(), -time.Hour)
 	require.NoError(b, err)
 }
