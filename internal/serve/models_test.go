@@ -1,7 +1,10 @@
 package serve_test
 
 import (
+	"bytes"
 	"context"
+	"image"
+	"image/png"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -144,12 +147,14 @@ func TestTurn_Attachments(t *testing.T) {
 		o.Models = map[string]loop.Model{"sees": watched{seeing, &said}, "blind": blind{seeing}}
 		o.Default = "sees"
 	})
-	image := append([]byte("\x89PNG\x0D\x0A\x1A\x0A"), make([]byte, 3<<20)...)
-	turn := wire.TurnRun{Prompt: "Look.", Attachments: []wire.Attachment{{Name: "a.png", Data: image}}}
+	var picture bytes.Buffer
+	require.NoError(t, png.Encode(&picture, image.NewGray(image.Rect(0, 0, 1, 1))))
+	content := append(picture.Bytes(), make([]byte, 3<<20)...)
+	turn := wire.TurnRun{Prompt: "Look.", Attachments: []wire.Attachment{{Name: "a.png", Data: content}}}
 	call := serve.NewCall(protocol.NewSessionID(), turn, 0)
 	require.Nil(t, r.submit(t.Context(), call).Error)
-	require.Equal(t, image, said.Load().Attachments[0].Data)
-	require.Equal(t, image, r.events(call.SessionID)[1].Attachments[0].Data)
+	require.Equal(t, content, said.Load().Attachments[0].Data)
+	require.Equal(t, content, r.events(call.SessionID)[1].Attachments[0].Data)
 	turn.Model = "blind"
 	refused := r.turn(turn)
 	requireFault(t, refused, protocol.StatusRejected, codes.InvalidPayload)

@@ -3,6 +3,8 @@ package fleet_test
 import (
 	"bytes"
 	"context"
+	"image"
+	"image/png"
 	"os"
 	"path/filepath"
 	"testing"
@@ -37,7 +39,9 @@ func (v *viewer) Reply(_ context.Context, request loop.Request, _ func(loop.Delt
 func TestRun_ImagesOutliveTheirCoordinator(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	picture := append([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte{7}, render.MaxImageBytes-8)...)
+	var small bytes.Buffer
+	require.NoError(t, png.Encode(&small, image.NewGray(image.Rect(0, 0, 1, 1))))
+	picture := append(small.Bytes(), bytes.Repeat([]byte{7}, render.MaxImageBytes-small.Len())...)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "p.png"), picture, 0o600))
 	run := func(model *viewer) {
 		runner, err := b.Runner(model, b.table, nil)

@@ -2,19 +2,21 @@ package loop
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/media"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Attachment is an image, a PDF document or a text that a user's input carries. A model gets texts
-// as part of the input, the others as they are.
+// as part of the input, the others as they are. One that takes no PDF documents gets their text.
 type Attachment struct {
 	// ID names it in its session. The Runner sets it.
 	ID string `json:"id,omitempty"`
@@ -41,8 +43,8 @@ const (
 	attachmentForModel = 6000 // bytes of a conversation that an image or document counts for
 )
 
-// NewAttachment makes an attachment of a file: a PNG, JPEG, GIF or WebP image or a PDF document of
-// up to 4 MiB, or a text in UTF-8 of up to 256 KiB. The content decides which.
+// NewAttachment makes an attachment of a file: a PNG, JPEG, GIF or WebP image that can be decoded or
+// a PDF document of up to 4 MiB, or a text in UTF-8 of up to 256 KiB. The content decides which.
 func NewAttachment(name string, data []byte) (Attachment, error) {
 	a := Attachment{Name: name, Image: Image{MediaType: typeOf(data), Data: data}}
 	most := render.MaxImageBytes
@@ -59,8 +61,14 @@ func NewAttachment(name string, data []byte) (Attachment, error) {
 		problem = "must be a PNG, JPEG, GIF or WebP image, a PDF document, or text in UTF-8"
 	case len(data) > most:
 		problem = fmt.Sprintf("has %d bytes as %s: must be at most %d", len(data), a.MediaType, most)
-	default:
+	case a.MediaType == mediaText, a.MediaType == render.MediaPDF:
 		return a, nil
+	default:
+		var err error
+		if a.MediaType, err = media.Picture(data); err == nil {
+			return a, nil
+		}
+		problem = fmt.Sprintf("is no picture that can be decoded: %v", err)
 	}
 	return a, invalid("attachment %s: %s", name, problem)
 }
@@ -78,10 +86,36 @@ func typeOf(data []byte) string {
 }
 
 // Check reports why a model cannot get the attachments: at most 16, of 12 MiB together, each as
-// [NewAttachment] takes it and of a type that the model takes. A nil model takes all types.
+// [NewAttachment] takes it and of a type that the model takes. A nil model takes all types. A model
+// that takes no PDF documents gets their text, if they have some: that is seen when the turn begins.
 func (in Input) Check(model Model) error {
 	_, err := attached(model, 0, in.Attachments)
 	return err
+}
+
+// pagesAsText replaces the PDF documents that a model does not take by their text.
+func pagesAsText(ctx context.Context, model Model, list []Attachment) error {
+	for i := range list {
+		a := &list[i]
+		if a.MediaType != render.MediaPDF || views(model, a.MediaType) {
+			continue
+		}
+		text, err := media.PDFText(ctx, a.Data, maxAttachedText)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return invalid("attachment %s: the model takes no PDF documents, and the text of this one cannot be sent instead: %v", a.Name, err)
+		}
+		a.MediaType, a.Data = mediaText, []byte(text)
+	}
+	return nil
+}
+
+// views reports whether a model takes files of a type. A nil model takes all.
+func views(model Model, mediaType string) bool {
+	viewer, is := model.(Viewer)
+	return !is || viewer.Views(mediaType)
 }
 
 // attached are the attachments of a turn's input, with their ids.
@@ -96,7 +130,7 @@ func attached(model Model, turn int, given []Attachment) ([]Attachment, error) {
 		if err != nil {
 			return nil, err
 		}
-		if viewer, is := model.(Viewer); is && a.MediaType != mediaText && !viewer.Views(a.MediaType) {
+		if a.MediaType != mediaText && a.MediaType != render.MediaPDF && !views(model, a.MediaType) {
 			return nil, invalid("attachment %s: the model takes no files of type %s", a.Name, a.MediaType)
 		}
 		if total += len(a.Data); total > maxAttachedBytes {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -15,7 +16,7 @@ import (
 )
 
 const (
-	png = "\x89PNG\x0D\x0A\x1A\x0A"
+	png = "\x89PNG\x0d\x0a\x1a\x0a\x00\x00\x00\x0dIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\x0aIDATx\x9cc`\x00\x00\x00\x02\x00\x01H\xaf\xa4q\x00\x00\x00\x00IEND\xaeB`\x82" // of one pixel
 	pdf = "%PDF-1.7"
 )
 
@@ -187,7 +188,7 @@ func (f modelFunc) Reply(ctx context.Context, req loop.Request, delta func(loop.
 func TestNewAttachment_TypesByContent(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]string{
-		png: "image/png", "\xFF\xD8\xFF": "image/jpeg", "GIF89a": "image/gif", "RIFF____WEBPVP": "image/webp", pdf: "application/pdf",
+		png: "image/png", pdf: "application/pdf",
 		"plain, Grüße": "text/plain", "<html>": "text/plain", `{"a": 1}`: "text/plain",
 	} {
 		require.Equal(t, want, attach(t, "x", content).MediaType, "%q", content)
@@ -204,7 +205,9 @@ func TestCheckAttachments_NamesWhatIsWrong(t *testing.T) {
 	many := make([]loop.Attachment, 17)
 	for want, list := range map[string][]loop.Attachment{
 		"attachment a.bin: must be a PNG, JPEG, GIF or WebP image, a PDF document, or text in UTF-8": {of("a.bin", "\x00\x01")},
-		"attachment a.txt: is empty": {of("a.txt", "")},
+		"attachment a.txt: is empty":                                                {of("a.txt", "")},
+		"attachment a.png: is no picture that can be decoded: ":                     {of("a.png", png[:8])},
+		"attachment b.png: is no picture that can be decoded: ":                     {of("b.png", png[:len(png)-20])},
 		"attachment a.png: has 4194305 bytes as image/png: must be at most 4194304": {of("a.png", png+strings.Repeat("x", 4<<20-len(png)+1))},
 		"attachment a.txt: has 262145 bytes as text/plain: must be at most 262144":  {of("a.txt", strings.Repeat("x", 256<<10+1))},
 		`attachment "": the name must be 1 to 255 bytes`:                            {of("", "x")},
@@ -215,5 +218,78 @@ func TestCheckAttachments_NamesWhatIsWrong(t *testing.T) {
 		"attachments: more than 12582912 bytes together":                            {big, big, big, of("n", "x")},
 	} {
 		require.ErrorContains(t, loop.Input{Attachments: list}.Check(nil), want)
+	}
+}
+
+// sighted is a model that takes pictures, and no documents.
+type sighted struct{ *script }
+
+func (sighted) Views(mediaType string) bool { return mediaType != "application/pdf" }
+
+func pages(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile("../../internal/media/testdata/" + name)
+	require.NoError(t, err)
+	return data
+}
+
+// A model that takes no PDF documents gets their pages as text; a document without text is refused.
+func TestAttachments_DocumentsAsText(t *testing.T) {
+	t.Parallel()
+	r := newRig(says("I see."), says("Still."))
+	runner, err := loop.New(sighted{r.model}, r.fleet, r.journal, table(t), &r.opts)
+	require.NoError(t, err)
+	input := loop.Input{Text: "Read.", Attachments: []loop.Attachment{attach(t, "a.pdf", string(pages(t, "pages.pdf")))}}
+	_, err = runner.Run(t.Context(), r.session, input)
+	require.NoError(t, err)
+	said := r.model.lastSeen()[1]
+	require.Empty(t, said.Attachments)
+	require.Equal(t, "Read.\n\n[Attached file a.pdf:]\n[Page 1 of 3]\nThe first page.\n\n[Page 2 of 3]\n\n\n[Page 3 of 3]\nThe third page.\n[End of a.pdf]", said.Text)
+	input.Attachments[0] = attach(t, "a.pdf", string(pages(t, "empty.pdf")))
+	_, err = runner.Run(t.Context(), r.session, input)
+	require.ErrorContains(t, err, "attachment a.pdf: the model takes no PDF documents, and the text of this one cannot be sent instead: it has no text")
+}
+
+// What tools return is decoded before a model gets it: a picture that is none is left out, one of
+// another type has its own, and of a document that the model does not take it gets the pages.
+func TestRun_PicturesAreDecoded(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		mediaType string
+		data      []byte
+		shown     string
+		text      string
+	}{
+		"a picture":    {"image/png", []byte(png), "image/png", ""},
+		"another type": {"image/jpeg", []byte(png), "image/png", ""},
+		"no picture":   {"image/png", []byte(png[:8]), "", "[It is not shown: it is no picture that can be decoded: "},
+		"half of one":  {"image/png", []byte(png[:len(png)-20]), "", "[It is not shown: it is no picture that can be decoded: "},
+		"a document":   {"application/pdf", pages(t, "pages.pdf"), "application/pdf", "[Page 3 of 3]\nThe third page."},
+		"a scan":       {"application/pdf", pages(t, "empty.pdf"), "application/pdf", "[It is not shown: you take no PDF documents, and its text cannot be read: it has no text"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "work"), says("ok"))
+			r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
+				return protocol.MCPCallResult{Content: []protocol.MCPContent{{Type: "text", Text: "Look."}, {Type: "image", MediaType: test.mediaType, Data: test.data}}}, nil
+			}
+			runner, err := loop.New(sighted{r.model}, r.fleet, r.journal, table(t), &r.opts)
+			require.NoError(t, err)
+			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+			require.NoError(t, err)
+			for _, message := range r.model.lastSeen() {
+				if message.Role != loop.RoleTool {
+					continue
+				}
+				require.Contains(t, message.Text, test.text)
+				if test.shown == "" {
+					require.Nil(t, message.Image)
+					return
+				}
+				require.Equal(t, test.shown, message.Image.MediaType)
+				return
+			}
+			require.Fail(t, "no result")
+		})
 	}
 }

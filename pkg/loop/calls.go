@@ -312,6 +312,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 			b.settle(*b.decision(ctx, p, rule, answer{status: decisionDenied, reason: u.Result.Error.Message}))
 		}
 		event := p.result(u.Result)
+		b.show(ctx, p, &event)
 		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)
 		b.settle(event)
 	}

@@ -37,7 +37,7 @@ func pickyRig(t *testing.T, replies ...loop.Reply) (*rig, *picky, func(input str
 	r := newRig(append([]loop.Reply{asks("a", "work")}, replies...)...)
 	r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
 		return protocol.MCPCallResult{Content: []protocol.MCPContent{
-			{Type: "text", Text: "Look."}, {Type: "image", MediaType: "image/png", Data: []byte("\x89PNG")},
+			{Type: "text", Text: "Look."}, {Type: "image", MediaType: "image/png", Data: []byte(png)},
 		}}, nil
 	}
 	model := &picky{script: r.model}

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/media"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/render"
@@ -81,6 +83,33 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 	}
 	event.describeDialog(r)
 	return event
+}
+
+// show decodes the image of a result before a model gets it. One that is none is left out, and a
+// document that the model does not take is followed by its text; the content says so.
+func (b *batch) show(ctx context.Context, p *pendingCall, event *Event) {
+	switch {
+	case event.Image == nil:
+	case event.Image.MediaType != render.MediaPDF:
+		mediaType, err := media.Picture(event.Image.Data)
+		if err != nil {
+			event.Image, event.Content = nil, event.Content+fmt.Sprintf("\n[It is not shown: it is no picture that can be decoded: %v]", err)
+			return
+		}
+		event.Image.MediaType = mediaType
+	case !views(b.model, render.MediaPDF):
+		text, err := media.PDFText(ctx, event.Image.Data, maxAttachedText)
+		if err != nil {
+			event.Content += fmt.Sprintf("\n[It is not shown: you take no PDF documents, and its text cannot be read: %v]", err)
+			return
+		}
+		text = event.Content + "\n\n" + text
+		var kept *protocol.Kept
+		if !render.Fits(text) {
+			kept = b.keeps(p).keep(ctx, event.CallID, text)
+		}
+		event.Content = render.Shown(text, event.CallID, kept)
+	}
 }
 
 // resultFields are a worker's result, of which the model sees content.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -90,7 +91,8 @@ func (in Input) same(started Input) bool {
 
 // sameAttachment compares a file with one of the journal, whose contents may be gone.
 func sameAttachment(a, journaled Attachment) bool {
-	return a.Name == journaled.Name && (len(journaled.Data) == 0 || bytes.Equal(a.Data, journaled.Data))
+	asText := journaled.MediaType == mediaText && typeOf(a.Data) == render.MediaPDF // see pagesAsText
+	return a.Name == journaled.Name && (len(journaled.Data) == 0 || asText || bytes.Equal(a.Data, journaled.Data))
 }
 
 // TurnResult is how a turn ended.
@@ -227,6 +229,9 @@ func validIDs(session protocol.SessionID, input Input) error {
 // begin opens a turn, and the session if it is new.
 func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	attachments, err := attached(r.model, len(rec.session.turns)+1, input.Attachments)
+	if err == nil {
+		err = pagesAsText(ctx, r.model, attachments)
+	}
 	if err != nil {
 		return err
 	}
