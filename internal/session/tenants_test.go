@@ -19,7 +19,7 @@ import (
 )
 
 // A tenant's key signs no call that touches a session of another tenant: its sandbox, its stored
-// outputs, its workspace as the source of a merge. A fork has the owner of its origin.
+// outputs, its workspace as the source of a merge, a directory that it has uploaded. A fork has the owner of its origin.
 func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 	t.Parallel()
 	var all []byte
@@ -75,6 +75,10 @@ func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", wire.WorkspaceFork{To: "fork"}).Status)
 	refused(run(other, "other", "fork", "fork", protocol.CommandRun{Command: "cat f"}))
 	require.Equal(t, protocol.StatusOK, run(acme, "acme", "fork", "fork", protocol.CommandRun{Command: "cat f"}).Status)
+	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", wire.WorkspaceExport{Upload: "directory"}).Status)
+	refused(run(other, "other", "new", "new", wire.WorkspaceImport{Upload: "directory", Blob: "b"}))
+	refused(run(other, "other", "o", "o", wire.WorkspaceExport{Upload: "directory"}))
+	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", wire.WorkspaceExport{Upload: "directory"}).Status)
 	require.Equal(t, protocol.StatusOK, run(unbound, "", "a", "a", protocol.CommandRun{Command: "cat f"}).Status, "a key that is bound to no tenant")
 	refused(run(other, "other", "a", "a", protocol.CommandRun{Command: "cat f"}))
 }

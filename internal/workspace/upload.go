@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 )
@@ -102,7 +104,7 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 	if err := tree.Validate(snapshot.Limits{}); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
 		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
 	}
-	known.disk = disk
+	known.disk, known.owner = disk, cmp.Or(known.owner, natsio.TenantOf(ctx))
 	if err := known.follow(ctx, &upload.Delta); err != nil {
 		return nil, Ref{}, fmt.Errorf("upload: %w", err)
 	}
@@ -118,7 +120,7 @@ func (s *Store) Bring(ctx context.Context, name string, disk string, files snaps
 			err = s.outline(ctx, files)
 		}
 		if err == nil {
-			known.disk = disk
+			known.disk, known.owner = disk, cmp.Or(known.owner, natsio.TenantOf(ctx))
 			err = known.follow(ctx, known.tree.To(files))
 		}
 		switch {

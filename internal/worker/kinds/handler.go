@@ -134,35 +134,48 @@ func (a *Attempt) open(ctx context.Context) (*sandboxes.Box, sandbox.Sandbox, er
 }
 
 // Owned refuses a call that touches what the tenant of its signer does not own: the workspaces of
-// its lane, of its session and of its payload. Without an answer about one it is refused as well.
+// its lane, of its session and of its payload, and the upload that this names. Without an answer about one it is refused as well.
 func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
 	if a.Run.Bound == "" || a.host.Workspaces == nil {
 		return nil
 	}
-	ids := []string{string(a.Run.Call.SessionID), sandboxes.ID(a.lane())}
+	ids, upload := []string{string(a.Run.Call.SessionID), sandboxes.ID(a.lane())}, ""
 	switch p := a.Run.Call.Payload.(type) {
 	case wire.WorkspaceMerge:
 		ids = append(ids, p.From)
 	case wire.WorkspaceFork:
 		ids = append(ids, p.To)
+	case wire.WorkspaceImport:
+		upload = p.Upload
+	case wire.WorkspaceExport:
+		upload = p.Upload
 	default:
 	}
 	for _, id := range slices.Compact(ids) {
 		if id == "" {
 			continue
 		}
-		owner, err := a.host.Workspaces.Owner(ctx, hashOf(id))
-		switch {
-		case errors.Is(err, fleetspace.ErrNone):
-		case err != nil:
-			return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "it cannot be read which tenant owns sandbox %s: %v", id, err)
-		case owner != "":
-			if refusal := a.Run.Owns(id, owner); refusal != nil {
-				return refusal
-			}
+		if refusal := a.owns(ctx, id, hashOf(id)); refusal != nil {
+			return refusal
 		}
 	}
-	return nil
+	if upload == "" {
+		return nil
+	}
+	return a.owns(ctx, upload, fleetspace.UploadRef(upload, 0).Lane)
+}
+
+// owns refuses a call about the workspace of a lane, or an upload, that another tenant owns.
+func (a *Attempt) owns(ctx context.Context, id string, lane wire.LaneHash) *protocol.Error {
+	owner, err := a.host.Workspaces.Owner(ctx, lane)
+	switch {
+	case errors.Is(err, fleetspace.ErrNone), err == nil && owner == "":
+		return nil
+	case err != nil:
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "it cannot be read which tenant owns sandbox %s: %v", id, err)
+	default:
+		return a.Run.Owns(id, owner)
+	}
 }
 
 // Execute runs the payload of the call, and sets aside what that has left for git to run in a
