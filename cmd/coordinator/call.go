@@ -85,8 +85,8 @@ type planning struct {
 	options   loop.SingleOptions
 }
 
-// judgedInFleet reports whether calls are judged once the fleet is there, because the journal of the
-// session has the calls before them.
+// judgedInFleet reports whether calls are judged once the fleet is there, because the journal of
+// the session has the calls before them.
 func (c *callCommand) judgedInFleet(with planning) bool {
 	return c.Session != "" && with.options.Policy != nil
 }

@@ -201,6 +201,8 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "text", true
 	case loop.EventPolicyDecision:
 		return "index call_id name status rule text", true
+	case loop.EventCallJudged:
+		return "call_id name status interface", true
 	case loop.EventApprovalAsked:
 		return "index call_id name rule text", true
 	case loop.EventQuestionAsked:

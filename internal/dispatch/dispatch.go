@@ -255,9 +255,9 @@ func codeOf(fault error) protocol.Code {
 	}
 }
 
-// put enqueues the calls and settles those that were refused. Calls that an earlier process may have
-// sent have their stored results first, and are not sent then. Its error is about a fleet that could
-// not be reached for any of them.
+// put enqueues the calls and settles those that were refused. Calls that an earlier process may
+// have sent have their stored results first, and are not sent then. Its error is about a fleet that
+// could not be reached for any of them.
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	all := make([]*followed, len(calls))
 	for i := range calls {

@@ -133,7 +133,8 @@ func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 }
 
 // started is the report of a start that this process missed: an earlier one sent the call, and only
-// that one got the report. It is nil if the call does not run, or if the user may not look at lanes.
+// that one got the report. It is nil if the call does not run, or if the user may not look at
+// lanes.
 func (d *Dispatcher) started(ctx context.Context, call *protocol.Call) *wire.Frame {
 	if !call.Again || d.laneless.Load() {
 		return nil

@@ -122,8 +122,9 @@ func OpenTools(f *Flags, s *SessionFlags, toolsets []string, warn func(string)) 
 	return box, judge, err
 }
 
-// CheckPolicies returns an error about each tool in rules that does not exist: a misspelled name would
-// forbid nothing. With a folder of tools or MCP servers there may be others later, so it warns.
+// CheckPolicies returns an error about each tool in rules that does not exist: a misspelled name
+// would forbid nothing. With a folder of tools or MCP servers there may be others later, so it
+// warns.
 func (b *Toolbox) CheckPolicies(f *PolicyFlags, warn func(string)) error {
 	all, err := f.Policies()
 	if err != nil {

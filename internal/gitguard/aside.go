@@ -22,8 +22,9 @@ const asideSuffix = ".set-aside"
 const maxAside = 100
 
 // Aside sets aside what new repositories in a directory have git run: those that were not there
-// when [NewAside] looked. Their settings that name programs, servers or other files are removed from
-// their files, of which a copy stays beside; their hooks are renamed. It is safe for concurrent use.
+// when [NewAside] looked. Their settings that name programs, servers or other files are removed
+// from their files, of which a copy stays beside; their hooks are renamed. It is safe for
+// concurrent use.
 type Aside struct {
 	mu     sync.Mutex
 	dir    string

@@ -78,7 +78,8 @@ func TestAside_GitRunsNothingOfNewRepositories(t *testing.T) {
 	}
 }
 
-// TestAside_WhatWasThereStays: settings of repositories of the user's, and harmless ones of new ones.
+// TestAside_WhatWasThereStays: settings of repositories of the user's, and harmless ones of new
+// ones.
 func TestAside_WhatWasThereStays(t *testing.T) {
 	t.Parallel()
 	dir := workspace(t, commit+"git config core.pager less; printf '#!/bin/sh\n' > .git/hooks/post-commit; chmod +x .git/hooks/post-commit")

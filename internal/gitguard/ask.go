@@ -83,12 +83,12 @@ func newReader(dir string) (*reader, error) {
 	return &reader{program: program, parsed: map[[sha256.Size]byte][]entry{}}, nil
 }
 
-// ask runs git in a directory of this process's own. What it writes although it reports errors comes
-// with an error.
+// ask runs git in a directory of this process's own. What it writes although it reports errors
+// comes with an error.
 func (r *reader) ask(ctx context.Context, dir string, env []string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, r.program, append([]string{"--no-pager"}, args...)...)
+	cmd := exec.CommandContext(ctx, r.program, append([]string{"--no-pager"}, args...)...) //nolint:gosec // git, in a directory of this process's own
 	cmd.Dir, cmd.Env, cmd.WaitDelay = dir, env, time.Second
 	var out, said answer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -164,7 +164,7 @@ const copyName = "config"
 // asFile has content as a file in a directory of this process's own.
 func asFile(content []byte, use func(dir string) error) error {
 	return inScratch(func(dir string) error {
-		if err := os.WriteFile(filepath.Join(dir, copyName), content, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, copyName), content, 0o600); err != nil { //nolint:gosec // in a directory of this process's own
 			return err
 		}
 		return use(dir)

@@ -235,7 +235,7 @@ func isGitDir(dir string) bool {
 }
 
 func exists(path string) bool {
-	_, err := os.Lstat(path) //nolint:gosec // only whether there is anything
+	_, err := os.Lstat(path)
 	return err == nil
 }
 

@@ -51,7 +51,8 @@ func TestGuard_NeverWaits(t *testing.T) {
 	}
 }
 
-// TestGuard_RefusesWhatItCannotSee: a bound means that nothing is known, never that nothing is there.
+// TestGuard_RefusesWhatItCannotSee: a bound means that nothing is known, never that nothing is
+// there.
 func TestGuard_RefusesWhatItCannotSee(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ script, want string }{
@@ -91,7 +92,7 @@ func TestGuard_TooManyRepositoriesAreRefused(t *testing.T) {
 }
 
 // TestProgram_IsNotOneOfTheWorkspace: a session puts a program where the PATH leads first.
-func TestProgram_IsNotOneOfTheWorkspace(t *testing.T) { //nolint:paralleltest // it sets the PATH
+func TestProgram_IsNotOneOfTheWorkspace(t *testing.T) {
 	dir := workspace(t, commit+"mkdir bin; printf '#!/bin/sh\n"+ran+"\n' > bin/git; chmod +x bin/git")
 	t.Setenv("RAN", filepath.Join(filepath.Dir(dir), "ran"))
 	t.Setenv("PATH", filepath.Join(dir, "bin")+":bin:"+os.Getenv("PATH"))

@@ -7,8 +7,9 @@
 //	before a turn            [Look]              what git would run now
 //	after it                 [Watch.Findings]    what git would run that it would not have run
 //
-// Some ways into a person's git cannot be protected: git enters repositories that a session creates.
-// What they have git run is set aside after each call ([Aside]), and reported at the end of a turn.
+// Some ways into a person's git cannot be protected: git enters repositories that a session
+// creates. What they have git run is set aside after each call ([Aside]), and reported at the end
+// of a turn.
 //
 // Without git on this host, paths are those of every repository, and nothing is reported.
 package gitguard

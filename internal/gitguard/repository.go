@@ -59,7 +59,8 @@ func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// dotGit is what the file or directory .git in a directory is for git. ok is false if it is nothing.
+// dotGit is what the file or directory .git in a directory is for git. ok is false if it is
+// nothing.
 func dotGit(dir string) (r repository, isDir, ok bool, err error) {
 	path := filepath.Join(dir, ".git")
 	info, err := os.Stat(path)

@@ -4,9 +4,8 @@
 //	                     role: [Principal.May]       rules: package policy            count: loop.Ledger
 //
 // An act is judged where it takes effect, by the same rules for every interface: [Interfaces] lists
-// them, docs/policy.md has the list, and test/integration tries every act by every interface. What a
-// principal's role allows is decided here; what a session may do, by the rules
-// of package policy.
+// them, docs/policy.md has the list, and test/integration tries every act by every interface. What
+// a principal's role allows is decided here; what a session may do, by the rules of package policy.
 package judge
 
 import (

@@ -45,9 +45,9 @@ var ErrTokens = errors.New("invalid tokens")
 // minToken is the least length of a token, in bytes.
 const minToken = 16
 
-// ReadTokens reads tokens, one a line: a name, a role ([judge.RoleRead] or [judge.RoleUse]), the token and, if
-// the client has one, its tenant, between spaces. Empty lines and those that begin with # are
-// skipped. The error has every error, and no token.
+// ReadTokens reads tokens, one a line: a name, a role ([judge.RoleRead] or [judge.RoleUse]), the
+// token and, if the client has one, its tenant, between spaces. Empty lines and those that begin
+// with # are skipped. The error has every error, and no token.
 func ReadTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
 	var errs []error

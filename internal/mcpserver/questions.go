@@ -56,8 +56,8 @@ type questionState struct {
 	Ends time.Time       `json:"ends"`
 }
 
-// errState refuses an answer to a question that this server did not put about this call, or that was
-// answered before.
+// errState refuses an answer to a question that this server did not put about this call, or that
+// was answered before.
 var errState = &jsonrpc.Error{
 	Code: jsonrpc.CodeInvalidParams, Message: "requestState: is of another call or server, was used, or its time has passed; make the call without it, to be asked again",
 }
@@ -87,8 +87,8 @@ func (s *Server) question(request *mcp.CallToolRequest, session protocol.Session
 	return q, nil
 }
 
-// answers are the questions whose answers were used. Another server of the fleet does not know them:
-// there the id of the call is known, and returns the result of the first.
+// answers are the questions whose answers were used. Another server of the fleet does not know
+// them: there the id of the call is known, and returns the result of the first.
 type answers struct {
 	mu   sync.Mutex
 	used map[protocol.CallID]time.Time // and when their time passes

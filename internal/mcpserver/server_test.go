@@ -354,7 +354,8 @@ func TestApproval(t *testing.T) {
 	result = bash(t, connect(t, s, nil), "echo done")
 	require.Contains(t, text(t, result), "cannot ask a person")
 
-	// Whether a person answers, or the client itself, cannot be known: it counts only if that is wanted.
+	// Whether a person answers, or the client itself, cannot be known: it counts only if that is
+	// wanted.
 	own, _ := open(t, shared, func(o *mcpserver.Options) { o.Policy = asks })
 	asked = ""
 	result = bash(t, connect(t, own, answers("accept")), "echo done")

@@ -151,8 +151,8 @@ func (s *Server) ended(ctx context.Context, id string) {
 const keyHeader = "Toolfleet-Mcp-Key"
 
 // session returns the session whose sandbox a request uses: the server's configured one; else that
-// of the protocol's session; else (2026-07-28 has no sessions) that of the name and the tenant of the
-// token, and of the key in the URL.
+// of the protocol's session; else (2026-07-28 has no sessions) that of the name and the tenant of
+// the token, and of the key in the URL.
 func (s *Server) session(request mcp.Request) protocol.SessionID {
 	if s.options.Session != "" {
 		return s.options.Session

@@ -175,8 +175,8 @@ func harmless(table *tools.Table) *tools.Table {
 	return table.Only(slices.DeleteFunc(table.Names(), func(name string) bool { return changes(table, name) }))
 }
 
-// changes reports whether calls of a tool can change anything. That they cannot has to be known from
-// more than the word of a server of others.
+// changes reports whether calls of a tool can change anything. That they cannot has to be known
+// from more than the word of a server of others.
 func changes(table *tools.Table, name string) bool {
 	tool, _ := table.Lookup(name)
 	return tool == nil || !tool.Effect.ReadOnly || tool.Effect.Hinted

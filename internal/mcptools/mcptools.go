@@ -21,7 +21,8 @@ type DoFunc func(ctx context.Context, call *protocol.Call) (*protocol.Result, er
 
 // Rules bind the servers as they bind the calls of their tools.
 type Rules struct {
-	// Policy decides which servers start, if it is a [policy.Judge]; others are asked about calls only.
+	// Policy decides which servers start, if it is a [policy.Judge]; others are asked about calls
+	// only.
 	Policy loop.Policy
 	// MinLevel is the minimum level of a sandbox if no rule names one.
 	MinLevel string
@@ -45,8 +46,8 @@ func (r Rules) level(s *mcp.Server) (string, *protocol.Error) {
 }
 
 // Open asks all servers at once that the rules allow, and returns their tools, in the order of the
-// servers. What is wrong with one, and with names that are taken, is told and takes nothing with it.
-// The error is that of a fleet which cannot be asked.
+// servers. What is wrong with one, and with names that are taken, is told and takes nothing with
+// it. The error is that of a fleet which cannot be asked.
 func Open(ctx context.Context, do DoFunc, session protocol.SessionID, rules Rules, servers []mcp.Server, taken []tools.Tool) (made []tools.Tool, problems []error, err error) {
 	type answer struct {
 		result *protocol.Result

@@ -76,8 +76,8 @@ func providers() []provider {
 	}
 }
 
-// CheckLane returns an error about the lane of a limit that is for a provider of models which does not
-// exist, with the nearest one.
+// CheckLane returns an error about the lane of a limit that is for a provider of models which does
+// not exist, with the nearest one.
 func CheckLane(lane string) error {
 	var names []string
 	for _, p := range providers() {

@@ -429,9 +429,9 @@ func turnCause(cause error, c *protocol.Call) error {
 // goOnPause is the time between two tries to run a turn.
 const goOnPause = time.Second
 
-// persist runs the turn, again after a failure of the fleet: the turn is open then and continues. Once
-// ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it fails,
-// conclude ends the turn when the call has its result.
+// persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
+// Once ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it
+// fails, conclude ends the turn when the call has its result.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
 	for {
 		stopped := ctx.Err() != nil

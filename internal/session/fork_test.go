@@ -298,8 +298,8 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	}
 }
 
-// What a session is said to have used is its own: summaries and failed replies count, what its origin
-// used does not, and an unknown price makes the sum unknown.
+// What a session is said to have used is its own: summaries and failed replies count, what its
+// origin used does not, and an unknown price makes the sum unknown.
 func TestFold_WhatASessionUsedIsItsOwn(t *testing.T) {
 	t.Parallel()
 	spent := func(kind loop.EventType, cost *float64) loop.Event {

@@ -154,8 +154,8 @@ func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	return ids, err
 }
 
-// withAccepted adds sessions without a journal that have a turn, and returns how many. ids are those
-// that have a journal.
+// withAccepted adds sessions without a journal that have a turn, and returns how many. ids are
+// those that have a journal.
 func (r *Reader) withAccepted(ctx context.Context, ids []protocol.SessionID, changed []change, asked asked) (_ []change, n int, err error) {
 	journaled := make(map[protocol.SessionID]bool, len(ids))
 	for _, id := range ids {

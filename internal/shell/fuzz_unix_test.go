@@ -61,8 +61,8 @@ func programs(tb testing.TB) (dir, log string) {
 	return dir, log
 }
 
-// checkAgainst runs a script that is understood with a real shell, and requires that each program it
-// starts is one that was found, with the same known words.
+// checkAgainst runs a script that is understood with a real shell, and requires that each program
+// it starts is one that was found, with the same known words.
 func checkAgainst(t *testing.T, interpreter, dir, log, script string) {
 	t.Helper()
 	parsed, err := shell.Parse(script)

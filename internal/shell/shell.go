@@ -4,9 +4,9 @@
 // It understands a small part of the shell's language, listed in parser and in runs: simple
 // commands in lists, pipes, groups, if, while and for; words, with variables, globs and
 // substitutions; here documents; and wrappers such as env, timeout, sh -c and xargs. bash and POSIX
-// shells read this part alike. Everything else is an error, which says what was not understood. What is understood is
-// listed, and not what is dangerous, since shells evaluate text as code in more constructs than can
-// be listed.
+// shells read this part alike. Everything else is an error, which says what was not understood.
+// What is understood is listed, and not what is dangerous, since shells evaluate text as code in
+// more constructs than can be listed.
 //
 // A word whose value is known only when the line runs, such as "$x" or *.go, is returned as not
 // [Word.Known]. Structure is not checked: the shell itself refuses a "then" without an "if".

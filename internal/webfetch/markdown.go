@@ -80,11 +80,11 @@ func count(doc *html.Node) int {
 	return n
 }
 
-// withoutAmplifiers leaves out of a page what lets the parser make many nodes of few bytes: it opens
-// formatting elements again in each element, three of a name with the same attributes. So these lose
-// their attributes, and those that Markdown does not have are left out, as are svg, math and select
-// elements, in which tags are read in another way. The rest is cut where the parser might make more
-// than maxParsed nodes.
+// withoutAmplifiers leaves out of a page what lets the parser make many nodes of few bytes: it
+// opens formatting elements again in each element, three of a name with the same attributes. So
+// these lose their attributes, and those that Markdown does not have are left out, as are svg, math
+// and select elements, in which tags are read in another way. The rest is cut where the parser
+// might make more than maxParsed nodes.
 func withoutAmplifiers(page []byte) (rest []byte, cut bool) {
 	var out bytes.Buffer
 	tokens := html.NewTokenizer(bytes.NewReader(page))

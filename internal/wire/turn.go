@@ -44,7 +44,8 @@ type TurnTrigger struct {
 	Name string `json:"name"`
 	// By is the tool call that set the trigger; "" of a schedule.
 	By protocol.CallID `json:"by,omitempty"`
-	// Channel is the watched channel, of the call's tenant, with whose unread messages the turn begins.
+	// Channel is the watched channel, of the call's tenant, with whose unread messages the turn
+	// begins.
 	Channel string `json:"channel,omitempty"`
 }
 

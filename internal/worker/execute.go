@@ -116,7 +116,8 @@ const halfDone = "the process that ran the call ended before the call did. The s
 	"so what the call had done until then is still there, and it was not started again: look at the files, then do what is missing"
 
 // isHalfDone reports whether a call that another worker may have started must not start again: it
-// changes a directory that is used in place, which no worker can restore to its state before the call.
+// changes a directory that is used in place, which no worker can restore to its state before the
+// call.
 func (w *Worker) isHalfDone(call *protocol.Call) bool {
 	_, inPlace := w.sandboxes.InPlace(call.Lane())
 	_, changes := checkpoint.Changes(call)

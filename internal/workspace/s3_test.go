@@ -20,8 +20,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 )
 
-// TestS3_CredentialsGoNowhereElse: whoever writes the fleet's record of the store gets no request of
-// a process that was told of another store, or of none.
+// TestS3_CredentialsGoNowhereElse: whoever writes the fleet's record of the store gets no request
+// of a process that was told of another store, or of none.
 func TestS3_CredentialsGoNowhereElse(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")

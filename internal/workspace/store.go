@@ -348,8 +348,8 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 	return ack.Sequence, nil
 }
 
-// Owner returns the tenant that owns the workspace of a lane, "" if nobody does yet. The error wraps
-// [ErrNone] for a lane without a workspace.
+// Owner returns the tenant that owns the workspace of a lane, "" if nobody does yet. The error
+// wraps [ErrNone] for a lane without a workspace.
 func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (protocol.Tenant, error) {
 	last, err := s.last(ctx, lane)
 	switch {

@@ -15,8 +15,8 @@ import (
 // The servers run in the sandbox of the session, or are reached from its worker. What is wrong with
 // one, and tools with the name of one of taken, are problems; the tools of other servers are
 // returned all the same. The error means that the fleet failed. Call it again when a turn begins:
-// servers may have other tools then. Servers that a policy denies are for the caller to leave out: see
-// [policy.Judge.Server].
+// servers may have other tools then. Servers that a policy denies are for the caller to leave out:
+// see [policy.Judge.Server].
 func (c *Client) ServerTools(
 	ctx context.Context, session protocol.SessionID, servers []mcp.Server, taken []tools.Tool,
 ) (made []tools.Tool, problems []error, err error) {

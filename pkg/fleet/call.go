@@ -297,8 +297,8 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	return p, errors.Join(p.call.Validate(), c.checkServed(p.call.Pool))
 }
 
-// checkServed returns an error for a pool that has no worker and gets none: no other process reaches
-// an embedded fleet, and all workers of this one serve other pools.
+// checkServed returns an error for a pool that has no worker and gets none: no other process
+// reaches an embedded fleet, and all workers of this one serve other pools.
 func (c *Client) checkServed(pool protocol.Pool) error {
 	if _, served := c.served.Load(pool); served || c.elsewhere {
 		return nil

@@ -60,9 +60,10 @@ func inLane[T any](ctx context.Context, l Lanes, lane protocol.Lane, change bool
 	return inLanes(ctx, l, change, method)
 }
 
-// List returns the lanes that have calls, are held or paused, the one with the oldest call first;
-// a limit of 0 means 100. What it costs depends on the limit, not on the number of lanes. When the
-// first 4,096 stored messages are of fewer lanes, the others are chosen by the number of their calls.
+// List returns the lanes that have calls, are held or paused, the one with the oldest call first; a
+// limit of 0 means 100. What it costs depends on the limit, not on the number of lanes. When the
+// first 4,096 stored messages are of fewer lanes, the others are chosen by the number of their
+// calls.
 func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
 	return inLanes(ctx, l, false, func(ctx context.Context, o *operator.Operator) (*report.LaneList, error) {
 		return o.List(ctx, l.pool, limit)

@@ -117,8 +117,8 @@ func (l Limits) List(ctx context.Context) (list []Limit, err error) {
 	return list, err
 }
 
-// Set stores the fields of a limit that are not zero. Other fields of a limit of the same lanes, tenant
-// or pool stay; Remove removes it.
+// Set stores the fields of a limit that are not zero. Other fields of a limit of the same lanes,
+// tenant or pool stay; Remove removes it.
 func (l Limits) Set(ctx context.Context, limit Limit) error {
 	rule, err := limit.rule()
 	if err != nil {

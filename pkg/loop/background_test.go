@@ -204,7 +204,7 @@ func TestAgent_InTheBackgroundGoesOnBesideItsCalls(t *testing.T) {
 	t.Parallel()
 	lost := func() (*family, chan struct{}) {
 		f, release := newFamily(t, beside()), make(chan struct{})
-		f.fleet.hold = func(call *protocol.Call) <-chan struct{} { return release }
+		f.fleet.hold = func(*protocol.Call) <-chan struct{} { return release }
 		ctx, leave := context.WithCancelCause(t.Context())
 		f.models["left"].before = func(context.Context) { leave(loop.ErrDetached) }
 		_, err := f.run(ctx, t)

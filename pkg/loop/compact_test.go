@@ -320,8 +320,8 @@ func reads() tools.Tool {
 	})
 }
 
-// A text that is attached is replaced by its beginning and a reference that the model can read, when
-// the conversation comes to its bound or the server refuses it; without a store it stays.
+// A text that is attached is replaced by its beginning and a reference that the model can read,
+// when the conversation comes to its bound or the server refuses it; without a store it stays.
 func TestCompaction_RefersToAttachments(t *testing.T) {
 	t.Parallel()
 	data := []byte("The log begins.\n" + strings.Repeat("a line of the log\n", 10_000))

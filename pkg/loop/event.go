@@ -77,9 +77,9 @@ type Event struct {
 	Part PartKind `json:"part,omitempty"`
 	// Status is that of the call (tool_result, job_ended, revert_ended; tool_call when the call is
 	// refused), a decision (policy_decision, call_judged: "denied" by a rule; "approved", "refused" or
-	// "expired" by a person; "allowed" of a call_judged that is counted), "happened" or "did_not" (call_resolved), a [protocol.Action]
-	// (question_answered; [protocol.ActionCancel] means no answer), or an [Outcome]
-	// (turn_ended, session_ended).
+	// "expired" by a person; "allowed" of a call_judged that is counted), "happened" or "did_not"
+	// (call_resolved), a [protocol.Action] (question_answered; [protocol.ActionCancel] means no
+	// answer), or an [Outcome] (turn_ended, session_ended).
 	Status string `json:"status,omitempty"`
 
 	ResultFields

@@ -11,10 +11,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// Ledger has the tool calls that reach sessions by other interfaces than turns: what was decided about
-// them, and how many there were. It writes to the sessions' journals, so the rules of a policy about
-// numbers of calls hold for all interfaces of a session, and for all processes: an entry is appended only
-// behind the calls that were counted for it. It is safe for concurrent use.
+// Ledger has the tool calls that reach sessions by other interfaces than turns: what was decided
+// about them, and how many there were. It writes to the sessions' journals, so the rules of a
+// policy about numbers of calls hold for all interfaces of a session, and for all processes: an
+// entry is appended only behind the calls that were counted for it. It is safe for concurrent use.
 type Ledger struct {
 	journal Journal // nil keeps the counts in memory
 
@@ -57,8 +57,8 @@ type page struct {
 	judged map[protocol.CallID]string // calls with an entry that is counted, and their tools
 }
 
-// maxPages is how many sessions' pages a ledger with a journal keeps; those that it forgets are read
-// again.
+// maxPages is how many sessions' pages a ledger with a journal keeps; those that it forgets are
+// read again.
 const maxPages = 10_000
 
 // errTurnOpen means that the session's journal is written by the process of its turn.
@@ -130,13 +130,13 @@ func (l *Ledger) used(ctx context.Context, session protocol.SessionID, call prot
 	return p.before(call), nil
 }
 
-// enter appends what make returns for the calls that the session has had without the call itself. If
-// another process has extended the session meanwhile, make is called again.
-func (l *Ledger) enter(ctx context.Context, session protocol.SessionID, call protocol.CallID, make func(used map[string]int) Event) error {
+// enter appends what entry returns for the calls that the session has had without the call itself.
+// If another process has extended the session meanwhile, entry is called again.
+func (l *Ledger) enter(ctx context.Context, session protocol.SessionID, call protocol.CallID, entry func(used map[string]int) Event) error {
 	if l == nil {
 		return nil
 	}
-	return l.append(ctx, session, func(p *page) []Event { return []Event{make(p.before(call))} })
+	return l.append(ctx, session, func(p *page) []Event { return []Event{entry(p.before(call))} })
 }
 
 // Append journals a call that ended as a turn of its session: see [Single.Turn].
@@ -146,7 +146,7 @@ func (l *Ledger) Append(ctx context.Context, session protocol.SessionID, input, 
 	})
 }
 
-func (l *Ledger) append(ctx context.Context, session protocol.SessionID, make func(*page) []Event) error {
+func (l *Ledger) append(ctx context.Context, session protocol.SessionID, entries func(*page) []Event) error {
 	p := l.page(session)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +157,7 @@ func (l *Ledger) append(ctx context.Context, session protocol.SessionID, make fu
 		if p.open {
 			return errTurnOpen
 		}
-		events := make(p)
+		events := entries(p)
 		if l.journal == nil || l.hold(session, events) {
 			p.add(events)
 			return nil

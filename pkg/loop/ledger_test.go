@@ -20,8 +20,8 @@ func bounded(t *testing.T, rules policy.Policy) *policy.Judge {
 	return judge
 }
 
-// TestLedger_BoundsHoldForAllInterfaces: the calls of turns and those from outside have one bound, in
-// whatever order they come.
+// TestLedger_BoundsHoldForAllInterfaces: the calls of turns and those from outside have one bound,
+// in whatever order they come.
 func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "work"), says("done"), asks("b", "work", "work"), says("done"))
@@ -48,8 +48,8 @@ func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	require.Contains(t, refused.Text, "used up its 4 tool calls")
 }
 
-// TestLedger_ProcessesShareABound: many at once, each with what it knows, make exactly as many calls
-// as are allowed.
+// TestLedger_ProcessesShareABound: many at once, each with what it knows, make exactly as many
+// calls as are allowed.
 func TestLedger_ProcessesShareABound(t *testing.T) {
 	t.Parallel()
 	r := newRig()
@@ -74,7 +74,8 @@ func TestLedger_ProcessesShareABound(t *testing.T) {
 	require.Equal(t, 7, made)
 }
 
-// TestLedger_ARefusedCallIsNoCall: neither one that a rule refused, nor one that its worker refused.
+// TestLedger_ARefusedCallIsNoCall: neither one that a rule refused, nor one that its worker
+// refused.
 func TestLedger_ARefusedCallIsNoCall(t *testing.T) {
 	t.Parallel()
 	r := newRig()

@@ -163,8 +163,9 @@ func wordsOf(query string) []string {
 	})
 }
 
-// eachWord passes on the words of a text, in lower case, and where they are: letters, their marks and
-// digits. Of a script without spaces between words these are each character, and each pair of them.
+// eachWord passes on the words of a text, in lower case, and where they are: letters, their marks
+// and digits. Of a script without spaces between words these are each character, and each pair of
+// them.
 func eachWord(text string, found func(word string, at int)) {
 	begun, last := -1, -1 // a word with spaces around it, and a character of one without
 	end := func(to int) {

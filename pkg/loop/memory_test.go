@@ -55,7 +55,8 @@ func TestMemory_FindsThePassagesWithMostWords(t *testing.T) {
 	require.Equal(t, "[Nothing has these words]", found[5], "searches are not found")
 }
 
-// TestMemory_ScriptsWithoutSpaces: a part of a sentence is found, and the passage shown has the match.
+// TestMemory_ScriptsWithoutSpaces: a part of a sentence is found, and the passage shown has the
+// match.
 func TestMemory_ScriptsWithoutSpaces(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("filler ", 100)

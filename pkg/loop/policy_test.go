@@ -61,8 +61,8 @@ func TestPolicy_AtMostOnceIsTheDeliveryOfTheCall(t *testing.T) {
 	}
 }
 
-// A call that was journaled before its coordinator was lost is sent again, since it may run already. A
-// further policy that denies it does not make it less bound.
+// A call that was journaled before its coordinator was lost is sent again, since it may run
+// already. A further policy that denies it does not make it less bound.
 func TestPolicy_ADenialDoesNotUnbindACallThatWasSent(t *testing.T) {
 	t.Parallel()
 	bound := "{at_most_once: {tools: [work]}, min_level: full, paths: {read: ['src/**'], write: ['src/**']}}"

@@ -27,7 +27,8 @@ type SingleOptions struct {
 	// Ledger has the calls of the session before this one, for bounds of their number, and gets what
 	// was decided. With nil no earlier call is known, so these bounds allow at least one.
 	Ledger *Ledger
-	// Interface names the way by which the call came, such as mcp, and By who made it, for the journal.
+	// Interface names the way by which the call came, such as mcp, and By who made it, for the
+	// journal.
 	Interface, By string
 	// ID is the caller's own id of the call: as long as results are kept, dispatching a call of the
 	// session with this id again returns the first one's result. A call of another tool or with
@@ -94,9 +95,9 @@ func PlanSingle(
 	return s.planned(ctx, &o, session, tool, []string{tool}, arguments)
 }
 
-// PlanAct is [PlanSingle] for an interface without tool calls, such as the reading of a resource. The
-// policy judges the plan, which has a payload, as a call of each of the tools in as, which do the
-// same; the first one stands for all of them where calls are counted. The call names the tool.
+// PlanAct is [PlanSingle] for an interface without tool calls, such as the reading of a resource.
+// The policy judges the plan, which has a payload, as a call of each of the tools in as, which do
+// the same; the first one stands for all of them where calls are counted. The call names the tool.
 func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []string, plan tools.Plan, arguments string, options *SingleOptions) *Single {
 	s, o := newSingle(nil, options)
 	s.plan = plan

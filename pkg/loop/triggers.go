@@ -220,8 +220,8 @@ const (
 	maxDeliveredBytes = 64 << 10
 )
 
-// deliver adds the unread messages of a watched channel to the text of an input, and returns how far
-// that is; nil if there are none.
+// deliver adds the unread messages of a watched channel to the text of an input, and returns how
+// far that is; nil if there are none.
 func (r *Runner) deliver(ctx context.Context, rec *recorder, input *Input) (*ChannelPosition, error) {
 	u := ports.UnattendedOf(ctx)
 	if u == nil || u.Firing == nil || u.Firing.Channel == "" {

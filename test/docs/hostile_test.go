@@ -13,8 +13,8 @@ import (
 
 // Coordinator and worker run as the user, outside of sandboxes, beside files that a session wrote.
 // No program may run there on such files, or because of them; git parses copies of single files
-// (internal/gitguard/ask.go). No file of a session's is opened in a way that waits, has an effect or
-// has no bound: package regular opens them, or what is said here does.
+// (internal/gitguard/ask.go). No file of a session's is opened in a way that waits, has an effect
+// or has no bound: package regular opens them, or what is said here does.
 
 // use is how many calls a file has, and why no session can make use of them.
 type use struct {

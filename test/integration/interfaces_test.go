@@ -166,8 +166,8 @@ func mcpWith(t *testing.T, flags ...string) *mcp.ClientSession {
 	return mcpClient(t, &mcp.CommandTransport{Command: command})
 }
 
-// TestPolicy_EveryInterfaceJudgesAlike: by each interface each act is denied by each rule that is about it,
-// and by no other. An interface or an act without a way to try it fails the test.
+// TestPolicy_EveryInterfaceJudgesAlike: by each interface each act is denied by each rule that is
+// about it, and by no other. An interface or an act without a way to try it fails the test.
 func TestPolicy_EveryInterfaceJudgesAlike(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

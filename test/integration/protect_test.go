@@ -172,8 +172,8 @@ func command(t *testing.T, dir, script string) {
 }
 
 // TestProtect_WhatGitWouldRunIsTold is what cannot be kept from a session that may commit and make
-// repositories: what these have git run is set aside, it is told by name, last, and the exit code stays. --protect .git keeps the first
-// from being made.
+// repositories: what these have git run is set aside, it is told by name, last, and the exit code
+// stays. --protect .git keeps the first from being made.
 func TestProtect_WhatGitWouldRunIsTold(t *testing.T) {
 	t.Parallel()
 	const entry = "git init -q sub && cd sub && git commit -q --allow-empty -m s && git config core.fsmonitor 'touch ../../ran; true' && cd .. && git add sub; git commit -q -m entry"

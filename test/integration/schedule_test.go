@@ -197,8 +197,8 @@ func TestSchedule_Commands(t *testing.T) {
 	require.Contains(t, got.stderr, "there is no such schedule: morning")
 }
 
-// TestSchedule_ListsAndResults: what waits for a message is no paused schedule, commands are shown as
-// they are, and a schedule that has not started says so.
+// TestSchedule_ListsAndResults: what waits for a message is no paused schedule, commands are shown
+// as they are, and a schedule that has not started says so.
 func TestSchedule_ListsAndResults(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)

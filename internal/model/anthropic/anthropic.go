@@ -82,8 +82,8 @@ var (
 	inContent = endpoint.Path("content")
 )
 
-// What a server may reject of requests. Without thinking a request has no blocks of it, and asks for
-// none: the API refuses a conversation without blocks from a model that thinks.
+// What a server may reject of requests. Without thinking a request has no blocks of it, and asks
+// for none: the API refuses a conversation without blocks from a model that thinks.
 const (
 	thinking  = "thinking"
 	maxTokens = "max_tokens"

@@ -349,8 +349,8 @@ func TestAimock_Session(t *testing.T) {
 }
 
 // A thought that the server refuses is left out of its own request alone, which then asks for no
-// thinking: else the server refuses that, too. Other sessions of the model, and this one in its next
-// turn, think as before; so does a turn in which the model of another provider has replied.
+// thinking: else the server refuses that, too. Other sessions of the model, and this one in its
+// next turn, think as before; so does a turn in which the model of another provider has replied.
 func TestMessages_ARefusedThoughtIsALessonForItsRequest(t *testing.T) {
 	t.Parallel()
 	d := messages()

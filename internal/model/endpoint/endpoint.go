@@ -18,8 +18,9 @@
 // that the server gave up or rejects (a tool call that does not fit its schema), and silence (also
 // 408) are tried again, with jittered exponential back-off, and not before the time that the server
 // asks for (Retry-After, retry-after-ms, RetryInfo). Nothing else is: not used-up credit, a content
-// filter, a bad key, an unknown model or a malformed request. Each attempt is a new request. After an attempt that broke in the middle of its text, the pieces of
-// the next one begin from the start: live views show some words twice, the returned reply does not.
+// filter, a bad key, an unknown model or a malformed request. Each attempt is a new request. After
+// an attempt that broke in the middle of its text, the pieces of the next one begin from the start:
+// live views show some words twice, the returned reply does not.
 //
 // A reply is an answer only when it ends for a reason that is known to be an end ([Ending]).
 package endpoint

@@ -63,7 +63,8 @@ func (r *Rejects) Of(session protocol.SessionID) *Lessons {
 	return lessons
 }
 
-// Lessons are what a server has rejected of the requests for one reply, and of the session's others.
+// Lessons are what a server has rejected of the requests for one reply, and of the session's
+// others.
 type Lessons struct {
 	rejects *Rejects
 	session protocol.SessionID

@@ -48,7 +48,8 @@ func usedUp(t *testing.T, d *Dialect) {
 	}
 }
 
-// A tool is left out only for an error about its declaration, and in the session that had the error.
+// A tool is left out only for an error about its declaration, and in the session that had the
+// error.
 func rejectedTools(t *testing.T, d *Dialect) {
 	t.Helper()
 	asked := Hello()

@@ -262,8 +262,8 @@ func (s *Set) watchRepositories(ctx context.Context, l protocol.Lane) error {
 	return err
 }
 
-// SetAside sets aside what a call of a lane has left for git to run in a directory used in place. It
-// returns what that was.
+// SetAside sets aside what a call of a lane has left for git to run in a directory used in place.
+// It returns what that was.
 func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
 	dir, inPlace := s.InPlace(l)
 	if !inPlace {

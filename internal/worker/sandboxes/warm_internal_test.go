@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Idle sandboxes are bounded by memory and by files, of which other things of the process need some.
+// Idle sandboxes are bounded by memory and by files, of which other things of the process need
+// some.
 func TestWarmest_HasMemoryAndFiles(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, 100, warmest(100*WarmSandbox, 1<<20))

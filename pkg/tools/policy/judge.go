@@ -88,10 +88,10 @@ func (j *Judge) Judge(call Call) Verdict {
 	return final
 }
 
-// Server decides whether an MCP server may be started, the names of whose tools begin with a prefix;
-// tools are those names, nil if they are unknown. It is denied if the names alone deny every call of
-// its tools, and binds the start to the minimum level of the calls. The operator chose the program
-// that starts, so rules about commands are not about it.
+// Server decides whether an MCP server may be started, the names of whose tools begin with a
+// prefix; tools are those names, nil if they are unknown. It is denied if the names alone deny
+// every call of its tools, and binds the start to the minimum level of the calls. The operator
+// chose the program that starts, so rules about commands are not about it.
 func (j *Judge) Server(prefix string, tools []string) Verdict {
 	final := Verdict{Decision: Allowed}
 	for i := range j.policies {
@@ -111,8 +111,8 @@ func (j *Judge) Server(prefix string, tools []string) Verdict {
 }
 
 // And is the verdict when both have to agree: the first that denies, else the one that asks, and
-// for a shorter time. What either of them demands of the call holds whatever the decision: a call that
-// was sent before a rule denied it stays as bound as it was.
+// for a shorter time. What either of them demands of the call holds whatever the decision: a call
+// that was sent before a rule denied it stays as bound as it was.
 func (v Verdict) And(other Verdict) Verdict {
 	final := v
 	switch {

@@ -265,8 +265,8 @@ func anyIsOf(patterns []string, call Call) (string, bool) {
 	return anyMatches(patterns, call.Tool)
 }
 
-// UnknownTools reports each name or pattern of a tool that is no class and matches none of the names
-// that there are, with the nearest one: a misspelled rule would bind nothing.
+// UnknownTools reports each name or pattern of a tool that is no class and matches none of the
+// names that there are, with the nearest one: a misspelled rule would bind nothing.
 func (p Policy) UnknownTools(names []string) error {
 	var errs []error
 	for _, rule := range p.ofTools() {
