@@ -201,8 +201,6 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "text", true
 	case loop.EventPolicyDecision:
 		return "index call_id name status rule text", true
-	case loop.EventCallJudged:
-		return "call_id name status interface", true
 	case loop.EventApprovalAsked:
 		return "index call_id name rule text", true
 	case loop.EventQuestionAsked:
@@ -211,7 +209,7 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "index call_id name question status", true
 	case loop.EventWorkerLost:
 		return "index call_id name worker_id attempt text", true
-	case loop.EventRevertStarted, loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved:
+	case loop.EventRevertStarted, loop.EventSessionForked, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved, loop.EventCallJudged:
 	}
 	return "", false
 }

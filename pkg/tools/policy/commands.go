@@ -52,8 +52,8 @@ var keys = regexp.MustCompile(`\x1b\[[0-9;]*[@-~]`)
 // separators are what commands of a line stand between.
 var separators = regexp.MustCompile(`[;&|(){}!]+|\b(if|then|elif|else|while|until|do)\b|\]\]`)
 
-// typedLines returns the programs of lines typed at a terminal. A line that is not understood may be
-// one of another language: it counts up to there, and so does each part of it by itself if its
+// typedLines returns the programs of lines typed at a terminal. A line that is not understood may
+// be one of another language: it counts up to there, and so does each part of it by itself if its
 // program is known. What runs other commands is one that is not known.
 func typedLines(sent wire.ProcessSend) *shell.Script {
 	script := &shell.Script{}
