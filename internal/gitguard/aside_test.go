@@ -102,8 +102,8 @@ func TestAside_WhatWasThereStays(t *testing.T) {
 	require.Equal(t, "https://example.com/x\n", run(t, dir, "git -C sub remote get-url origin"))
 }
 
-// TestAside_WhatCannotBeLookedAtHidesNothing: an error, or a file that git refuses, is no way to keep
-// what else there is.
+// TestAside_WhatCannotBeLookedAtHidesNothing: an error, or a file that git refuses, is no way to
+// keep what else there is.
 func TestAside_WhatCannotBeLookedAtHidesNothing(t *testing.T) {
 	t.Parallel()
 	dir := workspace(t, "true")

@@ -67,7 +67,8 @@ rm .git/objects/${t:0:2}/${t:2}`)
 	require.FileExists(t, mark, "the case is one")
 }
 
-// TestTracked_IsBounded: all indexes together, so that a session does not fill the disk with copies.
+// TestTracked_IsBounded: all indexes together, so that a session does not fill the disk with
+// copies.
 func TestTracked_IsBounded(t *testing.T) {
 	t.Parallel()
 	dir := workspace(t, commit+"for n in 1 2 3; do truncate -s 400M .git/sharedindex.$n; done")
@@ -75,7 +76,8 @@ func TestTracked_IsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "the indexes are larger than")
 }
 
-// TestIdentity_OfHostileConditions: alternatives of a pattern would be tried for longer than a life.
+// TestIdentity_OfHostileConditions: alternatives of a pattern would be tried for longer than a
+// life.
 func TestIdentity_OfHostileConditions(t *testing.T) {
 	t.Parallel()
 	dir := workspace(t, commit+`git config "includeIf.onbranch:$(printf '{a,a}%.0s' $(seq 60))b.path" x; git config user.name n; git config user.email e`+"\n"+

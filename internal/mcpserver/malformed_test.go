@@ -46,7 +46,8 @@ func bad() map[string]int {
 	}
 }
 
-// stdio serves a client that speaks by hand. What it returns sends a message, and decodes the answer.
+// stdio serves a client that speaks by hand. What it returns sends a message, and decodes the
+// answer.
 func stdio(t *testing.T, s *mcpserver.Server) func(message string, answer any) {
 	t.Helper()
 	in, toServer := io.Pipe()

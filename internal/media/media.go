@@ -1,6 +1,6 @@
-// Package media decodes the pictures and documents that sessions show to models. They may be made to
-// harm who decodes them: one is decoded at a time, within bounds. A PDF document is read by PDFium in
-// WebAssembly, which reaches nothing of this machine.
+// Package media decodes the pictures and documents that sessions show to models. They may be made
+// to harm who decodes them: one is decoded at a time, within bounds. A PDF document is read by
+// PDFium in WebAssembly, which reaches nothing of this machine.
 package media
 
 import (
@@ -23,7 +23,8 @@ const maxPixels = 24 << 20
 //nolint:gochecknoglobals // it bounds the process
 var one = make(chan struct{}, 1)
 
-// Picture returns the media type that a picture has, whatever it was declared as, or why it is none.
+// Picture returns the media type that a picture has, whatever it was declared as, or why it is
+// none.
 func Picture(data []byte) (mediaType string, err error) {
 	one <- struct{}{}
 	defer func() { <-one }()

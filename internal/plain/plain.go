@@ -179,9 +179,9 @@ func treeLine(entry protocol.TreeEntry, above int) string {
 	return strings.Repeat("  ", max(strings.Count(entry.Path, "/")-above, 0)) + text
 }
 
-// Matches returns the text of each match: its line, as line makes it with the separator ":", between
-// the lines around it, which have "-". As in grep, "--" stands between lines that do not follow each
-// other.
+// Matches returns the text of each match: its line, as line makes it with the separator ":",
+// between the lines around it, which have "-". As in grep, "--" stands between lines that do not
+// follow each other.
 func Matches(matches []protocol.Match, line func(match protocol.Match, separator string) string) []string {
 	texts := make([]string, len(matches))
 	path, last, around := "", 0, slices.ContainsFunc(matches, func(m protocol.Match) bool { return len(m.Before)+len(m.After) > 0 })

@@ -84,7 +84,8 @@ func generatedLine(n int, paths []string) string {
 	return "\n[" + strings.TrimPrefix(generatedText(n, paths), "; ") + "]"
 }
 
-// Search is one line a match, with those around it where they were asked for, and how many files were searched.
+// Search is one line a match, with those around it where they were asked for, and how many files
+// were searched.
 func Search(v protocol.FilesSearchResult, r rest) string {
 	searched := prose.Plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {

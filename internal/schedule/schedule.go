@@ -487,8 +487,8 @@ func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
 	return st.read(ctx, st.subject(">"))
 }
 
-// Page is List for the first schedules whose names come after one, at most limit of them; leftOut is
-// how many more come after these.
+// Page is List for the first schedules whose names come after one, at most limit of them; leftOut
+// is how many more come after these.
 func (st *Store) Page(ctx context.Context, after string, limit int) (list []*Schedule, leftOut int, err error) {
 	there := map[string]bool{}
 	err = natsio.EachLast(ctx, st.stream, []string{st.subject(">")}, true, func(msg jetstream.Msg) error {

@@ -143,7 +143,8 @@ func TestStore_ListsPages(t *testing.T) {
 	}
 }
 
-// TestNext_ClockChanges: a fixed local time starts once a day, also on a day on which clocks change.
+// TestNext_ClockChanges: a fixed local time starts once a day, also on a day on which clocks
+// change.
 func TestNext_ClockChanges(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
@@ -444,8 +445,8 @@ func TestRunner_Pause(t *testing.T) {
 	require.False(t, (<-calls).IssuedAt.Before(resumed.Resumed))
 }
 
-// A call of workers that the runner's judge refuses does not start. Turns are not asked about, since
-// what they do is judged then.
+// A call of workers that the runner's judge refuses does not start. Turns are not asked about,
+// since what they do is judged then.
 func TestRunner_CallsAreJudged(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)

@@ -61,8 +61,8 @@ func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	return err
 }
 
-// List implements [ports.Triggers]. The trigger whose only turn runs has fired, although its record may
-// be there for a moment, or until another coordinator removes it.
+// List implements [ports.Triggers]. The trigger whose only turn runs has fired, although its record
+// may be there for a moment, or until another coordinator removes it.
 func (t triggers) List(ctx context.Context) ([]ports.Trigger, error) {
 	stored, err := t.store.Triggers(ctx, t.call.SessionID)
 	if err != nil {

@@ -112,8 +112,8 @@ func TestServer_SessionsThatWakeEachOtherAreBounded(t *testing.T) {
 	}
 }
 
-// A coordinator is lost after it has sent the call of a trigger, and before it has removed its record:
-// the turn, which comes too early, is postponed, as no other one waits.
+// A coordinator is lost after it has sent the call of a trigger, and before it has removed its
+// record: the turn, which comes too early, is postponed, as no other one waits.
 func TestServer_ATriggerThatHasFiredDoesNotWait(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, answer)

@@ -123,9 +123,9 @@ func (s *Sweeper) ofClients(ctx context.Context, r *Reader, before time.Time) (s
 	return sessions, nil
 }
 
-// end removes what is stored of a sandbox, unless something uses it. First it makes the workspace an
-// empty one, if no worker has used it since: then nothing else of the session is in use. The journal
-// is last, so that a removal that was cut short is found again.
+// end removes what is stored of a sandbox, unless something uses it. First it makes the workspace
+// an empty one, if no worker has used it since: then nothing else of the session is in use. The
+// journal is last, so that a removal that was cut short is found again.
 func (s *Sweeper) end(ctx context.Context, id protocol.SessionID, journal *change, at where, before time.Time) (bool, error) {
 	if at.part != nil && !at.workspace.Used.Before(before) {
 		return false, nil

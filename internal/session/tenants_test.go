@@ -19,7 +19,8 @@ import (
 )
 
 // A tenant's key signs no call that touches a session of another tenant: its sandbox, its stored
-// outputs, its workspace as the source of a merge, a directory that it has uploaded. A fork has the owner of its origin.
+// outputs, its workspace as the source of a merge, a directory that it has uploaded. A fork has the
+// owner of its origin.
 func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 	t.Parallel()
 	var all []byte

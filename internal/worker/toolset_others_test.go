@@ -41,7 +41,8 @@ var (
 )
 
 // openRathAnswers makes the calls whose answers by OpenRath 2.0.0 testdata/openrath has (record.py
-// makes them), and compares what a program reads of an answer: the values, or the kind of the error.
+// makes them), and compares what a program reads of an answer: the values, or the kind of the
+// error.
 func openRathAnswers(t *testing.T, execute executor) {
 	s := newSession(t, execute, "openrath")
 	if s.sh("command -v python3 || true") == "[exit code 0, no output]" {

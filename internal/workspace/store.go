@@ -308,9 +308,9 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 	}
 }
 
-// append stores the message of a checkpoint behind the last one that its writer has seen, and returns
-// its sequence. It continues until that is known, or ctx ends: if the answer was lost, it looks for
-// the token.
+// append stores the message of a checkpoint behind the last one that its writer has seen, and
+// returns its sequence. It continues until that is known, or ctx ends: if the answer was lost, it
+// looks for the token.
 func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, msg *nats.Msg) (uint64, error) {
 	for {
 		seq, err := s.publish(ctx, msg, expected)
@@ -399,8 +399,8 @@ func (s *Store) purge(ctx context.Context, lane wire.LaneHash, before uint64) er
 	return nil
 }
 
-// journals are the journals whose lanes, or what stands for lanes, begin with a prefix: what follows
-// it, sorted.
+// journals are the journals whose lanes, or what stands for lanes, begin with a prefix: what
+// follows it, sorted.
 func (s *Store) journals(ctx context.Context, prefix string) (names []string, err error) {
 	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(wire.WorkspaceSubject(s.fleet, "*")))
 	if err != nil {

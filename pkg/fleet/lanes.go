@@ -146,8 +146,8 @@ func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.
 	})
 }
 
-// Pools returns the pools that a worker has served, or that were made for workers, sorted. It leaves
-// out [protocol.SessionPool].
+// Pools returns the pools that a worker has served, or that were made for workers, sorted. It
+// leaves out [protocol.SessionPool].
 func (c *Client) Pools(ctx context.Context) ([]protocol.Pool, error) {
 	return do(ctx, c, []natsio.Rights{natsio.PoolsRights(c.inner.Name)}, func(ctx context.Context) ([]protocol.Pool, error) {
 		all := []protocol.Pool{}

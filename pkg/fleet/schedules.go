@@ -61,8 +61,8 @@ func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
 	return list, err
 }
 
-// Page is List for the first schedules whose names come after one, at most limit of them; a limit of
-// 0 means 100. leftOut is how many more come after these.
+// Page is List for the first schedules whose names come after one, at most limit of them; a limit
+// of 0 means 100. leftOut is how many more come after these.
 func (s Schedules) Page(ctx context.Context, after string, limit int) (list []Schedule, leftOut int, err error) {
 	list = []Schedule{}
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {

@@ -43,8 +43,8 @@ const (
 	attachmentForModel = 6000 // bytes of a conversation that an image or document counts for
 )
 
-// NewAttachment makes an attachment of a file: a PNG, JPEG, GIF or WebP image that can be decoded or
-// a PDF document of up to 4 MiB, or a text in UTF-8 of up to 256 KiB. The content decides which.
+// NewAttachment makes an attachment of a file: a PNG, JPEG, GIF or WebP image that can be decoded
+// or a PDF document of up to 4 MiB, or a text in UTF-8 of up to 256 KiB. The content decides which.
 func NewAttachment(name string, data []byte) (Attachment, error) {
 	a := Attachment{Name: name, Image: Image{MediaType: typeOf(data), Data: data}}
 	most := render.MaxImageBytes
@@ -87,7 +87,8 @@ func typeOf(data []byte) string {
 
 // Check reports why a model cannot get the attachments: at most 16, of 12 MiB together, each as
 // [NewAttachment] takes it and of a type that the model takes. A nil model takes all types. A model
-// that takes no PDF documents gets their text, if they have some: that is seen when the turn begins.
+// that takes no PDF documents gets their text, if they have some: that is seen when the turn
+// begins.
 func (in Input) Check(model Model) error {
 	_, err := attached(model, 0, in.Attachments)
 	return err

@@ -182,8 +182,9 @@ func TestMcp_OverHTTP(t *testing.T) {
 	require.Equal(t, "kept\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "cat f"))
 }
 
-// TestMcp_ASessionThatItsClientEndsIsRemoved: what only a session of the protocol used goes with it;
-// a sandbox that has a key, or that calls without a session used, is listed until it is removed.
+// TestMcp_ASessionThatItsClientEndsIsRemoved: what only a session of the protocol used goes with
+// it; a sandbox that has a key, or that calls without a session used, is listed until it is
+// removed.
 func TestMcp_ASessionThatItsClientEndsIsRemoved(t *testing.T) {
 	t.Parallel()
 	b, model := newBroker(t), script(t, say("Done."))

@@ -62,8 +62,8 @@ func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (pro
 	return protocol.FilesReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
 }
 
-// text returns r, or, if the file is a notebook, or holds text in another encoding than UTF-8, or in
-// the one that the request names, the text of that.
+// text returns r, or, if the file is a notebook, or holds text in another encoding than UTF-8, or
+// in the one that the request names, the text of that.
 func (f *FS) text(ctx context.Context, name string, req protocol.FilesRead, r protocol.FilesReadResult) (protocol.FilesReadResult, error) {
 	guessed, notebook := req.Encoding == "", strings.EqualFold(path.Ext(name), ".ipynb")
 	if req.Raw || guessed && (!r.Binary && !notebook || r.Image != "" || r.Bytes > isolation.MaxFileSize) {

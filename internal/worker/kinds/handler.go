@@ -134,7 +134,8 @@ func (a *Attempt) open(ctx context.Context) (*sandboxes.Box, sandbox.Sandbox, er
 }
 
 // Owned refuses a call that touches what the tenant of its signer does not own: the workspaces of
-// its lane, of its session and of its payload, and the upload that this names. Without an answer about one it is refused as well.
+// its lane, of its session and of its payload, and the upload that this names. Without an answer
+// about one it is refused as well.
 func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
 	if a.Run.Bound == "" || a.host.Workspaces == nil {
 		return nil

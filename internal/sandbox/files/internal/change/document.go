@@ -82,8 +82,8 @@ func (d *Document) Replace(steps []string, value []byte) ([]byte, error) {
 	return d.insert(parent, steps[last], inner, err)
 }
 
-// Nest returns the JSON of objects in which the steps lead to value. A step that is "-" or 0 is into
-// an array.
+// Nest returns the JSON of objects in which the steps lead to value. A step that is "-" or 0 is
+// into an array.
 func Nest(steps []string, value []byte) ([]byte, error) {
 	for _, step := range slices.Backward(steps) {
 		if step == "-" || step == "0" {

@@ -86,8 +86,8 @@ func IsNotebookText(text []byte) bool {
 	return heading.Match(first)
 }
 
-// ParseNotebook reads a notebook; ok is false for a document that is none, of a version before 4, or
-// with lines in its cells that look like those before cells.
+// ParseNotebook reads a notebook; ok is false for a document that is none, of a version before 4,
+// or with lines in its cells that look like those before cells.
 func ParseNotebook(text []byte) (_ *Notebook, ok bool) {
 	var found struct {
 		Version int            `json:"nbformat"`
