@@ -134,6 +134,26 @@ func TestReader_ListsManySessions(t *testing.T) {
 	require.Less(t, messages()-before, uint64(50*7+16*50+100), "its events and two more of each session, and the tail")
 }
 
+// Calls that wait are found without a message for each session.
+func TestReader_ApprovalsOfManySessions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for i := range 300 {
+		asked := loop.Event{Type: loop.EventApprovalAsked, Time: time.Unix(int64(i), 0).UTC()}
+		asked.CallID = protocol.CallID(fmt.Sprint("c", i))
+		body, err := json.Marshal([]loop.Event{{Type: loop.EventTurnStarted, Turn: 1}, asked})
+		require.NoError(t, err)
+		_, err = r.JS.Publish(t.Context(), wire.EventSubject(r.Name, protocol.SessionID(fmt.Sprint("s", i))), body)
+		require.NoError(t, err)
+	}
+	reader, before := r.reader(t), r.NC.Stats()
+	all, err := reader.Approvals(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 300)
+	require.Equal(t, protocol.CallID("c7"), all[7].CallID, "the oldest first")
+	require.Less(t, r.NC.Stats().OutMsgs-before.OutMsgs, uint64(50))
+}
+
 // A journal that cannot be read hides no other session, and can be removed.
 func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	t.Parallel()

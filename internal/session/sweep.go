@@ -12,15 +12,18 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Sweeper removes what calls without a model left behind: workspaces of sandboxes that have no
 // journal, and sessions in whose journals clients of an interface made every turn, once nothing has
-// used them for an age. Sessions with a turn of a model or a person stay.
+// used them for an age. Sessions with a turn of a model or a person stay, and so do sandboxes that a
+// schedule uses.
 type Sweeper struct {
 	// Fleet and Age are required, and Stores has the workspaces of each part of the fleet.
 	Fleet  *fleet.Fleet
@@ -47,7 +50,12 @@ func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	known := hashes(journaled)
+	scheduled, err := s.scheduled(ctx)
+	if err != nil {
+		return 0, err
+	}
+	sessions = slices.DeleteFunc(sessions, func(c change) bool { return slices.Contains(scheduled, c.id) })
+	known := hashes(append(journaled, scheduled...))
 	for _, c := range sessions {
 		delete(known, sandboxHash(c.id))
 	}
@@ -79,6 +87,19 @@ func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
 		end(nameOf(at.workspace), nil, at)
 	}
 	return removed, errors.Join(failed...)
+}
+
+// scheduled are the sandboxes in which schedules start calls, however seldom.
+func (s *Sweeper) scheduled(ctx context.Context) (ids []protocol.SessionID, err error) {
+	store, err := schedule.Open(ctx, s.Fleet.JS, s.Fleet.Name)
+	if err != nil {
+		return nil, err
+	}
+	all, err := store.List(ctx)
+	for _, one := range all {
+		ids = append(ids, one.Call.SessionID, protocol.SessionID(sandboxes.ID(one.Call.Lane())))
+	}
+	return ids, err
 }
 
 // where is the workspace of a sandbox, and the part of the fleet that has it; nil for none.

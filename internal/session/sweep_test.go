@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -67,7 +68,15 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 	require.NotNil(t, r.call(t.Context(), t, "client", protocol.FilesRead{Path: "long"}).Kept)
 	made("held", protocol.CommandRun{Command: "sleep 1000", Background: true})
 	made("agent", protocol.CommandRun{Command: "echo x >f"})
-	_, err := r.Journal.Append(t.Context(), "agent", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
+	made("monthly", protocol.CommandRun{Command: "echo x >f"})
+	schedules, err := schedule.Open(t.Context(), r.JS, r.Name)
+	require.NoError(t, err)
+	_, err = schedules.Add(t.Context(), schedule.Schedule{Name: "monthly", Cron: "@monthly", KeepSession: true, Call: protocol.Call{
+		ID: wire.RandomCallID(), IssuedAt: time.Now(), SessionID: "monthly", Pool: protocol.DefaultPool, Tool: "test", Payload: protocol.CommandRun{Command: "cat f"},
+		Resources: []protocol.Use{{Key: protocol.SandboxKey("monthly"), Access: protocol.Exclusive}}, Delivery: protocol.Idempotent,
+	}})
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "agent", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
 	require.NoError(t, err)
 	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
@@ -87,8 +96,11 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 	reader.Workspaces = true
 	list, _, err := reader.List(t.Context(), 10)
 	require.NoError(t, err)
-	require.Len(t, list, 2)
-	require.ElementsMatch(t, []protocol.SessionID{"worked", "held"}, []protocol.SessionID{list[0].SessionID, list[1].SessionID})
+	var left []protocol.SessionID
+	for _, s := range list {
+		left = append(left, s.SessionID)
+	}
+	require.ElementsMatch(t, []protocol.SessionID{"worked", "held", "monthly"}, left)
 	require.ElementsMatch(t, before, r.left(t, "worked"))
 	for _, left := range r.left(t, "client") {
 		require.Regexp(t, `^tf\.result\.|^result/|/sandboxes/client$`, left, "results have an age of their own, and so have copies on a worker's disk")
