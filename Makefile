@@ -57,6 +57,7 @@ PROMPT   ?= The tests of this project fail. Find out why, repair it, and show th
 
 .PHONY: demo
 demo: build ## Run a session that repairs a real project, with a scripted model
+	@echo "The session's first command compiles Go's packages in its sandbox: on a slow machine that takes a minute or two."
 	rm -rf $(DEMO)
 	mkdir -p $(DEMO)
 	cp -R examples/wordstats $(DEMO)/wordstats
@@ -65,6 +66,7 @@ demo: build ## Run a session that repairs a real project, with a scripted model
 		--workspace $(DEMO)/wordstats --data $(DEMO)/data \
 		--env GOTOOLCHAIN=local --env GOWORK=off \
 		"$(PROMPT)"
+	@cd $(DEMO)/wordstats && GOWORK=off go test ./... || { echo "demo: the session has ended, but the tests in $(DEMO)/wordstats fail" >&2; exit 1; }
 
 .PHONY: demo-fleet
 demo-fleet: build ## The same over a server and two workers; the one that runs a call is killed

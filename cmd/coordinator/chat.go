@@ -4,18 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/prompt"
-	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -62,7 +60,11 @@ type conversation struct {
 	undone     int               // of these, those up to the last one whose changes were undone
 	attached   []loop.Attachment // files that belong to the next message
 	typed      bool              // the message was typed here
+	kept       []string          // messages for the next turn that were typed while one ran
+	over       bool              // the person has ended the conversation
+	edits      int               // the turn whose input the next message replaces; 0 is none
 	interrupts chan os.Signal
+	getenv     func(string) string
 }
 
 // maxNamed is the number of files of each kind that /undo lists.
@@ -77,7 +79,7 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 	}
 	return &conversation{
 		command: c, session: s, attached: s.attachments, interrupts: make(chan os.Signal, 1),
-		editor: prompt.NewEditor(c.asks, p.Stderr, s.workspace, commands()...),
+		editor: prompt.NewEditor(c.asks, p.Stderr, s.workspace, commandNames()...), getenv: p.Getenv,
 	}
 }
 
@@ -98,22 +100,34 @@ func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error
 		}
 	}
 	for text := v.command.Prompt; ; text = "" {
-		v.typed = text == ""
-		if v.typed {
+		if text == "" && len(v.kept) > 0 {
+			text, v.kept = strings.Join(v.kept, "\n\n"), nil
+		}
+		if v.typed = text == ""; v.typed {
 			if text, err = v.editor.Read(ctx); err != nil {
 				break
 			}
 		}
+		edits := v.edits
+		v.edits = 0
 		switch text = strings.TrimSpace(text); {
-		case text == "":
-		case text == "/quit" || text == "/exit":
-			return v.ended(), nil
-		case strings.HasPrefix(text, "/") && !strings.Contains(text, "\n"):
-			v.obey(ctx, text)
-		default:
-			if last, err = v.turn(ctx, text); err != nil {
-				return last, err
+		case isCommand(text):
+			v.typed = false
+			if text = v.obey(ctx, text); v.over {
+				return v.ended(), nil
 			}
+		case text != "" && edits > 0:
+			text = v.goBack(ctx, edits-1, text)
+		}
+		if text == "" {
+			continue
+		}
+		if last, err = v.turn(ctx, text); err != nil {
+			return last, err
+		}
+		if last.Outcome == loop.OutcomeInterrupted && len(v.kept) > 0 { // who stopped the turn may not want them as they are
+			v.editor.Begin(strings.Join(v.kept, "\n"))
+			v.kept = nil
 		}
 	}
 	if ctx.Err() != nil {
@@ -165,12 +179,60 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	if text != "" { // else it resumes a turn
 		input.Attachments, v.attached = v.attached, nil
 	}
+	listened := v.listen(ctx, cancel)
 	result, err = v.session.turn(ctx, input)
+	listened()
 	v.session.env.Git.AlertNew(ctx)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
 	}
 	return result, err
+}
+
+// listen passes what is typed while a turn runs to that turn, until the function that it returns is
+// called. Without a live view nothing is read: what is typed waits for the prompt.
+func (v *conversation) listen(ctx context.Context, stop context.CancelCauseFunc) (end func()) {
+	if !v.session.show.live {
+		return func() {}
+	}
+	ctx, over := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			text, later, err := v.editor.Meanwhile(ctx)
+			switch text = strings.TrimSpace(text); {
+			case errors.Is(err, prompt.ErrStopped):
+				stop(prompt.ErrStopped)
+				return
+			case errors.Is(err, io.EOF):
+				v.say("a turn runs: Ctrl-C stops it, and Ctrl-D ends at the prompt")
+			case err != nil:
+				return
+			case text == "":
+			case isCommand(text):
+				v.obeyMeanwhile(ctx, text)
+			case later:
+				v.kept = append(v.kept, text)
+				v.say("this is for the next turn")
+			default:
+				v.add(ctx, text)
+			}
+		}
+	}()
+	return func() { over(); <-done }
+}
+
+// add passes a message to the turn that runs; if it takes no more, the next turn gets it.
+func (v *conversation) add(ctx context.Context, text string) {
+	v.session.show.screen.Typed()
+	switch taken, err := v.session.options.Additions.Add(context.WithoutCancel(ctx), text); {
+	case err != nil:
+		v.say("the message may not have reached the session: %v", err)
+	case !taken:
+		v.kept = append(v.kept, text)
+		v.say("the turn takes no more: this is for the next one")
+	}
 }
 
 // undoneNote tells the model that turns were undone.
@@ -179,124 +241,4 @@ func undoneNote(turns int) string {
 		return "[The files are as they were before your last turn: I have undone its changes.]"
 	}
 	return fmt.Sprintf("[The files are as they were before your last %d turns: I have undone their changes.]", turns)
-}
-
-// commands are the lines that the model does not get.
-func commands() []string {
-	return []string{"/attach", "/compact", "/diff", "/help", "/quit", "/session", "/undo"}
-}
-
-func (v *conversation) obey(ctx context.Context, command string) {
-	if path, is := strings.CutPrefix(command, "/attach "); is {
-		v.attach(strings.TrimSpace(path))
-		return
-	}
-	switch command {
-	case "/help":
-		v.say("%s", `@path      a file of the workspace; Tab completes it, and commands too
-\          at the end of a line goes on with another one; pasted lines stay together
-/attach F  sends the file F with your next message: an image, a PDF document or a text
-/compact   has older replies replaced by a summary, so that there is room for more
-/diff      what has changed in the workspace since this conversation began here
-/undo      has the files as they were before the last turn; again, before the one before it
-/session   which session this is, and how to go on with it
-/quit      ends, as do Ctrl-D, and Ctrl-C twice`)
-	case "/session":
-		v.say("session %s, %s, %d tokens; continue with: coordinator chat --continue, or --session %s",
-			v.session.session, terminal.Plural(v.session.totals.turns, "turn"), v.session.totals.usage.Total(), v.session.session)
-	case "/attach":
-		v.say("name the file: /attach FILE")
-	case "/compact":
-		v.compact(ctx)
-	case "/diff":
-		v.diff(ctx)
-	case "/undo":
-		v.undo(ctx)
-	default:
-		v.say("there is no %s; there are %s", command, strings.Join(commands(), ", "))
-	}
-}
-
-// attach adds a file to the next message.
-func (v *conversation) attach(path string) {
-	a, err := readAttachment(path)
-	list := append(slices.Clone(v.attached), a)
-	if err == nil {
-		err = loop.Input{Attachments: list}.Check(v.session.model)
-	}
-	if err != nil {
-		v.say("%s is not attached: %v", path, attachmentError(err))
-		return
-	}
-	v.attached = list
-	v.say("%s (%s) goes with your next message", a.Name, a.MediaType)
-}
-
-func (v *conversation) compact(ctx context.Context) {
-	switch done, err := v.session.runner.Compact(ctx, v.session.session, ""); {
-	case err != nil:
-		v.say("%v", err)
-	case !done:
-		v.say("there is nothing to replace by a summary")
-	}
-}
-
-func (v *conversation) diff(ctx context.Context) {
-	text, err := v.begin.Diff(ctx)
-	switch {
-	case err != nil:
-		v.say("%v", err)
-	case text == "":
-		v.say("nothing has changed")
-	default:
-		v.session.show.screen.Diff(text)
-	}
-}
-
-func (v *conversation) undo(ctx context.Context) {
-	last := len(v.before) - 1
-	if last < 0 {
-		v.say("there is no turn to undo")
-		return
-	}
-	var changes snapshot.Changes
-	err := inplace.Change(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
-		changes, err = v.before[last].Restore(ctx)
-		return err
-	})
-	if err != nil {
-		v.say("%v", err)
-		return
-	}
-	v.before[last].Remove()
-	v.before, v.back = v.before[:last], v.back+1
-	left := slices.Concat(changes.Conflicts, changes.Protected)
-	switch {
-	case len(changes.Written)+len(changes.Removed) > 0:
-		v.undone = v.back
-		v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
-			terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
-	case len(left) == 0:
-		v.say("the last turn changed no files here, so nothing is undone; /undo again goes back one turn more")
-	default:
-		v.say("nothing is undone; /undo again goes back one turn more")
-	}
-	for i, paths := range [][]string{changes.Written, changes.Removed} {
-		if what := []string{"as before", "removed"}[i]; len(paths) > 0 {
-			more := ""
-			if len(paths) > maxNamed {
-				paths, more = paths[:maxNamed], ", ..."
-			}
-			v.say("%s: %s%s", what, strings.Join(paths, ", "), more)
-		}
-	}
-	if len(left) > 0 {
-		v.say("left as they are: %s", strings.Join(left, ", "))
-	}
-}
-
-// copied copies the workspace, for /diff and /undo.
-func (v *conversation) copied(ctx context.Context) *backup.Copy {
-	protect, _ := v.command.Places() // they were checked at the start
-	return backup.Of(ctx, v.session.workspace, v.session.env.Copy == nil, protect)
 }

@@ -12,6 +12,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 // A conversation has several turns in one session; what one changed can be seen and undone.
@@ -46,7 +49,7 @@ func TestChat_TurnsOfOneSession(t *testing.T) {
 	m.shows("  attached readme.txt", "│ waits", "turn ")
 	m.keys("C-c") // the turn, not the program
 	m.shows("■ interrupted")
-	m.keys("/session", "Enter")
+	m.keys("/status", "Enter")
 	m.shows("2 turns, 0 tokens; continue")
 	m.keys("Up", "Up", "Enter") // the line before
 	m.shows("Third is done.", "›")
@@ -169,10 +172,10 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	m.shows("nothing has changed")
 	prompted()
 	m.keys("/nope", "Enter")
-	m.shows("there is no /nope; there are /attach, /compact, /diff, /help, /quit, /session, /undo")
+	m.shows("there is no /nope; there are /attach, /clear, /compact, /cost, /diff, /edit, /fork,")
 	prompted()
 	m.keys("/he", "Tab", "Enter")
-	m.shows("/undo      has the files as they were before the last turn")
+	m.shows("/undo      restores the files as they were before the last turn")
 	prompted()
 	m.keys(`one \`, "Enter", "two", "Enter")
 	m.shows("› one \\\n› two\n", "First is done.")
@@ -185,7 +188,7 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	m.keys("Enter")
 	m.shows("› [The files are as they were before your last turn: I have undone its changes.]\n\n  /diff\n  three\n", "Second is done.")
 	prompted()
-	m.keys("/session", "Enter")
+	m.keys("/status", "Enter")
 	m.shows("2 turns, 42 tokens")
 	prompted()
 	m.keys("C-d")
@@ -276,6 +279,170 @@ func TestChat_TellsWhatGitWouldRunAfterEachTurn(t *testing.T) {
 	m.shows("Second is done.")
 	m.keys("/quit", "Enter")
 	require.Equal(t, 2, strings.Count(m.shows("[ended: 0]"), told))
+}
+
+// What is typed while a turn runs reaches the model at its next step, Ctrl-T keeps it for the next
+// turn, and the rest of a line is there when the turn has ended.
+func TestChat_TypedWhileATurnRuns(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "while [ ! -e more ]; do sleep 0.1; done"}}]},
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "while [ ! -e end ]; do sleep 0.1; done"}}]},
+		{"text": "First is done."}, {"text": "Second is done."}, {"text": "Third is done."}`)
+	data := t.TempDir()
+	m := inTmux(t, 80, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", data, "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("while [ ! -e more ]", "turn ", "\n› ")
+	m.keys("-l", "use tabxs")
+	m.keys("Left", "BSpace", "Enter")
+	m.shows("\n› use tabs\n")
+	m.keys("/jobs", "Enter")
+	m.shows("nothing runs in the background")
+	m.keys("/undo", "Enter")
+	m.shows("/undo works between two turns")
+	m.keys("-l", "later, please")
+	m.keys("C-t")
+	m.shows("\n› later, please\n", "this is for the next turn")
+	require.NoError(t, os.WriteFile(filepath.Join(m.dir, "more"), nil, 0o600))
+	m.shows("while [ ! -e end ]")
+	m.keys("-l", "half a li")
+	m.shows("› half a li")
+	require.NoError(t, os.WriteFile(filepath.Join(m.dir, "end"), nil, 0o600))
+	m.shows("First is done.", "› later, please\n\n● Second is done.", "› half a li")
+	m.keys("-l", "ne")
+	m.keys("Enter")
+	m.shows("› half a line\n", "Third is done.")
+	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+	var inputs []string
+	for _, e := range journalOf(t, data) {
+		if e.Type == loop.EventTurnStarted || e.Type == loop.EventInputAdded {
+			inputs = append(inputs, fmt.Sprintf("%d/%d %s", e.Turn, e.Step, e.Input))
+		}
+	}
+	require.Equal(t, []string{"1/0 one", "1/1 use tabs", "2/0 later, please", "3/0 half a line"}, inputs)
+}
+
+// A question takes the terminal from a line that is being typed, and gives it back.
+func TestChat_AQuestionWhileALineIsTyped(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "while [ ! -e more ]; do sleep 0.1; done"}}]},
+		{"tool_calls": [{"name": "write", "arguments": {"path": "made.txt", "content": "new\n"}}]},
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "while [ ! -e end ]; do sleep 0.1; done"}}]},
+		{"text": "First is done."}, {"text": "Second is done."}`)
+	m := inTmux(t, 100, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model, "--ask-for", "write")
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("while [ ! -e more ]", "turn ", "\n› ")
+	m.keys("-l", "half")
+	m.shows("\n› half")
+	require.NoError(t, os.WriteFile(filepath.Join(m.dir, "more"), nil, 0o600))
+	m.shows("write", question)
+	m.keys("y", "Enter")
+	m.shows("while [ ! -e end ]", "\n› half")
+	m.keys("-l", " a line")
+	m.keys("Enter")
+	m.shows("\n› half a line\n")
+	m.keys("C-c")
+	m.shows("■ interrupted")
+	require.FileExists(t, filepath.Join(m.dir, "made.txt"))
+	m.keys("C-d")
+	m.shows("[ended: 0]")
+}
+
+// The conversation goes back with its files: for another answer, for another input, or to its
+// beginning.
+func TestChat_GoesBack(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"text": "First is done."},
+		{"tool_calls": [{"name": "write", "arguments": {"path": "made.txt", "content": "2\n"}}]}, {"text": "Second is done."},
+		{"text": "Third is done."}, {"text": "Fourth is done."}, {"text": "Fifth is done."}`)
+	data := t.TempDir()
+	m := inTmux(t, 100, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", data, "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("/retry", "Enter")
+	m.shows("there is no message to answer again")
+	m.keys("one", "Enter")
+	m.shows("First is done.", "answered")
+	m.keys("two", "Enter")
+	m.shows("Second is done.", "made.txt  +1 −0  new")
+	m.keys("/retry", "Enter")
+	m.shows("(the conversation goes back to the end of turn 1)", "1 new file removed", "Third is done.")
+	require.NoFileExists(t, filepath.Join(m.dir, "made.txt"))
+	m.keys("/edit 7", "Enter")
+	m.shows("/edit 7: name a turn of the conversation, 1 to 3")
+	m.keys("/edit 1", "Enter")
+	m.shows("instead of what you said in turn 1", "› one")
+	m.keys("-l", " more")
+	m.keys("Enter")
+	m.shows("(the conversation begins again)", "Fourth is done.")
+	m.keys("/clear", "Enter")
+	m.keys("six", "Enter")
+	m.shows("Fifth is done.")
+	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+	var said []string
+	for _, e := range journalOf(t, data) {
+		switch e.Type {
+		case loop.EventTurnStarted:
+			said = append(said, e.Input)
+		case loop.EventRewound:
+			said = append(said, fmt.Sprint(e.KeptTurn))
+		}
+	}
+	require.Equal(t, []string{"one", "two", "1", "two", "0", "one more", "0", "six"}, said)
+}
+
+// What is asked of the conversation itself is answered without the model.
+func TestChat_SaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	skills := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(skills, "release"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(skills, "release", "SKILL.md"), []byte("---\nname: release\ndescription: How we release.\n---\nTag it.\n"), 0o600))
+	other := script(t, `{"text": "From the other."}, {"text": "From the other one."}, {"text": "Skilled."}`)
+	m := inTmux(t, 200, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--price", "1/2", "--skills", skills,
+		"--model", script(t, `{"text": "One.", "usage": {"input_tokens": 1000000, "output_tokens": 1}}`))
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("● One.", "answered")
+	m.keys("/cost", "Enter")
+	m.shows("1 turn: 1000000 input tokens (0 from the cache), 1 output tokens; $1.0000")
+	m.keys("/model nothing:x", "Enter")
+	m.shows("the model stays script:")
+	m.keys("-l", "/model "+other)
+	m.keys("Enter")
+	m.shows("replies from the next turn on")
+	m.keys("two", "Enter")
+	m.shows("From the other one.")
+	m.keys("/tools", "Enter")
+	m.shows("bash  ", "coordinator tools --doc NAME")
+	m.keys("/triggers", "Enter")
+	m.shows("triggers need a fleet")
+	m.keys("/fork", "Enter")
+	m.shows("so their forks could not be found")
+	m.keys("/skill", "Enter")
+	m.shows("- release: How we release.")
+	m.keys("/skill release now", "Enter")
+	m.shows("› Read the skill release with the tool skill, and follow it. now", "Skilled.")
+	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+}
+
+// journalOf reads the journal of the only session in a data directory.
+func journalOf(t *testing.T, data string) []loop.Event {
+	t.Helper()
+	client, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
+	require.NoError(t, err)
+	defer client.Close()
+	ids, err := client.Sessions("").IDs(t.Context())
+	require.NoError(t, err)
+	require.Len(t, ids, 1)
+	history, err := client.Sessions("").Log(t.Context(), ids[0])
+	require.NoError(t, err)
+	return history.Events
 }
 
 // A prompt comes from a pipe, too.

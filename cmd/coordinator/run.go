@@ -76,25 +76,10 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 	}
 	turn.gate = &model.Gate{}
 	opener := model.Opener{Env: p.Getenv, MaxWait: c.ModelWait, Gate: turn.gate} // the screen shows retries
-	if turn.model, o.ModelName, err = opener.Open(c.Model); err != nil {
-		return turn, cli.Usagef("--model: %v", err)
-	}
-	if err := (loop.Input{Attachments: turn.attachments}).Check(turn.model); err != nil {
-		return turn, cli.Usagef("--attach: model %s: %v", o.ModelName, attachmentError(err))
-	}
-	if o.Replay = model.RecordingOf(turn.model); o.Replay != nil {
-		o.Replay.Live, c.CompactAt = c.LiveTools, "none"
-	} else if c.LiveTools {
-		return turn, cli.Usagef("--live-tools: needs --model replay:FILE")
-	}
-	known, err := c.openCosts(opener)
+	known, err := c.openModel(opener, c.Model, &turn)
 	if err != nil {
 		return turn, err
 	}
-	if turn.model, err = c.withFallback(opener, known, o.ModelName, turn.model); err != nil {
-		return turn, err
-	}
-	o.Price, o.Compaction = known.about(o.ModelName)
 	if o.Agents, err = c.openAgents(opener, known, warn); err != nil {
 		return turn, err
 	}
@@ -109,6 +94,30 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 		return turn, cli.Usagef("--%v: name it with --price or --prices", err)
 	}
 	return turn, nil
+}
+
+// openModel opens the model of a session, with what is known of it.
+func (c *runCommand) openModel(opener model.Opener, spec string, turn *prepared) (k known, err error) {
+	o := &turn.options
+	if turn.model, o.ModelName, err = opener.Open(spec); err != nil {
+		return k, cli.Usagef("--model: %v", err)
+	}
+	if err := (loop.Input{Attachments: turn.attachments}).Check(turn.model); err != nil {
+		return k, cli.Usagef("--attach: model %s: %v", o.ModelName, attachmentError(err))
+	}
+	if o.Replay = model.RecordingOf(turn.model); o.Replay != nil {
+		o.Replay.Live, c.CompactAt = c.LiveTools, "none"
+	} else if c.LiveTools {
+		return k, cli.Usagef("--live-tools: needs --model replay:FILE")
+	}
+	if k, err = c.openCosts(opener); err != nil {
+		return k, err
+	}
+	if turn.model, err = c.withFallback(opener, k, o.ModelName, turn.model); err != nil {
+		return k, err
+	}
+	o.Price, o.Compaction = k.about(o.ModelName)
+	return k, nil
 }
 
 func (c *runCommand) run(ctx context.Context, p program) error {
@@ -234,14 +243,24 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	}
 	s := &started{prepared: turn, show: show, env: env, talks: c.talks}
 	turn.options.Observe, turn.options.Logger = func(e loop.Event) {
-		s.totals.see(&e)
+		s.see(&e)
 		observe(e)
 	}, env.Fleet.Logger()
-	if s.runner, err = env.Client.Runner(turn.model, turn.tools.Table, &turn.options); err != nil {
+	if c.talks {
+		turn.options.Additions = &loop.Additions{}
+	}
+	if err := s.use(turn); err != nil {
 		end()
 		return nil, nil, err
 	}
 	return s, end, nil
+}
+
+// use has the next turns run as it was prepared.
+func (s *started) use(turn prepared) (err error) {
+	s.prepared = turn
+	s.runner, err = s.env.Client.Runner(turn.model, turn.tools.Table, &turn.options)
+	return err
 }
 
 // withHost is an observer that calls host after the first event.
@@ -261,9 +280,24 @@ type started struct {
 	show   view
 	env    *environment.Environment
 	turns  int
+	seen   sync.Mutex // held while totals change
 	totals totals
 	open   bool // a process that was lost has left a turn open
 	talks  bool // the terminal asks for prompts
+}
+
+// see adds what an event says to the totals.
+func (s *started) see(e *loop.Event) {
+	s.seen.Lock()
+	defer s.seen.Unlock()
+	s.totals.see(e)
+}
+
+// sums are the totals so far.
+func (s *started) sums() totals {
+	s.seen.Lock()
+	defer s.seen.Unlock()
+	return s.totals
 }
 
 // turn runs a turn, and brings back what it changed.

@@ -241,6 +241,20 @@ func (c *scheduleCommand) remove(ctx context.Context, _ program, all fleet.Sched
 	return all.Remove(ctx, c.Rm.Name)
 }
 
+// nextOf says when a schedule starts next.
+func nextOf(s *fleet.Schedule) string {
+	switch {
+	case s.Paused:
+		return "paused"
+	case len(s.Next) > 0:
+		return s.Next[0].Format(time.RFC3339)
+	case s.Cron == "once":
+		return "now"
+	default:
+		return "waiting" // for a message
+	}
+}
+
 // print prints schedules: a table with the next time, or JSON.
 func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 	if c.JSON {
@@ -249,24 +263,16 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tSTARTS")
 	for _, s := range all {
-		last, next := "-", "waiting" // for a message
+		last := "-"
 		if !s.Last.IsZero() {
 			last = s.Last.Format(time.RFC3339)
-		}
-		switch {
-		case s.Paused:
-			next = "paused"
-		case len(s.Next) > 0:
-			next = s.Next[0].Format(time.RFC3339)
-		case s.Cron == "once":
-			next = "now"
 		}
 		starts := s.Prompt
 		if s.Payload != nil {
 			payload, _ := prose.JSON(s.Payload) // it was read as JSON
 			starts = "call " + s.Tool + " " + string(payload)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), next, promptOf(starts, 60))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), nextOf(&s), promptOf(starts, 60))
 	}
 	return table.Flush()
 }

@@ -181,6 +181,8 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 	switch t {
 	case loop.EventSessionStarted:
 		return "model tools", true
+	case loop.EventInputAdded:
+		return "step input", true
 	case loop.EventModelReply:
 		return "text tool_calls", true
 	case loop.EventNativeCall:
@@ -197,6 +199,8 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "tool_call_id part text", true
 	case loop.EventCompacted:
 		return "text kept_turn kept_step", true
+	case loop.EventRewound:
+		return "kept_turn", true
 	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits, loop.EventReplyFailed, loop.EventTurnPostponed:
 		return "text", true
 	case loop.EventPolicyDecision:
@@ -217,7 +221,7 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 // emptyField is the value of a field that an event always has, when it has none.
 func emptyField(name string) string {
 	switch name {
-	case "index", "attempt", "queue_ms", "run_ms", "kept_turn", "kept_step":
+	case "step", "index", "attempt", "queue_ms", "run_ms", "kept_turn", "kept_step":
 		return `0`
 	case "tools", "tool_calls":
 		return `[]`

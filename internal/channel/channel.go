@@ -25,8 +25,7 @@ import (
 
 // Bounds. Beyond them the oldest messages go.
 const (
-	MaxMessages = 1000     // of a channel
-	maxBytes    = 64 << 20 // of all channels
+	MaxMessages = 1000 // of a channel
 )
 
 const (
@@ -50,7 +49,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 		if journals, err = js.Stream(ctx, wire.SessionsStream(fleet)); err == nil {
 			source, destination := wire.SentMapping(fleet)
 			stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
-				Name: wire.ChannelsStream(fleet), Subjects: []string{source}, Discard: jetstream.DiscardOld, MaxBytes: maxBytes,
+				Name: wire.ChannelsStream(fleet), Subjects: []string{source}, Discard: jetstream.DiscardOld, MaxBytes: natsio.ChannelBytes,
 				Replicas:  journals.CachedInfo().Config.Replicas,
 				RePublish: &jetstream.RePublish{Source: source, Destination: destination, HeadersOnly: true},
 			})

@@ -72,6 +72,9 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 			}
 		}, check: "disk quotas", state: Limited, found: "mounted without; disk is checked", advice: "mount it with"},
 		"quotas":                 {check: "disk quotas", state: OK, found: "/data", noAdvice: true},
+		"much disk":              {check: "disk space", state: OK, found: "1048576 MiB free in /data", noAdvice: true},
+		"some disk":              {change: func(h *host) { h.free = freeOf(900 << 20) }, check: "disk space", state: Limited, found: "900 MiB free in /data; with 1477 MiB", advice: "--data DIR"},
+		"little disk":            {change: func(h *host) { h.free = freeOf(100 << 20) }, check: "disk space", state: Missing, found: "100 MiB free in /data; run and serve --listen need 197 MiB", advice: "--data DIR"},
 		"few open files":         {files: map[string]string{"proc/sys/fs/file-max": "800000\n"}, check: "open files", state: Limited, found: "is 800000", advice: "sysctl -w fs.file-max"},
 		"many open files":        {files: map[string]string{"proc/sys/fs/file-max": "9223372036854775807\n"}, check: "open files", state: OK, noAdvice: true},
 		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
@@ -82,7 +85,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }, quotas: func() (string, error) { return "/data", nil }}
+			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }, quotas: func() (string, error) { return "/data", nil }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }}
 			if test.change != nil {
 				test.change(&h)
 			}
@@ -123,7 +126,7 @@ func TestExamine_TakesWhatIsProven(t *testing.T) {
 					return isolation.Caps{}, errors.New("uid_map: operation not permitted")
 				}
 				return isolation.Caps{Driver: name, Level: level, Networks: []isolation.NetworkMode{isolation.NetworkNone}, Warnings: []string{"mind this"}}, nil
-			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, quotas: func() (string, error) { return "", errors.New("no quotas") }})
+			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, quotas: func() (string, error) { return "", errors.New("no quotas") }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }})
 			require.Equal(t, test.level, report.Level)
 			require.Len(t, report.Drivers, 2)
 			require.Equal(t, test.code, code(report.Err()))
@@ -200,4 +203,20 @@ func TestAdvice_IsAboutTheLevel(t *testing.T) {
 	require.Contains(t, text, "user namespaces: user.max_user_namespaces is 0; allow them")
 	require.Contains(t, text, "container: this process runs in one; containers forbid")
 	require.NotContains(t, text, "open files")
+}
+
+func freeOf(bytes int64) func() (string, int64, error) {
+	return func() (string, int64, error) { return "/data", bytes, nil }
+}
+
+func TestFreeBytes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	found, free, err := freeBytes(filepath.Join(dir, "not", "there"))
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("NOT TESTED: this system is not Linux")
+	}
+	require.NoError(t, err)
+	require.Equal(t, dir, found)
+	require.Positive(t, free)
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -23,6 +25,7 @@ type host struct {
 	landlock int    // ABI; 0 is none
 	groups   func() (dir string, err error)
 	quotas   func() (dir string, err error)
+	free     func() (dir string, bytes int64, err error) // of the disk of the data
 }
 
 func thisHost(data string) host {
@@ -31,6 +34,7 @@ func thisHost(data string) host {
 		engine:   os.Getenv("container") != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 		landlock: landlockABI(), groups: driver.Groups,
 		quotas: func() (string, error) { return driver.Quotas(data) },
+		free:   func() (string, int64, error) { return freeBytes(cmp.Or(data, os.TempDir())) },
 	}
 }
 
@@ -45,7 +49,7 @@ func (h host) checks(proven isolation.Level) []Check {
 	full := proven >= isolation.LevelFull
 	return []Check{
 		{Name: "kernel", State: OK, Found: h.read("proc/sys/kernel/osrelease")},
-		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.openFiles(), h.container(full),
+		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.disk(), h.openFiles(), h.container(full),
 	}
 }
 
@@ -162,6 +166,25 @@ func (h host) quota() Check {
 
 // openFiles looks whether one sandbox could use up the number of open files that the host has for
 // everybody but root.
+// disk compares what is free with what a server of this host reserves there.
+func (h host) disk() Check {
+	dir, free, err := h.free()
+	c := Check{Name: "disk space", State: OK, Found: fmt.Sprintf("%d MiB free in %s", free>>20, dir)}
+	switch {
+	case err != nil:
+		c.State, c.Found = Limited, "unknown: "+err.Error()
+	case free < natsio.LeastFree:
+		c.State = Missing
+		c.Found += fmt.Sprintf("; run and serve --listen need %d MiB for their server, plus what they store", natsio.LeastFree>>20)
+		c.Advice = "make room there, or keep the data on another disk: --data DIR"
+	case free < natsio.WholeFree:
+		c.State = Limited
+		c.Found += fmt.Sprintf("; with %d MiB a server here has the whole room for waiting calls", natsio.WholeFree>>20)
+		c.Advice = "make room there, or keep the data on another disk: --data DIR"
+	}
+	return c
+}
+
 func (h host) openFiles() Check {
 	c := Check{Name: "open files", State: OK, Found: "enough of them"}
 	const one = isolation.DefaultProcesses * isolation.DefaultOpenFiles

@@ -96,6 +96,20 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 	return turns, err
 }
 
+// Fork forks the session of this environment as it is now, as [LocalDirectory.Fork] does.
+func (e *Environment) Fork(ctx context.Context, to protocol.SessionID) (turns int, err error) {
+	o := &e.options
+	switch {
+	case o.Flags.Nats != "":
+		return e.Client.Sessions("").Fork(ctx, o.ID, public.At{}, to)
+	case o.Flags.Data != "":
+		return 0, errors.New("sessions in a --data are in no list, so their forks could not be found")
+	default:
+		here := &LocalDirectory{e.Client, e.Fleet, e.Data}
+		return here.Fork(ctx, o.ID, public.At{}, to, o.Warn)
+	}
+}
+
 // Has reports whether the directory is that of a session: its own, a fork or a sub-agent.
 func (d *LocalDirectory) Has(ctx context.Context, id protocol.SessionID) (bool, error) {
 	if _, of := dataOf(filepath.Dir(d.data), id); string(of) == filepath.Base(d.data) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -24,9 +25,8 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		var calls jetstream.Stream
 		if calls, err = js.Stream(ctx, wire.CallsStream(fleet)); err == nil {
-			const room = 4 << 20
 			bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-				Bucket: wire.LimitsBucket(fleet), Replicas: calls.CachedInfo().Config.Replicas, MaxBytes: room,
+				Bucket: wire.LimitsBucket(fleet), Replicas: calls.CachedInfo().Config.Replicas, MaxBytes: natsio.LimitBytes,
 			})
 		}
 	}

@@ -41,7 +41,11 @@ func lookRights(nc *nats.Conn, streams ...string) Rights {
 
 // makeRights allow creating a missing stream.
 func makeRights(stream string) Rights {
-	return Rights{Publish: []string{"$JS.API.STREAM.CREATE." + stream}}
+	rights := Rights{Publish: []string{"$JS.API.STREAM.CREATE." + stream}}
+	if strings.HasSuffix(stream, "_CALLS") { // it is made larger first, see makeCalls
+		rights.Publish = append(rights.Publish, "$JS.API.STREAM.UPDATE."+stream)
+	}
+	return rights
 }
 
 // CallRights allow sending calls to a pool and following them.

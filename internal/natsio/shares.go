@@ -78,7 +78,7 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 				return nil
 			}
 			_ = js.DeleteStream(ctx, probe) // of a process that was lost
-			_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: probe, Storage: jetstream.FileStorage, Replicas: t.Replicas, MaxBytes: room>>r.halved + t.MaxBytes})
+			_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: probe, Storage: jetstream.FileStorage, Replicas: t.Replicas, MaxBytes: room>>r.halved + t.MaxBytes + laterBytes})
 			if err == nil {
 				err = js.DeleteStream(ctx, probe)
 			}
@@ -178,6 +178,24 @@ func (r *reservation) make(ctx context.Context, stream string, asked int64, crea
 		return create(asked)
 	}
 	return r.fit(ctx, true, func() error { return create(r.shares[stream] >> r.halved) })
+}
+
+// makeCalls makes the calls stream as large as was asked, or halves that until the server has room
+// for it and for the streams that are made later: create gets the sum.
+func (r *reservation) makeCalls(ctx context.Context, _ string, asked int64, create func(size int64) error) error {
+	for {
+		err := create(asked + laterBytes)
+		refused, answered := errors.AsType[*jetstream.APIError](err)
+		switch {
+		case !answered || !lacksRoom(refused):
+			return err
+		case r.js.Conn().ConnectedClusterName() != "" && time.Now().Before(r.until) && pause.For(ctx, roomPeriod):
+		case asked/2 < LeastCallBytes || ctx.Err() != nil:
+			return err
+		default:
+			asked /= 2
+		}
+	}
 }
 
 // lacksRoom reports whether servers refuse a stream because of what it sets aside.

@@ -33,8 +33,24 @@ const (
 	MinResultSize = 64 << 20
 	// DefaultMaxCalls bounds how many messages wait in the calls stream.
 	DefaultMaxCalls = 2_000_000
-	// DefaultMaxBytes bounds the bytes of the calls stream.
+	// DefaultMaxBytes bounds the bytes of the calls stream. Where the server has less room it is
+	// halved, down to LeastCallBytes.
 	DefaultMaxBytes = 1 << 30
+	LeastCallBytes  = 64 << 20
+	// ChannelBytes, ScheduleBytes and LimitBytes bound what coordinators make later: channels,
+	// schedules and limits.
+	ChannelBytes  = 64 << 20
+	ScheduleBytes = 16 << 20
+	LimitBytes    = 4 << 20
+	// LeastRoom is what a fleet reserves at least on its server, and WholeRoom what it reserves with
+	// a calls stream that is not halved.
+	LeastRoom = LeastCallBytes + laterBytes
+	WholeRoom = DefaultMaxBytes + laterBytes
+	// LeastFree is what the disk of a server has to have free for that, whose limit for files
+	// (max_file_store) is three quarters of it, unless it is set; WholeFree is that for WholeRoom.
+	LeastFree  = LeastRoom / 3 * 4
+	WholeFree  = WholeRoom / 3 * 4
+	laterBytes = ChannelBytes + ScheduleBytes + LimitBytes
 	// DefaultMaxClaims bounds how many claims and heartbeats there are, of at most maxClaim bytes.
 	DefaultMaxClaims = 250_000
 	maxClaim         = 16 << 10
@@ -129,11 +145,19 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
-		err := r.make(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
+		make := r.make
+		if want.Name == wire.CallsStream(t.Fleet) {
+			make = r.makeCalls
+		}
+		err := make(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
 			want.MaxBytes = size
 			stream, anew, err = ensureStream(ctx, js, want)
 			return err
 		})
+		if err == nil && anew && want.MaxBytes > laterBytes && want.Name == wire.CallsStream(t.Fleet) {
+			want.MaxBytes -= laterBytes
+			_, err = js.UpdateStream(ctx, want)
+		}
 		if err != nil {
 			return nil, nil, err
 		}

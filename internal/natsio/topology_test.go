@@ -75,7 +75,7 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	t.Parallel()
 	const unit = 1 << 30
 	shares := natsio.Shares(tf)
-	for room, halved := range map[int64]int{100 * unit: 0, 50 * unit: 1, 2 * unit: 6} {
+	for room, halved := range map[int64]int{100 * unit: 0, 50 * unit: 1, 2 * unit: 7} {
 		f := roomy(t, room)
 		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
 		account, err := f.JS.AccountInfo(t.Context())
@@ -93,8 +93,16 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
 	require.Contains(t, log.String(), "no room that could be set aside (max_file_store)")
-	f = roomy(t, unit/2)
-	require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}), "the server has less left: its limit for files (max_file_store)")
+	require.EqualValues(t, natsio.DefaultMaxBytes/2, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
+	for _, bounded := range []bool{true, false} {
+		f = roomy(t, natsio.LeastRoom)
+		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: bounded}))
+		require.EqualValues(t, natsio.LeastCallBytes, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
+		_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATER", MaxBytes: natsio.ChannelBytes + natsio.ScheduleBytes + natsio.LimitBytes})
+		require.NoError(t, err, "there is room for what is made later")
+		f = roomy(t, natsio.LeastRoom-1)
+		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: bounded}), "it reserves 148 MiB, and the server has less left: its limit for files (max_file_store)")
+	}
 
 	f = roomy(t, 100*unit)
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))

@@ -21,28 +21,43 @@ import (
 
 // Editor reads the messages of a conversation, with a history, and completion by Tab.
 type Editor struct {
+	prompt    *Prompt
 	keys      *keyboard
 	out       io.Writer
 	view      *terminal.View
 	workspace string
 	commands  []string
 	history   *history
+	begun     begun
+}
+
+// begun is what was typed of a message when the editor had to leave the terminal.
+type begun struct {
+	before string // the lines before the last one
+	line   string
+	pos    int
 }
 
 // NewEditor makes an editor on the terminal of a prompt. Tab completes commands and, after an @,
 // the paths of the workspace; "" is none.
 func NewEditor(q *Prompt, out io.Writer, workspace string, commands ...string) *Editor {
-	return &Editor{keys: q.keys, out: out, view: q.screen, workspace: workspace, commands: commands, history: loadHistory()}
+	return &Editor{prompt: q, keys: q.keys, out: out, view: q.screen, workspace: workspace, commands: commands, history: loadHistory()}
 }
 
 // ErrStopped is the cause when a person presses Ctrl-C.
 var ErrStopped = errors.New("stopped by Ctrl-C")
 
+// Begin has the next message begin with a text. Of several lines the last one can be edited.
+func (e *Editor) Begin(text string) {
+	at := strings.LastIndexByte(text, '\n') + 1
+	e.begun = begun{text[:at], text[at:], len(text) - at}
+}
+
 // Read reads a message of one or more lines. The error is [io.EOF] at the end of the conversation:
 // Ctrl-D, Ctrl-C twice, or the terminal is gone.
 func (e *Editor) Read(ctx context.Context) (string, error) {
 	for stopped := false; ; stopped = true {
-		text, err := e.text(ctx)
+		text, _, err := e.text(ctx, false)
 		if !errors.Is(err, ErrStopped) {
 			return text, err
 		}
@@ -53,28 +68,81 @@ func (e *Editor) Read(ctx context.Context) (string, error) {
 	}
 }
 
-// text reads one message. The terminal is in raw mode only meanwhile, so that Ctrl-C stops a turn.
-func (e *Editor) text(ctx context.Context) (text string, err error) {
+// Meanwhile reads a message while a turn runs, until ctx ends; what is typed of it then is the
+// beginning of the next one. The view has to be live. later reports that the message was ended by
+// Ctrl-T: it is for the next turn. The error is [ErrStopped] for Ctrl-C and [io.EOF] for Ctrl-D.
+func (e *Editor) Meanwhile(ctx context.Context) (text string, later bool, err error) {
+	return e.text(ctx, true)
+}
+
+// text reads one message, and leaves the terminal to questions meanwhile.
+func (e *Editor) text(ctx context.Context, live bool) (text string, later bool, err error) {
+	for {
+		end, err := e.prompt.begin(ctx)
+		if err != nil {
+			return "", false, err
+		}
+		text, later, err = e.edit(ctx, live)
+		end()
+		switch {
+		case !errors.Is(err, errLeaves):
+			return text, later, err
+		case ctx.Err() != nil:
+			return "", false, context.Cause(ctx)
+		}
+	}
+}
+
+// edit reads one message, or its beginning: then the error is [errLeaves]. The terminal is in raw
+// mode only meanwhile, so that Ctrl-C stops a turn.
+func (e *Editor) edit(ctx context.Context, live bool) (text string, later bool, err error) {
 	descriptor := int(e.keys.file.Fd())
 	state, err := term.MakeRaw(descriptor)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	resized := make(chan os.Signal, 1)
-	if signals := resizeSignals(); len(signals) > 0 { // Notify without signals would mean all
+	if signals := resizeSignals(); len(signals) > 0 && !live { // Notify without signals would mean all
 		signal.Notify(resized, signals...)
 		defer signal.Stop(resized)
 	}
-	input := &noted{Reader: e.keys.reader(ctx, resized)}
+	input := &noted{Reader: e.keys.reader(ctx, resized, e.prompt.wanted), begun: e.begun}
+	if e.begun = (begun{}); input.line != "" {
+		input.move = comes
+	}
+	if live {
+		input.show = e.view.Typing
+		e.view.Through(rawWriter{e.out})
+	}
 	screen := e.screen(input)
-	screen.SetBracketedPasteMode(true)
+	_, _ = io.WriteString(e.out, pasteOn) // fails when the terminal is gone
 	defer func() {
+		below := "\r\n" // what was typed
+		if live {
+			below = ""
+			e.view.TypingEnds()
+		}
 		e.view.Through(e.out)
-		screen.SetBracketedPasteMode(false)
-		_, _ = io.WriteString(e.out, "\r\n") // below what was typed
+		_, _ = io.WriteString(e.out, pasteOff+below)
 		err = errors.Join(err, term.Restore(descriptor, state))
 	}()
-	return e.lines(screen, input)
+	text, err = e.lines(screen, input)
+	return text, input.later, err
+}
+
+// Escape sequences that have a terminal mark what is pasted.
+const (
+	pasteOn  = "\x1b[?2004h"
+	pasteOff = "\x1b[?2004l"
+)
+
+// rawWriter writes to a terminal in raw mode.
+type rawWriter struct{ io.Writer }
+
+// Write implements [io.Writer].
+func (w rawWriter) Write(p []byte) (int, error) {
+	_, err := w.Writer.Write(bytes.ReplaceAll(p, []byte("\n"), []byte("\r\n")))
+	return len(p), err
 }
 
 // typeHere is printed before the line that is typed.
@@ -82,10 +150,14 @@ const typeHere = "› "
 
 // screen makes a line editor of the terminal's current width.
 func (e *Editor) screen(input *noted) *term.Terminal {
+	out := e.out
+	if input.show != nil {
+		out = io.Discard // the view shows the line
+	}
 	screen := term.NewTerminal(struct {
 		io.Reader
 		io.Writer
-	}{input, e.out}, typeHere)
+	}{input, out}, typeHere)
 	input.columns = 80 // as x/term has it
 	if columns, rows := terminal.Size(e.keys.file); columns > 0 {
 		input.columns = columns
@@ -95,6 +167,9 @@ func (e *Editor) screen(input *noted) *term.Terminal {
 	screen.AutoCompleteCallback = func(line string, pos int, key rune) (string, int, bool) {
 		switch key {
 		case '\t':
+			if input.show != nil {
+				return e.complete(e.view, line, pos)
+			}
 			return e.complete(screen, line, pos)
 		case lineKey:
 			return input.moved(line, pos)
@@ -102,7 +177,9 @@ func (e *Editor) screen(input *noted) *term.Terminal {
 			return "", 0, false
 		}
 	}
-	e.view.Through(screen)
+	if input.show == nil {
+		e.view.Through(screen)
+	}
 	return screen
 }
 
@@ -119,20 +196,27 @@ func (e *Editor) again(input *noted) *term.Terminal {
 // lines reads lines until one ends the text.
 func (e *Editor) lines(screen *term.Terminal, input *noted) (string, error) {
 	var text strings.Builder
+	text.WriteString(input.before)
 	for {
 		line, err := screen.ReadLine()
 		line = strings.ReplaceAll(line, string(lineKey), "") // it came within what was pasted
+		if input.show != nil && (line != "" || text.Len() > 0) && (err == nil || errors.Is(err, term.ErrPasteIndicator)) {
+			e.view.Entered(line)
+		}
 		switch {
 		case errors.Is(err, errResized):
 			screen = e.again(input)
 			continue
+		case errors.Is(err, errLeaves):
+			e.begun = begun{text.String(), input.line, input.pos}
+			return "", err
 		case errors.Is(err, term.ErrPasteIndicator):
 			text.WriteString(line + "\n")
 			continue
 		case err != nil && input.stopped:
 			return text.String(), ErrStopped
 		case err != nil:
-			return "", io.EOF
+			return "", err
 		}
 		if before, more := strings.CutSuffix(line, `\`); more {
 			text.WriteString(before + "\n")
@@ -146,53 +230,78 @@ func (e *Editor) lines(screen *term.Terminal, input *noted) (string, error) {
 // typed, or accept one.
 const lineKey = '\x00'
 
-var errResized = errors.New("the terminal has another size")
+// laterKey is Ctrl-T, which ends a message that is for the next turn.
+const laterKey = 'T' & 0x1f
+
+var (
+	errResized = errors.New("the terminal has another size")
+	errLeaves  = errors.New("the terminal is for another reader")
+)
 
 // noted notes Ctrl-C, which ends a line as Ctrl-D does, and carries the line from one editor to the
-// next when the terminal is resized.
+// next when the terminal is resized, or was left for a while.
 type noted struct {
 	io.Reader
+	begun
 
+	show    func(line string, pos int) // gets the line before each key; nil: the editor shows it
 	stopped bool
+	later   bool
 	columns int // of the screen
-	line    string
-	pos     int
 	move    move
+	why     error // why the line leaves
 }
 
 // move is how far a line is on its way to the next editor.
 type move int
 
 const (
-	stays move = iota
-	left       // the screen
-	comes      // to the next one
+	stays  move = iota
+	shows       // it is passed to show
+	leaves      // the screen is asked for it
+	left        // the screen has passed it on
+	comes       // to the next one
 )
 
 // Read implements [io.Reader].
 func (n *noted) Read(p []byte) (int, error) {
-	if n.move == left {
+	switch {
+	case n.move == left:
 		n.move = comes
-		return 0, errResized
+		return 0, n.why
+	case n.move == leaves && errors.Is(n.why, errLeaves): // it is within what is pasted
+		return 0, n.why
+	case n.move == comes:
+		return copy(p, string(lineKey)), nil
+	case n.move == stays && n.show != nil:
+		n.move = shows
+		return copy(p, string(lineKey)), nil
 	}
-	count, err := 0, errResized
-	if n.move == stays {
-		count, err = n.Reader.Read(p)
-	}
-	if errors.Is(err, errResized) {
+	n.move = stays
+	count, err := n.Reader.Read(p)
+	if errors.Is(err, errResized) || errors.Is(err, errLeaves) {
+		n.why, n.move = err, leaves
 		return copy(p, string(lineKey)), nil
 	}
 	n.stopped = bytes.IndexByte(p[:count], 3) >= 0
+	if n.show != nil && count == 1 && p[0] == laterKey {
+		n.later, p[0] = true, '\r'
+	}
 	return count, err
 }
 
-// moved stores the line of the old editor, or returns it to the new one.
+// moved shows the line, stores that of the old editor, or returns it to the new one.
 func (n *noted) moved(line string, pos int) (string, int, bool) {
-	if n.move == comes {
+	switch n.move {
+	case comes:
 		n.move = stays
 		return n.line, n.pos, true
+	case leaves:
+		n.line, n.pos, n.move = line, pos, left
+	case shows:
+		n.show(line, pos)
+	case stays, left:
 	}
-	n.line, n.pos, n.move = line, pos, left
 	return "", 0, false
 }
 

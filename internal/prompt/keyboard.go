@@ -31,8 +31,9 @@ type typed struct {
 
 func newKeyboard(file *os.File) *keyboard { return &keyboard{file: file, typed: make(chan typed)} }
 
-// next waits for the next piece; it returns [errResized] when the size of the terminal changes.
-func (k *keyboard) next(ctx context.Context, resized <-chan os.Signal) (typed, error) {
+// next waits for the next piece; it returns [errResized] when the size of the terminal changes, and
+// [errLeaves] when another reader wants it.
+func (k *keyboard) next(ctx context.Context, resized <-chan os.Signal, wanted <-chan struct{}) (typed, error) {
 	k.begin.Do(func() { go k.read() })
 	select {
 	case piece, open := <-k.typed:
@@ -45,6 +46,8 @@ func (k *keyboard) next(ctx context.Context, resized <-chan os.Signal) (typed, e
 		return piece, nil
 	case <-resized:
 		return typed{}, errResized
+	case <-wanted:
+		return typed{}, errLeaves
 	case <-ctx.Done():
 		return typed{}, context.Cause(ctx)
 	}
@@ -97,7 +100,7 @@ func (k *keyboard) discard() int {
 func (k *keyboard) line(ctx context.Context, after int) (string, error) {
 	var line []byte
 	for {
-		piece, err := k.next(ctx, nil)
+		piece, err := k.next(ctx, nil, nil)
 		if err != nil {
 			return "", err
 		}
@@ -111,27 +114,39 @@ func (k *keyboard) line(ctx context.Context, after int) (string, error) {
 	}
 }
 
-// reader reads pieces until ctx ends, and for each new size of the terminal returns [errResized].
-func (k *keyboard) reader(ctx context.Context, resized <-chan os.Signal) io.Reader {
-	return &keyReader{k, ctx, resized}
+// reader reads pieces. For each new size of the terminal it returns [errResized], and at the end of
+// ctx, or when another reader wants the terminal, [errLeaves].
+func (k *keyboard) reader(ctx context.Context, resized <-chan os.Signal, wanted <-chan struct{}) io.Reader {
+	return &keyReader{k, ctx, resized, wanted}
 }
 
 type keyReader struct {
 	keys    *keyboard
 	ctx     context.Context //nolint:containedctx // of one line, which io.Reader cannot be given
 	resized <-chan os.Signal
+	wanted  <-chan struct{}
 }
 
-// Read implements [io.Reader].
+// Read implements [io.Reader]. It returns one line at most: what was typed ahead is for the next
+// reader.
 func (r *keyReader) Read(p []byte) (int, error) {
 	if len(r.keys.rest) == 0 {
-		piece, err := r.keys.next(r.ctx, r.resized)
+		piece, err := r.keys.next(r.ctx, r.resized, r.wanted)
+		if err != nil && r.ctx.Err() != nil {
+			err = errLeaves
+		}
 		if err != nil {
 			return 0, err
 		}
 		r.keys.rest = piece.keys
 	}
-	n := copy(p, r.keys.rest)
+	line := r.keys.rest
+	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
+		if line = line[:end+1]; bytes.HasPrefix(r.keys.rest[end:], []byte("\r\n")) {
+			line = r.keys.rest[:end+2]
+		}
+	}
+	n := copy(p, line)
 	r.keys.rest = r.keys.rest[n:]
 	return n, nil
 }

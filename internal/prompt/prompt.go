@@ -4,6 +4,7 @@
 //	Prompt.Approve   whether a tool call may be made: one line
 //	Prompt.Fill      what a running tool asks: a form, one line a field
 //	Editor.Read      the next message of a conversation, with history and completion
+//	Editor.Meanwhile a message while a turn runs; a question takes the terminal from it
 //	Answers          passes the questions of a fleet to a Prompt, and sends the answers back
 //
 // A terminal has one keyboard: what was typed before a question was shown never answers it.
@@ -35,7 +36,8 @@ type Prompt struct {
 	keys   *keyboard
 	files  Files
 	always map[string]bool // calls that were allowed for the whole session
-	asking chan struct{}   // holds one token while a question is shown
+	asking chan struct{}   // holds one token while a question is shown, or a message is typed
+	wanted chan struct{}   // asks the editor for the terminal; holds one token
 }
 
 // Files returns how to read the current content of a workspace's files, for the difference that a
@@ -48,7 +50,7 @@ func New(stdin io.Reader, screen *terminal.View, files Files) *Prompt {
 	if !isFile || !terminal.IsTerminal(file) {
 		return nil
 	}
-	return &Prompt{screen: screen, keys: newKeyboard(file), files: files, always: map[string]bool{}, asking: make(chan struct{}, 1)}
+	return &Prompt{screen: screen, keys: newKeyboard(file), files: files, always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
 }
 
 // ask shows a question and reads a line that was typed after it.
@@ -64,8 +66,18 @@ func (q *Prompt) ask(ctx context.Context, question terminal.Question) (string, e
 	return line, err
 }
 
-// begin waits until no other question is shown.
+// begin waits until no other question is shown, and no message is typed: the editor leaves the
+// terminal to questions. Who waits gets the terminal in the order of the calls.
 func (q *Prompt) begin(ctx context.Context) (end func(), err error) {
+	select {
+	case q.asking <- struct{}{}:
+		return func() { <-q.asking }, nil
+	default:
+	}
+	select {
+	case q.wanted <- struct{}{}:
+	default: // it was asked already
+	}
 	select {
 	case q.asking <- struct{}{}:
 		return func() { <-q.asking }, nil

@@ -320,9 +320,8 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 
 // create makes the bucket, as CreateKeyValue does but for direct reads.
 func create(ctx context.Context, js jetstream.JetStream, name string, replicas int) (jetstream.KeyValue, error) {
-	const room = 16 << 20
 	_, err := js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, MaxBytes: room,
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, MaxBytes: natsio.ScheduleBytes,
 		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxMsgSize: -1, MaxConsumers: -1,
 		Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
 		AllowDirect: replicas == 1, // a server that is one of several answers from its past

@@ -160,13 +160,70 @@ func (r *running) behind(now time.Time) string {
 	return ""
 }
 
+// typing is a line that is being typed while something runs.
+type typing struct {
+	line string
+	pos  int // of the cursor, in bytes
+}
+
+// Typing shows a line that is being typed below what runs, with the cursor in it, until
+// [View.TypingEnds]. It is for views that are [Options].Live.
+func (v *View) Typing(line string, pos int) { v.types(&typing{line, pos}) }
+
+// TypingEnds removes the line.
+func (v *View) TypingEnds() { v.types(nil) }
+
+func (v *View) types(line *typing) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.measure()
+	v.typing = line
+	v.flush()
+}
+
+// Entered shows a line that was typed while something runs.
+func (v *View) Entered(line string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.measure()
+	v.reply.pause()
+	v.line(v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " " + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
+	v.typing = &typing{}
+	v.flush()
+}
+
+// typedNow is the line of the region that is being typed: as much of it as fits, with the cursor.
+func (v *View) typedNow() string {
+	before, after := strings.ReplaceAll(Visible(v.typing.line[:v.typing.pos]), "\t", " "), v.typing.line[v.typing.pos:]
+	room := max(v.width-columns(v.marks.user)-1, minWidth/2)
+	for columns(before) > room {
+		_, size := utf8.DecodeRuneInString(before)
+		before = before[size:]
+	}
+	after = fit(after, room-columns(before))
+	line := v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " " + before + after
+	if n := columns(after); n > 0 {
+		line += fmt.Sprintf("\x1b[%dD", n)
+	}
+	return line
+}
+
 // status is the lines of the region.
 func (v *View) status() []string {
+	lines := v.runsNow()
+	if v.typing != nil {
+		lines = append(lines, v.typedNow())
+	}
+	return lines
+}
+
+// runsNow is what runs.
+func (v *View) runsNow() []string {
 	if len(v.calls) == 0 && v.activity.what == "" {
 		return nil
 	}
 	now := v.now()
-	most := max(2, min(maxLive, v.rows-2))
+	most := max(2, min(maxLive, v.rows-3))
 	var lines []string
 	if len(v.calls) > 0 {
 		lines = v.callsNow(now, most-1)

@@ -86,7 +86,8 @@ type View struct {
 	running
 	totals
 	changes
-	live *region
+	live   *region
+	typing *typing // nil while nothing is typed below what runs
 }
 
 // running is what runs.
@@ -184,6 +185,8 @@ func (v *View) show(e *loop.Event) {
 		v.sessionStarted(e)
 	case loop.EventTurnStarted:
 		v.turnStarted(e)
+	case loop.EventInputAdded:
+		v.inputAdded(e)
 	case loop.EventTextDelta:
 		v.textDelta(e)
 	case loop.EventReasoningDelta:
@@ -207,6 +210,8 @@ func (v *View) show(e *loop.Event) {
 		v.answered(e)
 	case loop.EventModelWaits:
 		v.remark(e.Text)
+	case loop.EventRewound:
+		v.line(v.ink.paint(yellow, "  ("+rewound(e.KeptTurn)+")"))
 	case loop.EventCompacted:
 		v.line(v.ink.paint(yellow, "  (a summary stands for the older replies now)"))
 	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventTurnPostponed:
@@ -340,16 +345,16 @@ func (p *page) sessionStarted(e *loop.Event) {
 	p.gap = true
 }
 
-// Typed says that the next turn's input was typed on this terminal, which shows it already.
-func (v *View) Typed() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.typed = true
+// rewound says how far a conversation goes back.
+func rewound(turn int) string {
+	if turn == 0 {
+		return "the conversation begins again"
+	}
+	return fmt.Sprintf("the conversation goes back to the end of turn %d", turn)
 }
 
-func (v *View) turnStarted(e *loop.Event) {
-	v.turn, v.ended, v.waits, v.back = tally{since: e.Time}, "", false, false
-	v.labels, v.calls = labels{}, nil
+// inputAdded shows what a person says, unless the terminal shows it already.
+func (v *View) inputAdded(e *loop.Event) {
 	input := excerpt(e.Input, maxInputLines)
 	if v.typed {
 		v.typed, input = false, nil
@@ -361,6 +366,19 @@ func (v *View) turnStarted(e *loop.Event) {
 		}
 		v.line(prefix + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
 	}
+}
+
+// Typed says that the next input was typed on this terminal, which shows it already.
+func (v *View) Typed() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.typed = true
+}
+
+func (v *View) turnStarted(e *loop.Event) {
+	v.turn, v.ended, v.waits, v.back = tally{since: e.Time}, "", false, false
+	v.labels, v.calls = labels{}, nil
+	v.inputAdded(e)
 	for i := range e.Attachments {
 		v.line("  " + v.ink.paint(dim, fit("attached "+e.Attachments[i].Name, max(v.width-columns(v.marks.user), minWidth/2))))
 	}

@@ -289,7 +289,7 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 		child.opts.MaxSteps = least(t.opts.MaxSteps, kind.MaxSteps)
 	}
 	child.opts.Timeout = 0 // the parent's ends ctx
-	child.opts.Observe = t.relay(p)
+	child.opts.Observe, child.opts.Additions = t.relay(p), nil
 	child.lineage = lineage{
 		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.started(), asking: t.lineage.asking,
 		above: &t.account, began: time.Now(), used: t.session.used(),

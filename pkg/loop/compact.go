@@ -151,6 +151,9 @@ func (c *conversation) referTo(ctx context.Context) (bool, error) {
 			break
 		}
 		for n, a := range c.session.turns[i].input.Attachments {
+			if c.session.turns[i].gone {
+				break
+			}
 			if _, out := c.session.leftOut[Part{a.ID, PartAttachment}]; !out && a.MediaType == mediaText && len(a.Data) >= leastReferred {
 				found, size = append(found, place{i, n}), size+len(a.Data)
 			}
@@ -246,7 +249,7 @@ func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, e
 // uncovered are the sizes of the steps that no summary stands for, the last one first.
 func (s *session) uncovered() (sizes []int, sum int) {
 	for i := range slices.Backward(s.turns) {
-		for j := range slices.Backward(s.turns[i].steps) {
+		for j := range slices.Backward(s.turns[i].inView()) {
 			if s.summary.covers(i, j) {
 				return sizes, sum
 			}
@@ -282,7 +285,7 @@ func (s *session) kept() (turn, step, replies int) {
 	}
 	replies = len(sizes) - keep
 	for i := range slices.Backward(s.turns) {
-		if n := len(s.turns[i].steps); keep > n {
+		if n := len(s.turns[i].inView()); keep > n {
 			keep -= n
 		} else if n > 0 {
 			return i, n - keep, replies
@@ -342,6 +345,9 @@ func (s *session) transcript(turn, step, most int) string {
 	until := &summary{turn: turn, step: step}
 	for i := range s.turns[:turn+1] {
 		t := &s.turns[i]
+		if t.gone {
+			continue
+		}
 		part("User", s.inputOf(t).Text)
 		if s.summary != nil && s.summary.turn == i {
 			part("Summary of what was before", s.summary.text)
@@ -349,6 +355,7 @@ func (s *session) transcript(turn, step, most int) string {
 		if !s.summary.covers(i, 0) {
 			part("Note", strings.Join(t.notes, "\n\n"))
 		}
+		part("User", strings.Join(t.addedBehind(0), "\n\n"))
 		for j := range t.steps {
 			if s.summary.covers(i, j) || !until.covers(i, j) {
 				continue
@@ -362,6 +369,7 @@ func (s *session) transcript(turn, step, most int) string {
 				}
 			}
 			part("Note", strings.Join(t.steps[j].notes, "\n\n"))
+			part("User", strings.Join(t.addedBehind(j+1), "\n\n"))
 		}
 	}
 	return b.String()
@@ -390,7 +398,7 @@ func (s *session) summaryText(text string, replies int) string {
 func (s *session) summaryReplies() int {
 	replies := 0
 	for i := range s.turns {
-		for j := range s.turns[i].steps {
+		for j := range s.turns[i].inView() {
 			if s.summary.covers(i, j) {
 				replies++
 			}

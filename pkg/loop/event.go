@@ -13,6 +13,7 @@ type EventType string
 const (
 	EventSessionStarted EventType = "session_started"
 	EventTurnStarted    EventType = "turn_started"
+	EventInputAdded     EventType = "input_added" // a person says more while the turn runs; Step is the one behind which the model reads it
 	EventModelReply     EventType = "model_reply"
 	EventNativeCall     EventType = "native_call" // the provider ran it for the reply that follows
 	EventToolCall       EventType = "tool_call"
@@ -25,6 +26,7 @@ const (
 	EventJobEnded       EventType = "job_ended"
 	EventPartLeftOut    EventType = "part_left_out"          // the model's server refused it; later requests omit it
 	EventCompacted      EventType = "conversation_compacted" // Text is the summary that stands for earlier replies
+	EventRewound        EventType = "conversation_rewound"   // the turns after KeptTurn are no part of the conversation any more
 	EventBudgetLow      EventType = "budget_low"             // 80% is used; Text is what the model reads, once for a budget
 	EventBudgetSpent    EventType = "budget_spent"           // the model is asked for an answer without tools; Text is what it reads
 	EventTurnEnded      EventType = "turn_ended"
@@ -102,6 +104,7 @@ type StartFields struct {
 	// did.
 	Trigger string `json:"trigger,omitempty"`
 
+	// Input is what the person says (also input_added).
 	Input       string       `json:"input,omitempty"`
 	Attachments []Attachment `json:"attachments,omitempty"`
 	// Seed is a secret from which the ids of the session's calls derive, in the first turn that has
@@ -168,7 +171,8 @@ type HandleFields struct {
 // NoteFields are those of summaries, forks, merges, reverts and decisions.
 type NoteFields struct {
 	// KeptTurn and KeptStep name the first reply that a summary does not stand for
-	// (conversation_compacted).
+	// (conversation_compacted). KeptTurn is also the last turn that a conversation keeps, 0 for none
+	// (conversation_rewound).
 	KeptTurn int `json:"kept_turn,omitempty"`
 	KeptStep int `json:"kept_step,omitempty"`
 	// From is the session that was forked (session_forked) or merged, and Checkpoint that of the
@@ -179,7 +183,7 @@ type NoteFields struct {
 	Reverts protocol.CallID `json:"reverts,omitempty"`
 	// Rule is the rule that decided, By who answered, Via the way by which the answer came, and Note
 	// what they noted (policy_decision, call_judged, approval_asked). By is also who began the turn
-	// (turn_started), answered a question (question_answered) or resolved a call (call_resolved).
+	// (turn_started), added to it (input_added), answered a question (question_answered) or resolved a call (call_resolved).
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
 	Via  string `json:"via,omitempty"`

@@ -129,7 +129,7 @@ func (h History) Transcript(w io.Writer) error {
 	for i := range s.turns {
 		t := &s.turns[i]
 		write(transcriptLine{Turn: t.number, Role: string(RoleUser), Text: t.input.message().Text})
-		notes(t.number, 0, t.notes)
+		notes(t.number, 0, slices.Concat(t.notes, t.addedBehind(0)))
 		for j := range t.steps {
 			step := &t.steps[j]
 			said := transcriptLine{Turn: t.number, Step: j + 1, Role: string(RoleAssistant), Text: step.text}
@@ -144,7 +144,7 @@ func (h History) Transcript(w io.Writer) error {
 					})
 				}
 			}
-			notes(t.number, j+1, step.notes)
+			notes(t.number, j+1, slices.Concat(step.notes, t.addedBehind(j+1)))
 		}
 		if t.result != nil {
 			write(transcriptLine{Turn: t.number, Role: "end", Status: string(t.result.Outcome)})

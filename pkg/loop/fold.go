@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -76,6 +77,8 @@ type turn struct {
 	bill
 	begun
 	notes    []string        // of jobs that ended before the first step
+	gone     bool            // a person took it out of the conversation
+	added    []addition      // by a person, in their order
 	streamed []stepCall      // of the reply that is not there yet
 	lastAt   int             // steps at which a budget was used up; 0 while none is
 	spentErr *protocol.Error // why; nil in older journals
@@ -139,6 +142,8 @@ func (s *session) apply(e *Event) error {
 	switch e.Type {
 	case EventTurnStarted:
 		err = s.startTurn(e)
+	case EventInputAdded:
+		err = s.addInput(e)
 	case EventModelReply:
 		err = s.addReply(e)
 	case EventNativeCall:
@@ -204,6 +209,8 @@ func (s *session) apply(e *Event) error {
 		}
 	case EventCompacted:
 		err = s.noteSummary(e)
+	case EventRewound:
+		err = s.rewind(e)
 	case EventReplyFailed:
 		if t := s.open(); t != nil && e.Usage != nil {
 			t.usage = t.usage.Add(*e.Usage)
@@ -315,7 +322,7 @@ func (s *session) addReply(e *Event) error {
 	}
 	t.streamed = nil
 	t.steps = append(t.steps, next)
-	s.lastTokens, s.sinceReply = 0, 0
+	s.lastTokens, s.sinceReply = 0, len(strings.Join(t.addedBehind(len(t.steps)), ""))
 	if e.Usage != nil {
 		t.usage, s.lastTokens = t.usage.Add(*e.Usage), e.Usage.Total()
 	}
@@ -403,6 +410,9 @@ func (s *session) conversation(system string) []Message {
 	messages := []Message{{Role: RoleSystem, Text: system}}
 	for i := range s.turns {
 		t := &s.turns[i]
+		if t.gone {
+			continue
+		}
 		if s.summary != nil && s.summary.turn == i && s.summary.step == 0 {
 			messages = append(messages, s.summary.message())
 		}
@@ -410,8 +420,10 @@ func (s *session) conversation(system string) []Message {
 		if !s.summary.covers(i, 0) {
 			messages = appendNotes(messages, t.notes)
 		}
+		messages = t.appendAdded(messages, 0)
 		for j := range t.steps {
 			if s.summary.covers(i, j) {
+				messages = t.appendAdded(messages, j+1) // what people say stays
 				continue
 			}
 			if s.summary != nil && s.summary.turn == i && s.summary.step == j && j > 0 {
@@ -419,6 +431,7 @@ func (s *session) conversation(system string) []Message {
 			}
 			messages = t.steps[j].appendTo(messages, i == len(s.turns)-1)
 			messages = appendNotes(messages, slices.Concat(t.wordAfter(j), t.steps[j].notes))
+			messages = t.appendAdded(messages, j+1)
 		}
 	}
 	return messages
@@ -453,10 +466,10 @@ func (t *turn) last() *step {
 	return &t.steps[len(t.steps)-1]
 }
 
-// answered reports whether the last reply asked for nothing, and is whole.
+// answered reports whether the last reply asked for nothing, is whole, and had all to read.
 func (t *turn) answered() bool {
 	last := t.last()
-	return last != nil && len(last.calls) == 0 && !last.cut && !last.continued
+	return last != nil && len(last.calls) == 0 && !last.cut && !last.continued && !t.unread()
 }
 
 // missing counts the calls of the last step that have no result.

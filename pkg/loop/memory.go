@@ -82,7 +82,7 @@ func (t *turnRun) search(ctx context.Context, request wire.SearchRequest) (strin
 func newPassage(e *Event, session protocol.SessionID, query []string) (passage, bool) {
 	p := passage{session: session, turn: e.Turn, step: e.Step, kind: strings.TrimSpace(string(e.Type) + " " + e.Name)}
 	switch e.Type {
-	case EventTurnStarted:
+	case EventTurnStarted, EventInputAdded:
 		p.text = e.Input
 	case EventModelReply, EventCompacted, EventSessionMerged:
 		p.text = e.Text

@@ -38,6 +38,9 @@ type Options struct {
 	// Author is who commits in commands of the session; the zero one is who their workers say.
 	Author protocol.Author
 
+	// Additions bring what a person says while a turn runs; nil is nothing. Sub-agents get none.
+	Additions *Additions
+
 	// Guard is the check before a tool changes a file; "" allows changes of files that the session
 	// never read.
 	Guard protocol.Guard

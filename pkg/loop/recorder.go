@@ -35,6 +35,8 @@ type recorder struct {
 	last    uint64   // sequence that the next append builds on
 	lost    error    // the first failed append; nothing is journaled after it
 	above   *account // of the parents of a sub-agent; nil without
+	author  string   // the person
+	additions
 }
 
 // newRecorder loads a session.
@@ -49,7 +51,7 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}
 	return &recorder{
 		id: id, journal: r.journal, observe: r.opts.Observe, logger: r.opts.Logger,
-		session: s, last: history.Last,
+		session: s, last: history.Last, author: validText(r.opts.Author.Name),
 	}, nil
 }
 
@@ -65,6 +67,15 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	if r.lost != nil {
 		return r.lost
 	}
+	events, err := r.store(ctx, events)
+	if err != nil {
+		return err
+	}
+	return r.publish(ctx, events)
+}
+
+// store journals events, and returns them as they were journaled. The lock is held.
+func (r *recorder) store(ctx context.Context, events []Event) ([]Event, error) {
 	now := time.Now().UTC()
 	for i := range events {
 		events[i].SessionID, events[i].Time = r.id, now
@@ -88,10 +99,10 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 		if !errors.Is(err, ErrEventTooLarge) {
 			r.lost = err
 		}
-		return err
+		return nil, err
 	}
 	r.last = last
-	return r.publish(ctx, events)
+	return events, nil
 }
 
 // lean returns events that were too large for the journal, so that the session can continue:

@@ -24,6 +24,7 @@ type Recording struct {
 	ends    map[int]*Event           // of turns
 	calls   map[callPosition][]Event // what was journaled about a call, up to its result
 	jobs    map[position][]Event     // ends of jobs, by the first reply after them
+	added   map[position][]Event     // what a person said while a turn ran, by the reply before it
 }
 
 // position is the step of a turn, callPosition a tool call in it.
@@ -45,7 +46,7 @@ func (h History) Recording() (*Recording, error) {
 	}
 	r := &Recording{
 		events:  events,
-		replies: map[position]*Event{}, ends: map[int]*Event{}, calls: map[callPosition][]Event{}, jobs: map[position][]Event{},
+		replies: map[position]*Event{}, ends: map[int]*Event{}, calls: map[callPosition][]Event{}, jobs: map[position][]Event{}, added: map[position][]Event{},
 	}
 	var next position // reply
 	for i := range events {
@@ -56,6 +57,8 @@ func (h History) Recording() (*Recording, error) {
 			r.inputs, next = append(r.inputs, Input{Text: e.Input, Attachments: e.Attachments}), position{e.Turn, 1}
 		case EventModelReply:
 			r.replies[at], next = e, position{e.Turn, e.Step + 1}
+		case EventInputAdded:
+			r.added[at] = append(r.added[at], *e)
 		case EventTurnEnded:
 			r.ends[e.Turn] = e
 		case EventPolicyDecision, EventToolCall, EventToolResult:

@@ -90,9 +90,10 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
 	t.followed.ctx = ctx //nolint:fatcontext // it is set once
 	defer t.followed.leaveJobs()
+	defer t.opts.Additions.during(t.recorder)()
 	for {
 		end, err := t.next(ctx)
-		if err == nil && end == nil {
+		if err == nil && (end == nil || !t.seal(end)) {
 			continue
 		}
 		if err == nil {
@@ -108,6 +109,9 @@ func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
 // next does what the turn needs next. It returns an ending when that is its end.
 // An error leaves the turn open.
 func (t *turnRun) next(ctx context.Context) (*ending, error) {
+	if err := t.collect(false); err != nil {
+		return nil, err
+	}
 	turn := t.session.open()
 	switch {
 	case len(turn.streamed) > 0 && detached(ctx):
@@ -118,6 +122,8 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return nil, t.runCalls(ctx)
 	case turn.lastAnswer():
 		return t.overBudget(), nil
+	case len(t.recordedAdditions()) > 0:
+		return nil, t.record(ctx, t.recordedAdditions()...)
 	case turn.cutAgain():
 		return &ending{OutcomeLimitReached, limitReached("output tokens of a reply (max_output), twice in a row")}, nil
 	case turn.answered():
@@ -179,6 +185,9 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 // ask gets the model's next reply. A model that fails ends the turn, and so does a reply that is
 // empty twice, or that no journal takes.
 func (t *turnRun) ask(ctx context.Context) (*ending, error) {
+	if err := t.collect(true); err != nil {
+		return nil, err
+	}
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
 	streams := t.newStream(ctx)

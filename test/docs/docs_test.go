@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 )
 
 var (
@@ -210,4 +211,14 @@ func TestDocs_PolicyListsTheInterfaces(t *testing.T) {
 		require.Contains(t, page, "| "+way.Name+" | "+strings.Join(acts, ", ")+" | "+way.Count+" |\n")
 	}
 	require.Equal(t, len(judge.Interfaces()), strings.Count(page, " | journal")+strings.Count(page, "| the batch;"))
+}
+
+// The page for operators names what the code reserves.
+func TestDocs_StorageOfAFleet(t *testing.T) {
+	t.Parallel()
+	all := documents(t)
+	page := string(all["docs/operations/start.md"])
+	require.Contains(t, page, fmt.Sprintf("reserves at least %d MiB", natsio.LeastRoom>>20))
+	require.Contains(t, page, fmt.Sprintf("With %d MiB there is the whole room", natsio.WholeRoom>>20))
+	require.Contains(t, string(all["docs/operations/maintain.md"]), fmt.Sprintf("down to %d MiB", natsio.LeastCallBytes>>20))
 }
