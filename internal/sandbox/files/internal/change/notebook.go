@@ -97,6 +97,10 @@ func ParseNotebook(text []byte) (_ *Notebook, ok bool) {
 	if json.Unmarshal(text, &found) != nil || found.Version < 4 || found.Cells == nil {
 		return nil, false
 	}
+	document := &Document{text: text}
+	if at, err := document.find([]string{"cells"}); err != nil || len(document.members(at)) != len(found.Cells) {
+		return nil, false // a key that only looks alike
+	}
 	for _, cell := range found.Cells {
 		if cell.Type != "code" && cell.Type != "markdown" && cell.Type != "raw" {
 			return nil, false
@@ -107,7 +111,7 @@ func ParseNotebook(text []byte) (_ *Notebook, ok bool) {
 			}
 		}
 	}
-	return &Notebook{document: &Document{text: text}, minor: found.Minor, cells: found.Cells}, true
+	return &Notebook{document: document, minor: found.Minor, cells: found.Cells}, true
 }
 
 // Cells is how many there are.
