@@ -17,7 +17,7 @@ func List(v protocol.FilesListResult, r rest) string {
 	}
 	body, shown := fitting(v)
 	if total := max(v.Total, len(v.Entries)); shown < total {
-		return body + fmt.Sprintf("[%d of %d names; %s]", shown, total, r.others(body, shown, total, "use glob with a pattern, or list a subdirectory"))
+		return body + fmt.Sprintf("[%d of %d names; %s]", shown, total, r.others(body, total, "use glob with a pattern, or list a subdirectory"))
 	}
 	return body
 }
@@ -33,7 +33,7 @@ func Glob(v protocol.FilesGlobResult, r rest) string {
 	}
 	body, shown := fitting(v)
 	if total := max(v.Total, len(v.Paths)); shown < total {
-		return body + fmt.Sprintf("[%d of %d files%s; %s]", shown, total, skipped, r.others(body, shown, total, "use a narrower pattern or path"))
+		return body + fmt.Sprintf("[%d of %d files%s; %s]", shown, total, skipped, r.others(body, total, "use a narrower pattern or path"))
 	}
 	return body + fmt.Sprintf("[%s%s]", prose.Plural(shown, "file"), skipped)
 }
@@ -55,7 +55,7 @@ func Tree(v protocol.FilesTreeResult, r rest) string {
 		marks = append(marks, strings.TrimPrefix(out, "; "))
 	}
 	if shown < total {
-		marks = append(marks, r.others(body, shown, total, "show a subdirectory, or less depth"))
+		marks = append(marks, r.others(body, total, "show a subdirectory, or less depth"))
 	}
 	return prose.Path(v.Path) + "/\n" + body + "[" + strings.Join(marks, "; ") + "]"
 }
@@ -110,7 +110,7 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	mark += "; " + searched
 	switch cut := cutMatches(v.Matches[:shown]); {
 	case shown < total:
-		mark += "; " + r.others(body, shown, total, "use a narrower pattern, path or glob")
+		mark += "; " + r.others(body, total, "use a narrower pattern, path or glob")
 	case cut > 0 && r.isKept():
 		mark += fmt.Sprintf("; %s cut: whole with %s", are(cut), r.path("", 0, 0))
 	}

@@ -82,7 +82,7 @@ func lines(all []string, total int, r rest, none, noun string) string {
 	}
 	body, shown := fittingLines(all)
 	if total = max(total, len(all)); shown < total {
-		body += "[" + strconv.Itoa(total-shown) + " more of " + prose.Plural(total, noun) + "; " + r.others(body, shown, total, "use a narrower pattern") + "]"
+		body += "[" + strconv.Itoa(total-shown) + " more of " + prose.Plural(total, noun) + "; " + r.others(body, total, "use a narrower pattern") + "]"
 	}
 	return body
 }

@@ -68,7 +68,7 @@ func Mark(call protocol.CallID, kept *protocol.Kept) string { return rest{call, 
 
 // others says how to get at the entries of a list that follow those shown in body, of which there
 // are total; narrower says what else would help.
-func (r rest) others(body string, shown, total int, narrower string) string {
+func (r rest) others(body string, total int, narrower string) string {
 	next := strings.Count(body, "\n") + 1
 	switch {
 	case !r.isKept():

@@ -201,7 +201,7 @@ func rathOfList(v protocol.FilesListResult, r rest, limit int) rathEntries {
 	}
 	if shown, total := len(list.Entries), max(v.Total, len(v.Entries)); shown < total {
 		list.Total = total
-		list.Truncated = fmt.Sprintf("%d more; %s", total-shown, r.others(strings.Repeat("\n", shown), shown, total, "list a subdirectory"))
+		list.Truncated = fmt.Sprintf("%d more; %s", total-shown, r.others(strings.Repeat("\n", shown), total, "list a subdirectory"))
 	}
 	return list
 }

@@ -177,7 +177,7 @@ func workspacePathExists() tools.Tool {
 		Plan: tools.PlanOf(func(scope tools.Scope, args existsArguments) (tools.Plan, *protocol.Error) {
 			path, err := modelpath.Path(args.Path)
 			if err != nil { // nothing of the workspace has such a path
-				return tools.Plan{Inline: func(context.Context) (string, *protocol.Error) { return `{"ok":false}`, nil }}, nil
+				return tools.Plan{Inline: func(context.Context) (string, *protocol.Error) { return `{"ok":false}`, nil }}, nil //nolint:nilerr // that is the answer
 			}
 			return filePlan(scope, path, protocol.FilesExists{Path: path, Follow: true}, protocol.Shared, protocol.Idempotent)
 		}),
