@@ -69,6 +69,8 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 	made("held", protocol.CommandRun{Command: "sleep 1000", Background: true})
 	made("agent", protocol.CommandRun{Command: "echo x >f"})
 	made("monthly", protocol.CommandRun{Command: "echo x >f"})
+	made("model", protocol.CommandRun{Command: "echo x >f"})
+	journaled(t, r.Fleet, "model", time.Now(), loop.OutcomeAnswered)
 	schedules, err := schedule.Open(t.Context(), r.JS, r.Name)
 	require.NoError(t, err)
 	_, err = schedules.Add(t.Context(), schedule.Schedule{Name: "monthly", Cron: "@monthly", KeepSession: true, Call: protocol.Call{
@@ -100,7 +102,7 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 	for _, s := range list {
 		left = append(left, s.SessionID)
 	}
-	require.ElementsMatch(t, []protocol.SessionID{"worked", "held", "monthly"}, left)
+	require.ElementsMatch(t, []protocol.SessionID{"worked", "held", "monthly", "model"}, left)
 	require.ElementsMatch(t, before, r.left(t, "worked"))
 	for _, left := range r.left(t, "client") {
 		require.Regexp(t, `^tf\.result\.|^result/|/sandboxes/client$`, left, "results have an age of their own, and so have copies on a worker's disk")
