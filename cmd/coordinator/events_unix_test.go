@@ -64,9 +64,11 @@ command: [sh, -c, "echo 1"]
 	delete(events, "conversation_compacted")
 	delete(events, "reply_failed")   // a script's replies do not fail
 	delete(events, "turn_postponed") // no trigger begins this turn
-	delete(events, "call_judged")    // and turns count in tool_call
-	delete(events, "native_call")    // a script is no provider with tools
-	delete(events, "worker_lost")    // TestWorker_ThatIsLostIsTold has it
+	delete(events, "input_added")    // no person types, or goes back
+	delete(events, "conversation_rewound")
+	delete(events, "call_judged") // and turns count in tool_call
+	delete(events, "native_call") // a script is no provider with tools
+	delete(events, "worker_lost") // TestWorker_ThatIsLostIsTold has it
 	for kind := range events {
 		require.True(t, seen[kind], "%s is missing in:\n%s", kind, out)
 	}
