@@ -22,8 +22,7 @@ func ExampleNamed() {
 	fmt.Println(table.Names())
 	_, err = toolset.Named("core", "kore")
 	fmt.Println(err)
-	// Output: [edit_file list_files read_file search_files tool_help write_file] unknown toolset
-	// "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help,
-	// image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search; did
-	// you mean "core"?
+	// Output:
+	// [edit_file list_files read_file search_files tool_help write_file]
+	// unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search; did you mean "core"?
 }
