@@ -1,6 +1,6 @@
 // Package media decodes the pictures and documents that sessions show to models. They may be made
-// to harm who decodes them: one is decoded at a time, within bounds. A PDF document is read by
-// PDFium in WebAssembly, which reaches nothing of this machine.
+// to do harm when they are decoded: one is decoded at a time, within bounds. A PDF document is read
+// by PDFium in WebAssembly, which reaches nothing of this machine.
 package media
 
 import (
@@ -12,7 +12,7 @@ import (
 	"image/jpeg"
 	"image/png"
 
-	_ "golang.org/x/image/webp"
+	_ "golang.org/x/image/webp" // as above
 )
 
 // maxPixels bounds the pictures whose pixels are decoded. Of larger ones the header is.

@@ -77,6 +77,8 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 }
 
 // Where the server says that something is wrong.
+//
+//nolint:gochecknoglobals // compiled once
 var (
 	inMessage = endpoint.Path("messages")
 	inContent = endpoint.Path("content")

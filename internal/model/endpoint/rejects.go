@@ -185,6 +185,8 @@ func (a *Asked) Has(field string) {
 }
 
 // Where errors name a declared tool by its position.
+//
+//nolint:gochecknoglobals // compiled once
 var (
 	inTools     = Path("tools")
 	inFunctions = Path("function_?[dD]eclarations")
@@ -221,13 +223,17 @@ func declares(definition tools.Definition) *regexp.Regexp {
 		`|\bdoes not support (?:the )?(?:function|tool)s?(?: types?)?` + name)
 }
 
+// Things that a model is shown, and what a server finds wrong with them.
+const (
+	imageThing = `(?:\b(?:images?|pictures?|pdfs?|vision|multi-?modal)\b|\bdocument (?:has|is|was|blocks?|input|pages?)\b)`
+	imageWrong = `\b(?:not?|cannot|can't|couldn't|doesn't|unable|invalid|unsupported|bad|fail(?:s|ed)?|exceeds?|at most|maximum|too (?:many|large|big|small)|only|missing|corrupt(?:ed)?|empty)\b`
+)
+
 // How servers say that they do not take an image or document: things and what is wrong with them in
 // one sentence, or the field or the code of one.
 var (
 	imageCode   = regexp.MustCompile(`(?:^|_)(?:image|pdf|document)(?:_|$)`)
 	imageField  = regexp.MustCompile(`(?i)\b(?:image_url|input_image|input_file|inline_?data|file_data|(?:image|document)\.source)\b`)
-	imageThing  = `(?:\b(?:images?|pictures?|pdfs?|vision|multi-?modal)\b|\bdocument (?:has|is|was|blocks?|input|pages?)\b)`
-	imageWrong  = `\b(?:not?|cannot|can't|couldn't|doesn't|unable|invalid|unsupported|bad|fail(?:s|ed)?|exceeds?|at most|maximum|too (?:many|large|big|small)|only|missing|corrupt(?:ed)?|empty)\b`
 	imagePhrase = regexp.MustCompile(`(?i)` + imageThing + `[^.;!?]*` + imageWrong + `|` + imageWrong + `[^.;!?]*` + imageThing)
 	otherImage  = regexp.MustCompile(`(?i)\bimages?[ _-]generation\b|\b(?:container|docker|base|disk) images?\b`)
 	// imageBroke is what a server says that fails, or finds no model, because of an image.

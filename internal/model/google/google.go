@@ -86,6 +86,8 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 }
 
 // Where the server says that something is wrong.
+//
+//nolint:gochecknoglobals // compiled once
 var (
 	inContents = endpoint.Path("contents")
 	inParts    = endpoint.Path("parts")

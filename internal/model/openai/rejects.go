@@ -42,6 +42,8 @@ func rejected() []endpoint.Field {
 }
 
 // Where a server says that something is wrong.
+//
+//nolint:gochecknoglobals // compiled once
 var (
 	inMessage = endpoint.Path("messages")
 	inCall    = endpoint.Path("tool_calls")
