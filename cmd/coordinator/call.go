@@ -109,7 +109,7 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 		return with, err
 	}
 	if c.ID != "" && c.Session == "" {
-		return with, cli.Usagef("--id %s: needs --session: an id is one of a session", c.ID)
+		return with, cli.Usagef("--id %s: needs --session, because ids are those of a session", c.ID)
 	}
 	if c.ID != "" {
 		if _, err := protocol.ParseCallID(c.ID); err != nil {

@@ -174,7 +174,7 @@ func (l *batchLine) read(text []byte, mayHaveID bool) error {
 	case l.Tool == "":
 		return errors.New("tool: missing")
 	case l.ID != "" && !mayHaveID:
-		return fmt.Errorf("id %q: needs --session: an id is one of a session", l.ID)
+		return fmt.Errorf("id %q: needs --session, because ids are those of a session; or omit the id", l.ID)
 	case l.ID != "":
 		_, err := protocol.ParseCallID(l.ID)
 		return err

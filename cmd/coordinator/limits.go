@@ -78,6 +78,9 @@ func (c *limitsCommand) given() fleet.Limit {
 }
 
 func (c *limitsCommand) checkSet() error {
+	if c.Set.Lane+c.Set.Tenant+c.Set.Pool == "" {
+		return cli.Usagef("limits set: needs a lane, such as 'account/*', --tenant or --pool")
+	}
 	if err := c.given().Validate(); err != nil {
 		return cli.Usagef("%v", err)
 	}

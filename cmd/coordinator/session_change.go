@@ -300,7 +300,11 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 		return printJSON(p, made)
 	}
 	if made.Turns == 0 {
-		_, _ = fmt.Fprintln(p.Stderr, "coordinator: only the workspace is forked: the call is not part of the session's conversation")
+		why := "the session has had no turn"
+		if at.Call != "" {
+			why = "the call is not part of the session's conversation"
+		}
+		_, _ = fmt.Fprintln(p.Stderr, "coordinator: only the workspace is forked: "+why)
 	}
 	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
 	return err

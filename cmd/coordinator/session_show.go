@@ -249,7 +249,7 @@ func printSession(w io.Writer, s *report.Session) error {
 		line("waits", printableName(wait))
 	}
 	for _, u := range s.Unknown {
-		line("unknown", fmt.Sprintf("call %s of %s: session resolve %s %s --happened, or --did-not", u.CallID, printableName(u.Tool), s.SessionID, u.CallID))
+		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve %s %s --happened, or --did-not", u.CallID, printableName(u.Tool), s.SessionID, u.CallID))
 	}
 	if s.CreatedAt != nil {
 		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")

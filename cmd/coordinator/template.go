@@ -77,7 +77,11 @@ func (c *templateCommand) list(ctx context.Context, p program, all fleet.Templat
 }
 
 func (c *templateCommand) remove(ctx context.Context, _ program, all fleet.Templates) error {
-	if err := all.Remove(ctx, c.Rm.Name); err != nil {
+	err := all.Remove(ctx, c.Rm.Name)
+	if errors.Is(err, fleet.ErrNotFound) {
+		return fmt.Errorf("there is no template %s (template ls lists them)", c.Rm.Name)
+	}
+	if err != nil {
 		return fmt.Errorf("template %s: %w", c.Rm.Name, err)
 	}
 	return nil

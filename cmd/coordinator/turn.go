@@ -178,12 +178,13 @@ func parseSpending(flag, text string) (*protocol.Spending, error) {
 	if text == "" {
 		return nil, nil //nolint:nilnil // the session keeps the budget that it has
 	}
-	budget := &protocol.Spending{}
+	budget, seen := &protocol.Spending{}, map[string]bool{}
 	if text == "none" {
 		return budget, nil
 	}
 	for part := range strings.SplitSeq(text, ",") {
 		name, value, _ := strings.Cut(part, "=")
+		want := "a positive whole number"
 		whole, err := strconv.ParseInt(value, 10, 64)
 		number := float64(whole)
 		switch name {
@@ -194,18 +195,24 @@ func parseSpending(flag, text string) (*protocol.Spending, error) {
 		case "tokens":
 			budget.Tokens = whole
 		case "time":
+			want = "a positive time, such as 90s or 2h"
 			var limit time.Duration
 			limit, err = time.ParseDuration(value)
 			budget.TimeMS, number = protocol.MillisOf(limit), limit.Seconds()
 		case "usd":
+			want = "a positive amount of dollars, such as 0.5"
 			number, err = strconv.ParseFloat(value, 64)
 			budget.USD = number
 		default:
 			return nil, cli.Usagef("%s %s: %q is none of steps, calls, tokens, time and usd, as in steps=200,time=2h,usd=5; none removes it", flag, text, name)
 		}
 		if err != nil || !(number > 0) || math.IsInf(number, 1) {
-			return nil, cli.Usagef("%s %s: %s %q: must be positive, as in steps=200,time=2h,usd=5", flag, text, name, value)
+			return nil, cli.Usagef("%s %s: %s %q: must be %s, as in steps=200,time=2h,usd=5", flag, text, name, value, want)
 		}
+		if seen[name] {
+			return nil, cli.Usagef("%s %s: has %s twice", flag, text, name)
+		}
+		seen[name] = true
 	}
 	return budget, nil
 }

@@ -69,11 +69,14 @@ func (r *reader) contextNamed(name string) (*settings, error) {
 	}
 	if !exists(path) {
 		all, _ := ListContexts() // only to say which there are
-		names := []string{noContext}
+		var names []string
 		for _, c := range all {
 			names = append(names, c.Name)
 		}
-		return nil, Usagef("there is no context %s: there are %s", name, strings.Join(names, ", "))
+		if len(names) == 0 {
+			return nil, Usagef("there is no context %s, and no other: coordinator context add %s --nats URL adds it", name, name)
+		}
+		return nil, Usagef("there is no context %s: must be %s, or %s for no context", name, strings.Join(names, ", "), noContext)
 	}
 	context, err := r.read(path, "context "+name, false)
 	if err != nil {

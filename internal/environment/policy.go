@@ -131,15 +131,19 @@ func (b *Toolbox) CheckPolicies(f *PolicyFlags, warn func(string)) error {
 		return err
 	}
 	names := append(toolset.AllTools(), b.Table.Names()...)
-	for _, p := range all {
+	for i, p := range all {
 		err := p.UnknownTools(names)
-		switch {
-		case err == nil:
-		case b.Folder == nil && len(b.Servers) == 0:
-			return cli.Usagef("%s", flagNames(err.Error()))
-		default:
-			warn(flagNames(err.Error()))
+		if err == nil {
+			continue
 		}
+		text := flagNames(err.Error())
+		if i == 0 && f.Policy != "" { // of the file, whose rules are no flags
+			text = "--policy: " + f.Policy + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+		if b.Folder == nil && len(b.Servers) == 0 {
+			return cli.Usagef("%s", text)
+		}
+		warn(text)
 	}
 	return nil
 }

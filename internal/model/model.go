@@ -139,7 +139,7 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 	case kind != "script" && kind != "replay" && known < 0:
 		return nil, "", fmt.Errorf("%w %q: unknown provider %q; %s", ErrInvalidSpec, spec, kind, allowedForms())
 	case name == "":
-		return nil, "", fmt.Errorf("%w %q: nothing behind the colon; %s", ErrInvalidSpec, spec, allowedForms())
+		return nil, "", fmt.Errorf("%w %q: the name of the model or file is missing; %s", ErrInvalidSpec, spec, allowedForms())
 	}
 	var m loop.Model
 	var err error

@@ -68,7 +68,7 @@ const maxCron = 200
 
 // Errors of [Store].
 var (
-	ErrExists  = codes.As(codes.ErrExists, errors.New("the schedule exists"))
+	ErrExists  = codes.As(codes.ErrExists, errors.New("the schedule exists, and schedule rm removes it"))
 	ErrUnknown = codes.As(codes.ErrNotFound, errors.New("there is no such schedule"))
 	ErrInvalid = codes.As(codes.ErrInvalid, errors.New("invalid schedule"))
 )

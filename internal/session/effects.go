@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -227,7 +228,7 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	info := fold(history.Events)
 	at := slices.IndexFunc(info.Unknown, func(u report.Unknown) bool { return u.CallID == call })
 	if at < 0 {
-		return fmt.Errorf("%w: its outcome is not unknown (session show %s lists the calls of unknown outcome)", ErrNone, id)
+		return codes.As(codes.ErrNotFound, fmt.Errorf("the session has no call of this id whose outcome is unknown (session show %s lists them)", id))
 	}
 	status, what := resolvedHappened, "did happen"
 	if !happened {

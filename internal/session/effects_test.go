@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -182,9 +183,9 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []report.Unknown{{CallID: "y-3", Tool: "pay"}}, info.Unknown)
 
-	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-0", true, "ada"), ErrNone)
+	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-0", true, "ada"), codes.ErrNotFound)
 	require.NoError(t, Resolve(t.Context(), r.Fleet, "s", "", "y-3", false, "ada"))
-	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-3", true, "ada"), ErrNone, "it is resolved")
+	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "s", "", "y-3", true, "ada"), codes.ErrNotFound, "it is resolved")
 	require.Equal(t, []protocol.CallID{"y-1"}, ids(), "what did not happen is no effect")
 	info, err = r.reader(t).Show(t.Context(), "s")
 	require.NoError(t, err)
@@ -243,7 +244,7 @@ func TestResolve_TwoAtOnce(t *testing.T) {
 	)...)
 	first := func() { require.NoError(t, resolve(t.Context(), r.Journal, "s", "u-1", true, "ada")) }
 	require.ErrorIs(t, resolve(t.Context(), &meeting{Journal: r.Journal, then: first}, "s", "u-1", false, "bob"), loop.ErrJournalConflict)
-	require.ErrorIs(t, resolve(t.Context(), r.Journal, "s", "u-1", false, "bob"), ErrNone)
+	require.ErrorIs(t, resolve(t.Context(), r.Journal, "s", "u-1", false, "bob"), codes.ErrNotFound)
 }
 
 // meeting is a journal that another process extends as soon as this one has read it.

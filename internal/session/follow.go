@@ -26,7 +26,7 @@ import (
 func Load(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (loop.History, error) {
 	history, err := f.Journal.Load(ctx, id)
 	if err == nil && len(history.Events) == 0 {
-		err = fmt.Errorf("session %s: %w", id, ErrNone)
+		err = fmt.Errorf("session %s: %w", id, errNoTurn)
 	}
 	return history, err
 }

@@ -39,7 +39,7 @@ func (at At) in(events []loop.Event) int {
 // unknown is the error of a point that a session does not have.
 func (at At) unknown() error {
 	if at.Turn > 0 {
-		return fmt.Errorf("turn %d: not there, or it has not ended", at.Turn)
+		return fmt.Errorf("turn %d: not there, or it has not ended (session show lists the turns)", at.Turn)
 	}
 	return fmt.Errorf("call %s: %w", at.Call, workspace.ErrNone)
 }

@@ -142,7 +142,7 @@ func askedOf(id protocol.SessionID, view *operator.View) asked {
 // when there is no such turn.
 func accepted(id protocol.SessionID, view *operator.View) (*report.Session, error) {
 	if view == nil {
-		return nil, ErrNone
+		return nil, errNoTurn
 	}
 	call := &view.Calls[0]
 	info := &report.Session{SessionID: id, State: report.StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}

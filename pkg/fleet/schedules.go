@@ -225,7 +225,7 @@ func (s Schedules) Ref(ctx context.Context, name string, at time.Time) (ref prot
 		}
 		next := stored.Next(at.Add(-1), 1)
 		if at.Before(stored.Created) || at.After(stored.Last) || len(next) == 0 || !next[0].Equal(at) {
-			return invalid(fmt.Errorf("time %s: is none at which schedule %s has started", at.Format(time.RFC3339), name))
+			return invalid(fmt.Errorf("time %s: schedule %s started nothing at that time (schedule ls shows when it did last)", at.Format(time.RFC3339), name))
 		}
 		call := stored.At(at)
 		ref = protocol.CallRef{SessionID: call.SessionID, ID: call.ID}

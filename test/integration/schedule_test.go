@@ -131,7 +131,7 @@ func TestSchedule_SignedCalls(t *testing.T) {
 	}
 	got = b.schedule(t, "result", "--time", "2020-01-01T00:00:00Z", "log")
 	require.Equal(t, 2, got.code, got.stderr)
-	require.Contains(t, got.stderr, "time 2020-01-01T00:00:00Z: is none at which schedule log has started")
+	require.Contains(t, got.stderr, "time 2020-01-01T00:00:00Z: schedule log started nothing at that time")
 }
 
 // TestSchedule_Commands: what add, ls, pause, resume and rm print, and what they refuse.
@@ -178,7 +178,7 @@ func TestSchedule_Commands(t *testing.T) {
 	require.Equal(t, 0, got.code, got.stderr)
 	got = b.schedule(t, "add", "--cron", "@daily", "morning", "--", "submit", "hello")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.stderr, "the schedule exists: morning")
+	require.Contains(t, got.stderr, "the schedule exists, and schedule rm removes it: morning")
 	got = b.schedule(t, "ls")
 	require.Regexp(t, `(?m)^morning +0 7 \* \* 1-5 +Europe/Berlin +- +- +- +20\d\d-.*T07:00:00\+0[12]:00 +list the failed builds$`, got.stdout)
 	require.Equal(t, 0, b.schedule(t, "add", "--cron", "@every 1s", "soon", "--", "submit", "hello").code)

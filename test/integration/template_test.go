@@ -35,6 +35,7 @@ func TestTemplate_SessionsBeginWithIt(t *testing.T) {
 	}
 	require.Regexp(t, `(?m)^base +\S+ \S+ +1 file, 4 bytes\nsecond +\S+ \S+ +1 file, 8 bytes$`, template("ls").stdout)
 	require.Equal(t, 0, template("rm", "base").code)
+	require.Contains(t, template("rm", "base").stderr, "there is no template base (template ls lists them)")
 	for want, all := range map[int][][]string{
 		1: {
 			{"template", "rm", "base"},

@@ -20,7 +20,6 @@
 package policy
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -207,7 +206,8 @@ func anyMatches(patterns []string, text string) (string, bool) {
 // Parse reads the content of a policy file, YAML or JSON, and checks it. The error names the file
 // and, where it can, the line of every error.
 func Parse(file string, content []byte) (Policy, error) {
-	if len(bytes.TrimSpace(content)) == 0 { // half a write, perhaps: no fence where one was wanted
+	var document any
+	if len(strict.Decode(content, &document)) == 0 && document == nil { // half a write, or comments alone: it would bind nothing
 		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(strict.Fields(reflect.TypeFor[Policy]()), ", "))
 	}
 	var p Policy

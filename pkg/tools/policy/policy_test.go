@@ -413,8 +413,10 @@ func TestUnknownTools_OfEachField(t *testing.T) {
 // TestParse_AnEmptyFileIsNoPolicy: it may be half a write, and nothing would be bound.
 func TestParse_AnEmptyFileIsNoPolicy(t *testing.T) {
 	t.Parallel()
-	_, err := policy.Parse("p.yaml", []byte(" \n"))
-	require.ErrorContains(t, err, "p.yaml: is empty; the fields of a policy are tools, commands, paths")
+	for _, content := range []string{" \n", "# tools: {deny: [bash]}\n", "---\n", "null\n", "~"} {
+		_, err := policy.Parse("p.yaml", []byte(content))
+		require.ErrorContains(t, err, "p.yaml: is empty; the fields of a policy are tools, commands, paths", content)
+	}
 }
 
 func TestParse_TravelsAsJSON(t *testing.T) {
