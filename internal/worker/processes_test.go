@@ -77,8 +77,15 @@ func TestBackground_OutputIsSeenLive(t *testing.T) {
 	const flood = 8_000_000 // on a slow machine it takes seconds, and each passes some of it
 	flooded := protocol.NewSessionID()
 	live = r.listen(t, flooded)
-	got := r.do(flooded, protocol.CommandRun{Command: fmt.Sprintf(`head -c %d /dev/zero | tr '\0' x; sleep 1.2; echo end`, flood), Background: true})
+	got := r.do(flooded, protocol.CommandRun{
+		Command: fmt.Sprintf(`head -c %d /dev/zero | tr '\0' x; while [ ! -e stop ]; do sleep 0.01; done; echo end`, flood), Background: true,
+	})
 	requireOK(t, got)
+	require.Eventually(t, func() bool { // the last of it is read, so that the end is written by itself
+		read := r.do(flooded, wire.ProcessRead{Process: value[protocol.CommandRunResult](t, got).Process, Offset: -1})
+		return value[wire.ProcessReadResult](t, read).NextOffset == flood
+	}, patience, time.Millisecond)
+	requireOK(t, r.do(flooded, protocol.FilesWrite{Path: "stop"}))
 	frames = live.until(t, wire.FrameStdout, "end\n")
 	require.Less(t, len(together(frames, wire.FrameStdout)), flood)
 	require.Greater(t, frames[len(frames)-1].Seq, uint64(len(frames)))
