@@ -15,20 +15,21 @@ import (
 )
 
 // smallDisk runs a command in a process with mounts of its own, where a directory is a disk. The
-// disk is full while there is a file "full", and has said so when there is "is-full".
+// disk is full while there is a file "full", and "is-full" is there as long as it is.
 const smallDisk = `
 disk=$1 control=$2; shift 2
 mount -t tmpfs -o size=8g none "$disk" || { echo "NO DISK" >&2; exit 1; }
 until_() { while ! eval "$1"; do kill -0 $$ 2>/dev/null || exit 0; sleep 0.05; done; }
+full() { mount -o "remount,size=$(($(df -k "$disk" | awk 'END { print $3 }') + 64))k" "$disk"; }
 (
 	until_ '[ -e "$control/full" ]'
-	used=$(df -k "$disk" | awk 'END { print $3 }')
-	mount -o "remount,size=$((used + 64))k" "$disk"
+	until_ full # more may be used meanwhile
 	dd if=/dev/zero of="$disk/filler" bs=4k 2>/dev/null
 	: >"$control/is-full"
 	until_ '[ ! -e "$control/full" ]'
 	rm "$disk/filler"
 	mount -o remount,size=8g "$disk"
+	rm "$control/is-full"
 ) >/dev/null 2>&1 </dev/null &
 exec "$@"
 `
@@ -55,17 +56,23 @@ func programOnDisk(t *testing.T, program string, args func(dir string) []string)
 	return start(t, "unshare", launch{args: wrapped}), d
 }
 
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 // fill returns when the disk is full.
 func (d disk) fill(t *testing.T) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(filepath.Join(d.control, "full"), nil, 0o600))
-	waitUntil(t, func() bool { _, err := os.Stat(filepath.Join(d.control, "is-full")); return err == nil })
+	waitUntil(t, func() bool { return exists(filepath.Join(d.control, "is-full")) })
 }
 
-// empty gives the disk room again.
+// empty returns when the disk has room again.
 func (d disk) empty(t *testing.T) {
 	t.Helper()
 	require.NoError(t, os.Remove(filepath.Join(d.control, "full")))
+	waitUntil(t, func() bool { return !exists(filepath.Join(d.control, "is-full")) })
 }
 
 // TestRun_OnAFullDisk: it ends within its limit, or goes on when there is room; and one sentence
@@ -78,7 +85,7 @@ func TestRun_OnAFullDisk(t *testing.T) {
 		code          int
 		says          string
 	}{
-		"ends within its limit":      {limit: "8s", code: 3, says: "the turn reached its limit of 8s"},
+		"ends within its limit":      {limit: "20s", code: 3, says: "the turn reached its limit of 20s"},
 		"goes on when it has room":   {limit: "0s", room: true, answer: "Answered.\n"},
 		"ends when there stays none": {limit: "0s", code: 1, says: "(--data) is full: make room there, then start again"},
 	}
@@ -149,7 +156,7 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	p.waitFor(t, `takes calls of pool default`)
 	disk.fill(t)
 	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "do it"}, b.flags...)})
-	waitUntil(t, func() bool { _, err := os.Stat(reached); return err == nil })
+	waitUntil(t, func() bool { return exists(reached) })
 	disk.empty(t)
 	hold.open(t)
 	require.Equal(t, 0, submitted.wait(t), submitted)
@@ -178,7 +185,7 @@ func TestServe_AnOutputOnAFullDisk(t *testing.T) {
 	w := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir()}, flags...)})
 	w.waitFor(t, `takes calls of pool default`)
 	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "do it"}, flags[:4]...)})
-	waitUntil(t, func() bool { _, err := os.Stat(reached); return err == nil })
+	waitUntil(t, func() bool { return exists(reached) })
 	disk.fill(t)
 	hold.open(t)
 	p.waitFor(t, `the disk of `+disk.dir+`/data\S* \(--data\) is full: nothing can be stored; it goes on when there is room within 30s`)
