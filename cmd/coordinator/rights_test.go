@@ -38,7 +38,7 @@ func TestCommands_TellOfMissingRights(t *testing.T) {
 		lacks string
 	}{
 		{[]string{"session", "ls"}, "publish on $JS.API.STREAM.MSG.GET.TF_SESSIONS"},
-		{[]string{"session", "show", "s"}, "publish on $JS.API.CONSUMER.CREATE.OBJ_TF_KEPT.rights"},
+		{[]string{"session", "show", "s"}, "publish on $JS.API.STREAM.MSG.GET.OBJ_TF_KEPT"},
 		{[]string{"session", "rm", "s"}, "publish on tf.call.default.rights.rights"},
 		{[]string{"session", "rm", "s"}, "publish on $JS.API.STREAM.PURGE.TF_SESSIONS"},
 		{[]string{"workers"}, "publish on tf.who.default"},

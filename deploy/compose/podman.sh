@@ -13,8 +13,8 @@ nats=(nats) files=(-f compose.yaml)
 if [ "${CLUSTER:-}" ]; then nats+=(nats-2 nats-3) files+=(-f compose.cluster.yaml); fi
 dir=$(mktemp -d)
 chmod 755 "$dir"
-FLEET_PASSWORD=tf-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') WORKER_PASSWORD=tf-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-export FLEET_PASSWORD WORKER_PASSWORD TOOLFLEET_MODEL=script:/script.json
+FLEET_PASSWORD=tf-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') WORKER_PASSWORD=tf-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') READER_PASSWORD=tf-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export FLEET_PASSWORD WORKER_PASSWORD READER_PASSWORD TOOLFLEET_MODEL=script:/script.json
 
 compose() { podman-compose -p "$project" "${files[@]}" -f "$dir/proof.yaml" "$@"; }
 containers() { podman ps -aq --filter "label=io.podman.compose.project=$project"; }

@@ -21,19 +21,28 @@ type Store struct{ bucket jetstream.KeyValue }
 // Open opens the bucket of a fleet, and creates it, with the replicas of the fleet's calls, if it
 // is missing.
 func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
-	bucket, err := js.KeyValue(ctx, wire.LimitsBucket(fleet))
+	store, err := OpenExisting(ctx, js, fleet)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		var bucket jetstream.KeyValue
 		var calls jetstream.Stream
 		if calls, err = js.Stream(ctx, wire.CallsStream(fleet)); err == nil {
 			bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 				Bucket: wire.LimitsBucket(fleet), Replicas: calls.CachedInfo().Config.Replicas, MaxBytes: natsio.LimitBytes,
 			})
 		}
+		store = &Store{bucket: bucket}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the limits of the fleet: %w", err)
 	}
-	return &Store{bucket: bucket}, nil
+	return store, nil
+}
+
+// OpenExisting is [Open] for a process that only reads: the error is
+// [jetstream.ErrBucketNotFound] in a fleet that never had a limit.
+func OpenExisting(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
+	bucket, err := js.KeyValue(ctx, wire.LimitsBucket(fleet))
+	return &Store{bucket: bucket}, err
 }
 
 // record is what is stored.

@@ -247,17 +247,17 @@ func ListObjects(ctx context.Context, js jetstream.JetStream, bucket string, wan
 			names = append(names, string(name))
 		}
 	}
-	return lastTraces(ctx, stream, bucket, names)
+	return lastTraces(ctx, js, stream, bucket, names)
 }
 
 // lastTraces reads what is said of objects last, of many at once. Those that are removed meanwhile
 // are left out.
-func lastTraces(ctx context.Context, stream jetstream.Stream, bucket string, names []string) ([]*jetstream.ObjectInfo, error) {
+func lastTraces(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, bucket string, names []string) ([]*jetstream.ObjectInfo, error) {
 	found, subjects := make(map[string]*jetstream.ObjectInfo, len(names)), make([]string, len(names))
 	for i, name := range names {
 		subjects[i] = objectTrace(bucket, name)
 	}
-	err := EachLast(ctx, stream, subjects, false, func(msg jetstream.Msg) error {
+	err := EachLast(ctx, js, stream, subjects, false, func(msg jetstream.Msg) error {
 		info := &jetstream.ObjectInfo{}
 		meta, err := msg.Metadata()
 		if err == nil {

@@ -114,16 +114,35 @@ func UploadRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), chunkSubject(wire.BodiesBucket(fleet), probed)}}
 }
 
-// ScheduleRights allow changing schedules.
-func ScheduleRights(fleet protocol.Fleet) Rights {
-	bucket := wire.SchedulesBucket(fleet)
-	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.MSG.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
+// readRights allow reading a bucket, and changeRights changing it, too.
+func readRights(bucket string) Rights {
+	return Rights{Publish: []string{"$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.MSG.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
 }
 
-// LimitRights allow changing limits.
-func LimitRights(fleet protocol.Fleet) Rights {
-	bucket := wire.LimitsBucket(fleet)
-	return Rights{Publish: []string{"$KV." + bucket + "." + probed, "$JS.API.DIRECT.GET.KV_" + bucket, "$JS.API.STREAM.INFO.KV_" + bucket}}
+func changeRights(bucket string) Rights {
+	return Rights{Publish: append(readRights(bucket).Publish, "$KV."+bucket+"."+probed)}
+}
+
+// ScheduleRights allow changing schedules, and ScheduleListRights listing them.
+func ScheduleRights(fleet protocol.Fleet) Rights { return changeRights(wire.SchedulesBucket(fleet)) }
+
+// ScheduleListRights are described at [ScheduleRights].
+func ScheduleListRights(fleet protocol.Fleet) []Rights {
+	return []Rights{readRights(wire.SchedulesBucket(fleet)), {Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet)}}}
+}
+
+// LimitRights allow changing limits, and LimitListRights listing them.
+func LimitRights(fleet protocol.Fleet) Rights { return changeRights(wire.LimitsBucket(fleet)) }
+
+// LimitListRights are described at [LimitRights].
+func LimitListRights(fleet protocol.Fleet) Rights { return readRights(wire.LimitsBucket(fleet)) }
+
+// TemplateListRights allow listing templates; [WorkspaceRights] are for changing them.
+func TemplateListRights(fleet protocol.Fleet) Rights {
+	return Rights{Pool: protocol.DefaultPool, Publish: []string{
+		"$JS.API.STREAM.MSG.GET." + wire.WorkspacesStream(fleet), "$JS.API.STREAM.MSG.GET." + ObjectStream(wire.BodiesBucket(fleet)),
+		"$JS.API.DIRECT.GET.KV_" + wire.PlacesBucket(fleet) + "." + placeSubject(fleet),
+	}}
 }
 
 // PoolsRights allow listing the pools of a server.
@@ -151,10 +170,10 @@ func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
 
 // JournalRights allow reading sessions.
 func JournalRights(fleet protocol.Fleet) []Rights {
-	looks := func(stream string) string { return "$JS.API.CONSUMER.CREATE." + stream + "." + probed }
+	reads := func(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
 	return []Rights{
-		{Publish: []string{"$JS.API.STREAM.MSG.GET." + wire.SessionsStream(fleet), looks(wire.SessionsStream(fleet))}},
-		{Pool: protocol.DefaultPool, Publish: []string{looks(ObjectStream(wire.KeptBucket(fleet))), looks(ObjectStream(wire.BlobsBucket(fleet)))}},
+		{Publish: []string{reads(wire.SessionsStream(fleet))}},
+		{Pool: protocol.DefaultPool, Publish: []string{reads(ObjectStream(wire.KeptBucket(fleet))), reads(ObjectStream(wire.BlobsBucket(fleet)))}},
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -121,14 +122,65 @@ const (
 // wildcards. Bare messages come without their bodies. One request returns many of them, and a
 // replica that is behind may answer it: a caller that knows of a missing message asks the stream's
 // leader. A subject that gets a message meanwhile may come twice, the new message last. EachLast
-// ends with the first error of tell.
-func EachLast(ctx context.Context, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
+// ends with the first error of tell. It makes a consumer; a user without the right to, as one that
+// only reads, asks for each subject instead.
+func EachLast(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
+	name := stream.CachedInfo().Config.Name
+	read := eachLast
+	err := CheckRights(ctx, js.Conn(), Rights{Publish: []string{"$JS.API.CONSUMER.CREATE." + name + "." + probed}})
+	if errors.Is(err, ErrRights) {
+		read, err = askLast, nil
+	}
+	if err != nil {
+		return err
+	}
 	for some := range slices.Chunk(subjects, lastSubjects) {
-		if err := eachLast(ctx, stream, some, bare, tell); err != nil {
-			return fmt.Errorf("read the last messages of stream %s: %w", stream.CachedInfo().Config.Name, err)
+		if err := read(ctx, stream, some, bare, tell); err != nil {
+			return fmt.Errorf("read the last messages of stream %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// askLast asks for one message after the other.
+func askLast(ctx context.Context, stream jetstream.Stream, subjects []string, _ bool, tell func(jetstream.Msg) error) error {
+	for _, filter := range subjects {
+		names := []string{filter}
+		if strings.ContainsAny(filter, "*>") {
+			info, err := stream.Info(ctx, jetstream.WithSubjectFilter(filter))
+			if err != nil {
+				return err
+			}
+			names = slices.Sorted(maps.Keys(info.State.Subjects))
+		}
+		for _, name := range names {
+			msg, err := stream.GetLastMsgForSubject(ctx, name)
+			if err == nil {
+				err = tell(answered{raw: msg})
+			} else if errors.Is(err, jetstream.ErrMsgNotFound) { // removed meanwhile
+				err = nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// answered is a message that was asked for, as one of a consumer.
+type answered struct {
+	jetstream.Msg // nil: there is nothing to acknowledge
+
+	raw *jetstream.RawStreamMsg
+}
+
+func (a answered) Subject() string      { return a.raw.Subject }
+func (a answered) Data() []byte         { return a.raw.Data }
+func (a answered) Headers() nats.Header { return a.raw.Header }
+
+func (a answered) Metadata() (*jetstream.MsgMetadata, error) {
+	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: a.raw.Sequence}, Timestamp: a.raw.Time}, nil
 }
 
 func eachLast(ctx context.Context, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
@@ -212,6 +264,9 @@ type faults struct {
 // option makes the client report its errors, also those of servers that refuse it.
 func (f *faults) option(ctx context.Context) nats.Option {
 	return nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "."+probed) {
+			return // [CheckRights] reports it
+		}
 		subject := ""
 		if sub != nil {
 			subject = sub.Subject

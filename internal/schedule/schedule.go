@@ -293,6 +293,7 @@ type Store struct {
 	Strict bool
 
 	fleet  protocol.Fleet
+	js     jetstream.JetStream
 	bucket jetstream.KeyValue
 	stream jetstream.Stream // of the bucket
 	index  index
@@ -300,14 +301,25 @@ type Store struct {
 
 // Open opens the store, which is made with the replicas of the fleet's journals if it is missing.
 func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
-	name := wire.SchedulesBucket(fleet)
-	bucket, err := js.KeyValue(ctx, name)
+	store, err := OpenExisting(ctx, js, fleet)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		var journals jetstream.Stream
 		if journals, err = js.Stream(ctx, wire.SessionsStream(fleet)); err == nil {
-			bucket, err = create(ctx, js, name, journals.CachedInfo().Config.Replicas)
+			_, err = create(ctx, js, wire.SchedulesBucket(fleet), journals.CachedInfo().Config.Replicas)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
+		}
+		return OpenExisting(ctx, js, fleet)
 	}
+	return store, err
+}
+
+// OpenExisting is [Open] for a process that only reads: the error wraps
+// [jetstream.ErrBucketNotFound] in a fleet that never had a schedule.
+func OpenExisting(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
+	name := wire.SchedulesBucket(fleet)
+	bucket, err := js.KeyValue(ctx, name)
 	var stream jetstream.Stream
 	if err == nil {
 		stream, err = js.Stream(ctx, "KV_"+name)
@@ -315,7 +327,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 	if err != nil {
 		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
 	}
-	return &Store{fleet: fleet, bucket: bucket, stream: stream}, nil
+	return &Store{fleet: fleet, js: js, bucket: bucket, stream: stream}, nil
 }
 
 // create makes the bucket, as CreateKeyValue does but for direct reads.
@@ -490,7 +502,7 @@ func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
 // is how many more come after these.
 func (st *Store) Page(ctx context.Context, after string, limit int) (list []*Schedule, leftOut int, err error) {
 	there := map[string]bool{}
-	err = natsio.EachLast(ctx, st.stream, []string{st.subject(">")}, true, func(msg jetstream.Msg) error {
+	err = natsio.EachLast(ctx, st.js, st.stream, []string{st.subject(">")}, true, func(msg jetstream.Msg) error {
 		name := strings.TrimPrefix(msg.Subject(), st.subject(""))
 		there[name] = name > after && msg.Headers().Get("KV-Operation") == "" // else it was removed
 		return nil
@@ -515,7 +527,7 @@ func (st *Store) subject(name string) string { return "$KV." + st.bucket.Bucket(
 // read reads schedules by their subjects, which may have wildcards.
 func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, error) {
 	found, failures := map[string]*Schedule{}, map[string]error{}
-	err := natsio.EachLast(ctx, st.stream, subjects, false, func(msg jetstream.Msg) error {
+	err := natsio.EachLast(ctx, st.js, st.stream, subjects, false, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err != nil {
 			return err

@@ -298,7 +298,7 @@ func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID, limit in
 			return changes, nil
 		}
 	}
-	if err := natsio.EachLast(ctx, r.events, every, true, note); err != nil {
+	if err := natsio.EachLast(ctx, r.main.JS, r.events, every, true, note); err != nil {
 		return nil, err
 	}
 	changes := make([]change, len(ids))

@@ -112,7 +112,7 @@ type where struct {
 // Each of the others is read once, until it changes.
 func (s *Sweeper) ofClients(ctx context.Context, r *Reader, before time.Time) (sessions []change, err error) {
 	var old []change
-	err = natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, true, func(msg jetstream.Msg) error {
+	err = natsio.EachLast(ctx, r.main.JS, r.events, []string{wire.EventSubject(r.fleet, "*")}, true, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		id := r.owner(msg.Subject())
 		if err == nil && about.Timestamp.Before(before) && s.stays[id] != about.Sequence.Stream {

@@ -161,7 +161,7 @@ func accepted(id protocol.SessionID, view *operator.View) (*report.Session, erro
 // one, by the journals, the oldest first. Their coordinators may have been lost.
 func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	open := map[protocol.SessionID]change{}
-	err := natsio.EachLast(ctx, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
+	err := natsio.EachLast(ctx, r.main.JS, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
 		id := r.owner(msg.Subject())
 		delete(open, id) // one that changes meanwhile comes twice
 		var events []loop.Event

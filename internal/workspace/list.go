@@ -79,7 +79,7 @@ func (s *Store) List(ctx context.Context, skip func(wire.LaneHash) bool, limit i
 		err = natsio.EachFrom(ctx, s.stream, every, last-uint64(tail*limit), true, note) //nolint:gosec // see above
 	}
 	if err == nil && seen < min(limit, len(subjects)) {
-		err = natsio.EachLast(ctx, s.stream, subjects, true, note)
+		err = natsio.EachLast(ctx, s.js, s.stream, subjects, true, note)
 	}
 	for _, one := range found {
 		if one.last > 0 { // else it was removed meanwhile, or others were used after it

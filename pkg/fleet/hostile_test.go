@@ -182,11 +182,15 @@ func (h *hostile) readsNoneOfOthers() bool {
 	return true
 }
 
-// state is what the worker must not change.
-func (h *hostile) state() map[string]any {
+// state is what the worker must not change, and poolState what workers do.
+func (h *hostile) state() map[string]any { return h.stateOf(h.js) }
+
+func (h *hostile) poolState() map[string]any { return h.stateOf(h.poolJS) }
+
+func (h *hostile) stateOf(js jetstream.JetStream) map[string]any {
 	all := map[string]any{}
 	for _, name := range []string{wire.CallsStream(fleetName), wire.ClaimsStream(fleetName), wire.ResultsStream(fleetName), wire.SessionsStream(fleetName)} {
-		stream, err := h.js.Stream(h.t.Context(), name)
+		stream, err := js.Stream(h.t.Context(), name)
 		require.NoError(h.t, err)
 		all[name] = stream.CachedInfo().Config
 		all[name+" messages"] = stream.CachedInfo().State.Msgs

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/limits"
@@ -101,7 +103,15 @@ func (c *Client) Limits() Limits { return Limits{c} }
 
 // List returns the limits, the most specific one first.
 func (l Limits) List(ctx context.Context) (list []Limit, err error) {
-	err = l.each(ctx, l.client.inner.Parts()[:1], func(ctx context.Context, store *limits.Store) error {
+	f := l.client.inner
+	err = act(ctx, l.client, []natsio.Rights{natsio.LimitListRights(f.Name)}, func(ctx context.Context) error {
+		store, err := limits.OpenExisting(ctx, f.JS, f.Name)
+		if errors.Is(err, jetstream.ErrBucketNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 		rules, err := store.Rules(ctx)
 		for _, r := range rules.List() {
 			burst := r.Burst

@@ -57,6 +57,7 @@ const accountsFile, serverFile = "accounts.conf", "nats.conf"
 type place struct {
 	coordinator, worker string // URLs
 	pool                string // that of a coordinator in the account of the pool
+	reader, poolReader  string // those of users that only read
 	ca                  string // file of the authority; "" without TLS
 	replicas            int
 }
@@ -109,6 +110,7 @@ func deployed(t *testing.T, file string) place {
 
 // at sets the URLs of a server.
 func (p place) at(scheme, address string) place {
+	p.reader, p.poolReader = scheme+"://reader:secret@"+address, scheme+"://reader_default:secret@"+address
 	p.coordinator, p.pool, p.worker = scheme+"://fleet:secret@"+address, scheme+"://fleet_default:secret@"+address, scheme+"://worker:secret@"+address
 	return p
 }
@@ -270,8 +272,10 @@ func TestDeploy_AWorkerWithoutRightsOfLimitsNamesThem(t *testing.T) {
 	t.Parallel()
 	imports, users, found := strings.Cut(natsiotest.Accounts(t), "user: worker\n")
 	require.True(t, found)
+	users, readers, found := strings.Cut(users, "\n  READERS {")
+	require.True(t, found)
 	users = strings.NewReplacer(`"$JS.API.DIRECT.GET.KV_TF_LIMITS.>"`, "", `"$KV.TF_LIMITS.>", `, "", `"tf.ready.default.*.*.*", `, "").Replace(users)
-	accounts := imports + "user: worker\n" + users
+	accounts := imports + "user: worker\n" + users + "\n  READERS {" + readers
 	s := natsiotest.Serve(t, natsiotest.Alone(t, "", accounts))
 	require.True(t, s.ReadyForConnections(time.Minute))
 	p := place{replicas: 1}.at("nats", s.Addr().String())

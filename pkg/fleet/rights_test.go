@@ -2,7 +2,10 @@ package fleet_test
 
 import (
 	"errors"
+	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -103,9 +107,90 @@ func workerRights() []string {
 		"$JS.API.DIRECT.GET.KV_"+wire.LimitsBucket(f)+"."+probe)
 }
 
-// TestDeploy_EachUserAndEachSubject: each user of deploy/nats with less rights than all publishes
-// on the subjects of its work and on no other one: not itself, not by an answer to its own request,
-// and not by a server's answer to any request that it may send.
+// readerRights are what a user that only reads may publish.
+func readerRights() (may []string) {
+	for _, stream := range streams() {
+		if may = append(may, "$JS.API.STREAM.INFO."+stream); stream == "KV_"+wire.PlacesBucket(fleetName) { // it has the secret of the fleet
+			continue
+		}
+		may = append(may, "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+"."+probe)
+	}
+	for _, consumer := range []string{wire.ReadyConsumer(protocol.DefaultPool), wire.CareConsumer(protocol.DefaultPool), wire.ReadyConsumer("other"), probe} {
+		may = append(may, "$JS.API.CONSUMER.INFO."+wire.CallsStream(fleetName)+"."+consumer)
+	}
+	for _, pool := range []protocol.Pool{protocol.DefaultPool, protocol.SessionPool, "other"} {
+		may = append(may, wire.WhoSubject(fleetName, pool), wire.AskAllSubject(fleetName, pool), wire.AskSubject(fleetName, pool, probe))
+	}
+	return may
+}
+
+// TestDeploy_ReadersListAndChangeNothing: whoever only reads lists all that a fleet has.
+func TestDeploy_ReadersListAndChangeNothing(t *testing.T) {
+	t.Parallel()
+	p := deployed(t, accountsFile)
+	makePool(t, p)
+	owner, err := fleet.Connect(t.Context(), p.options(nil))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, owner.Close()) })
+	log := &logged{}
+	options := p.options(slog.New(slog.NewTextHandler(log, nil)))
+	options.URL, options.Pools, options.Existing = p.reader, map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.poolReader}}, true
+	reader, err := fleet.Connect(t.Context(), options)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, reader.Close()) })
+
+	lists := map[string]func(c *fleet.Client) (int, error){
+		"approvals": func(c *fleet.Client) (int, error) {
+			l, err := c.Sessions("").Approvals(t.Context())
+			return len(l), err
+		},
+		"limits":    func(c *fleet.Client) (int, error) { l, err := c.Limits().List(t.Context()); return len(l), err },
+		"schedules": func(c *fleet.Client) (int, error) { l, err := c.Schedules().List(t.Context()); return len(l), err },
+		"templates": func(c *fleet.Client) (int, error) { l, err := c.Templates().List(t.Context()); return len(l), err },
+		"sessions": func(c *fleet.Client) (int, error) {
+			l, _, err := c.Sessions("").List(t.Context(), 0)
+			return len(l), err
+		},
+		"lanes": func(c *fleet.Client) (int, error) {
+			l, err := c.Lanes("").List(t.Context(), 0)
+			return len(l.Lanes), err
+		},
+	}
+	for what, list := range lists {
+		n, err := list(reader)
+		require.NoError(t, err, what)
+		require.Zero(t, n, what)
+	}
+	limit, schedule := fleet.Limit{Lane: "account/*", Concurrent: 2}, fleet.Schedule{Name: "nightly", Cron: "0 3 * * *"}
+	call := fleet.Call{Handler: "hello", Session: "nightly"}
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("text"), 0o600))
+	changes := map[string]func(c *fleet.Client) error{
+		"limits":    func(c *fleet.Client) error { return c.Limits().Set(t.Context(), limit) },
+		"schedules": func(c *fleet.Client) error { _, err := c.Schedules().AddCall(t.Context(), schedule, call); return err },
+		"templates": func(c *fleet.Client) error { return c.Templates().Create(t.Context(), "start", dir, fleet.Copy{}) },
+		"sessions": func(c *fleet.Client) error {
+			_, err := c.Sessions("").Remove(t.Context(), victim, true)
+			return err
+		},
+	}
+	for what, change := range changes {
+		if lists[what] != nil && what != "sessions" {
+			require.NoError(t, change(owner), what)
+			n, err := lists[what](reader)
+			require.NoError(t, err, what)
+			require.Equal(t, 1, n, what)
+		}
+	}
+	require.NotContains(t, log.String(), "violation", "a list asks for what it may read")
+	for what, change := range changes {
+		require.ErrorIs(t, change(reader), fleet.ErrRights, what)
+	}
+}
+
+// TestDeploy_EachUserAndEachSubject: each user of deploy/nats with less rights than all publishes on
+// the subjects of its work and on no other one: not itself, not by an answer to its own request, and
+// not by a server's answer to any request that it may send.
 func TestDeploy_EachUserAndEachSubject(t *testing.T) {
 	t.Parallel()
 	require.NotContains(t, natsiotest.Accounts(t), "allow_responses:", "a user that answers its own request may publish on any subject")
@@ -115,8 +200,10 @@ func TestDeploy_EachUserAndEachSubject(t *testing.T) {
 			"$JS.API.INFO",                                                                       // which its account imports to have no more of $JS.API
 			"tf.beat.default.rights", "tf.done.rights.rights", "tf.stored.default.rights.rights", // what it may have stored, as republished
 		}},
+		{"reader", h.place.connect(t, h.place.reader, nil), readerRights(), []string{"$JS.API.INFO"}},
+		{"reader_default", h.place.connect(t, h.place.poolReader, nil), readerRights(), []string{"$JS.API.INFO"}},
 	} {
-		before := h.state()
+		before, stored := h.state(), h.poolState()
 		heard := h.overhear(user)
 		for _, subject := range eachSubject() {
 			if h.worker = user.nc; slices.Contains(user.may, subject) {
@@ -128,6 +215,9 @@ func TestDeploy_EachUserAndEachSubject(t *testing.T) {
 		}
 		h.settle(user)
 		require.Equal(t, user.has, heard(), "%s has others publish on them", user.name)
+		if user.name != "worker" {
+			require.Equal(t, stored, h.poolState())
+		}
 		require.Equal(t, before, h.state())
 	}
 }
@@ -154,14 +244,21 @@ func (h *hostile) writeBy(user restricted, subject string) {
 			require.NoError(h.t, user.nc.PublishMsg(&nats.Msg{Subject: may, Header: nats.Header{"Nats-Trace-Dest": {subject}}}))
 		}
 	}
-	// An answer to a request that it sends itself.
-	for _, own := range []string{wire.AskSubject(fleetName, protocol.DefaultPool, probe), wire.WhoSubject(fleetName, protocol.DefaultPool)} {
-		subscription, err := user.nc.Subscribe(own, func(m *nats.Msg) { _ = m.Respond([]byte(mine)) })
-		require.NoError(h.t, err)
-		require.NoError(h.t, user.nc.PublishRequest(own, subject, []byte(mine)))
-		require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
-		require.NoError(h.t, subscription.Unsubscribe())
+	own := wire.AskSubject(fleetName, protocol.DefaultPool, probe)
+	if user.name != "worker" { // which answers nothing
+		return
 	}
+	subscription, err := user.nc.SubscribeSync(own)
+	require.NoError(h.t, err)
+	require.NoError(h.t, user.nc.PublishRequest(own, subject, nil))
+	require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
+	if n, _, err := subscription.Pending(); err == nil && n > 0 { // servers deliver no request with a reply subject of theirs
+		asked, err := subscription.NextMsg(time.Minute)
+		require.NoError(h.t, err)
+		require.NoError(h.t, asked.Respond([]byte(mine)))
+	}
+	require.NoError(h.t, subscription.Unsubscribe())
+	require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
 }
 
 // settle returns when what a user had others do is done.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -65,7 +67,15 @@ func (s Schedules) List(ctx context.Context) ([]Schedule, error) {
 // of 0 means 100. leftOut is how many more come after these.
 func (s Schedules) Page(ctx context.Context, after string, limit int) (list []Schedule, leftOut int, err error) {
 	list = []Schedule{}
-	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
+	f := s.client.inner
+	err = act(ctx, s.client, natsio.ScheduleListRights(f.Name), func(ctx context.Context) error {
+		store, err := schedule.OpenExisting(ctx, f.JS, f.Name)
+		if errors.Is(err, jetstream.ErrBucketNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 		all, more, err := store.Page(ctx, after, cmp.Or(limit, defaultSchedules))
 		leftOut = more
 		for _, one := range all {

@@ -307,14 +307,18 @@ func (s Sessions) Output(id protocol.SessionID, observe func(protocol.CallID, Ou
 }
 
 // Approvals returns the calls of all sessions that wait for a person, also running ones that ask
-// one, the oldest first.
+// one, the oldest first. For a user who may not answer, it also returns those that no process waits
+// for any more, because only a possible answer finds that out.
 func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
-	return run(ctx, s, nil, natsio.ApprovalRights(s.client.inner.Name, s.pool), func(ctx context.Context, f *fleet.Fleet) ([]report.Question, error) {
+	return run(ctx, s, nil, nil, func(ctx context.Context, f *fleet.Fleet) ([]report.Question, error) {
 		reader, err := session.NewReader(ctx, f)
 		if err != nil {
 			return nil, err
 		}
 		all, err := reader.Approvals(ctx)
+		if errors.Is(f.CheckRights(ctx, natsio.ApprovalRights(f.Name, s.pool)...), natsio.ErrRights) {
+			return all, err
+		}
 		return slices.DeleteFunc(all, func(q report.Question) bool {
 			if q.Question != nil {
 				return !approval.Asks(ctx, f.Conn(q.Pool()), f.Name, approval.Asked{Pool: q.Pool(), Session: q.SessionID, Call: q.CallID})

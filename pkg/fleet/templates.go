@@ -32,7 +32,7 @@ func (c *Client) Templates() Templates { return Templates{c} }
 // List returns the templates, sorted by name.
 func (t Templates) List(ctx context.Context) ([]Template, error) {
 	list := []Template{}
-	err := t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
+	err := t.with(ctx, natsio.TemplateListRights(t.client.inner.Name), func(ctx context.Context, store *workspace.Store) error {
 		all, err := store.Templates(ctx)
 		for _, one := range all {
 			list = append(list, Template(one))
@@ -53,7 +53,7 @@ func (t Templates) Create(ctx context.Context, name, dir string, options Copy) (
 		return invalid(err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
+	return t.change(ctx, func(ctx context.Context, store *workspace.Store) error {
 		ignore, err := transfer.Ignoring(ctx, root, options.IncludeIgnored)
 		if err != nil {
 			return err
@@ -75,7 +75,7 @@ func (t Templates) CreateFromSession(ctx context.Context, name string, session p
 	if err := errors.Join(checkTemplate(name), invalid(err)); err != nil {
 		return err
 	}
-	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error {
+	return t.change(ctx, func(ctx context.Context, store *workspace.Store) error {
 		return store.TemplateOf(ctx, name, wire.HashLane(protocol.SandboxKey(string(session)).Lane()))
 	})
 }
@@ -85,7 +85,7 @@ func (t Templates) Remove(ctx context.Context, name string) error {
 	if err := checkTemplate(name); err != nil {
 		return err
 	}
-	return t.with(ctx, func(ctx context.Context, store *workspace.Store) error { return store.RemoveTemplate(ctx, name) })
+	return t.change(ctx, func(ctx context.Context, store *workspace.Store) error { return store.RemoveTemplate(ctx, name) })
 }
 
 func checkTemplate(name string) error {
@@ -95,9 +95,14 @@ func checkTemplate(name string) error {
 	return nil
 }
 
-func (t Templates) with(ctx context.Context, method func(context.Context, *workspace.Store) error) error {
+// change is with for a method that changes templates.
+func (t Templates) change(ctx context.Context, method func(context.Context, *workspace.Store) error) error {
+	return t.with(ctx, natsio.WorkspaceRights(t.client.inner.Name), method)
+}
+
+func (t Templates) with(ctx context.Context, rights natsio.Rights, method func(context.Context, *workspace.Store) error) error {
 	f := t.client.inner
-	return act(ctx, t.client, []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context) error {
+	return act(ctx, t.client, []natsio.Rights{rights}, func(ctx context.Context) error {
 		store, err := workspace.Open(ctx, f.Conn(protocol.DefaultPool), f.Name, f.Bodies)
 		if err == nil {
 			err = method(ctx, store)

@@ -84,7 +84,7 @@ func Accounts(tb testing.TB) string {
 	tb.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", "accounts.conf"))
 	require.NoError(tb, err)
-	return strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(text))
+	return strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret", "$READER_PASSWORD", "secret").Replace(string(text))
 }
 
 // Alone is the configuration of one server on a free loopback port, with what JetStream has in
