@@ -50,6 +50,7 @@ func TestCluster_ServersAreLikeTheOne(t *testing.T) {
 func TestCluster_KeepsWhatItIsToldOnThree(t *testing.T) {
 	t.Setenv("FLEET_PASSWORD", "tf-secret")
 	t.Setenv("WORKER_PASSWORD", "tf-lesser")
+	t.Setenv("READER_PASSWORD", "tf-least")
 	services, servers := cluster(t).Services, map[string]*server.Server{}
 	for _, name := range []string{"nats", "nats-2", "nats-3"} {
 		options := commandLine(t, services[name].Command)

@@ -23,7 +23,7 @@ const (
 
 // needed is what .env must have, by what is not there by default.
 func needed() map[string]string {
-	return map[string]string{"FLEET_PASSWORD": "tf-secret", "WORKER_PASSWORD": "tf-lesser", "TOOLFLEET_MODEL": "openai:model"}
+	return map[string]string{"FLEET_PASSWORD": "tf-secret", "WORKER_PASSWORD": "tf-lesser", "READER_PASSWORD": "tf-least", "TOOLFLEET_MODEL": "openai:model"}
 }
 
 // environ is what is needed, and more.
@@ -182,6 +182,7 @@ func TestCompose_EverybodyUsesTheSameServers(t *testing.T) {
 	require.Equal(t, "default=nats://fleet_default:tf-secret@nats:4222", *services["coordinator"].Environment["TOOLFLEET_POOL_NATS"])
 	require.Equal(t, "tf-secret", *services["nats"].Environment["FLEET_PASSWORD"])
 	require.Equal(t, "tf-lesser", *services["nats"].Environment["WORKER_PASSWORD"])
+	require.Equal(t, "tf-least", *services["nats"].Environment["READER_PASSWORD"])
 	require.Contains(t, services["worker"].DependsOn, "coordinator", "workers may not make the streams")
 }
 

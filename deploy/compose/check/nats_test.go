@@ -40,6 +40,7 @@ func configuration(t *testing.T) string {
 func TestNATS_ConfigurationWorks(t *testing.T) {
 	t.Setenv("FLEET_PASSWORD", "tf-0123456789abcdef")
 	t.Setenv("WORKER_PASSWORD", "tf-fedcba9876543210")
+	t.Setenv("READER_PASSWORD", "tf-0011223344556677")
 	options, err := server.ProcessConfigFile(configuration(t))
 	require.NoError(t, err)
 	require.Equal(t, "/data", options.StoreDir)
@@ -96,10 +97,11 @@ func short(t *testing.T) context.Context {
 // TestNATS_RefusesToStartOpen: without a password there must be no server. (An empty
 // one is refused by the compose file.)
 func TestNATS_RefusesToStartOpen(t *testing.T) {
-	for _, missing := range []string{"FLEET_PASSWORD", "WORKER_PASSWORD"} {
+	for _, missing := range []string{"FLEET_PASSWORD", "WORKER_PASSWORD", "READER_PASSWORD"} {
 		t.Run(missing, func(t *testing.T) {
 			t.Setenv("FLEET_PASSWORD", "tf-secret") // so that they come back after the test
 			t.Setenv("WORKER_PASSWORD", "tf-lesser")
+			t.Setenv("READER_PASSWORD", "tf-least")
 			require.NoError(t, os.Unsetenv(missing))
 			_, err := server.ProcessConfigFile(configuration(t))
 			require.ErrorContains(t, err, missing)

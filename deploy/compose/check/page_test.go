@@ -75,7 +75,9 @@ func TestPage_StepsLeadToAFirstSubmit(t *testing.T) { // not parallel: the serve
 	require.NoError(t, err)
 	require.Regexp(t, `^tf-[0-9a-f]{48}$`, env["FLEET_PASSWORD"])
 	require.Regexp(t, `^tf-[0-9a-f]{48}$`, env["WORKER_PASSWORD"])
+	require.Regexp(t, `^tf-[0-9a-f]{48}$`, env["READER_PASSWORD"])
 	require.NotEqual(t, env["FLEET_PASSWORD"], env["WORKER_PASSWORD"])
+	require.NotEqual(t, env["WORKER_PASSWORD"], env["READER_PASSWORD"])
 	requirePair(t, read(t, filepath.Join(dir, "calls.key")), read(t, filepath.Join(dir, "calls.pub")))
 	var variables []string
 	for name, value := range env {
@@ -131,6 +133,7 @@ func startFleet(t *testing.T, bin, container string, fleet *types.Project, env m
 	}
 	t.Setenv("FLEET_PASSWORD", env["FLEET_PASSWORD"])
 	t.Setenv("WORKER_PASSWORD", env["WORKER_PASSWORD"])
+	t.Setenv("READER_PASSWORD", env["READER_PASSWORD"])
 	options, err := server.ProcessConfigFile(configuration(t))
 	require.NoError(t, err)
 	broker := start(t, options)

@@ -90,7 +90,9 @@ func TestPage_StepsLeadToAFirstSubmit(t *testing.T) {
 	server := secrets["toolfleet-nats"]
 	require.Regexp(t, `^tf-[0-9a-f]{48}$`, server["fleet"])
 	require.Regexp(t, `^tf-[0-9a-f]{48}$`, server["worker"])
+	require.Regexp(t, `^tf-[0-9a-f]{48}$`, server["reader"])
 	require.NotEqual(t, server["fleet"], server["worker"])
+	require.NotEqual(t, server["worker"], server["reader"])
 	require.Equal(t, "nats://fleet:"+server["fleet"]+"@nats:4222", secrets["toolfleet-coordinator"]["nats"])
 	require.Equal(t, "default=nats://fleet_default:"+server["fleet"]+"@nats:4222", secrets["toolfleet-coordinator"]["pool-nats"])
 	require.Equal(t, "nats://worker:"+server["worker"]+"@nats:4222", secrets["toolfleet-worker"]["nats"])
@@ -171,7 +173,7 @@ func startFleet(t *testing.T, bin, pods string, built map[string]any, secrets ma
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "accounts.conf"), []byte(read(t, "../../nats/accounts.conf")), 0o600))
 	config := filepath.Join(dir, "nats.conf")
 	require.NoError(t, os.WriteFile(config, []byte("listen: \""+address+"\"\njetstream { store_dir: \""+dir+"/store\" }\ninclude accounts.conf\n"), 0o600))
-	begin(t, []string{"FLEET_PASSWORD=" + secrets["toolfleet-nats"]["fleet"], "WORKER_PASSWORD=" + secrets["toolfleet-nats"]["worker"]}, filepath.Join(bin, "nats-server"), "--config", config)
+	begin(t, []string{"FLEET_PASSWORD=" + secrets["toolfleet-nats"]["fleet"], "WORKER_PASSWORD=" + secrets["toolfleet-nats"]["worker"], "READER_PASSWORD=" + secrets["toolfleet-nats"]["reader"]}, filepath.Join(bin, "nats-server"), "--config", config)
 	require.Eventually(t, func() bool {
 		conn, err := net.DialTimeout("tcp", address, time.Second)
 		if err == nil {
