@@ -135,8 +135,13 @@ func (f *fleet) hold(host lane.Host, o lane.Options) *holder {
 		once.Do(func() {
 			limit := time.AfterFunc(patience, abort)
 			cancel()
-			if err := <-done; err != nil {
-				f.t.Errorf("holder: %v", err)
+			select {
+			case err := <-done:
+				if err != nil {
+					f.t.Errorf("holder: %v", err)
+				}
+			case <-time.After(2 * patience): // else a failed test whose calls never end hides all others
+				f.t.Error("holder: its calls do not end")
 			}
 			limit.Stop()
 			abort()

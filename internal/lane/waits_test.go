@@ -16,7 +16,7 @@ import (
 // Operators see what a lane's next call waits for, and a result says for how long, and what for.
 func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	t.Parallel()
-	const takes = 500 * time.Millisecond // far more than a busy machine adds
+	const takes = 2 * time.Second // far more than a busy machine adds
 	at := func(w *protocol.Waits) map[string]float64 {
 		return map[string]float64{"slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS}
 	}
@@ -32,9 +32,9 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	}{
 		"lane":  {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a")), shown: "an earlier call of the lane, which runs"},
 		"limit": {slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: concurrent 1"},
-		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 12, Per: time.Minute}, Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: rate 12/min"},
+		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: rate 1/h"},
 		"after": {slots: 4, first: awaited, other: waits, shown: "call s/"},
-		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b")), shown: "a slot: "},
+		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b")), shown: "a worker: none has claimed the lane"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
@@ -56,7 +56,11 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 				view, err := f.operator().Show(t.Context(), protocol.DefaultPool, c.other.Lane(), 0)
 				return err == nil && strings.HasPrefix(view.WaitsFor, c.shown)
 			}, patience, 10*time.Millisecond, c.shown)
-			time.AfterFunc(takes, func() { close(end) })
+			time.Sleep(takes)
+			close(end)
+			if c.rule.Rate.N > 0 {
+				f.setLimit(limits.Rule{Lane: c.rule.Lane, Rate: perSecond(1000)})
+			}
 			r := f.await(p, c.other)
 			require.Greater(t, at(&r.Waits)[want], 10.0, "%+v of %+v", r.Waits, r)
 			for why, ms := range at(&r.Waits) {

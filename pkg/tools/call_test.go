@@ -76,7 +76,6 @@ func TestCall_BrokenPlansAreInternalErrors(t *testing.T) {
 		"inline":             {tools.Plan{Inline: func(context.Context) (string, *protocol.Error) { return "", nil }}, scope},
 		"two lanes":          {tools.Plan{Payload: wire.Noop{}, Resources: append(use("a/b", protocol.Shared), use("c/d", protocol.Shared)...)}, scope},
 		"not canonical":      {tools.Plan{Payload: wire.Noop{}, Resources: use("a/./b", protocol.Shared)}, scope},
-		"no access":          {tools.Plan{Payload: wire.Noop{}, Resources: use("a/b", "")}, scope},
 		"too many resources": {tools.Plan{Payload: wire.Noop{}, Resources: make([]protocol.Use, 65)}, scope},
 		"a strange delivery": {tools.Plan{Payload: wire.Noop{}, Delivery: "twice"}, scope},
 		"a negative timeout": {tools.Plan{Payload: wire.Noop{}, Timeout: -time.Second}, scope},
