@@ -332,7 +332,8 @@ func (v *conversation) edit(ctx context.Context, argument string) string {
 const filesStay = "[The conversation goes back to here. The files are as they are now: read them again before you rely on them.]"
 
 // goBack takes the turns after a turn out of the conversation, and undoes what they changed in the
-// workspace as far as /undo can. It returns the text of the next turn; "" if the conversation stays.
+// workspace as far as /undo can. It returns the text of the next turn; "" if the conversation
+// stays.
 func (v *conversation) goBack(ctx context.Context, turn int, text string) string {
 	s, later := v.session, 0
 	for _, e := range v.said(ctx) {
@@ -409,8 +410,8 @@ func (v *conversation) undo(ctx context.Context) {
 	v.undoneOne(ctx, false)
 }
 
-// undoneOne undoes the changes of the last turn that was not undone, and reports whether it could. quiet
-// says nothing if there were none.
+// undoneOne undoes the changes of the last turn that was not undone, and reports whether it could.
+// quiet says nothing if there were none.
 func (v *conversation) undoneOne(ctx context.Context, quiet bool) bool {
 	last := len(v.before) - 1
 	var changes snapshot.Changes

@@ -67,7 +67,7 @@ type turnBounds struct {
 // alone bounds what sessions do without a person.
 type alone struct {
 	TriggerTurns int    `default:"60" help:"Maximum number of turns per session and hour that triggers begin; 0 means unlimited."`
-	Unattended   string `default:"steps=500,tokens=10000000" placeholder:"B" help:"What a session may use in 24 hours in turns that triggers and schedules begin, or since the last turn that a person began: bounds as in --budget of run. none means unlimited."`
+	Unattended   string `default:"steps=500,tokens=10000000" placeholder:"B" brief:"What a session may use in 24 hours without a person: bounds as in --budget of run." help:"What a session may use in 24 hours in turns that triggers and schedules begin, or since the last turn that a person began: bounds as in --budget of run. none means unlimited."`
 }
 
 // triggerFloor is the least time between the beginnings of two turns of a session by triggers.
@@ -95,7 +95,7 @@ type setupFlags struct {
 	Lease        time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
 	Pools        []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
 	CallKeys     string        `placeholder:"FILE" brief:"Public keys of those who may ask for turns; others are rejected." help:"Public keys (PEM, Ed25519) of those who may ask for turns, as of worker --call-keys; turns that neither they nor this coordinator's key (--sign-key) have signed are rejected, and schedules that this key has not signed do not start. Default: with a key, others' turns run for the default tenant only; without, all run."`
-	WorkspaceAge time.Duration `default:"720h" help:"Age after which a sandbox is removed with all that is stored of it, if only calls without a model used it (call --session, Go programs, MCP clients); 0 means never."`
+	WorkspaceAge time.Duration `default:"720h" brief:"Age after which sandboxes that only calls without a model used are removed." help:"Age after which a sandbox is removed with all that is stored of it, if only calls without a model used it (call --session, Go programs, MCP clients); 0 means never."`
 	Limits       string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
 
@@ -305,7 +305,9 @@ func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *s
 			workspace.KeepSwept(ctx, func(ctx context.Context) error {
 				_, err := sweep(ctx)
 				return err
-			}, func(err error) { fl.Logger().WarnContext(ctx, what+" are not removed", slog.Any("error", err)) })
+			}, func(err error) {
+				fl.Logger().WarnContext(ctx, "what is no longer used cannot be removed", slog.String("what", what), slog.Any("error", err))
+			})
 		})
 	}
 	for _, part := range fl.Parts() {

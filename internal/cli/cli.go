@@ -387,7 +387,13 @@ func (p Program) Telemetry(ctx context.Context, service string, o telemetry.Opti
 	if err != nil {
 		return nil, Usagef("%v", err)
 	}
-	return func() { _ = shutdown(context.WithoutCancel(ctx)) }, nil // what cannot leave is lost
+	return func() {
+		ctx := context.WithoutCancel(ctx)
+		if err := shutdown(ctx); err != nil && o.Logger != nil {
+			o.Logger.WarnContext(ctx, "the last traces or metrics could not be exported and are lost; look whether the collector answers at OTEL_EXPORTER_OTLP_ENDPOINT",
+				slog.Any("error", err))
+		}
+	}, nil
 }
 
 // Moment is a point in time, as a flag: a time with its zone, or how long from now.

@@ -133,6 +133,9 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 		return ctx, nil, err
 	}
 	e.onClose(func(error) { end() })
+	if o.Session != nil {
+		ctx = telemetry.ExtractEnvironment(ctx, o.Program.Getenv)
+	}
 	if o.Span != "" {
 		var ended func(error)
 		ctx, ended = Span(ctx, o.Span)

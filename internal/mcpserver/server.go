@@ -82,8 +82,8 @@ type Rules struct {
 	MinLevel string
 	// Approve asks a person whether a call may be made; nil refuses such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
-	// ClientApproves lets the person at the client approve the client's own calls, if the client can
-	// ask one. Whether a person answers, or the client itself, cannot be known here.
+	// ClientApproves lets the person at the client approve the client's own calls, if the client
+	// can ask one. Whether a person answers, or the client itself, cannot be known here.
 	ClientApproves bool
 	// Ask passes the question of a running call to another program if the client cannot ask; nil
 	// declines it.

@@ -42,8 +42,8 @@ const (
 	ChannelBytes  = 64 << 20
 	ScheduleBytes = 16 << 20
 	LimitBytes    = 4 << 20
-	// LeastRoom is what a fleet reserves at least on its server, and WholeRoom what it reserves with
-	// a calls stream that is not halved.
+	// LeastRoom is what a fleet reserves at least on its server, and WholeRoom what it reserves
+	// with a calls stream that is not halved.
 	LeastRoom = LeastCallBytes + laterBytes
 	WholeRoom = DefaultMaxBytes + laterBytes
 	// LeastFree is what the disk of a server has to have free for that, whose limit for files
@@ -145,11 +145,11 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
-		make := r.make
+		create := r.make
 		if want.Name == wire.CallsStream(t.Fleet) {
-			make = r.makeCalls
+			create = r.makeCalls
 		}
-		err := make(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
+		err := create(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
 			want.MaxBytes = size
 			stream, anew, err = ensureStream(ctx, js, want)
 			return err

@@ -101,15 +101,15 @@ type Firing struct {
 	Name string
 	// By is the tool call that set the trigger; "" of a user's schedule.
 	By protocol.CallID
-	// Channel is a channel of the session's tenant with whose unread messages the turn begins; "" for
-	// none.
+	// Channel is a channel of the session's tenant with whose unread messages the turn begins; ""
+	// for none.
 	Channel string
 }
 
 // Unattended bounds what a session does without a person.
 type Unattended struct {
-	// Floor is the least time between the beginnings of two turns, and PerHour their maximum number in
-	// an hour; 0 does not bound them. Turns of user's schedules count, and are not held up.
+	// Floor is the least time between the beginnings of two turns, and PerHour their maximum number
+	// in an hour; 0 does not bound them. Turns of user's schedules count, and are not held up.
 	Floor   time.Duration
 	PerHour int
 	// Most is what the session may use in 24 hours, or since the last turn that a person began.

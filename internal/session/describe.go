@@ -21,7 +21,8 @@ import (
 // ErrNone says that there is no session of that id: it has no journal.
 var ErrNone = codes.As(codes.ErrNotFound, errors.New("there is no such session"))
 
-// errNoTurn is the error of an empty journal, which a session has that only "coordinator call" used.
+// errNoTurn is the error of an empty journal, which a session has that only "coordinator call"
+// used.
 var errNoTurn = fmt.Errorf("%w, or it has had no turn", ErrNone)
 
 // IsOpen reports whether a state says that the journal has a turn that has not ended.

@@ -35,8 +35,8 @@ type Reader struct {
 	// Pool is the pool that has the sandboxes of sessions, when the caller may look at its lanes:
 	// then states say whose calls wait for a worker. "" looks at none.
 	Pool protocol.Pool
-	// Workspaces means that the caller may read the journals of workspaces: then what has a workspace
-	// and no journal is listed too.
+	// Workspaces means that the caller may read the journals of workspaces: then what has a
+	// workspace and no journal is listed too.
 	Workspaces bool
 
 	fleet   protocol.Fleet

@@ -22,8 +22,8 @@ import (
 
 // Sweeper removes what calls without a model left behind: workspaces of sandboxes that have no
 // journal, and sessions in whose journals clients of an interface made every turn, once nothing has
-// used them for an age. Sessions with a turn of a model or a person stay, and so do sandboxes that a
-// schedule uses.
+// used them for an age. Sessions with a turn of a model or a person stay, and so do sandboxes that
+// a schedule uses.
 type Sweeper struct {
 	// Fleet and Age are required, and Stores has the workspaces of each part of the fleet.
 	Fleet  *fleet.Fleet

@@ -42,9 +42,9 @@ type Command struct {
 	Words []Word
 	// Assigned are the names of variables that are set for this command.
 	Assigned []string
-	// Wraps says that who allows the rest of the list allows this: the program only runs another one,
-	// which is a command of its own in the list (env, timeout, xargs, sh -c), or it is the file
-	// that the shell before it runs.
+	// Wraps says that who allows the rest of the list allows this: the program only runs another
+	// one, which is a command of its own in the list (env, timeout, xargs, sh -c), or it is the
+	// file that the shell before it runs.
 	Wraps bool
 }
 

@@ -71,6 +71,15 @@ func Extract(ctx context.Context, header nats.Header) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, Carrier(header))
 }
 
+// ExtractEnvironment adds to ctx the trace in which this process was started: TRACEPARENT and
+// TRACESTATE, as the OpenTelemetry specification names them in an environment. Values that are none
+// are ignored.
+func ExtractEnvironment(ctx context.Context, getenv func(name string) string) context.Context {
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{
+		"traceparent": getenv("TRACEPARENT"), "tracestate": getenv("TRACESTATE"),
+	})
+}
+
 // meta carries the trace context in the _meta of MCP messages (SEP-414).
 type meta map[string]any
 

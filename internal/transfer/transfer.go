@@ -49,8 +49,8 @@ type Options struct {
 	MinLevel string
 	// IncludeIgnored copies also what .gitignore files exclude.
 	IncludeIgnored bool
-	// Stamps is a directory of this machine that keeps what files of directories were when they were
-	// copied, so that unchanged ones are not read again; "" keeps nothing.
+	// Stamps is a directory of this machine that keeps what files of directories were when they
+	// were copied, so that unchanged ones are not read again; "" keeps nothing.
 	Stamps string
 	// Hurry bounds how long a transfer waits to be accepted: the session's time is over.
 	Hurry bool

@@ -67,11 +67,11 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) 
 }
 
 const (
-	// headerBodies of a checkpoint names the bodies that no earlier checkpoint needs, so that unused
-	// bodies are found without reading checkpoints.
+	// headerBodies of a checkpoint names the bodies that no earlier checkpoint needs, so that
+	// unused bodies are found without reading checkpoints.
 	headerBodies = "Toolfleet-Bodies"
-	// headerLane of a checkpoint is the name of the lane, escaped as in a URL: subjects have only its
-	// hash. Uploads, templates and checkpoints of earlier versions have none.
+	// headerLane of a checkpoint is the name of the lane, escaped as in a URL: subjects have only
+	// its hash. Uploads, templates and checkpoints of earlier versions have none.
 	headerLane = "Toolfleet-Lane"
 )
 
@@ -94,8 +94,8 @@ type checkpoint struct {
 	From uint64          `json:"from,omitempty"`
 	// Of is the lane whose workspace this one began as a fork of; only in the first checkpoint.
 	Of wire.LaneHash `json:"of,omitempty"`
-	// Owner is the tenant of the call that first took the workspace, or of the one that it is a fork
-	// of; "" while no worker has taken it, and of earlier versions.
+	// Owner is the tenant of the call that first took the workspace, or of the one that it is a
+	// fork of; "" while no worker has taken it, and of earlier versions.
 	Owner protocol.Tenant `json:"owner,omitempty"`
 	Delta snapshot.Delta  `json:"delta"`
 }

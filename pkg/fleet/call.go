@@ -83,8 +83,8 @@ type Call struct {
 	Priority protocol.Priority
 
 	// Policy decides whether the call may be made; nil allows every call. A handler and a payload
-	// are judged as a tool with the name of their kind, such as command_run. Limits on the number of
-	// calls count all calls of the session by its journal, which this program must be allowed to
+	// are judged as a tool with the name of their kind, such as command_run. Limits on the number
+	// of calls count all calls of the session by its journal, which this program must be allowed to
 	// use. What Policy demands, Delivery cannot weaken.
 	Policy loop.Policy
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.

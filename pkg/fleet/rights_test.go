@@ -188,9 +188,9 @@ func TestDeploy_ReadersListAndChangeNothing(t *testing.T) {
 	}
 }
 
-// TestDeploy_EachUserAndEachSubject: each user of deploy/nats with less rights than all publishes on
-// the subjects of its work and on no other one: not itself, not by an answer to its own request, and
-// not by a server's answer to any request that it may send.
+// TestDeploy_EachUserAndEachSubject: each user of deploy/nats with less rights than all publishes
+// on the subjects of its work and on no other one: not itself, not by an answer to its own request,
+// and not by a server's answer to any request that it may send.
 func TestDeploy_EachUserAndEachSubject(t *testing.T) {
 	t.Parallel()
 	require.NotContains(t, natsiotest.Accounts(t), "allow_responses:", "a user that answers its own request may publish on any subject")

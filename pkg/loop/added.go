@@ -115,8 +115,8 @@ func (s *session) addInput(e *Event) error {
 	return nil
 }
 
-// addedBehind is what a person said behind a step. Behind the last step of a turn that has ended, it
-// is also what the model would have read behind the next one.
+// addedBehind is what a person said behind a step. Behind the last step of a turn that has ended,
+// it is also what the model would have read behind the next one.
 func (t *turn) addedBehind(step int) []string {
 	var texts []string
 	for _, a := range t.added {

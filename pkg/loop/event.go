@@ -63,10 +63,10 @@ type Event struct {
 	// Text depends on the type of event. The model's words: model_reply, text_delta,
 	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent,
 	// session_merged, revert_ended, call_resolved, conversation_compacted. A reason:
-	// policy_decision, call_judged, approval_asked, part_left_out. The request to the provider's tool:
-	// native_call. The next step: worker_lost. A sub-agent's progress: agent_moved. The requirement
-	// that no worker meets, "" if one does: tool_queued. turn_ended has no text where the journal
-	// could not store it a second time.
+	// policy_decision, call_judged, approval_asked, part_left_out. The request to the provider's
+	// tool: native_call. The next step: worker_lost. A sub-agent's progress: agent_moved. The
+	// requirement that no worker meets, "" if one does: tool_queued. turn_ended has no text where
+	// the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
 
 	ReplyFields
@@ -78,10 +78,10 @@ type Event struct {
 	// [Attachment].ID (part_left_out).
 	Part PartKind `json:"part,omitempty"`
 	// Status is that of the call (tool_result, job_ended, revert_ended; tool_call when the call is
-	// refused), a decision (policy_decision, call_judged: "denied" by a rule; "approved", "refused" or
-	// "expired" by a person; "allowed" of a call_judged that is counted), "happened" or "did_not"
-	// (call_resolved), a [protocol.Action] (question_answered; [protocol.ActionCancel] means no
-	// answer), or an [Outcome] (turn_ended, session_ended).
+	// refused), a decision (policy_decision, call_judged: "denied" by a rule; "approved", "refused"
+	// or "expired" by a person; "allowed" of a call_judged that is counted), "happened" or
+	// "did_not" (call_resolved), a [protocol.Action] (question_answered; [protocol.ActionCancel]
+	// means no answer), or an [Outcome] (turn_ended, session_ended).
 	Status string `json:"status,omitempty"`
 
 	ResultFields
@@ -171,8 +171,8 @@ type HandleFields struct {
 // NoteFields are those of summaries, forks, merges, reverts and decisions.
 type NoteFields struct {
 	// KeptTurn and KeptStep name the first reply that a summary does not stand for
-	// (conversation_compacted). KeptTurn is also the last turn that a conversation keeps, 0 for none
-	// (conversation_rewound).
+	// (conversation_compacted). KeptTurn is also the last turn that a conversation keeps, 0 for
+	// none (conversation_rewound).
 	KeptTurn int `json:"kept_turn,omitempty"`
 	KeptStep int `json:"kept_step,omitempty"`
 	// From is the session that was forked (session_forked) or merged, and Checkpoint that of the
@@ -181,9 +181,10 @@ type NoteFields struct {
 	Checkpoint uint64             `json:"checkpoint,omitempty"`
 	// Reverts is the call whose effect is undone (revert_started, revert_ended).
 	Reverts protocol.CallID `json:"reverts,omitempty"`
-	// Rule is the rule that decided, By who answered, Via the way by which the answer came, and Note
-	// what they noted (policy_decision, call_judged, approval_asked). By is also who began the turn
-	// (turn_started), added to it (input_added), answered a question (question_answered) or resolved a call (call_resolved).
+	// Rule is the rule that decided, By who answered, Via the way by which the answer came, and
+	// Note what they noted (policy_decision, call_judged, approval_asked). By is also who began the
+	// turn (turn_started), added to it (input_added), answered a question (question_answered) or
+	// resolved a call (call_resolved).
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
 	Via  string `json:"via,omitempty"`
@@ -213,8 +214,8 @@ type ResultFields struct {
 	Diff string `json:"diff,omitempty"`
 	// Scratch is what the call changed in the scratchpad (tool_result).
 	Scratch *ScratchChange `json:"scratch,omitempty"`
-	// Read is how far the call has read a channel (tool_result), or the turn begins with its messages
-	// (turn_started).
+	// Read is how far the call has read a channel (tool_result), or the turn begins with its
+	// messages (turn_started).
 	Read *ChannelPosition `json:"read,omitempty"`
 	// Effect is that of a call which reaches outside of the workspace; nil of others.
 	Effect *Effect `json:"effect,omitempty"`

@@ -15,8 +15,8 @@ import (
 type NativeCall struct {
 	// Name is the tool's, as "web_search", and Input what the model wrote: a query, or a program.
 	Name, Input string
-	// Kind is the provider's word for the tool, for its price ([Price].Tools), and Uses how often it
-	// is billed; 0 is once.
+	// Kind is the provider's word for the tool, for its price ([Price].Tools), and Uses how often
+	// it is billed; 0 is once.
 	Kind string
 	Uses int
 	// Output is what came back, for people: the model has it from its provider.

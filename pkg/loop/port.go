@@ -141,7 +141,8 @@ type ToolCall struct {
 type Reply struct {
 	Text      string
 	ToolCalls []ToolCall
-	// Usage is what this reply took. What the provider does not say is estimated: see [Reply.Counted].
+	// Usage is what this reply took. What the provider does not say is estimated: see
+	// [Reply.Counted].
 	Usage protocol.Usage
 	// Model is the name by which the provider calls itself, ID what it calls the reply, and Finish
 	// why that ended, in its word; each may be empty.

@@ -24,8 +24,8 @@ type SingleOptions struct {
 	Guard protocol.Guard
 	// Policy decides whether the call may be made; nil allows every call.
 	Policy Policy
-	// Ledger has the calls of the session before this one, for bounds of their number, and gets what
-	// was decided. With nil no earlier call is known, so these bounds allow at least one.
+	// Ledger has the calls of the session before this one, for bounds of their number, and gets
+	// what was decided. With nil no earlier call is known, so these bounds allow at least one.
 	Ledger *Ledger
 	// Interface names the way by which the call came, such as mcp, and By who made it, for the
 	// journal.

@@ -25,8 +25,8 @@ type FilesRead struct {
 	Limit int `json:"limit,omitempty"`
 	// MaxBytes is the largest file that is read; 0 means as large as the worker reads.
 	MaxBytes int64 `json:"max_bytes,omitempty"`
-	// Encoding is the IANA name, or a usual alias, of the encoding of the file's text, as in "latin1";
-	// "" has the worker find it out.
+	// Encoding is the IANA name, or a usual alias, of the encoding of the file's text, as in
+	// "latin1"; "" has the worker find it out.
 	Encoding string `json:"encoding,omitempty"`
 	// Raw says that the reader wants bytes, whatever they are. It comes back in the result.
 	Raw bool `json:"raw,omitempty"`

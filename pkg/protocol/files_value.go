@@ -172,8 +172,8 @@ type Match struct {
 	Text string `json:"text"` // up to 500 bytes of the line
 	// Cut is how many bytes of the line are not in Text.
 	Cut int `json:"cut,omitempty"`
-	// Before and After are the lines around it that were asked for and that no other match has, each
-	// cut at 500 bytes.
+	// Before and After are the lines around it that were asked for and that no other match has,
+	// each cut at 500 bytes.
 	Before []string `json:"before,omitempty"`
 	After  []string `json:"after,omitempty"`
 }

@@ -43,8 +43,8 @@ type Answer struct {
 // coordinator that waits for it confirms it.
 type Approval struct {
 	Granted bool `json:"granted"`
-	// By is the person, and Note a text for the model; both may be empty. A session records a By that
-	// came over NATS as claimed: nobody has checked it.
+	// By is the person, and Note a text for the model; both may be empty. A session records a By
+	// that came over NATS as claimed: nobody has checked it.
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
 	// Via is the way by which the answer came: terminal, fleet or mcp. Who receives the answer sets

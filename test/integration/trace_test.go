@@ -70,6 +70,41 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	}
 }
 
+// TestTelemetry_TheTraceOfTheEnvironmentContinues: a program that runs toolfleet gives it its trace.
+func TestTelemetry_TheTraceOfTheEnvironmentContinues(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	const trace = "0af7651916cd43dd8448eb211c80319c"
+	got := execute(t, coordinator, launch{
+		args: []string{"call", "--sandbox", "process", "--workspace", t.TempDir(), "--data", t.TempDir(), "list", "{}"},
+		env:  append(receiver.Env(), "TRACEPARENT=00-"+trace+"-b7ad6b7169203331-01"),
+	})
+	require.Equal(t, 0, got.code, got.stderr)
+	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 4 })
+	for _, span := range spans {
+		require.Equal(t, trace, span.TraceID, otlptest.Tree(spans))
+	}
+}
+
+// TestTelemetry_WhatCannotBeExportedIsReported: a collector that accepts connections and never answers.
+func TestTelemetry_WhatCannotBeExportedIsReported(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []string{"grpc", "http/protobuf"} {
+		t.Run(protocol, func(t *testing.T) {
+			t.Parallel()
+			silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = silent.Close() })
+			got := execute(t, coordinator, launch{
+				args: []string{"call", "--sandbox", "process", "--workspace", t.TempDir(), "--data", t.TempDir(), "list", "{}"},
+				env:  []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + silent.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL=" + protocol},
+			})
+			require.Equal(t, 0, got.code, got.stderr)
+			require.Contains(t, got.stderr, "could not be exported and are lost")
+		})
+	}
+}
+
 // TestTelemetry_SubmitIsOneTrace: the turn runs in another process than the one that asked for it,
 // and its calls in a third.
 func TestTelemetry_SubmitIsOneTrace(t *testing.T) {

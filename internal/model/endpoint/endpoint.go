@@ -60,8 +60,8 @@ type Options struct {
 	APIKey string
 	// BaseURL is the server; "" means [API].DefaultBaseURL.
 	BaseURL string
-	// HTTPClient carries the requests, and follows no redirects; nil means a client with the default
-	// transport. Its Timeout should be 0, since it would cut off long replies.
+	// HTTPClient carries the requests, and follows no redirects; nil means a client with the
+	// default transport. Its Timeout should be 0, since it would cut off long replies.
 	HTTPClient *http.Client
 	// Logger gets a warning about each retry; nil discards them.
 	Logger *slog.Logger

@@ -27,8 +27,8 @@ const (
 
 func rejected() []endpoint.Field {
 	return []endpoint.Field{
-		// A thought is of another model or account, or its item is not whole. Other sessions' thoughts
-		// are not.
+		// A thought is of another model or account, or its item is not whole. Other sessions'
+		// thoughts are not.
 		{Name: thoughts, Says: regexp.MustCompile(`(?i)signature|invalid_encrypted|encrypted.*(?:verif|decrypt|pars)|of type .reasoning.`), Once: true},
 		{Name: usage, Says: regexp.MustCompile(`\b(?:stream_options|include_usage)\b`)},
 		{Name: maxTokens, Says: regexp.MustCompile(`\bmax_completion_tokens\b`)},
