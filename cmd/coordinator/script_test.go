@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,9 +40,15 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true, Setup: func(env *testscript.Env) error {
 		env.Setenv("MCP_URL", web.URL)
 		env.Setenv("MODELS_URL", serveModels(t))
+		if err := os.WriteFile(filepath.Join(env.WorkDir, "a.gif"), pixel, 0o600); err != nil {
+			return err
+		}
 		return likeTheTests(env)
 	}})
 }
+
+// pixel is a GIF image of one pixel.
+var pixel = []byte("GIF89a\x01\x00\x01\x00\x80\x00\x00\x00\x00\x00\xff\xff\xff,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02D\x01\x00;")
 
 // serveModels serves models whose names are the finish_reasons of their replies, one after the
 // other, as in "error,stop". It returns the server's base URL.

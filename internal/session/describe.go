@@ -173,7 +173,9 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 		info, err = accepted(id, turn)
 	}
 	if errors.Is(err, ErrNone) && r.Workspaces {
-		info, err = r.onlyWorkspace(ctx, id, sandboxHash(id))
+		if only, found := r.onlyWorkspace(ctx, id, sandboxHash(id)); !errors.Is(found, ErrNone) {
+			info, err = only, found
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)

@@ -119,7 +119,7 @@ func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{r.journal, r.triggers, r.calls, r.workspace, r.released, r.journal, r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies)}
+	return []func(context.Context) error{r.journal, r.triggers, r.calls, r.workspace, r.released, r.journal, r.inEach(r.leftover), r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies)}
 }
 
 // inEach is a step that is done in each part.
@@ -298,6 +298,12 @@ func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (b
 		return false, err
 	}
 	return workspaces.Has(ctx, lane)
+}
+
+// leftover removes a workspace of the session in another pool than that of its sandbox, as of tools
+// whose workers have a pool of their own.
+func (r *remover) leftover(ctx context.Context, p *part) error {
+	return workspace.Discard(ctx, p.fleet.NC, r.fleet.Name, sandboxLane(r.id))
 }
 
 // released waits until no worker holds the session's lanes. As long as one does, a settled call

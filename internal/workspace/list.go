@@ -127,6 +127,25 @@ func (s *Store) Forget(ctx context.Context, lane wire.LaneHash, empty uint64) er
 	return s.purge(ctx, lane, empty+1)
 }
 
+// Discard removes the workspace that a lane may still have when its session is removed, as in a pool
+// whose workers are gone. The error wraps [ErrLost] if a worker used it meanwhile; then it stays.
+func Discard(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane protocol.Lane) error {
+	s, err := openJournals(ctx, nc, fleet)
+	if err != nil {
+		return err
+	}
+	hash := wire.HashLane(lane)
+	last, err := s.last(ctx, hash)
+	if err != nil || last == nil {
+		return err
+	}
+	empty, err := s.Empty(ctx, Stored{Hash: hash, Lane: lane, last: last.seq})
+	if err != nil {
+		return err
+	}
+	return s.Forget(ctx, hash, empty)
+}
+
 // OwnerOf returns the tenant that owns the workspace of a lane, see [Store.Owner], and when it was
 // used last. The error wraps [ErrNone] for a lane without a workspace.
 func OwnerOf(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane wire.LaneHash) (owner protocol.Tenant, used time.Time, err error) {
