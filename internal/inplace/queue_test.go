@@ -36,7 +36,9 @@ func hold(dir string) {
 		_, err = q.Lock(context.Background(), inplace.Use{Directory: dir, Owner: "other", Program: "coordinator run", Session: "s-1"}, nil)
 	}
 	fmt.Println(err)
-	select {}
+	for {
+		time.Sleep(time.Hour) // a process that only selects may end as deadlocked
+	}
 }
 
 // patience bounds what must happen.
@@ -197,7 +199,12 @@ func TestQueue_ACrashFreesTheDirectory(t *testing.T) {
 		}
 		got <- err
 	}()
-	require.Regexp(t, fmt.Sprintf(`^process %d \(coordinator run, session s-1\), which uses %s since [0-9:]+$`, holder.Process.Pid, dir), <-told)
+	select {
+	case other := <-told:
+		require.Regexp(t, fmt.Sprintf(`^process %d \(coordinator run, session s-1\), which uses %s since [0-9:]+$`, holder.Process.Pid, dir), other)
+	case err := <-got:
+		require.FailNow(t, "it does not wait", "%v", err)
+	}
 	require.NoError(t, holder.Process.Kill())
 	require.Error(t, holder.Wait())
 	require.NoError(t, <-got)
