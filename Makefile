@@ -33,7 +33,7 @@ WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
 # long, and what they are made of is tested with it. Likewise what mostly parses: models and pages, and what has no
 # goroutines: the core of lanes, whose simulation takes ten times as long with it.
-APART     = cmd|test|examples|internal/model|internal/webfetch|internal/lane/core
+APART     = cmd|test|examples|internal/model|internal/media|internal/webfetch|internal/lane/core
 PROCESSES = $(patsubst %,./%/...,$(subst |, ,$(APART)))
 # Nor with the detector: tests that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.

@@ -78,7 +78,7 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 				return nil
 			}
 			_ = js.DeleteStream(ctx, probe) // of a process that was lost
-			_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: probe, Storage: jetstream.FileStorage, Replicas: t.Replicas, MaxBytes: room>>r.halved + t.MaxBytes + laterBytes})
+			_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: probe, Storage: jetstream.FileStorage, Replicas: t.Replicas, MaxBytes: room>>r.halved + t.MaxBytes + t.later()})
 			if err == nil {
 				err = js.DeleteStream(ctx, probe)
 			}
@@ -184,7 +184,7 @@ func (r *reservation) make(ctx context.Context, stream string, asked int64, crea
 // for it and for the streams that are made later: create gets the sum.
 func (r *reservation) makeCalls(ctx context.Context, _ string, asked int64, create func(size int64) error) error {
 	for {
-		err := create(asked + laterBytes)
+		err := create(asked + r.topology.later())
 		refused, answered := errors.AsType[*jetstream.APIError](err)
 		switch {
 		case !answered || !lacksRoom(refused):

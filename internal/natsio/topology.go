@@ -135,6 +135,15 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	return t.bound(ctx, js, ObjectStream(wire.BlobsBucket(t.Fleet)), t.ResultAge, 0)
 }
 
+// later is the room that is left for what coordinators make later; none for a calls stream that is
+// asked to be smaller than the least, as of a server that has less.
+func (t Topology) later() int64 {
+	if t.MaxBytes < LeastCallBytes {
+		return 0
+	}
+	return laterBytes
+}
+
 // make makes the streams that are missing, and names those without the buckets' as made and found.
 func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
 	r, err := t.reserve(ctx, js)
@@ -154,8 +163,8 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 			stream, anew, err = ensureStream(ctx, js, want)
 			return err
 		})
-		if err == nil && anew && want.MaxBytes > laterBytes && want.Name == wire.CallsStream(t.Fleet) {
-			want.MaxBytes -= laterBytes
+		if later := t.later(); err == nil && anew && later > 0 && want.Name == wire.CallsStream(t.Fleet) {
+			want.MaxBytes -= later
 			_, err = js.UpdateStream(ctx, want)
 		}
 		if err != nil {

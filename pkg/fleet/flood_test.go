@@ -22,7 +22,7 @@ import (
 // small starts a server with little room and the accounts of deploy/nats, and makes a fleet there.
 func small(t *testing.T) place {
 	t.Helper()
-	p := permitted(t, "max_file_store: 300MB") // room for what is made later, too
+	p := permitted(t, "max_file_store: 100MB")
 	require.NoError(t, natsio.Ensure(t.Context(), p.js(t, p.coordinator), natsio.Topology{MaxBytes: 8 << 20}))
 	pool := p.js(t, p.pool)
 	require.NoError(t, natsio.Ensure(t.Context(), pool, natsio.Topology{Bounded: true, MaxBytes: 8 << 20, MaxClaims: 200}))
