@@ -127,8 +127,9 @@ func (s *Store) Forget(ctx context.Context, lane wire.LaneHash, empty uint64) er
 	return s.purge(ctx, lane, empty+1)
 }
 
-// Discard removes the workspace that a lane may still have when its session is removed, as in a pool
-// whose workers are gone. The error wraps [ErrLost] if a worker used it meanwhile; then it stays.
+// Discard removes the workspace that a lane may still have when its session is removed, as in a
+// pool whose workers are gone. The error wraps [ErrLost] if a worker used it meanwhile; then it
+// stays.
 func Discard(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane protocol.Lane) error {
 	s, err := openJournals(ctx, nc, fleet)
 	if err != nil {

@@ -70,7 +70,8 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	}
 }
 
-// TestTelemetry_TheTraceOfTheEnvironmentContinues: a program that runs toolfleet gives it its trace.
+// TestTelemetry_TheTraceOfTheEnvironmentContinues: a program that runs toolfleet gives it its
+// trace.
 func TestTelemetry_TheTraceOfTheEnvironmentContinues(t *testing.T) {
 	t.Parallel()
 	receiver := otlptest.Start(t)
@@ -86,7 +87,8 @@ func TestTelemetry_TheTraceOfTheEnvironmentContinues(t *testing.T) {
 	}
 }
 
-// TestTelemetry_WhatCannotBeExportedIsReported: a collector that accepts connections and never answers.
+// TestTelemetry_WhatCannotBeExportedIsReported: a collector that accepts connections and never
+// answers.
 func TestTelemetry_WhatCannotBeExportedIsReported(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
