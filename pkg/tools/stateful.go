@@ -231,7 +231,7 @@ func (p Plan) needsSession(tool string, at Place) *protocol.Error {
 	_, opens := p.Payload.(wire.DialogOpen)
 	_, continues := p.Session.(wire.DialogRequest)
 	switch {
-	case continues, opens && at == Place{}:
+	case continues, opens && at.Turn == 0:
 		return protocol.Errorf(protocol.CodeInternal, "The tool %s keeps its state in a session, and works only there.", tool)
 	case p.Session != nil:
 		return protocol.Errorf(protocol.CodeInternal, "The tool %s belongs to the turns of a session, and works only there.", tool)
