@@ -256,7 +256,7 @@ func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (protoco
 	}
 }
 
-// judgeScheduled judges scheduled calls by the policies of this coordinator: nobody is there to
+// judgeScheduled judges scheduled calls by the policies of this coordinator: no person is there to
 // approve one.
 func judgeScheduled(policies []policy.Policy) func(*protocol.Call) error {
 	if len(policies) == 0 {

@@ -24,10 +24,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// BenchmarkGrowth measures what looking costs, and what waits costs while nobody looks, where there
-// are 10, 1,000 and 10,000 of a thing: messages, time, processor time, memory, and disk for each.
-// What depends on the number shows as another line for 10,000 than for 10. The processor time is
-// that of this process, which has the server, too.
+// BenchmarkGrowth measures what looking costs, and what waits costs while no user looks, where
+// there are 10, 1,000 and 10,000 of a thing: messages, time, processor time, memory, and disk for
+// each. What depends on the number shows as another line for 10,000 than for 10. The processor time
+// is that of this process, which has the server, too.
 func BenchmarkGrowth(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000} {
 		b.Run(fmt.Sprintf("WaitingLanes/%d", n), func(b *testing.B) { growWaiting(b, n) })

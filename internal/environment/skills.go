@@ -104,7 +104,7 @@ func (f ToolFlags) openSkills(warn func(string)) ([]tools.Tool, error) {
 	return []tools.Tool{skillTool(skills)}, nil
 }
 
-// readSkill reads what the system prompt says of a skill, beside others.
+// readSkill reads what the system prompt says of a skill, next to others.
 func readSkill(folder string, others []skill) (skill, error) {
 	s := skill{folder: folder}
 	if _, err := FrontMatter(filepath.Join(folder, skillFile), &s); err != nil {

@@ -23,7 +23,7 @@ const maxAside = 100
 
 // Aside sets aside what new repositories in a directory have git run: those that were not there
 // when [NewAside] looked. Their settings that name programs, servers or other files are removed
-// from their files, of which a copy stays beside; their hooks are renamed. It is safe for
+// from their files, and a copy stays next to them; their hooks are renamed. It is safe for
 // concurrent use.
 type Aside struct {
 	mu     sync.Mutex
@@ -135,7 +135,7 @@ func (m *mover) settingsOf(ctx context.Context, r *repository, dir *os.Root, sho
 	}
 	switch {
 	case err == nil && !info.Mode().IsRegular(), errors.Is(err, regular.ErrNot), errors.Is(err, regular.ErrLarge):
-		m.moved = append(m.moved, shown) // a link, too: git makes none, and it may lead to somebody else's
+		m.moved = append(m.moved, shown) // a link, too: git makes none, and it may lead to another user's
 		return rename(dir, file)
 	case err != nil:
 		return err

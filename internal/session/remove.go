@@ -303,7 +303,7 @@ func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (b
 // leftover removes a workspace of the session in another pool than that of its sandbox, as of tools
 // whose workers have a pool of their own.
 func (r *remover) leftover(ctx context.Context, p *part) error {
-	return workspace.Discard(ctx, p.fleet.NC, r.fleet.Name, sandboxLane(r.id))
+	return workspace.Discard(ctx, p.fleet.NC, r.fleet.Name, p.fleet.Bodies, sandboxLane(r.id))
 }
 
 // released waits until no worker holds the session's lanes. As long as one does, a settled call

@@ -127,17 +127,20 @@ func (s *Store) Forget(ctx context.Context, lane wire.LaneHash, empty uint64) er
 	return s.purge(ctx, lane, empty+1)
 }
 
-// Discard removes the workspace that a lane may still have when its session is removed, as in a
-// pool whose workers are gone. The error wraps [ErrLost] if a worker used it meanwhile; then it
-// stays.
-func Discard(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane protocol.Lane) error {
+// Discard removes the workspace that a lane may still have, whose contents are at url (see [Open]),
+// when its session is removed, as in a pool whose workers are gone. The error wraps [ErrLost] if a
+// worker used it meanwhile; then it stays.
+func Discard(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string, lane protocol.Lane) error {
 	s, err := openJournals(ctx, nc, fleet)
 	if err != nil {
 		return err
 	}
 	hash := wire.HashLane(lane)
 	last, err := s.last(ctx, hash)
-	if err != nil || last == nil {
+	if err != nil || last == nil { // then no credentials are needed
+		return err
+	}
+	if s, err = Open(ctx, nc, fleet, url); err != nil {
 		return err
 	}
 	empty, err := s.Empty(ctx, Stored{Hash: hash, Lane: lane, last: last.seq})

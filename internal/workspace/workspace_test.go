@@ -317,3 +317,25 @@ func TestStore_EmptyIsNoWorkspaceInUse(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, there)
 }
+
+// A removal that ends between its two writes leaves an empty workspace, which the next one removes.
+func TestDiscard_CompletesOneThatWasCutShort(t *testing.T) {
+	t.Parallel()
+	nc := natsiotest.New(t, natsio.Topology{}).NC
+	store, err := workspace.Open(t.Context(), nc, fleet, "")
+	require.NoError(t, err)
+	require.NoError(t, workspace.Discard(t.Context(), nc, fleet, "", named), "there is none")
+	w := take(t, store, 1)
+	w.append("f", "one\n")
+	require.NoError(t, w.commit("c1"))
+	list, _, err := store.List(t.Context(), func(wire.LaneHash) bool { return false }, 1)
+	require.NoError(t, err)
+	_, err = store.Empty(t.Context(), list[0]) // and then the process is lost
+	require.NoError(t, err)
+	require.NoError(t, workspace.Discard(t.Context(), nc, fleet, "", named))
+	there, err := store.Has(t.Context(), lane)
+	require.NoError(t, err)
+	require.False(t, there)
+	w.append("f", "two\n")
+	require.ErrorIs(t, w.commit("c2"), workspace.ErrLost, "a worker that still has it")
+}
