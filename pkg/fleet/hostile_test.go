@@ -101,15 +101,15 @@ func (h *hostile) attempts() map[string][]bool {
 		"read inboxes of coordinators":                                 each(h.subscribes, "_INBOX.>", "_INBOX_fleet.>", "_INBOX_fleet_default.>", ">"),
 		"write inboxes of coordinators":                                each(h.publishes, "_INBOX.x", "_INBOX_fleet.x", "_INBOX_fleet_default.x"),
 		"write a journal":                                              each(h.publishes, "tf.event."+victim),
-		"hear others' output and results as they come":                 each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
+		"receive others' output and results as they come":              each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
 		"approve a call":                                               each(h.publishes, "tf.approval."+victim+"."+victim),
-		"have a person asked something in a session's name":            each(h.publishes, "tf.live."+victim+"."+victim),
+		"ask a person something in a session's name":                   each(h.publishes, "tf.live."+victim+"."+victim),
 		"end a call by a result that names it and is stored elsewhere": {true}, // internal/dispatch tries it
 		"store a result for a call of a session before it is sent":     {true}, // pkg/loop tries it
 		"answer what a call asks of a person":                          each(h.publishes, "tf.answer.default."+victim+"."+victim),
 		"ask a person in the name of another pool's call": append(each(h.publishes, "tf.question.other."+victim+"."+victim),
 			h.subscribes("tf.answer.other.>")),
-		"have the server, or an answer of its own, write on any other subject": {true}, // TestDeploy_EachUserAndEachSubject tries it
+		"make the server publish on any other subject, also through an answer": {true}, // TestDeploy_EachUserAndEachSubject tries it
 		"decide where contents of workspaces are stored":                       each(h.publishes, "$KV.TF_PLACES.bodies", "$KV.TF_PLACES.secret"),
 		"start a turn": each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
 		"take or enqueue calls of another pool": append(each(h.publishes, "tf.call.other.lane.call", "tf.ready.other.lane", "tf.claim.other.lane",
@@ -158,11 +158,11 @@ func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
 	require.NoError(t, err)
 	for what, does := range map[string]bool{
 		"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
-		"remove calls and claims, by their sequence":                                       h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
-		"store a result for a call that it does not hold":                                  !h.publishes("tf.result." + victim + ".other"),
-		"read, replace and remove large payloads, kept results and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
-		"ask a person in the name of a call":                                               !h.publishes("tf.question.default." + victim + "." + victim),
-		"enqueue calls":                                                                    !h.publishes("tf.call.default.lane.call"),
+		"remove calls and claims, by their sequence":                                         h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
+		"store a result for a call that it does not hold":                                    !h.publishes("tf.result." + victim + ".other"),
+		"read, replace and remove large payloads, stored outputs and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
+		"ask a person in the name of a call":                                                 !h.publishes("tf.question.default." + victim + "." + victim),
+		"enqueue calls":                                                                      !h.publishes("tf.call.default.lane.call"),
 	} {
 		require.True(t, does, what)
 		require.Equal(t, inItsPool, told[what], what)
