@@ -45,5 +45,8 @@ func (h *Holder) InLine(tenants ...protocol.Tenant) bool {
 	})
 }
 
+// HasLimit reports whether the rules that the holder has read limit a lane.
+func (h *Holder) HasLimit(lane protocol.Lane) bool { return h.limits.Rules().Of(lane) != nil }
+
 // WeightOf is the weight of a tenant by the rules that the holder has read.
 func (h *Holder) WeightOf(tenant protocol.Tenant) int { return h.limits.Rules().Weight(tenant) }

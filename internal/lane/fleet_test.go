@@ -313,6 +313,7 @@ type testHost struct {
 	lane.DefaultHost
 
 	execute          func(ctx context.Context, run *lane.Run) protocol.Result
+	onAdmit          func(*lane.Run)
 	canRun           func(lane.Need) bool
 	mustHold         func(protocol.Lane) bool
 	onSettled        func(*protocol.Call, *protocol.Result)
@@ -328,6 +329,14 @@ func hostFunc(execute func(ctx context.Context, run *lane.Run) protocol.Result) 
 func (h testHost) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	return h.execute(ctx, run)
 }
+
+func (h testHost) Admit(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
+	if h.onAdmit != nil {
+		h.onAdmit(run)
+	}
+	return h.DefaultHost.Admit(ctx, run)
+}
+
 func (h testHost) Release(protocol.Lane) {}
 
 func (h testHost) CanRun(n lane.Need) bool {

@@ -114,7 +114,7 @@ func smallBlocks(name string) jetstream.StreamConfig {
 
 // publish stores a message, and does not wait for ever: a store that fails does not answer.
 func publish(ctx context.Context, js jetstream.JetStream, subject string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	_, err := js.Publish(ctx, subject, make([]byte, 8<<10))
 	return err
