@@ -54,11 +54,13 @@ type conversation struct {
 	command    *chatCommand
 	session    *started
 	editor     *prompt.Editor
-	begin      *backup.Copy      // the workspace at the beginning
-	before     []*backup.Copy    // the workspace before each of the last turns that were not undone, at most maxUndone
+	states     *backup.States    // of the workspace
+	begin      backup.State      // at the beginning
+	before     []backup.State    // before each of the last turns that were not undone, at most maxUndone
 	back       int               // turns that /undo went back since the last message
 	undone     int               // of these, those up to the last one whose changes were undone
 	attached   []loop.Attachment // files that belong to the next message
+	protect    []string          // paths that /undo does not change
 	typed      bool              // the message was typed here
 	kept       []string          // messages for the next turn that were typed while one ran
 	over       bool              // the person has ended the conversation
@@ -86,12 +88,8 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 // run runs turns until the person ends the conversation.
 func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error) {
 	v.say("/help says what else can be done here; Ctrl-C stops a turn, and twice at the prompt ends.")
-	v.begin = v.copied(ctx)
-	defer func() {
-		for _, c := range append(v.before, v.begin) {
-			c.Remove()
-		}
-	}()
+	v.states = v.openStates()
+	v.begin = v.states.Save(ctx, v.session.sums().turn+1, backup.Before)
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
 	if v.session.open && v.command.Prompt == "" {
@@ -145,11 +143,15 @@ func (v *conversation) say(format string, args ...any) { v.session.show.screen.N
 
 // turn runs a turn, which Ctrl-C stops.
 func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnResult, err error) {
-	v.before = append(v.before, v.copied(ctx))
+	next := v.session.sums().turn
+	if text != "" { // else it resumes that turn
+		next++
+	}
+	v.before = append(v.before, v.states.Save(ctx, next, backup.Before))
 	if len(v.before) > maxUndone {
-		v.before[0].Remove()
 		v.before = v.before[1:]
 	}
+	defer func() { v.states.Save(context.WithoutCancel(ctx), v.session.sums().turn, backup.End) }()
 	if v.undone > 0 {
 		text = undoneNote(v.undone) + "\n\n" + text
 		v.typed = false

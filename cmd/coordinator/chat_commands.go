@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/backup"
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -391,7 +392,7 @@ func (v *conversation) compact(ctx context.Context) {
 }
 
 func (v *conversation) diff(ctx context.Context) {
-	text, err := v.begin.Diff(ctx)
+	text, err := v.states.Diff(ctx, v.begin)
 	switch {
 	case err != nil:
 		v.say("%v", err)
@@ -405,6 +406,9 @@ func (v *conversation) diff(ctx context.Context) {
 func (v *conversation) undo(ctx context.Context) {
 	if len(v.before) == 0 {
 		v.say("there is no turn to undo")
+		if stored := v.states.Reach(); stored != "" {
+			v.say("after this conversation, coordinator session restore %s --at \"turn N\" goes back to the end of one of these: %s", v.session.session, stored)
+		}
 		return
 	}
 	v.undoneOne(ctx, false)
@@ -416,14 +420,13 @@ func (v *conversation) undoneOne(ctx context.Context, quiet bool) bool {
 	last := len(v.before) - 1
 	var changes snapshot.Changes
 	err := inplace.Change(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
-		changes, err = v.before[last].Restore(ctx)
+		changes, err = v.states.Restore(ctx, v.before[last], nil, v.protect)
 		return err
 	})
 	if err != nil {
 		v.say("%v", err)
 		return false
 	}
-	v.before[last].Remove()
 	v.before, v.back = v.before[:last], v.back+1
 	left := slices.Concat(changes.Conflicts, changes.Protected)
 	switch {
@@ -452,8 +455,19 @@ func (v *conversation) undoneOne(ctx context.Context, quiet bool) bool {
 	return true
 }
 
-// copied copies the workspace, for /diff and /undo.
-func (v *conversation) copied(ctx context.Context) *backup.Copy {
-	protect, _ := v.command.Places() // they were checked at the start
-	return backup.Of(ctx, v.session.workspace, v.session.env.Copy == nil, protect)
+// openStates opens the stored states of the workspace, for /diff and /undo. They outlive the
+// conversation, for session restore. Those that are old go, also of other sessions.
+func (v *conversation) openStates() *backup.States {
+	s := v.session
+	v.protect, _ = v.command.Places() // they were checked at the start
+	switch {
+	case s.env.Copy != nil:
+		return backup.Refused("not possible with --nats: the session works on a copy; git diff shows what came back")
+	case s.workspace == "":
+		return backup.Refused("not possible without --workspace")
+	}
+	if all, err := cli.StateDir("sessions"); err == nil {
+		backup.Sweep(all)
+	}
+	return backup.Open(s.workspace, backup.Folder(s.env.Data, s.session))
 }

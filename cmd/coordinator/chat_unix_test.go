@@ -119,6 +119,68 @@ func TestChat_UndoOfATurnWithoutChanges(t *testing.T) {
 	m.shows("before your last 2 turns: I have undone", "Fifth is done.")
 }
 
+// What the turns of a conversation have changed can be seen, copied and restored when it has ended.
+// What a person changes meanwhile stays.
+func TestChat_ItsFilesAreStored(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"tool_calls": [{"name": "write", "arguments": {"path": "one.txt", "content": "1\n"}}]}, {"text": "First is done."},
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo 2 > one.txt; echo 2 > two.txt"}}]}, {"text": "Second is done."}`)
+	state, workspace, out := "XDG_STATE_HOME="+t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "out")
+	m := inTmux(t, 100, []string{state}, "chat", "--sandbox", "process", "--workspace", workspace, "--session", "talk", "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("First is done.", "answered")
+	m.keys("two", "Enter")
+	m.shows("Second is done.", "two.txt  +1 −0  new")
+	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+
+	session := func(args ...string) string {
+		t.Helper()
+		command := coordinator(t, append([]string{"session"}, args...)...)
+		command.Env = append(command.Environ(), state)
+		output, _ := command.CombinedOutput() // which has the error, too
+		return string(output)
+	}
+	require.Regexp(t, `files +stored at the end of turns 0 to 2\n`, session("show", "talk"))
+	require.Equal(t, "2\n", session("files", "talk", "one.txt"))
+	require.Equal(t, "1\n", session("files", "talk", "one.txt", "--at", "turn 1"))
+	require.NotContains(t, session("files", "talk", "--at", "turn 1"), "two.txt")
+	require.Contains(t, session("files", "talk", "--at", "turn 7"), "the end of turn 7 is not stored: stored is the end of turns 0 to 2")
+	require.Contains(t, session("diff", "talk", "turn 2"), "changed file one.txt\n--- a/one.txt\n+++ b/one.txt\n@@ -1 +1 @@\n-1\n+2\nnew file two.txt\n")
+	require.Contains(t, session("diff", "talk"), "session diff talk \"turn N\" shows all of a turn")
+
+	require.NoError(t, os.WriteFile(filepath.Join(workspace, "mine.txt"), []byte("mine\n"), 0o600))
+	require.Contains(t, session("restore", "talk", "--at", "c-1"), "not of calls: name one as \"turn N\": stored is the end of turns 0 to 2")
+	require.Contains(t, session("restore", "talk", "--at", "turn 1", "--leave-effects"),
+		"the workspace of session talk is as it was at the end of turn 1: 1 file written, 1 removed\n")
+	require.Equal(t, "1\n", contentOf(t, filepath.Join(workspace, "one.txt")))
+	require.NoFileExists(t, filepath.Join(workspace, "two.txt"))
+	require.Equal(t, "mine\n", contentOf(t, filepath.Join(workspace, "mine.txt")))
+	require.Contains(t, session("restore", "talk", "--at", "turn 2", "--leave-effects"), "at the end of turn 2: 2 files written, 0 removed\n")
+	require.Equal(t, "2\n", contentOf(t, filepath.Join(workspace, "one.txt")))
+	require.Equal(t, "mine\n", contentOf(t, filepath.Join(workspace, "mine.txt")))
+
+	require.Contains(t, session("pull", "talk", workspace), "session talk works there; coordinator session restore talk")
+	require.Contains(t, session("pull", "talk", out, "--at", "turn 1"), "1 path written, 0 removed\n")
+	require.Equal(t, "1\n", contentOf(t, filepath.Join(out, "one.txt")))
+	require.NoError(t, os.WriteFile(filepath.Join(out, "one.txt"), []byte("other\n"), 0o600))
+	require.Contains(t, session("pull", "talk", out), "left as they are here: one.txt; what the session has of it is in one.txt.toolfleet-theirs")
+	require.Equal(t, "2\n", contentOf(t, filepath.Join(out, "two.txt")))
+	forked := session("fork", "talk", "--at", "turn 1", "--leave-effects")
+	require.Contains(t, forked, "the fork gets the files that were in "+workspace+" at the end of turn 1\n")
+	fork := forked[strings.LastIndex(strings.TrimSpace(forked), "\n")+1:]
+	require.Equal(t, "1\n", session("files", strings.TrimSpace(fork), "one.txt"))
+	require.Contains(t, session("restore", "talk", "--at", "turn 0", "--leave-effects"), "at the end of turn 0: 0 files written, 2 removed\n")
+	require.NoFileExists(t, filepath.Join(workspace, "one.txt"))
+	require.Contains(t, session("fork", "talk", "--at", "turn 0"), "N must be at least 1")
+	require.Contains(t, session("rm", "--force", "talk"), "session talk is removed")
+	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(state, "XDG_STATE_HOME="), "toolfleet", "sessions", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
 func contentOf(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)

@@ -70,7 +70,8 @@ func (c *runCommand) remember(session protocol.SessionID) {
 
 // totals are what a session has used in turns that have ended, whichever process ran them.
 type totals struct {
-	turns int
+	turns int // that have ended
+	turn  int // the number of the last one that began
 	usage protocol.Usage
 	cost  *float64 // nil if that of a turn is unknown
 }
@@ -79,7 +80,9 @@ type totals struct {
 func (t *totals) see(e *loop.Event) {
 	switch e.Type {
 	case loop.EventSessionForked:
-		*t = totals{}
+		*t = totals{turn: t.turn}
+	case loop.EventTurnStarted:
+		t.turn = e.Turn
 	case loop.EventTurnEnded:
 		if t.turns++; e.Usage != nil {
 			t.usage = t.usage.Add(*e.Usage)

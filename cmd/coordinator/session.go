@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -338,16 +339,49 @@ func (c *sessionCommand) reachBy(
 	return &opened{directory.Sessions(""), directory, func() { _ = directory.Close() }}, nil // as in connect
 }
 
-// stored is reach for a verb that needs stored states of the session's files; instead says what to
-// do without them.
-func (c *sessionCommand) stored(ctx context.Context, p program, desk sessionDesk, instead string) (*opened, error) {
-	all, err := c.reach(ctx, p, desk)
-	if err == nil && all.local != nil {
-		if err = all.local.Stored(desk.id, instead); err != nil {
-			all.close()
+// inPlace are the stored files of a session of this machine that works in place; nil of any other
+// one.
+func (o *opened) inPlace(id protocol.SessionID) *environment.InPlaceFiles {
+	if o.local == nil {
+		return nil
+	}
+	return o.local.InPlaceFiles(id)
+}
+
+// callAt returns the last call up to a point that changed files of a session; "" is the present.
+func (o *opened) callAt(ctx context.Context, id protocol.SessionID, at fleet.At) (last protocol.CallID, err error) {
+	switch at.Turn {
+	case 0:
+		return at.Call, nil
+	case environment.Beginning:
+		return "", noBeginning()
+	}
+	log, err := o.Log(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	calls, ended := map[protocol.CallID]bool{}, false
+	for _, e := range log.Events {
+		if e.Type == loop.EventToolCall && e.Turn <= at.Turn {
+			calls[e.CallID] = true
+		}
+		ended = ended || e.Type == loop.EventTurnEnded && e.Turn == at.Turn
+	}
+	if !ended {
+		return "", fmt.Errorf("session %s: turn %d: not there, or it has not ended", id, at.Turn)
+	}
+	changes, err := o.Changes(ctx, id)
+	for _, change := range changes {
+		for _, call := range change.Calls {
+			if calls[call] {
+				last = call
+			}
 		}
 	}
-	return all, err
+	if err == nil && last == "" {
+		err = fmt.Errorf("session %s: no call had changed files by the end of turn %d", id, at.Turn)
+	}
+	return last, err
 }
 
 // sessionStates are all states of a session.

@@ -27,7 +27,7 @@ import (
 type sessionPull struct {
 	ID  string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	Dir string `arg:"" help:"Target directory, created if missing. A directory with files gets only the session's changes; files changed on both sides are kept."`
-	At  string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state."`
+	At  string `placeholder:"CALL" help:"Call after which the state is taken, or \"turn N\" for the end of a turn. Default: the current state."`
 
 	IncludeIgnored bool `help:"Copy also files that .gitignore files of DIR exclude."`
 	WholeHome      bool `help:"Allow DIR to be the root directory or the home directory."`
@@ -47,7 +47,8 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		}
 	}
 	options := fleet.Copy{IncludeIgnored: c.Pull.IncludeIgnored, Warn: p.warn}
-	if options.At, err = parseAt(c.Pull.At); err != nil {
+	point, err := parsePoint(c.Pull.At)
+	if err != nil {
 		return err
 	}
 	show, err := newView(p, &viewFlags{})
@@ -55,11 +56,17 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer show.screen.Close()
-	all, err := c.stored(ctx, p, desk, fmt.Sprintf("coordinator session fork %s copies them into a session that can be pulled", desk.id))
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
+	here := all.inPlace(desk.id)
+	if here == nil {
+		if options.At, err = all.callAt(ctx, desk.id, point); err != nil {
+			return err
+		}
+	}
 	_, missing := os.Lstat(dir)
 	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does
 		return err
@@ -68,7 +75,12 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	pulled, err := all.Pull(ctx, desk.id, dir, options)
+	var pulled report.Pulled
+	if here != nil {
+		pulled, err = here.Pull(ctx, dir, point)
+	} else {
+		pulled, err = all.Pull(ctx, desk.id, dir, options)
+	}
 	if err != nil {
 		if missing != nil {
 			_ = os.Remove(dir)
@@ -86,7 +98,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 
 type sessionRestore struct {
 	ID string `arg:"" help:"Id of the session, in which nothing runs."`
-	At string `required:"" placeholder:"CALL" help:"Call whose state is restored; session diff ID lists the calls that changed something."`
+	At string `required:"" placeholder:"CALL" help:"Call whose state is restored, or \"turn N\" for the end of a turn; session diff ID lists the calls that changed something."`
 
 	rewindFlags
 }
@@ -199,10 +211,18 @@ func parsePoint(text string) (at fleet.At, err error) {
 		at.Call, err = parseAt(text)
 		return at, err
 	}
-	if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 1 {
+	if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 0 {
 		return at, cli.Usagef("--at: %q: must be the id of a call, or \"turn N\" with N from 1", text)
 	}
+	if at.Turn == 0 {
+		at.Turn = environment.Beginning
+	}
 	return at, nil
+}
+
+// noBeginning refuses "turn 0" of a session that does not work in place.
+func noBeginning() error {
+	return cli.Usagef("--at: \"turn 0\": the files before the first turn are stored only of a session that works in place; N must be at least 1")
 }
 
 // work has a session of this machine get a worker, which a fleet has: for reverts one that runs
@@ -230,15 +250,24 @@ func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, 
 
 // restore restores a session's workspace to its state after a call.
 func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDesk) error {
-	at, err := parseAt(c.Restore.At)
+	point, err := parsePoint(c.Restore.At)
 	if err != nil {
 		return err
 	}
-	all, err := c.stored(ctx, p, desk, fmt.Sprintf("coordinator session fork --at %s %s goes back in the conversation, git or /undo of coordinator chat in the files", at, desk.id))
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
+	here := all.inPlace(desk.id)
+	if here == nil {
+		if point.Call, err = all.callAt(ctx, desk.id, point); err != nil {
+			return err
+		}
+		point.Turn = 0
+	} else if _, err := here.At(point); err != nil {
+		return err
+	}
 	if err := c.work(ctx, p, desk, &c.Restore.rewindFlags, all); err != nil {
 		return err
 	}
@@ -247,18 +276,44 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 		Removed int             `json:"removed"`
 		Effects []report.Effect `json:"effects,omitempty"`
 	}
-	if restored.Effects, err = c.Restore.rewind(ctx, p, all.Sessions, desk, fleet.At{Call: at}); err != nil {
+	if restored.Effects, err = c.Restore.rewind(ctx, p, all.Sessions, desk, point); err != nil {
 		return err
 	}
-	if restored.Written, restored.Removed, err = all.Restore(ctx, desk.id, at); err != nil {
+	if here != nil {
+		restored.Written, restored.Removed, err = c.restoreInPlace(ctx, p, all, desk, here, point)
+	} else {
+		restored.Written, restored.Removed, err = all.Restore(ctx, desk.id, point.Call)
+	}
+	if err != nil {
 		return err
 	}
 	if c.JSON {
 		return printJSON(p, restored)
 	}
-	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was after call %s: %s written, %d removed\n",
-		desk.id, at, terminal.Plural(restored.Written, "file"), restored.Removed)
+	when := fmt.Sprintf("after call %s", point.Call)
+	if here != nil {
+		when = fmt.Sprintf("at the end of turn %d", max(point.Turn, 0))
+	}
+	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was %s: %s written, %d removed\n",
+		desk.id, when, terminal.Plural(restored.Written, "file"), restored.Removed)
 	return err
+}
+
+// restoreInPlace restores the directory of a session that works in place.
+func (c *sessionCommand) restoreInPlace(ctx context.Context, p program, all *opened, desk sessionDesk, here *environment.InPlaceFiles, point fleet.At) (written, removed int, err error) {
+	log, err := all.Log(ctx, desk.id)
+	if err != nil {
+		return 0, 0, err
+	}
+	last := 0
+	for _, e := range log.Events {
+		if e.Type == loop.EventTurnStarted {
+			last = e.Turn
+		}
+	}
+	changes, err := here.Restore(ctx, point, last, p.warn)
+	transfer.ReportSkipped(changes, p.warn)
+	return len(changes.Written), len(changes.Removed), err
 }
 
 // forked is what a fork prints with --json.
@@ -273,6 +328,9 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	at, err := parsePoint(c.Fork.At)
 	if err != nil {
 		return err
+	}
+	if at.Turn == environment.Beginning {
+		return noBeginning()
 	}
 	all, err := c.reach(ctx, p, desk)
 	if err != nil {

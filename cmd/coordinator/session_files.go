@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -20,12 +21,12 @@ import (
 type sessionFiles struct {
 	ID   string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	Path string `arg:"" optional:"" help:"File of the workspace to print. Default: list the files."`
-	At   string `placeholder:"CALL" help:"Call after which the state is taken. Default: the current state."`
+	At   string `placeholder:"CALL" help:"Call after which the state is taken, or \"turn N\" for the end of a turn. Default: the current state."`
 }
 
 type sessionDiff struct {
 	ID   string `arg:"" help:"Id of the session, the beginning of its id, or last."`
-	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown, or of another session, such as a fork, to compare with. Default: list the calls that changed something."`
+	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown, or of another session, such as a fork, to compare with, or \"turn N\" of a session that works in place. Default: list the calls that changed something."`
 }
 
 // underWorkspace is where the files of a workspace are in its checkpoints.
@@ -33,24 +34,47 @@ const underWorkspace = "workspace/"
 
 // files lists the files of a workspace, or prints one.
 func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.stored(ctx, p, desk, "read them there")
+	point, err := parsePoint(c.Files.At)
+	if err != nil {
+		return err
+	}
+	all, err := c.reach(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
-	at := protocol.CallID(c.Files.At)
+	here, at := all.inPlace(desk.id), point.Call
+	if here == nil {
+		if at, err = all.callAt(ctx, desk.id, point); err != nil {
+			return err
+		}
+	}
 	if c.Files.Path != "" {
-		content, err := all.ReadFile(ctx, desk.id, c.Files.Path, at)
+		var content []byte
+		if here != nil {
+			content, err = here.Read(ctx, c.Files.Path, point)
+		} else {
+			content, err = all.ReadFile(ctx, desk.id, c.Files.Path, at)
+		}
 		if err != nil {
 			return err
 		}
 		_, err = p.out().Write(content)
 		return err
 	}
-	list, err := all.Files(ctx, desk.id, at)
+	var list []report.File
+	if here != nil {
+		list, err = here.List(ctx, point)
+	} else {
+		list, err = all.Files(ctx, desk.id, at)
+	}
 	if err != nil {
 		return err
 	}
+	return c.printFiles(p, list)
+}
+
+func (c *sessionCommand) printFiles(p program, list []report.File) error {
 	if c.JSON {
 		return printJSON(p, list)
 	}
@@ -93,17 +117,18 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer all.close()
-	inPlace := false
-	if all.local != nil {
-		_, inPlace = all.local.InPlace(desk.id)
-	}
+	here := all.inPlace(desk.id)
 	if c.Diff.Call == "" {
-		return c.calls(ctx, p, desk, all, inPlace)
+		return c.calls(ctx, p, desk, all, here)
 	}
 	var text string
-	if inPlace {
-		text, err = reported(ctx, all, desk.id, protocol.CallID(c.Diff.Call))
-	} else {
+	point, notPoint := parsePoint(c.Diff.Call)
+	switch {
+	case here != nil && notPoint == nil && point.Turn != 0:
+		text, err = here.Diff(ctx, point.Turn)
+	case here != nil:
+		text, err = reported(ctx, all, desk.id, here, protocol.CallID(c.Diff.Call))
+	default:
 		text, err = all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
 	}
 	if errors.Is(err, fleet.ErrNotFound) { // it may be the id of a session
@@ -126,7 +151,7 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 }
 
 // reported is the diff of a call of a session that works in place, as its tool reported it.
-func reported(ctx context.Context, all *opened, id protocol.SessionID, call protocol.CallID) (string, error) {
+func reported(ctx context.Context, all *opened, id protocol.SessionID, here *environment.InPlaceFiles, call protocol.CallID) (string, error) {
 	log, err := all.Log(ctx, id)
 	if err != nil {
 		return "", err
@@ -136,7 +161,7 @@ func reported(ctx context.Context, all *opened, id protocol.SessionID, call prot
 			return e.Diff, nil
 		}
 	}
-	return "", all.local.Stored(id, fmt.Sprintf("call %s reported no change", call))
+	return "", here.NoState(fmt.Sprintf("call %s reported no change", call))
 }
 
 // reportedChanges are the changes of a session that works in place, as its tools reported them.
@@ -161,15 +186,15 @@ func reportedChanges(events []loop.Event) []report.Change {
 }
 
 // calls lists the calls that changed a workspace.
-func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, all *opened, inPlace bool) error {
+func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, all *opened, here *environment.InPlaceFiles) error {
 	events, err := all.Log(ctx, desk.id) // a workspace without a session's journal has no names of tools
 	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
 		return err
 	}
 	var changes []report.Change
-	if inPlace {
+	if here != nil {
 		changes = reportedChanges(events.Events)
-		p.warn(fmt.Sprintf("%v", all.local.Stored(desk.id, "these are the changes that tools reported, without those of commands")))
+		p.warn(fmt.Sprintf("%v", here.NoState("these are the changes that tools reported, without those of commands; session diff "+string(desk.id)+" \"turn N\" shows all of a turn")))
 	} else if changes, err = all.Changes(ctx, desk.id); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -267,6 +268,9 @@ func printSession(w io.Writer, s *report.Session) error {
 	line("journal", fmt.Sprintf("%d messages, %s", s.Messages, bytesOf(s.JournalBytes)))
 	line("results", strconv.FormatUint(s.Results, 10))
 	line("kept", fmt.Sprintf("%d bodies, %s", s.Bodies, bytesOf(s.BodyBytes)))
+	if len(s.StoredTurns) > 0 {
+		line("files", "stored at the end of "+backup.TurnsText(s.StoredTurns))
+	}
 	if s.DiskBytes > 0 {
 		line("disk", bytesOf(s.DiskBytes))
 	}

@@ -30,15 +30,6 @@ func (d *LocalDirectory) InPlace(id protocol.SessionID) (dir string, ok bool) {
 	return strings.TrimSuffix(string(content), "\n"), err == nil
 }
 
-// Stored returns an error about a session that works in place: no state of its files is stored.
-// instead says what to do in that case.
-func (d *LocalDirectory) Stored(id protocol.SessionID, instead string) error {
-	if dir, in := d.InPlace(id); in {
-		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s works in place: its files are in %s, and no earlier state of them is stored; %s", id, dir, instead))
-	}
-	return nil
-}
-
 // Compare is [public.Sessions.Compare], also for sessions that work in place. It waits for calls of
 // other processes in their directories.
 func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.SessionID, warn func(string)) (text string, err error) {
@@ -59,9 +50,9 @@ func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.Session
 }
 
 // Fork is [public.Sessions.Fork]. A fork has a workspace of its own in the same data directory. The
-// fork of a session that works in place gets a copy of the directory as it is now, also if its
-// conversation ends earlier. warn gets a sentence about that, and about calls of other processes
-// that it waits for.
+// fork of a session that works in place gets a copy of the directory as it was at the end of the
+// turn, if that is stored, else as it is now, also if its conversation ends earlier. warn gets a
+// sentence about that, and about calls of other processes that it waits for.
 func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at public.At, to protocol.SessionID, warn func(string)) (turns int, err error) {
 	own, box := filepath.Join(filepath.Dir(d.data), string(to)), filepath.Join(d.data, "sandboxes", string(to))
 	if err := os.Mkdir(own, 0o700); err != nil {
@@ -83,7 +74,17 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 		turns, err = d.Sessions("").Fork(ctx, from, at, to)
 	} else {
 		if at != (public.At{}) {
-			warn(fmt.Sprintf("the conversation goes back, the files do not: session %s works in place, so the fork gets the files that are in %s now", from, dir))
+			here := d.InPlaceFiles(from)
+			switch then, err := here.fill(ctx, at); {
+			case err == nil:
+				defer func() { _ = os.RemoveAll(then) }() // a temporary copy
+				dir = then
+				warn(fmt.Sprintf("the fork gets the files that were in %s at the end of turn %d", here.Dir, at.Turn))
+			case !errors.Is(err, codes.ErrNotFound):
+				return 0, err
+			default:
+				warn(fmt.Sprintf("the conversation goes back, the files do not: the fork gets the files that are in %s now (%v)", here.Dir, err))
+			}
 		}
 		err = inplace.Change(ctx, dir, "session fork", from, warn, func() error {
 			files, err := session.OpenFiles(ctx, d.fleet, protocol.DefaultPool)

@@ -251,6 +251,9 @@ func (l LocalSessions) Show(ctx context.Context, id protocol.SessionID) (*report
 		info.Workspace = "" // that of its origin
 	case opened.data == filepath.Join(l.dir, string(id)):
 		info.DiskBytes = l.measure(id).bytes
+		if here := opened.InPlaceFiles(id); here != nil {
+			info.StoredTurns = here.Turns()
+		}
 	}
 	return info, nil
 }

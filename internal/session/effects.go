@@ -42,7 +42,7 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	cut := at.in(events)
-	if cut < 0 {
+	if cut < 0 && at.Turn >= 0 {
 		return nil, nil // the point is none of the conversation, as that of a single call
 	}
 	var effects []Effect

@@ -53,13 +53,18 @@ func (f Files) List(ctx context.Context, id protocol.SessionID, at protocol.Call
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
+	return ListOf(tree), nil
+}
+
+// ListOf lists the files of a workspace's checkpoint.
+func ListOf(tree snapshot.Tree) []report.File {
 	list := []report.File{}
 	for _, name := range slices.Sorted(maps.Keys(tree)) {
 		if shown, in := strings.CutPrefix(name, underWorkspace); in {
 			list = append(list, fileOf(shown, tree[name]))
 		}
 	}
-	return list, nil
+	return list
 }
 
 func fileOf(path string, node snapshot.Node) report.File {
@@ -125,11 +130,16 @@ func (f Files) Read(ctx context.Context, id protocol.SessionID, name string, at 
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
+	return ReadOf(ctx, f.store, tree, name)
+}
+
+// ReadOf returns the content of a file of a workspace's checkpoint.
+func ReadOf(ctx context.Context, bodies snapshot.Bodies, tree snapshot.Tree, name string) ([]byte, error) {
 	node, is := tree[underWorkspace+name]
 	if !is || node.Type != protocol.TypeFile {
 		return nil, fmt.Errorf("file %q: %w", name, ErrNoFile)
 	}
-	content, err := snapshot.LoadBytes(ctx, f.store, node.Parts, maxRead)
+	content, err := snapshot.LoadBytes(ctx, bodies, node.Parts, maxRead)
 	if err != nil {
 		return nil, fmt.Errorf("file %q: %w", name, err)
 	}
@@ -157,7 +167,7 @@ func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.Ca
 	if err != nil {
 		return "", fmt.Errorf("session %s: %w", id, err)
 	}
-	return f.changed(ctx, id, before, after)
+	return Difference(ctx, f.store, id, before, after)
 }
 
 // Compare is Diff for the present workspaces of two sessions.
@@ -170,7 +180,7 @@ func (f Files) Compare(ctx context.Context, id, other protocol.SessionID) (strin
 	if err != nil {
 		return "", fmt.Errorf("session %s: %w", other, err)
 	}
-	return f.changed(ctx, id, before, after)
+	return Difference(ctx, f.store, id, before, after)
 }
 
 // present returns what a workspace has now.
@@ -184,12 +194,14 @@ func (f Files) present(ctx context.Context, id protocol.SessionID) (snapshot.Tre
 	return f.store.At(ctx, sandboxHash(id), "")
 }
 
-func (f Files) changed(ctx context.Context, id protocol.SessionID, before, after snapshot.Tree) (string, error) {
+// Difference says what differs between two checkpoints of a session: a line for each path, and the
+// difference of texts.
+func Difference(ctx context.Context, bodies snapshot.Bodies, id protocol.SessionID, before, after snapshot.Tree) (string, error) {
 	var text strings.Builder
 	var err error
 	eachChange(before, after, func(path string, was, is snapshot.Node, change string) {
 		if err == nil {
-			err = f.difference(ctx, &text, path, was, is, change)
+			err = difference(ctx, bodies, &text, path, was, is, change)
 		}
 	})
 	if err != nil {
@@ -198,28 +210,28 @@ func (f Files) changed(ctx context.Context, id protocol.SessionID, before, after
 	return text.String(), nil
 }
 
-func (f Files) difference(ctx context.Context, text *strings.Builder, path string, was, is snapshot.Node, change string) error {
+func difference(ctx context.Context, bodies snapshot.Bodies, text *strings.Builder, path string, was, is snapshot.Node, change string) error {
 	if change == "created" {
 		change = "new"
 	}
 	fmt.Fprintf(text, "%s %s %s\n", change, cmp.Or(is.Type, was.Type), path)
-	old, err := f.text(ctx, was)
+	old, err := textOf(ctx, bodies, was)
 	if err != nil {
 		return err
 	}
-	now, err := f.text(ctx, is)
+	now, err := textOf(ctx, bodies, is)
 	if err == nil && old != now {
 		text.WriteString(udiff.Unified("a/"+path, "b/"+path, old, now))
 	}
 	return err
 }
 
-// text is the content of a small text file; "" of anything else.
-func (f Files) text(ctx context.Context, node snapshot.Node) (string, error) {
+// textOf is the content of a small text file; "" of anything else.
+func textOf(ctx context.Context, bodies snapshot.Bodies, node snapshot.Node) (string, error) {
 	if node.Type != protocol.TypeFile || node.Size > maxCompared {
 		return "", nil
 	}
-	content, err := snapshot.LoadBytes(ctx, f.store, node.Parts, maxRead)
+	content, err := snapshot.LoadBytes(ctx, bodies, node.Parts, maxRead)
 	if err != nil || !utf8.Valid(content) || strings.ContainsRune(string(content), 0) {
 		return "", err
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // At is a point of a session: the result of a call, or the end of a turn. The zero At is the
-// present.
+// present, and with a negative Turn it is the beginning.
 type At struct {
 	Call protocol.CallID
 	Turn int
@@ -27,6 +27,9 @@ type At struct {
 func (at At) in(events []loop.Event) int {
 	if at == (At{}) {
 		return len(events) - 1
+	}
+	if at.Turn < 0 {
+		return -1
 	}
 	return slices.IndexFunc(events, func(e loop.Event) bool {
 		if at.Turn > 0 {

@@ -134,7 +134,7 @@ func (s Sessions) Import(ctx context.Context, events []loop.Event, id protocol.S
 }
 
 // At is a point of a session: the result of Call, or else the end of Turn, which counts from 1. The
-// zero value is the end of the session.
+// zero value is the end of the session. For effects, a negative Turn is its beginning.
 type At struct {
 	Call protocol.CallID
 	Turn int
