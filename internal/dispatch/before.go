@@ -214,12 +214,8 @@ func (t *futures) unmet(ctx context.Context, call *protocol.Call, trials []*tria
 
 // has reports whether the fleet has a call or its result, or does not say.
 func (d *Dispatcher) has(ctx context.Context, ref protocol.CallRef) bool {
-	call, err := d.publisher.Find(ctx, ref.SessionID, ref.ID)
-	if err != nil || call != nil {
-		return true
-	}
-	r, err := d.publisher.Result(ctx, ref.SessionID, ref.ID)
-	return err != nil || r != nil
+	call, r, err := d.Find(ctx, "", ref)
+	return err != nil || call != nil || r != nil
 }
 
 // notRun reports whether a call that was not accepted does not run either.

@@ -112,6 +112,7 @@ var (
 	_ ports.Keeper     = (*Dispatcher)(nil)
 	_ ports.Asker      = (*Dispatcher)(nil)
 	_ ports.TurnCaller = (*Dispatcher)(nil)
+	_ ports.Finder     = (*Dispatcher)(nil)
 )
 
 // New opens the streams of a fleet, which must exist.
@@ -179,6 +180,24 @@ func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id
 	case protocol.StatusOK:
 	}
 	return false, nil
+}
+
+// Find implements [ports.Finder]. A call is looked for before its result: it is deleted after that
+// was stored.
+func (d *Dispatcher) Find(ctx context.Context, pool protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error) {
+	d = d.of(pool)
+	call, err := d.publisher.Find(ctx, ref.SessionID, ref.ID)
+	if err != nil || call != nil {
+		return call, nil, err
+	}
+	r, err := d.publisher.Result(ctx, ref.SessionID, ref.ID)
+	if errors.Is(err, wire.ErrInvalidResult) {
+		return nil, unreadable(&protocol.Call{ID: ref.ID, SessionID: ref.SessionID}, err), nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, r, nil
 }
 
 // how says how the calls of a batch are followed.

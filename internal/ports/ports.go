@@ -38,6 +38,12 @@ type TurnCaller interface {
 	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
 }
 
+// Finder finds calls that an earlier process may have sent. Without one, such a call counts as sent.
+type Finder interface {
+	// Find returns a call as the fleet has it, or its result; neither if the fleet has none of both.
+	Find(ctx context.Context, pool protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error)
+}
+
 // Channels are how sessions send each other messages. Without them, tools about channels fail. A
 // [protocol.Error] is the result of the call; any other error leaves the call without result, and
 // the next run of the session makes it again.

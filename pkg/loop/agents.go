@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -80,7 +79,7 @@ type lineage struct {
 	parent  *Parent
 	depth   int
 	started *atomic.Int32 // in the whole tree; nil without parents
-	asking  *sync.Mutex   // held while a person is asked, in the whole tree
+	asking  chan struct{} // has room while no person is asked, in the whole tree; nil without parents
 	above   *account      // nil without parents
 	began   time.Time
 	used    map[string]int // calls of the parents, by tool
@@ -129,12 +128,13 @@ func (b *batch) runAgent(ctx context.Context, p *pendingCall) error {
 	return nil
 }
 
-// followAgent has a sub-agent work as a job. The end of the turn leaves it as it is, until the
-// run of the next turn; a cancel and a deadline reach it.
-func (w *followers) followAgent(p *pendingCall) *follower {
+// followAgent has a sub-agent work as a job. A cancel and a deadline of the turn end it; another end
+// of the turn leaves it as it is, until the run of the next turn. It does not begin if it is denied
+// now. The lock is held.
+func (w *followers) followAgent(p *pendingCall, denied *protocol.Error) *follower {
 	ctx, stop := context.WithCancelCause(w.ctx)
 	f := w.newFollower(p.event.CallID, stop)
-	f.tool = p.tool
+	f.tool, p.denied = p.tool, denied
 	kind, unknown := w.agentNamed(p.agent().Agent)
 	runner := w.subRunner(kind, p, p.agent())
 	p.fork = w.newFork(ctx, p, true)
@@ -165,20 +165,19 @@ func (w *followers) followAgent(p *pendingCall) *follower {
 }
 
 // awaitAgent waits until a sub-agent in the background has ended, of which the model reads before
-// its turn ends. It reports whether there was one.
+// its turn ends, or which ends with a turn that is stopped. It reports whether there was one.
 func (w *followers) awaitAgent(ctx context.Context) (bool, error) {
 	for _, j := range w.jobs() {
 		if j.ended != nil || j.Name != wire.AgentTool || w.opts.Replay.has(&ToolCall{Name: j.Name}) {
 			continue
 		}
-		if f := w.followerOf(ctx, &j); f != nil {
-			<-f.done // soon after the end of ctx
-			if detached(ctx) {
-				return true, context.Cause(ctx)
-			}
-			if !f.learned() {
-				return true, f.err
-			}
+		f := w.followerOf(ctx, &j, false)
+		<-f.done // soon after the end of ctx
+		switch {
+		case detached(ctx):
+			return true, context.Cause(ctx)
+		case !f.learned():
+			return true, f.err
 		}
 		return true, w.tellJobs(ctx)
 	}
@@ -197,6 +196,8 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 		return Event{}, err
 	case detached(ctx):
 		return Event{}, context.Cause(ctx)
+	case !begun && p.denied != nil:
+		return p.local(protocol.StatusRejected, "", p.denied, 0), nil
 	case !begun && unknown != nil:
 		return p.local(protocol.StatusRejected, "", unknown, 0), nil
 	case !begun && context.Cause(ctx) != nil: // the call's result says so
@@ -291,17 +292,11 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	child.opts.Timeout = 0 // the parent's ends ctx
 	child.opts.Observe, child.opts.Additions = t.relay(p), nil
 	child.lineage = lineage{
-		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.started(), asking: t.lineage.asking,
+		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.started(), asking: t.asked(),
 		above: &t.account, began: time.Now(), used: t.session.used(),
-	}
-	if child.lineage.asking == nil {
-		child.lineage.asking = &t.asking
 	}
 	for name, n := range t.lineage.used {
 		child.lineage.used[name] += n
-	}
-	if child.opts.Approve != nil {
-		child.opts.Approve = t.oneAtATime(child.opts.Approve)
 	}
 	names := slices.DeleteFunc(t.table.Names(), func(name string) bool {
 		return kind.Tools != nil && !slices.Contains(kind.Tools, name) || slices.Contains(kind.Without, name) ||
@@ -319,16 +314,12 @@ func (t *turnRun) started() *atomic.Int32 {
 	return &t.agents
 }
 
-// oneAtATime has a person asked one question at a time, whichever sub-agent asks.
-func (t *turnRun) oneAtATime(approve asker) asker {
+// asked is where the whole tree waits to ask a person: one call at a time.
+func (t *turnRun) asked() chan struct{} {
 	if t.lineage.asking != nil {
-		return approve // it is already
+		return t.lineage.asking
 	}
-	return func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error) {
-		t.asking.Lock()
-		defer t.asking.Unlock()
-		return approve(ctx, request)
-	}
+	return t.asking
 }
 
 // relay reports a sub-agent's events to the observer of its parent: questions unchanged, since

@@ -232,3 +232,64 @@ func TestAgent_InTheBackgroundGoesOnBesideItsCalls(t *testing.T) {
 	events := f.child(t, 1, 0)
 	require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type, "its session is not left open")
 }
+
+// A sub-agent that a rewound turn has left ends in the next turn, whose model reads nothing of it.
+func TestAgent_OfARewoundTurnEnds(t *testing.T) {
+	t.Parallel()
+	f := behind(t)
+	f.opts.MaxSteps = 2
+	f.models["go"].replies[1] = asks("w", "work")
+	f.models["left"].before = func(ctx context.Context) { <-ctx.Done() }
+	result, err := f.run(t.Context(), t)
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
+	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
+	require.NoError(t, err)
+	require.NoError(t, runner.Rewind(t.Context(), f.session, 0))
+	f.models["left"].before = nil
+	f.models["anew"] = &script{replies: []loop.Reply{says(""), says(""), says("hello")}}
+	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "anew"})
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(texts(f.models["anew"].lastSeen()), "\n"), "job_1_1_0")
+	child := f.child(t, 1, 0)
+	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
+	require.NotContains(t, f.kinds(), "workspace_merge")
+	require.Equal(t, string(protocol.StatusCancelled), f.watch.of(loop.EventJobEnded)[0].Status)
+}
+
+// A sub-agent that is denied when its turn is resumed begins only if it has begun before.
+func TestAgent_ThatIsDeniedDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	for _, background := range []bool{false, true} {
+		for _, begun := range []bool{false, true} {
+			t.Run(fmt.Sprintf("background %t, begun %t", background, begun), func(t *testing.T) {
+				t.Parallel()
+				f := newFamily(t, byPrompt{
+					"go":   {replies: []loop.Reply{delegates("d", fmt.Sprintf(`{"prompt":"left","background":%t}`, background)), says("x"), says("y")}},
+					"left": {replies: []loop.Reply{says("left is done")}},
+				})
+				ctx, leave := context.WithCancelCause(t.Context())
+				defer leave(nil)
+				last := loop.EventToolCall
+				if background {
+					last = loop.EventToolResult // the handle
+				}
+				f.models["left"].before = func(ctx context.Context) { leave(loop.ErrDetached); <-ctx.Done() }
+				f.opts.Observe = func(e loop.Event) {
+					if f.watch.observe(e); e.Type == last && !begun {
+						leave(loop.ErrDetached)
+					}
+				}
+				_, err := f.run(ctx, t)
+				require.ErrorIs(t, err, loop.ErrDetached)
+				require.Equal(t, begun, len(f.child(t, 1, 0)) > 0)
+				f.models["left"].before, f.opts.Observe = nil, f.watch.observe
+				f.opts.Policy = newJudge(t, "{tools: {deny: [agent]}}")
+				_, err = f.run(t.Context(), t)
+				require.NoError(t, err)
+				require.Equal(t, begun, len(f.child(t, 1, 0)) > 0)
+				require.Equal(t, begun, strings.Contains(strings.Join(texts(f.models["go"].lastSeen()), "\n"), "left is done"))
+			})
+		}
+	}
+}

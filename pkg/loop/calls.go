@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,7 +53,10 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	if detached(ctx) { // while a person was asked
 		return context.Cause(ctx)
 	}
-	b := t.newBatch(ctx, verdicts)
+	b, err := t.newBatch(ctx, verdicts)
+	if err != nil {
+		return err
+	}
 	if err := t.record(ctx, b.events...); err != nil {
 		return err
 	}
@@ -84,8 +88,8 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 // detached reports whether another process may run the session from now on.
 func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrDetached) }
 
-// newBatch decides what becomes of each tool call without result.
-func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) *batch {
+// newBatch decides what becomes of each tool call without result. An error is one of the fleet.
+func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batch, error) {
 	b := &batch{turnRun: t, remote: make(map[protocol.CallID]*pendingCall), arguments: make(map[protocol.CallID]string), forks: make(map[protocol.CallID]*fork)}
 	turn := t.session.open()
 	for i := range turn.last().calls {
@@ -105,16 +109,18 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) *batch
 		p.tool = plan.tool
 		switch {
 		case v.denied != nil:
-			b.refuse(ctx, p, protocol.StatusRejected, v.denied)
+			b.refuse(ctx, p, cmp.Or(v.status, protocol.StatusRejected), v.denied)
 		case ctx.Err() != nil && !detached(ctx) && (!call.sent || plan.plan.Background): // a job that was sent has a result, its handle
 			b.refuse(ctx, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
-			p.plan, p.note, p.roots = plan.plan, v.note, v.roots
-			b.planCall(ctx, p, plan.failure, v, call)
+			p.plan, p.note = plan.plan, v.note
+			if err := b.planCall(ctx, p, plan.failure, v, call); err != nil {
+				return nil, err
+			}
 		}
 		event, refused := p.as(EventToolCall), len(b.events) > at
-		event.Arguments, event.About, event.Lane = call.Arguments, plan.about, p.lane
+		event.Arguments, event.About, event.Lane, event.Bound = call.Arguments, plan.about, p.lane, boundBy(p.call)
 		if refused {
 			event.Status = b.events[at].Status
 		}
@@ -122,12 +128,13 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) *batch
 			b.events = slices.Insert(b.events, at, event)
 		}
 	}
-	return b
+	return b, nil
 }
 
 // planCall records one planned tool call, or the error for which it has no plan. A call that an
-// earlier run has sent may be in the fleet already: Again reports that to the worker.
-func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) {
+// earlier run has sent may be in the fleet already: Again reports that to the worker. If it would be
+// sent differently now, or not at all, it is followed as the fleet has it.
+func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) error {
 	var call protocol.Call
 	if failure == nil && p.plan.Inline == nil && p.plan.Session == nil {
 		if call, failure = p.plan.Call(b.scope(b.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); failure == nil {
@@ -137,6 +144,21 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	status := protocol.StatusRejected
 	switch {
 	case recorded.sent && (failure != nil || recorded.lane != "" && recorded.lane != p.lane):
+		found, result, err := b.find(ctx, recorded.lane, p.place.ID)
+		switch {
+		case err != nil:
+			return err
+		case found != nil:
+			p.call, p.lane, p.roots = found, recorded.lane, found.Roots
+			b.sendLater(p, recorded.Arguments)
+			return nil
+		case result != nil:
+			event := p.result(result)
+			b.show(ctx, p, &event)
+			event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, recorded.bound.of(result), result)
+			b.events = append(b.events, event)
+			return nil
+		}
 		status, failure = protocol.StatusOutcomeUnknown, lost(failure)
 	case failure != nil && failure.Code == protocol.CodePanic:
 		status = protocol.StatusFailed
@@ -144,44 +166,37 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	switch {
 	case failure != nil:
 		b.refuse(ctx, p, status, failure)
-		return
+		return nil
 	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
-		return
+		return nil
 	case p.agent().Background:
 		b.jobs = append(b.jobs, newJob{pending: p})
-		return
+		return nil
 	case p.plan.Session != nil:
 		if p.fork = b.newFork(ctx, p, recorded.sent); p.fork != nil {
 			b.calls, b.forks[p.fork.call.ID] = append(b.calls, p.fork.call), p.fork
 		}
 		b.asking = append(b.asking, p)
-		return
+		return nil
 	}
 	call.Again = recorded.sent
-	b.bind(&call, v)
-	p.call = &call
+	b.bind(ctx, &call, v)
+	recorded.bound.hold(&call)
+	p.call, p.roots = &call, call.Roots
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
-		return
+		return nil
 	}
 	endWith(ctx, &call)
-	b.remote[call.ID], b.arguments[call.ID] = p, recorded.Arguments
-	b.calls = append(b.calls, call)
+	b.sendLater(p, recorded.Arguments)
+	return nil
 }
 
-// laneOf returns a call's pool and lane, as in the journal.
-func laneOf(call *protocol.Call) string { return string(call.Pool) + "/" + string(call.Lane()) }
-
-// lost returns the error of a call that an earlier run may have sent and that cannot be sent again
-// as it was: failure is the reason, nil means that the call would go to another lane or pool now.
-func lost(failure *protocol.Error) *protocol.Error {
-	why := "its tool is another one now"
-	if failure != nil {
-		why = failure.Message
-	}
-	return protocol.Errorf(protocol.CodeOutcomeUnknown,
-		"The call was sent before the session was interrupted, so it may have had effects, and its result cannot be read: %s", why)
+// sendLater has a call sent with the others of the step.
+func (b *batch) sendLater(p *pendingCall, arguments string) {
+	b.remote[p.call.ID], b.arguments[p.call.ID] = p, arguments
+	b.calls = append(b.calls, *p.call)
 }
 
 // refuse gives a call its result without running it.

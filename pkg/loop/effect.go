@@ -44,7 +44,7 @@ const maxRevert = 64 << 10
 // effectOf is the effect of a call with a result; nil when it has none outside of the workspace.
 func (r *Runner) effectOf(ctx context.Context, scope tools.Scope, tool *tools.Tool, call *protocol.Call, result *protocol.Result) *Effect {
 	started := result.Attempt > 0 || result.Status == protocol.StatusOutcomeUnknown
-	if call == nil || !started || result.Status == protocol.StatusRejected || tool.Effect.ReadOnly && !tool.Effect.Hinted {
+	if call == nil || !started || result.Status == protocol.StatusRejected || tool != nil && tool.Effect.ReadOnly && !tool.Effect.Hinted {
 		return nil
 	}
 	var effect Effect

@@ -166,6 +166,8 @@ type HandleFields struct {
 	// why it cannot be continued; "" while it can.
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
+	// Bound is what binds the call on its worker (tool_call). Observers do not get it.
+	Bound *Binding `json:"bound,omitempty"`
 }
 
 // NoteFields are those of summaries, forks, merges, reverts and decisions.

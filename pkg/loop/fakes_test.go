@@ -125,6 +125,25 @@ type fleet struct {
 	ends    map[protocol.CallID]time.Time
 	runs    []protocol.Call
 	stopped []protocol.CallID
+	over    map[protocol.CallID]*protocol.Result // results that were told
+}
+
+// Find implements ports.Finder.
+func (f *fleet) Find(_ context.Context, _ protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return nil, nil, f.err
+	}
+	if result := f.over[ref.ID]; result != nil {
+		return nil, result, nil
+	}
+	for _, call := range f.runs {
+		if call.ID == ref.ID {
+			return &call, nil, nil
+		}
+	}
+	return nil, nil, nil
 }
 
 func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
@@ -172,6 +191,12 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		if cause != nil {
 			results[i] = f.stop(&calls[i])
 		}
+		f.mu.Lock()
+		if f.over == nil {
+			f.over = make(map[protocol.CallID]*protocol.Result)
+		}
+		f.over[calls[i].ID] = results[i]
+		f.mu.Unlock()
 		observe(loop.Update{CallID: calls[i].ID, State: loop.StateDone, Result: results[i]})
 		if f.told != nil {
 			f.told(calls[i])

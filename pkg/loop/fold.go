@@ -111,6 +111,7 @@ type stepCall struct {
 	planned  bool      // its tool_call event is journaled
 	sent     bool      // and does not say that it is refused: it may have been made
 	lane     string    // where it was sent; "" for one that runs in place
+	bound    *Binding  // when it was sent; nil in older journals
 	about    string    // the stateful tool that it continues; "" for other calls
 
 	asked map[string]*protocol.Question // what it asks a person, by the id of the question
@@ -168,7 +169,7 @@ func (s *session) apply(e *Event) error {
 			break
 		}
 		err = s.updateCall(e, func(c *stepCall) error {
-			c.planned, c.sent, c.about, c.lane = true, e.Status == "", e.About, e.Lane
+			c.planned, c.sent, c.about, c.lane, c.bound = true, e.Status == "", e.About, e.Lane, e.Bound
 			return nil
 		})
 	case EventToolResult:
@@ -180,7 +181,7 @@ func (s *session) apply(e *Event) error {
 			c.content, c.image, c.status = &e.Content, e.Image, protocol.Status(e.Status)
 			delete(s.open().images, e.ToolCallID)
 			if e.Job != "" {
-				j := &job{CallFields: e.CallFields, name: e.Job, turn: e.Turn, step: e.Step, lane: c.lane, since: e.Time}
+				j := &job{CallFields: e.CallFields, name: e.Job, turn: e.Turn, step: e.Step, lane: c.lane, bound: c.bound, since: e.Time}
 				j.Arguments = c.Arguments
 				s.jobs = append(s.jobs, j)
 			}

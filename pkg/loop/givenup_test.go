@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // turnCaller is a fleet that knows of calls for turns.
@@ -66,4 +67,81 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 	_, err = next(r)
 	require.ErrorContains(t, err, "nobody knows")
 	require.Empty(t, r.watch.of(loop.EventTurnEnded))
+}
+
+// A turn that is given up is ended by a coordinator that does not have its tools, as those of an MCP
+// server: its calls are cancelled all the same, and a result that the fleet has is the result.
+func TestRun_GivenUpWithoutTheTool(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		over bool // the call has ended meanwhile
+		want string
+	}{"it runs": {false, "cancelled"}, "it has ended": {true, "ok"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "mine"), says("x"))
+			r.tools = []tools.Tool{remote("account/7", false)}
+			ctx, leave := context.WithCancelCause(t.Context())
+			defer leave(nil)
+			never := make(chan struct{})
+			r.fleet.hold = func(*protocol.Call) <-chan struct{} { leave(loop.ErrDetached); return never }
+			_, err := r.runInput(ctx, t, loop.Input{Text: "go", ID: "id-1"})
+			require.ErrorIs(t, err, loop.ErrDetached)
+			if c.over {
+				r.fleet.hold = nil
+				require.NoError(t, r.fleet.Dispatch(t.Context(), r.fleet.runs, func(loop.Update) {}))
+			}
+			runner, err := loop.New(r.model, &turnCaller{fleet: r.fleet, gone: true}, r.journal, table(t), &r.opts)
+			require.NoError(t, err)
+			require.NoError(t, runner.EndGivenUp(t.Context(), r.session, "id-1"))
+			require.Equal(t, []string{c.want}, statuses(r))
+			require.Len(t, r.fleet.stopped, map[bool]int{false: 1}[c.over])
+			require.Len(t, r.watch.of(loop.EventTurnEnded), 1)
+			requireOneResultEach(t, r.events(t))
+		})
+	}
+}
+
+// The sub-agents in the background of a turn that is given up end with it, wherever its coordinator
+// was lost. None of them works on in the next turn.
+func TestRun_GivenUpWithASubAgentInTheBackground(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left","background":true}`), says("never"), says("and then")}},
+		"left": {replies: []loop.Reply{asks("l", "work"), asks("m", "work"), says("left is done")}},
+	})
+	ctx, leave := context.WithCancelCause(t.Context())
+	defer leave(nil)
+	working := make(chan struct{})
+	asked := 0
+	f.models["left"].before = func(ctx context.Context) {
+		if asked++; asked == 2 {
+			close(working)
+			<-ctx.Done()
+		}
+	}
+	f.models["go"].before = func(ctx context.Context) {
+		if f.models["go"].lastSeen()[len(f.models["go"].lastSeen())-1].Role == loop.RoleTool { // its second reply: the coordinator is lost
+			<-working
+			leave(loop.ErrDetached)
+		}
+	}
+	caller := &turnCaller{fleet: f.fleet, gone: true}
+	runner, err := loop.New(f.models, caller, f.journal, table(t, f.tools...), &f.opts)
+	require.NoError(t, err)
+	_, err = runner.Run(ctx, f.session, loop.Input{Text: "go", ID: "id-1"})
+	require.ErrorIs(t, err, loop.ErrDetached)
+	child := f.child(t, 1, 0)
+	require.NotEqual(t, loop.EventTurnEnded, child[len(child)-1].Type)
+
+	f.models["left"].before, f.models["go"].before = nil, nil
+	require.NoError(t, runner.EndGivenUp(t.Context(), f.session, "id-1"))
+	child = f.child(t, 1, 0)
+	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
+	events := f.events(t)
+	require.Equal(t, []loop.EventType{loop.EventJobEnded, loop.EventTurnEnded}, []loop.EventType{events[len(events)-2].Type, events[len(events)-1].Type})
+	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "and then", ID: "id-2"})
+	require.NoError(t, err)
+	require.Len(t, f.child(t, 1, 0), len(child), "it is over")
+	require.Len(t, f.fleet.ran(), 1)
 }

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -23,7 +22,8 @@ type job struct {
 
 	name       string // the handle
 	turn, step int
-	lane       string // of its call
+	lane       string   // of its call
+	bound      *Binding // of its call
 	since      time.Time
 	ended      *Event // nil while it runs
 }
@@ -51,7 +51,7 @@ func (s *session) endJob(e *Event) error {
 	ended := *e
 	j.ended = &ended
 	t.addSpent(e)
-	if e.Told {
+	if e.Told || s.turns[j.turn-1].gone { // the conversation does not have it
 		return nil
 	}
 	if last := t.last(); last != nil && j.Name == wire.AgentTool {
@@ -104,12 +104,12 @@ type followers struct {
 // follower waits for the result of one job.
 type follower struct {
 	stop     context.CancelCauseFunc
-	accepted chan struct{} // closed when the fleet has the call, or will not
+	accepted chan struct{} // closed when the fleet has the call, or was asked in vain
 	accept   func()        // closes it
 	stored   atomic.Bool   // the result came, so done follows
 	done     chan struct{} // closed when nothing comes any more
-	// result or, of a sub-agent, ended is set once it is done; neither if the end was not learned,
-	// which err says of a sub-agent.
+	// result, or else ended, is set once it is done; neither if the end was not learned, which err
+	// says of a sub-agent.
 	result *protocol.Result
 	ended  *Event
 	err    error
@@ -119,6 +119,16 @@ type follower struct {
 
 // learned reports, once the job is done, whether its end is known.
 func (f *follower) learned() bool { return f.result != nil || f.ended != nil }
+
+// failed reports whether nothing comes any more although the end was not learned.
+func (f *follower) failed() bool {
+	select {
+	case <-f.done:
+		return !f.learned()
+	default:
+		return false
+	}
+}
 
 var errJobCancelled = errors.New("the job was cancelled")
 
@@ -146,10 +156,12 @@ func (w *followers) startJobs(ctx context.Context, jobs []newJob) error {
 }
 
 func (w *followers) startJob(ctx context.Context, n newJob) *follower {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if n.pending.agent().Background {
-		return w.followAgent(n.pending) //nolint:contextcheck // it outlives the step
+		return w.followAgent(n.pending, nil) //nolint:contextcheck // it outlives the step
 	}
-	return w.follow(ctx, n.call, n.pending.tool)
+	return w.follow(ctx, n.pending, func(context.Context) (*protocol.Call, *Event, error) { return &n.call, nil, nil })
 }
 
 // promote makes jobs of the calls of a step that have not ended, and reports whether it did: not if
@@ -183,39 +195,65 @@ func (b *batch) promote() bool {
 	return b.promoted
 }
 
-// follow sends the call of a job, or finds it in the fleet, and waits for its result
-// beside everything else. The end of ctx does not stop it.
-func (w *followers) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {
+// followPause is the time between two tries to reach the fleet for a job.
+const followPause = time.Second
+
+// follow sends the call of a job, or finds it in the fleet, and waits for its result beside
+// everything else, also while the fleet cannot be reached for some time. The end of ctx does not
+// stop it. resolve returns the call, or else how the job has ended. The lock is held.
+func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(context.Context) (*protocol.Call, *Event, error)) *follower {
 	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	f := w.newFollower(call.ID, stop)
-	f.tool, f.call = tool, call
+	f := w.newFollower(p.place.ID, stop)
+	f.tool = p.tool
 	w.group.Go(func() {
 		defer close(f.done)
 		defer f.accept()
-		err := w.dispatcher.Dispatch(jobCtx, []protocol.Call{call}, func(u Update) {
-			if u.CallID != call.ID {
+		for sent := false; ; sent = true {
+			stopped := jobCtx.Err() != nil // this try cancels the call
+			err := w.attend(jobCtx, f, sent, resolve)
+			if f.accept(); f.learned() || err == nil || stopped || detached(jobCtx) {
 				return
 			}
-			if u.State == StateDone && u.Result != nil && f.result == nil {
-				f.result = u.Result
-				f.stored.Store(true)
+			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again",
+				slog.String("call_id", string(p.place.ID)), slog.Any("error", err))
+			timer := time.NewTimer(followPause)
+			select {
+			case <-timer.C:
+			case <-jobCtx.Done():
 			}
-			f.accept()
-		})
-		if err != nil && !errors.Is(err, ErrDetached) {
-			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn",
-				slog.String("call_id", string(call.ID)), slog.Any("error", err))
+			if timer.Stop(); detached(jobCtx) {
+				return
+			}
 		}
 	})
 	return f
 }
 
-// newFollower registers what waits for the job of a call.
+// attend dispatches the call of a job, which an earlier try may have sent, and notes its result.
+func (w *followers) attend(ctx context.Context, f *follower, sent bool, resolve func(context.Context) (*protocol.Call, *Event, error)) error {
+	call, ended, err := resolve(ctx)
+	if err != nil || ended != nil {
+		f.ended = ended
+		return err
+	}
+	f.call = *call
+	f.call.Again = call.Again || sent
+	return w.dispatcher.Dispatch(ctx, []protocol.Call{f.call}, func(u Update) {
+		if u.CallID != f.call.ID {
+			return
+		}
+		if u.State == StateDone && u.Result != nil && f.result == nil {
+			f.result = u.Result
+			f.stored.Store(true)
+		}
+		f.accept()
+	})
+}
+
+// newFollower registers what waits for the job of a call. The lock is held.
 func (w *followers) newFollower(id protocol.CallID, stop context.CancelCauseFunc) *follower {
 	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{})}
 	f.accept = sync.OnceFunc(func() { close(f.accepted) })
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.byCall == nil {
 		w.byCall = make(map[protocol.CallID]*follower)
 	}
@@ -233,38 +271,83 @@ func (w *followers) leaveJobs() {
 	w.group.Wait()
 }
 
-// followerOf returns what waits for a job that has not ended, and begins to wait for one of an
-// earlier run. It is nil when the job's tool is gone or another one: then it ends unknown.
-func (w *followers) followerOf(ctx context.Context, j *job) *follower {
+// errRewound is the cause with which a sub-agent ends that a rewound turn started.
+var errRewound = errors.New("the turn that started it was taken out of the conversation")
+
+// followerOf returns what waits for a job that has not ended. It begins to wait for one of an earlier
+// run; a job has one follower at a time. If the last one could not learn the end, another one tries
+// once more: for a sub-agent only if the model has asked about it, since the error ends the run.
+func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *follower {
 	w.mu.Lock()
-	f := w.byCall[j.CallID]
-	w.mu.Unlock()
-	if f != nil {
+	defer w.mu.Unlock()
+	if f := w.byCall[j.CallID]; f != nil && (!f.failed() || f.err != nil && (!asked || errors.Is(f.err, ErrJournalConflict))) {
 		return f
 	}
-	scope := w.scope(w.id)
+	w.recorder.mu.Lock() // results of the step may be journaled meanwhile
+	defer w.recorder.mu.Unlock()
+	scope, begun := w.scope(w.id), &w.session.turns[j.turn-1]
 	tool, plan, failure := w.table.Plan(scope, j.Name, j.Arguments)
 	p := &pendingCall{tool: tool, plan: plan, event: Event{Turn: j.turn, Step: j.step, CallFields: j.CallFields}, wrote: j.Arguments}
 	p.event.Arguments, p.place = "", tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}
+	bound, err := w.under(begun.terms)
+	var judged policy.Verdict
+	if failure == nil && err == nil {
+		judged = bound.judge(policy.Call{Tool: j.Name, Plan: plan}, "") // it was let through; what binds it on its worker does so still
+	}
+	var denied *protocol.Error
+	if judged.Decision == policy.Denied {
+		denied = policyDenied(judged.Reason)
+	}
 	if failure == nil && p.agent().Background {
-		return w.followAgent(p) //nolint:contextcheck // it outlives the step
+		f := w.followAgent(p, denied) //nolint:contextcheck // it outlives the step
+		if begun.gone {
+			f.stop(errRewound)
+		}
+		return f
 	}
-	if failure != nil || plan.Payload == nil {
-		return nil
+	var call protocol.Call
+	if failure == nil && plan.Payload != nil {
+		call, failure = plan.Call(scope, p.place, j.ToolCallID, j.Name, time.Now().UTC())
 	}
-	call, failure := plan.Call(scope, p.place, j.ToolCallID, j.Name, time.Now().UTC())
-	if failure != nil || j.lane != "" && j.lane != laneOf(&call) {
-		return nil
+	if failure == nil && err == nil && plan.Payload != nil && (j.lane == "" || j.lane == laneOf(&call)) {
+		call.Again = true
+		w.bind(ctx, &call, binding(judged))
+		j.bound.hold(&call)
+		return w.follow(ctx, p, w.resolved(p, j, &call, denied))
 	}
-	call.Again = true
-	bound, err := w.under(w.session.turns[j.turn-1].terms)
-	if err != nil {
-		return nil
+	return w.follow(ctx, p, w.resolved(p, j, nil, nil))
+}
+
+// resolved returns the call of a job of an earlier run: as it is planned now, or else, if it would be
+// sent differently now, as the fleet has it. One that is denied now is sent again only if it was
+// sent before. A job ends here if the fleet does not have its call.
+func (w *followers) resolved(p *pendingCall, j *job, planned *protocol.Call, denied *protocol.Error) func(context.Context) (*protocol.Call, *Event, error) {
+	name, lane, bound := j.Name, j.lane, j.bound
+	return func(ctx context.Context) (*protocol.Call, *Event, error) {
+		if planned != nil {
+			sent := denied == nil
+			var err error
+			if !sent {
+				sent, err = w.wasSent(ctx, name, lane, p.place.ID)
+			}
+			if sent || err != nil {
+				return planned, nil, err
+			}
+			ended := p.local(protocol.StatusRejected, "", denied, 0)
+			return nil, &ended, nil
+		}
+		call, result, err := w.find(ctx, lane, p.place.ID)
+		if call != nil || err != nil {
+			return call, nil, err
+		}
+		ended := p.local(protocol.StatusOutcomeUnknown, "", protocol.Errorf(protocol.CodeOutcomeUnknown,
+			"The tool %s of this job is not there any more, or another one, so its result cannot be read.", name), 0)
+		if result != nil {
+			ended = p.result(result)
+			ended.Effect = w.effectOf(ctx, w.scope(w.id), p.tool, bound.of(result), result)
+		}
+		return nil, &ended, nil
 	}
-	judged := bound.judge(policy.Call{Tool: j.Name, Plan: plan}, "") // it was let through; what binds it on its worker does so still
-	binding(judged).bind(&call, w.opts.MinLevel)
-	call.Payload = wire.WithAuthor(call.Payload, w.opts.Author)
-	return w.follow(ctx, call, tool)
 }
 
 // resumeJobs waits again for the jobs of an earlier run, whose coordinator may be lost: its
@@ -272,7 +355,7 @@ func (w *followers) followerOf(ctx context.Context, j *job) *follower {
 func (w *followers) resumeJobs(ctx context.Context) {
 	for _, j := range w.jobs() {
 		if j.ended == nil && !w.opts.Replay.has(&ToolCall{Name: j.Name}) {
-			w.followerOf(ctx, &j)
+			w.followerOf(ctx, &j, false)
 		}
 	}
 }
@@ -287,14 +370,9 @@ func (w *followers) tellJobs(ctx context.Context) error {
 		if j.ended != nil || w.opts.Replay.has(&ToolCall{Name: j.Name}) {
 			continue
 		}
-		f := w.followerOf(ctx, &j)
-		if f != nil {
-			if !f.hasEnded(ctx) {
-				continue
-			}
-			if !f.learned() {
-				continue // the fleet could not be reached
-			}
+		f := w.followerOf(ctx, &j, false)
+		if !f.hasEnded(ctx) || !f.learned() {
+			continue // it runs, or the fleet could not be reached
 		}
 		if _, err := w.endJob(ctx, &j, f, false); err != nil {
 			return err
@@ -329,8 +407,7 @@ func (f *follower) hasEnded(ctx context.Context) bool {
 	}
 }
 
-// endJob journals the end of a job once, and returns it. follower is nil if nothing can be learned
-// about the job.
+// endJob journals the end of a job once, as its follower has learned it, and returns it.
 func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) (Event, error) {
 	w.ending.Lock()
 	defer w.ending.Unlock()
@@ -342,9 +419,6 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 	event := Event{Type: EventJobEnded, Turn: j.turn, Step: j.step, CallFields: j.CallFields, HandleFields: HandleFields{Job: j.name, Told: told}}
 	event.Arguments = ""
 	switch {
-	case f == nil:
-		failure := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.Name)
-		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), failure, render.FailureText(protocol.StatusOutcomeUnknown, failure)
 	case f.ended != nil:
 		event.Status, event.ResultFields, event.ReplyFields = f.ended.Status, f.ended.ResultFields, f.ended.ReplyFields
 	default:
@@ -392,10 +466,7 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	if found.ended != nil {
 		return protocol.StatusOK, endedText(found.ended), nil
 	}
-	f := w.followerOf(ctx, found)
-	if f == nil {
-		return w.jobEnd(ctx, found, nil)
-	}
+	f := w.followerOf(ctx, found, true)
 	switch request.Verb {
 	case wire.JobWait:
 		timer := time.NewTimer(request.Timeout)
@@ -417,6 +488,10 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	case <-f.done:
 		if f.learned() {
 			return w.jobEnd(ctx, found, f)
+		}
+		if request.Verb == wire.JobCancel {
+			return protocol.StatusFailed, "", protocol.Errorf(protocol.CodeFleetUnavailable,
+				"The fleet could not be reached, so the job may go on: cancel it again.")
 		}
 	default:
 	}

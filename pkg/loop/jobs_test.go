@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -179,24 +181,136 @@ func TestJobs_NoneToAskAbout(t *testing.T) {
 	require.Equal(t, "tool: [no jobs]", texts(r.model.lastSeen())[3])
 }
 
-func TestJobs_AJobWhoseToolIsGoneEndsUnknown(t *testing.T) {
+// A job whose tool is gone continues as the fleet has it. It ends unknown if the fleet does not have
+// it, or cannot be asked for calls.
+func TestJobs_AJobWhoseToolIsGoneIsWhatTheFleetHas(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(asks("a", "build"), says("started"), says("seen"))
-	r.holdJobs()
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
-	r.tools = jobTools()
-	_, err = r.run(t.Context(), t, "and?")
-	require.NoError(t, err)
-	ended := r.watch.of(loop.EventJobEnded)
-	require.Len(t, ended, 1)
-	require.Equal(t, string(protocol.StatusOutcomeUnknown), ended[0].Status)
-	require.Contains(t, texts(r.model.lastSeen())[6], "has ended: outcome_unknown")
+	for name, c := range map[string]struct {
+		has, asks bool
+		want      string
+	}{"the fleet has it": {true, true, "ok"}, "it was never sent": {false, true, "outcome_unknown"}, "nobody knows": {true, false, "outcome_unknown"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(asks("a", "build"), says("started"), about("w", "job_wait", `{"job":"job_1_1_0"}`), says("seen"))
+			release := r.holdJobs()
+			if !c.has {
+				r.fleet.err = errors.New("no servers")
+			}
+			_, err := r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			release()
+			r.fleet.err = nil
+			var dispatcher loop.Dispatcher = r.fleet
+			if !c.asks {
+				dispatcher = unfindable{r.fleet}
+			}
+			runner, err := loop.New(r.model, dispatcher, r.journal, table(t, jobTools()...), &r.opts)
+			require.NoError(t, err)
+			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "and?"})
+			require.NoError(t, err)
+			ended := r.watch.of(loop.EventJobEnded)
+			require.Len(t, ended, 1)
+			require.Equal(t, c.want, ended[0].Status)
+			require.Contains(t, strings.Join(texts(r.model.lastSeen()), "\n"), "has ended: "+c.want)
+			require.Len(t, r.fleet.ran(), map[bool]int{true: 1}[c.has])
+		})
+	}
+}
+
+// counted counts how often the job's call is dispatched, and how many of these are under way at most;
+// the first times fail.
+type counted struct {
+	*fleet
+
+	fails           int
+	mu              sync.Mutex
+	now, most, made int
+}
+
+func (c *counted) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	if len(calls) == 0 || calls[0].Tool != "build" {
+		return c.fleet.Dispatch(ctx, calls, observe)
+	}
+	c.mu.Lock()
+	c.now, c.made = c.now+1, c.made+1
+	c.most = max(c.most, c.now)
+	fails := c.made <= c.fails
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.now--
+	}()
+	if fails { // sent, and then the connection is away for a moment
+		c.fleet.accept(calls)
+		observe(loop.Update{CallID: calls[0].ID, State: loop.StateQueued})
+		return errors.New("the fleet cannot be reached")
+	}
+	return c.fleet.Dispatch(ctx, calls, observe)
+}
+
+// A job is followed by one follower at a time, also if several calls of a resumed turn are about it
+// and the fleet could not be reached.
+func TestJobs_HaveOneFollower(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		both := about("w", "job_wait", `{"job":"job_1_1_0","timeout":5}`)
+		both.ToolCalls = append(both.ToolCalls, about("v", "job_wait", `{"job":"job_1_1_0","timeout":5}`).ToolCalls...)
+		r := newJobRig(asks("a", "build"), both, says("done"))
+		release := r.holdJobs()
+		ctx, leave := context.WithCancelCause(t.Context())
+		r.opts.Observe = func(e loop.Event) {
+			if r.watch.observe(e); e.Type == loop.EventModelReply && e.Step == 2 {
+				leave(loop.ErrDetached) // its coordinator is lost
+			}
+		}
+		_, err := r.run(ctx, t, "go")
+		require.ErrorIs(t, err, loop.ErrDetached)
+		c := &counted{fleet: r.fleet, fails: 2}
+		runner, err := loop.New(r.model, c, r.journal, table(t, r.tools...), &r.opts)
+		require.NoError(t, err)
+		begun := time.Now()
+		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err, "the end of the turn does not wait for the job")
+		require.Equal(t, 5*time.Second, time.Since(begun))
+		require.Equal(t, 1, c.most)
+		require.Equal(t, 3, c.made, "two could not reach the fleet")
+		require.Len(t, r.fleet.runs, 1)
+		release()
+	})
+}
+
+// A job can be waited for and cancelled after the fleet could not be reached.
+func TestJobs_AreFollowedAgainAfterAnError(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(asks("a", "build"), about("b", "job_wait", `{"job":"job_1_1_0","timeout":30}`), says("done"))
+		c := &counted{fleet: r.fleet, fails: 3}
+		runner, err := loop.New(r.model, c, r.journal, table(t, r.tools...), &r.opts)
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err)
+		require.Contains(t, texts(r.model.lastSeen())[5], "[job_1_1_0 has ended: ok]")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		cancel := `{"job":"job_1_1_0"}`
+		r := newJobRig(asks("a", "build"), about("b", "job_cancel", cancel), about("c", "job_cancel", cancel), says("done"))
+		defer r.holdJobs()()
+		c := &counted{fleet: r.fleet, fails: 2} // that of the cancel, too
+		runner, err := loop.New(r.model, c, r.journal, table(t, r.tools...), &r.opts)
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err)
+		seen := strings.Join(texts(r.model.lastSeen()), "\n")
+		require.Contains(t, seen, "so the job may go on: cancel it again")
+		require.Contains(t, seen, "[job_1_1_0 has ended: cancelled]")
+		require.Len(t, r.fleet.stopped, 1)
+	})
 }
 
 func TestJobs_AFleetThatCannotBeReachedIsNoEnd(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(asks("a", "build"), about("b", "job_wait", `{"job":"job_1_1_0"}`), says("done"))
+	r := newJobRig(asks("a", "build"), about("b", "job_wait", `{"job":"job_1_1_0","timeout":1}`), says("done"))
 	r.fleet.err = errors.New("no servers")
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)

@@ -68,6 +68,7 @@ const (
 // verdict is what was decided about a tool call of the last step.
 type verdict struct {
 	denied   *protocol.Error // why it is not made
+	status   protocol.Status // of the result if it is denied; "" is rejected
 	decision *Event          // to be journaled; nil when it is, or when nothing was decided
 	minLevel string
 	roots    []protocol.Roots
@@ -126,29 +127,47 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 	return verdicts, nil
 }
 
-// verdict is what a call's decision in the journal says, or else the policy.
+// verdict is what a call's decision in the journal says, or else the policy. A call that an earlier
+// run has journaled was let through: the policy is asked anew only if it was not sent.
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call := &turn.last().calls[index]
 	judged := t.judge(asked, about)
 	v := binding(judged)
-	switch {
-	case call.decision != nil && call.decision.status != decisionApproved:
-		v.denied = policyDenied(call.decision.reason)
-		return v, nil
-	case call.sent, call.content != nil, call.decision != nil && judged.Decision != policy.Denied:
-		if call.decision != nil {
-			v.note = call.decision.note
+	approved := call.decision != nil && call.decision.status == decisionApproved
+	if approved {
+		v.note = call.decision.note
+	}
+	sent := call.sent
+	if stricter := judged.Decision == policy.Denied || judged.Decision == policy.Ask && !approved; sent && stricter && context.Cause(ctx) == nil {
+		var err error
+		if sent, err = t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID); err != nil {
+			return v, err
 		}
-		return v, nil // it was let through before
+	}
+	switch {
+	case call.decision != nil && !approved:
+		return v.deny(call, call.decision.reason), nil
+	case sent && !(call.ranHere() && judged.Decision == policy.Denied), call.content != nil, approved && judged.Decision != policy.Denied:
+		return v, nil
 	case judged.Decision == policy.Denied: // also when a person said yes to another coordinator, which did not send it
 		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: decisionDenied, reason: judged.Reason})
-		v.denied = policyDenied(judged.Reason)
-		return v, nil
+		return v.deny(call, judged.Reason), nil
 	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent
 		return t.approval(ctx, turn, index, judged)
 	default:
 		return v, nil
 	}
+}
+
+// ranHere reports whether an earlier run may have run the call in its own process.
+func (c *stepCall) ranHere() bool { return c.sent && c.lane == "" && c.Name != wire.AgentTool }
+
+// deny is the verdict that a call is not made, or not once more.
+func (v verdict) deny(call *stepCall, reason string) verdict {
+	if v.denied = policyDenied(reason); call.ranHere() {
+		v.status, v.denied = protocol.StatusOutcomeUnknown, lost(v.denied)
+	}
+	return v
 }
 
 // judge asks the policy. A call that goes on with a stateful tool has to be allowed by its
@@ -169,9 +188,15 @@ func policyDenied(reason string) *protocol.Error {
 	return &protocol.Error{Code: protocol.CodePolicyDenied, Message: reason}
 }
 
-// approval asks a person and journals the answer at once.
+// approval asks a person and journals the answer at once. The time for an answer begins when no other
+// call of the session or its sub-agents is asked about, so that the call can be answered.
 func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
 	v := binding(judged)
+	select {
+	case t.asked() <- struct{}{}:
+		defer func() { <-t.asked() }()
+	case <-ctx.Done():
+	}
 	p := t.pending(turn, index)
 	if t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)

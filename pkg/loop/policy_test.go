@@ -3,6 +3,7 @@ package loop_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,8 +15,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -61,31 +64,150 @@ func TestPolicy_AtMostOnceIsTheDeliveryOfTheCall(t *testing.T) {
 	}
 }
 
-// A call that was journaled before its coordinator was lost is sent again, since it may run
-// already. A further policy that denies it does not make it less bound.
-func TestPolicy_ADenialDoesNotUnbindACallThatWasSent(t *testing.T) {
-	t.Parallel()
-	bound := "{at_most_once: {tools: [work]}, min_level: full, paths: {read: ['src/**'], write: ['src/**']}}"
-	r := newRig(asks("a", "work"), says("done"))
-	r.opts.Policy = newJudge(t, bound)
-	r.fleet.err = errors.New("no servers") // lost between the tool_call and the send
-	_, err := r.run(t.Context(), t, "go")
-	require.Error(t, err)
-	var both []policy.Policy
-	for _, rules := range []string{bound, "{tools: {deny: [work]}}"} {
-		p, err := policy.Parse("rules", []byte(rules))
-		require.NoError(t, err)
-		both = append(both, p)
+// unfindable is a fleet that cannot be asked for calls.
+type unfindable struct{ loop.Dispatcher }
+
+// sentBefore is a rig whose coordinator was lost after it had journaled the calls of a step under
+// some rules; with takes the fleet has taken them.
+func sentBefore(t *testing.T, rules string, takes bool, names ...string) *rig {
+	t.Helper()
+	r := newRig(asks("a", names...), says("done"))
+	r.opts.Policy = newJudge(t, rules)
+	ctx, leave := context.WithCancelCause(t.Context())
+	defer leave(nil)
+	if takes {
+		never := make(chan struct{})
+		r.fleet.hold = func(*protocol.Call) <-chan struct{} { leave(loop.ErrDetached); return never }
+	} else {
+		r.fleet.err = errors.New("no servers")
 	}
-	r.fleet.err = nil
-	r.opts.Policy, err = policy.New(both...)
+	_, err := r.run(ctx, t, "go")
+	require.Error(t, err)
+	r.fleet.hold, r.fleet.err = nil, nil
+	return r
+}
+
+// A call that was journaled, and that is denied when the turn is resumed, goes on if the fleet has
+// it, and is not sent if the fleet does not.
+func TestPolicy_ADeniedCallIsSentAgainOnlyIfTheFleetHasIt(t *testing.T) {
+	t.Parallel()
+	const deny, ask = "{tools: {deny: [work]}}", "{approval: {tools: [work]}}"
+	for name, c := range map[string]struct {
+		rules string
+		takes bool
+		want  string
+	}{
+		"denied, and the fleet has it":     {deny, true, "ok"},
+		"denied, and was never sent":       {deny, false, "rejected"},
+		"to be asked, the fleet has it":    {ask, true, "ok"},
+		"to be asked, and was never sent":  {ask, false, "rejected"}, // there is nobody to ask
+		"allowed, and was never sent":      {"{}", false, "ok"},
+		"another tool is denied, not sent": {"{tools: {deny: [greedy]}}", false, "ok"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := sentBefore(t, "{}", c.takes, "work")
+			r.opts.Policy = newJudge(t, c.rules)
+			_, err := r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			require.Equal(t, []string{c.want}, statuses(r))
+			require.Len(t, r.fleet.ran(), map[string]int{"ok": 1, "rejected": 0}[c.want])
+			requireOneResultEach(t, r.events(t))
+		})
+	}
+	t.Run("the fleet cannot be asked", func(t *testing.T) {
+		t.Parallel()
+		r := sentBefore(t, "{}", false, "work")
+		r.opts.Policy, r.fleet.err = newJudge(t, deny), errors.New("no servers")
+		_, err := r.run(t.Context(), t, "go")
+		require.ErrorContains(t, err, "no servers")
+		require.Empty(t, r.watch.of(loop.EventTurnEnded), "unknown is no denial")
+		require.Empty(t, decisions(r))
+	})
+}
+
+// What a denied call of this process may have done before is unknown, and it does not run again.
+func TestPolicy_ADeniedInlineCallDoesNotRunAgain(t *testing.T) {
+	t.Parallel()
+	ran := 0
+	r, journal := newRig(asks("a", "here"), says("done")), &crashingJournal{untilCrash: 3}
+	r.tools = []tools.Tool{tools.New("here", "Runs here.", func(context.Context, struct{}) (string, error) { ran++; return "said", nil })}
+	r.model.replies[0].ToolCalls[0].Arguments = "{}"
+	r.journal = journal
+	_, err := r.run(t.Context(), t, "go")
+	require.ErrorIs(t, err, errCrash)
+	require.Equal(t, 1, ran)
+	for crash := range 2 { // also if the decision is journaled, and not the result
+		journal.untilCrash, journal.kept = 0-crash, 1
+		r.opts.Policy = newJudge(t, "{tools: {deny: [here]}}")
+		_, err = r.run(t.Context(), t, "go")
+	}
 	require.NoError(t, err)
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
-	require.Len(t, r.fleet.runs, 1)
-	require.Equal(t, protocol.AtMostOnce, r.fleet.runs[0].Delivery)
-	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
-	require.Len(t, r.fleet.runs[0].Roots, 1)
+	require.Equal(t, 1, ran)
+	require.Equal(t, []string{"outcome_unknown"}, statuses(r))
+}
+
+// What bound a call when it was journaled binds it when it is sent by a coordinator whose rules
+// demand less, or deny it.
+func TestPolicy_WhatBindsACallNeverGetsWeaker(t *testing.T) {
+	t.Parallel()
+	const bound = "{at_most_once: {tools: [work]}, min_level: full, paths: {read: ['src/**'], write: ['src/**']}}"
+	for name, change := range map[string]func(r *rig){
+		"no rules":      func(r *rig) { r.opts.Policy = nil },
+		"weaker rules":  func(r *rig) { r.opts.Policy = newJudge(t, "{min_level: paths}") },
+		"it is denied":  func(r *rig) { r.opts.Policy = newJudge(t, "{tools: {deny: [work]}}") },
+		"a lower level": func(r *rig) { r.opts.MinLevel = "none" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "work"), says("done"))
+			r.opts.Policy = judges{newJudge(t, bound)} // no rules that the journal has
+			r.fleet.err = errors.New("no servers")
+			ctx := wire.WithFlow(t.Context(), "acme", "")
+			_, err := r.run(ctx, t, "go")
+			require.Error(t, err)
+			r.fleet.err = nil
+			change(r)
+			runner, err := loop.New(r.model, unfindable{r.fleet}, r.journal, table(t), &r.opts)
+			require.NoError(t, err)
+			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+			require.NoError(t, err)
+			require.Len(t, r.fleet.runs, 1)
+			call := r.fleet.runs[0]
+			require.Equal(t, protocol.AtMostOnce, call.Delivery)
+			require.Equal(t, "full", call.MinLevel)
+			require.Equal(t, []protocol.Roots{{Read: []string{"src/**"}, Write: []string{"src/**"}}}, call.Roots)
+			require.Equal(t, protocol.Tenant("acme"), call.Tenant)
+			require.Nil(t, r.watch.of(loop.EventToolCall)[0].Bound, "observers do not see it")
+		})
+	}
+}
+
+// judges is a policy that is none of an operator's rules.
+type judges struct{ judge *policy.Judge }
+
+func (j judges) Judge(call policy.Call) policy.Verdict { return j.judge.Judge(call) }
+
+// The least level of a turn is one of its terms: a coordinator that takes it over cannot lower it.
+func TestPolicy_TheLeastLevelIsATermOfTheTurn(t *testing.T) {
+	t.Parallel()
+	for least, want := range map[string]string{"none": "full", "kernel": "kernel"} {
+		sandboxed := tools.Tool{
+			Definition: tools.Definition{Name: "sandboxed", Description: "Runs.", Schema: json.RawMessage(`{"type":"object"}`)},
+			Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+				return tools.Plan{Payload: protocol.CommandRun{Command: "true"}, Resources: []protocol.Use{}}, nil
+			},
+			Render: func(r *protocol.Result) string { return string(r.Status) },
+		}
+		r, journal := newRig(asks("a", "sandboxed"), says("done")), &crashingJournal{untilCrash: 1}
+		r.journal, r.tools, r.opts.MinLevel = journal, []tools.Tool{sandboxed}, "full"
+		_, err := r.run(t.Context(), t, "go")
+		require.ErrorIs(t, err, errCrash) // before the call is journaled
+		r.opts.MinLevel = least
+		_, err = r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, want, r.fleet.runs[0].MinLevel)
+	}
 }
 
 func TestPolicy_DenialsAreResultsAndInTheAuditLog(t *testing.T) {
@@ -266,18 +388,6 @@ func TestPolicy_DetachedQuestionIsAskedAgain(t *testing.T) {
 	require.Len(t, r.fleet.runs, 2)
 }
 
-func TestPolicy_WhatWasLetThroughIsNotTakenBack(t *testing.T) {
-	t.Parallel()
-	r := newRig(asks("a", "work"), says("done"))
-	r.fleet.err = errors.New("no servers")
-	_, err := r.run(t.Context(), t, "go")
-	require.Error(t, err, "the call is journaled, and may be in the fleet")
-	r.fleet.err, r.opts.Policy = nil, newJudge(t, "tools: {deny: ['*']}")
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
-	require.Equal(t, []string{"ok"}, statuses(r))
-}
-
 // guarded is a conversation in which a policy has much to say.
 func guarded() []loop.Reply {
 	return []loop.Reply{
@@ -384,4 +494,47 @@ func TestPolicy_ADenialOfTheToolIsNoDecision(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, decisions(r))
 	require.Equal(t, []string{"rejected"}, statuses(r))
+}
+
+// One call of a session and its sub-agents is asked about at a time, and each has the whole time of
+// its rule: it begins when the call can be answered.
+func TestPolicy_TheTimeForAnAnswerBeginsWhenItCanBeGiven(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reply := delegates("d", `{"prompt":"left","background":true}`, `{"prompt":"right","background":true}`)
+		f := newFamily(t, byPrompt{
+			"go":    {replies: []loop.Reply{reply, asks("w", "work"), says("x"), says("both are done"), says("both are done")}},
+			"left":  {replies: []loop.Reply{asks("l", "work"), says("left is done")}},
+			"right": {replies: []loop.Reply{asks("r", "work"), says("right is done")}},
+		})
+		f.opts.Policy = newJudge(t, "{approval: {tools: [work], timeout: 10s}}")
+		asked := 0
+		f.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
+			asked++
+			defer func() { asked-- }()
+			require.Equal(t, 1, asked)
+			select {
+			case <-time.After(9 * time.Second): // a person who takes nearly all of it
+				return protocol.Approval{Granted: true}, nil
+			case <-ctx.Done():
+				return protocol.Approval{}, ctx.Err()
+			}
+		}
+		begun := time.Now()
+		_, err := f.run(t.Context(), t)
+		require.NoError(t, err)
+		require.Equal(t, 27*time.Second, time.Since(begun))
+		decided := f.watch.of(loop.EventPolicyDecision)
+		for i := range 2 {
+			for _, e := range f.child(t, 1, i) {
+				if e.Type == loop.EventPolicyDecision {
+					decided = append(decided, e)
+				}
+			}
+		}
+		require.Len(t, decided, 3)
+		for _, e := range decided {
+			require.Equal(t, "approved", e.Status)
+		}
+	})
 }

@@ -150,7 +150,7 @@ func (r *recorder) publish(ctx context.Context, events []Event) error {
 			continue
 		}
 		told := events[i]
-		told.Seed = ""
+		told.Seed, told.Bound = "", nil
 		r.observe(told)
 	}
 	return nil

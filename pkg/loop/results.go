@@ -33,7 +33,9 @@ type pendingCall struct {
 	lane  string         // where it goes; "" when it runs in place, or is refused
 	done  bool           // the dispatcher told its result
 	wrote string         // the arguments, as the model wrote them
-	fork  *fork          // of the workspace, for a sub-agent; nil without
+	// denied is why a sub-agent that has not begun does not begin; nil of others.
+	denied *protocol.Error
+	fork   *fork // of the workspace, for a sub-agent; nil without
 	questions
 }
 

@@ -87,7 +87,7 @@ func (s *stream) add(ctx context.Context, call ToolCall, index int) {
 		return
 	}
 	event := p.as(EventToolCall)
-	event.Arguments, event.Lane = unique.Arguments, p.lane
+	event.Arguments, event.Lane, event.Bound = unique.Arguments, p.lane, boundBy(&sent)
 	if t.record(ctx, event) != nil { // which the record of the reply repeats
 		s.done = true
 		return
@@ -123,7 +123,7 @@ func (s *stream) planned(ctx context.Context, call *stepCall, index int) (*pendi
 	if failure != nil {
 		return nil, protocol.Call{}, false
 	}
-	t.bind(&sent, binding(judged))
+	t.bind(ctx, &sent, binding(judged))
 	endWith(ctx, &sent)
 	return &pendingCall{place: place, tool: planned.tool, plan: planned.plan, lane: laneOf(&sent), event: Event{
 		Turn: place.Turn, Step: place.Step, CallFields: CallFields{Index: index, CallID: place.ID, ToolCallID: call.ID, Name: call.Name},
@@ -202,13 +202,14 @@ func (s *session) addStreamed(e *Event) bool {
 		return false
 	}
 	t.streamed = append(t.streamed, stepCall{
-		ToolCall: ToolCall{ID: e.ToolCallID, Name: e.Name, Arguments: e.Arguments}, planned: true, sent: true, lane: e.Lane,
+		ToolCall: ToolCall{ID: e.ToolCallID, Name: e.Name, Arguments: e.Arguments}, planned: true, sent: true, lane: e.Lane, bound: e.Bound,
 	})
 	return true
 }
 
-// bind puts into a call what binds it on its worker.
-func (t *turnRun) bind(call *protocol.Call, v verdict) {
+// bind puts into a call what binds it on its worker, and whose it is.
+func (t *turnRun) bind(ctx context.Context, call *protocol.Call, v verdict) {
+	*call = wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
 	v.bind(call, t.opts.MinLevel)
 	call.Payload = wire.WithAuthor(call.Payload, t.opts.Author)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
@@ -23,6 +24,8 @@ type Terms struct {
 	Policies []json.RawMessage `json:"policies,omitempty"`
 	// Guard is [Options].Guard; the stricter one holds.
 	Guard protocol.Guard `json:"guard,omitempty"`
+	// MinLevel is [Options].MinLevel; the higher one holds.
+	MinLevel string `json:"min_level,omitempty"`
 	// MaxSteps and MaxTokens are those of [Options]; the lesser ones hold.
 	MaxSteps  int   `json:"max_steps,omitempty"`
 	MaxTokens int64 `json:"max_tokens,omitempty"`
@@ -36,7 +39,7 @@ type Terms struct {
 // terms are those of a turn of a session that the runner begins.
 func (r *Runner) terms(s *session) *Terms {
 	terms := &Terms{
-		Tools: r.table.Names(), Policies: rulesOf(r.opts.Policy), Guard: r.opts.Guard,
+		Tools: r.table.Names(), Policies: rulesOf(r.opts.Policy), Guard: r.opts.Guard, MinLevel: r.opts.MinLevel,
 		MaxSteps: r.opts.MaxSteps, MaxTokens: r.opts.MaxTokens,
 	}
 	if system := validText(r.opts.System); system != s.system {
@@ -77,6 +80,7 @@ func (r *Runner) under(terms *Terms) (*Runner, error) {
 	bound.table = r.table.Only(terms.Tools)
 	bound.opts.MaxSteps = least(r.opts.MaxSteps, terms.MaxSteps)
 	bound.opts.MaxTokens = least(r.opts.MaxTokens, terms.MaxTokens)
+	bound.opts.MinLevel = wire.HigherLevel(r.opts.MinLevel, terms.MinLevel)
 	if bound.opts.Guard != protocol.GuardRead && terms.Guard != "" {
 		bound.opts.Guard = terms.Guard
 	}

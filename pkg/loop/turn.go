@@ -3,7 +3,6 @@ package loop
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,13 +24,13 @@ type turnRun struct {
 	since    time.Time                // when it began, or its last reply was journaled
 	account  account                  // of what its sub-agents use
 	agents   atomic.Int32             // that it started or resumed, in the whole tree
-	asking   sync.Mutex               // held while a person is asked for a sub-agent
+	asking   chan struct{}            // see [turnRun.asked]
 	early    map[protocol.CallID]bool // calls that were sent while their reply streamed
 	shown    conversation
 }
 
 func newTurnRun(r *Runner, rec *recorder) *turnRun {
-	t := &turnRun{Runner: r, recorder: rec, since: time.Now()}
+	t := &turnRun{Runner: r, recorder: rec, since: time.Now(), asking: make(chan struct{}, 1)}
 	t.followed.turnRun, t.shown.turnRun = t, t
 	return t
 }
@@ -134,6 +133,11 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 			return nil, err
 		}
 		return &ending{outcome: OutcomeAnswered}, nil
+	case ctx.Err() != nil && !detached(ctx):
+		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil { // it ends, too
+			return nil, err
+		}
+		return t.stopped(ctx)
 	case ctx.Err() != nil:
 		return t.stopped(ctx)
 	case len(turn.steps) >= t.opts.MaxSteps:
