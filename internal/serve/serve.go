@@ -305,7 +305,11 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 		}
 	}()
 	turn, _ := c.Payload.(wire.TurnRun)
-	runner, fault := s.runner(wire.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
+	if len(turn.Toolsets) == 0 {
+		turn.Toolsets = []string{"core"}
+	}
+	sets := append(slices.Clone(turn.Toolsets), "agents") // its sub-agents end with it, also if the payload cannot be read
+	runner, fault := s.runner(wire.TurnRun{Toolsets: sets}, nil, nil) // the journal has what else binds it
 	if fault != nil {
 		return fault
 	}
@@ -354,9 +358,10 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
-		return s.served(ctx, run.Call.SessionID, rules, own, servers)
-	}, events.send)
+	runner, fault := s.patientRunner(ctx, run.Call, turn, events.send)
+	if status, interrupted, is := lane.Interrupted(ctx); is && fault != nil {
+		return wire.NewResult(run.Call, status, interrupted)
+	}
 	if fault != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, fault)
 	}
@@ -384,6 +389,24 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		}
 	}
 	return r
+}
+
+// patientRunner makes the runner of a turn. While the fleet cannot be asked for the tools of MCP
+// servers, it is asked again until ctx ends: the turn may have begun elsewhere, and a refusal would
+// end it.
+func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
+	for {
+		runner, fault := s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+			return s.served(ctx, c.SessionID, rules, own, servers)
+		}, observe)
+		if fault == nil || fault.Code != protocol.CodeFleetUnavailable {
+			return runner, fault
+		}
+		s.options.Logger.WarnContext(ctx, "turn does not begin yet", slog.String("session_id", string(c.SessionID)), slog.Any("error", fault))
+		if !pause.For(ctx, goOnPause) {
+			return nil, fault
+		}
+	}
 }
 
 // owned refuses a turn in a session of a tenant to which its signer is not bound.

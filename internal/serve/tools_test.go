@@ -1,17 +1,21 @@
 package serve_test
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
 // lines passes on what is logged, a line at a time.
@@ -59,4 +63,36 @@ func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "greet.yaml")))
 	require.Equal(t, "none", greeting())
 	require.Contains(t, <-log.news, "tool manifests are in order again")
+}
+
+// A fleet that cannot be asked for the tools of MCP servers refuses no turn: it is asked again, until
+// the turn is cancelled.
+func TestTurn_WaitsForTheToolsOfServers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("true")+","+answer)
+	var asked, fails atomic.Int64
+	var stop atomic.Pointer[context.CancelFunc]
+	r.serve(r.Connect(), "a", func(o *serve.Options) {
+		o.Servers = []mcp.Server{{MCPServer: protocol.MCPServer{Name: "theirs", Command: "p"}}}
+		o.Do = func(_ context.Context, call *protocol.Call) (*protocol.Result, error) {
+			if asked.Add(1) <= fails.Load() {
+				if cancel := stop.Load(); cancel != nil {
+					(*cancel)()
+				}
+				return nil, dispatch.ErrUnreachable
+			}
+			result := wire.NewResult(call, protocol.StatusOK, nil)
+			result.Value = wire.MCPListResult{}
+			return &result, nil
+		}
+	})
+	fails.Store(2)
+	requireAnswered(t, r.turn(wire.TurnRun{Prompt: "p"}))
+	require.Equal(t, int64(3), asked.Load())
+
+	fails.Store(1 << 30)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stop.Store(&cancel)
+	requireFault(t, r.submit(ctx, serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)), protocol.StatusCancelled, protocol.CodeCancelled)
 }

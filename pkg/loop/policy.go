@@ -128,7 +128,7 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 }
 
 // verdict is what a call's decision in the journal says, or else the policy. A call that an earlier
-// run has journaled was let through: the policy is asked anew only if it was not sent.
+// run has journaled was let through: the policy decides again only if it was not sent.
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call := &turn.last().calls[index]
 	judged := t.judge(asked, about)
