@@ -39,6 +39,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -587,33 +588,44 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	}, order)
 }
 
-// TestTurn_CancelledWhileNobodyHasIt: nothing of it goes on behind the next turn's back.
+// TestTurn_CancelledWhileNobodyHasIt: nothing of it goes on behind the next turn's back, also if the
+// coordinator that ends it does not have the tool, as that of an MCP server.
 func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+bash("echo x >later")+","+answer)
-	nc, link := r.ConnectVia()
-	r.serve(nc, "a", soonLost)
-	r.dispatcher = r.newDispatcher(r.NC, 5*time.Second)
-	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan *protocol.Result, 1)
-	go func() { done <- r.submit(ctx, call) }()
-	awaitFile(t, r.file(call.SessionID, "started"))
-	link.Cut()
-	cancel()
-	require.NotEqual(t, protocol.StatusOK, (<-done).Status)
-	r.serve(r.Connect(), "b", soonLost)
+	const waits = "echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late"
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "theirs.yaml"), []byte("name: theirs\ndescription: Waits.\ncommand: [sh, -c, \""+waits+"\"]\n"), 0o600))
+	folder, err := manifest.Open(dir)
+	require.NoError(t, err)
+	for name, first := range map[string]string{"its tool is there": bash(waits), "its tool is gone": `{"text":"x","tool_calls":[{"id":"c1","name":"theirs","arguments":{}}]}`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, first+","+bash("echo x >later")+","+answer)
+			nc, link := r.ConnectVia()
+			r.serve(nc, "a", func(o *serve.Options) { soonLost(o); o.Tools = folder })
+			r.dispatcher = r.newDispatcher(r.NC, 5*time.Second)
+			call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "p"}, 0)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan *protocol.Result, 1)
+			go func() { done <- r.submit(ctx, call) }()
+			awaitFile(t, r.file(call.SessionID, "started"))
+			link.Cut()
+			cancel()
+			require.NotEqual(t, protocol.StatusOK, (<-done).Status)
+			r.serve(r.Connect(), "b", soonLost)
 
-	ended := []string{"1 tool_result cancelled", "1 turn_ended interrupted"}
-	require.Eventually(t, func() bool { return slices.Equal(ended, r.ends(call.SessionID)) }, patience, 10*time.Millisecond,
-		"without the session's next turn")
-	ctx, cancel = context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	got := r.submit(ctx, serve.NewCall(call.SessionID, wire.TurnRun{Prompt: "and then"}, 0))
-	link.Mend()
-	require.Nil(t, got.Error)
-	require.Equal(t, append(ended, "2 tool_result ok", "2 turn_ended answered"), r.ends(call.SessionID))
-	require.NoFileExists(t, r.file(call.SessionID, "late"))
+			ended := []string{"1 tool_result cancelled", "1 turn_ended interrupted"}
+			require.Eventually(t, func() bool { return slices.Equal(ended, r.ends(call.SessionID)) }, patience, 10*time.Millisecond,
+				"without the session's next turn")
+			ctx, cancel = context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			got := r.submit(ctx, serve.NewCall(call.SessionID, wire.TurnRun{Prompt: "and then"}, 0))
+			link.Mend()
+			require.Nil(t, got.Error)
+			require.Equal(t, append(ended, "2 tool_result ok", "2 turn_ended answered"), r.ends(call.SessionID))
+			require.NoFileExists(t, r.file(call.SessionID, "late"))
+		})
+	}
 }
 
 // TestTurn_SettledAndNotEnded: a coordinator was lost when it had stored the result, and had not

@@ -100,27 +100,42 @@ func (e *Effect) attempted(event *loop.Event, resolved string) {
 	}
 }
 
-// withAgents are the events of a session with those of its sub-agents, each before its result.
+// withAgents are the events of a session with those of its sub-agents, each before its result, or
+// behind all others if it has not ended.
 func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) ([]loop.Event, error) {
 	var all []loop.Event
+	var open []protocol.CallID // sub-agents that have not ended
+	add := func(agent protocol.CallID) error {
+		child, err := loop.LoadAgent(ctx, journal, events, agent)
+		if err != nil {
+			return err
+		}
+		inner, err := withAgents(ctx, journal, child.Events)
+		for i := range inner { // its turns are not those of this session
+			if inner[i].Type != loop.EventTurnEnded {
+				all = append(all, inner[i])
+			}
+		}
+		return err
+	}
 	for i := range events {
 		e := &events[i]
-		if e.Name == wire.AgentTool && endsCall(e) {
-			child, err := loop.LoadAgent(ctx, journal, events, e.CallID)
-			if err != nil {
+		switch {
+		case e.Name != wire.AgentTool:
+		case e.Type == loop.EventToolCall:
+			open = append(open, e.CallID)
+		case endsCall(e):
+			open = slices.DeleteFunc(open, func(id protocol.CallID) bool { return id == e.CallID })
+			if err := add(e.CallID); err != nil {
 				return nil, err
-			}
-			inner, err := withAgents(ctx, journal, child.Events)
-			if err != nil {
-				return nil, err
-			}
-			for j := range inner { // its turns are not those of this session
-				if inner[j].Type != loop.EventTurnEnded {
-					all = append(all, inner[j])
-				}
 			}
 		}
 		all = append(all, *e)
+	}
+	for _, agent := range open {
+		if err := add(agent); err != nil {
+			return nil, err
+		}
 	}
 	return all, nil
 }
@@ -128,8 +143,9 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 // Revert undoes effects in the order given, and stops at the first that cannot be undone. Each call
 // that undoes one is in the journal of the session before it is sent, and its id derives from the
 // call that it undoes, so it runs once however often Revert is interrupted and repeated. One that
-// failed is attempted again by the next Revert. The error wraps [ErrBusy] when the session has an
-// open turn or unfinished calls; then nothing was undone.
+// failed is attempted again by the next Revert; of one that was killed the outcome is unknown, unless
+// it is idempotent. The error wraps [ErrBusy] when the session has an open turn or unfinished calls;
+// then nothing was undone.
 func Revert(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
 	if _, err := idle(ctx, f, id, pool); err != nil {
 		return fmt.Errorf("revert calls of session %s: %w", id, err)
@@ -180,7 +196,7 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	if err != nil {
 		return err
 	}
-	event.Type, event.Status, event.Error, event.Arguments = loop.EventRevertEnded, string(result.Status), result.Error, ""
+	event.Type, event.Status, event.Error, event.Arguments = loop.EventRevertEnded, string(outcomeOf(call, result)), result.Error, ""
 	event.Text = fmt.Sprintf("[A person rewound the session: %s %s was to undo a call of %s, and ended as %s.]", e.Revert, e.call.Arguments, e.Tool, result.Status)
 	if _, err := r.note(ctx, event); err != nil {
 		return err
@@ -190,6 +206,16 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 		return result.Error
 	}
 	return nil
+}
+
+// outcomeOf is the status of an attempt to undo an effect. One that was killed while it ran may have
+// undone it, so it is not attempted again under another id.
+func outcomeOf(call *protocol.Call, r *protocol.Result) protocol.Status {
+	killed := r.Attempt > 0 && (r.Status == protocol.StatusTimeout || r.Status == protocol.StatusCancelled)
+	if killed && call.Delivery != protocol.Idempotent {
+		return protocol.StatusOutcomeUnknown
+	}
+	return r.Status
 }
 
 // note adds an event to the journal, unless it is there: an earlier attempt, or another process

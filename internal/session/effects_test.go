@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -154,6 +155,74 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	content, err := os.ReadFile(log)
 	require.NoError(t, err)
 	require.Equal(t, "three\ntwo\n", string(content))
+}
+
+// A revert that was killed may have undone the effect: it is not sent again under another id before a
+// person has found out.
+func TestRevert_OneThatWasKilledIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	for delivery, again := range map[protocol.Delivery]bool{protocol.AtMostOnce: false, protocol.Rollback: false, protocol.Idempotent: true} {
+		t.Run(string(delivery), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			log, id := filepath.Join(t.TempDir(), "log"), protocol.NewSessionID()
+			events := undoing(t, log, string(id)+"-a", "undone", "echo begun >> '"+log+"'; test -e '"+log+".go' || sleep 60; ")
+			call, err := wire.DecodeCall(events[1].Effect.Revert.Call)
+			require.NoError(t, err)
+			call.Delivery, call.RunTimeout = delivery, protocol.MillisOf(time.Second)
+			events[1].Effect.Revert.Call, err = wire.EncodeCall(call)
+			require.NoError(t, err)
+			begin(t, r.Journal, id, "", turnOf(undoing(t, log, string(id)+"-0", "never", ""), events)...)
+			revert := func() error {
+				effects, err := Effects(t.Context(), r.Journal, id, At{Call: protocol.CallID(id + "-0")})
+				require.NoError(t, err)
+				require.Len(t, effects, 1)
+				return Revert(t.Context(), r.Fleet, id, "", effects)
+			}
+			require.ErrorContains(t, revert(), string(protocol.CodeRunTimeout))
+			require.NoError(t, os.WriteFile(log+".go", nil, 0o600))
+			if !again {
+				require.ErrorContains(t, revert(), "is unknown: run session resolve for it first")
+				content, err := os.ReadFile(log)
+				require.NoError(t, err)
+				require.Equal(t, "begun\n", string(content))
+				info, err := r.reader(t).Show(t.Context(), id)
+				require.NoError(t, err)
+				require.Len(t, info.Unknown, 1)
+				require.NoError(t, Resolve(t.Context(), r.Fleet, id, "", info.Unknown[0].CallID, false, "ada"))
+			}
+			require.NoError(t, revert())
+			content, err := os.ReadFile(log)
+			require.NoError(t, err)
+			require.Equal(t, "begun\nbegun\nundone\n", string(content))
+		})
+	}
+}
+
+// The effects of a sub-agent that has not ended are effects of the session, too.
+func TestEffects_OfASubAgentThatHasNotEnded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	log := filepath.Join(t.TempDir(), "log")
+	inner := turnOf(undoing(t, log, "z-1", "inner", ""))
+	begin(t, r.Journal, "child-z", "z", inner[:len(inner)-2]...)
+	agent := loop.CallFields{CallID: "child-z", ToolCallID: "z-0", Name: wire.AgentTool}
+	handle := loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok", HandleFields: loop.HandleFields{Job: "job_1_1_0"}}
+	events := turnOf([]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, handle}, undoing(t, log, "z-2", "outer", ""))
+	begin(t, r.Journal, "z", "", append(events, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Status: "answered"})...)
+	for at, want := range map[At][]protocol.CallID{{Turn: 1}: {"z-1"}, {Call: "z-2"}: {"z-1"}} {
+		effects, err := Effects(t.Context(), r.Journal, "z", at)
+		require.NoError(t, err)
+		var ids []protocol.CallID
+		for _, e := range effects {
+			ids = append(ids, e.CallID)
+		}
+		require.Equal(t, want, ids)
+		require.NoError(t, Revert(t.Context(), r.Fleet, "z", "", effects))
+	}
+	content, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.Equal(t, "inner\n", string(content))
 }
 
 // The calls of sub-agents count. What the model reads of reverts and of resolved calls is a part of
