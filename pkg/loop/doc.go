@@ -27,7 +27,8 @@
 // [Dispatcher] returns the results that the fleet has or will have. Ids also derive from the seed
 // in the journal, so that workers cannot guess them. Plans are pure: the same tools make the same
 // calls, so resume a session with the tools that it had. A sent call that the current tools would
-// send elsewhere, or not at all, is outcome_unknown.
+// send elsewhere, or not at all, is followed as the fleet has it, and outcome_unknown if the fleet
+// does not have it.
 //
 // # Calls of a reply that streams
 //
