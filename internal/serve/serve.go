@@ -308,7 +308,7 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 	if len(turn.Toolsets) == 0 {
 		turn.Toolsets = []string{"core"}
 	}
-	sets := append(slices.Clone(turn.Toolsets), "agents") // its sub-agents end with it, also if the payload cannot be read
+	sets := append(slices.Clone(turn.Toolsets), "agents")             // its sub-agents end with it, also if the payload cannot be read
 	runner, fault := s.runner(wire.TurnRun{Toolsets: sets}, nil, nil) // the journal has what else binds it
 	if fault != nil {
 		return fault
