@@ -151,7 +151,7 @@ func (l *heldLane) run(e *core.Entry) *Run {
 	return &Run{
 		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq, Bound: e.Bound,
 		Queued: age, InLane: min(age, time.Since(l.since)),
-		Fence: l.claim.epoch.Load(), LeaseEnd: l.incarnation.leaseEnd, Abandon: func() { l.cancel(ErrDraining) },
+		Fence: l.claim.epoch.Load(), LeaseEnd: l.incarnation.heldUntil, Abandon: func() { l.cancel(ErrDraining) },
 	}
 }
 

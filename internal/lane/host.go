@@ -183,6 +183,7 @@ type Run struct {
 	// the lane, so whatever the call writes to can refuse a smaller one than it has seen.
 	Fence uint64
 	// LeaseEnd is until when the lane is surely held, as far as is known now; renewals move it on.
+	// When it has passed, the context of the attempt has ended.
 	LeaseEnd func() time.Time
 	// Abandon gives the lane up as a drain does with what it kills: nothing of this attempt is
 	// stored, and the call starts again as a further one, wherever the lane is held next.
@@ -191,6 +192,33 @@ type Run struct {
 	// the call started again. Then the host keeps nothing of the attempt: neither its result nor a
 	// checkpoint with it. The answer of its first use counts; the engine asks if the host does not.
 	WillRetry func(*protocol.Result) bool
+}
+
+// leased is a context that looks at the clock, so that it has ended when the lease has.
+type leased struct {
+	context.Context
+
+	leaseEnd func() time.Time
+}
+
+// Leased returns ctx for a function in this process, which nothing kills when the lease ends. The
+// timers of a process that was stopped fire a moment after it is resumed; until then only a look at
+// the clock shows that the lease has ended. Err and Done of the context look.
+func (r *Run) Leased(ctx context.Context) context.Context { return leased{ctx, r.LeaseEnd} }
+
+// Err implements [context.Context].
+func (c leased) Err() error {
+	end := c.leaseEnd() // ends the context if it has passed
+	if err := c.Context.Err(); err != nil || time.Now().Before(end) {
+		return err
+	}
+	return context.Canceled // a context of a longer life, whose end is on its way
+}
+
+// Done implements [context.Context].
+func (c leased) Done() <-chan struct{} {
+	_ = c.leaseEnd() // as above
+	return c.Context.Done()
 }
 
 // Owns refuses a call that touches a session of an owner to whom its signer is not bound.

@@ -25,6 +25,7 @@ type incarnation struct {
 	mu    sync.Mutex
 	lease core.Lease
 	timer *time.Timer // ends the incarnation when the lease does
+	over  time.Time   // when the lease was first found to be no longer trusted; zero before
 	seq   uint64      // of the record
 	beat  uint64      // renewals that were sent
 }
@@ -62,6 +63,9 @@ func (l *incarnation) isLost() bool { return errors.Is(context.Cause(l.ctx), Err
 func (l *incarnation) isTrusted(now time.Time) bool {
 	l.mu.Lock()
 	trusted := l.ctx.Err() == nil && l.lease.Trusted(now)
+	if !trusted && l.over.IsZero() {
+		l.over = now
+	}
 	l.mu.Unlock()
 	if !trusted {
 		l.end(ErrLost)
@@ -81,6 +85,18 @@ func (l *incarnation) leaseEnd() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lease.End()
+}
+
+// heldUntil is [incarnation.leaseEnd] for those who act under the lease. It looks at the clock: if
+// the lease is no longer trusted, it ends the incarnation before it returns a time that has passed.
+func (l *incarnation) heldUntil() time.Time {
+	trusted := l.isTrusted(time.Now())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if end := l.lease.End(); trusted || end.Before(l.over) {
+		return end
+	}
+	return l.over
 }
 
 // check ends the incarnation when its lease is no longer trusted, and otherwise sets the timer to

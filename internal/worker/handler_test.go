@@ -6,10 +6,13 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -148,4 +151,46 @@ func TestNew_RefusesHandlersOfBuiltInPayloads(t *testing.T) {
 		_, err := worker.New(t.Context(), r.NC, o)
 		require.ErrorContains(t, err, "handler", kind)
 	}
+}
+
+// Law: a handler that asks its context knows that its lease has ended as soon as that is so, and not
+// when a timer has fired.
+func TestHandler_KnowsTheEndOfItsLease(t *testing.T) {
+	t.Parallel()
+	r := rigOf(t, natsiotest.Listening(t, natsio.Topology{}))
+	o := r.options()
+	o.Alone, o.AckWait = true, 2*time.Second
+	held, late := make(chan struct{}), make(chan bool, 1)
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
+		"writes": func(ctx context.Context, h *kinds.Attempt, _ json.RawMessage) (json.RawMessage, error) {
+			close(held)
+			for {
+				end, now := h.Run.LeaseEnd(), time.Now()
+				for ; now.Before(end); now = time.Now() {
+				}
+				if ctx.Err() != nil { // else it was renewed, or the context says so too late
+					late <- false
+					return nil, ctx.Err()
+				}
+				if !h.Run.LeaseEnd().After(now) {
+					late <- true
+					return nil, nil
+				}
+			}
+		},
+	}
+	cable, stop := r.cabled(o)
+	call := userCall(t, "writes", `{}`)
+	call.Delivery = protocol.AtMostOnce
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.dispatch(t.Context(), call)
+	}()
+	<-held
+	cable.Sever()
+	require.False(t, <-late)
+	cable.Mend()
+	<-ended
+	stop()
 }

@@ -40,7 +40,9 @@ func (d *Dialog[Input, Output]) Call() *Call { return &Call{handling: d.talk.Cal
 // Step is the context of that call. It ends when the call is cancelled or out of time, and with the
 // dialog. A function that yields within a second after that keeps its dialog, and the result has
 // its output next to the status. Otherwise the dialog is lost.
-func (d *Dialog[Input, Output]) Step() context.Context { return d.talk.Step() }
+func (d *Dialog[Input, Output]) Step() context.Context {
+	return d.talk.Call().Run.Leased(d.talk.Step())
+}
 
 // Yield answers the present call with a value and waits for the next, whose input it returns.
 //
@@ -95,7 +97,7 @@ func HandleStateful[Args, Input, Output any](
 		if err != nil {
 			return nil, err
 		}
-		return answered(fn(ctx, &Dialog[Input, Output]{kind: kind, talk: talk}, args))
+		return answered(fn(talk.Call().Run.Leased(ctx), &Dialog[Input, Output]{kind: kind, talk: talk}, args))
 	}
 	if fn == nil {
 		run = nil

@@ -28,9 +28,12 @@
 // outcome_unknown.
 //
 // Commands in a sandbox end with the lease of their lane, even if the worker is lost or stopped. A
-// handler cannot be killed: if its process was stopped for longer than the lease, it continues for
-// a moment, concurrently with the next holder of the lane, until its ctx ends. [Call.Fence] is for
-// resources that must refuse its writes then.
+// handler cannot be killed: if its process was stopped for longer than the lease, it continues
+// concurrently with the next holder of the lane until it asks its ctx. Err and Done of that ctx, and
+// [Call.LeaseEnd], look at the clock, so they know of the loss as soon as the process is resumed.
+// A context that the handler made from ctx ends a moment later. Ask ctx right before each write; a
+// process that is stopped between the question and the write still writes too late. [Call.Fence] is
+// for resources that must refuse this.
 package worker
 
 import (
@@ -78,9 +81,11 @@ func (c *Call) Tool() string { return c.handling.Run.Call.Tool }
 // Attempt counts the starts of the call, from 1.
 func (c *Call) Attempt() int { return c.handling.Run.Attempt }
 
-// LeaseEnd is the end of the worker's lease of the call's lane; renewals move it forward. ctx ends
-// when it has passed. A process that is stopped (SIGSTOP, a suspended machine) between checking
-// LeaseEnd and acting may still act too late.
+// LeaseEnd is the end of the worker's lease of the call's lane; renewals move it forward. When it
+// has passed, ctx has ended. It looks at two clocks, and the one on which more time has passed
+// counts: the monotonic clock continues while a process is stopped (SIGSTOP) and stands still while
+// the machine is suspended, where the wall clock continues. A process that is stopped between
+// checking LeaseEnd and acting may still act too late.
 func (c *Call) LeaseEnd() time.Time { return c.handling.Run.LeaseEnd() }
 
 // Fence is a number that grows with each holder of the call's lane. Only the resource itself can

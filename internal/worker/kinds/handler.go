@@ -77,7 +77,7 @@ func (handler Handler) run(ctx context.Context, a *Attempt, payload protocol.Unk
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
-	output, err := handler(ctx, a, arguments)
+	output, err := handler(a.Run.Leased(ctx), a, arguments)
 	if err == nil {
 		value, encodeErr := wire.NewUserValue(payload.Name, output)
 		if encodeErr == nil {
