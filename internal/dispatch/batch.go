@@ -341,7 +341,18 @@ func (b *batch) look(ctx context.Context) {
 // stored is the result of a call that was sent then; nil when there is none yet. One that cannot be
 // read, or was deleted with its stream, is there for good.
 func (d *Dispatcher) stored(ctx context.Context, call *protocol.Call, since time.Time) (*protocol.Result, error) {
-	r, err := d.publisher.Result(ctx, call.SessionID, call.ID)
+	return d.readable(ctx, call, since, d.publisher.Result)
+}
+
+// recorded is [Dispatcher.stored], and loads no value that is a [wire.Stored].
+func (d *Dispatcher) recorded(ctx context.Context, call *protocol.Call, since time.Time) (*protocol.Result, error) {
+	return d.readable(ctx, call, since, d.publisher.Recorded)
+}
+
+func (d *Dispatcher) readable(
+	ctx context.Context, call *protocol.Call, since time.Time, read func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error),
+) (*protocol.Result, error) {
+	r, err := read(ctx, call.SessionID, call.ID)
 	switch {
 	case errors.Is(err, wire.ErrInvalidResult):
 		return unreadable(call, err), nil

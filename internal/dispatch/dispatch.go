@@ -303,7 +303,9 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 func (b *batch) send(ctx context.Context, all []*followed) error {
 	outgoing := make([]lane.Outgoing, len(all))
 	for i, f := range all {
-		outgoing[i] = lane.Outgoing{Call: f.call, Header: f.header, Followed: true}
+		outgoing[i] = lane.Outgoing{Call: f.call, Header: f.header, Followed: true, Turn: func(ctx context.Context) error {
+			return b.dispatcher.futures.waitTurn(ctx, f.call, f.since)
+		}}
 	}
 	faults := b.dispatcher.publisher.Enqueue(ctx, outgoing)
 	unreachable := 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,13 +28,16 @@ var (
 const (
 	// maxSenders bounds the goroutines that enqueue and cancel calls of futures.
 	maxSenders = 16
+	// maxUploads bounds the payloads that are uploaded at the same time, since no message can carry
+	// them. A sender that uploads counts no more as one of maxSenders, so that small calls pass.
+	maxUploads = 4
 	// maxLooks bounds the results that are looked up at the same time.
 	maxLooks = 4
 	// longestLook is the longest time between two lookups of the result of one future.
 	longestLook = 30 * time.Second
 )
 
-// Future is a call that is followed without a goroutine of its own.
+// Future is a call that is sent, and followed, without a goroutine of its own.
 type Future struct {
 	Call *protocol.Call
 
@@ -48,14 +52,19 @@ type Future struct {
 	state futureState
 	stop  func() bool // ends the wait for the end of ctx
 	due
-	watch func(*wire.Frame) // may be nil
-	tried chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
-	trial bool              // others that wait for it wait until it was sent
-	after []*trial          // of the calls that it waits for
+	watch    func(*wire.Frame) // may be nil
+	submit   bool              // it ends when it is stored, without a result; see [Dispatcher.Enqueue]
+	tried    chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
+	passed   chan struct{}     // closed when its lane is past it; nil if nothing waits for that
+	heldBack error             // why it is to be sent again, after a wait; nil if it is not
+	trial    bool              // others that wait for it wait until it was sent
+	after    []*trial          // of the calls that it waits for
 }
 
 // due is when something is done about a future.
 type due struct {
+	loading bool // its result is known, and its value is being loaded
+
 	wait   time.Duration // before the next lookup, or before it is sent again to a full lane
 	lookAt time.Time
 	giveUp time.Time // when it ends as unknown, after a cancel; zero is never
@@ -93,7 +102,8 @@ type unsent struct {
 	lanes   map[futureLane][]*Future // in order
 	turns   []futureLane             // lanes that no sender has
 	cancels []*Future
-	senders int
+	senders int           // all of them busy, except those that upload
+	uploads chan struct{} // payloads that are being uploaded
 }
 
 type futureLane struct {
@@ -103,15 +113,14 @@ type futureLane struct {
 
 // futureSession is the watch of a session that has open futures.
 type futureSession struct {
-	ready chan struct{} // closed when watch or err is set
-	watch *Watch
-	err   error
+	open  func() (*Watch, error) // once
+	watch *Watch                 // nil until it is open
 	users int
 }
 
 func newFutures(d *Dispatcher) *futures {
 	t := &futures{
-		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, unsent: unsent{lanes: map[futureLane][]*Future{}},
+		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, unsent: unsent{lanes: map[futureLane][]*Future{}, uploads: make(chan struct{}, maxUploads)},
 		before: before{trials: map[protocol.CallRef]*trial{}, failed: map[protocol.CallRef]bool{}, parked: map[futureLane]*time.Timer{}},
 	}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
@@ -122,16 +131,43 @@ func newFutures(d *Dispatcher) *futures {
 // follows it. It does not wait. When ctx ends the call is cancelled; it ends as unknown if that is
 // not answered for the time of [Options].CancelWait.
 func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
+	return d.queue(ctx, call, false)
+}
+
+// Submit is [Dispatcher.Enqueue], and waits.
+func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
+	return d.Enqueue(ctx, call)()
+}
+
+// Enqueue enqueues a call in the order of [Dispatcher.Go], without following it. It does not wait:
+// that is what stored is for, which returns nil once the call is stored. A call behind those that a
+// full lane or pool holds back is refused as they are.
+func (d *Dispatcher) Enqueue(ctx context.Context, call *protocol.Call) (stored func() error) {
+	f := d.queue(ctx, call, true)
+	return func() error {
+		<-f.done
+		if f.result != nil {
+			return fmt.Errorf("%w: %w", lane.ErrNotSent, f.result.Error)
+		}
+		return f.err
+	}
+}
+
+// queue appends a call to those of its lane that are to be sent: there is no other way for a call
+// that may not overtake them, see also [futures.waitTurn].
+func (d *Dispatcher) queue(ctx context.Context, call *protocol.Call, submit bool) *Future {
 	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
 	d = d.of(call.Pool)
 	t := d.futures
-	f := &Future{Call: call, futures: t, ctx: ctx, done: make(chan struct{})}
+	f := &Future{Call: call, futures: t, ctx: ctx, done: make(chan struct{}), submit: submit}
 	f.followed = d.begin(ctx, call)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.after = t.trialsOf(call)
 	t.begin(refOf(call))
 	f.trial = true
+	at := futureLane{call.Pool, call.Lane()}
+	queue, had := t.lanes[at]
 	switch {
 	case t.closed:
 		t.end(f, nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed))
@@ -139,10 +175,12 @@ func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 	case ctx.Err() != nil:
 		t.end(f, nil, d.notSent(ctx, call))
 		return f
+	case submit && had && queue[0].heldBack != nil:
+		t.refuse(f, queue[0].heldBack)
+		return f
+	case !submit:
+		t.add(f)
 	}
-	t.add(f)
-	at := futureLane{call.Pool, call.Lane()}
-	queue, had := t.lanes[at]
 	t.lanes[at] = append(queue, f)
 	if !had {
 		t.turns = append(t.turns, at)
@@ -156,30 +194,40 @@ func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
 	return f
 }
 
-// Submit enqueues a call that is not followed. Once it returns nil the call is stored.
-func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
-	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
-	d = d.of(call.Pool)
-	tried, unmet, err := d.futures.sendAfter(ctx, call)
-	switch {
-	case err != nil:
-		return err
-	case unmet != nil:
-		return fmt.Errorf("%w: %w", lane.ErrNotSent, unmet.Error)
-	}
-	f := d.begin(ctx, call)
-	fault := d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: call, Header: f.header, Findable: true}})[0]
-	refused := d.sent(ctx, f, fault)
-	tried(refused != nil || errors.Is(fault, lane.ErrNotSent))
-	f.span.End()
-	d.metrics.Left(ctx, string(call.Pool), string(call.Tenant))
-	switch {
-	case refused != nil:
-		return fmt.Errorf("%w: %w", lane.ErrNotSent, refused.Error)
-	case fault == nil || errors.Is(fault, lane.ErrFullAgain) && d.hasResult(ctx, call):
+// waitTurn returns when the lane of a call is past all that was queued before. It returns an error
+// that wraps [lane.ErrBusy] when the time of the call ends before that.
+func (t *futures) waitTurn(ctx context.Context, call *protocol.Call, since time.Time) error {
+	t.mu.Lock()
+	queue := t.lanes[futureLane{call.Pool, call.Lane()}]
+	if len(queue) == 0 {
+		t.mu.Unlock()
 		return nil
 	}
-	return d.whyNot(ctx, fault)
+	last := queue[len(queue)-1]
+	if last.passed == nil {
+		last.passed = make(chan struct{})
+	}
+	passed := last.passed
+	t.mu.Unlock()
+	limit := ctx
+	if end := lastStart(call, since); !end.IsZero() {
+		var cancel context.CancelFunc
+		limit, cancel = context.WithDeadline(ctx, end)
+		defer cancel()
+	}
+	select {
+	case <-passed:
+		return nil
+	case <-t.ctx.Done():
+		return ErrClosed
+	case <-limit.Done():
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	busy := protocol.Errorf(protocol.CodeBusy, "earlier calls of lane %s are not sent yet", call.Lane())
+	busy.RetryAfter = protocol.MillisOf(maxBusyPause)
+	return busy
 }
 
 func (d *Dispatcher) hasResult(ctx context.Context, call *protocol.Call) bool {
@@ -279,7 +327,7 @@ func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
 		t.mu.Lock()
 		if f.state == futureQueued { // an attached call may have no lane
-			if at := (futureLane{f.Call.Pool, f.Call.Lane()}); f.wait > 0 || t.isParked(at) {
+			if at := (futureLane{f.Call.Pool, f.Call.Lane()}); t.isHeldBack(at) || t.isParked(at) {
 				r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
 				t.end(f, &r, nil)
 				t.wake(at)
@@ -331,7 +379,9 @@ func (t *futures) add(f *Future) {
 	t.open[ref] = append(t.open[ref], f)
 	s := t.sessions[ref.SessionID]
 	if s == nil {
-		s = &futureSession{}
+		s = &futureSession{open: sync.OnceValues(func() (*Watch, error) {
+			return t.d.results.open(ref.SessionID, t.onResult, func(frame *wire.Frame) { t.onFrame(ref.SessionID, frame) })
+		})}
 		t.sessions[ref.SessionID] = s
 	}
 	s.users++
@@ -363,7 +413,7 @@ func (t *futures) end(f *Future, r *protocol.Result, err error) {
 			}
 		}
 	}
-	if f.accepted {
+	if f.accepted && !f.submit {
 		t.d.publisher.Ended(f.Call, r)
 	}
 	if r != nil {
@@ -380,37 +430,20 @@ func (t *futures) end(f *Future, r *protocol.Result, err error) {
 func (t *futures) listen(ctx context.Context, session protocol.SessionID) error {
 	t.mu.Lock()
 	s := t.sessions[session]
+	t.mu.Unlock()
 	if s == nil {
-		t.mu.Unlock()
 		return nil // its future has ended
 	}
-	first := s.ready == nil
-	if first {
-		s.ready = make(chan struct{})
+	watch, err := s.open()
+	if err != nil {
+		return err
 	}
-	ready := s.ready
-	t.mu.Unlock()
-	if !first {
-		select {
-		case <-ready:
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			return s.err
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	watch, err := t.d.results.Watch(ctx, session, t.onResult, func(frame *wire.Frame) { t.onFrame(session, frame) })
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	s.watch, s.err = watch, err
-	close(ready)
-	if err != nil { // another call tries again
-		s.ready = nil
-	} else if t.sessions[session] != s {
+	if s.watch = watch; t.sessions[session] != s {
 		watch.Stop()
 	}
-	return err
+	t.mu.Unlock()
+	return watch.confirm(ctx)
 }
 
 func (t *futures) onResult(r *protocol.Result) {
@@ -451,9 +484,9 @@ func (t *futures) cancelled(f *Future) {
 	}
 }
 
-// startSender starts a sender if one more is useful; the lock is held.
+// startSender starts a sender for what no sender has; the lock is held. Those that run are busy.
 func (t *futures) startSender() {
-	if t.closed || t.senders >= maxSenders || t.senders >= len(t.turns)+len(t.cancels) {
+	if t.closed || t.senders >= maxSenders || len(t.turns)+len(t.cancels) == 0 {
 		return
 	}
 	t.senders++
@@ -464,7 +497,7 @@ func (t *futures) startSender() {
 func (t *futures) send() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for ; len(t.cancels)+len(t.turns) > 0 && !t.closed; t.startLooking() {
+	for ; len(t.cancels)+len(t.turns) > 0 && !t.closed && t.senders <= maxSenders; t.startLooking() {
 		if len(t.cancels) > 0 {
 			f := t.cancels[0]
 			t.cancels = t.cancels[1:]
@@ -480,8 +513,12 @@ func (t *futures) send() {
 		sent := f.state != futureQueued || t.sendCall(f)
 		f.look()
 		if !sent {
+			t.holdBack(at)
 			time.AfterFunc(f.wait, func() { t.sendAgain(at) })
 			continue
+		}
+		if f.passed != nil {
+			close(f.passed)
 		}
 		if t.lanes[at] = t.lanes[at][1:]; len(t.lanes[at]) == 0 {
 			delete(t.lanes, at)
@@ -490,6 +527,52 @@ func (t *futures) send() {
 		}
 	}
 	t.senders--
+	t.startSender() // this one may have been one too many
+}
+
+// holdBack applies what holds back the first call of a lane to those behind it: calls that do not
+// wait for room, or whose time ends before the next attempt, are refused. The lock is held.
+func (t *futures) holdBack(at futureLane) {
+	first := t.lanes[at][0]
+	for _, f := range t.lanes[at][1:] {
+		if f.state == futureQueued && (f.submit || !f.mayWait(first.wait)) {
+			t.refuse(f, first.heldBack)
+		}
+		f.look() // it can be cancelled now
+	}
+}
+
+// isHeldBack reports whether the first call of a lane waits for room; the lock is held.
+func (t *futures) isHeldBack(at futureLane) bool {
+	queue := t.lanes[at]
+	return len(queue) > 0 && queue[0].state == futureQueued && queue[0].heldBack != nil
+}
+
+// refuse ends a call that was not sent for a reason of [codeOf]; the lock is held.
+func (t *futures) refuse(f *Future, fault error) {
+	t.end(f, t.d.sent(f.ctx, f.followed, fault), nil)
+}
+
+// upload has a sender of small calls replace the one that is about to upload a payload, and waits
+// until few others upload. done is to be called when the call was sent.
+func (t *futures) upload(ctx context.Context) (done func(), err error) {
+	t.mu.Lock()
+	t.senders--
+	t.startSender()
+	t.mu.Unlock()
+	free := func() {}
+	select {
+	case t.uploads <- struct{}{}:
+		free = func() { <-t.uploads }
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return func() {
+		free()
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.senders++
+	}, err
 }
 
 // look has those who want to cancel a call look at its state again; the lock is held.
@@ -513,42 +596,16 @@ func (t *futures) sendAgain(at futureLane) {
 func (t *futures) sendCall(f *Future) bool {
 	f.state = futureSending
 	t.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(f.ctx)
-	stop := context.AfterFunc(t.ctx, func() { cancel(ErrClosed) })
-	if unmet := t.unmet(ctx, f.Call, f.after); unmet != nil {
-		stop()
-		cancel(nil)
-		t.mu.Lock()
+	unmet, fault, known := t.trySend(f)
+	t.mu.Lock()
+	if unmet != nil {
 		t.end(f, unmet, nil)
 		return true
 	}
-	fault := t.listen(ctx, f.Call.SessionID)
-	heard := fault == nil
-	if heard {
-		fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: f.Call, Header: f.header, Followed: true, Findable: true}})[0]
+	if t.waitsForRoom(f, fault) {
+		return false
 	}
-	if bound, ok := errors.AsType[*protocol.Error](fault); ok && errors.Is(fault, lane.ErrBusy) && ctx.Err() == nil {
-		if pause := min(max(2*f.wait, bound.RetryAfter.Duration()), maxBusyPause); f.mayWait(pause) {
-			stop()
-			cancel(nil)
-			t.mu.Lock()
-			if f.state == futureDone { // the result of another copy of it came first
-				return true
-			}
-			f.wait, f.state = pause, futureQueued
-			if t.closed {
-				t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
-			} else if f.ctx.Err() != nil {
-				t.cancelled(f)
-			}
-			return false
-		}
-	}
-	stop()
-	known := errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call)
-	t.mu.Lock()
-	refused := t.d.sent(ctx, f.followed, fault)
-	cancel(nil)
+	refused := t.d.sent(f.ctx, f.followed, fault)
 	if f.state == futureDone { // its result came first
 		if f.accepted {
 			t.d.publisher.Ended(f.Call, f.result)
@@ -556,19 +613,23 @@ func (t *futures) sendCall(f *Future) bool {
 		return true
 	}
 	f.state = futureSent
-	switch {
+	switch unsent := errors.Is(fault, lane.ErrNotSent); {
 	case refused != nil:
 		t.end(f, refused, nil)
+	case f.submit && (f.accepted || known):
+		t.end(f, nil, nil)
+	case t.closed && unsent:
+		t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
 	case t.closed:
 		t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
 	case f.accepted || known:
 		t.schedule(f)
-	case f.ctx.Err() != nil && (!heard || errors.Is(fault, lane.ErrNotSent)):
+	case f.ctx.Err() != nil && unsent:
 		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
+	case f.submit:
+		t.end(f, nil, t.d.whyNot(f.ctx, fault))
 	case f.ctx.Err() != nil: // whether it was enqueued is unknown, and cancelling it settles that
 		t.schedule(f)
-	case !heard:
-		t.end(f, nil, fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, fault))
 	default:
 		t.end(f, nil, fmt.Errorf("%w: %w", ErrUnreachable, fault))
 	}
@@ -579,6 +640,47 @@ func (t *futures) sendCall(f *Future) bool {
 	if f.state == futureSent && f.ctx.Err() != nil {
 		t.cancels = append(t.cancels, f)
 	}
+	return true
+}
+
+// trySend sends a call, unless it cannot run because of those that it waits for. known says that
+// the fleet has its result.
+func (t *futures) trySend(f *Future) (unmet *protocol.Result, fault error, known bool) {
+	ctx, cancel := context.WithCancelCause(f.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(t.ctx, func() { cancel(ErrClosed) })()
+	if unmet = t.unmet(ctx, f.Call, f.after); unmet != nil {
+		return unmet, nil, false
+	}
+	if !f.submit {
+		if err := t.listen(ctx, f.Call.SessionID); err != nil {
+			return nil, fmt.Errorf("%w: %w", lane.ErrNotSent, err), false
+		}
+	}
+	uploaded := func() {}
+	fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{
+		Call: f.Call, Header: f.header, Followed: !f.submit, Findable: true,
+		Upload: func() (err error) {
+			uploaded, err = t.upload(ctx)
+			return err
+		},
+	}})[0]
+	uploaded()
+	return nil, fault, errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call)
+}
+
+// waitsForRoom has a call queue again that met a full lane or pool, unless it does not wait for
+// that; the lock is held.
+func (t *futures) waitsForRoom(f *Future, fault error) bool {
+	bound, ok := errors.AsType[*protocol.Error](fault)
+	if !ok || !errors.Is(fault, lane.ErrBusy) || f.submit || f.state == futureDone || t.closed || f.ctx.Err() != nil {
+		return false
+	}
+	pause := min(max(2*f.wait, bound.RetryAfter.Duration()), maxBusyPause)
+	if !f.mayWait(pause) {
+		return false
+	}
+	f.wait, f.state, f.heldBack = pause, futureQueued, fault
 	return true
 }
 
@@ -642,7 +744,7 @@ func (t *futures) look() {
 		}
 		for _, same := range t.open {
 			for _, f := range same {
-				if f.state != futureSent || now.Before(f.lookAt) && !again {
+				if f.state != futureSent || f.loading || now.Before(f.lookAt) && !again {
 					continue
 				}
 				f.wait = min(2*f.wait, longestLook)
@@ -684,7 +786,14 @@ func (t *futures) lookUpOne(f *Future) {
 	t.mu.Lock()
 	call, giveUp := f.Call, f.giveUp // which find and a cancel replace
 	t.mu.Unlock()
-	r, err := t.d.stored(t.ctx, call, f.since)
+	r, err := t.d.recorded(t.ctx, call, f.since)
+	if isLarge(r) && err == nil {
+		t.mu.Lock()
+		f.loading = true
+		t.mu.Unlock()
+		t.group.Go(func() { t.load(f, r) }) // the lookups of others do not wait for it
+		return
+	}
 	if err != nil || r == nil {
 		if giveUp.IsZero() || time.Now().Before(giveUp) {
 			return
@@ -697,22 +806,35 @@ func (t *futures) lookUpOne(f *Future) {
 	t.end(f, r, nil)
 }
 
+// load ends a future whose result has a large value, once that is loaded. After an error it is
+// looked up again.
+func (t *futures) load(f *Future, r *protocol.Result) {
+	err := t.d.results.load(t.ctx, r)
+	if errors.Is(err, wire.ErrInvalidResult) {
+		r, err = unreadable(f.Call, err), nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f.loading = false; err == nil {
+		t.end(f, r, nil)
+	}
+}
+
 // close ends all futures with [ErrClosed]. Their calls continue.
 func (t *futures) close() {
 	t.cancel(ErrClosed)
 	t.mu.Lock()
 	t.closed = true
-	var open []*Future
-	for _, same := range t.open {
-		open = append(open, same...)
+	for _, queue := range t.lanes {
+		for _, f := range queue {
+			if f.state == futureQueued {
+				t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
+			}
+		}
 	}
-	for _, f := range open {
-		switch f.state {
-		case futureQueued:
-			t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
-		case futureSent:
+	for _, f := range slices.Concat(slices.Collect(maps.Values(t.open))...) {
+		if f.state == futureSent { // those that are being sent are ended by their senders
 			t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
-		case futureSending, futureDone: // its sender ends it
 		}
 	}
 	t.mu.Unlock()

@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -24,6 +26,8 @@ type Results struct {
 	nc    *nats.Conn
 	fleet protocol.Fleet
 	fault func(error)
+
+	loads chan struct{} // large values that are being loaded
 
 	mu       sync.Mutex
 	sessions map[protocol.SessionID]*sessionWatch
@@ -52,22 +56,26 @@ type sessionWatch struct {
 	subscriptions []*nats.Subscription
 	watches       map[protocol.CallID][]*Watch // by the calls that they are for; "" is all calls
 	idle          *time.Timer                  // ends them when no caller waits any more
-	heard         chan struct{}                // closed when the server knows the subscriptions, or cannot be asked
+	known         atomic.Bool                  // the server has confirmed the subscriptions
 }
 
 // keepIdle is how long the subscriptions of a session outlive their last watch: a
 // session dispatches one step after the other.
 const keepIdle = 10 * time.Second
 
-// subscribeTimeout is how long the server may take to confirm the subscriptions of a session.
-const subscribeTimeout = 5 * time.Second
+const (
+	// subscribeTimeout is how long the server may take to confirm the subscriptions of a session.
+	subscribeTimeout = 5 * time.Second
+	// flushAgain is the pause before it is asked again, after the connection was lost meanwhile.
+	flushAgain = 10 * time.Millisecond
+)
 
 // NewResults watches a fleet. Malformed messages go to fault, which may be nil.
 func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results {
 	if fault == nil {
 		fault = func(error) {}
 	}
-	return &Results{nc: nc, fleet: fleet, fault: fault, sessions: map[protocol.SessionID]*sessionWatch{}}
+	return &Results{nc: nc, fleet: fleet, fault: fault, sessions: map[protocol.SessionID]*sessionWatch{}, loads: make(chan struct{}, maxLoads)}
 }
 
 // Watch is one listener of a session. Its functions are called from NATS's
@@ -75,6 +83,7 @@ func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results
 type Watch struct {
 	results *Results
 	session protocol.SessionID
+	state   *sessionWatch
 	calls   []protocol.CallID
 	result  func(*protocol.Result)
 	frame   func(*wire.Frame)
@@ -85,43 +94,58 @@ type Watch struct {
 func (r *Results) Watch(
 	ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame), calls ...protocol.CallID,
 ) (*Watch, error) {
+	w, err := r.open(session, result, frame, calls...)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.confirm(ctx); err != nil {
+		w.Stop()
+		return nil, err
+	}
+	return w, nil
+}
+
+// open is [Results.Watch] without waiting for the server, see [Watch.confirm].
+func (r *Results) open(session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame), calls ...protocol.CallID) (*Watch, error) {
 	if len(calls) == 0 {
 		calls = []protocol.CallID{""}
 	}
-	w := &Watch{results: r, session: session, calls: calls, result: result, frame: frame}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	state, known := r.sessions[session]
 	if !known {
-		state = &sessionWatch{watches: map[protocol.CallID][]*Watch{}, heard: make(chan struct{})}
-		if err := r.subscribe(state, session); err != nil { //nolint:contextcheck // what it subscribes outlives the caller
-			r.mu.Unlock()
+		state = &sessionWatch{watches: map[protocol.CallID][]*Watch{}}
+		if err := r.subscribe(state, session); err != nil {
 			return nil, err
 		}
 		r.sessions[session] = state
 		state.idle = time.AfterFunc(keepIdle, func() { r.forget(session, state) })
 	}
+	w := &Watch{results: r, session: session, state: state, calls: calls, result: result, frame: frame}
 	for _, call := range calls {
 		state.watches[call] = append(state.watches[call], w)
 	}
 	state.idle.Stop()
-	r.mu.Unlock()
-	if known {
-		select {
-		case <-state.heard:
-		case <-ctx.Done():
-			w.Stop()
-			return nil, context.Cause(ctx)
-		}
-		return w, nil
+	return w, nil
+}
+
+// confirm returns when the server knows the subscriptions of the session. Each caller asks the
+// server itself until it is known, so that no caller depends on the context of another one.
+func (w *Watch) confirm(ctx context.Context) error {
+	if w.state.known.Load() {
+		return nil
 	}
-	defer close(state.heard)
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	if err := r.nc.FlushWithContext(ctx); err != nil {
-		w.Stop()
-		return nil, fmt.Errorf("listen to session %s: %w", session, err)
+	err := w.results.nc.FlushWithContext(ctx)
+	for errors.Is(err, nats.ErrConnectionClosed) && !w.results.nc.IsClosed() && pause.For(ctx, flushAgain) {
+		err = w.results.nc.FlushWithContext(ctx) // a connection that was lost does not end the call
 	}
-	return w, nil
+	if err != nil {
+		return fmt.Errorf("listen to session %s: %w", w.session, err)
+	}
+	w.state.known.Store(true)
+	return nil
 }
 
 // Stop ends the watch.
@@ -195,7 +219,6 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 // pass passes on what is received until the last session is forgotten or the connection is closed.
 func (r *Results) pass(in *inbound, closed chan nats.Status) {
 	defer r.nc.RemoveStatusListener(closed)
-	loads := make(chan struct{}, maxLoads)
 	for {
 		select {
 		case msg := <-in.frames:
@@ -204,7 +227,7 @@ func (r *Results) pass(in *inbound, closed chan nats.Status) {
 			for range min(len(in.frames), maxBefore) { // what the call wrote before it ended
 				r.frame(<-in.frames)
 			}
-			r.result(msg, loads)
+			r.result(msg)
 		case <-in.stop:
 			return
 		case <-closed:
@@ -214,7 +237,7 @@ func (r *Results) pass(in *inbound, closed chan nats.Status) {
 }
 
 // result passes a result on. A large value is loaded concurrently.
-func (r *Results) result(msg *nats.Msg, loads chan struct{}) {
+func (r *Results) result(msg *nats.Msg) {
 	result, err := wire.DecodeResult(msg.Data)
 	if err == nil && msg.Subject != wire.DoneSubject(r.fleet, result.SessionID, result.CallID) {
 		err = fmt.Errorf("%w: it is of call %s", wire.ErrInvalidResult, result.CallID)
@@ -223,19 +246,51 @@ func (r *Results) result(msg *nats.Msg, loads chan struct{}) {
 		r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
 		return
 	}
-	if _, large := result.Value.(wire.Stored); !large {
+	pass := func() {
 		r.each(result.SessionID, result.CallID, func(w *Watch) { w.result(result) })
+	}
+	if !isLarge(result) {
+		pass()
 		return
 	}
-	loads <- struct{}{}
-	go func() {
-		defer func() { <-loads }()
-		if err := r.value(result); err != nil {
+	watched := false
+	r.each(result.SessionID, result.CallID, func(*Watch) { watched = true })
+	if !watched {
+		return
+	}
+	go func() { // as many as callers wait for; small results do not wait for them
+		if err := r.load(context.Background(), result); err != nil { //nolint:forbidigo // a callback of NATS has no context
 			r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
 			return
 		}
-		r.each(result.SessionID, result.CallID, func(w *Watch) { w.result(result) })
+		pass()
 	}()
+}
+
+// isLarge reports whether a result has a value that is to be loaded.
+func isLarge(r *protocol.Result) bool {
+	if r == nil {
+		return false
+	}
+	_, large := r.Value.(wire.Stored)
+	return large
+}
+
+// load puts a large value back into its result; a few are loaded at the same time.
+func (r *Results) load(ctx context.Context, result *protocol.Result) error {
+	b, err := natsio.NewBlobs(r.nc, r.fleet)
+	if err != nil {
+		return err
+	}
+	select {
+	case r.loads <- struct{}{}:
+		defer func() { <-r.loads }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, natsio.BlobTimeout)
+	defer cancel()
+	return b.Value(ctx, result)
 }
 
 var errMalformedFrame = errors.New("malformed frame")
@@ -262,17 +317,6 @@ func (r *Results) frame(msg *nats.Msg) {
 			w.frame(frame)
 		}
 	})
-}
-
-// value puts a large value back into its result.
-func (r *Results) value(result *protocol.Result) error {
-	b, err := natsio.NewBlobs(r.nc, r.fleet)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), natsio.BlobTimeout) //nolint:forbidigo // a callback of NATS has no context
-	defer cancel()
-	return b.Value(ctx, result)
 }
 
 // each passes something on to those who watch a call.

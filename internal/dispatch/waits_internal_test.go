@@ -56,7 +56,11 @@ func TestFuture_EndsOnceWhenItsResultIsFirst(t *testing.T) {
 	listening := make(chan struct{})
 	d.futures.mu.Lock()
 	d.futures.add(f)
-	d.futures.sessions["s"].ready = listening // so that it is not sent yet
+	open := d.futures.sessions["s"].open
+	d.futures.sessions["s"].open = func() (*Watch, error) {
+		<-listening // so that it is not sent yet
+		return open()
+	}
 	d.futures.mu.Unlock()
 	sent := make(chan struct{})
 	go func() {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
@@ -56,11 +57,11 @@ type admission struct {
 	store *store.Store
 	now   func(context.Context) (func() time.Time, error) // the server's time
 
-	refresh sync.Mutex // one goroutine reads the rules
-	watch   *limits.Watch
-	read    time.Time
+	watch  *limits.Watch
+	shared singleflight.Group // what several callers ask for at the same time
 
 	mu     sync.Mutex
+	read   time.Time // when the rules were read
 	counts map[string]*counted
 	rates  map[string]*limits.Spending // of tenants and of models' providers
 	stored map[protocol.Tenant]*storedBytes
@@ -107,15 +108,39 @@ func newAdmission(p *Publisher) *admission {
 	}
 }
 
+// together runs do for all callers that ask for the same at the same time, in the context of none
+// of them: a caller whose context ends has its own error, and takes nothing from the others. do
+// bounds its own time.
+func (a *admission) together(ctx context.Context, what string, do func(context.Context) error) error {
+	done := a.shared.DoChan(what, func() (any, error) { return nil, do(context.WithoutCancel(ctx)) })
+	select {
+	case r := <-done:
+		return r.Err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // rules are those of the fleet. If they cannot be read, those that were read last stay in force.
 func (a *admission) rules(ctx context.Context) *limits.Rules {
-	a.refresh.Lock()
-	defer a.refresh.Unlock()
-	if time.Since(a.read) >= rulesFor {
-		err := a.watch.Load(ctx)
-		if a.read = time.Now(); err != nil { // each try may take long
-			a.read = a.read.Add(rulesPause)
-		}
+	isDue := func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return time.Since(a.read) >= rulesFor
+	}
+	if isDue() {
+		_ = a.together(ctx, "rules", func(ctx context.Context) error { // see above
+			if !isDue() { // the last reading has just ended
+				return nil
+			}
+			err := a.watch.Load(ctx)
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if a.read = time.Now(); err != nil { // each try may take long
+				a.read = a.read.Add(rulesPause)
+			}
+			return err
+		})
 	}
 	return a.watch.Rules()
 }
@@ -292,19 +317,38 @@ func (a *admission) count(ctx context.Context, filter string, most int) (c *coun
 	a.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if began := time.Now(); !began.Before(c.until) {
-		n, err := a.store.Count(ctx, filter)
+	if !time.Now().Before(c.until) {
+		c.mu.Unlock()
+		err := a.together(ctx, filter, func(ctx context.Context) error { return a.recount(ctx, filter, c) })
+		c.mu.Lock()
 		if err != nil {
 			return c, 0
 		}
-		c.n = n
-		now := time.Now()
-		c.until = now.Add(max(countFor, countShare*now.Sub(began)))
 	}
 	if n = c.n; n < most {
 		c.n++
 	}
 	return c, n
+}
+
+// recount has the server count, unless it has just done so.
+func (a *admission) recount(ctx context.Context, filter string, c *counted) error {
+	began := time.Now()
+	c.mu.Lock()
+	counted := began.Before(c.until)
+	c.mu.Unlock()
+	if counted {
+		return nil
+	}
+	n, err := a.store.Count(ctx, filter)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	c.n, c.until = n, now.Add(max(countFor, countShare*now.Sub(began)))
+	return nil
 }
 
 // storedBy returns how many bytes a tenant has stored, and when there may be fewer. If the servers
@@ -317,24 +361,42 @@ func (a *admission) storedBy(ctx context.Context, tenant protocol.Tenant) (n int
 		a.stored[tenant] = s
 	}
 	a.mu.Unlock()
+	if n, after, known := s.get(); known {
+		return n, after
+	}
+	if err := a.together(ctx, "stored."+string(tenant), func(ctx context.Context) error { return a.countStored(ctx, tenant, s) }); err != nil {
+		return 0, 0
+	}
+	n, after, _ = s.get()
+	return n, after
+}
+
+// get returns the last count, and whether it is new enough.
+func (s *storedBytes) get() (n int64, after time.Duration, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	began := time.Now()
-	if began.Before(s.until) {
-		return s.n, s.after
+	return s.n, s.after, time.Now().Before(s.until)
+}
+
+// countStored has the servers count, unless they have just done so.
+func (a *admission) countStored(ctx context.Context, tenant protocol.Tenant, s *storedBytes) error {
+	if _, _, known := s.get(); known {
+		return nil
 	}
+	began := time.Now()
 	counting, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()
 	n, oldest, err := natsio.Stored(counting, a.store.NC, a.store.Fleet, tenant)
-	s.until = time.Now().Add(max(storedFor, countShare*time.Since(began)))
+	after := storedPause
 	if err != nil {
-		return 0, 0
+		n, after = 0, 0 // nothing is refused until they are asked again
+	} else if now, err := a.now(counting); err == nil && !oldest.IsZero() {
+		after = max(oldest.Add(a.store.ResultAge).Sub(now()), storedPause)
 	}
-	s.n, s.after = n, storedPause
-	if now, err := a.now(ctx); err == nil && !oldest.IsZero() {
-		s.after = max(oldest.Add(a.store.ResultAge).Sub(now()), storedPause)
-	}
-	return s.n, s.after
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n, s.after, s.until = n, after, time.Now().Add(max(storedFor, countShare*time.Since(began)))
+	return nil
 }
 
 // mebibytes writes a size.

@@ -79,6 +79,11 @@ type Outgoing struct {
 	// random id that is not Again must not have been sent before by any process: its holder may
 	// leave out the look for its result.
 	Followed bool
+	// Upload, if set, is called before a payload that no message can carry is stored, which may take
+	// long. After its error the call is not sent.
+	Upload func() error
+	// Turn, if set, returns when the call may be sent. After its error the call is not sent.
+	Turn func(context.Context) error
 }
 
 // Ended says that an accepted call, which is followed, has its result or was given up; then r is
@@ -128,18 +133,25 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 	inline, used := false, false
 	var busy error
 	for _, i := range indexes {
+		out := calls[i]
 		if faults[i] = busy; busy != nil { // else their order might change
 			continue
 		}
-		if calls[i].Call.Delay() > 0 {
-			faults[i] = p.enqueueLater(ctx, calls[i])
-		} else {
+		if out.Turn != nil {
+			faults[i] = out.Turn(ctx)
+		}
+		switch {
+		case faults[i] != nil:
+			faults[i] = (&sending{call: out.Call, again: out.Call.Again}).failed(faults[i], true)
+		case out.Call.Delay() > 0:
+			faults[i] = p.enqueueLater(ctx, out)
+		default:
 			if !used { // the last message that a full stream accepts must make its lane ready
-				inline, used = wire.FlowOf(calls[i].Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()), true
+				inline, used = wire.FlowOf(out.Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()), true
 			}
-			if faults[i] = p.enqueue(ctx, calls[i], inline && (!calls[i].Findable || p.isFull())); faults[i] == nil {
+			if faults[i] = p.enqueue(ctx, out, inline && (!out.Findable || p.isFull())); faults[i] == nil {
 				inline = false
-				if calls[i].Followed {
+				if out.Followed {
 					p.lanes.begun(lane)
 				}
 			}
@@ -160,7 +172,7 @@ func (p *Publisher) isFull() bool {
 // enqueue enqueues one call: as the ready message itself if inline and the lane is idle, else into
 // the mailbox.
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
-	s := &sending{call: out.Call, again: out.Call.Again}
+	s := &sending{call: out.Call, again: out.Call.Again, upload: out.Upload}
 	if err := p.admit(ctx, s, out.Header); err != nil {
 		return s.failed(err, true)
 	}
@@ -201,7 +213,8 @@ type sending struct {
 	call *protocol.Call // with a payload that fits into a message
 	msg  *nats.Msg
 	// again says that an earlier attempt may have stored the call.
-	again bool
+	again  bool
+	upload func() error // see [Outgoing.Upload]
 }
 
 // failed is the error of a call that was not accepted. unsent says that this attempt did not
@@ -247,6 +260,11 @@ func (p *Publisher) encode(ctx context.Context, s *sending, header nats.Header) 
 	body, err := wire.EncodeCall(s.call)
 	if err == nil && p.store.Blobs.TooLarge(body) {
 		var small *protocol.Call
+		if s.upload != nil {
+			if err := s.upload(); err != nil {
+				return err
+			}
+		}
 		if small, body, err = p.storePayload(ctx, s.call); err == nil {
 			s.call = small
 		}
@@ -354,7 +372,7 @@ func (p *Publisher) put(ctx context.Context, s *sending) error {
 func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 	marked := *out.Call
 	marked.Again = true
-	s := &sending{call: &marked, again: out.Call.Again}
+	s := &sending{call: &marked, again: out.Call.Again, upload: out.Upload}
 	err := p.roomForLater(ctx)
 	if err == nil {
 		err = p.admit(ctx, s, out.Header)
@@ -433,6 +451,11 @@ func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 // result has a value that cannot be loaded.
 func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	return p.store.Result(ctx, session, call)
+}
+
+// Recorded is [Publisher.Result], and loads no value that is a [wire.Stored].
+func (p *Publisher) Recorded(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+	return p.store.Recorded(ctx, session, call)
 }
 
 // Streams checks whether the streams of calls and results exist, at most once a second for all

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -26,7 +25,7 @@ type Spending struct {
 	fleet protocol.Fleet
 	of    string // a tenant, or a lane
 
-	mu       sync.Mutex
+	turn     chan struct{} // has one element while a caller uses what follows
 	bucket   jetstream.KeyValue
 	known    bool // the fields below are those of the record, as far as is known
 	revision uint64
@@ -36,7 +35,7 @@ type Spending struct {
 
 // NewSpending reads nothing yet.
 func NewSpending(js jetstream.JetStream, fleet protocol.Fleet, of string) *Spending {
-	return &Spending{js: js, fleet: fleet, of: of}
+	return &Spending{js: js, fleet: fleet, of: of, turn: make(chan struct{}, 1)}
 }
 
 // spending is the record.
@@ -76,8 +75,12 @@ func (s *Spending) Correct(ctx context.Context, b Bucket, n float64, now func() 
 }
 
 func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool, now func() time.Time) (wait time.Duration, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return 0, fmt.Errorf("rate of %s: %w", s.of, context.Cause(ctx))
+	}
 	for fresh := false; ; {
 		if !s.known {
 			fresh = true

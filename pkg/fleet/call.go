@@ -354,7 +354,7 @@ func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 	defer done()
 	f, err := c.prepare(ctx, call)
 	if err != nil {
-		return f.result, err
+		return f.outcome()
 	}
 	p := f.plan
 	if p.call == nil {

@@ -24,9 +24,8 @@ type Future struct {
 	follow *dispatch.Future // nil when the call was not sent
 	output output
 
-	done   <-chan struct{}
-	result Result // of a call that was not sent
-	err    error
+	done    <-chan struct{}
+	outcome func() (Result, error) // of a call that has ended; the same for all who wait
 }
 
 // Go starts a call and returns without waiting for it: calls of one lane are sent in the order of
@@ -41,7 +40,7 @@ func (c *Client) Go(ctx context.Context, call Call) *Future {
 	if err == nil && f.plan.call == nil {
 		return f.end(resultOf(f.plan.session, f.plan.single), nil)
 	}
-	return f.started(c.inner.Dispatcher.Go(ctx, f.plan.call))
+	return f.started(ctx, c.inner.Dispatcher.Go(ctx, f.plan.call))
 }
 
 // notSent has calls that wait for the call rejected. A call without an id gets one, to be named.
@@ -81,26 +80,35 @@ func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 func (f *Future) end(r Result, err error) *Future {
 	done := make(chan struct{})
 	close(done)
-	f.done, f.result, f.err = done, r, err
+	f.done, f.outcome = done, func() (Result, error) { return r, err }
 	return f
 }
 
 // Submit stores a call with the fleet and returns its reference, for [Client.Attach] and
 // [Call].After. When Submit returns nil the call will get exactly one result, whatever becomes of
-// this process. Errors wrap what those of [Client.Call] do; a full lane or pool is not waited for,
-// it is [ErrBusy]. A tool that runs in this process cannot be submitted. Submitting a call again
+// this process. It is sent after the calls of its lane that [Client.Go] has queued. Errors wrap what
+// those of [Client.Call] do; a full lane or pool is not waited for, it is [ErrBusy]. After
+// [ErrUnknownOutcome] the call may be stored: submit it again with its ID. A tool that runs in this process cannot be submitted. Submitting a call again
 // with its ID does nothing, as long as its result is stored.
 func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
+	ref, stored := c.submit(ctx, call)
+	return ref, stored()
+}
+
+// submit queues a call as [Client.Go] does, and returns a function that waits until it is stored.
+func (c *Client) submit(ctx context.Context, call Call) (ref protocol.CallRef, stored func() error) {
 	f, err := c.prepare(ctx, call)
 	switch {
 	case err != nil:
-		return f.ref, err
 	case f.plan.call != nil:
-		return f.ref, mayRun(c.inner.Dispatcher.Submit(ctx, f.plan.call))
+		stored := c.inner.Dispatcher.Enqueue(ctx, f.plan.call)
+		return f.ref, func() error { return mayRun(stored()) }
 	case f.plan.single.Error != nil:
-		return f.ref, fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Error)
+		err = fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Error)
+	default:
+		err = fmt.Errorf("%w: tool %q: runs in this process, and cannot be submitted", protocol.ErrInvalidCall, call.Tool)
 	}
-	return f.ref, fmt.Errorf("%w: tool %q: runs in this process, and cannot be submitted", protocol.ErrInvalidCall, call.Tool)
+	return f.ref, func() error { return err }
 }
 
 // Attach returns the future of a call that any process has sent. ctx bounds the attaching only. The
@@ -114,13 +122,24 @@ func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, err
 		if err != nil {
 			return nil, err
 		}
-		return (&Future{ref: ref}).started(follow), nil
+		return (&Future{ref: ref}).started(ctx, follow), nil
 	})
 }
 
 // started is the future of a call that was sent.
-func (f *Future) started(follow *dispatch.Future) *Future {
+func (f *Future) started(ctx context.Context, follow *dispatch.Future) *Future {
 	f.follow, f.done = follow, follow.Done()
+	f.outcome = sync.OnceValues(func() (Result, error) {
+		plan := f.plan
+		if plan == nil {
+			plan = &planned{session: f.ref.SessionID, call: &protocol.Call{ID: f.ref.ID}}
+		}
+		result, err := follow.Result()
+		if err != nil {
+			return plan.failed(err)
+		}
+		return plan.finish(context.WithoutCancel(ctx), result), nil
+	})
 	f.output.wake = make(chan struct{}, 1)
 	follow.Watch(f.output.frame)
 	return f
@@ -145,18 +164,7 @@ func (f *Future) Wait(ctx context.Context) (Result, error) {
 			return Result{}, context.Cause(ctx)
 		}
 	}
-	if f.follow == nil {
-		return f.result, f.err
-	}
-	plan := f.plan
-	if plan == nil {
-		plan = &planned{session: f.ref.SessionID, call: &protocol.Call{ID: f.ref.ID}}
-	}
-	result, err := f.follow.Result()
-	if err != nil {
-		return plan.failed(err)
-	}
-	return plan.finish(ctx, result), nil
+	return f.outcome()
 }
 
 // Cancel requests that the call ends as cancelled. It returns nil when the request is stored, or

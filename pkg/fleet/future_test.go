@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
@@ -298,4 +300,52 @@ func TestAttach_CancelOfACallThatHasEnded(t *testing.T) {
 		require.NoError(t, attached.Cancel(t.Context()))
 		requireOK(t, attached)
 	}
+}
+
+// Law: a call has one result for all that wait for it, which is made once.
+func TestFuture_AllWhoWaitGetOneResult(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	var made atomic.Int32
+	tool := tools.Tool{
+		Definition: tools.Definition{Name: "note", Description: "Note.", Schema: []byte(`{"type":"object"}`)},
+		Revert: &tools.Revert{Tool: "note", Func: func(json.RawMessage, *protocol.Result) json.RawMessage {
+			made.Add(1)
+			return nil
+		}},
+		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: protocol.CommandRun{Command: "echo noted"}, Delivery: protocol.AtMostOnce}, nil
+		},
+	}
+	table, err := tools.NewTable(tool)
+	require.NoError(t, err)
+	f := client.Go(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "note"})
+	attached := make(chan *fleet.Future, 1)
+	go func() {
+		<-f.Done()
+		other, err := client.Attach(t.Context(), f.Ref())
+		if err != nil {
+			t.Error(err)
+		}
+		attached <- other
+	}()
+	var group errgroup.Group
+	for i := range 8 {
+		group.Go(func() error {
+			ctx, cancel := context.WithCancel(t.Context())
+			if i == 0 {
+				<-f.Done()
+				cancel() // takes nothing from the others
+			}
+			defer cancel()
+			result, err := f.Wait(ctx)
+			if err != nil || result.Status != protocol.StatusOK || !strings.Contains(result.Text, "noted") {
+				return fmt.Errorf("%w: %s", err, result.Text)
+			}
+			return nil
+		})
+	}
+	require.NoError(t, group.Wait())
+	require.Equal(t, int32(1), made.Load())
+	requireOK(t, <-attached)
 }

@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -51,23 +52,34 @@ func (s *Stream) Go(ctx context.Context, call Call) *Future {
 	return f
 }
 
-// Submit is [Client.Submit] for the next call of the stream, as [Stream.Go] makes it.
+// Submit is [Client.Submit] for the next call of the stream, as [Stream.Go] makes it. If it was not
+// sent, the stream is as before: [Stream.Record] is the call before it, and the next call waits for
+// the events that this one was to wait for.
 func (s *Stream) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	call, err := s.next(call)
 	if err != nil {
+		s.mu.Unlock()
 		return protocol.CallRef{}, err
 	}
-	ref, err := s.client.Submit(ctx, call)
-	if err == nil {
-		s.last, s.waits = ref, nil
+	last, waits := s.last, s.waits
+	ref, stored := s.client.submit(ctx, call)
+	s.last, s.waits = ref, nil
+	s.mu.Unlock()
+	if err = stored(); errors.Is(err, ErrNotSent) || errors.Is(err, protocol.ErrInvalidCall) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.last == ref { // else a later call was sent, which has these events behind it or rejects them
+			s.last = last
+		}
+		s.wait(waits...)
 	}
 	return ref, err
 }
 
-// Record returns the event of all calls that this value has sent so far: the last of them, for
-// [Stream.Wait] of any stream, also in another process. It is the zero value if none was sent.
+// Record returns the event of all calls that this value has sent so far, or may have sent: the last
+// of them, for [Stream.Wait] of any stream, also in another process. It is the zero value if none
+// was sent.
 func (s *Stream) Record() protocol.CallRef {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,6 +93,11 @@ func (s *Stream) Record() protocol.CallRef {
 func (s *Stream) Wait(events ...protocol.CallRef) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.wait(events...)
+}
+
+// wait adds events that the next call waits for; the lock is held.
+func (s *Stream) wait(events ...protocol.CallRef) {
 	for _, ref := range events {
 		if ref != (protocol.CallRef{}) && !slices.Contains(s.waits, ref) {
 			s.waits = append(s.waits, ref)

@@ -1,11 +1,16 @@
 package fleet_test
 
 import (
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/worker"
@@ -125,4 +130,91 @@ func TestStream_ADeepStreamWaits(t *testing.T) {
 	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
 	require.NoError(t, err)
 	requireOK(t, futures...)
+}
+
+// Law: a stream has one order, whether its calls are sent by Go or by Submit; Record is the last.
+func TestStream_GoAndSubmitAreOneQueue(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	s := client.Stream("box", "s")
+	var futures []*fleet.Future
+	var want []string
+	for i := range 20 {
+		line := fmt.Sprint(i)
+		want = append(want, line)
+		call := fleet.Call{Payload: protocol.CommandRun{Command: "echo " + line + " >> log"}}
+		if i%5 == 4 {
+			ref, err := s.Submit(t.Context(), call)
+			require.NoError(t, err)
+			require.Equal(t, ref, s.Record())
+			f, err := client.Attach(t.Context(), ref)
+			require.NoError(t, err)
+			futures = append(futures, f)
+			continue
+		}
+		futures = append(futures, s.Go(t.Context(), call))
+		require.Equal(t, futures[i].Ref(), s.Record())
+	}
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Slots: 1})
+	require.NoError(t, err)
+	requireOK(t, futures...)
+	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "cat log"}})
+	require.NoError(t, err)
+	require.Equal(t, want, strings.Fields(string(result.Value.(protocol.CommandRunResult).Stdout)))
+}
+
+// Law: an event is what may have been sent. What was not sent leaves the stream as it was.
+func TestStream_RecordOfWhatMayBeStored(t *testing.T) {
+	t.Parallel()
+	r := natsiotest.New(t, natsio.Topology{})
+	nc, link := r.ConnectVia()
+	client, err := fleet.Connect(t.Context(), fleet.Options{Conn: nc, Fleet: r.Name})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	none := func(command string) fleet.Call {
+		return fleet.Call{Payload: protocol.CommandRun{Command: command}, MinLevel: "none"}
+	}
+	named, look := none("true"), none("cat log")
+	named.ID, look.Sandbox = "event", "box"
+	s := client.Stream("box", "s")
+	first, err := s.Submit(t.Context(), none("echo first >> log"))
+	require.NoError(t, err)
+	event := protocol.CallRef{SessionID: "other", ID: "event"}
+	s.Wait(event)
+	calls := func(fate natsiotest.Fate) func(string) natsiotest.Fate {
+		return func(subject string) natsiotest.Fate {
+			if strings.HasPrefix(subject, string(r.Name)+".call.") {
+				return fate
+			}
+			return natsiotest.Passes
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = s.Submit(ended, none("echo never >> log"))
+	require.ErrorIs(t, err, fleet.ErrNotSent)
+	require.Equal(t, first, s.Record())
+
+	link.OnWrite(calls(natsiotest.Unanswered))
+	short, stop := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer stop()
+	unknown, err := s.Submit(short, none("echo second >> log"))
+	require.ErrorIs(t, err, fleet.ErrUnknownOutcome)
+	require.Equal(t, unknown, s.Record())
+	link.OnWrite(nil)
+
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
+	require.NoError(t, err)
+	after := client.Stream("box", "after")
+	after.Wait(s.Record())
+	late := client.Stream("other", "late")
+	told, err := late.Submit(t.Context(), named)
+	require.NoError(t, err)
+	require.Equal(t, event, told)
+	requireOK(t, after.Go(t.Context(), none("echo third >> log")))
+	result, err := client.Call(t.Context(), look)
+	require.NoError(t, err)
+	require.Equal(t, "first\nsecond\nthird\n", string(result.Value.(protocol.CommandRunResult).Stdout))
 }

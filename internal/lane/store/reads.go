@@ -345,11 +345,20 @@ func (s *Store) StoreResult(ctx context.Context, tenant protocol.Tenant, r *prot
 	return nil
 }
 
-// Result returns the stored result of a call; nil when there is none. A result beside an error has
-// a value that cannot be had.
+// Result returns the stored result of a call; nil when there is none. With an error, a non-nil
+// result has a value that cannot be loaded.
 func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
+	r, err := s.Recorded(ctx, session, call)
+	if err != nil || r == nil {
+		return nil, err
+	}
+	return r, s.Blobs.Value(ctx, r)
+}
+
+// Recorded is [Store.Result], and loads no value that is a [wire.Stored].
+func (s *Store) Recorded(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	msg, err := s.readLeader(ctx, wire.ResultsStream(s.Fleet), wire.ResultSubject(s.Fleet, session, call), 0)
 	if err != nil {
 		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
@@ -364,7 +373,7 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 	if r.SessionID != session || r.CallID != call {
 		return nil, fmt.Errorf("%w: what is stored for call %s is of call %s", wire.ErrInvalidResult, call, r.CallID)
 	}
-	return r, s.Blobs.Value(ctx, r)
+	return r, nil
 }
 
 // Ended returns how calls ended; those without a result are left out. A result that cannot be read

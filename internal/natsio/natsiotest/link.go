@@ -13,28 +13,12 @@ import (
 type Link struct {
 	dial func() (net.Conn, error) // to the server
 
-	deaf atomic.Bool
+	deaf   atomic.Bool
+	writes writes
 
 	mu    sync.Mutex
 	cut   bool
 	conns []net.Conn
-}
-
-// conn loses what it should read while its link is deaf.
-type conn struct {
-	net.Conn
-
-	link *Link
-}
-
-// Read implements [net.Conn].
-func (c conn) Read(p []byte) (int, error) {
-	for {
-		n, err := c.Conn.Read(p)
-		if err != nil || !c.link.deaf.Load() {
-			return n, err
-		}
-	}
 }
 
 var _ nats.InProcessConnProvider = (*Link)(nil)
@@ -66,7 +50,7 @@ func (l *Link) InProcessConn() (net.Conn, error) {
 		return nil, err
 	}
 	l.conns = append(l.conns, made)
-	return conn{made, l}, nil
+	return &conn{Conn: made, link: l}, nil
 }
 
 // Deafen loses whatever the server says from now on, until [Link.Mend]: requests

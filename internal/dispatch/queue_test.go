@@ -1,0 +1,234 @@
+package dispatch_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// large is a payload that no message can carry.
+func large(n int) protocol.Payload { return protocol.CommandRun{Command: strings.Repeat("x", n)} }
+
+// Law: whichever way calls of one lane are sent, none overtakes an earlier one of its process.
+func TestQueue_NoWayOvertakesAnother(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	var mu sync.Mutex
+	var ran []int
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		mu.Lock()
+		defer mu.Unlock()
+		ran = append(ran, run.Call.Index)
+		return succeed(run)
+	})
+	calls := sameLane(newCalls(24), protocol.Exclusive)
+	var last *dispatch.Future
+	for i := 0; i < len(calls); i += 6 {
+		calls[i].Payload = large(9 << 20) // it takes long to send
+		r.dispatcher.Go(t.Context(), &calls[i])
+		r.dispatcher.Go(t.Context(), &calls[i+1])
+		require.NoError(t, r.dispatcher.Submit(t.Context(), &calls[i+2]))
+		r.dispatcher.Go(t.Context(), &calls[i+3])
+		_, err := r.dispatcher.Promptly(t.Context(), &calls[i+4], nil)
+		require.NoError(t, err)
+		last = r.dispatcher.Go(t.Context(), &calls[i+5])
+	}
+	<-last.Done()
+	require.True(t, slices.IsSorted(ran), ran)
+	require.Len(t, ran, len(calls))
+
+	behind := sameLane(newCalls(2), protocol.Exclusive)
+	behind[0].Payload = large(9 << 20)
+	first := r.dispatcher.Go(t.Context(), &behind[0])
+	_, err := r.dispatch(t.Context(), behind[1:])
+	require.NoError(t, err)
+	select {
+	case <-first.Done():
+	default:
+		t.Error("the step overtook the call before it")
+	}
+}
+
+// Law: a call is not held up by those of other lanes that their sender uploads.
+func TestQueue_UploadsOfOtherLanesHoldUpNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, dispatch.Options{})
+	defer d.Close()
+	release := link.HoldWrites(func(subject string) bool { return strings.Contains(subject, wire.BlobsBucket(r.Name)) })
+	defer release()
+	uploads := newCalls(20)
+	sent := make([]*dispatch.Future, 0, len(uploads))
+	for i := range uploads {
+		uploads[i].Payload = large(9 << 20)
+		sent = append(sent, d.Go(t.Context(), &uploads[i]))
+	}
+	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
+	small := newCalls(3)
+	one := d.Go(t.Context(), &small[0])
+	require.NoError(t, d.Submit(t.Context(), &small[1]))
+	_, err := d.Promptly(t.Context(), &small[2], nil)
+	require.NoError(t, err)
+	<-one.Done()
+	ctx, cancel := context.WithCancel(t.Context())
+	other := newCalls(1)
+	waits := d.Go(ctx, &other[0])
+	cancel()
+	<-waits.Done()
+	release()
+	for _, f := range append(sent, one) {
+		<-f.Done()
+		result, err := f.Result()
+		require.NoError(t, err)
+		require.Equal(t, protocol.StatusOK, result.Status)
+	}
+}
+
+// Law: a sender that is busy with one lane does not count as one that could serve another.
+func TestQueue_ABusySenderHoldsUpNoOtherLane(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, dispatch.Options{})
+	defer d.Close()
+	calls := newCalls(2)
+	warm := newCalls(1)
+	<-d.Go(t.Context(), &warm[0]).Done()
+	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(calls[0].ID)) })
+	defer release()
+	held := d.Go(t.Context(), &calls[0])
+	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
+	<-d.Go(t.Context(), &calls[1]).Done() // it ends while the other one is not sent
+	release()
+	<-held.Done()
+	_, err := held.Result()
+	require.NoError(t, err)
+}
+
+// Law: what several callers wait for does not end with the context of one of them.
+func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, dispatch.Options{})
+	defer d.Close()
+	calls := newCalls(6)
+	link.Deafen()
+	first, cancel := context.WithCancel(t.Context())
+	ended := d.Go(first, &calls[0])
+	alone := make(chan error, 1)
+	go func() { alone <- d.Dispatch(first, calls[5:], func(loop.Update) {}) }()
+	var others []*dispatch.Future
+	for i := range calls[1:5] {
+		others = append(others, d.Go(t.Context(), &calls[i+1]))
+	}
+	cancel()
+	<-ended.Done()
+	_, err := ended.Result()
+	require.ErrorIs(t, err, context.Canceled)
+	<-alone
+	link.Mend()
+	link.Cut()
+	link.Mend()
+	for _, f := range others {
+		<-f.Done()
+		result, err := f.Result()
+		require.NoError(t, err)
+		require.Equal(t, protocol.StatusOK, result.Status)
+	}
+}
+
+// Law: a full lane refuses a submitted call at once, also behind calls that wait for room; what
+// waits there can be cancelled, and ends when its own time does.
+func TestQueue_BehindAFullLane(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := sameLane(newCalls(7), protocol.Exclusive)
+	r.setLimit(limits.Rule{Lane: "account/*", Waiting: 1})
+	r.publish(&calls[0]) // the ready message
+	r.publish(&calls[1])
+	waits := r.dispatcher.Go(t.Context(), &calls[2])
+	calls[3].Deadline = calls[3].IssuedAt.Add(2 * time.Second)
+	due := r.dispatcher.Go(t.Context(), &calls[3])
+	cancelled := r.dispatcher.Go(t.Context(), &calls[4])
+	require.NoError(t, cancelled.Cancel(t.Context()))
+	require.ErrorIs(t, r.dispatcher.Submit(t.Context(), &calls[5]), lane.ErrBusy)
+	<-due.Done()
+	result, err := due.Result()
+	require.NoError(t, err)
+	require.Equal(t, protocol.CodeBusy, result.Error.Code)
+	calls[6].QueueTimeout = 200
+	result, err = r.dispatcher.Promptly(t.Context(), &calls[6], nil)
+	require.NoError(t, err)
+	require.Equal(t, protocol.CodeBusy, result.Error.Code, "its time ends while it waits for its turn")
+	result, err = cancelled.Result()
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusCancelled, result.Status)
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	<-waits.Done()
+	result, err = waits.Result()
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, result.Status)
+}
+
+// Law: large results hold up the results of no other call, neither as they arrive nor when they are
+// looked up.
+func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		result := succeed(run)
+		if run.Call.Index < 10 {
+			result.Value = protocol.CommandRunResult{Execution: protocol.Execution{Stdout: protocol.Bytes(strings.Repeat("x", 9<<20))}}
+		}
+		return result
+	})
+	for _, lose := range []bool{false, true} {
+		t.Run(fmt.Sprintf("messages lost: %t", lose), func(t *testing.T) {
+			t.Parallel()
+			nc, link := r.ConnectVia()
+			d := r.newDispatcher(nc, dispatch.Options{})
+			defer d.Close()
+			chunks := func(subject string) bool { return strings.Contains(subject, wire.BlobsBucket(r.Name)) }
+			release := link.HoldWrites(chunks)
+			defer release()
+			if lose {
+				link.LoseMessages(func(subject string) bool { return strings.HasPrefix(subject, string(r.Name)+".done.") })
+			}
+			calls := newCalls(11)
+			var futures []*dispatch.Future
+			for i := range calls[:10] {
+				futures = append(futures, d.Go(t.Context(), &calls[i]))
+			}
+			require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
+			small := d.Go(t.Context(), &calls[10])
+			<-small.Done()
+			release()
+			for _, f := range futures {
+				<-f.Done()
+				result, err := f.Result()
+				require.NoError(t, err)
+				require.Len(t, result.Value.(protocol.CommandRunResult).Stdout, 9<<20)
+			}
+		})
+	}
+}
+
