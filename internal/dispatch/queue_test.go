@@ -231,4 +231,3 @@ func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 		})
 	}
 }
-
