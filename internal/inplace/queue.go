@@ -15,7 +15,7 @@
 // if they are the same one, or one contains the other. In the same directory calls conflict as in
 // a lane, by their resources. In related ones they conflict if one of them is exclusive.
 //
-// The owner's calls of one lane never await each other: the lane orders them.
+// A process's calls of one lane never await each other: the lane orders them.
 //
 // Of a process that was killed the sandboxes may outlive the lock for a moment. So whoever finds a
 // ticket without its owner gives them a second.
@@ -62,6 +62,7 @@ const (
 
 // Queue is a folder of tickets. It is safe for concurrent use by several processes.
 type Queue struct {
+	id     string // begins the owners of this one's tickets: another process may name its own alike
 	folder string
 	within []string // owners whose commands started this process
 }
@@ -93,7 +94,7 @@ func Change(ctx context.Context, dir, program string, session protocol.SessionID
 
 // Open makes the folder, unless it exists.
 func Open(folder string) (*Queue, error) {
-	q := &Queue{folder: folder}
+	q := &Queue{id: uuid.NewString(), folder: folder}
 	if within := os.Getenv(Env); within != "" {
 		q.within = strings.Split(within, ",")
 	}
@@ -118,14 +119,16 @@ func (q *Queue) writable() error {
 
 // EnvOf is the value of [Env] for commands of an owner.
 func (q *Queue) EnvOf(owner string) string {
-	return strings.Join(append(slices.Clone(q.within), owner), ",")
+	return strings.Join(append(slices.Clone(q.within), q.owner(owner)), ",")
 }
+
+func (q *Queue) owner(name string) string { return q.id + "/" + name }
 
 // Use describes the use of a directory; all fields but Uses are required.
 type Use struct {
 	// Directory is the path of the directory.
 	Directory string
-	// Owner identifies the lane and its holder. Tickets of the same owner do not conflict.
+	// Owner identifies the lane in this process. Tickets of the same owner do not conflict.
 	Owner string
 	// Program and Session are shown to those who wait.
 	Program string
@@ -199,6 +202,7 @@ func (t *ticket) String() string {
 // second, waits is called with the use that is waited for, and again for each further one; nil is
 // fine. The error is that of ctx, or of the folder.
 func (q *Queue) Lock(ctx context.Context, use Use, waits func(string)) (unlock func(), err error) {
+	use.Owner = q.owner(use.Owner)
 	t, err := newTicket(use)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", use.Directory, err)

@@ -252,3 +252,18 @@ func TestQueue_AFolderThatCannotBeUsedIsAnError(t *testing.T) {
 	_, err = q.Lock(t.Context(), use(filepath.Join(file, "gone"), "x"), nil)
 	require.ErrorContains(t, err, "gone: not a directory")
 }
+
+// Two processes may name their lanes alike, as those that bring back the workspace of one session.
+func TestQueue_OwnersAreOfTheirProcess(t *testing.T) {
+	t.Parallel()
+	dir, folder := t.TempDir(), filepath.Join(t.TempDir(), "queue")
+	one, err := inplace.Open(folder)
+	require.NoError(t, err)
+	two, err := inplace.Open(folder)
+	require.NoError(t, err)
+	unlock := lock(t, one, use(dir, "x"))
+	require.True(t, blocked(t, two, use(dir, "x")))
+	require.False(t, blocked(t, one, use(dir, "x")), "the lane orders them")
+	unlock()
+	lock(t, two, use(dir, "x"))()
+}
