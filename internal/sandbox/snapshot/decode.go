@@ -166,27 +166,29 @@ type Usage struct {
 	Names   int   // bytes of paths and targets
 	Parts   int   // of contents, holes excepted
 	Bytes   int64 // of them
+	Sizes   int64 // bytes of files, with their holes
 }
 
 // Usage adds up what a tree takes.
 func (t Tree) Usage() (u Usage) {
 	for name, node := range t {
-		u = u.Plus(usageOf(name, node.Target)).Plus(usageOfParts(node.Parts))
+		u = u.Plus(usageOf(name, node.Target)).Plus(usageOfFile(node))
 	}
 	return u
 }
 
 // Plus returns the sum of two usages.
 func (u Usage) Plus(other Usage) Usage {
-	return Usage{u.Entries + other.Entries, u.Names + other.Names, u.Parts + other.Parts, u.Bytes + other.Bytes}
+	return Usage{u.Entries + other.Entries, u.Names + other.Names, u.Parts + other.Parts, u.Bytes + other.Bytes, u.Sizes + other.Sizes}
 }
 
 func usageOf(name, target string) Usage {
 	return Usage{Entries: 1, Names: len(name) + len(target)}
 }
 
-func usageOfParts(parts []Part) (u Usage) {
-	for _, p := range parts {
+func usageOfFile(node Node) Usage {
+	u := Usage{Sizes: min(max(node.Size, 0), MaxSizes+1)}
+	for _, p := range node.Parts {
 		if p.Sum != "" {
 			u.Parts, u.Bytes = u.Parts+1, u.Bytes+p.Size
 		}
@@ -208,6 +210,8 @@ func (l Limits) check(name string, u Usage) error {
 		return limitf(name, "the files have more than %d parts together", partsPerEntry*l.MaxEntries)
 	case u.Bytes > l.MaxBytes:
 		return limitf(name, "the files have more than %d bytes together", l.MaxBytes)
+	case u.Sizes > MaxSizes:
+		return limitf(name, "the files have more than %d bytes together, with their holes", int64(MaxSizes))
 	default:
 		return nil
 	}
@@ -227,8 +231,12 @@ func (b *budget) entry(name, target string) error {
 	return b.take(name, usageOf(name, target))
 }
 
-// content takes parts of a file from the budget.
-func (b *budget) content(name string, parts ...Part) error { return b.take(name, usageOfParts(parts)) }
+// content takes a part of a file from the budget, and file all of a file.
+func (b *budget) content(name string, part Part) error {
+	return b.take(name, Usage{Parts: 1, Bytes: part.Size})
+}
+
+func (b *budget) file(name string, node Node) error { return b.take(name, usageOfFile(node)) }
 
 func (b *budget) take(name string, u Usage) error {
 	if b == nil {
@@ -245,5 +253,5 @@ func (b *budget) node(name string, n Node) error {
 			return err
 		}
 	}
-	return b.content(name, n.Parts...)
+	return b.file(name, n)
 }

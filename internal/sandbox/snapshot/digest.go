@@ -3,10 +3,13 @@ package snapshot
 import (
 	"context"
 	"crypto/sha256"
+	"encoding"
 	"encoding/base64"
 	"encoding/hex"
+	"fmt"
 	"hash"
 	"io/fs"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -16,20 +19,19 @@ import (
 // [MaxPart] bytes the one of those of its runs of MaxPart bytes. So a [Tree], which has these,
 // tells it without the content.
 type digest struct {
-	run  hash.Hash // of the run that is not complete
-	size int       // of that run
-	runs []byte    // digests of those before
+	run   hash.Hash // of the run that is not complete
+	size  int       // of that run
+	runs  hash.Hash // of the digests of those before
+	whole int       // how many these are
+	first []byte    // the first of them
 }
 
-func newDigest() *digest { return &digest{run: sha256.New()} }
+func newDigest() *digest { return &digest{run: sha256.New(), runs: sha256.New()} }
 
 // Write implements [io.Writer].
 func (d *digest) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
-		if d.size == MaxPart {
-			d.runs, d.size = d.run.Sum(d.runs), 0
-			d.run.Reset()
-		}
+		d.complete()
 		n, _ := d.run.Write(rest[:min(len(rest), MaxPart-d.size)])
 		d.size += n
 		rest = rest[n:]
@@ -37,45 +39,99 @@ func (d *digest) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// complete begins a run after one that is complete.
+func (d *digest) complete() {
+	if d.size == MaxPart {
+		d.add(d.run.Sum(nil))
+		d.size = 0
+		d.run.Reset()
+	}
+}
+
 // add is Write of a whole run, by its digest.
 func (d *digest) add(sum []byte) {
-	d.runs = append(d.runs, sum...)
+	if d.whole++; d.whole == 1 {
+		d.first = sum
+	}
+	_, _ = d.runs.Write(sum)
+}
+
+// zeros is Write of so many zeros. Only a digest for each run of them is computed.
+func (d *digest) zeros(n int64) {
+	for n > 0 {
+		d.complete()
+		if d.size > 0 {
+			few := min(n, int64(MaxPart-d.size))
+			_, _ = d.run.Write(zeroRun()[:few])
+			d.size, n = d.size+int(few), n-few
+			continue
+		}
+		if n < MaxPart {
+			d.begin(int(n))
+			return
+		}
+		for ; n >= MaxPart; n -= MaxPart {
+			d.add(zeroSum())
+		}
+	}
+}
+
+// zeroStep is the distance of the beginnings of runs of zeros whose state is remembered.
+const zeroStep = 64 << 10
+
+var (
+	zeroRun = sync.OnceValue(func() []byte { return make([]byte, MaxPart) }) //nolint:gochecknoglobals // a constant
+	zeroSum = sync.OnceValue(func() []byte {                                 //nolint:gochecknoglobals // a constant
+		sum := sha256.Sum256(zeroRun())
+		return sum[:]
+	})
+	// zeroStates are the states of a hash after each zeroStep of zeros.
+	zeroStates = sync.OnceValue(func() (states [][]byte) { //nolint:gochecknoglobals // a constant
+		run := sha256.New()
+		for range MaxPart / zeroStep {
+			state, _ := run.(encoding.BinaryMarshaler).MarshalBinary() // never fails
+			states = append(states, state)
+			_, _ = run.Write(zeroRun()[:zeroStep])
+		}
+		return states
+	})
+)
+
+// begin begins a run with n zeros, fewer than MaxPart: a file of many small contents, each at the
+// end of a run, must not take as long as one without holes.
+func (d *digest) begin(n int) {
+	_ = d.run.(encoding.BinaryUnmarshaler).UnmarshalBinary(zeroStates()[n/zeroStep]) // never fails
+	_, _ = d.run.Write(zeroRun()[:n%zeroStep])
+	d.size = n
 }
 
 // sum returns the digest of what was written, in hex.
 func (d *digest) sum() string {
-	if len(d.runs) == 0 {
+	if d.size > 0 && d.whole > 0 {
+		d.add(d.run.Sum(nil))
+	}
+	switch d.whole {
+	case 0:
 		return hex.EncodeToString(d.run.Sum(nil))
+	case 1:
+		return hex.EncodeToString(d.first)
+	default:
+		return hex.EncodeToString(d.runs.Sum(nil))
 	}
-	runs := d.runs
-	if d.size > 0 {
-		runs = d.run.Sum(runs)
-	}
-	if len(runs) == sha256.Size {
-		return hex.EncodeToString(runs)
-	}
-	all := sha256.Sum256(runs)
-	return hex.EncodeToString(all[:])
 }
 
-// maxUnusual is how many bytes of files with holes are read for a manifest.
-const maxUnusual = 4 << 30
-
-// Manifest says what a tree contains. Files with holes, and others whose parts are not of the usual
-// sizes, are read for it: at most 4 GiB of them.
+// Manifest says what a tree contains. Of files with holes, and others whose parts are not of the
+// usual sizes, the contents are read for it, but for the holes.
 func (t Tree) Manifest(ctx context.Context, bodies Bodies) (Manifest, error) {
-	m, unusual := make(Manifest, len(t)), int64(0)
+	m := make(Manifest, len(t))
 	for name, node := range t {
 		entry := Entry{Type: node.Type, Mode: node.Mode, Size: node.Size, Target: node.Target}
 		if node.Type == protocol.TypeFile {
 			var known bool
 			if entry.SHA256, known = node.digest(); !known {
-				if unusual += node.Size; unusual > maxUnusual || unusual < 0 {
-					return nil, limitf(name, "files with holes of more than %d bytes", int64(maxUnusual))
-				}
 				var err error
 				if entry.SHA256, err = node.contentDigest(ctx, bodies); err != nil {
-					return nil, err
+					return nil, fmt.Errorf("%q: %w", name, err)
 				}
 			}
 		}
@@ -99,20 +155,23 @@ func (n Node) digest() (sum string, known bool) {
 
 // contentDigest returns it by what a file has.
 func (n Node) contentDigest(ctx context.Context, bodies Bodies) (string, error) {
-	d := newDigest()
+	d, body, raw := newDigest(), "", []byte(nil)
 	for _, p := range n.Parts {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
 		if p.Sum == "" {
-			zeros := make([]byte, min(p.Size, copyBuffer))
-			for rest := p.Size; rest > 0; rest -= int64(len(zeros)) {
-				if err := ctx.Err(); err != nil {
-					return "", err
-				}
-				zeros = zeros[:min(rest, copyBuffer)]
-				_, _ = d.Write(zeros)
-			}
+			d.zeros(p.Size)
 			continue
 		}
-		content, err := LoadBytes(ctx, bodies, []Part{p}, MaxPart)
+		if p.Body != body { // most parts are in the same one as those before them
+			var err error
+			if raw, err = fetch(ctx, bodies, p.Body); err != nil {
+				return "", err
+			}
+			body = p.Body
+		}
+		content, err := p.of(raw)
 		if err != nil {
 			return "", err
 		}

@@ -128,10 +128,17 @@ func (l *local) file(ctx context.Context, name string, info fs.FileInfo) (Entry,
 	}
 	defer file.Close()
 	entry := Entry{Type: protocol.TypeFile, Mode: info.Mode().Perm()}
-	hash := newDigest()
+	hash, sparse := newDigest(), hasHoles(info)
 	for {
 		if err := ctx.Err(); err != nil {
 			return Entry{}, err
+		}
+		if hole := int64(0); sparse {
+			if hole, err = skipHole(file, entry.Size, info.Size()); err != nil {
+				return Entry{}, err
+			}
+			hash.zeros(hole)
+			entry.Size += hole
 		}
 		n, err := file.Read(l.buf)
 		_, _ = hash.Write(l.buf[:n])
@@ -144,4 +151,12 @@ func (l *local) file(ctx context.Context, name string, info fs.FileInfo) (Entry,
 			return Entry{}, err
 		}
 	}
+}
+
+// skipHole moves a file from an offset behind the hole that begins there, at most to end. It returns
+// how long that is.
+func skipHole(file *os.File, from, end int64) (hole int64, err error) {
+	hole = max(min(holeAt(file, from), end-from), 0)
+	_, err = file.Seek(from+hole, io.SeekStart)
+	return hole, err
 }

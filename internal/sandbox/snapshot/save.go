@@ -275,7 +275,7 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 	if before, was := s.last[name]; was && before.Type == protocol.TypeFile && s.index.knows(name, info, before) &&
 		before.Mode == info.Mode().Perm() && before.ModTime == info.ModTime().UnixNano() {
 		s.found[name] = true
-		return s.budget.content(name, before.Parts...)
+		return s.budget.file(name, before)
 	}
 	file, err := openFile(dir, base, info)
 	if errors.Is(err, errChanged) {
@@ -304,6 +304,12 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 // faster than it is read.
 func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.FileInfo) (Node, error) {
 	node := Node{Type: protocol.TypeFile, Mode: info.Mode().Perm(), ModTime: info.ModTime().UnixNano()}
+	if s.budget != nil && info.Size() > MaxSize {
+		return Node{}, limitf(name, "it has more than %d bytes, with its holes", int64(MaxSize))
+	}
+	if err := s.budget.take(name, Usage{Sizes: info.Size()}); err != nil {
+		return Node{}, err
+	}
 	s.bundle.know(s.last, name, s.all)
 	sparse := hasHoles(info)
 	for {

@@ -49,6 +49,15 @@ const (
 	MaxNames = 64 << 20
 )
 
+// What files may have with their holes, in bytes, so that every directory of this size can be brought
+// back: more than [DefaultMaxBytes], which are without holes.
+const (
+	// MaxSize is the most of one file: what the file systems of Linux can have.
+	MaxSize = 16<<40 - 4<<10
+	// MaxSizes is the most of all files of a tree.
+	MaxSizes = 64 << 40
+)
+
 // MaxParts is the most parts of one file: four times what [DefaultMaxBytes] without holes have.
 const MaxParts = 1 << 16
 
