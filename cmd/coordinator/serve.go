@@ -324,6 +324,9 @@ func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *s
 		}
 		unused.Stores[part] = workspaces
 		keep("unused contents of workspaces", func(ctx context.Context) (int, error) { return workspaces.Sweep(ctx, workspace.SweepAge) })
+		for _, bucket := range []string{wire.BodiesBucket(fl.Name), wire.KeptBucket(fl.Name)} {
+			keep("chunks of objects in "+bucket, func(ctx context.Context) (int, error) { return natsio.SweepChunks(ctx, part.JS, bucket) })
+		}
 	}
 	if c.WorkspaceAge > 0 {
 		keep("old workspaces of clients", unused.Sweep)

@@ -52,7 +52,11 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 				Name: wire.ChannelsStream(fleet), Subjects: []string{source}, Discard: jetstream.DiscardOld, MaxBytes: natsio.ChannelBytes,
 				Replicas:  journals.CachedInfo().Config.Replicas,
 				RePublish: &jetstream.RePublish{Source: source, Destination: destination, HeadersOnly: true},
+				FirstSeq:  natsio.SequenceNow(), // sessions remember how far they have read
 			})
+		}
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster
+			stream, err = js.Stream(ctx, wire.ChannelsStream(fleet))
 		}
 	}
 	if err != nil {

@@ -47,7 +47,7 @@ func objectTrace(bucket, name string) string {
 // PutObject stores what r has under a name, and replaces the object of that name; after an error of
 // r that stays as it was. Of several that are stored under one name at once one stays, and the
 // parts of the others are deleted. When it is not known whether an object was stored, as when the
-// connection is lost, its parts stay. It writes what [jetstream.ObjectStore] reads. That store's
+// connection is lost, its parts stay until [SweepChunks]. It writes what [jetstream.ObjectStore] reads. That store's
 // own Put publishes without waiting, by a goroutine that, with nats.go 1.55, now and then does not
 // end: too often for one object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
@@ -64,8 +64,9 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 	}
 	refused, before := true, (*jetstream.ObjectInfo)(nil)
 	if err = publishChunks(ctx, js, info, r); err == nil {
-		before, err = publishTrace(ctx, js, stream, info)
+		before, err = publishTrace(ctx, js, stream, info, time.Now())
 		_, refused = errors.AsType[*jetstream.APIError](err)
+		refused = refused || errors.Is(err, errStopped)
 	}
 	switch {
 	case err == nil && before.Chunks > 0:
@@ -86,11 +87,16 @@ func store(ctx context.Context, request func(context.Context) error) error {
 		err := request(try)
 		cancel()
 		_, answered := errors.AsType[*jetstream.APIError](err)
-		final := err == nil || answered || errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrMaxPayload) || time.Since(began) >= openPatience
+		final := err == nil || errors.Is(err, errStopped) || answered || errors.Is(err, nats.ErrConnectionClosed) || Unsendable(err) || time.Since(began) >= openPatience
 		if final || !pause.For(ctx, readAgain) {
 			return err
 		}
 	}
+}
+
+// Unsendable reports whether the client refused to send a message, which it always will.
+func Unsendable(err error) bool {
+	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadHeaderMsg) || errors.Is(err, nats.ErrBadSubject) || errors.Is(err, nats.ErrHeadersNotSupported)
 }
 
 // publishChunks publishes what an object has, and notes how much that is.
@@ -125,9 +131,13 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 // traceWait is the pause after another process has stored an object of the same name.
 const traceWait = 10 * time.Millisecond
 
-// publishTrace publishes the record of an object, and returns the record that it replaces. No other
-// process gets that one.
-func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo) (before *jetstream.ObjectInfo, err error) {
+// errStopped says that a process was stopped for so long while it stored an object that its chunks
+// may have been removed.
+var errStopped = errors.New("the process was stopped while it stored an object")
+
+// publishTrace publishes the record of an object whose last chunk was stored at a time, and returns
+// the record that it replaces. No other process gets that one.
+func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo, chunked time.Time) (before *jetstream.ObjectInfo, err error) {
 	body, err := json.Marshal(info)
 	if err != nil {
 		return nil, err
@@ -141,6 +151,8 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 				return fmt.Errorf("look for what is there: %w", err)
 			case now.NUID == info.NUID: // only the answer was lost
 				return nil
+			case time.Now().Round(0).Sub(chunked.Round(0)) > orphanAge/2:
+				return errStopped
 			}
 			before = now
 			_, err = js.PublishMsg(ctx, &nats.Msg{
@@ -171,7 +183,9 @@ func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (in
 	if err != nil {
 		return nil, 0, err
 	}
-	return info, msg.Sequence, json.Unmarshal(msg.Data, info)
+	err = json.Unmarshal(msg.Data, info)
+	info.ModTime = msg.Time
+	return info, msg.Sequence, err
 }
 
 // deleters is how many objects are removed side by side.
@@ -192,6 +206,12 @@ func DeleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, n
 // DeleteTheseObjects is [DeleteObjects] for objects as they were when they were listed: one that
 // was stored again since stays.
 func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos ...*jetstream.ObjectInfo) error {
+	return deleteObjects(ctx, js, bucket, infos, deleteObject)
+}
+
+func deleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos []*jetstream.ObjectInfo,
+	remove func(context.Context, jetstream.Stream, string, *jetstream.ObjectInfo) error,
+) error {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if err != nil {
 		return fmt.Errorf("open object store %s: %w", bucket, err)
@@ -199,7 +219,12 @@ func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket stri
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(deleters)
 	for _, info := range infos {
-		group.Go(func() error { return deleteObject(ctx, stream, bucket, info) })
+		group.Go(func() error {
+			if err := remove(ctx, stream, bucket, info); err != nil {
+				return fmt.Errorf("delete object %s: %w", info.Name, err)
+			}
+			return nil
+		})
 	}
 	return group.Wait()
 }
@@ -208,15 +233,13 @@ func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket stri
 func deleteObject(ctx context.Context, stream jetstream.Stream, bucket string, listed *jetstream.ObjectInfo) error {
 	subject := objectTrace(bucket, listed.Name)
 	info, seq, err := lastTrace(ctx, stream, subject)
-	if err == nil && seq > 0 && (listed.NUID == "" || listed.NUID == info.NUID) {
-		if err = purgeChunks(ctx, stream, info); err == nil {
-			err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
-		}
+	if err != nil || seq == 0 || listed.NUID != "" && listed.NUID != info.NUID {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("delete object %s: %w", listed.Name, err)
+	if err := purgeChunks(ctx, stream, info); err != nil {
+		return err
 	}
-	return nil
+	return stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
 }
 
 func chunkSubject(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }

@@ -418,3 +418,73 @@ func (l *losing) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// An object that is renewed after a sweep has listed it stays; one that the sweep has removed cannot
+// be renewed, also if the sweep was cut short.
+func TestRenewObject_WhileOldOnesAreRemoved(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := wire.BodiesBucket(f.Name)
+	_, stream := openObjects(t, f, bucket)
+	content := strings.Repeat("x", 300<<10)
+	list := func() []*jetstream.ObjectInfo {
+		objects, err := natsio.ListObjects(t.Context(), f.JS, bucket, func(string) bool { return true })
+		require.NoError(t, err)
+		return objects
+	}
+	for _, text := range []string{content, ""} {
+		_, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(text))
+		require.NoError(t, err)
+		old := list()
+		require.NoError(t, natsio.RenewObject(t.Context(), f.JS, bucket, "a", time.Hour))
+		require.True(t, old[0].ModTime.Equal(list()[0].ModTime), "it is young")
+		require.NoError(t, natsio.RenewObject(t.Context(), f.JS, bucket, "a", 0))
+		require.True(t, old[0].ModTime.Before(list()[0].ModTime))
+		require.NoError(t, natsio.DeleteOldObjects(t.Context(), f.JS, bucket, old...))
+		got, err := natsio.GetObjectBytes(t.Context(), f.JS, bucket, "a")
+		require.NoError(t, err)
+		require.Equal(t, text, string(got))
+		require.NoError(t, natsio.DeleteOldObjects(t.Context(), f.JS, bucket, list()...))
+		require.ErrorIs(t, natsio.RenewObject(t.Context(), f.JS, bucket, "a", 0), jetstream.ErrObjectNotFound)
+		info, err := stream.Info(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, info.State.Msgs)
+	}
+	info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(content))
+	require.NoError(t, err)
+	require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+bucket+".C."+info.NUID)))
+	require.ErrorIs(t, natsio.RenewObject(t.Context(), f.JS, bucket, "a", 0), jetstream.ErrObjectNotFound, "its chunks are gone")
+}
+
+// Chunks of a writer that was killed before it named them are removed, once they are old; marks of
+// what a tenant stores, and what a record names, are not.
+func TestSweepChunks_OfLostWriters(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := wire.KeptBucket(f.Name)
+	_, stream := openObjects(t, f, bucket)
+	publish := func(chunks string) {
+		for range 3 {
+			_, err := f.JS.Publish(t.Context(), "$O."+bucket+".C."+chunks, make([]byte, 128<<10))
+			require.NoError(t, err)
+		}
+	}
+	publish("dead")
+	publish("tenant.dead")
+	publish("tenant.journal.s-1.mark")
+	_, err := natsio.PutObject(natsio.StoredBy(t.Context(), "acme"), f.JS, bucket, "a", strings.NewReader(strings.Repeat("x", 300<<10)))
+	require.NoError(t, err)
+	now := time.Now().Add(time.Minute)
+	n, err := natsio.SweepChunks(t.Context(), f.JS, bucket)
+	require.NoError(t, err)
+	require.Zero(t, n, "their writer may name them soon")
+	n, err = natsio.SweepChunksBefore(t.Context(), f.JS, bucket, now)
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 3+1+3, info.State.Msgs)
+	got, err := natsio.GetObjectBytes(t.Context(), f.JS, bucket, "a")
+	require.NoError(t, err)
+	require.Len(t, got, 300<<10)
+}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -151,6 +152,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		return nil, nil, err
 	}
 	defer r.release(ctx)
+	first := sync.OnceValue(func() uint64 { return t.firstSequence(ctx, js) })
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
@@ -160,12 +162,13 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		}
 		err := create(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
 			want.MaxBytes = size
-			stream, anew, err = ensureStream(ctx, js, want)
+			stream, anew, err = ensureStream(ctx, js, want, first)
 			return err
 		})
 		if later := t.later(); err == nil && anew && later > 0 && want.Name == wire.CallsStream(t.Fleet) {
-			want.MaxBytes -= later
-			_, err = js.UpdateStream(ctx, want)
+			config := stream.CachedInfo().Config
+			config.MaxBytes = want.MaxBytes - later
+			_, err = js.UpdateStream(ctx, config)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -382,13 +385,34 @@ func (t Topology) streams() []jetstream.StreamConfig {
 	}
 }
 
-// ensureStream returns a stream that is as it must be, and whether it was made.
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (_ jetstream.Stream, made bool, err error) {
+// firstSequence is the first sequence of streams that are missing; 0 is the server's own. Sequences
+// are epochs, fences and positions that others have stored. If the fleet has other streams, the
+// missing ones were deleted: then they begin behind all that they had, which were fewer than the
+// microseconds that have passed.
+func (t Topology) firstSequence(ctx context.Context, js jetstream.JetStream) uint64 {
+	for _, name := range t.names() {
+		if _, err := js.Stream(ctx, name); !errors.Is(err, jetstream.ErrStreamNotFound) { // also if that is not known
+			return SequenceNow()
+		}
+	}
+	return 0
+}
+
+// SequenceNow is a first sequence of a stream that is made now, greater than any that the stream had
+// if it was deleted before.
+func SequenceNow() uint64 {
+	return uint64(time.Now().UnixMicro()) //nolint:gosec // positive
+}
+
+// ensureStream returns a stream that is as it must be, and whether it was made; first is the first
+// sequence of a new one.
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, first func() uint64) (_ jetstream.Stream, made bool, err error) {
 	stream, err := Open(ctx, js.Stream, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if err := CheckRights(ctx, js.Conn(), makeRights(want.Name)); err != nil {
 			return nil, false, fmt.Errorf("make stream %s: %w", want.Name, err)
 		}
+		want.FirstSeq = first()
 		stream, err = js.CreateStream(ctx, want)
 		made = err == nil
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster

@@ -280,6 +280,32 @@ func TestEnsure_TellsThatAStreamWasMissing(t *testing.T) {
 	require.Empty(t, log.String(), "one that is new has none")
 }
 
+// Sequences of a stream that was deleted are not given again: others have stored them, as epochs and
+// positions. Those of a new fleet begin at 1.
+func TestEnsure_SequencesDoNotBeginAgain(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	for stream, subject := range map[string]string{
+		wire.ClaimsStream(tf): wire.ClaimSubject(tf, "p", "l"), wire.WorkspacesStream(tf): wire.WorkspaceSubject(tf, "l"),
+		wire.SessionsStream(tf): wire.EventSubject(tf, "s"), wire.CallsStream(tf): wire.CallSubject(tf, "p", "l", "c"),
+	} {
+		publish := func() uint64 {
+			ack, err := f.JS.Publish(t.Context(), subject, nil)
+			require.NoError(t, err)
+			return ack.Sequence
+		}
+		last := publish()
+		require.EqualValues(t, 1, last)
+		for range 2 {
+			require.NoError(t, f.JS.DeleteStream(t.Context(), stream))
+			require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
+			next := publish()
+			require.Greater(t, next, last)
+			last = next
+		}
+	}
+}
+
 func TestEnsure_WarnsOfFewerReplicas(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -262,7 +262,7 @@ func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.Se
 		return 0, fmt.Errorf("session %s: %w", from, err)
 	}
 	if turns, err = Fork(ctx, journal, from, at, to); err != nil {
-		return 0, errors.Join(err, f.store.Remove(context.WithoutCancel(ctx), sandboxHash(to)))
+		return 0, errors.Join(err, f.store.Remove(context.WithoutCancel(ctx), sandboxHash(to), 0))
 	}
 	return turns, nil
 }

@@ -33,7 +33,7 @@ func (w *Workspace) name() string {
 
 // baseName is the name of the object that says which checkpoint the base is.
 func (w *Workspace) baseName() string {
-	return "workspace/" + string(w.Session) + "/base-" + w.name()
+	return wire.UploadBase(w.Session, w.name())
 }
 
 // storeBase stores which checkpoint the base is, so that a later pull knows which side changed
@@ -65,12 +65,12 @@ func (w *Workspace) loadBase(ctx context.Context, sent *workspace.Upload) (snaps
 			w.baseAt = at
 		}
 	}
-	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, workspace.ErrNone) {
-		return nil, nil
-	}
 	var base snapshot.Manifest
 	if err == nil {
 		base, err = tree.Manifest(ctx, w.store)
+	}
+	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, workspace.ErrNone) || errors.Is(err, workspace.ErrMissing) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the workspace's last state: %w", err)

@@ -106,8 +106,9 @@ func Send(ctx context.Context, o Options) (_ *Workspace, err error) {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	for range uploads {
-		if err = w.upload(ctx, root); err == nil || !isCode(err, protocol.CodeNotFound) {
+	for try := range uploads {
+		err = w.upload(ctx, root, try > 1)
+		if !isCode(err, protocol.CodeNotFound) && !errors.Is(err, workspace.ErrMissing) {
 			break
 		}
 	}
@@ -126,7 +127,8 @@ func (w *Workspace) protect(ctx context.Context) error {
 	return err
 }
 
-// uploads is the number of attempts while others upload the same directory.
+// uploads is the number of attempts while others upload the same directory, or after contents that
+// the fleet had are missing.
 const uploads = 5
 
 // isCode reports whether an error is that of a call, with this code.
@@ -138,15 +140,16 @@ func isCode(err error, code protocol.Code) bool {
 // part is the part of the fleet that has the session's sandbox.
 func (w *Workspace) part() *fleet.Fleet { return w.Fleet.At(w.Pool) }
 
-// upload sends what the fleet does not have of the directory, and has a worker fill the sandbox.
-func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
+// upload sends what the fleet does not have of the directory, or the whole of it, and has a worker
+// fill the sandbox.
+func (w *Workspace) upload(ctx context.Context, root *os.Root, whole bool) error {
 	ignore, err := w.ignoring(ctx, root)
 	if err != nil {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}
 	index := w.loadStamps()
 	before := maps.Clone(index)
-	upload, err := w.store.Upload(ctx, w.name(), root, index, ignore.Skip, w.shown("sending the workspace"))
+	upload, err := w.store.Upload(ctx, w.name(), root, index, ignore.Skip, w.shown("sending the workspace"), whole)
 	if err != nil {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}
@@ -157,7 +160,7 @@ func (w *Workspace) upload(ctx context.Context, root *os.Root) error {
 	if err != nil {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}
-	blob := "workspace/" + string(w.Session) + "/" + uuid.NewString()
+	blob := wire.UploadBlob(w.Session, uuid.NewString())
 	if err := w.put(ctx, blob, encoded); err != nil {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}

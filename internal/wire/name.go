@@ -102,6 +102,29 @@ func ImageBlob(session protocol.SessionID, sum string) string {
 	return "image/" + string(session) + "/" + sum
 }
 
+// uploads begins the names of the objects by which directories are sent to sessions.
+const uploads = "workspace/"
+
+// UploadBlob is the name of an object by which a directory is sent to a session.
+func UploadBlob(session protocol.SessionID, id string) string {
+	return uploads + string(session) + "/" + id
+}
+
+// UploadBase is the name of the object that says which state of a directory a session and this
+// machine had last.
+func UploadBase(session protocol.SessionID, directory string) string {
+	return uploads + string(session) + "/" + base + directory
+}
+
+const base = "base-"
+
+// IsUploadBlob reports whether a name is one of [UploadBlob].
+func IsUploadBlob(name string) bool {
+	rest, is := strings.CutPrefix(name, uploads)
+	_, id, _ := strings.Cut(rest, "/")
+	return is && !strings.HasPrefix(id, base)
+}
+
 // KeptText is the name of a call's result as text.
 func KeptText(session protocol.SessionID, call protocol.CallID) string {
 	return "text/" + string(session) + "/" + string(call)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -61,6 +62,43 @@ func TestCheckpoint_CopiesAreBounded(t *testing.T) {
 	for _, session := range []protocol.SessionID{"s-1", "s-2", "s-3"} {
 		requireOK(t, r.do(session, bash("sha256sum -c sum")))
 	}
+}
+
+// A copy counts from its first call on: its worker may be killed before it closes it.
+func TestCheckpoint_ACopyCountsWhileItIsOpen(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	_, stop := r.work(o)
+	requireOK(t, r.do("s-1", bash("head -c 200000 /dev/urandom > random")))
+	stop()
+	other := r.options()
+	_, stop = r.work(other)
+	defer stop()
+	requireOK(t, r.do("s-1", bash("true")))
+	_, bytes, known, err := checkpoint.Known(filepath.Dir(workspaceOf(other.Data, "s-1")))
+	require.NoError(t, err)
+	require.True(t, known)
+	require.GreaterOrEqual(t, bytes, int64(200_000))
+}
+
+// The claims stream was deleted, and made again as the documents say: sessions continue.
+func TestCheckpoint_AfterTheClaimsWereDeleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, stop := r.work(r.options())
+	for range 5 {
+		requireOK(t, r.do("s-2", bash("echo x >> f")))
+	}
+	requireOK(t, r.do("s-1", bash("echo hours of work > f")))
+	stop()
+	require.NoError(t, r.JS.DeleteStream(t.Context(), wire.ClaimsStream(r.Name)))
+	require.NoError(t, natsio.Ensure(t.Context(), r.JS, natsio.Topology{Fleet: r.Name}))
+	_, stop = r.work(r.options())
+	defer stop()
+	ran := value[protocol.CommandRunResult](t, r.do("s-1", bash("cat f")))
+	require.Equal(t, "hours of work\n", string(ran.Stdout))
+	requireOK(t, r.do("s-1", wire.WorkspaceRemove{}))
 }
 
 func bash(command string) protocol.CommandRun {

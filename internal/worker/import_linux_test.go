@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -21,17 +22,18 @@ func TestWorkspaceImport_FailedLeavesNothing(t *testing.T) { //nolint:parallelte
 	root := emptyRoot(t)
 	require.NoError(t, root.MkdirAll(strings.Repeat("d/", 600), 0o700))
 	require.NoError(t, root.WriteFile("z", bytes.Repeat([]byte("last"), 1<<10), 0o600))
+	requireOK(t, r.do(protocol.NewSessionID(), r.uploadRoot(t, "cut", root)))
 	cut := r.uploadRoot(t, "cut", root)
-	infos, err := natsio.ListObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), func(string) bool { return true })
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
-	for _, info := range infos {
-		require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), info.Name))
-	}
+	known, err := store.Last(t.Context(), "cut")
+	require.NoError(t, err)
+	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), known["z"].Parts[0].Body))
 	var was unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 400, Max: was.Max}))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) }()
 	session := protocol.NewSessionID()
-	requireFault(t, r.do(session, cut), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+	requireFault(t, r.do(session, cut), protocol.StatusFailed, protocol.CodeNotFound)
 	requireTidy(t, o.Data, session)
 }

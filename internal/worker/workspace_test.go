@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -114,7 +115,7 @@ func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) wire.Workspac
 	t.Helper()
 	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
-	upload, err := store.Upload(t.Context(), name, root, snapshot.Index{}, nil, store)
+	upload, err := store.Upload(t.Context(), name, root, snapshot.Index{}, nil, store, false)
 	require.NoError(t, err)
 	encoded, err := json.Marshal(upload)
 	require.NoError(t, err)
@@ -171,12 +172,13 @@ func TestWorkspaceImport_OnceAndExport(t *testing.T) {
 	r.requireContent(other, "d/b", "two!")
 }
 
-// requireTidy checks that a sandbox's directory has a workspace and a scratch directory only.
+// requireTidy checks that a sandbox's directory has a workspace, a scratch directory and an index
+// only.
 func requireTidy(t *testing.T, data string, session protocol.SessionID) {
 	t.Helper()
 	names, err := os.ReadDir(filepath.Dir(workspaceOf(data, session)))
 	require.NoError(t, err)
-	require.Len(t, names, 2, "%v", names)
+	require.Len(t, names, 3, "%v", names)
 	names, err = os.ReadDir(filepath.Join(filepath.Dir(workspaceOf(data, session)), "scratch"))
 	require.NoError(t, err)
 	require.Len(t, names, 2, "%v", names)
@@ -203,7 +205,7 @@ func TestWorkspaceImport_AllOrNothing(t *testing.T) {
 	r.store(t, "garbage", []byte("no upload"))
 	session := protocol.NewSessionID()
 	for want, code := range map[wire.WorkspaceImport]protocol.Code{
-		cut: protocol.CodeWorkspaceUnavailable, outside: protocol.CodeWorkspaceUnavailable,
+		cut: protocol.CodeNotFound, outside: protocol.CodeWorkspaceUnavailable,
 		{Upload: "x", Blob: "garbage"}: protocol.CodeWorkspaceUnavailable, {Upload: "x", Blob: "missing"}: protocol.CodeNotFound,
 	} {
 		requireFault(t, r.do(session, want), protocol.StatusFailed, code)
@@ -239,4 +241,26 @@ func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {
 		requireOK(t, r.do(session, wire.WorkspaceRemove{}))
 		require.NoDirExists(t, home)
 	}
+}
+
+// An import of which contents are missing asks for the upload again, and takes it when it is sent
+// whole.
+func TestWorkspaceImport_OfMissingContents(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	large := strings.Repeat("0123456789", 10_000)
+	in := r.upload(t, "in", map[string]string{"a": large})
+	lose := func() {
+		objects, err := natsio.ListObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), func(string) bool { return true })
+		require.NoError(t, err)
+		require.NoError(t, natsio.DeleteTheseObjects(t.Context(), r.JS, wire.BodiesBucket(r.Name), objects...))
+	}
+	lose()
+	requireFault(t, r.do(protocol.NewSessionID(), in), protocol.StatusFailed, protocol.CodeNotFound)
+	session := protocol.NewSessionID()
+	requireOK(t, r.do(session, r.upload(t, "in", map[string]string{"a": large})))
+	lose() // of a directory that the fleet knows
+	in = r.upload(t, "in", map[string]string{"a": large})
+	requireFault(t, r.do(protocol.NewSessionID(), in), protocol.StatusFailed, protocol.CodeNotFound)
 }

@@ -32,6 +32,9 @@ type bodies interface {
 	get(ctx context.Context, name string) ([]byte, error)
 	// put stores a body, unless one of that name is young.
 	put(ctx context.Context, name string, body []byte) error
+	// keep has a body count as stored now, unless it is young; the error wraps ErrMissing when there
+	// is none.
+	keep(ctx context.Context, name string) error
 	// before returns those that were stored before a time.
 	before(ctx context.Context, at time.Time) ([]stored, error)
 	// remove removes some of them.
@@ -42,6 +45,7 @@ type bodies interface {
 type stored struct {
 	name string
 	key  string                // in an S3 store
+	copy bool                  // there is a later one of that name
 	info *jetstream.ObjectInfo // in an object store
 }
 
@@ -89,6 +93,14 @@ func (b natsBodies) put(ctx context.Context, name string, body []byte) error {
 	return err
 }
 
+func (b natsBodies) keep(ctx context.Context, name string) error {
+	err := natsio.RenewObject(ctx, b.js, wire.BodiesBucket(b.fleet), name, b.young)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return fmt.Errorf("body %s: %w: %w", name, ErrMissing, err)
+	}
+	return err
+}
+
 func (b natsBodies) before(ctx context.Context, at time.Time) (old []stored, err error) {
 	infos, err := natsio.ListObjects(ctx, b.js, wire.BodiesBucket(b.fleet), func(string) bool { return true })
 	for _, info := range infos {
@@ -104,13 +116,13 @@ func (b natsBodies) remove(ctx context.Context, old []stored) error {
 	for _, o := range old {
 		infos = append(infos, o.info)
 	}
-	return natsio.DeleteTheseObjects(ctx, b.js, wire.BodiesBucket(b.fleet), slices.Clip(infos)...)
+	return natsio.DeleteOldObjects(ctx, b.js, wire.BodiesBucket(b.fleet), slices.Clip(infos)...)
 }
 
 // lasts reports whether an error of a store will be the same when it is asked again.
 func lasts(err error) bool {
 	if errors.Is(err, ErrMissing) || errors.Is(err, ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) ||
-		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		errors.Is(err, nats.ErrConnectionClosed) || natsio.Unsendable(err) || errors.Is(err, jetstream.ErrBucketNotFound) {
 		return true
 	}
 	if api, is := errors.AsType[*jetstream.APIError](err); is {

@@ -13,9 +13,20 @@ func (s *Store) SweepUploads(ctx context.Context, since time.Time) error {
 // Waits sets how long a store of bodies is waited for that is away.
 func (s *Store) Waits(d time.Duration) { s.waits = d }
 
-// Age has every body in the servers of the fleet be an old one.
+// Age has every body be an old one.
 func (s *Store) Age() {
-	b, _ := s.bodies.(natsBodies)
-	b.young = 0
-	s.bodies = b
+	switch b := s.bodies.(type) {
+	case natsBodies:
+		b.young = 0
+		s.bodies = b
+	case *s3Bodies:
+		b.young = 0
+	}
+}
+
+// Later has what the store did be long ago.
+func (s *Store) Later() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renewed = nil
 }

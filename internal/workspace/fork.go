@@ -38,14 +38,14 @@ func (s *Store) fork(ctx context.Context, from wire.LaneHash, call protocol.Call
 	if err := s.outline(ctx, tree.Tree); err != nil {
 		return err
 	}
-	if err := s.begin(ctx, to, tree.Tree, from, at.Calls...); err != nil {
+	if err := s.begin(ctx, to, &snapshot.Delta{Set: tree.Tree}, from, at.Calls...); err != nil {
 		return err
 	}
 	// The bodies of a workspace that is removed meanwhile may be garbage by now. As long as it is
 	// there, each sweep finds them needed: by it, or by the new one, which is behind it.
 	if still, err := s.next(ctx, from, at.seq); err != nil || still == nil || still.seq != at.seq {
 		gone := fmt.Errorf("the workspace was removed meanwhile: %w", ErrNone)
-		return errors.Join(gone, err, s.Remove(context.WithoutCancel(ctx), to.lane))
+		return errors.Join(gone, err, s.Remove(context.WithoutCancel(ctx), to.lane, 0))
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
 // it. The error wraps [ErrExists] when the lane has a workspace, [snapshot.ErrLimit] when the tree
 // is larger than one may be.
 func (s *Store) Begin(ctx context.Context, lane protocol.Lane, tree snapshot.Tree, calls ...protocol.CallID) error {
-	return s.begin(ctx, s.named(lane), tree, "", calls...)
+	return s.begin(ctx, s.named(lane), &snapshot.Delta{Set: tree}, "", calls...)
 }
 
 // ForkFiles begins the workspace of a lane with the files that another one has now, as a call found
@@ -84,7 +84,7 @@ func (s *Store) ForkFiles(ctx context.Context, of wire.LaneHash, files snapshot.
 	if err := s.outline(ctx, files); err != nil {
 		return err
 	}
-	return s.begin(ctx, s.named(to), TreeOf(files), of, call)
+	return s.begin(ctx, s.named(to), &snapshot.Delta{Set: TreeOf(files)}, of, call)
 }
 
 // TreeOf is the tree of a workspace with these files, see [FilesOf].
@@ -171,7 +171,9 @@ func (s *Store) named(lane protocol.Lane) *Workspace {
 	return w
 }
 
-func (s *Store) begin(ctx context.Context, w *Workspace, tree snapshot.Tree, of wire.LaneHash, calls ...protocol.CallID) error {
+// begin begins a workspace with the tree of a delta; Stored are those of its bodies that nothing
+// else needs yet.
+func (s *Store) begin(ctx context.Context, w *Workspace, tree *snapshot.Delta, of wire.LaneHash, calls ...protocol.CallID) error {
 	if of != "" {
 		owner, err := s.Owner(ctx, of)
 		if err != nil && !errors.Is(err, ErrNone) { // of a directory in place
@@ -179,7 +181,7 @@ func (s *Store) begin(ctx context.Context, w *Workspace, tree snapshot.Tree, of 
 		}
 		w.owner = owner
 	}
-	switch err := w.begin(ctx, &checkpoint{Calls: calls, Of: of}, &snapshot.Delta{Set: tree}); {
+	switch err := w.begin(ctx, &checkpoint{Calls: calls, Of: of}, tree); {
 	case errors.Is(err, ErrLost):
 		return ErrExists
 	case err != nil:
@@ -193,8 +195,8 @@ func (w *Workspace) begin(ctx context.Context, c *checkpoint, tree *snapshot.Del
 	if err := w.tree.admits(tree); err != nil {
 		return err
 	}
-	bodies, err := w.rebase(ctx, c, tree)
-	if err != nil {
+	bodies := named{stored: tree.Stored}
+	if err := w.rebase(ctx, c, tree, &bodies); err != nil {
 		return err
 	}
 	body, err := w.encode(c)

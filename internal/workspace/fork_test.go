@@ -62,7 +62,7 @@ func TestFork_SharesBodiesThatStay(t *testing.T) {
 	require.ErrorIs(t, store.Fork(t.Context(), lane, "other", forkName, all), workspace.ErrNone)
 	require.NoError(t, store.Fork(t.Context(), lane, "c2", forkName, all))
 	require.ErrorIs(t, store.Fork(t.Context(), lane, "c2", forkName, all), workspace.ErrExists)
-	require.NoError(t, store.Remove(t.Context(), lane))
+	require.NoError(t, store.Remove(t.Context(), lane, 1))
 	_, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
 	want := map[string]string{"large": large, "small": "one\ntwo\n"}
@@ -73,7 +73,7 @@ func TestFork_SharesBodiesThatStay(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, taken.Tree(), 2)
 	require.NoError(t, taken.Commit(t.Context(), &snapshot.Delta{Removed: snapshot.Names{"large"}}, result("c4")))
-	require.NoError(t, store.Remove(t.Context(), fork))
+	require.NoError(t, store.Remove(t.Context(), fork, 1))
 	removed, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
 	require.NotZero(t, removed)
@@ -97,11 +97,11 @@ func TestFork_ManyOfOneAddNoBodies(t *testing.T) {
 		lanes = append(lanes, wire.HashLane(to))
 	}
 	for _, l := range lanes {
-		require.NoError(t, store.Remove(t.Context(), l))
+		require.NoError(t, store.Remove(t.Context(), l, 1))
 	}
 	removed, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
-	require.Equal(t, 2, removed, "the contents, and the list of the files")
+	require.Equal(t, 3, removed, "the contents, the list of the files, and an empty list")
 }
 
 // Paths that are not wanted are left out.

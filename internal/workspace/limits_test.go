@@ -1,12 +1,16 @@
 package workspace_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -126,4 +130,99 @@ func TestReadUpload_OfOthers(t *testing.T) {
 	_, err := workspace.ReadUpload(strings.NewReader(`{"after":0,"delta":{"set":{"../f":{"type":"dir"}}}}`))
 	require.ErrorIs(t, err, workspace.ErrInvalid)
 	require.ErrorIs(t, err, snapshot.ErrUnsafe)
+}
+
+// A workspace may have all the bodies that 64 GiB are in, or one for each small commit: their names
+// are more than a message can have in its header. None of them is garbage.
+func TestCommit_OfManyBodies(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	tree := snapshot.Tree{}
+	name := func(i int) string { return fmt.Sprintf("%043d", i) }
+	for i := range mostParts {
+		tree["f"+strconv.Itoa(i)] = snapshot.Node{Type: protocol.TypeFile, Size: snapshot.MaxPart, Parts: []snapshot.Part{{Size: snapshot.MaxPart, Sum: name(i), Body: name(i)}}}
+	}
+	for _, i := range []int{0, mostParts / 2, mostParts - 1} {
+		require.NoError(t, store.Put(t.Context(), name(i), []byte("body")))
+	}
+	require.NoError(t, w.Commit(t.Context(), &snapshot.Delta{Set: tree}, result("c1")))
+	require.NoError(t, store.Fork(t.Context(), lane, "", forkName, all))
+	next, err := store.Take(t.Context(), named, "w", 2)
+	require.NoError(t, err)
+	require.Len(t, next.Tree(), mostParts)
+	for _, of := range []wire.LaneHash{lane, fork} {
+		_, err = store.Sweep(t.Context(), 0)
+		require.NoError(t, err)
+		for _, i := range []int{0, mostParts / 2, mostParts - 1} {
+			_, err = store.Get(t.Context(), name(i))
+			require.NoError(t, err)
+		}
+		require.NoError(t, store.Remove(t.Context(), of, 2))
+	}
+	_, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	_, err = store.Get(t.Context(), name(0))
+	require.ErrorIs(t, err, workspace.ErrMissing)
+}
+
+// Nothing is removed while it is not known what is needed.
+func TestSweep_NamesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	require.NoError(t, store.Put(t.Context(), "garbage", []byte("body")))
+	msg := nats.NewMsg(wire.WorkspaceSubject(f.Name, lane))
+	msg.Header.Set("Toolfleet-Body-Names", `[{"size":3,"sum":"s","body":"missing"}]`)
+	_, err = f.JS.PublishMsg(t.Context(), msg)
+	require.NoError(t, err)
+	_, err = store.Sweep(t.Context(), 0)
+	require.ErrorIs(t, err, workspace.ErrMissing)
+	require.ErrorContains(t, err, string(lane))
+	_, err = store.Get(t.Context(), "garbage")
+	require.NoError(t, err)
+}
+
+// Results of many calls that end at once are more than a message of most servers has.
+func TestCommit_ResultsOfManyCalls(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	w := take(t, store, 1)
+	var results []*protocol.Result
+	for i := range 100 {
+		r := result(protocol.CallID("c" + strconv.Itoa(i)))
+		r.Value = protocol.FilesReadResult{Content: random(20 << 10)}
+		results = append(results, r)
+	}
+	require.NoError(t, w.Commit(t.Context(), &snapshot.Delta{Set: snapshot.Tree{"d": {Type: protocol.TypeDir}}}, results...))
+	stream, err := f.JS.Stream(t.Context(), wire.WorkspacesStream(f.Name))
+	require.NoError(t, err)
+	last, err := stream.GetLastMsgForSubject(t.Context(), wire.WorkspaceSubject(f.Name, lane))
+	require.NoError(t, err)
+	require.Less(t, len(last.Data), 100<<10)
+	next := take(t, store, 2)
+	for _, want := range results {
+		got, err := next.Result(t.Context(), want.CallID)
+		require.NoError(t, err)
+		require.Equal(t, want.Value, got.Value)
+	}
+}
+
+// What the client refuses to send it refuses always.
+func TestCommit_ThatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	w := take(t, store, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = w.Commit(ctx, &snapshot.Delta{Set: snapshot.Tree{"d": {Type: protocol.TypeDir}}}, result(protocol.CallID(strings.Repeat("x", int(f.NC.MaxPayload())))))
+	require.ErrorIs(t, err, nats.ErrMaxPayload)
+	require.ErrorContains(t, err, "store checkpoint of")
+	require.NoError(t, ctx.Err())
+	require.NoError(t, w.commit("c1"))
 }

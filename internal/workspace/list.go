@@ -54,7 +54,7 @@ func (s *Store) List(ctx context.Context, skip func(wire.LaneHash) bool, limit i
 	found := map[wire.LaneHash]Stored{}
 	var subjects []string
 	for subject := range info.State.Subjects {
-		lane := s.laneOf(subject)
+		lane := s.hashOf(subject)
 		if !strings.HasPrefix(string(lane), templates) && !strings.HasPrefix(string(lane), uploads) && !skip(lane) {
 			subjects = append(subjects, subject)
 			found[lane] = Stored{}
@@ -62,7 +62,7 @@ func (s *Store) List(ctx context.Context, skip func(wire.LaneHash) bool, limit i
 	}
 	seen := 0
 	note := func(msg jetstream.Msg) error {
-		lane := s.laneOf(msg.Subject())
+		lane := s.hashOf(msg.Subject())
 		before, wanted := found[lane]
 		about, err := msg.Metadata()
 		if err != nil || !wanted || about.Sequence.Stream < before.last {
@@ -71,7 +71,10 @@ func (s *Store) List(ctx context.Context, skip func(wire.LaneHash) bool, limit i
 		if before.last == 0 {
 			seen++
 		}
-		found[lane] = Stored{Hash: lane, Lane: nameOf(lane, msg.Headers().Get(headerLane)), Used: about.Timestamp, last: about.Sequence.Stream}
+		found[lane] = Stored{Hash: lane, Used: about.Timestamp, last: about.Sequence.Stream}
+		if name := laneOf(msg.Headers()); wire.HashLane(name) == lane {
+			found[lane] = Stored{Hash: lane, Lane: name, Used: about.Timestamp, last: about.Sequence.Stream}
+		}
 		return nil
 	}
 	every, last := []string{wire.WorkspaceSubject(s.fleet, "*")}, info.State.LastSeq
@@ -90,14 +93,14 @@ func (s *Store) List(ctx context.Context, skip func(wire.LaneHash) bool, limit i
 	return list[:min(limit, len(list))], len(subjects), err
 }
 
-func (s *Store) laneOf(subject string) wire.LaneHash {
+func (s *Store) hashOf(subject string) wire.LaneHash {
 	return wire.LaneHash(strings.TrimPrefix(subject, wire.WorkspaceSubject(s.fleet, "")))
 }
 
-// nameOf is the name that a checkpoint says its lane has, if it has.
-func nameOf(lane wire.LaneHash, header string) protocol.Lane {
-	name, err := url.PathUnescape(header)
-	if err != nil || wire.HashLane(protocol.Lane(name)) != lane {
+// laneOf is the lane that a checkpoint names.
+func laneOf(header nats.Header) protocol.Lane {
+	name, err := url.PathUnescape(header.Get(headerLane))
+	if err != nil {
 		return ""
 	}
 	return protocol.Lane(name)
@@ -114,8 +117,7 @@ func (s *Store) Empty(ctx context.Context, of Stored) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("empty workspace: %w", err)
 	}
-	w := s.unbegun(of.Hash)
-	w.name, w.owner, w.epoch, w.last = of.Lane, last.Owner, last.Epoch, last.seq
+	w := s.behind(of.Hash, last)
 	if err := w.begin(ctx, &checkpoint{}, &snapshot.Delta{}); err != nil {
 		return 0, fmt.Errorf("empty workspace: %w", err)
 	}

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ type s3Bodies struct {
 	bucket string
 	prefix string // ends with a slash, unless it is empty
 	bound  record
+	young  time.Duration // as of natsBodies
 }
 
 // openS3 opens the bodies that a record names. It looks for no server.
@@ -63,7 +65,7 @@ func openS3(r record) (*s3Bodies, error) {
 	if prefix != "" {
 		prefix += "/"
 	}
-	return &s3Bodies{client: client, bucket: u.Host, prefix: prefix, bound: r}, nil
+	return &s3Bodies{client: client, bucket: u.Host, prefix: prefix, bound: r, young: refresh}, nil
 }
 
 // marker is the object that says which fleet a prefix belongs to.
@@ -129,12 +131,8 @@ func (b *s3Bodies) list(ctx context.Context, prefix string, do func(minio.Object
 
 func (b *s3Bodies) get(ctx context.Context, name string) ([]byte, error) {
 	for range 3 { // an older one may be removed meanwhile
-		var last minio.ObjectInfo
-		if err := b.list(ctx, b.of(name), func(info minio.ObjectInfo) {
-			if last.Key == "" || info.LastModified.After(last.LastModified) {
-				last = info
-			}
-		}); err != nil {
+		last, err := b.last(ctx, name)
+		if err != nil {
 			return nil, err
 		}
 		if last.Key == "" {
@@ -163,10 +161,7 @@ func isMissing(err error) bool {
 }
 
 func (b *s3Bodies) put(ctx context.Context, name string, body []byte) error {
-	young := false
-	if err := b.list(ctx, b.of(name), func(info minio.ObjectInfo) {
-		young = young || time.Since(info.LastModified) < refresh
-	}); err != nil || young {
+	if last, err := b.last(ctx, name); err != nil || time.Since(last.LastModified) < b.young {
 		return err
 	}
 	key := b.of(name) + uuid.NewString()
@@ -176,16 +171,57 @@ func (b *s3Bodies) put(ctx context.Context, name string, body []byte) error {
 	return nil
 }
 
+// last is the latest body of a name; the zero value if there is none.
+func (b *s3Bodies) last(ctx context.Context, name string) (last minio.ObjectInfo, err error) {
+	err = b.list(ctx, b.of(name), func(info minio.ObjectInfo) {
+		if isLater(info, last) {
+			last = info
+		}
+	})
+	return last, err
+}
+
+// isLater reports whether one of two bodies of a name was stored after the other.
+func isLater(info, other minio.ObjectInfo) bool {
+	return other.Key == "" || cmp.Or(info.LastModified.Compare(other.LastModified), cmp.Compare(info.Key, other.Key)) > 0
+}
+
+// keep copies an old body, within the store.
+func (b *s3Bodies) keep(ctx context.Context, name string) error {
+	for range 3 { // an older one may be removed meanwhile
+		last, err := b.last(ctx, name)
+		if err != nil || time.Since(last.LastModified) < b.young {
+			return err
+		}
+		if last.Key == "" {
+			break
+		}
+		_, err = b.client.CopyObject(ctx, minio.CopyDestOptions{Bucket: b.bucket, Object: b.of(name) + uuid.NewString()},
+			minio.CopySrcOptions{Bucket: b.bucket, Object: last.Key})
+		if !isMissing(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("body %s: %w", name, ErrMissing)
+}
+
 func (b *s3Bodies) before(ctx context.Context, at time.Time) (old []stored, err error) {
 	if err := b.claim(ctx); err != nil { // what another fleet needs is not for this one to say
 		return nil, err
 	}
+	last := map[string]minio.ObjectInfo{}
 	err = b.list(ctx, b.of(""), func(info minio.ObjectInfo) {
 		name, _, is := strings.Cut(strings.TrimPrefix(info.Key, b.of("")), "/")
+		if is && isLater(info, last[name]) {
+			last[name] = info
+		}
 		if is && !info.LastModified.After(at) {
 			old = append(old, stored{name: name, key: info.Key})
 		}
 	})
+	for i, o := range old {
+		old[i].copy = o.key != last[o.name].Key
+	}
 	return old, err
 }
 

@@ -73,13 +73,38 @@ func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("young")))
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("young")))
 	require.Equal(t, 4, store3.keys(t))
-	require.NoError(t, store.Remove(t.Context(), lane))
+	require.NoError(t, store.Remove(t.Context(), lane, 2))
 	n, err = store.Sweep(t.Context(), -time.Hour)
 	require.NoError(t, err)
-	require.Equal(t, 4, n)
+	require.Equal(t, 5, n)
 	require.Zero(t, store3.keys(t))
 	_, err = store.Get(t.Context(), "NAME")
 	require.ErrorIs(t, err, workspace.ErrMissing)
+}
+
+// A body that is about to be named is copied within the store, and the copy stays.
+func TestS3_KeepsWhatIsAboutToBeNamed(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	url, store3 := s3(t)
+	f := natsiotest.New(t, natsio.Topology{})
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url))
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, url)
+	require.NoError(t, err)
+	w := take(t, store, 1)
+	require.NoError(t, w.root.WriteFile("f", random(200_000), 0o600))
+	delta, err := snapshot.Save(t.Context(), w.root, w.Tree(), w.index, store, nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, store3.keys(t))
+	store.Age()
+	store.Later()
+	require.NoError(t, w.Commit(t.Context(), delta, result("c1")))
+	require.Equal(t, 2, store3.keys(t))
+	n, err := store.Sweep(t.Context(), -time.Hour)
+	require.NoError(t, err)
+	require.Equal(t, 1, n, "the one that was copied")
+	require.Equal(t, w.content("f"), take(t, store, 2).content("f"))
+	require.ErrorIs(t, store.Keep(t.Context(), []string{"none"}), workspace.ErrMissing)
 }
 
 // TestS3_OnePrefixIsOfOneFleet: another fleet uses none of it, and removes nothing.

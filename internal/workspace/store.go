@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,7 +41,8 @@ const (
 	bodyTimeout = 2 * time.Minute // of one body, with all tries
 	firstTry    = 2 * time.Second // of them
 	retryWait   = 100 * time.Millisecond
-	refresh     = 30 * time.Minute // a body that is older is stored again, lest it is removed as garbage meanwhile
+	refresh     = 20 * time.Minute // a body that is older is stored again, lest it is removed as garbage meanwhile
+	keepAfter   = 15 * time.Minute // a body that was stored so long before its checkpoint is renewed
 )
 
 // Store is where the workspaces of a fleet are kept. It is safe for concurrent use.
@@ -50,6 +52,9 @@ type Store struct {
 	stream jetstream.Stream
 	bodies bodies
 	waits  time.Duration // for a store of bodies that is away
+
+	mu      sync.Mutex
+	renewed map[string]time.Time // bodies, and when this process began to store or renew each of them last
 }
 
 // Open opens the store of a fleet, whose streams must exist. url is where this process may send
@@ -70,6 +75,9 @@ const (
 	// headerBodies of a checkpoint names the bodies that no earlier checkpoint needs, so that
 	// unused bodies are found without reading checkpoints.
 	headerBodies = "Toolfleet-Bodies"
+	// headerNames of a checkpoint of many bodies says where their names are: the parts of a text in
+	// bodies, as JSON. [headerBodies] has the names of these bodies alone.
+	headerNames = "Toolfleet-Body-Names"
 	// headerLane of a checkpoint is the name of the lane, escaped as in a URL: subjects have only
 	// its hash. Uploads, templates and checkpoints of earlier versions have none.
 	headerLane = "Toolfleet-Lane"
@@ -119,10 +127,11 @@ type message struct {
 	seq  uint64
 	at   time.Time
 	size int
+	lane protocol.Lane // of the header, unchecked
 }
 
 func decode(msg *jetstream.RawStreamMsg) (*message, error) {
-	m := &message{seq: msg.Sequence, at: msg.Time, size: len(msg.Data)}
+	m := &message{seq: msg.Sequence, at: msg.Time, size: len(msg.Data), lane: laneOf(msg.Header)}
 	if err := json.Unmarshal(msg.Data, &m.checkpoint); err != nil {
 		return nil, fmt.Errorf("checkpoint %d: %w: %w", msg.Sequence, ErrInvalid, err)
 	}
@@ -283,9 +292,13 @@ func (s *Store) carried(ctx context.Context, seq uint64) ([]byte, error) {
 // that is about to be removed. The error wraps [ErrFull] when there is no room, and [ErrAway] when
 // the store does not answer.
 func (s *Store) Put(ctx context.Context, name string, body []byte) error {
+	begun := time.Now()
 	err := s.persist(ctx, func(ctx context.Context) error { return s.bodies.put(ctx, name, body) })
-	if isFull(err) {
+	switch {
+	case isFull(err):
 		return fmt.Errorf("%w: %w", ErrFull, err)
+	case err == nil:
+		s.note(name, begun)
 	}
 	return err
 }
@@ -310,9 +323,12 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 
 // append stores the message of a checkpoint behind the last one that its writer has seen, and
 // returns its sequence. It continues until that is known, or ctx ends: if the answer was lost, it
-// looks for the token.
-func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, msg *nats.Msg) (uint64, error) {
-	for {
+// looks for the token. It keeps the new bodies that the checkpoint names.
+func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, msg *nats.Msg, bodies []string) (uint64, error) {
+	for sent := false; ; sent = true {
+		if err := s.Keep(ctx, bodies); err != nil {
+			return s.missed(ctx, lane, token, sent, err)
+		}
 		seq, err := s.publish(ctx, msg, expected)
 		api, answered := errors.AsType[*jetstream.APIError](err)
 		switch {
@@ -329,13 +345,27 @@ func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64,
 		case answered && natsio.NoRoom(api):
 			return 0, fmt.Errorf("%w: %w", ErrFull, err)
 		case answered && api.Code != 503 && api.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequenceConstant,
-			errors.Is(err, nats.ErrConnectionClosed):
-			return 0, fmt.Errorf("store checkpoint: %w", err)
+			errors.Is(err, nats.ErrConnectionClosed), natsio.Unsendable(err):
+			return 0, fmt.Errorf("store checkpoint of %d bytes: %w", msg.Size(), err)
 		}
 		if !pause.For(ctx, retryWait) {
 			return 0, fmt.Errorf("store checkpoint: %w", errors.Join(context.Cause(ctx), err))
 		}
 	}
+}
+
+// missed is the answer about a checkpoint of which bodies cannot be kept: an earlier try may have
+// stored it.
+func (s *Store) missed(ctx context.Context, lane wire.LaneHash, token string, sent bool, cause error) (uint64, error) {
+	cause = fmt.Errorf("keep the contents of a checkpoint: %w", cause)
+	if !sent {
+		return 0, cause
+	}
+	last, err := s.last(context.WithoutCancel(ctx), lane)
+	if err == nil && last != nil && last.Token == token {
+		return last.seq, nil
+	}
+	return 0, errors.Join(cause, err)
 }
 
 func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (uint64, error) {
@@ -384,12 +414,77 @@ func (s *Store) LastDisk(ctx context.Context, lane wire.LaneHash) (string, error
 	return last.Disk, nil
 }
 
-// Remove forgets the workspace of a lane. Its bodies become garbage.
-func (s *Store) Remove(ctx context.Context, lane wire.LaneHash) error {
-	return s.purge(ctx, lane, 0)
+// Remove removes the workspace of a lane under the epoch of its claim; 0 stands for no claim. The
+// error wraps [ErrLost] if the workspace was taken under a later claim, or is taken meanwhile; then
+// it stays. The workspace is made empty first, on the condition that no other worker has written
+// since, and then its checkpoints are removed. Cut short, it is an empty workspace, and Remove again
+// completes it. Its bodies become garbage.
+func (s *Store) Remove(ctx context.Context, lane wire.LaneHash, epoch uint64) error {
+	last, err := s.lastReadable(ctx, lane)
+	if err != nil || last == nil {
+		return err
+	}
+	if err := s.fence(ctx, last.Epoch, epoch); err != nil {
+		return fmt.Errorf("remove workspace: %w", err)
+	}
+	w := s.behind(lane, last)
+	w.epoch = epoch
+	err = w.begin(ctx, &checkpoint{}, &snapshot.Delta{})
+	if errors.Is(err, ErrFull) { // then no worker can take it, either, before there is room
+		return s.purge(ctx, lane, last.seq+1)
+	}
+	if err != nil {
+		return fmt.Errorf("remove workspace: %w", err)
+	}
+	return s.purge(ctx, lane, w.last+1)
 }
 
-// purge removes the checkpoints of a lane before a sequence; 0 is all.
+// lastReadable is the last checkpoint of a lane. Of one that cannot be read only the sequence is
+// known.
+func (s *Store) lastReadable(ctx context.Context, lane wire.LaneHash) (m *message, err error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	msg, err := s.stream.GetLastMsgForSubject(ctx, wire.WorkspaceSubject(s.fleet, lane))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint: %w", err)
+	}
+	if m, err = decode(msg); err != nil {
+		m = &message{seq: msg.Sequence, lane: laneOf(msg.Header)}
+	}
+	return m, nil
+}
+
+// behind is the workspace that begins again, empty, behind a checkpoint.
+func (s *Store) behind(lane wire.LaneHash, last *message) *Workspace {
+	w := s.unbegun(lane)
+	w.owner, w.epoch, w.last = last.Owner, last.Epoch, last.seq
+	if wire.HashLane(last.lane) == lane {
+		w.name = last.lane
+	}
+	return w
+}
+
+// fence returns an error that wraps [ErrLost] if a workspace was taken under a later claim. An epoch
+// that the claims stream has not reached is none of it: the stream was made again, or restored from
+// an earlier backup, and no worker holds the lane under that epoch.
+func (s *Store) fence(ctx context.Context, taken, epoch uint64) error {
+	if taken <= epoch {
+		return nil
+	}
+	claims, err := s.js.Stream(ctx, wire.ClaimsStream(s.fleet))
+	if err != nil {
+		return fmt.Errorf("compare epochs: %w", err)
+	}
+	if claims.CachedInfo().State.LastSeq < taken {
+		return nil
+	}
+	return errTooLate
+}
+
+// purge removes the checkpoints of a lane before a sequence.
 func (s *Store) purge(ctx context.Context, lane wire.LaneHash, before uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()

@@ -63,7 +63,7 @@ func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root, ski
 	for path, node := range delta.Set {
 		tree[Dir+"/"+path] = node
 	}
-	return s.begin(ctx, s.unbegun(templateLane(name)), tree, "", templateCall)
+	return s.begin(ctx, s.unbegun(templateLane(name)), &snapshot.Delta{Set: tree, Stored: delta.Stored}, "", templateCall)
 }
 
 // templateCall stands for the calls that made a directory.
@@ -85,7 +85,7 @@ func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return s.Remove(ctx, templateLane(name))
+	return s.Remove(ctx, templateLane(name), 0)
 }
 
 // Templates returns all templates, by name.

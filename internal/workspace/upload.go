@@ -27,7 +27,9 @@ type Ref struct {
 // contents are in bodies. The sender writes no journal; a worker does, see [Store.Receive].
 type Upload struct {
 	// After is the last checkpoint of the upload's journal, 0 when there is none.
-	After uint64         `json:"after"`
+	After uint64 `json:"after"`
+	// Whole says that the delta is all that the directory has, not what changed since After.
+	Whole bool           `json:"whole,omitempty"`
 	Delta snapshot.Delta `json:"delta"`
 
 	Tree snapshot.Tree `json:"-"` // all that the directory has
@@ -52,9 +54,10 @@ func UploadRef(name string, checkpoint uint64) Ref {
 
 // Upload stores the files of a directory that the fleet's upload of that name does not have. Paths
 // for which skip is true are left out. Files that index knows are not read; it is brought up to
-// date. bodies is the store, or forwards to it.
-func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, index snapshot.Index, skip func(string, bool) bool, bodies snapshot.Bodies) (*Upload, error) {
-	known, err := s.load(ctx, UploadRef(name, 0).Lane)
+// date. bodies is the store, or forwards to it. whole stores all files: contents that the fleet had
+// are missing. The error wraps [ErrMissing] if contents were removed while others were stored.
+func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, index snapshot.Index, skip func(string, bool) bool, bodies snapshot.Bodies, whole bool) (*Upload, error) {
+	known, whole, err := s.loadUpload(ctx, name, whole)
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
@@ -62,10 +65,34 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, index sna
 	if err == nil {
 		err = delta.Outline(ctx, bodies) // sessions need it for longer than the journal is there
 	}
+	if err == nil {
+		err = s.Keep(ctx, delta.Stored) // from now on the upload names them
+	}
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
-	return &Upload{After: known.last, Delta: *delta, Tree: known.tree.With(delta)}, nil
+	return &Upload{After: known.last, Whole: whole, Delta: *delta, Tree: known.tree.With(delta)}, nil
+}
+
+// loadUpload reads the journal of an upload. If it is wanted whole, or its contents are missing or
+// damaged, the upload begins again behind its last checkpoint, with a base.
+func (s *Store) loadUpload(ctx context.Context, name string, wanted bool) (known *Workspace, whole bool, err error) {
+	lane := UploadRef(name, 0).Lane
+	if known, err = s.load(ctx, lane); !wanted && !unreadable(err) {
+		return known, false, err
+	}
+	last, err := s.lastReadable(ctx, lane)
+	if err != nil || last == nil {
+		return s.unbegun(lane), false, err
+	}
+	known = s.behind(lane, last)
+	known.since = maxSince // for a base
+	return known, true, nil
+}
+
+// unreadable reports whether what a journal needs is missing or damaged, and will be.
+func unreadable(err error) bool {
+	return errors.Is(err, ErrMissing) || errors.Is(err, ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt)
 }
 
 // ReadUpload reads an upload as JSON. What memory that takes is bounded. The error
@@ -76,6 +103,8 @@ func ReadUpload(from io.Reader) (*Upload, error) {
 		switch field {
 		case "after":
 			err = r.Value(&u.After)
+		case "whole":
+			err = r.Value(&u.Whole)
 		case "delta":
 			u.Delta, err = r.Delta()
 		default:
@@ -91,13 +120,14 @@ func ReadUpload(from io.Reader) (*Upload, error) {
 
 // Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and
 // where it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was
-// read, and [ErrInvalid] when the upload cannot be a workspace.
+// read, or when it has to be sent whole; [ErrMissing] when contents were removed while it waited;
+// and [ErrInvalid] when the upload cannot be a workspace.
 func (s *Store) Receive(ctx context.Context, name string, disk string, upload *Upload) (snapshot.Tree, Ref, error) {
-	known, err := s.load(ctx, UploadRef(name, 0).Lane)
+	known, whole, err := s.loadUpload(ctx, name, upload.Whole)
 	if err != nil {
 		return nil, Ref{}, fmt.Errorf("upload: %w", err)
 	}
-	if known.last != upload.After {
+	if known.last != upload.After || whole != upload.Whole {
 		return nil, Ref{}, fmt.Errorf("upload: %w: there is checkpoint %d, not %d", ErrLost, known.last, upload.After)
 	}
 	tree := known.tree.With(&upload.Delta)
@@ -105,7 +135,10 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
 	}
 	known.disk, known.owner = disk, cmp.Or(known.owner, natsio.TenantOf(ctx))
-	if err := known.follow(ctx, &upload.Delta); err != nil {
+	if err = s.renew(ctx, upload.Delta.Set.Bodies()); err == nil { // another process has stored them, some time ago
+		err = known.follow(ctx, &upload.Delta)
+	}
+	if err != nil {
 		return nil, Ref{}, fmt.Errorf("upload: %w", err)
 	}
 	return tree, UploadRef(name, known.last), nil
@@ -114,7 +147,7 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 // Bring keeps what a session made of an upload in its journal, and returns where.
 func (s *Store) Bring(ctx context.Context, name string, disk string, files snapshot.Tree) (Ref, error) {
 	for {
-		known, err := s.load(ctx, UploadRef(name, 0).Lane)
+		known, _, err := s.loadUpload(ctx, name, false)
 		if err == nil {
 			files.Reuse(known.Tree())
 			err = s.outline(ctx, files)
@@ -143,7 +176,7 @@ func (s *Store) Last(ctx context.Context, name string) (snapshot.Tree, error) {
 
 // follow commits what changed, if anything. A journal begins even with nothing.
 func (w *Workspace) follow(ctx context.Context, delta *snapshot.Delta) error {
-	if delta.Empty() && w.last > 0 {
+	if delta.Empty() && w.last > 0 && w.since < maxSince {
 		return nil
 	}
 	delta.Stored = delta.Set.Bodies()
@@ -200,7 +233,7 @@ func (s *Store) sweepUpload(ctx context.Context, lane wire.LaneHash, since time.
 	switch old := last.at.Before(since); {
 	case old && (err != nil || len(known.Tree()) == 0):
 		return s.purge(ctx, lane, last.seq+1)
-	case err != nil: // the uploader gets the error
+	case err != nil: // the next upload begins it again
 		return nil //nolint:nilerr // others are to be swept
 	case old:
 		known.since = maxSince // for a base

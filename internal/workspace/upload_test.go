@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -56,7 +57,7 @@ func directory(t *testing.T) *os.Root {
 func upload(t *testing.T, store *workspace.Store, root *os.Root) (snapshot.Tree, workspace.Ref, int) {
 	t.Helper()
 	bodies := &counted{Store: store}
-	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, bodies)
+	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, bodies, false)
 	require.NoError(t, err)
 	wire, err := json.Marshal(up)
 	require.NoError(t, err)
@@ -145,7 +146,7 @@ func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.NoError(t, root.WriteFile("g", []byte("two"), 0o600))
-	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, store)
+	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, store, false)
 	require.NoError(t, err)
 
 	require.NoError(t, store.SweepUploads(t.Context(), time.Now().Add(time.Hour)))
@@ -167,4 +168,132 @@ func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
 	stream, err := f.JS.Stream(t.Context(), wire.WorkspacesStream(f.Name))
 	require.NoError(t, err)
 	require.Zero(t, stream.CachedInfo().State.Msgs)
+}
+
+// send uploads a directory, as it arrives at a worker.
+func send(t *testing.T, store *workspace.Store, root *os.Root, whole bool) (*workspace.Upload, []byte) {
+	t.Helper()
+	up, err := store.Upload(t.Context(), "dir", root, snapshot.Index{}, nil, store, whole)
+	require.NoError(t, err)
+	encoded, err := json.Marshal(up)
+	require.NoError(t, err)
+	received, err := workspace.ReadUpload(bytes.NewReader(encoded))
+	require.NoError(t, err)
+	return received, encoded
+}
+
+// An upload that waits for a worker for long keeps what it names.
+func TestSweep_KeepsWhatAWaitingUploadNames(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	root := directory(t)
+	require.NoError(t, root.WriteFile("f", random(200_000), 0o600))
+	up, encoded := send(t, store, root, false)
+	blob := wire.UploadBlob("s-1", "1")
+	_, err = natsio.PutObject(t.Context(), f.JS, wire.BlobsBucket(f.Name), blob, bytes.NewReader(encoded))
+	require.NoError(t, err)
+	for _, name := range []string{wire.UploadBase("s-1", "dir"), wire.UploadBlob("s-1", "other")} {
+		_, err = natsio.PutObject(t.Context(), f.JS, wire.BlobsBucket(f.Name), name, strings.NewReader("no upload"))
+		require.NoError(t, err)
+	}
+	n, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	tree, _, err := store.Receive(t.Context(), "dir", "w", up)
+	require.NoError(t, err)
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.BlobsBucket(f.Name), blob))
+	n, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	_, err = snapshot.Restore(t.Context(), directory(t), tree, snapshot.Index{}, store, nil)
+	require.NoError(t, err)
+}
+
+// An upload of which contents were removed while it waited is refused: its journal never names what
+// is not there, and the next upload sends it.
+func TestReceive_RefusesWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	store, root := open(t), directory(t)
+	require.NoError(t, root.WriteFile("f", random(200_000), 0o600))
+	up, _ := send(t, store, root, false)
+	n, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	_, _, err = store.Receive(t.Context(), "dir", "w", up)
+	require.ErrorIs(t, err, workspace.ErrMissing)
+	up, _ = send(t, store, root, false)
+	tree, _, err := store.Receive(t.Context(), "dir", "w", up)
+	require.NoError(t, err)
+	_, err = snapshot.Restore(t.Context(), directory(t), tree, snapshot.Index{}, store, nil)
+	require.NoError(t, err)
+}
+
+// A directory of which the fleet has lost contents is sent whole, also if its journal cannot be read
+// any more.
+func TestUpload_WholeAfterALoss(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	root := directory(t)
+	require.NoError(t, root.WriteFile("f", random(200_000), 0o600))
+	lose := func() {
+		objects, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
+		require.NoError(t, err)
+		require.NoError(t, natsio.DeleteTheseObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), objects...))
+	}
+	fill := func(up *workspace.Upload) error {
+		tree, _, err := store.Receive(t.Context(), "dir", "w", up)
+		require.NoError(t, err)
+		_, err = snapshot.Restore(t.Context(), directory(t), tree, snapshot.Index{}, store, nil)
+		return err
+	}
+	up, _ := send(t, store, root, false)
+	require.NoError(t, fill(up))
+	lose()
+	up, _ = send(t, store, root, false)
+	require.ErrorIs(t, fill(up), workspace.ErrMissing)
+	up, _ = send(t, store, root, true)
+	require.True(t, up.Whole)
+	require.NoError(t, fill(up))
+	lose() // with the base of the journal
+	up, _ = send(t, store, root, false)
+	require.True(t, up.Whole, "its journal cannot be read")
+	require.NoError(t, fill(up))
+	up, _ = send(t, store, root, false)
+	require.True(t, up.Delta.Empty())
+	require.NoError(t, fill(up))
+	require.NoError(t, root.Remove("f"))
+	up, _ = send(t, store, root, true)
+	require.NoError(t, fill(up))
+	last, err := store.Last(t.Context(), "dir")
+	require.NoError(t, err)
+	require.Empty(t, last)
+}
+
+// A commit whose contents were stored long ago finds out whether they are still there.
+func TestCommit_LongAfterItsContentsWereStored(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	require.NoError(t, w.root.WriteFile("f", random(200_000), 0o600))
+	save := func() *snapshot.Delta {
+		delta, err := snapshot.Save(t.Context(), w.root, w.Tree(), snapshot.Index{}, store, nil)
+		require.NoError(t, err)
+		return delta
+	}
+	delta := save()
+	_, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	store.Later()
+	require.ErrorIs(t, w.Commit(t.Context(), delta, result("c1")), workspace.ErrMissing)
+	require.Empty(t, w.Tree())
+
+	delta = save()
+	store.Later()
+	store.Age()
+	require.NoError(t, w.Commit(t.Context(), delta, result("c1")))
+	require.Equal(t, w.content("f"), take(t, store, 2).content("f"))
 }

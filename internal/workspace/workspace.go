@@ -27,7 +27,6 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
@@ -91,8 +90,8 @@ func (s *Store) take(ctx context.Context, lane protocol.Lane, disk string, epoch
 	if err != nil {
 		return nil, err
 	}
-	if w.epoch > epoch {
-		return nil, errTooLate
+	if err := s.fence(ctx, w.epoch, epoch); err != nil {
+		return nil, err
 	}
 	w.name, w.disk, w.owner = lane, disk, cmp.Or(w.owner, natsio.TenantOf(ctx))
 	return w, w.Again(ctx, epoch)
@@ -125,7 +124,7 @@ func (w *Workspace) Again(ctx context.Context, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	return w.append(ctx, c, body, nil)
+	return w.append(ctx, c, body, named{})
 }
 
 // encode signs a checkpoint and returns its body.
@@ -135,16 +134,23 @@ func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
 	return json.Marshal(c)
 }
 
+// named are the bodies that a checkpoint names: those that were stored for it, and others that it
+// needs.
+type named struct{ stored, others []string }
+
+func (n *named) add(stored ...string) { n.stored = append(n.stored, stored...) }
+
 // append stores a checkpoint behind the last one, and records it.
-func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodies []string) error {
+func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodies named) error {
 	msg := &nats.Msg{Subject: wire.WorkspaceSubject(w.store.fleet, w.lane), Data: body, Header: nats.Header{}}
-	if len(bodies) > 0 {
-		msg.Header.Set(headerBodies, strings.Join(bodies, ","))
+	stored, err := w.store.nameBodies(ctx, msg.Header, slices.Concat(bodies.stored, bodies.others))
+	if err != nil {
+		return err
 	}
 	if w.name != "" {
 		msg.Header.Set(headerLane, (&url.URL{Path: string(w.name)}).EscapedPath())
 	}
-	seq, err := w.store.append(ctx, w.lane, w.last, c.Token, msg)
+	seq, err := w.store.append(ctx, w.lane, w.last, c.Token, msg, append(stored, bodies.stored...))
 	if err != nil {
 		return err
 	}
@@ -198,27 +204,31 @@ func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results .
 	if err := w.tree.admits(delta); err != nil {
 		return fmt.Errorf("commit workspace: %w", err)
 	}
-	bodies := delta.Stored
+	bodies := named{stored: delta.Stored}
 	c := &checkpoint{Results: slices.Clone(w.open), Delta: *delta}
 	for _, r := range results {
 		covers, stored, err := w.cover(ctx, r)
 		if err != nil {
 			return err
 		}
-		bodies = append(bodies, stored...)
+		bodies.add(stored...)
 		c.Calls, c.Results = append(c.Calls, r.CallID), append(c.Results, covers)
 	}
 	body, err := w.encode(c)
 	if err != nil {
 		return err
 	}
-	if w.since >= maxSince || w.size+len(body) > maxSize || len(body) > maxDelta {
-		stored, err := w.rebase(ctx, c, delta)
-		if err != nil {
+	most := min(maxDelta, int(w.store.js.Conn().MaxPayload()/2))
+	if w.since >= maxSince || w.size+len(body) > maxSize || len(body) > most {
+		if err := w.rebase(ctx, c, delta, &bodies); err != nil {
 			return err
 		}
-		bodies = append(bodies, stored...)
 		if body, err = w.encode(c); err != nil {
+			return err
+		}
+	}
+	if len(body) > most { // of results
+		if body, err = w.outlineResults(ctx, c, &bodies); err != nil {
 			return err
 		}
 	}
@@ -233,6 +243,22 @@ func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results .
 	return nil
 }
 
+// outlineResults has a checkpoint carry no results, but name bodies with them, and encodes it.
+func (w *Workspace) outlineResults(ctx context.Context, c *checkpoint, bodies *named) ([]byte, error) {
+	for i, r := range c.Results {
+		if len(r.Result) == 0 {
+			continue
+		}
+		parts, stored, err := snapshot.StoreBytes(ctx, w.store, r.Result)
+		if err != nil {
+			return nil, err
+		}
+		c.Results[i] = covered{Call: r.Call, Parts: parts}
+		bodies.add(stored...)
+	}
+	return w.encode(c)
+}
+
 // cover keeps a result for the case that its worker is lost before it is stored.
 func (w *Workspace) cover(ctx context.Context, r *protocol.Result) (covered, []string, error) {
 	body, err := wire.EncodeResult(r)
@@ -244,20 +270,23 @@ func (w *Workspace) cover(ctx context.Context, r *protocol.Result) (covered, []s
 }
 
 // rebase has a checkpoint name the whole tree. What the delta carries goes into a body, as its
-// sequence is not known yet. It returns every body that the tree needs.
-func (w *Workspace) rebase(ctx context.Context, c *checkpoint, delta *snapshot.Delta) ([]string, error) {
+// sequence is not known yet. It adds every body that the tree needs.
+func (w *Workspace) rebase(ctx context.Context, c *checkpoint, delta *snapshot.Delta, bodies *named) error {
+	before := len(delta.Stored)
 	if err := delta.Outline(ctx, w.store); err != nil {
-		return nil, err
+		return err
 	}
 	tree := w.tree.With(delta)
 	body, err := json.Marshal(tree)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var stored []string
 	if c.Base, stored, err = snapshot.StoreBytes(ctx, w.store, body); err != nil {
-		return nil, err
+		return err
 	}
 	c.Delta = snapshot.Delta{}
-	return append(stored, slices.DeleteFunc(tree.Bodies(), isInline)...), nil
+	bodies.add(append(stored, delta.Stored[before:]...)...)
+	bodies.others = slices.DeleteFunc(tree.Bodies(), isInline)
+	return nil
 }

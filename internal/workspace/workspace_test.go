@@ -32,9 +32,20 @@ var lane = wire.HashLane(named)
 
 func open(t *testing.T) *workspace.Store {
 	t.Helper()
-	store, err := workspace.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, fleet, "")
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, fleet, "")
 	require.NoError(t, err)
+	claims(t, f, 20)
 	return store
+}
+
+// claims has the claims stream have had so many records: epochs up to that are of claims.
+func claims(t *testing.T, f *natsiotest.Fleet, n int) {
+	t.Helper()
+	for range n {
+		_, err := f.JS.Publish(t.Context(), wire.ClaimSubject(f.Name, "p", lane), nil)
+		require.NoError(t, err)
+	}
 }
 
 // worker is a directory of a worker, and the workspace that it has taken.
@@ -175,10 +186,10 @@ func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, w.content("large"), take(t, store, 2).content("large"))
-	require.NoError(t, store.Remove(t.Context(), lane))
+	require.NoError(t, store.Remove(t.Context(), lane, 3))
 	n, err = store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
-	require.Equal(t, 1, n)
+	require.Equal(t, 2, n, "the content, and what says that there is none")
 }
 
 // TestSweep_ThatWasCutShort leaves a body that is named and not there: who needs it stores it
@@ -195,7 +206,7 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 	w := take(t, store, 1)
 	require.NoError(t, w.root.WriteFile("large", large, 0o600))
 	require.NoError(t, w.commit("c1"))
-	require.NoError(t, store.Remove(t.Context(), lane))
+	require.NoError(t, store.Remove(t.Context(), lane, 3))
 	cut := func() {
 		require.NoError(t, objects.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+wire.BodiesBucket(f.Name)+".C.>")))
 	}
@@ -205,14 +216,14 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 	require.NoError(t, w.commit("c2"))
 	n, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
-	require.Zero(t, n)
+	require.Equal(t, 1, n, "of the removal")
 	require.Equal(t, string(large), take(t, store, 3).content("large"))
 
-	require.NoError(t, store.Remove(t.Context(), lane))
+	require.NoError(t, store.Remove(t.Context(), lane, 3))
 	cut()
 	n, err = store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
-	require.Equal(t, 1, n)
+	require.Equal(t, 2, n)
 	info, err := objects.Info(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, info.State.Msgs)
@@ -338,4 +349,82 @@ func TestDiscard_CompletesOneThatWasCutShort(t *testing.T) {
 	require.False(t, there)
 	w.append("f", "two\n")
 	require.ErrorIs(t, w.commit("c2"), workspace.ErrLost, "a worker that still has it")
+}
+
+// A worker that has lost a lane, and whose removal of the workspace arrives late, removes nothing of
+// the next holder.
+func TestRemove_IsFencedByTheEpoch(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	take(t, store, 1).append("f", "one\n")
+	w := take(t, store, 2)
+	w.append("f", "two\n")
+	require.NoError(t, w.commit("c1"))
+	require.ErrorIs(t, store.Remove(t.Context(), lane, 1), workspace.ErrLost)
+	require.ErrorIs(t, store.Remove(t.Context(), lane, 0), workspace.ErrLost)
+	w.append("f", "three\n")
+	require.NoError(t, w.commit("c2"))
+	require.Equal(t, "two\nthree\n", take(t, store, 3).content("f"))
+	require.NoError(t, store.Remove(t.Context(), lane, 3))
+	w.append("f", "four\n")
+	require.ErrorIs(t, w.commit("c3"), workspace.ErrLost)
+	require.NoError(t, store.Remove(t.Context(), lane, 3), "there is none")
+}
+
+// A removal that ends between its two writes leaves an empty workspace, which the next one removes;
+// one that cannot be read is removed, too, and one for which there is no room.
+func TestRemove_Completes(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	gone := func(epoch uint64) {
+		t.Helper()
+		require.NoError(t, store.Remove(t.Context(), lane, epoch))
+		there, err := store.Has(t.Context(), lane)
+		require.NoError(t, err)
+		require.False(t, there)
+	}
+	w := take(t, store, 1)
+	w.append("f", "one\n")
+	require.NoError(t, w.commit("c1"))
+	list, _, err := store.List(t.Context(), func(wire.LaneHash) bool { return false }, 1)
+	require.NoError(t, err)
+	_, err = store.Empty(t.Context(), list[0]) // and then the process is lost
+	require.NoError(t, err)
+	gone(1)
+
+	_, err = f.JS.Publish(t.Context(), wire.WorkspaceSubject(f.Name, lane), []byte("of a later version"))
+	require.NoError(t, err)
+	gone(1)
+
+	require.NoError(t, take(t, store, 1).commit("c2"))
+	stream, err := f.JS.Stream(t.Context(), wire.WorkspacesStream(f.Name))
+	require.NoError(t, err)
+	config := stream.CachedInfo().Config
+	config.MaxBytes = int64(stream.CachedInfo().State.Bytes) //nolint:gosec // small
+	_, err = f.JS.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	gone(1)
+}
+
+// Epochs are sequences of the claims stream. One that was made again, or restored from a backup,
+// gives smaller ones than before: workspaces that were taken under later ones are taken all the
+// same.
+func TestTake_AfterTheClaimsBeganAgain(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	w := take(t, store, 5000)
+	w.append("f", "one\n")
+	require.NoError(t, w.commit("c1"))
+	claims(t, f, 3)
+	next := take(t, store, 3)
+	require.Equal(t, "one\n", next.content("f"))
+	w.append("f", "two\n")
+	require.ErrorIs(t, w.commit("c2"), workspace.ErrLost)
+	_, err = store.Take(t.Context(), named, "w", 2)
+	require.ErrorIs(t, err, workspace.ErrLost, "of the same stream")
+	require.NoError(t, store.Remove(t.Context(), lane, 3))
 }

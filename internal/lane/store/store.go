@@ -330,7 +330,7 @@ func Retryable(err error) bool {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
 		return api.Code == 503 && api.ErrorCode != natsio.CodeStoreFailed
 	}
-	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrMaxPayload)
+	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !natsio.Unsendable(err)
 }
 
 // Token is a number that nobody has used before.

@@ -11,6 +11,8 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
@@ -35,10 +37,14 @@ type bundle struct {
 	names  []string
 	kept   int64
 	buf    []byte
+
+	since  time.Time // when bodies were kept last
+	mu     sync.Mutex
+	stored []string // guarded by mu
 }
 
 func newBundle(ctx context.Context, bodies Bodies) *bundle {
-	b := &bundle{bodies: bodies, known: map[string]Part{}}
+	b := &bundle{bodies: bodies, known: map[string]Part{}, since: time.Now()}
 	b.group, b.ctx = errgroup.WithContext(ctx)
 	b.group.SetLimit(stores)
 	return b
@@ -112,9 +118,29 @@ func (b *bundle) flush() error {
 	b.raw = make([]byte, 0, len(raw)) // the next one is as large
 	b.sums.Reset()
 	if b.bodies != nil {
-		b.group.Go(func() error { return b.bodies.Put(b.ctx, name, compress(raw)) })
+		b.group.Go(func() error { return b.put(name, compress(raw)) })
+	}
+	if keeper, is := b.bodies.(Keeper); is && time.Since(b.since) > keepEvery { // nothing names them yet
+		b.since = time.Now()
+		b.mu.Lock()
+		stored := slices.Clone(b.stored)
+		b.mu.Unlock()
+		b.group.Go(func() error { return keeper.Keep(b.ctx, stored) })
 	}
 	return b.ctx.Err()
+}
+
+// keepEvery is the time after which the bodies of a long Save are kept.
+var keepEvery = 5 * time.Minute //nolint:gochecknoglobals // shorter in a test
+
+func (b *bundle) put(name string, body []byte) error {
+	err := b.bodies.Put(b.ctx, name, body)
+	if err == nil {
+		b.mu.Lock()
+		b.stored = append(b.stored, name)
+		b.mu.Unlock()
+	}
+	return err
 }
 
 // finish stores what is left, or puts it into the delta when it is little and all there is, and has

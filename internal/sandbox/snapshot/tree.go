@@ -234,6 +234,9 @@ func (n Node) validate(name string) error {
 	if len(n.Parts) > MaxParts {
 		return limitf(name, "it has more than %d parts", MaxParts)
 	}
+	if n.Size > MaxSize {
+		return limitf(name, "it has more than %d bytes, with its holes", int64(MaxSize))
+	}
 	var size int64
 	for i, p := range n.Parts {
 		hole := p.Sum == ""
@@ -260,6 +263,13 @@ type Bodies interface {
 	Put(ctx context.Context, name string, body []byte) error
 	// Get returns a body.
 	Get(ctx context.Context, name string) ([]byte, error)
+}
+
+// Keeper are [Bodies] that remove a body after a while if nothing names it.
+type Keeper interface {
+	Bodies
+	// Keep has bodies that were put count as put now. It is an error if one is not there any more.
+	Keep(ctx context.Context, names []string) error
 }
 
 // Directory is a directory of this machine as [Bodies], of trees that were saved there.

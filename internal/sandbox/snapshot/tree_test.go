@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -272,6 +273,132 @@ func TestSave_AHugeHoleCostsNothing(t *testing.T) {
 }
 
 const MaxPart = snapshot.MaxPart
+
+// A file with a huge hole is brought back with the others, and as a change of one that is there.
+// Its zeros are neither read nor written on either side.
+func TestSync_AHugeHole(t *testing.T) {
+	t.Parallel()
+	bodies := newMemory()
+	k, to := newKept(t, bodies), newKept(t, bodies)
+	grow := func(content string, at int64) {
+		t.Helper()
+		file, err := os.OpenFile(filepath.Join(k.dir, "sparse"), os.O_RDWR|os.O_CREATE, 0o600)
+		require.NoError(t, err)
+		require.NoError(t, file.Truncate(10<<40))
+		_, err = file.WriteAt([]byte(content), at)
+		require.NoError(t, err)
+		require.NoError(t, file.Close())
+	}
+	bring := func(base snapshot.Manifest) snapshot.Changes {
+		t.Helper()
+		k.save()
+		require.NoError(t, k.tree.Validate(snapshot.Limits{}))
+		changes, err := snapshot.Sync(t.Context(), to.root, base, k.tree, bodies, nil)
+		require.NoError(t, err)
+		require.Empty(t, changes.Conflicts)
+		return changes
+	}
+	k.write("work", "hours of work")
+	grow("in the middle", 5<<40+77)
+	first := bring(nil)
+	require.Equal(t, []string{"sparse", "work"}, first.Written)
+	grow("at the end", 10<<40-10)
+	require.Equal(t, []string{"sparse"}, bring(first.Base).Written)
+	file, err := os.Open(filepath.Join(to.dir, "sparse"))
+	require.NoError(t, err)
+	defer file.Close()
+	content := make([]byte, 10)
+	_, err = file.ReadAt(content, 10<<40-10)
+	require.NoError(t, err)
+	require.Equal(t, "at the end", string(content))
+}
+
+// What cannot be brought back is not accepted: the error names the file.
+func TestSave_AHoleThatNoDiskHas(t *testing.T) {
+	t.Parallel()
+	for name, tree := range map[string]snapshot.Tree{
+		"disk": {"disk": {Type: protocol.TypeFile, Size: snapshot.MaxSize + 1, Parts: []snapshot.Part{{Size: snapshot.MaxSize + 1}}}},
+		"files": func() snapshot.Tree {
+			several := snapshot.Tree{}
+			for i := range 5 {
+				several[fmt.Sprint("files", i)] = snapshot.Node{Type: protocol.TypeFile, Size: snapshot.MaxSize, Parts: []snapshot.Part{{Size: snapshot.MaxSize}}}
+			}
+			return several
+		}(),
+	} {
+		err := tree.Validate(snapshot.Limits{})
+		require.ErrorIs(t, err, snapshot.ErrLimit)
+		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, err, "holes")
+	}
+	k := newKept(t, newMemory())
+	for i := range 5 {
+		require.NoError(t, os.Truncate(k.dir+"/"+touch(t, k.dir, i), snapshot.MaxSize))
+	}
+	_, err := snapshot.Save(t.Context(), k.root, snapshot.Tree{}, snapshot.Index{}, newMemory(), nil)
+	require.ErrorIs(t, err, snapshot.ErrLimit)
+	require.ErrorContains(t, err, `"f4"`)
+}
+
+// touch makes an empty file.
+func touch(t *testing.T, dir string, i int) string {
+	t.Helper()
+	name := "f" + strconv.Itoa(i)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	return name
+}
+
+// Digests do not depend on where zeros are holes.
+func TestDigest_OfHoles(t *testing.T) {
+	t.Parallel()
+	source := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	for _, zeros := range [][]int64{
+		{0}, {1}, {MaxPart}, {MaxPart - 1}, {MaxPart + 1}, {2 * MaxPart}, {0, 3*MaxPart + 65536},
+		{65535, 65536, 65537}, {source.Int64N(4 * MaxPart), source.Int64N(4 * MaxPart), source.Int64N(4 * MaxPart)},
+	} {
+		runs, content := make([][]byte, len(zeros)), []byte(nil)
+		for i := range runs {
+			runs[i] = bytes.Repeat([]byte{1}, int(source.Int64N(2))*int(source.Int64N(2*MaxPart)))
+			content = append(append(content, runs[i]...), make([]byte, zeros[i])...)
+		}
+		require.Equal(t, snapshot.Digest([][]byte{content}, []int64{0}), snapshot.Digest(runs, zeros), zeros)
+	}
+}
+
+// kept are bodies that are removed after a while, unless they are kept.
+type keeping struct {
+	*memory
+
+	names map[string]bool
+}
+
+func (k *keeping) Keep(_ stdcontext.Context, names []string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, name := range names {
+		if k.bodies[name] == nil {
+			return fs.ErrNotExist
+		}
+		k.names[name] = true
+	}
+	return nil
+}
+
+// A Save that takes long keeps what it has stored: nothing names it yet.
+func TestSave_KeepsItsBodies(t *testing.T) { //nolint:paralleltest // of all saves
+	snapshot.KeepEvery(t, 0)
+	bodies := &keeping{memory: newMemory(), names: map[string]bool{}}
+	k := newKept(t, bodies.memory)
+	content := make([]byte, 10*MaxPart)
+	source := rand.NewChaCha8([32]byte{1})
+	_, _ = source.Read(content) // it cannot fail
+	k.write("large", string(content))
+	delta, err := snapshot.Save(t.Context(), k.root, snapshot.Tree{}, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	require.Len(t, delta.Stored, 10)
+	require.NotEmpty(t, bodies.names)
+	require.Subset(t, delta.Stored, slices.Collect(maps.Keys(bodies.names)))
+}
 
 // TestRestore_OfWhateverIsThere makes a tree of directories that have changed at random.
 func TestRestore_OfWhateverIsThere(t *testing.T) {

@@ -112,6 +112,9 @@ func open(ctx context.Context, c Claim) (*Directory, error) {
 	if err := d.restore(ctx); err != nil {
 		return nil, err
 	}
+	if err := d.noteUse(); err != nil {
+		return nil, err
+	}
 	return d, nil
 }
 
@@ -268,9 +271,9 @@ func readIndex(path string) (known index) {
 	return known
 }
 
-// Closed returns when a directory was closed last, and the size of its files. ok is false for one
-// without checkpoints, or that was never closed.
-func Closed(path string) (at time.Time, bytes int64, ok bool, err error) {
+// Known returns when a directory was opened or closed last, and the size that its files had then. ok
+// is false for one without checkpoints, or of an earlier version that was never closed.
+func Known(path string) (at time.Time, bytes int64, ok bool, err error) {
 	path = filepath.Join(path, indexFile)
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -301,6 +304,29 @@ func (d *Directory) Reclaim(ctx context.Context, epoch uint64) bool {
 	return true
 }
 
+// noteUse has [Known] find the directory also if this worker is killed: without an index it writes
+// one that has the size alone.
+func (d *Directory) noteUse() error {
+	path := filepath.Join(d.path, indexFile)
+	err := os.Chtimes(path, time.Time{}, time.Now())
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	body, err := json.Marshal(index{Bytes: d.size()})
+	if err != nil {
+		return err
+	}
+	return ReplaceFile(path, body)
+}
+
+// size is the size of all files as of the last commit.
+func (d *Directory) size() (n int64) {
+	for _, node := range d.claimed.Tree() {
+		n += node.Size
+	}
+	return n
+}
+
 // Close writes the index, for the next holder of the lane on this disk.
 func (d *Directory) Close() error {
 	if d == nil {
@@ -312,11 +338,7 @@ func (d *Directory) Close() error {
 	if d.noted {
 		return os.Chtimes(path, time.Time{}, time.Now()) // it was used
 	}
-	known := index{Files: d.index}
-	for _, node := range d.claimed.Tree() {
-		known.Bytes += node.Size
-	}
-	body, err := json.Marshal(known)
+	body, err := json.Marshal(index{Files: d.index, Bytes: d.size()})
 	if err != nil {
 		return err
 	}

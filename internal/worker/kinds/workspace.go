@@ -60,6 +60,9 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 		}
 	}()
 	index, err := h.fill(ctx, temp, tree)
+	if errors.Is(err, fleetspace.ErrMissing) || errors.Is(err, snapshot.ErrCorrupt) {
+		return nil, sendWhole(err)
+	}
 	if err != nil {
 		return nil, checkpoint.RestoreError(l, err)
 	}
@@ -89,10 +92,17 @@ func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport) (tree snapsh
 	switch {
 	case errors.Is(err, fleetspace.ErrLost):
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
+	case errors.Is(err, fleetspace.ErrMissing):
+		return nil, at, sendWhole(err)
 	case errors.Is(err, fleetspace.ErrInvalid):
 		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "%v", err)
 	}
 	return tree, at, err
+}
+
+// sendWhole has the sender of an upload send all of it.
+func sendWhole(err error) error {
+	return protocol.Errorf(protocol.CodeNotFound, "contents of the upload are missing: send it whole: %v", err)
 }
 
 // maxUpload bounds what says what changed in an upload.
@@ -147,7 +157,7 @@ func sizeOf(tree snapshot.Tree) (files int, size int64) {
 func workspaceRemove(ctx context.Context, a *Attempt, _ wire.WorkspaceRemove) (protocol.Value, error) {
 	h, l := a.host, a.lane()
 	h.dialogs.Release(l)
-	if err := h.Sandboxes.Remove(ctx, l); err != nil {
+	if err := h.Sandboxes.Remove(ctx, l, a.Run.Fence); err != nil {
 		return nil, err
 	}
 	return wire.WorkspaceRemoveResult{}, nil

@@ -80,8 +80,11 @@ func (s *Set) Evict(ctx context.Context, lock *flock.Flock) error {
 	return errors.Join(failed...)
 }
 
-// copies are the workspaces here that are closed and stored with the fleet, and the rest of removed
-// ones.
+// abandonedAge is how long what a killed worker left stays if its size is not known.
+const abandonedAge = 24 * time.Hour
+
+// copies are the workspaces here that are stored with the fleet, and what is left of removed ones
+// and of killed workers. No other process uses the data directory.
 func (s *Set) copies() ([]copied, error) {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	entries, err := os.ReadDir(all)
@@ -94,7 +97,11 @@ func (s *Set) copies() ([]copied, error) {
 			copies = append(copies, copied{name: entry.Name(), bytes: s.options.CacheBytes + 1})
 			continue
 		}
-		used, bytes, ok, err := checkpoint.Closed(filepath.Join(all, entry.Name()))
+		home := filepath.Join(all, entry.Name())
+		used, bytes, ok, err := checkpoint.Known(home)
+		if err == nil && !ok && s.isAbandoned(home) {
+			bytes, ok = s.options.CacheBytes+1, true
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -105,6 +112,27 @@ func (s *Set) copies() ([]copied, error) {
 	return copies, nil
 }
 
+// isAbandoned reports whether a directory of unknown size is what a killed worker left: a temporary
+// one, or an old copy of a workspace that the fleet stores.
+func (s *Set) isAbandoned(home string) bool {
+	if isTemporary(filepath.Base(home)) {
+		return true
+	}
+	info, err := os.Lstat(home)
+	_, none := os.Lstat(filepath.Join(home, checkpoint.WorkspaceDir)) // a lane in place has its state here, and no workspace
+	return s.options.Workspaces != nil && err == nil && none == nil && time.Since(info.ModTime()) > abandonedAge
+}
+
+// isOpen reports whether this worker uses the directory of a sandbox. The lock is held.
+func (s *Set) isOpen(name string) bool {
+	for l := range s.boxes {
+		if directoryName(l) == name || ID(l) == "" && strings.HasPrefix(name, temporaryOf(l)) {
+			return true
+		}
+	}
+	return false
+}
+
 // drop removes the directory of a sandbox, unless it is open.
 func (s *Set) drop(name string) error {
 	all := filepath.Join(s.options.Data, "sandboxes")
@@ -113,11 +141,9 @@ func (s *Set) drop(name string) error {
 	}
 	gone := filepath.Join(all, evicted+uuid.NewString())
 	s.mu.Lock()
-	for l := range s.boxes {
-		if directoryName(l) == name {
-			s.mu.Unlock()
-			return nil
-		}
+	if s.isOpen(name) {
+		s.mu.Unlock()
+		return nil
 	}
 	err := os.Rename(filepath.Join(all, name), gone)
 	s.mu.Unlock()

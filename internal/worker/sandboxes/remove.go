@@ -13,11 +13,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Remove removes what the fleet stores of a lane's workspace, closes its sandbox and removes its
-// directory. Once ctx has ended, the rest stays: the directory may be another worker's.
-func (s *Set) Remove(ctx context.Context, l protocol.Lane) error {
+// Remove removes what the fleet stores of a lane's workspace, under the epoch of the lane's claim,
+// closes its sandbox and removes its directory. Once ctx has ended, the rest stays: the directory
+// may be another worker's.
+func (s *Set) Remove(ctx context.Context, l protocol.Lane, epoch uint64) error {
 	if s.options.Workspaces != nil {
-		if err := s.options.Workspaces.Remove(ctx, wire.HashLane(l)); err != nil {
+		if err := s.options.Workspaces.Remove(ctx, wire.HashLane(l), epoch); err != nil {
 			return err
 		}
 	}

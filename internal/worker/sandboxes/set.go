@@ -179,6 +179,15 @@ func directoryName(l protocol.Lane) string {
 	return "lane." + string(wire.HashLane(l))
 }
 
+// temporaryOf begins the names of the temporary directories of a lane of another resource.
+func temporaryOf(l protocol.Lane) string { return "lane." + string(wire.HashLane(l)) + "." }
+
+// isTemporary reports whether a directory is one of [temporaryOf].
+func isTemporary(name string) bool {
+	parts := strings.Split(name, ".")
+	return len(parts) == 3 && parts[0] == "lane" && len(parts[1]) == len(wire.HashLane(""))
+}
+
 // Open returns the sandbox of a lane that is held, by a claim with this epoch, until leaseEnd. It
 // opens the sandbox if need be. Expected failures are a *[protocol.Error].
 func (s *Set) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (*Box, sandbox.Sandbox, error) {
@@ -259,7 +268,7 @@ func (s *Set) directories(l protocol.Lane) (workspace, scratch string, err error
 	home := s.home(l)
 	temporary := ID(l) == ""
 	if temporary {
-		if home, err = os.MkdirTemp(filepath.Dir(home), "lane."+string(wire.HashLane(l))+"."); err != nil {
+		if home, err = os.MkdirTemp(filepath.Dir(home), temporaryOf(l)); err != nil {
 			return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
 		}
 	}

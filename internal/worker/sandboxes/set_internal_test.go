@@ -2,15 +2,19 @@ package sandboxes
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 )
 
 func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
@@ -60,10 +64,50 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	for i := range files {
 		require.NoError(t, os.WriteFile(filepath.Join(workspace, strconv.Itoa(i)), nil, 0o600))
 	}
-	require.ErrorIs(t, s.Remove(full{t.Context(), workspace, files}, "sandbox/one"), context.Canceled)
+	require.ErrorIs(t, s.Remove(full{t.Context(), workspace, files}, "sandbox/one", 1), context.Canceled)
 	left, err := os.ReadDir(workspace)
 	require.NoError(t, err)
 	require.Len(t, left, files-1)
-	require.NoError(t, s.Remove(t.Context(), "sandbox/one"))
+	require.NoError(t, s.Remove(t.Context(), "sandbox/one", 1))
 	require.NoDirExists(t, workspace)
+}
+
+// What a killed worker left is removed: temporary directories, and copies of workspaces that the
+// fleet stores. What the lane of a directory in place has here is stored nowhere else.
+func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
+	t.Parallel()
+	o := Options{
+		Data: t.TempDir(), Workspaces: &workspace.Store{}, Logger: slog.New(slog.DiscardHandler),
+		Settings: Settings{Driver: process.New(nil), CacheBytes: 1 << 20, Workspace: func(string) (string, bool) { return "", false }},
+	}
+	s, err := New(o)
+	require.NoError(t, err)
+	t.Cleanup(s.CloseAll)
+	_, _, err = s.Open(t.Context(), "account/acme", 1, time.Now)
+	require.NoError(t, err)
+	all := filepath.Join(o.Data, "sandboxes")
+	open, err := os.ReadDir(all)
+	require.NoError(t, err)
+	require.Len(t, open, 1)
+	mkdir := func(name string, age time.Duration) {
+		require.NoError(t, os.MkdirAll(filepath.Join(all, name), 0o700))
+		home := filepath.Join(all, strings.Split(name, "/")[0])
+		require.NoError(t, os.Chtimes(home, time.Time{}, time.Now().Add(-age)))
+	}
+	mkdir(temporaryOf("account/other")+"123/workspace", 0)
+	mkdir("killed/workspace", 2*abandonedAge)
+	mkdir("young/workspace", 0)
+	mkdir("in-place/scratch", 2*abandonedAge)
+	mkdir("opened/workspace", 0)
+	require.NoError(t, os.WriteFile(filepath.Join(all, "opened", "index.json"), []byte(`{"bytes":8388608}`), 0o600))
+	lock := flock.New(filepath.Join(o.Data, "lock"))
+	t.Cleanup(func() { require.NoError(t, lock.Close()) })
+	require.NoError(t, s.Evict(t.Context(), lock))
+	left, err := os.ReadDir(all)
+	require.NoError(t, err)
+	names := []string{}
+	for _, entry := range left {
+		names = append(names, entry.Name())
+	}
+	require.ElementsMatch(t, []string{open[0].Name(), "young", "in-place"}, names)
 }

@@ -1,0 +1,131 @@
+package natsio
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
+)
+
+// Objects that nothing names
+//
+// An object is several messages: its chunks, and then the record that names them. A writer that is
+// lost in between leaves chunks. A sweep of old objects removes the record first, on the condition
+// that the object was not renewed, and then the chunks. What either of them leaves, [SweepChunks]
+// removes.
+
+// DeleteOldObjects is [DeleteTheseObjects] that also leaves those that were renewed since. What it
+// leaves when it is cut short, [SweepChunks] removes.
+func DeleteOldObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos ...*jetstream.ObjectInfo) error {
+	return deleteObjects(ctx, js, bucket, infos, deleteOldObject)
+}
+
+// deleteOldObject deletes the record first: after that the object cannot be renewed.
+func deleteOldObject(ctx context.Context, stream jetstream.Stream, bucket string, listed *jetstream.ObjectInfo) error {
+	subject := objectTrace(bucket, listed.Name)
+	now, seq, err := lastTrace(ctx, stream, subject)
+	if err != nil || seq == 0 || now.NUID != listed.NUID || !now.ModTime.Equal(listed.ModTime) {
+		return err
+	}
+	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1)); err != nil {
+		return err
+	}
+	now, seq, err = lastTrace(ctx, stream, subject)
+	if err != nil || seq > 0 && now.NUID == listed.NUID { // renewed since it was read
+		return err
+	}
+	return purgeChunks(ctx, stream, listed)
+}
+
+// RenewObject has an object count as stored now, unless it is young. The error wraps
+// [jetstream.ErrObjectNotFound] if there is none, or none of its chunks.
+func RenewObject(ctx context.Context, js jetstream.JetStream, bucket, name string, young time.Duration) error {
+	stream, err := Open(ctx, js.Stream, ObjectStream(bucket))
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	for subject := objectTrace(bucket, name); ; {
+		msg, err := stream.GetLastMsgForSubject(ctx, subject)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return fmt.Errorf("renew object %s: %w", name, jetstream.ErrObjectNotFound)
+		}
+		if err != nil || time.Since(msg.Time) < young {
+			return err
+		}
+		if err = checkObject(ctx, stream, bucket, msg.Data); err == nil {
+			_, err = js.PublishMsg(ctx, &nats.Msg{
+				Subject: subject, Data: msg.Data, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
+			}, jetstream.WithExpectLastSequencePerSubject(msg.Sequence))
+		}
+		if !overtaken(err) || !pause.For(ctx, traceWait) {
+			return err
+		}
+	}
+}
+
+// checkObject finds out whether an object is there, by its record.
+func checkObject(ctx context.Context, stream jetstream.Stream, bucket string, record []byte) error {
+	info := &jetstream.ObjectInfo{}
+	err := json.Unmarshal(record, info)
+	if err == nil && !info.Deleted && info.Chunks > 0 {
+		_, err = stream.GetLastMsgForSubject(ctx, chunkSubject(bucket, info.NUID))
+	}
+	if info.Deleted || errors.Is(err, jetstream.ErrMsgNotFound) {
+		return fmt.Errorf("object %s: %w", info.Name, jetstream.ErrObjectNotFound)
+	}
+	return err
+}
+
+// orphanAge is how old the last chunk of an object is at least that [SweepChunks] removes.
+const orphanAge = time.Hour
+
+// SweepChunks removes chunks that no record names: their writer was lost, or their removal was cut
+// short. It returns of how many objects these were.
+func SweepChunks(ctx context.Context, js jetstream.JetStream, bucket string) (int, error) {
+	return sweepChunks(ctx, js, bucket, time.Now().Add(-orphanAge))
+}
+
+func sweepChunks(ctx context.Context, js jetstream.JetStream, bucket string, before time.Time) (n int, err error) {
+	stream, err := js.Stream(ctx, ObjectStream(bucket))
+	if err != nil {
+		return 0, fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	chunks, err := stream.Info(ctx, jetstream.WithSubjectFilter(chunkSubject(bucket, ">"))) // before the records: a chunk that is stored from now on is young
+	if err != nil {
+		return 0, fmt.Errorf("list chunks of object store %s: %w", bucket, err)
+	}
+	records, err := ListObjects(ctx, js, bucket, func(string) bool { return true })
+	if err != nil {
+		return 0, err
+	}
+	orphans := chunks.State.Subjects
+	for _, record := range records {
+		delete(orphans, chunkSubject(bucket, record.NUID))
+	}
+	for subject := range orphans {
+		if strings.Count(subject, ".") > strings.Count(chunkSubject(bucket, "TENANT.ID"), ".") { // a mark of what a tenant stores
+			continue
+		}
+		last, err := stream.GetLastMsgForSubject(ctx, subject)
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			continue
+		case err == nil && last.Time.After(before):
+			continue
+		case err == nil:
+			err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(last.Sequence+1))
+		}
+		if err != nil {
+			return n, fmt.Errorf("remove chunks of object store %s: %w", bucket, err)
+		}
+		n++
+	}
+	return n, nil
+}
