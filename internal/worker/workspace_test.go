@@ -243,8 +243,7 @@ func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {
 	}
 }
 
-// An import of which contents are missing asks for the upload again, and takes it when it is sent
-// whole.
+// An import whose contents are missing asks for the upload again.
 func TestWorkspaceImport_OfMissingContents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

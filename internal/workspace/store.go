@@ -354,8 +354,8 @@ func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64,
 	}
 }
 
-// missed is the answer about a checkpoint of which bodies cannot be kept: an earlier try may have
-// stored it.
+// missed is the answer about a checkpoint whose bodies cannot be kept: an earlier try may have stored
+// it.
 func (s *Store) missed(ctx context.Context, lane wire.LaneHash, token string, sent bool, cause error) (uint64, error) {
 	cause = fmt.Errorf("keep the contents of a checkpoint: %w", cause)
 	if !sent {

@@ -219,7 +219,7 @@ func (s *Store) Keep(ctx context.Context, names []string) error {
 	return s.renew(ctx, old)
 }
 
-// renew is Keep for bodies of which this process knows nothing.
+// renew is Keep for bodies that another process may have stored.
 func (s *Store) renew(ctx context.Context, names []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(keepers)

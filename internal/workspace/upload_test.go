@@ -211,8 +211,8 @@ func TestSweep_KeepsWhatAWaitingUploadNames(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// An upload of which contents were removed while it waited is refused: its journal never names what
-// is not there, and the next upload sends it.
+// An upload whose contents were removed while it waited is refused: its journal never names what is
+// not there, and the next upload sends it.
 func TestReceive_RefusesWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	store, root := open(t), directory(t)
@@ -230,7 +230,7 @@ func TestReceive_RefusesWhatIsMissing(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A directory of which the fleet has lost contents is sent whole, also if its journal cannot be read
+// A directory is sent whole if the fleet has lost contents of it, also if its journal cannot be read
 // any more.
 func TestUpload_WholeAfterALoss(t *testing.T) {
 	t.Parallel()

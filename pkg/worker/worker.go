@@ -91,7 +91,8 @@ func (c *Call) LeaseEnd() time.Time { return c.handling.Run.LeaseEnd() }
 // Fence is a number that grows with each holder of the call's lane. Only the resource itself can
 // refuse a handler that continues after its lease: send the fence with every write; in the same
 // transaction the resource refuses a fence lower than the greatest that it has stored. Fences of
-// different lanes cannot be compared: store one for each lane.
+// different lanes cannot be compared: store one for each lane. Fences also grow if the claims stream is
+// deleted and created again. If all streams of the fleet are deleted, they begin again.
 func (c *Call) Fence() uint64 { return c.handling.Run.Fence }
 
 // Resources is what the call has for the time of the handler: exclusively, or

@@ -124,7 +124,7 @@ var opened = map[string]use{
 	"internal/sandbox/removal/at_linux.go":              {4, list},
 	"internal/sandbox/removal/removal.go":               {1, list},
 	"internal/sandbox/snapshot/open.go":                 {2, never},
-	"internal/sandbox/snapshot/restore.go":              {4, root + "; new files"},
+	"internal/sandbox/snapshot/restore.go":              {5, root + "; new files; " + list},
 	"internal/sandbox/snapshot/save.go":                 {1, list},
 	"internal/sandbox/snapshot/tree.go":                 {1, own},
 	"internal/signing/signing.go":                       {1, named},

@@ -13,7 +13,7 @@ func KeepEvery(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { keepEvery = before })
 }
 
-// Digest is the digest of runs of a content, of which those without bytes are zeros.
+// Digest is the digest of a content: each run is followed by that many zeros.
 func Digest(runs [][]byte, zeros []int64) string {
 	d := newDigest()
 	for i, run := range runs {

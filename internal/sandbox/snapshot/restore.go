@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -422,5 +423,36 @@ func (s *stage) remove(err *error) {
 	}
 }
 
+// What the names of temporary files and directories begin and end with.
+const tempPrefix, tempSuffix = ".toolfleet-", ".tmp"
+
 // tempName is a name that nothing has.
-func tempName() string { return ".toolfleet-" + rand.Text() + ".tmp" }
+func tempName() string { return tempPrefix + rand.Text() + tempSuffix }
+
+// staleAfter is how old a temporary directory is whose process was surely lost.
+const staleAfter = 24 * time.Hour
+
+// removeStages removes the directories of stages whose process was lost.
+func removeStages(root *os.Root) error {
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	entries, err := dir.ReadDir(-1)
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() || !strings.HasPrefix(entry.Name(), tempPrefix) || !strings.HasSuffix(entry.Name(), tempSuffix) {
+			continue
+		}
+		info, err := entry.Info()
+		if err == nil && time.Since(info.ModTime()) > staleAfter {
+			err = removal.In(root, entry.Name())
+		}
+		if err != nil && !gone(err) {
+			return err
+		}
+	}
+	return nil
+}

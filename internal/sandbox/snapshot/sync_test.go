@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -282,6 +283,24 @@ func TestSync_FetchesWhatChanged(t *testing.T) {
 }
 
 // TestSync_ContentsAreMissing: then nothing changes.
+// What a Sync left that was killed is removed, once it is old.
+func TestSync_RemovesWhatALostOneLeft(t *testing.T) {
+	t.Parallel()
+	k := newKept(t, newMemory())
+	old := time.Now().Add(-48 * time.Hour)
+	for _, name := range []string{".toolfleet-OLD.tmp", ".toolfleet-YOUNG.tmp", ".toolfleet-other"} {
+		k.write(name+"/1", "content")
+		if !strings.Contains(name, "YOUNG") {
+			require.NoError(t, os.Chtimes(filepath.Join(k.dir, name), old, old))
+		}
+	}
+	_, err := snapshot.Sync(t.Context(), k.root, nil, snapshot.Tree{}, k.bodies, nil)
+	require.NoError(t, err)
+	require.NoDirExists(t, filepath.Join(k.dir, ".toolfleet-OLD.tmp"))
+	require.DirExists(t, filepath.Join(k.dir, ".toolfleet-YOUNG.tmp"))
+	require.DirExists(t, filepath.Join(k.dir, ".toolfleet-other"))
+}
+
 func TestSync_ContentsAreMissing(t *testing.T) {
 	t.Parallel()
 	next := saved(t, newRoot(t, tree{"a": {body: "1"}, "b": {body: "2"}}), nil)
