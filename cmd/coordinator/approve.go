@@ -125,7 +125,7 @@ func (c *approveCommand) list(ctx context.Context, p program) error {
 		}
 		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s%s\n  coordinator approve%s%s %s %s\n",
 			ago(a.AskedAt), printableName(a.Tool), printableName(prompt.Shorten(a.Arguments)), printableName(a.Reason), schema,
-			flagsOf(c.Nats, c.Login, c.Fleet), pool, a.SessionID, a.CallID)
+			c.Reach(), pool, a.SessionID, a.CallID)
 	}
 	return err
 }

@@ -306,7 +306,7 @@ func (c *callCommand) inFleet(
 
 // observed runs a call, reports why it waits, and answers its questions.
 func (c *callCommand) observed(ctx context.Context, env *environment.Environment, call *protocol.Call, show view) (*protocol.Result, error) {
-	answers := prompt.NewAnswers(c.asks, env.Client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+	answers := prompt.NewAnswers(c.asks, env.Client, c.Reach(), show.warn)
 	answers.Alone = c.Nats == ""
 	defer answers.Close()
 	return env.Fleet.Dispatcher.Observed(ctx, call, func(u loop.Update) {

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -125,9 +125,9 @@ func (c *callCommand) runBatch(ctx context.Context, p program, with planning) er
 func (c *callCommand) readBatch(p program, bad badLines) (lines []batchLine, err error) {
 	source := p.Stdin
 	if c.Batch != "-" {
-		file, err := os.Open(c.Batch)
+		file, err := regular.Open(c.Batch)
 		if err != nil {
-			return nil, fmt.Errorf("--batch: %w", err)
+			return nil, cli.Usagef("--batch %s: %v", c.Batch, errors.Unwrap(err))
 		}
 		defer func() { _ = file.Close() }() // it is only read
 		source = file

@@ -261,7 +261,7 @@ func (v *conversation) fork(ctx context.Context) {
 		return
 	}
 	v.say("session %s is a fork of this one; when you have ended here, continue it with: coordinator chat%s --session %s",
-		id, flagsOf(v.command.Nats, v.command.Login, v.command.Fleet), id)
+		id, v.command.Reach(), id)
 }
 
 // said are the inputs of the turns that the conversation has, by the numbers of the turns.

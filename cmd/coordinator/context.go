@@ -87,7 +87,7 @@ func (c *contextLs) run(_ context.Context, p program) error {
 		}
 		_, _ = fmt.Fprintf(table, "%s %s", mark, stored.Name)
 		for _, flag := range slices.Sorted(maps.Keys(stored.Values)) {
-			_, _ = fmt.Fprintf(table, "\t--%s %s", flag, shellWord(stored.Values[flag]))
+			_, _ = fmt.Fprintf(table, "\t--%s %s", flag, cli.ShellWord(stored.Values[flag]))
 		}
 		_, _ = fmt.Fprintln(table)
 	}

@@ -143,9 +143,9 @@ func (s *started) goOn(ctx context.Context, prompt string) error {
 
 // howToGoOn says how a session continues that did not answer.
 func (c *runCommand) howToGoOn(session protocol.SessionID) string {
-	flags := flagsOf(c.Nats, c.Login, c.Fleet)
+	flags := c.Reach()
 	if c.Data != "" {
-		flags += " --data " + shellWord(c.Data)
+		flags += " --data " + cli.ShellWord(c.Data)
 	}
 	return fmt.Sprintf("continue with: coordinator run%s --session %s PROMPT", flags, session)
 }

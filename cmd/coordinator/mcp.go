@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -120,7 +121,7 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 	if f.McpTokens == "" {
 		return o, nil
 	}
-	file, err := os.Open(f.McpTokens)
+	file, err := regular.Open(f.McpTokens)
 	if err != nil {
 		return o, cli.Usagef("--mcp-tokens: %v", err)
 	}
@@ -257,7 +258,7 @@ func (c *mcpCommand) place(ctx context.Context, p program) (session protocol.Ses
 func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 	r := mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), ClientApproves: c.McpClientApproves}
 	if c.Nats != "" {
-		flags := flagsOf(c.Nats, c.Login, c.Fleet)
+		flags := c.Reach()
 		r.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))
 		r.Ask = func(call *protocol.Call, q *protocol.Question) {
 			show.warn(prompt.WaitsForAnswer(&report.Question{SessionID: call.SessionID, CallID: call.ID, Tool: call.Tool, Question: q, Lane: string(call.Pool)}, flags))

@@ -224,10 +224,10 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	if err != nil {
 		return nil, nil, err
 	}
-	observe, end := noticeWaiting(show, c.Nats), silence
+	observe, end := noticeWaiting(show, &c.FleetFlags), silence
 	turn.options.Approve = c.approver(p, env.Client, show, turn)
 	if c.mayBeAsked(turn) {
-		answers := prompt.NewAnswers(c.asks, env.Client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+		answers := prompt.NewAnswers(c.asks, env.Client, c.Reach(), show.warn)
 		answers.Alone = c.Nats == ""
 		end = func() { answers.Close(); silence() }
 		waiting := observe
@@ -415,7 +415,7 @@ func (c *runCommand) approver(p program, client *fleet.Client, show view, turn p
 	if c.Nats == "" || turn.options.Policy == nil {
 		return nil
 	}
-	return announced(show.warn, flagsOf(c.Nats, c.Login, c.Fleet), client.AwaitApproval)
+	return announced(show.warn, c.Reach(), client.AwaitApproval)
 }
 
 // mayBeAsked reports whether calls can ask questions: those of the tool ask_user, or of MCP

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"mvdan.cc/sh/v3/syntax"
-
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/channel"
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -27,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/session"
@@ -443,17 +442,9 @@ func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 	if fl.Server != nil {
 		creds := fl.Server.CredentialFile()
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
-			fl.Server.URL(), fl.Server.URL(), shellWord(creds), shellWord(filepath.Join(filepath.Dir(creds), signing.PublicFile)))
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s\n", fl.Server.URL(), shellWord(creds))
+			fl.Server.URL(), fl.Server.URL(), cli.ShellWord(creds), cli.ShellWord(filepath.Join(filepath.Dir(creds), signing.PublicFile)))
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s\n", fl.Server.URL(), cli.ShellWord(creds))
 	}
-}
-
-// shellWord quotes a path for a shell.
-func shellWord(path string) string {
-	if word, err := syntax.Quote(path, syntax.LangPOSIX); err == nil {
-		return word
-	}
-	return path // no shell accepts it
 }
 
 // replaceLimits stores the limits of parts of a fleet: pools with servers of their own have a copy.
@@ -473,14 +464,17 @@ func replaceLimits(ctx context.Context, parts []*fleet.Fleet, rules []limits.Rul
 	return nil
 }
 
+// maxLimits bounds a file of limits, in bytes.
+const maxLimits = 16 << 20
+
 // readLimits reads a file of limits, as limits ls --json prints them; no name has none.
 func readLimits(file string) ([]limits.Rule, error) {
 	if file == "" {
 		return nil, nil
 	}
-	body, err := os.ReadFile(file)
+	body, err := regular.Read(file, maxLimits)
 	if err != nil {
-		return nil, fmt.Errorf("--limits: %w", err)
+		return nil, cli.Usagef("--limits %s: %v", file, errors.Unwrap(err))
 	}
 	rules, err := limits.Parse(body)
 	if err != nil {

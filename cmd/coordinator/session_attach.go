@@ -30,7 +30,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	}
 	defer show.screen.Close()
 	show.screen.Hold()
-	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(client, desk.id)), client, flagsOf(c.Nats, c.Login, c.Fleet), show.warn)
+	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(client, desk.id)), client, c.Reach(), show.warn)
 	defer answers.Close()
 	silent, err := show.output(client, desk.id)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/evaluation"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -22,12 +23,15 @@ type sessionEval struct {
 	JUnit    string `name:"junit" placeholder:"XML" help:"File for the results as JUnit XML."`
 }
 
+// maxCases bounds a file of cases, in bytes.
+const maxCases = 16 << 20
+
 // cases checks the flags, and reads the file.
 func (c *sessionEval) cases() ([]evaluation.Case, error) {
 	if c.Parallel < 1 {
 		return nil, cli.Usagef("--parallel %d: must be at least 1", c.Parallel)
 	}
-	content, err := os.ReadFile(c.File)
+	content, err := regular.Read(c.File, maxCases)
 	if err != nil {
 		return nil, cli.Usagef("FILE %s: %v", c.File, errors.Unwrap(err))
 	}

@@ -72,12 +72,12 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 		used(ctx, of, info)
 	}
 	if c.Nats == "" && info.State == report.StateOpen { // else a process would use its directory
-		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run --session %s", info.Turns, desk.id))
+		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s", info.Turns, c.Reach(), desk.id))
 	}
 	if c.JSON {
 		return printJSON(p, info)
 	}
-	return printSession(p.out(), info)
+	return printSession(p.out(), info, c.Reach())
 }
 
 // used adds to an open session whether something of it runs or waits, and for what, if the user may
@@ -166,11 +166,11 @@ func (c *sessionCommand) waits(info *report.Session) (waits []string) {
 	if a := info.Approval; a != nil && info.State == report.StateWaitsForApproval {
 		waits = append(waits, prompt.WaitsForApproval(loop.ApprovalRequest{
 			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
-		}, flagsOf(c.Nats, c.Login, c.Fleet)))
+		}, c.Reach()))
 	}
 	if info.State == report.StateWaitsForAnswer {
 		for i := range info.Questions {
-			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], flagsOf(c.Nats, c.Login, c.Fleet)))
+			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], c.Reach()))
 		}
 	}
 	return waits
@@ -232,8 +232,8 @@ func eachBelow(list []report.Session, do func(s *report.Session, depth int)) {
 	each("", 0)
 }
 
-// printSession prints a session and a table of its turns.
-func printSession(w io.Writer, s *report.Session) error {
+// printSession prints a session and a table of its turns. reach are the flags of other commands.
+func printSession(w io.Writer, s *report.Session, reach string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, value string) {
 		_, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) // Flush tells of errors
@@ -250,7 +250,7 @@ func printSession(w io.Writer, s *report.Session) error {
 		line("waits", printableName(wait))
 	}
 	for _, u := range s.Unknown {
-		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve %s %s --happened, or --did-not", u.CallID, printableName(u.Tool), s.SessionID, u.CallID))
+		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve%s %s %s --happened, or --did-not", u.CallID, printableName(u.Tool), reach, s.SessionID, u.CallID))
 	}
 	if s.CreatedAt != nil {
 		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -86,7 +85,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if c.Detach {
 		return overLimit(limited, c.leave(limited, p, all, request, turn.workspace))
 	}
-	flags := flagsOf(c.Nats, c.Login, c.Fleet)
+	flags := c.Reach()
 	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(env.Client, turn.session)), env.Client, flags, show.warn)
 	defer answers.Close()
 	result, err := c.follow(ctx, env.Client, request, show, answers)
@@ -137,8 +136,8 @@ func (c *submitCommand) request(turn checked, policies []json.RawMessage, projec
 func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn fleet.Turn, show view, answers *prompt.Answers) (loop.TurnResult, error) {
 	all, live, delay := client.Sessions(""), &liveTurn{show: show.observe}, max(time.Until(turn.NotBefore), 0)
 	waits := time.AfterFunc(delay+waitNotice, func() {
-		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
-			waitNotice, protocol.SessionPool))
+		show.warn(fmt.Sprintf("the turn has waited %s: every coordinator is busy, or an earlier turn of the session still runs (coordinator lane ls%s --pool %s)",
+			waitNotice, c.Reach(), protocol.SessionPool))
 	})
 	defer waits.Stop()
 	show.screen.Waits(cmp.Or(untilThen(turn.NotBefore), "waiting for a coordinator"))
@@ -154,6 +153,7 @@ func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn f
 	defer done()
 	result, err := all.Run(limited, turn, func(e loop.Event) {
 		if e.Type == loop.EventToolQueued && e.CallID == turn.ID {
+			waits.Stop()
 			show.warn("the turn waits: " + e.Text)
 			return
 		}
@@ -167,7 +167,7 @@ func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn f
 	unknown := result.Outcome == loop.OutcomeInterrupted || result.Error != nil && result.Error.Code == protocol.CodeOutcomeUnknown
 	if over && (err != nil || unknown) {
 		limit := codes.TimeLimit(c.Timeout)
-		limit.Message += "; the fleet did not answer in time, so the turn may go on (coordinator session show)"
+		limit.Message += "; the fleet did not answer in time, so the turn may go on (coordinator session show" + c.Reach() + " " + string(turn.Session) + ")"
 		return loop.TurnResult{Outcome: loop.OutcomeLimitReached, Error: limit}, nil
 	}
 	if err != nil {
@@ -238,36 +238,16 @@ func (c *submitCommand) leave(ctx context.Context, p program, all fleet.Sessions
 	if err != nil {
 		return fmt.Errorf("the turn was not accepted: %w", wrong(err))
 	}
-	where := flagsOf(c.Nats, c.Login, c.Fleet)
+	where := c.Reach()
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach%s %s\n", where, sent.SessionID)
 	if workspace != "" {
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, sent.SessionID, shellWord(workspace))
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, sent.SessionID, cli.ShellWord(workspace))
 	}
 	if c.JSON {
 		return printJSON(p, detached{sent.SessionID, sent.ID, telemetry.TraceID(ctx)})
 	}
 	_, err = fmt.Fprintln(p.Stdout, sent.SessionID)
 	return err
-}
-
-// flagsOf returns the flags by which another command reaches the fleet, quoted for a shell and with
-// a space in front. It leaves out a password of the URL.
-func flagsOf(nats string, login cli.Login, fleet string) string {
-	var flags strings.Builder
-	add := func(flag, value string) {
-		if value != "" {
-			fmt.Fprintf(&flags, " %s %s", flag, shellWord(value))
-		}
-	}
-	add("--nats", cli.Redact(nats))
-	add("--creds", login.Creds)
-	add("--tls-ca", login.TLS.CA)
-	add("--tls-cert", login.TLS.Cert)
-	add("--tls-key", login.TLS.Key)
-	if fleet != string(protocol.DefaultFleet) {
-		add("--fleet", fleet)
-	}
-	return flags.String()
 }
 
 // liveTurn shows a turn that runs elsewhere by its live events. Some of them may be lost: with a

@@ -301,10 +301,10 @@ func (f *instructionFlags) system() (string, error) {
 	if f.System == "" {
 		return "", nil
 	}
-	content, err := cli.ReadBounded(f.System, maxSystem)
+	content, err := regular.Read(f.System, maxSystem)
 	switch {
 	case err != nil:
-		return "", cli.Usagef("--system %s: %v", f.System, err)
+		return "", cli.Usagef("--system %s: %v", f.System, errors.Unwrap(err))
 	case strings.TrimSpace(string(content)) == "":
 		return "", cli.Usagef("--system %s: is empty", f.System)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -111,9 +112,9 @@ func (v view) output(client *fleet.Client, session protocol.SessionID) (stop fun
 // waitNotice is how long a call waits before the user is warned.
 const waitNotice = 3 * time.Second
 
-// noticeWaiting shows events, and warns when a call waits long, unless the terminal shows that. url
-// is that of the fleet; "" for one inside this process.
-func noticeWaiting(show view, url string) func(loop.Event) {
+// noticeWaiting shows events, and warns when a call waits long, unless the terminal shows that.
+// where says where its worker is.
+func noticeWaiting(show view, where *environment.FleetFlags) func(loop.Event) {
 	timers := map[protocol.CallID]*time.Timer{}
 	return func(e loop.Event) {
 		switch e.Type {
@@ -125,7 +126,7 @@ func noticeWaiting(show view, url string) func(loop.Event) {
 			if e.Text != "" { // the event says why
 				break
 			}
-			timers[id] = time.AfterFunc(waitNotice, func() { show.sayWaiting(id, url) })
+			timers[id] = time.AfterFunc(waitNotice, func() { show.sayWaiting(id, where) })
 		case loop.EventToolRunning, loop.EventWorkerLost, loop.EventToolResult:
 			if timer := timers[e.CallID]; timer != nil {
 				timer.Stop()
@@ -138,7 +139,7 @@ func noticeWaiting(show view, url string) func(loop.Event) {
 }
 
 // sayWaiting warns why a call waits.
-func (v view) sayWaiting(id protocol.CallID, url string) {
+func (v view) sayWaiting(id protocol.CallID, where *environment.FleetFlags) {
 	about, behind := v.screen.Waiting(id)
 	switch {
 	case about == "":
@@ -146,9 +147,9 @@ func (v view) sayWaiting(id protocol.CallID, url string) {
 		if !v.live {
 			v.warn(fmt.Sprintf("%s has waited %s, behind: %s", about, waitNotice, behind))
 		}
-	case url != "":
-		v.warn(fmt.Sprintf("%s has waited %s: no worker is free, or another session has its lane (coordinator workers --nats %s, coordinator lane ls --nats %s)",
-			about, waitNotice, cli.Redact(url), cli.Redact(url)))
+	case where.Nats != "":
+		v.warn(fmt.Sprintf("%s has waited %s: no worker is free, or another session has its lane (coordinator workers%s, coordinator lane ls%s)",
+			about, waitNotice, where.Reach(), where.Reach()))
 	default:
 		v.warn(fmt.Sprintf("%s has waited %s for the worker in this process", about, waitNotice))
 	}

@@ -4,13 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/alecthomas/kong"
 	"go.yaml.in/yaml/v3"
+	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // Contexts choose stored connection flags, as flags. A context has a name, and is a file that only
@@ -18,7 +24,20 @@ import (
 type Contexts struct {
 	Context     string `placeholder:"NAME" brief:"Connection flags under a name, see coordinator context." help:"Context whose connection flags apply where neither a flag nor a variable says otherwise (coordinator context add); none for no context. Default: the one in use (coordinator context use), unless --nats is given."`
 	NatsContext string `placeholder:"NAME" help:"Context of the nats tool with the servers and credentials; instead of --nats."`
+
+	reach string // see Reach
 }
+
+// AfterApply implements a hook of kong.
+func (c *Contexts) AfterApply(kctx *kong.Context, s *sources) error {
+	c.reach = s.reach(kctx)
+	return nil
+}
+
+// Reach returns the shortest flags by which another command reaches the same fleet, quoted for a
+// shell and each with a space in front: the context by its name, and what this command line, its
+// variables or the project's file set apart from it. Secrets of URLs are left out.
+func (c *Contexts) Reach() string { return c.reach }
 
 // Context is a stored context.
 type Context struct {
@@ -61,6 +80,72 @@ func AddContext(name string, values map[string]any) error {
 	return errors.Join(err, file.Close())
 }
 
+// contextLabel begins the label of a context's settings.
+const contextLabel = "context "
+
+// reach is [Contexts.Reach].
+func (s *sources) reach(kctx *kong.Context) string {
+	var flags strings.Builder
+	add := func(flag, value string) { fmt.Fprintf(&flags, " --%s %s", flag, ShellWord(value)) }
+	always := []string{"(user)"} // what any command takes from there
+	for _, from := range s.list {
+		if name, is := strings.CutPrefix(from.label, contextLabel); is {
+			add(flagContext, name)
+			always = append(always, "("+from.label+")")
+		}
+	}
+	if name, _ := given(kctx, flagContext); name == noContext && find(kctx, flagNats).Target.IsZero() {
+		add(flagContext, noContext) // another one may be in use
+	}
+	for _, name := range []string{flagNats, "pool-nats", "pool-creds", "creds", "tls-ca", "tls-cert", "tls-key", "sign-key", flagBodies, "fleet"} {
+		flag := find(kctx, name)
+		if flag == nil || flag.Target.IsZero() {
+			continue
+		}
+		origin := s.origin(kctx, flag)
+		value, secret := flagText(flag)
+		switch {
+		case origin == "", slices.ContainsFunc(always, func(from string) bool { return strings.HasSuffix(origin, from) }):
+		case strings.HasPrefix(value, natsio.ContextScheme):
+			add(flagNatsContext, strings.TrimPrefix(value, natsio.ContextScheme))
+		case secret && strings.HasPrefix(origin, ofVariable): // which other commands have, too
+		default:
+			add(name, value)
+		}
+	}
+	return flags.String()
+}
+
+// flagBodies is the flag of a URL without secrets: its credentials are in variables.
+const flagBodies = "bodies"
+
+// flagText is the value of a connection flag, as one gives it, without the secrets of URLs, and
+// whether it has some.
+func flagText(flag *kong.Flag) (text string, secret bool) {
+	entries, is := flag.Target.Interface().(map[string]string)
+	if !is {
+		value := flag.Target.String()
+		if text = value; flag.Name != flagBodies {
+			text = withoutSecrets(flag.Name, value)
+		}
+		return text, text != value
+	}
+	texts := make([]string, 0, len(entries))
+	for _, key := range slices.Sorted(maps.Keys(entries)) {
+		value := withoutSecrets(flag.Name, entries[key])
+		texts, secret = append(texts, key+"="+value), secret || value != entries[key]
+	}
+	return strings.Join(texts, ";"), secret
+}
+
+// ShellWord quotes a word for a shell.
+func ShellWord(word string) string {
+	if quoted, err := syntax.Quote(word, syntax.LangPOSIX); err == nil {
+		return quoted
+	}
+	return word // no shell accepts it
+}
+
 // contextNamed reads a context.
 func (r *reader) contextNamed(name string) (*settings, error) {
 	path, err := contextFile(name)
@@ -78,7 +163,7 @@ func (r *reader) contextNamed(name string) (*settings, error) {
 		}
 		return nil, Usagef("there is no context %s: must be %s, or %s for no context", name, strings.Join(names, ", "), noContext)
 	}
-	context, err := r.read(path, "context "+name, false)
+	context, err := r.read(path, contextLabel+name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +224,7 @@ func ContextInUse() string {
 	if err != nil {
 		return ""
 	}
-	content, _ := os.ReadFile(path) // there may be none
+	content, _ := regular.Read(path, maxSettings) // there may be none
 	return strings.TrimSpace(string(content))
 }
 

@@ -3,8 +3,10 @@ package cli
 import (
 	"errors"
 	"os"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -120,15 +122,18 @@ func (l *Login) Check() error {
 
 func checkFile(flag, file string) error {
 	if info, err := os.Stat(file); err != nil {
-		return Usagef("%s%s: %v", flag, file, errors.Unwrap(err))
+		hint := ""
+		if strings.HasPrefix(flag, "--creds") && errors.Is(err, os.ErrNotExist) {
+			hint = "; coordinator serve prints the path of its token at its start"
+		}
+		return Usagef("%s%s: %v%s", flag, file, errors.Unwrap(err), hint)
 	} else if info.IsDir() {
 		return Usagef("%s%s: is a directory, not a file", flag, file)
+	} else if !info.Mode().IsRegular() { // reading a FIFO would wait
+		return Usagef("%s%s: %v", flag, file, regular.ErrNot)
 	}
 	return nil
 }
 
 // Files are the flags as [natsio.Connect] takes them.
 func (l *Login) Files() natsio.TLS { return natsio.TLS(l.TLS) }
-
-// Redact hides user names, passwords and tokens of URLs of servers.
-func Redact(urls string) string { return natsio.Redact(urls) }

@@ -317,20 +317,3 @@ func flagsBelow(node *kong.Node) map[string]*kong.Flag {
 	}
 	return flags
 }
-
-// ReadBounded reads a file of at most limit bytes, whole KiB. Its errors do not name the file.
-func ReadBounded(path string, limit int) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, errors.Unwrap(err)
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	content, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
-	switch {
-	case err != nil:
-		return nil, errors.Unwrap(err)
-	case len(content) > limit:
-		return nil, fmt.Errorf("is larger than %d KiB", limit>>10)
-	}
-	return content, nil
-}

@@ -40,7 +40,7 @@ const noContext = "none"
 
 // options have kong ask the sources.
 func (s *sources) options() []kong.Option {
-	return []kong.Option{kong.Resolvers(s), kong.WithBeforeResolve(s.load)}
+	return []kong.Option{kong.Resolvers(s), kong.WithBeforeResolve(s.load), kong.Bind(s)}
 }
 
 // Validate implements [kong.Resolver].

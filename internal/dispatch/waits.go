@@ -214,6 +214,9 @@ func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Need) string {
 
 // unserved says that no coordinator serves the model of a turn; "" when one does.
 func unserved(coordinators []*wire.WorkerInfo, model string) string {
+	if len(coordinators) == 0 {
+		return "no coordinator serves this fleet now; the turn is stored, and starts when one does (coordinator serve)"
+	}
 	var served []string
 	for _, c := range coordinators {
 		if model == "" || slices.Contains(c.Models, model) {

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -61,12 +62,22 @@ func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Opt
 	}
 }
 
+// warnUnsigned warns that calls are not signed, although the token is that of a coordinator serve,
+// which has made a key next to it.
+func (c *Connection) warnUnsigned(fl *fleet.Fleet, warn func(string)) {
+	if fl.Signer() == nil && filepath.Base(c.Creds) == embedded.TokenFile && warn != nil {
+		warn(fmt.Sprintf("--creds %s: the key %s, which signs calls, is not next to it, so workers that run only signed calls refuse those of this process; copy it from the directory of the original token, or name it with --sign-key",
+			c.Creds, signing.PrivateFile))
+	}
+}
+
 // connect reaches the fleet for a process that sends turns.
 func (f *ExistingFleet) connect(ctx context.Context, o *Options) (*fleet.Fleet, error) {
 	fl, err := f.reach(ctx, o.Client, o.Logger)
 	if err != nil {
 		return nil, err
 	}
+	f.warnUnsigned(fl, o.Warn)
 	if err := fl.CheckRights(ctx, natsio.CallRights(fl.Name, protocol.SessionPool)); err != nil { // without rights the server never answers requests
 		fl.Close()
 		return nil, err
@@ -144,7 +155,9 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 			used = "the directory of session " + of + ", which has this fork,"
 		}
 		return nil, fmt.Errorf("%s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", used)
-	case err == nil && fl.Server != nil:
+	case err == nil && fl.Server == nil:
+		f.warnUnsigned(fl, o.Warn)
+	case err == nil:
 		fl.Server.WhenFailed(func(reason error) {
 			o.Program.End(reason)
 			fl.NC.Close() // requests to it then fail at once

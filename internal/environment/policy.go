@@ -3,12 +3,13 @@ package environment
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -53,16 +54,9 @@ func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 const maxPolicy = 1 << 20
 
 func readPolicy(file string) (policy.Policy, error) {
-	info, err := os.Stat(file)
+	content, err := regular.Read(file, maxPolicy)
 	if err != nil {
-		return policy.Policy{}, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxPolicy { // reading a FIFO would wait
-		return policy.Policy{}, fmt.Errorf("%s: must be a file of at most %d bytes", file, maxPolicy)
-	}
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return policy.Policy{}, err
+		return policy.Policy{}, fmt.Errorf("%s: %w", file, errors.Unwrap(err))
 	}
 	return policy.Parse(file, content)
 }

@@ -17,7 +17,7 @@ func TestPolicies_OfAFile(t *testing.T) {
 	require.NoError(t, os.WriteFile(good, []byte("tools: {deny: [bash]}\n"), 0o600))
 	require.NoError(t, os.WriteFile(large, []byte(strings.Repeat("#", 1<<20+1)), 0o600))
 	for file, fault := range map[string]string{
-		dir: "must be a file of at most", large: "at most 1048576 bytes", os.DevNull: "must be a file of at most", good + ".none": "good.yaml.none",
+		dir: "is not a regular file", large: "is larger than 1 MiB", os.DevNull: "is not a regular file", good + ".none": "good.yaml.none",
 	} {
 		_, err := (&PolicyFlags{Policy: file}).Policies()
 		require.ErrorContains(t, err, "--policy: ")

@@ -12,7 +12,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -216,6 +215,6 @@ func (f *FleetFlags) RemoveSession(ctx context.Context, fl *fleet.Fleet, id prot
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	if _, err := session.Remove(ctx, fl, id, session.Options{Pool: pool, Force: true, Used: true}); err != nil {
-		warn(fmt.Sprintf("the call's session is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(f.Nats), id))
+		warn(fmt.Sprintf("the call's session is not removed: %v (coordinator session rm%s %s)", err, f.Reach(), id))
 	}
 }

@@ -6,13 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"regexp"
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -45,17 +44,10 @@ const maxPrices = 4 << 20
 func LoadPrices(path string) (*Prices, error) {
 	content := prices
 	if path != "" {
-		file, err := os.Open(path)
-		if err != nil {
+		var err error
+		if content, err = regular.Read(path, maxPrices); err != nil {
 			return nil, errors.Unwrap(err)
 		}
-		defer func() { _ = file.Close() }() // it was only read
-		if content, err = io.ReadAll(io.LimitReader(file, maxPrices+1)); err != nil {
-			return nil, err
-		}
-	}
-	if len(content) > maxPrices {
-		return nil, fmt.Errorf("is larger than %d MiB", maxPrices>>20)
 	}
 	var p Prices
 	decoder := json.NewDecoder(bytes.NewReader(content))

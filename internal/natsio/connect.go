@@ -26,7 +26,6 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -36,6 +35,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/synadia-io/orbit.go/natscontext"
+
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // Server is a NATS server or servers, and a process's credentials for them.
@@ -191,12 +192,15 @@ func (t TLS) advice(err error) string {
 	return ""
 }
 
+// maxCredentials bounds a credentials file, in bytes.
+const maxCredentials = 64 << 10
+
 // credentialsOption reads a credentials file of either kind.
 func credentialsOption(path string) ([]nats.Option, error) {
 	if path == "" {
 		return nil, nil
 	}
-	content, err := os.ReadFile(path)
+	content, err := regular.Read(path, maxCredentials)
 	if err != nil {
 		return nil, fmt.Errorf("credentials: %w", err)
 	}
@@ -208,7 +212,7 @@ func credentialsOption(path string) ([]nats.Option, error) {
 		return nil, fmt.Errorf("credentials %s: %w", path, errCredentials)
 	}
 	return []nats.Option{nats.TokenHandler(func() string {
-		if content, err := os.ReadFile(path); err == nil { // it may have been renewed, as may the other kind
+		if content, err := regular.Read(path, maxCredentials); err == nil { // it may have been renewed, as may the other kind
 			return string(bytes.TrimSpace(content))
 		}
 		return token

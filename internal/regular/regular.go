@@ -78,7 +78,11 @@ func read(in place, name string, limit int64) ([]byte, error) {
 	defer func() { _ = file.Close() }() // it was only read
 	content, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err == nil && int64(len(content)) > limit {
-		err = &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w %d KiB", ErrLarge, limit>>10)}
+		bound := fmt.Sprintf("%d KiB", limit>>10)
+		if limit%(1<<20) == 0 {
+			bound = fmt.Sprintf("%d MiB", limit>>20)
+		}
+		err = &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w %s", ErrLarge, bound)}
 	}
 	if err != nil {
 		return nil, err

@@ -72,12 +72,9 @@ func OpenFor(own *Signer, file string) (*Keys, error) {
 }
 
 func (k *Keys) read() error {
-	info, err := os.Stat(k.file)
-	if err != nil {
-		return fmt.Errorf("keys of calls: %w", err)
-	}
+	info, statErr := os.Stat(k.file) // first: what is written meanwhile has another time
 	blocks, err := read(k.file, publicBlock)
-	if err != nil {
+	if err = cmp.Or(err, statErr); err != nil {
 		return err
 	}
 	keys := map[string]trusted{}
@@ -167,7 +164,9 @@ func (k *Keys) signer(fleet protocol.Fleet, value string, body []byte, stored ti
 		return trusted{}, notSigned(format, args...)
 	}
 	if value == "" {
-		return fault("the call is not signed, and the worker runs signed ones only: whoever sends it needs a key (--sign-key)")
+		fault := notSigned("the call is not signed, and the worker runs only signed calls (--call-keys)")
+		fault.Message += ". Its sender needs the private key: --sign-key FILE, or " + PrivateFile + " next to the file of --creds; " + madeBeside(PrivateFile)
+		return trusted{}, fault
 	}
 	s, err := parse(value)
 	if err != nil {
@@ -176,7 +175,9 @@ func (k *Keys) signer(fleet protocol.Fleet, value string, body []byte, stored ti
 	root := signed{s.id, s.root}
 	key, known := k.key(root)
 	if key.PublicKey == nil {
-		return fault("the call is signed with key %.16q, which is none of the worker's (--call-keys)", s.id)
+		fault := notSigned("the call is signed with key %.16q, which is none of the worker's (--call-keys)", s.id)
+		fault.Message += ". Sign with the key of one of these, or add the public key to their file: openssl pkey -in " + PrivateFile + " -pubout"
+		return trusted{}, fault
 	}
 	if tlog.CheckRecord(s.proof, s.size, s.root, s.index, tlog.RecordHash(message(fleet, s.at, body))) != nil {
 		return fault("the signature of the call is not that of its content")

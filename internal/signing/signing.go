@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -203,12 +204,13 @@ func idOf(key ed25519.PublicKey) string {
 
 // read returns the blocks of a type of a PEM file.
 func read(file, kind string) ([]*pem.Block, error) {
-	content, err := os.ReadFile(file)
+	content, err := regular.Read(file, maxFile)
+	if errors.Is(err, os.ErrNotExist) {
+		name := map[string]string{privateBlock: PrivateFile, publicBlock: PublicFile}[kind]
+		return nil, fmt.Errorf("%s: %w; %s", file, errors.Unwrap(err), madeBeside(name))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, errors.Unwrap(err))
-	}
-	if len(content) > maxFile {
-		return nil, fmt.Errorf("%s has %d bytes: at most %d are allowed", file, len(content), maxFile)
 	}
 	var blocks []*pem.Block
 	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
@@ -228,6 +230,11 @@ const (
 	PrivateFile = "calls.key"
 	PublicFile  = "calls.pub"
 )
+
+// madeBeside says where a file of the key pair is.
+func madeBeside(name string) string {
+	return "coordinator serve makes " + name + " next to its nats.token"
+}
 
 // Make returns the signer of a directory, and makes its key pair when there is none.
 func Make(dir string) (*Signer, error) {

@@ -112,7 +112,7 @@ func TestFiles_FaultsAreTold(t *testing.T) {
 		"RSA":          {block("PRIVATE KEY", private), "must be of Ed25519"},
 		"no key":       {block("PRIVATE KEY", []byte("x")), "asn1"},
 		"two":          {file(append(key, key...)), "has 2 private keys: must be 1"},
-		"a large file": {file(make([]byte, 1<<17)), "at most 65536 are allowed"},
+		"a large file": {file(make([]byte, 1<<17)), "is larger than 64 KiB"},
 	} {
 		t.Run("private/"+name, func(t *testing.T) {
 			t.Parallel()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/login"
@@ -127,11 +128,14 @@ func (l *Login) find() (*mcp.Server, error) {
 	return nil, cli.Usagef("%v", errors.Join(append(problems, fmt.Errorf("server %q: must be an MCP server with a url; %s", l.Server, allowed))...))
 }
 
+// maxServers bounds a file of MCP servers, in bytes.
+const maxServers = 1 << 20
+
 // ServersOf are the servers that a file of agents names.
 func ServersOf(file string) ([]mcp.Server, error) {
-	content, err := os.ReadFile(file)
+	content, err := regular.Read(file, maxServers)
 	if err != nil {
-		return nil, cli.Usagef("--mcp-config: %v", err)
+		return nil, cli.Usagef("--mcp-config %s: %v", file, errors.Unwrap(err))
 	}
 	servers, faults := mcp.Parse(content)
 	if len(faults) > 0 {

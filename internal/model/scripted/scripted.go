@@ -35,7 +35,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -43,6 +42,7 @@ import (
 	"unicode"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -54,10 +54,13 @@ type Model struct {
 
 var _ loop.Model = (*Model)(nil)
 
+// maxScript bounds a script, in bytes.
+const maxScript = 64 << 20
+
 // Load reads a script from a file. Errors name the file; those about its content wrap
 // [ErrInvalidScript].
 func Load(path string) (*Model, error) {
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, maxScript)
 	if err != nil {
 		return nil, fmt.Errorf("load script: %w", err)
 	}
