@@ -230,8 +230,20 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		})
 	}
 	c.announce(p, fl, options.Default)
-	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
-	return server.Run(ctx, drain)
+	told := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		defer close(told)
+		if fl.Server != nil {
+			fl.Server.Draining(time.Now().Add(c.Drain))
+		}
+		p.Draining(c.Drain, server.Running(), "turn", "a turn that runs longer continues with another coordinator, or after a restart")
+		time.AfterFunc(c.Drain, abort)
+	})
+	err = server.Run(ctx, drain)
+	if ctx.Err() != nil {
+		<-told // a coordinator that has nothing to do is faster than the line
+	}
+	return err
 }
 
 // keys are the signers whose turns this coordinator runs; nil runs every turn, as without a key of

@@ -113,6 +113,15 @@ func printWaits(out io.Writer, list *report.LaneList) {
 	}
 }
 
+// workerName is a worker's id, and whether it is being stopped.
+func workerName(w *report.Worker) string {
+	name := printableName(string(w.WorkerID))
+	if w.Draining {
+		name += " (draining)"
+	}
+	return name
+}
+
 func printWorkers(out io.Writer, workers []*report.Worker) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
@@ -126,7 +135,7 @@ func printWorkers(out io.Writer, workers []*report.Worker) error {
 			kinds[i] = string(kind)
 		}
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			printableName(string(w.WorkerID)), orDash(printableName(w.Build)), w.Slots, w.HeldLanes, printableName(w.Driver),
+			workerName(w), orDash(printableName(w.Build)), w.Slots, w.HeldLanes, printableName(w.Driver),
 			printableName(w.Level), printableName(w.Network), readOnly,
 			printableName(strings.Join(w.Languages, " ")), orDash(printableName(strings.Join(kinds, " "))))
 	}
@@ -138,7 +147,7 @@ func printCoordinators(out io.Writer, coordinators []*report.Worker) error {
 	_, _ = fmt.Fprintln(table, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS") // Flush tells
 	for _, c := range coordinators {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\n",
-			printableName(string(c.WorkerID)), orDash(printableName(c.Build)), c.Slots, c.HeldLanes, orDash(printableName(strings.Join(c.Models, " "))))
+			workerName(c), orDash(printableName(c.Build)), c.Slots, c.HeldLanes, orDash(printableName(strings.Join(c.Models, " "))))
 	}
 	return table.Flush()
 }

@@ -29,6 +29,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/memory"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 )
 
@@ -353,6 +354,16 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 		<-finished
 		cancel(nil)
 	}
+}
+
+// Draining prints, after the first signal, what the process waits for, how long at most, what
+// happens to the rest, and what a second signal does.
+func (p Program) Draining(limit time.Duration, running int, what, rest string) {
+	waits := "nothing runs"
+	if running > 0 {
+		waits = fmt.Sprintf("still running: %s; %s", prose.Plural(running, what), rest)
+	}
+	_, _ = fmt.Fprintf(p.Stderr, "%s: draining, for %s at most (--drain); %s; a second signal exits at once\n", p.Name, limit, waits)
 }
 
 var (

@@ -77,6 +77,7 @@ func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 	if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {
 		return nil
 	}
+	workers = slices.DeleteFunc(workers, func(w *wire.WorkerInfo) bool { return w.Draining })
 	return func(n lane.Need) string { return lacks(pool, workers, n) }
 }
 

@@ -148,13 +148,14 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 	fl, err := fleet.Connect(ctx, options)
 	switch {
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
-		return nil, errors.New("another coordinator serve of yours runs on this machine: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen")
+		return nil, fmt.Errorf("another coordinator serve of yours runs on this machine%s: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen", embedded.Holder(filepath.Join(data, fleet.ServerDir)))
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
 		used := "session " + string(o.ID)
 		if of := filepath.Base(data); of != string(o.ID) {
 			used = "the directory of session " + of + ", which has this fork,"
 		}
-		return nil, fmt.Errorf("%s is in use by another process on this machine: wait until that ends, or stop it, or begin a new session without --session and --continue", used)
+		return nil, fmt.Errorf("%s is in use by another process on this machine%s: wait until that ends, or stop it, or begin a new session without --session and --continue",
+			used, embedded.Holder(filepath.Join(data, fleet.ServerDir)))
 	case err == nil && fl.Server == nil:
 		f.warnUnsigned(fl, o.Warn)
 	case err == nil:

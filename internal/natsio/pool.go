@@ -152,10 +152,12 @@ func comparePool(have, want jetstream.ConsumerConfig) []error {
 }
 
 // Describe answers requests for the list of a pool's workers or coordinators, until stop is called.
+// From the end of ctx on the process drains.
 // Without the right to do so the process works all the same.
 func Describe(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, self func() wire.WorkerInfo, logger *slog.Logger) (stop func()) {
 	requests, err := nc.Subscribe(wire.WhoSubject(fleet, pool), func(request *nats.Msg) {
 		info := self()
+		info.Draining = ctx.Err() != nil
 		body, err := wire.EncodeWorkerInfo(&info)
 		if err == nil {
 			err = request.Respond(body)

@@ -195,6 +195,12 @@ func (s *Server) Run(ctx, drain context.Context) error {
 	return s.holder.Run(ctx, drain)
 }
 
+// Running is how many turns run.
+func (s *Server) Running() int {
+	_, used, _ := s.holder.Load()
+	return used
+}
+
 // CanRun implements [lane.Host]: a turn that names a model waits for a coordinator that serves it.
 // Any coordinator takes, and refuses, a call that is no turn.
 func (s *Server) CanRun(n lane.Need) bool {

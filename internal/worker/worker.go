@@ -231,6 +231,12 @@ func (w *Worker) Languages() []string { return w.host.Languages() }
 // lost.
 func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 
+// Running is how many of the slots are in use.
+func (w *Worker) Running() int {
+	_, used, _ := w.holder.Load()
+	return used
+}
+
 // Run accepts calls until ctx ends, then drains: running calls may finish until drain ends, and are
 // killed then. It returns when all of them have ended.
 func (w *Worker) Run(ctx, drain context.Context) error {

@@ -291,7 +291,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	told := make(chan struct{})
 	context.AfterFunc(ctx, func() {
 		defer close(told)
-		_, _ = fmt.Fprintf(p.Stderr, "worker: draining, for %s at most\n", f.Drain)
+		p.Draining(f.Drain, w.Running(), "call", "what runs longer is killed, and left to other workers")
 		time.AfterFunc(f.Drain, abort)
 	})
 	err = w.Run(ctx, drain)

@@ -2,11 +2,14 @@ package integration
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
 // other is a worker that is not the one with the id.
@@ -97,6 +100,41 @@ func TestWorker_SecondSignalExits(t *testing.T) {
 	workers[id].waitFor(t, `worker: draining`)
 	workers[id].signal(t, syscall.SIGTERM)
 	require.Equal(t, 130, workers[id].wait(t))
+}
+
+// TestServe_ARestartWaitsForTheDrain: a coordinator with its own server says what it waits for
+// after SIGTERM. One that is started meanwhile waits for it, and runs what was submitted since.
+func TestServe_ARestartWaitsForTheDrain(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	model, data := script(t, say("Slow.", use("c1", "bash", object{"command": hold.pass(), "timeout": 3600})), say("Answered.")), filepath.Join(t.TempDir(), "serve")
+	flags := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0]), "--data", data, "--drain", "10m"}
+	first := startServe(t, model, flags...)
+	printed := pasted(t, first.waitFor(t, `start workers with: worker (.*)\n`)[1])
+	fleet := printed[:4]
+	startWorkers(t, 1, printed)
+	running := start(t, coordinator, launch{args: append([]string{"submit", "do it"}, fleet...)})
+	running.waitFor(t, `\[1\.1 bash\] +. running on`)
+
+	refused := execute(t, coordinator, launch{args: append([]string{"serve", "--model", model}, flags...)})
+	require.Equal(t, 1, refused.code)
+	require.Contains(t, refused.stderr, fmt.Sprintf("is in use by another process (process %d, since ", first.cmd.Process.Pid))
+
+	first.signal(t, syscall.SIGTERM)
+	first.waitFor(t, `coordinator: draining, for 10m0s at most \(--drain\); still running: 1 turn; .*; a second signal exits at once\n`)
+	second := start(t, coordinator, launch{args: append([]string{"serve", "--model", model}, flags...)})
+	second.waitFor(t, fmt.Sprintf(`is in use \(process %d, since .*, drains until \S+ at most\): waiting for that process to end\n`, first.cmd.Process.Pid))
+	waiting := start(t, coordinator, launch{args: append([]string{"submit", "do it too"}, fleet...)})
+	waiting.waitFor(t, `the turn waits: no coordinator serves this fleet now; the turn is stored, and starts when one does \(coordinator serve\)`)
+
+	hold.open(t)
+	require.Equal(t, 0, first.wait(t))
+	second.waitFor(t, `coordinator: serving sessions`)
+	require.Equal(t, 0, waiting.wait(t), waiting)
+	require.Equal(t, "Answered.\n", waiting.stdout.String())
+	second.signal(t, syscall.SIGTERM)
+	second.waitFor(t, `coordinator: draining, for 10m0s at most \(--drain\); nothing runs;`)
+	require.Equal(t, 0, second.wait(t))
 }
 
 // TestServe_TurnGoesOnElsewhere: kill -9 of the coordinator in the middle of a turn. The

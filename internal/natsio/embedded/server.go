@@ -60,8 +60,8 @@ type Options struct {
 	SyncAlways bool
 	// Logger gets the server's warnings and errors; nil discards.
 	Logger *slog.Logger
-	// Notify gets a sentence for people when nothing can be stored any more, and when that is over;
-	// nil discards.
+	// Notify gets a sentence for people when nothing can be stored any more, when that is over, and
+	// when Start waits for a process that drains; nil discards.
 	Notify func(sentence string)
 }
 
@@ -69,6 +69,7 @@ type Options struct {
 type Server struct {
 	options Options // Listen has the port that was found
 	lock    *flock.Flock
+	holder  holder // this process
 	token   string
 	file    string
 	tidy    func() // ends what gives memory back, and what opens stores again
@@ -84,7 +85,7 @@ type Server struct {
 }
 
 // Start starts a server and returns when it is ready. Another process that uses the
-// same data directory is an error.
+// same data directory is an error, unless it drains: then Start waits for its end.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return nil, fmt.Errorf("embedded NATS: data directory (--data): %w", err)
@@ -92,20 +93,16 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Notify == nil {
 		o.Notify = func(string) {}
 	}
-	s := &Server{options: o, lock: flock.New(filepath.Join(o.Data, "lock")), broken: make(chan string, 1)}
+	s := &Server{options: o, lock: flock.New(filepath.Join(o.Data, lockFile)), broken: make(chan string, 1)}
 	if o.Logger != nil {
 		s.options.Logger = s.Quiet(o.Logger)
 	}
 	s.failed, s.fail = context.WithCancelCause(context.WithoutCancel(ctx))
-	free, err := s.lock.TryLock()
-	if err != nil {
-		return nil, fmt.Errorf("embedded NATS: data directory %s cannot be locked: %w", o.Data, err)
-	}
-	if !free {
-		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, ErrInUse)
+	if err := s.acquire(ctx); err != nil {
+		return nil, err
 	}
 	if err := s.start(ctx, s.options); err != nil {
-		return nil, errors.Join(err, s.lock.Unlock())
+		return nil, errors.Join(err, s.release())
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var tidier sync.WaitGroup
@@ -114,9 +111,6 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	s.tidy = func() { cancel(); tidier.Wait() }
 	return s, nil
 }
-
-// ErrInUse is wrapped by the error of [Start] for a data directory that another process uses.
-var ErrInUse = errors.New("choose another --data, or connect to that process with --nats")
 
 func (s *Server) start(ctx context.Context, o Options) error {
 	options, err := s.configure(o)
@@ -278,7 +272,7 @@ func (s *Server) Close() {
 	s.tidy()
 	s.current().Shutdown()
 	s.current().WaitForShutdown()
-	_ = s.lock.Unlock() // released with the process anyway
+	_ = s.release() // the lock ends with the process anyway
 }
 
 // serverLog passes the server's lines on: its chatter at debug, its troubles at warn and error. It

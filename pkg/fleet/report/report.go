@@ -43,6 +43,8 @@ type Worker struct {
 	Models []string `json:"models,omitempty"`
 	// SignKey names the key with which a coordinator signs calls; "" means that it signs none.
 	SignKey string `json:"sign_key,omitempty"`
+	// Draining means that it is being stopped: it accepts nothing new.
+	Draining bool `json:"draining,omitempty"`
 }
 
 // Lane is a lane that has calls, is held, or is paused. A lane that changes hands may look lost or
