@@ -4,15 +4,16 @@
 //   node call.mjs --creds FILE --pool javascript notebook/demo note_add '{"arguments":{"notebook":"demo","text":"hello"}}'
 import { randomUUID } from "node:crypto";
 import { Fleet, escaped, flags, laneOf, sleep } from "./fleet.mjs";
+import { Signer } from "./signing.mjs";
 
-const given = flags({ nats: undefined, creds: undefined, fleet: undefined, pool: "default", delivery: "idempotent", session: randomUUID() });
+const given = flags({ nats: undefined, creds: undefined, "sign-key": undefined, fleet: undefined, pool: "default", delivery: "idempotent", session: randomUUID() });
 const [key, type, fields = "{}"] = given.rest;
 if (!type) {
-  console.error("usage: node call.mjs [--nats URL] [--creds FILE] [--pool POOL] [--delivery DELIVERY] KEY TYPE [FIELDS]");
+  console.error("usage: node call.mjs [--nats URL] [--creds FILE] [--sign-key FILE] [--pool POOL] [--delivery DELIVERY] KEY TYPE [FIELDS]");
   process.exit(2);
 }
 
-const fleet = await Fleet.open(given);
+const fleet = await Fleet.open(given), signer = Signer.find(given["sign-key"], given.creds);
 const call = {
   type: "call", version: 1, id: randomUUID(), session_id: given.session, pool: given.pool,
   resources: [{ key, access: "exclusive" }], delivery: given.delivery, issued_at: new Date(),
@@ -33,6 +34,7 @@ while (!(result = await Promise.race([done, sleep(1000)]))) {
   if ((result = await fleet.findResult(call))) break; // what is told may get lost; what is stored is the truth
 }
 console.log(JSON.stringify(result, null, 2));
+if (result.error?.code === "not_signed" && !signer) console.error("no key: copy the fleet's calls.key next to the file of --creds, or name it with --sign-key");
 process.exitCode = result.status === "ok" ? 0 : 1;
 frames.unsubscribe();
 results.unsubscribe();
@@ -42,6 +44,7 @@ await fleet.nc.close();
 async function put(call) {
   const lane = laneOf(call), body = JSON.stringify(call);
   const header = { "Tf-Lane": escaped(lane), "Tf-Call": call.id, "Tf-Session": call.session_id };
+  if (signer) header["Tf-Signed"] = signer.sign(fleet.name, body);
   if (await fleet.publish(fleet.ready(call.pool, lane), body, header)) return;
   await fleet.publish(`${fleet.mailbox(call.pool, lane)}.${call.id}`, body, header);
   await fleet.wake(call.pool, lane);

@@ -128,16 +128,24 @@ export class Lane {
 
   /** Reads a call. One that cannot be read is answered all the same. */
   entry(header, body, seq, accepted) {
-    let call, fault;
+    let call, fault, code = "invalid_payload";
     try {
       call = JSON.parse(new TextDecoder().decode(body));
       if (call.type !== "call" || call.version !== 1) fault = `type ${call.type}, version ${call.version}`;
     } catch (broken) {
       fault = broken.message;
     }
+    if (fault) {
+      fault = `the worker cannot read the call: ${fault}`;
+    } else if (this.worker.keys && !header.get("Tf-Cancelled")) { // a cancelled call does nothing
+      const late = call.not_before ? Math.min(Number(header.get("Tf-Late") || 0), DAY) : 0;
+      const waited = call.not_before ? Math.max(Date.parse(call.not_before) - Date.parse(call.issued_at), 0) : 0;
+      fault = this.worker.keys.fault(this.fleet.name, header.get("Tf-Signed"), body, accepted - waited - late);
+      if (fault) code = "not_signed";
+    }
     if (fault) call = { id: header.get("Tf-Call"), session_id: header.get("Tf-Session"), resources: [{ key: this.lane, access: "exclusive" }], payload: {} };
     if (call.not_before) accepted -= Number(header.get("Tf-Late") || 0); // it waited for a worker
-    return { call, fault, seq, accepted, marks: [], starts: 0, ownStarts: new Set(), cancelled: Boolean(header.get("Tf-Cancelled")) };
+    return { call, fault, code, seq, accepted, marks: [], starts: 0, ownStarts: new Set(), cancelled: Boolean(header.get("Tf-Cancelled")) };
   }
 
   /** Takes a call to its result, and removes it. */
@@ -161,7 +169,7 @@ export class Lane {
     const result = (status, code, message) => ({ status, error: { code, message } });
     if (c.cancelled && ran) return result("outcome_unknown", "outcome_unknown", "cancelled; a worker that was lost may have started it");
     if (c.cancelled) return result("cancelled", "cancelled", "the call was cancelled before it started");
-    if (c.fault) return result("rejected", "invalid_payload", `the worker cannot read the call: ${c.fault}`);
+    if (c.fault) return result("rejected", c.code, c.fault);
     if (this.age(c) >= this.lifetime(c)) {
       return ran
         ? result("outcome_unknown", "outcome_unknown", "the deadline passed; a worker that was lost may have started it")

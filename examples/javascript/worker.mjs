@@ -1,6 +1,6 @@
 // A worker for payloads of kind note_add: it adds a line to a notebook, which is a file.
 //
-//   node worker.mjs --creds FILE --notes DIR
+//   node worker.mjs --creds FILE --call-keys FILE --notes DIR
 //
 // A notebook is a resource, so its notes come in the order in which the calls were accepted, whoever made them and
 // however many workers there are.
@@ -12,8 +12,9 @@ import { jetstream } from "@nats-io/jetstream";
 import { Fleet, flags, laneHash, laneNamed, sleep } from "./fleet.mjs";
 import { Cause, Lane } from "./lane.mjs";
 import { Life, Peers, careForLanes } from "./life.mjs";
+import { Keys } from "./signing.mjs";
 
-const given = flags({ nats: undefined, creds: undefined, fleet: undefined, pool: "javascript", slots: "4", lease: "10", notes: "notes" });
+const given = flags({ nats: undefined, creds: undefined, "call-keys": undefined, fleet: undefined, pool: "javascript", slots: "4", lease: "10", notes: "notes" });
 
 /** The payloads that this worker knows. A handler stops when the signal is aborted; id is the same in every attempt. */
 const handlers = {
@@ -44,7 +45,7 @@ const consumer = await jetstream(fleet.nc).consumers.get(fleet.calls, durable);
 const { config, ts } = await consumer.info();
 
 const worker = {
-  fleet, handlers, pool: given.pool, slots: Number(given.slots), id: `${hostname()}-${process.pid}`,
+  fleet, handlers, keys: given["call-keys"] ? new Keys(given["call-keys"]) : null, pool: given.pool, slots: Number(given.slots), id: `${hostname()}-${process.pid}`,
   lease: config.ack_wait / 1e6, ahead: Date.parse(ts) - Date.now(), stopping: false, held: new Map(), // lanes by hash
 };
 worker.peers = new Peers(worker);

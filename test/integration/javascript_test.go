@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +16,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -362,4 +365,85 @@ func TestJavaScript_Caller(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("%d\n", i), string(result.Value.(protocol.CommandRunResult).Stdout)) //nolint:errcheck // just looked at
 		require.Contains(t, caller.stderr.String(), "said", "live output")
 	}
+}
+
+// TestJavaScript_Signs: a caller in JavaScript signs for a worker of ours, and a worker in JavaScript
+// checks what ours have signed, alone and in batches.
+func TestJavaScript_Signs(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	dir := t.TempDir()
+	signer, err := signing.Make(dir)
+	require.NoError(t, err)
+	stranger, err := signing.Make(t.TempDir())
+	require.NoError(t, err)
+	key, keys := filepath.Join(dir, signing.PrivateFile), filepath.Join(dir, signing.PublicFile)
+	startWorkers(t, 1, append(slices.Clone(js.broker.flags), "--call-keys", keys))
+	js.workerWith(t, "--call-keys", keys)
+
+	signed := js.result(t, js.caller(t, "--sign-key", key, "sandbox/demo", "command_run", `{"command": "echo ö"}`))
+	require.Equal(t, protocol.StatusOK, signed.Status, "%v", signed.Error)
+	unsigned := js.caller(t, "sandbox/demo", "command_run", `{"command": "echo no"}`)
+	require.Equal(t, codes.NotSigned, js.result(t, unsigned).Error.Code)
+	require.Contains(t, unsigned.stderr.String(), "copy the fleet's calls.key next to the file of --creds, or name it with --sign-key")
+	signed = js.result(t, js.caller(t, "--sign-key", key, "--pool", "javascript", "notebook/a", "note_add", `{"arguments": {"notebook": "a", "text": "x"}}`))
+	require.Equal(t, protocol.StatusOK, signed.Status, "%v", signed.Error)
+
+	nc := js.broker.jetStream(t).Conn()
+	publisher, err := lane.NewPublisher(t.Context(), nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	publisher.Signer = signer
+	var calls []*protocol.Call
+	var batch []lane.Outgoing
+	for i := range 7 { // the paths in such a tree have different lengths
+		calls = append(calls, note(t, fmt.Sprintf("b%d", i), "x", 0))
+		batch = append(batch, lane.Outgoing{Call: calls[i]})
+	}
+	later := note(t, "later", "x", 0)
+	later.NotBefore = later.IssuedAt.Add(2 * time.Second)
+	calls = append(calls, later)
+	for _, fault := range publisher.Enqueue(t.Context(), append(batch, lane.Outgoing{Call: later})) {
+		require.NoError(t, fault)
+	}
+	for _, result := range awaitResults(t, publisher, calls...) {
+		require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+	}
+
+	for name, forge := range map[string]struct {
+		sign func(body []byte) (string, error)
+		says string
+	}{
+		"none":            {func([]byte) (string, error) { return "", nil }, "the call is not signed"},
+		"of a stranger":   {func(body []byte) (string, error) { return stranger.Sign("tf", body, time.Now()) }, "none of this worker's"},
+		"another content": {func(body []byte) (string, error) { return signer.Sign("tf", append(body, ' '), time.Now()) }, "not that of its content"},
+		"another fleet":   {func(body []byte) (string, error) { return signer.Sign("other", body, time.Now()) }, "not that of its content"},
+		"a copy": {func(body []byte) (string, error) {
+			return signer.Sign("tf", body, time.Now().Add(-signing.Window-time.Minute))
+		}, "it is a copy"},
+		"another key's root": {func(body []byte) (string, error) {
+			value, err := stranger.Sign("tf", body, time.Now())
+			return signer.ID() + value[len(signer.ID()):], err
+		}, "not that of its key"},
+		"no form": {func([]byte) (string, error) { return signer.ID() + " 1 1 0 AAAA", nil }, "has another form"},
+	} {
+		call := note(t, "forged", name, 0)
+		body, err := wire.EncodeCall(call)
+		require.NoError(t, err)
+		value, err := forge.sign(slices.Clone(body))
+		require.NoError(t, err)
+		msg := nats.NewMsg(wire.CallSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
+		msg.Data = body
+		for header, value := range map[string]string{
+			wire.HeaderLane: string(call.Lane()), wire.HeaderCall: string(call.ID), wire.HeaderSession: string(call.SessionID), wire.HeaderSigned: value,
+		} {
+			msg.Header.Set(header, value)
+		}
+		_, err = js.broker.jetStream(t).PublishMsg(t.Context(), msg)
+		require.NoError(t, err)
+		result := awaitResults(t, publisher, call)[0]
+		require.Equal(t, protocol.StatusRejected, result.Status, name)
+		require.Equal(t, codes.NotSigned, result.Error.Code, name)
+		require.Contains(t, result.Error.Message, forge.says, name)
+	}
+	require.NoFileExists(t, filepath.Join(js.notes, "forged.txt"))
 }
