@@ -23,10 +23,11 @@ type Answers struct {
 	flags  string  // by which other commands reach the fleet
 	report func(string)
 
-	mu      sync.Mutex // events come from another goroutine, also after Close
-	closed  bool
-	open    map[protocol.CallID]context.CancelFunc // questions that are shown
-	running sync.WaitGroup
+	mu       sync.Mutex // events come from another goroutine, also after Close
+	closed   bool
+	open     map[protocol.CallID]context.CancelFunc // questions that are shown
+	approval protocol.CallID                        // the last call for which an approval was asked
+	running  sync.WaitGroup
 }
 
 // NewAnswers answers questions of a fleet, which other commands reach by some flags.
@@ -38,7 +39,7 @@ func NewAnswers(prompt *Prompt, client *fleet.Client, flags string, report func(
 func (a *Answers) Observe(ctx context.Context, e loop.Event) {
 	switch e.Type {
 	case loop.EventApprovalAsked:
-		a.approval(ctx, e)
+		a.approve(ctx, e)
 	case loop.EventQuestionAsked:
 		a.Question(ctx, &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane})
 	case loop.EventToolResult, loop.EventAnswered:
@@ -49,9 +50,9 @@ func (a *Answers) Observe(ctx context.Context, e loop.Event) {
 	}
 }
 
-// approval shows the question whether a call may be made. A turn asks one at a time, so an earlier
-// question was answered elsewhere, or is asked again.
-func (a *Answers) approval(ctx context.Context, e loop.Event) {
+// approve shows the question whether a call may be made. A session asks one at a time, so an earlier
+// one was answered elsewhere, or is asked again. What running calls ask stays.
+func (a *Answers) approve(ctx context.Context, e loop.Event) {
 	request := loop.ApprovalRequest{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -59,11 +60,13 @@ func (a *Answers) approval(ctx context.Context, e loop.Event) {
 		a.report(WaitsForApproval(request, a.flags))
 		return
 	}
-	for call := range a.open {
-		a.withdraw(call)
-	}
+	a.withdraw(a.approval)
+	a.approval = request.CallID
 	a.show(ctx, request.CallID, func(ctx context.Context) error {
 		answer, err := a.prompt.Approve(ctx, request)
+		for errors.Is(err, loop.ErrAskAgain) && ctx.Err() == nil {
+			answer, err = a.prompt.Approve(ctx, request)
+		}
 		if err != nil {
 			return nil //nolint:nilerr // nobody waits for the answer any more, or nobody can give one
 		}

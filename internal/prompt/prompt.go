@@ -22,6 +22,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -86,21 +87,28 @@ func (q *Prompt) begin(ctx context.Context) (end func(), err error) {
 	}
 }
 
+// yieldTime is more than the editor needs to leave the terminal.
+const yieldTime = 5 * time.Second
+
 var errNoInput = errors.New("the standard input has ended")
 
 // Approve asks whether a call may be made. Any answer but yes refuses it, and is passed on to the
-// model.
+// model. If it had to wait for another question, the error wraps [loop.ErrAskAgain].
 func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	kind, scope := scopeOf(request)
 	if q.always[kind] {
 		q.screen.Notice("allowed as before: %s", scope)
 		return protocol.Approval{Granted: true, By: UserName(), Via: "terminal"}, nil
 	}
+	begun := time.Now()
 	end, err := q.begin(ctx)
 	if err != nil {
-		return protocol.Approval{}, err
+		return protocol.Approval{}, fmt.Errorf("%w: %w", loop.ErrAskAgain, err)
 	}
 	defer end()
+	if time.Since(begun) > yieldTime { // its time was that of another question
+		return protocol.Approval{}, loop.ErrAskAgain
+	}
 	line, err := q.ask(ctx, terminal.Question{
 		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.files(ctx),
 		Answers: "Allow it? y: yes. a: always in this session, " + scope + ". \"y: ...\" adds something; anything else is no, and is told to the model:",

@@ -1,7 +1,10 @@
 package prompt
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -34,4 +37,28 @@ func TestScope_IsWhatWasShown(t *testing.T) {
 	write, _ := scopeOf(loop.ApprovalRequest{Tool: "write", Arguments: `{"path":"a"}`})
 	edit, _ := scopeOf(loop.ApprovalRequest{Tool: "edit", Arguments: `{"path":"a"}`})
 	require.NotEqual(t, write, edit)
+}
+
+// An approval that waited for another question is asked again: the person has its whole time from
+// when it is shown.
+func TestApprove_ThatWaitedIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]time.Duration{"until it could be shown": time.Hour, "longer than its time": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				q := &Prompt{always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
+				end, err := q.begin(t.Context())
+				require.NoError(t, err)
+				time.AfterFunc(2*time.Minute, end)
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				_, err = q.Approve(ctx, loop.ApprovalRequest{Tool: "work"})
+				require.ErrorIs(t, err, loop.ErrAskAgain)
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				require.Empty(t, q.asking, "the terminal is free")
+			})
+		})
+	}
 }

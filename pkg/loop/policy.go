@@ -223,6 +223,10 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	return v, nil
 }
 
+// ErrAskAgain is returned by an Approve function ([Options], [SingleOptions]) if the question was not
+// shown because another one was, or only now could be. It is asked again at once, with its whole time.
+var ErrAskAgain = errors.New("the question waited for another one")
+
 // asker asks a person.
 type asker = func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
@@ -241,8 +245,13 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 		return answer{status: decisionRefused, reason: fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool)}
 	}
 	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
-	defer cancel()
 	said, err := approve(limited, request)
+	for errors.Is(err, ErrAskAgain) && ctx.Err() == nil {
+		cancel()
+		limited, cancel = context.WithTimeout(ctx, judged.Timeout)
+		said, err = approve(limited, request)
+	}
+	defer cancel()
 	given := answer{reason: judged.Reason, by: validText(said.By), via: said.Via, note: noteOf(said)}
 	switch {
 	case err == nil && said.Granted:

@@ -538,3 +538,24 @@ func TestPolicy_TheTimeForAnAnswerBeginsWhenItCanBeGiven(t *testing.T) {
 		}
 	})
 }
+
+// A question that could not be shown is asked again, with its whole time, until the turn ends.
+func TestPolicy_AQuestionThatWaitedIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, asked := newRig(asks("a", "greedy"), says("done")), 0
+		r.opts.Policy = newJudge(t, "approval: {tools: [greedy], timeout: 90s}")
+		r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (protocol.Approval, error) {
+			if asked++; asked < 3 {
+				<-ctx.Done()
+				return protocol.Approval{}, fmt.Errorf("%w: %w", loop.ErrAskAgain, ctx.Err())
+			}
+			time.Sleep(80 * time.Second)
+			return protocol.Approval{Granted: true}, ctx.Err()
+		}
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, []string{"ok"}, statuses(r))
+		require.Len(t, r.watch.of(loop.EventApprovalAsked), 1)
+	})
+}
