@@ -131,7 +131,7 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 // disown removes what an event of an export says about other sessions: its author may
 // have made it up. Sub-agents are recognized by their own journals ([loop.LoadAgent]).
 func disown(e *loop.Event) {
-	e.Parent, e.Tenant, e.From, e.Checkpoint = nil, "", "", 0
+	e.Parent, e.Tenant, e.From, e.Checkpoint, e.Bound = nil, "", "", 0, nil
 	if e.Effect != nil && e.Effect.Revert != nil {
 		e.Effect = &loop.Effect{Reaches: e.Effect.Reaches}
 	}

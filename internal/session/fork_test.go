@@ -251,6 +251,7 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 			[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok", ResultFields: loop.ResultFields{Image: &loop.Image{MediaType: "image/png", Blob: image.Blob}}}},
 		)
 		events[0].Parent = &loop.Parent{SessionID: "victim", CallID: "v-1"}
+		events[3].Bound = &loop.Binding{Tenant: "victim"}
 		events[1].Attachments = []loop.Attachment{{Name: "a.png", Image: loop.Image{MediaType: "image/png", Blob: image.Blob}}}
 		return append(events, loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: "victim"}})
 	}
@@ -260,6 +261,7 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	imported, err := j.Load(t.Context(), "imported")
 	require.NoError(t, err)
 	require.Nil(t, imported.Events[0].Parent)
+	require.Nil(t, imported.Events[3].Bound)
 	// The same in a journal that was written otherwise.
 	_, err = j.Append(t.Context(), "written", 0, export()[1:]...)
 	require.NoError(t, err)

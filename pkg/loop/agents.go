@@ -157,7 +157,7 @@ func (w *followers) followAgent(p *pendingCall, denied *protocol.Error) *followe
 			f.ended = &event
 			return
 		}
-		if f.err = err; !detached(ctx) {
+		if f.err, f.counted = err, p.counted; !detached(ctx) {
 			w.logger.WarnContext(ctx, "sub-agent in the background stopped, it continues with the turn", slog.String("call_id", string(p.event.CallID)), slog.Any("error", err))
 		}
 	})
@@ -216,10 +216,11 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	rec.above = runner.lineage.above
 	rec.above.add(timeless(rec.session.spent))
 	result, err := runner.runLoaded(ctx, rec, Input{Text: p.agent().Prompt, ID: p.event.CallID})
+	used := timeless(rec.session.spent)
 	if err != nil {
+		p.counted = used
 		return Event{}, fmt.Errorf("agent %s: %w", child, err)
 	}
-	used := timeless(rec.session.spent)
 	rec.above.add(less(protocol.Spending{}, used)) // the event has it from now on
 	event := t.agentEnded(ctx, p, result, used)
 	if p.fork != nil {

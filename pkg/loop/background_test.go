@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
@@ -292,4 +295,41 @@ func TestAgent_ThatIsDeniedDoesNotBegin(t *testing.T) {
 			})
 		}
 	}
+}
+
+// failing is a journal that fails one append of another session than the given one.
+type failing struct {
+	looptest.Journal
+
+	parent protocol.SessionID
+	after  atomic.Int64
+}
+
+func (j *failing) Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...loop.Event) (uint64, error) {
+	if session != j.parent && j.after.Add(-1) == 0 {
+		return 0, errCrash
+	}
+	return j.Journal.Append(ctx, session, expected, events...)
+}
+
+// A sub-agent in the background that failed goes on when the model asks about it, and what it used
+// counts once.
+func TestAgent_InTheBackgroundGoesOnWhenItIsAskedAbout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFamily(t, byPrompt{
+			"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left","background":true}`), about("w", "job_wait", `{"job":"job_1_1_0"}`), says("it is done")}},
+			"left": {replies: []loop.Reply{asks("l", "work"), says("left is done")}},
+		})
+		f.tools = append(f.tools, jobTools()...)
+		f.opts.Budget = &protocol.Spending{Steps: 5} // its parent's third reply is the fifth
+		j := &failing{parent: f.session}
+		j.after.Store(4) // the result of its call
+		f.journal = j
+		result, err := f.run(t.Context(), t)
+		require.NoError(t, err)
+		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+		require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "[job_1_1_0 has ended: ok]\nleft is done")
+		require.Len(t, f.fleet.ran(), 1)
+	})
 }

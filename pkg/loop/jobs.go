@@ -109,12 +109,13 @@ type follower struct {
 	stored   atomic.Bool   // the result came, so done follows
 	done     chan struct{} // closed when nothing comes any more
 	// result, or else ended, is set once it is done; neither if the end was not learned, which err
-	// says of a sub-agent.
-	result *protocol.Result
-	ended  *Event
-	err    error
-	tool   *tools.Tool
-	call   protocol.Call
+	// says of a sub-agent, and counted what it used.
+	result  *protocol.Result
+	ended   *Event
+	err     error
+	counted protocol.Spending
+	tool    *tools.Tool
+	call    protocol.Call
 }
 
 // learned reports, once the job is done, whether its end is known.
@@ -216,12 +217,7 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 			}
 			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again",
 				slog.String("call_id", string(p.place.ID)), slog.Any("error", err))
-			timer := time.NewTimer(followPause)
-			select {
-			case <-timer.C:
-			case <-jobCtx.Done():
-			}
-			if timer.Stop(); detached(jobCtx) {
+			if !pauseFor(jobCtx, followPause) && detached(jobCtx) {
 				return
 			}
 		}
@@ -280,8 +276,11 @@ var errRewound = errors.New("the turn that started it was taken out of the conve
 func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *follower {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if f := w.byCall[j.CallID]; f != nil && (!f.failed() || f.err != nil && (!asked || errors.Is(f.err, ErrJournalConflict))) {
-		return f
+	if f := w.byCall[j.CallID]; f != nil {
+		if !f.failed() || f.err != nil && (!asked || errors.Is(f.err, ErrJournalConflict)) {
+			return f
+		}
+		w.account.add(less(protocol.Spending{}, f.counted)) // the next one counts it
 	}
 	w.recorder.mu.Lock() // results of the step may be journaled meanwhile
 	defer w.recorder.mu.Unlock()
@@ -469,13 +468,9 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	f := w.followerOf(ctx, found, true)
 	switch request.Verb {
 	case wire.JobWait:
-		timer := time.NewTimer(request.Timeout)
-		defer timer.Stop()
-		select {
-		case <-f.done:
-		case <-timer.C:
-		case <-ctx.Done():
-		}
+		limited, cancel := context.WithTimeout(ctx, request.Timeout)
+		defer cancel()
+		f = w.await(limited, found, f)
 	case wire.JobCancel:
 		f.stop(errJobCancelled)
 		select {
@@ -496,6 +491,38 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	default:
 	}
 	return protocol.StatusOK, runningText(found), nil
+}
+
+// await waits for the end of a job until ctx ends, also if a follower could not learn it. It returns
+// the last follower.
+func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
+	for {
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return f
+		}
+		if f.learned() || !pauseFor(ctx, followPause) {
+			return f
+		}
+		next := w.followerOf(ctx, j, true)
+		if next == f { // another process has it
+			return f
+		}
+		f = next
+	}
+}
+
+// pauseFor waits, and reports whether ctx lasted so long.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // jobEnd journals the end of a job, which this answer reports to the model.

@@ -84,8 +84,8 @@ type Options struct {
 	// neither their tool nor the policy names one: none, paths, full or kernel; "" is any.
 	MinLevel string
 	// Approve asks a person about a call for which the policy demands it, until ctx ends;
-	// with nil such calls are refused, as they are after an error. Of one turn one call is
-	// asked about at a time.
+	// with nil such calls are refused, as they are after an error; see [ErrAskAgain]. Of a turn and
+	// its sub-agents one call is asked about at a time.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
 	// Observe is told every event of a run: those of the journal once they are in

@@ -34,8 +34,9 @@ type pendingCall struct {
 	done  bool           // the dispatcher told its result
 	wrote string         // the arguments, as the model wrote them
 	// denied is why a sub-agent that has not begun does not begin; nil of others.
-	denied *protocol.Error
-	fork   *fork // of the workspace, for a sub-agent; nil without
+	denied  *protocol.Error
+	counted protocol.Spending // of a sub-agent that failed, in the budgets above it
+	fork    *fork             // of the workspace, for a sub-agent; nil without
 	questions
 }
 

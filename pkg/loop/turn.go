@@ -134,6 +134,7 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		}
 		return &ending{outcome: OutcomeAnswered}, nil
 	case ctx.Err() != nil && !detached(ctx):
+		t.followed.resumeJobs(ctx)                                           // all sub-agents at once
 		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil { // it ends, too
 			return nil, err
 		}
